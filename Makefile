@@ -1,0 +1,33 @@
+# make         set up .venv, prove every operator that this machine can run, write the report and say where
+# make test    set up likewise and pass the test suite
+# make check   format, lint, types, import floors, exports, documentation
+# make bench   verify, then time (needs a GPU for most rows)
+#
+# All paths are relative, so `make -C` works from anywhere and the checkout's path may hold spaces.
+
+REPORT ?= build/verify.html
+WORKERS ?= 2
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+.PHONY: verify test check bench setup
+
+verify: setup
+	@mkdir -p "$(dir $(REPORT))"
+	@.venv/bin/goldsmith verify --html "$(REPORT)"
+
+test: setup
+	@.venv/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+check: setup
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@.venv/bin/mypy
+	@.venv/bin/python -m pytest -n $(WORKERS) -q tests/repo
+
+bench: setup
+	@.venv/bin/goldsmith bench $(BENCH_ARGS)
+
+# Decides by content, not by date, whether anything is to be installed; 0.1 s when not.
+setup:
+	@sh scripts/setup.sh

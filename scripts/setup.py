@@ -1,0 +1,65 @@
+"""Creates .venv and installs goldsmith into it, once; returns at once when nothing has changed since.
+
+Called by setup.sh with a Python that has been checked. Uses the standard library alone.
+"""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+# What an installation depends on: the checkout's place (an editable install points to it) and these files' text.
+SOURCES = ("pyproject.toml", "constraints.txt", "scripts/setup.py")
+VERSION = "src/goldsmith/__init__.py"
+PYTHON = Path(".venv/bin/python")
+STAMP = Path(".venv/.installed")
+
+
+def fingerprint() -> str:
+    text = os.getcwd() + "\n"
+    text += "\n".join(Path(name).read_text() for name in SOURCES)
+    text += "\n".join(line for line in Path(VERSION).read_text().splitlines() if line.startswith("__version__"))
+    return hashlib.sha256(text.encode()).hexdigest() + "\n"
+
+
+def runs(python: Path) -> bool:
+    try:
+        return subprocess.run([python, "-c", "import pip"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def pip(*arguments: str) -> None:
+    # relative, because pip splits this variable at spaces; as a variable it reaches build environments as well
+    environment = os.environ | {"PIP_CONSTRAINT": "constraints.txt", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run([PYTHON, "-m", "pip", "install", *arguments], env=environment)
+    if done.returncode:
+        sys.exit(
+            "\ngoldsmith: pip could not install what is needed; its lines above say why. Most often the package index "
+            "cannot be reached or the disk is full (about 2 GB are needed). Nothing is lost: put it right and run make "
+            "again, and it goes on from here.\n"
+        )
+
+
+def main() -> int:
+    os.chdir(Path(__file__).resolve().parent.parent)
+    with open(".setup.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits, then finds the work done
+        print_ = fingerprint()
+        if STAMP.exists() and STAMP.read_text() == print_ and runs(PYTHON):
+            return 0
+        if not runs(PYTHON):
+            print(f"goldsmith: creating .venv with Python {sys.version.split()[0]}", flush=True)
+            venv.create(".venv", clear=True, with_pip=True)
+        print("goldsmith: installing into .venv (torch is the large part; later runs skip this)", flush=True)
+        pip("scikit-build-core")
+        pip("--no-build-isolation", "--editable", ".[dev]")
+        STAMP.write_text(print_)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

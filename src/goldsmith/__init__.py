@@ -1,0 +1,38 @@
+"""Operators for mixture-of-experts and hyper-connected transformers, each with its proof.
+
+Everything here loads when it is first used: `import goldsmith` by itself imports neither torch nor triton.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from . import assay, mhc
+    from .core.op import BackendUnavailable, Op
+    from .core.shapes import ShapeError
+
+_HOME = {
+    "assay": ".assay",
+    "mhc": ".mhc",
+    "BackendUnavailable": ".core.op",
+    "Op": ".core.op",
+    "ShapeError": ".core.shapes",
+}
+
+__all__ = ["BackendUnavailable", "Op", "ShapeError", "__version__", "assay", "mhc"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'goldsmith' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    module = importlib.import_module(home, __name__)
+    value = module if home == f".{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
