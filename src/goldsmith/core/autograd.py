@@ -1,0 +1,177 @@
+"""An Op as `torch.library` operators: one for the forward, one for the backward, joined by `register_autograd`.
+
+The backward is an operator of its own, so that a compiled graph calls it whole and tracing never enters a kernel. It has
+no derivative: asking for one raises, instead of giving a silent zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .op import Op
+
+
+def register(op: Op) -> Any:
+    """The forward operator, with its fake and its autograd; registers the backward operator beside it."""
+    inside, _, outside = op.schema.partition("->")
+    forward = torch.library.custom_op(
+        op.qualname, _forward(op), mutates_args=(), schema=f"{inside.strip()[:-1]}, str backend) ->{outside}"
+    )
+    forward.register_fake(_fake(op))
+    if op.grads:
+        backward = torch.library.custom_op(
+            f"{op.qualname}_backward", _backward(op), mutates_args=(), schema=_backward_schema(op)
+        )
+        backward.register_fake(_backward_fake(op))
+        backward.register_autograd(_no_second_derivative(op), setup_context=_keep_nothing)
+        forward.register_autograd(_autograd(op, backward), setup_context=_setup_context(op))
+    return forward
+
+
+def fresh(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """Results as promised to the caller: contiguous, and none of them sharing memory with an input or another result."""
+    seen = {t.untyped_storage().data_ptr() for t in tensors if t is not None and t.numel()}
+    out = []
+    for result in results:
+        result = result.contiguous()
+        pointer = result.untyped_storage().data_ptr()
+        if result.numel() and pointer in seen:
+            result = result.clone()
+            pointer = result.untyped_storage().data_ptr()
+        seen.add(pointer)
+        out.append(result)
+    return tuple(out)
+
+
+def _split(op: Op, args: Sequence[Any]) -> tuple[tuple[Tensor | None, ...], dict[str, Any], str]:
+    n = len(op.inputs)
+    return tuple(args[:n]), dict(zip(op.options, args[n:-1], strict=True)), args[-1]
+
+
+def _unwrap(results: tuple[Tensor, ...]) -> Any:
+    return results[0] if len(results) == 1 else results
+
+
+def _forward(op: Op) -> Any:
+    def forward(*args: Any) -> Any:
+        tensors, options, backend = _split(op, args)
+        return _unwrap(op.run(op.choose(backend, tensors, options), tensors, options))
+
+    return forward
+
+
+def _fake(op: Op) -> Any:
+    def fake(*args: Any) -> Any:
+        tensors, options, _ = _split(op, args)
+        op.check(*tensors, **options)
+        results = op._definition.fake(*tensors, **options)
+        return _unwrap(tuple(results) if isinstance(results, (tuple, list)) else (results,))
+
+    return fake
+
+
+def _setup_context(op: Op) -> Any:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        tensors, options, backend = _split(op, inputs)
+        results = output if isinstance(output, (tuple, list)) else (output,)
+        named = dict(zip(op.inputs, tensors, strict=True)) | dict(zip(op.results, results, strict=True))
+        # absent gradients stay None: a zero of x's size would be read and multiplied for nothing
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(named[name] for name in op.saved))
+        ctx.save_for_backward(*(named[name] for name in op.residuals))
+        ctx.goldsmith = (options, backend, [op.inputs.index(g) for g in op.grads])
+
+    return setup_context
+
+
+def _autograd(op: Op, backward_op: Any) -> Any:
+    visible = [op.results.index(name) for name in op.outputs]
+
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        options, backend, positions = ctx.goldsmith
+        needs = [bool(ctx.needs_input_grad[p]) for p in positions]
+        out: list[Any] = [None] * (len(op.inputs) + len(op.options) + 1)
+        given = [grads[i] for i in visible]
+        if any(needs) and any(g is not None for g in given):
+            results = backward_op(*given, *ctx.saved_tensors, *options.values(), needs, backend)
+            results = results if isinstance(results, (tuple, list)) else (results,)
+            for position, need, result in zip(positions, needs, results, strict=True):
+                out[position] = result if need else None
+        return tuple(out)
+
+    return backward
+
+
+def _backward_schema(op: Op) -> str:
+    parsed = torch._C.parse_schema(op.qualname + op.schema)
+    options = [f"{a.type} {a.name}" for a in parsed.arguments if a.name in op.options]
+    arguments = [
+        *(f"Tensor? grad_{name}" for name in op.outputs),
+        *(f"Tensor{'?' if name in op.optional else ''} {name}" for name in op.residuals),
+        *options,
+        "bool[] needs",
+        "str backend",
+    ]
+    return f"({', '.join(arguments)}) -> ({', '.join(f'Tensor d_{g}' for g in op.grads)})"
+
+
+def _backward_split(op: Op, args: Sequence[Any]) -> tuple[dict, dict, dict, frozenset[str], str]:
+    a, b = len(op.outputs), len(op.outputs) + len(op.residuals)
+    grads = dict(zip(op.outputs, args[:a], strict=True))
+    tensors = dict(zip(op.residuals, args[a:b], strict=True))
+    options = dict(zip(op.options, args[b:-2], strict=True))
+    needs = frozenset(g for g, need in zip(op.grads, args[-2], strict=True) if need)
+    return grads, tensors, options, needs, args[-1]
+
+
+def _backward(op: Op) -> Any:
+    from .op import _on_device
+
+    def backward(*args: Any) -> Any:
+        grads, tensors, options, needs, backend = _backward_split(op, args)
+        inputs = tuple(tensors.get(name) for name in op.inputs)
+        backend = op.choose(backend, inputs, options)
+        module = op.backend(backend)
+        module = module if hasattr(module, "backward") else op.reference
+        with _on_device(tuple(tensors.values())):
+            found = module.backward(grads, tensors, options, needs)
+        some = next(t for t in tensors.values() if t is not None)
+        results = [found[g] if g in needs else some.new_empty(0) for g in op.grads]
+        return _unwrap(fresh(results, (*grads.values(), *tensors.values())))
+
+    return backward
+
+
+def _backward_fake(op: Op) -> Any:
+    def fake(*args: Any) -> Any:
+        _, tensors, _, needs, _ = _backward_split(op, args)
+        some = next(t for t in tensors.values() if t is not None)
+        return _unwrap(
+            tuple(
+                torch.empty(tensors[g].shape, dtype=tensors[g].dtype, device=tensors[g].device)
+                if g in needs
+                else some.new_empty(0)
+                for g in op.grads
+            )
+        )
+
+    return fake
+
+
+def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """The backward operator saves nothing: it has no derivative."""
+
+
+def _no_second_derivative(op: Op) -> Any:
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(
+            f"{op.name}: second derivatives are not offered. Use plain torch "
+            f"({op.package}.reference.forward) where a gradient must itself be differentiated."
+        )
+
+    return backward

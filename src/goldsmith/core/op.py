@@ -1,0 +1,236 @@
+"""Op: what an operator is called, what it takes and gives, and who can compute it.
+
+One instance per operator, made in `<family>/<op>/op.py`. Everything else (verify, bench, doctor, the tests, the tables in
+the documentation) walks `Op.all()`. Autograd, fake tensors and `torch.compile` are written here once, through
+`torch.library`; a backend is a module with `forward` and, if it has one, `backward`:
+
+    forward(<inputs>, *, <options>) -> every result of the schema, in its order
+    backward(grads, tensors, options, needs) -> {input: gradient}
+    unsupported(tensors, options) -> a sentence, or None        (optional: why this very call cannot run here)
+
+`<op>/op.py` itself holds, beside the `Op` and the public function,
+
+    check(<inputs>, *, <options>) -> None        raises what is wrong with the caller's arguments (eager: before the backend
+                                                 runs; compiled: while the graph is traced)
+    fake(<inputs>, *, <options>) -> results      empty tensors of the right shapes, dtypes and devices
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from . import autograd
+from .device import BackendUnavailable, triton_unavailable
+
+FAMILIES = ("mhc",)  # packages whose import registers operators
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to compute an operator: its name, the module that holds it, and whether this machine can run it at all."""
+
+    name: str
+    module: str
+    machine: Callable[[Mapping[str, Any]], str | None]
+
+    def load(self) -> ModuleType:
+        return importlib.import_module(self.module)
+
+
+_MACHINE: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "triton": triton_unavailable,
+    "reference": lambda tensors: None,
+}
+
+
+class Op:
+    """One operator: schema, reference, stages and backends; callable with a `backend` by name.
+
+    schema    "(Tensor x, Tensor? gamma, float eps, str form) -> (Tensor y, Tensor inv_rms)": inputs first, then options;
+              every result named. The C++ name is `goldsmith::<name with _>`.
+    saved     results that only the backward needs; they are never shown to the caller
+    residuals what the backward is given: names of inputs (all that receive gradients among them) and of results.
+              Default: all inputs and the saved results
+    grads     inputs that can receive a gradient; empty for an operator that is not differentiable
+    stages    names that the reference exposes through `assay.stage`
+    internal  built for other operators of the family: verified like all, but no public function returns its results
+    """
+
+    _registry: ClassVar[dict[str, Op]] = {}
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        schema: str,
+        package: str,
+        saved: tuple[str, ...] = (),
+        residuals: tuple[str, ...] | None = None,
+        backends: tuple[str, ...] = (),
+        grads: tuple[str, ...] = (),
+        stages: tuple[str, ...] = (),
+        summary: str = "",
+        internal: bool = False,
+    ) -> None:
+        if name in self._registry:
+            raise ValueError(f"operator {name!r} is registered twice")
+        self.name, self.package, self.summary, self.internal = name, package, summary, internal
+        self.qualname = "goldsmith::" + name.replace(".", "_")
+        parsed = torch._C.parse_schema(self.qualname + schema)
+        self.schema = schema
+        self.inputs = tuple(a.name for a in parsed.arguments if _is_tensor(a))
+        self.optional = tuple(a.name for a in parsed.arguments if str(a.type) == "Optional[Tensor]")
+        self.options = tuple(a.name for a in parsed.arguments if not _is_tensor(a))
+        self.results = tuple(r.name for r in parsed.returns)
+        self.saved, self.grads, self.stages = saved, grads, stages
+        self.outputs = tuple(r for r in self.results if r not in saved)
+        self.residuals = (*self.inputs, *saved) if residuals is None else residuals
+        self._check_declaration(parsed)
+        self.backends = {
+            b: Backend(b, f"{package}.{'reference' if b == 'reference' else '_' + b}", _MACHINE[b])
+            for b in (*backends, "reference")
+        }
+        self._custom = autograd.register(self)
+        self._registry[name] = self
+
+    def _check_declaration(self, parsed: Any) -> None:
+        names = [a.name for a in parsed.arguments]
+        if names != [*self.inputs, *self.options]:
+            raise ValueError(f"{self.name}: the schema must list the inputs first and then the options, got {names}")
+        if "" in self.results:
+            raise ValueError(f"{self.name}: every result of the schema needs a name")
+        for what, given, known in (
+            ("saved", self.saved, self.results),
+            ("residuals", self.residuals, self.inputs + self.results),
+            ("grads", self.grads, tuple(r for r in self.residuals if r in self.inputs)),
+        ):
+            unknown = [g for g in given if g not in known]
+            if unknown:
+                raise ValueError(f"{self.name}: {what} names {unknown}, known are {list(known)}")
+
+    # -- calling ------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *tensors: Tensor | None, backend: str = "auto", **options: Any) -> Any:
+        """The visible results, from the backend asked for: a tensor when there is one, else a tuple."""
+        if torch.compiler.is_compiling() or _needs_dispatch(tensors):
+            if not torch.compiler.is_compiling():
+                self.check(*tensors, **options)
+                backend = self.choose(backend, tensors, options)
+            results = self._custom(*tensors, *(options[o] for o in self.options), backend)
+            results = results if isinstance(results, (tuple, list)) else (results,)
+        else:
+            self.check(*tensors, **options)
+            results = self.run(self.choose(backend, tensors, options), tensors, options)
+        visible = tuple(results[self.results.index(name)] for name in self.outputs)
+        return visible[0] if len(visible) == 1 else visible
+
+    def all_results(self, *tensors: Tensor | None, backend: str = "auto", **options: Any) -> dict[str, Tensor]:
+        """Every result by name, saved ones too, differentiable: what the assay looks at."""
+        self.check(*tensors, **options)
+        backend = self.choose(backend, tensors, options)
+        results = self._custom(*tensors, *(options[o] for o in self.options), backend)
+        return dict(zip(self.results, results if isinstance(results, (tuple, list)) else (results,), strict=True))
+
+    def run(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Every result, straight from a backend: no autograd, no dispatcher (the custom operator costs ~125 us a call)."""
+        with _on_device(tensors):
+            results = self.backend(backend).forward(*tensors, **options)
+        return autograd.fresh(results, tensors)
+
+    def check(self, *tensors: Tensor | None, **options: Any) -> None:
+        missing = [o for o in self.options if o not in options]
+        if missing or len(tensors) != len(self.inputs):
+            raise TypeError(f"{self.name}: takes inputs {list(self.inputs)} and options {list(self.options)}")
+        checker = getattr(self._definition, "check", None)
+        if checker is not None:
+            checker(*tensors, **options)
+
+    # -- backends -----------------------------------------------------------------------------------------------------
+
+    def choose(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> str:
+        """The backend that will run: the one named, or with "auto" the first that can.
+
+        Raises ValueError for an unknown name and BackendUnavailable, with the reason, for a named one that cannot run.
+        """
+        if backend == "auto":
+            return next(b for b in self.backends if self.why_not(b, *tensors, **options) is None)
+        reason = self.why_not(backend, *tensors, **options)
+        if reason is not None:
+            raise BackendUnavailable(f"{self.name}: {backend}: {reason}")
+        return backend
+
+    def why_not(self, backend: str, *tensors: Tensor | None, **options: Any) -> str | None:
+        """Why `backend` cannot run this call, in words; None when it can."""
+        if backend not in self.backends:
+            raise ValueError(f"{self.name}: unknown backend {backend!r}; known: auto, {', '.join(self.backends)}")
+        named = dict(zip(self.inputs, tensors, strict=True))
+        reason = self.backends[backend].machine(named)
+        if reason is None:
+            unsupported = getattr(self.backend(backend), "unsupported", None)
+            reason = unsupported(named, options) if unsupported is not None else None
+        return reason
+
+    def backend(self, name: str) -> ModuleType:
+        return self.backends[name].load()
+
+    @property
+    def reference(self) -> ModuleType:
+        return self.backend("reference")
+
+    @property
+    def cases(self) -> list[Any]:
+        return list(importlib.import_module(f"{self.package}.cases").CASES)
+
+    @property
+    def bench(self) -> list[Any]:
+        return list(getattr(importlib.import_module(f"{self.package}.cases"), "BENCH", ()))
+
+    @property
+    def _definition(self) -> ModuleType:
+        return sys.modules[f"{self.package}.op"]
+
+    # -- the registry -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def all(cls) -> dict[str, Op]:
+        """Every operator by name, in order of registration."""
+        for family in FAMILIES:
+            importlib.import_module(f"goldsmith.{family}")
+        return dict(cls._registry)
+
+    @classmethod
+    def get(cls, name: str) -> Op:
+        ops = cls.all()
+        if name not in ops:
+            raise ValueError(f"no operator {name!r}; there are: {', '.join(sorted(ops))}")
+        return ops[name]
+
+    def __repr__(self) -> str:
+        return f"Op({self.name!r}, backends={list(self.backends)})"
+
+
+def _is_tensor(argument: Any) -> bool:
+    return str(argument.type) in ("Tensor", "Optional[Tensor]")
+
+
+def _needs_dispatch(tensors: tuple[Tensor | None, ...]) -> bool:
+    """True when autograd, a fake tensor or another tensor subclass is in play, which only the dispatcher serves."""
+    grad = torch.is_grad_enabled()
+    for t in tensors:
+        if t is not None and ((grad and t.requires_grad) or type(t) not in (Tensor, torch.nn.Parameter)):
+            return True
+    return False
+
+
+def _on_device(tensors: tuple[Tensor | None, ...]) -> Any:
+    """Launches go to the inputs' card, whichever is current."""
+    first = next(t for t in tensors if t is not None)
+    return torch.cuda.device(first.device if first.is_cuda else -1)
