@@ -1,0 +1,110 @@
+"""`stage(name, value)` names an intermediate, `tracing()` asks whether anybody listens; both cost next to nothing when nobody does.
+
+A `Tracer` is what listens: it records every named value, and in isolation it hands back the golden's value instead, so
+that what follows runs on right inputs. One tracer listens at a time in a process, in whatever thread the stage is
+reached: autograd runs CUDA backwards in threads of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_active: Tracer | None = None
+
+
+def stage(name: str, value: Tensor) -> Tensor:
+    """value, recorded under `name` while an assay traces; in isolation the golden's value takes its place.
+
+    Use it in goldens and candidates, forward and backward (`stage("h.grad", dh)`). Go on with the returned tensor: a
+    stage whose return value is ignored can be observed, but not isolated. A repeated name becomes `name#2`.
+    """
+    tracer = _active
+    return value if tracer is None else tracer.visit(name, value)
+
+
+def tracing(name: str | None = None) -> bool:
+    """Whether an assay wants stage `name` (any stage, without a name): lets a fused kernel switch on a debug output."""
+    tracer = _active
+    return False if tracer is None else tracer.wants(name)
+
+
+class Tracer:
+    """Records the stages of one run, and substitutes some of them.
+
+    substitute: stage name -> the value to continue with, given in the stage's own dtype.
+    debug: whether `tracing()` answers yes; when it answered no although asked, `asked` says so.
+    live: keep the very tensors, so that autograd can be asked for their gradients (otherwise copies are kept).
+    """
+
+    def __init__(self, *, substitute: Mapping[str, Tensor] | None = None, debug: bool = False, live: bool = False):
+        self.substitute = dict(substitute or {})
+        self.debug = debug
+        self.live = live
+        self.asked = False
+        self.records: dict[str, Tensor] = {}
+        self.graph: dict[str, Tensor] = {}
+        self.substituted: set[str] = set()
+        self._seen: dict[str, int] = {}
+
+    def wants(self, name: str | None) -> bool:
+        self.asked = True
+        return self.debug or (name is not None and name in self.substitute)
+
+    def visit(self, name: str, value: Tensor) -> Tensor:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"stage({name!r}, ...) takes a tensor, got {type(value).__name__}")
+        self._seen[name] = count = self._seen.get(name, 0) + 1
+        if count > 1:
+            name = f"{name}#{count}"
+        self.records[name] = value if self.live else value.detach().clone()
+        if name in self.substitute:
+            value = self._replace(name, value)
+        if value.requires_grad:
+            self.graph[name] = value
+        return value
+
+    def _replace(self, name: str, value: Tensor) -> Tensor:
+        wanted = self.substitute[name]
+        if wanted.shape != value.shape:
+            raise ValueError(f"stage {name!r} has shape {list(value.shape)}, its substitute {list(wanted.shape)}")
+        self.substituted.add(name)
+        wanted = wanted.detach().to(device=value.device, dtype=value.dtype)
+        return _Substitute.apply(value, wanted) if value.requires_grad else wanted.clone()
+
+
+class _Substitute(torch.autograd.Function):
+    """y = the substitute, dy/dvalue = 1: keeps the graph bit for bit, which adding a difference would not."""
+
+    @staticmethod
+    def forward(ctx, value, wanted):
+        return wanted.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+@contextmanager
+def listening(tracer: Tracer) -> Iterator[Tracer]:
+    """Let `tracer` hear every stage until the block ends."""
+    global _active
+    before, _active = _active, tracer
+    try:
+        yield tracer
+    finally:
+        _active = before
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Stages are not recorded in this block (plumbing that calls a golden for its own ends)."""
+    global _active
+    before, _active = _active, None
+    try:
+        yield
+    finally:
+        _active = before
