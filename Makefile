@@ -20,9 +20,9 @@ test: setup
 	@.venv/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 check: setup
-	@.venv/bin/ruff format --check .
-	@.venv/bin/ruff check .
-	@.venv/bin/mypy
+	@.venv/bin/python -m ruff format --check .
+	@.venv/bin/python -m ruff check .
+	@.venv/bin/python -m mypy
 	@.venv/bin/python -m pytest -n $(WORKERS) -q tests/repo
 
 bench: setup

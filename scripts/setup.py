@@ -27,7 +27,7 @@ def fingerprint() -> str:
 
 def runs(python: Path) -> bool:
     try:
-        return subprocess.run([python, "-c", "import pip"], capture_output=True).returncode == 0
+        return subprocess.run([python, "-c", "pass"], capture_output=True).returncode == 0
     except OSError:
         return False
 

@@ -10,15 +10,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import assay, mhc
-    from .core.op import BackendUnavailable, Op
-    from .core.shapes import ShapeError
+    from .core import BackendUnavailable, Op, ShapeError
 
 _HOME = {
     "assay": ".assay",
     "mhc": ".mhc",
-    "BackendUnavailable": ".core.op",
-    "Op": ".core.op",
-    "ShapeError": ".core.shapes",
+    "BackendUnavailable": ".core",
+    "Op": ".core",
+    "ShapeError": ".core",
 }
 
 __all__ = ["BackendUnavailable", "Op", "ShapeError", "__version__", "assay", "mhc"]

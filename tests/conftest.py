@@ -1,0 +1,66 @@
+"""What every test gets: one thread, a seed of its own, and the Triton interpreter where there is no GPU."""
+
+import hashlib
+import importlib.util
+import os
+import random
+
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")  # xdist runs a process per core; more threads only fight each other
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, so it must be set before
+
+
+def _has_amx() -> bool:
+    try:
+        with open("/proc/cpuinfo") as text:
+            return "amx_tile" in text.read()
+    except OSError:
+        return False
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_report_header(config):
+    kernels = "on the GPU" if HAS_GPU else "through the interpreter (no CUDA device here)"
+    return f"goldsmith: torch {torch.__version__}, Triton kernels {kernels}"
+
+
+def pytest_collection_modifyitems(config, items):
+    reasons = {}
+    if not HAS_GPU:
+        reasons["gpu"] = "needs a CUDA device, and this machine has none"
+    if not _has_amx():
+        reasons["amx"] = "needs a CPU with AMX, and this one has none"
+    if not config.getoption("--slow"):
+        reasons["slow"] = "takes minutes: run it with --slow"
+    for item in items:
+        for name, reason in reasons.items():
+            if name in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def seed(request) -> int:
+    """A seed that belongs to this test and its parameters, the same on every machine and in every order."""
+    return int.from_bytes(hashlib.sha256(request.node.nodeid.encode()).digest()[:4], "big")
+
+
+@pytest.fixture(autouse=True)
+def _seeded(seed):
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+if importlib.util.find_spec("hypothesis"):  # the GPU machine runs the kernels' tests without it
+    from hypothesis import settings
+
+    settings.register_profile("goldsmith", deadline=None, derandomize=True, print_blob=True)
+    settings.load_profile("goldsmith")

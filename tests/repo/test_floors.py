@@ -1,0 +1,93 @@
+"""Imports go down the floors only, and what is heavy is imported late."""
+
+import subprocess
+import sys
+
+import pytest
+
+from repo.floors import violations
+from repo.tree import SOURCE
+
+
+def test_no_module_imports_upward_or_too_early():
+    assert violations(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    "place, text",
+    [
+        ("core/op.py", "from ..assay import Case"),
+        ("core/op.py", "import goldsmith.mhc"),
+        ("core/device.py", "import triton"),
+        ("assay/run.py", "from goldsmith.core import Op"),
+        ("assay/run.py", "import rich"),
+        ("assay/html/page.py", "from jinja2 import Environment"),
+        ("mhc/post/op.py", "from ...router import op"),
+        ("mhc/post/op.py", "from . import _triton"),
+        ("mhc/post/op.py", "import triton.language as tl"),
+        ("mhc/post/reference.py", "from ...core.shapes import check_shapes"),
+        ("mhc/modules.py", "def f():\n    from ..cli import app"),
+        ("offload/store.py", "from ..mhc import post"),
+        ("experts/convert.py", "def f():\n    import transformers"),
+        ("cli/finetune.py", "import peft"),
+        ("__init__.py", "from . import assay"),
+    ],
+)
+def test_an_upward_or_early_import_is_found(tmp_path, place, text):
+    path = tmp_path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+    assert len(violations(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "place, text",
+    [
+        ("core/device.py", "def f():\n    import triton"),
+        ("assay/run.py", "def f():\n    import rich"),
+        ("mhc/post/op.py", "from ...core import Op"),
+        ("mhc/post/_triton.py", "import triton\nfrom .._kernels import common"),
+        ("mhc/post/reference.py", "from goldsmith.assay import stage\nfrom ..coefficients import reference"),
+        ("mhc/post/cases.py", "from goldsmith import assay"),
+        ("offload/store.py", "from ..experts import modules"),
+        ("hf/moe.py", "import transformers\nfrom ..offload import store"),
+        ("cli/verify.py", "import rich, typer\nfrom ..mhc import post\nfrom .. import assay"),
+        ("__init__.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import assay"),
+    ],
+)
+def test_a_downward_import_is_left_alone(tmp_path, place, text):
+    path = tmp_path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+    assert violations(tmp_path) == []
+
+
+PROBE = """
+import sys, time, torch
+before = set(sys.modules)
+start = time.process_time()
+import goldsmith
+alone = time.process_time() - start
+early = {{"triton", "transformers", "peft", "jinja2", "rich", "typer"}} & (set(sys.modules) - before)
+assert not early, f"import goldsmith brought in {{early}}"
+from goldsmith import {names}
+spent = time.process_time() - start
+early = {{"triton", "transformers", "peft", "jinja2"}} & (set(sys.modules) - before)
+assert not early, f"the public names brought in {{early}}"
+print(alone, spent)
+"""
+
+
+def test_importing_goldsmith_takes_less_than_half_a_second_beyond_torch():
+    import goldsmith
+
+    names = ", ".join(name for name in goldsmith.__all__ if not name.startswith("_"))
+    runs = []
+    for _ in range(2):  # processor time, and the better of two: another process on the machine is not our slowness
+        command = [sys.executable, "-c", PROBE.format(names=names)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        runs.append([float(word) for word in done.stdout.split()])
+    alone, with_everything = (min(column) for column in zip(*runs))
+    assert alone < 0.1
+    assert with_everything < 0.5

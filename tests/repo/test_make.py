@@ -1,0 +1,164 @@
+"""The Makefile on machines that lack something, and on its second run. Nothing here installs anything."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from repo.tree import ROOT
+
+# What a shell script may count on everywhere.
+ALWAYS = ("sh", "make", "dirname", "mkdir")
+# A Python that answers as the version given; whatever else it is asked to do is the test's affair.
+OLD_PYTHON = """#!/bin/sh
+case "$2" in
+    *python_version*) echo 3.9.18 ;;
+    *version_info*) exit 1 ;;
+esac
+"""
+BARE_PYTHON = """#!/bin/sh
+case "$2" in
+    *python_version*) echo 3.12.1 ;;
+    *ensurepip*) exit 1 ;;
+esac
+"""
+# Stands in for .venv/bin/python: notes what it is asked to install.
+NOTING_PYTHON = """#!/bin/sh
+[ "$1" = -c ] && exit 0
+echo "$@" "constraint=$PIP_CONSTRAINT" >> installed.txt
+"""
+
+
+def script(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """The files that `make setup` reads, in a folder with spaces in its name."""
+    folder = tmp_path / "a check out"
+    for name in ("Makefile", "scripts/setup.sh", "scripts/setup.py", "pyproject.toml", "constraints.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    init = folder / "src/goldsmith/__init__.py"
+    init.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "src/goldsmith/__init__.py", init)
+    return folder
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A folder to be the whole PATH: the tools named, and the scripts given."""
+
+    def build(*tools, **scripts):
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        for tool in (*ALWAYS, *tools):
+            (folder / tool).symlink_to(shutil.which(tool))
+        for name, text in scripts.items():
+            script(folder / name, text)
+        return folder
+
+    return build
+
+
+def make(checkout, path, *arguments):
+    environment = {"PATH": str(path), "HOME": str(checkout)}
+    command = [shutil.which("make"), "-C", str(checkout), *(arguments or ["setup"])]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
+
+
+def said(done):
+    """The message: the one paragraph before make's own last line."""
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    return [line for line in done.stderr.splitlines() if line.startswith("goldsmith: ")]
+
+
+def test_a_machine_without_git_is_told_what_to_install(checkout, machine):
+    (line,) = said(make(checkout, machine("g++")))
+    assert line.startswith("goldsmith: git is missing. Install it (Debian, Ubuntu: apt-get install git")
+
+
+def test_a_machine_without_a_compiler_is_told_what_to_install(checkout, machine):
+    (line,) = said(make(checkout, machine("git")))
+    assert line.startswith("goldsmith: g++ is missing.")
+
+
+def test_a_machine_without_python_is_told_what_to_install(checkout, machine):
+    (line,) = said(make(checkout, machine("git", "g++")))
+    assert line.startswith("goldsmith: Python is missing. Install Python 3.11 or newer")
+
+
+def test_an_old_python_is_named_with_its_version(checkout, machine):
+    (line,) = said(make(checkout, machine("git", "g++", python3=OLD_PYTHON)))
+    assert line.startswith("goldsmith: Python 3.11 or newer is needed; found only python3 (3.9.18).")
+
+
+def test_a_python_without_venv_is_told_what_to_install(checkout, machine):
+    (line,) = said(make(checkout, machine("git", "g++", python3=BARE_PYTHON)))
+    assert line.startswith("goldsmith: python3 (3.12.1) has no working venv module.")
+
+
+def test_the_first_python_that_will_do_is_taken(checkout, machine):
+    taken = '#!/bin/sh\n[ "$1" = -c ] && exit 0\necho taken "$0" "$@"\n'
+    path = machine("git", "g++", python3=OLD_PYTHON, **{"python3.11": BARE_PYTHON, "python3.12": taken})
+    done = make(checkout, path)
+    assert "python3.12 scripts/setup.py" in done.stdout
+
+
+def set_up(checkout):
+    command = [sys.executable, str(checkout / "scripts/setup.py")]
+    return subprocess.run(command, capture_output=True, text=True, cwd="/")
+
+
+def installations(checkout):
+    noted = checkout / "installed.txt"
+    return noted.read_text().splitlines() if noted.exists() else []
+
+
+def test_setting_up_installs_once_and_again_only_when_something_changed(checkout):
+    script(checkout / ".venv/bin/python", NOTING_PYTHON)
+    assert set_up(checkout).returncode == 0
+    first = installations(checkout)
+    assert len(first) == 2
+    assert first[1] == "-m pip install --no-build-isolation --editable .[dev] constraint=constraints.txt"
+    done = set_up(checkout)
+    assert (done.stdout, installations(checkout)) == ("", first)
+    os.utime(checkout / "pyproject.toml")  # a fresh date alone is no change
+    set_up(checkout)
+    assert installations(checkout) == first
+    with open(checkout / "constraints.txt", "a") as text:
+        text.write("\n# changed\n")
+    set_up(checkout)
+    assert installations(checkout) == first * 2
+
+
+def test_a_checkout_that_was_moved_installs_again(checkout):
+    script(checkout / ".venv/bin/python", NOTING_PYTHON)
+    set_up(checkout)
+    moved = checkout.rename(checkout.parent / "elsewhere")
+    set_up(moved)
+    assert len(installations(moved)) == 4
+
+
+def test_two_makes_at_once_install_once(checkout):
+    script(checkout / ".venv/bin/python", NOTING_PYTHON.replace("echo", "sleep 0.3; echo"))
+    with ThreadPoolExecutor(3) as pool:
+        assert {done.returncode for done in pool.map(set_up, [checkout] * 3)} == {0}
+    assert len(installations(checkout)) == 2
+
+
+def test_an_installation_that_fails_says_so_in_a_paragraph_and_is_tried_again(checkout):
+    script(checkout / ".venv/bin/python", NOTING_PYTHON + "exit 1\n")
+    for attempt in (1, 2):
+        done = set_up(checkout)
+        assert done.returncode == 1
+        assert done.stderr.strip().startswith("goldsmith: pip could not install what is needed")
+        assert len(installations(checkout)) == attempt
