@@ -1,0 +1,202 @@
+"""Runs a document: every code block that a reader sees, in order, in an empty folder.
+
+    python tests/repo/markdown.py docs/quickstart.md [--gpu]
+
+```python           runs; all blocks of a document share their names. `python title=kernels.py` also saves it as this.
+```console          lines that begin with `$ ` run in bash; what follows them must be what they print.
+```text             right after a python block: what that block must print. Elsewhere: only text.
+```json, toml       must parse.
+
+In expected output, `...` stands for anything within a line and, alone on a line, for any number of lines; runs of
+spaces count as one. A comment on the line above a block changes how it is tested:
+
+<!-- test: numbers vary -->      compares words and layout; every number may be another one
+<!-- test: exit 1 -->            the commands of this block end with this status
+<!-- test: needs gpu -->         is skipped where there is none
+<!-- test: not run, REASON -->   is not run, for a good reason: "it is what make did before this test"
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+FENCE = re.compile(r"^(?P<indent> *)```(?P<info>.*)$")
+DIRECTIVE = re.compile(r"^\s*<!-- test: (?P<text>.*?) -->\s*$")
+LANGUAGES = ("python", "console", "text", "json", "toml")
+SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int
+    language: str
+    title: str
+    text: str
+    directives: tuple[str, ...]
+
+
+class Failure(Exception):
+    """What is wrong with a document, in words."""
+
+
+def blocks(text: str) -> list[Block]:
+    found: list[Block] = []
+    directives: list[str] = []
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        fence, directive = FENCE.match(line), DIRECTIVE.match(line)
+        if directive:
+            directives.append(directive["text"])
+        elif fence:
+            first, indent = at + 1, len(fence["indent"])
+            at += 1
+            while at < len(lines) and lines[at].strip() != "```":
+                at += 1
+            body = "".join(inner[indent:] + "\n" for inner in lines[first:at])
+            language, _, rest = fence["info"].strip().partition(" ")
+            title = rest.removeprefix("title=") if rest.startswith("title=") else ""
+            found.append(Block(first, language, title, body, tuple(directives)))
+            directives = []
+        elif line.strip():
+            directives = []
+        at += 1
+    return found
+
+
+def agrees(expected: str, got: str, *, numbers_vary: bool = False) -> bool:
+    """Whether `got` is what `expected` shows, with its elisions."""
+    number = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+
+    def plain(text: str) -> list[str]:
+        rows = [" ".join(row.split()) for row in text.strip().splitlines()]
+        return [number.sub("0", row) if numbers_vary else row for row in rows]
+
+    pattern = ""
+    for row in plain(expected):
+        if row == "...":
+            pattern += r"(?:[^\n]*\n)*?"
+        else:
+            pattern += ".*?".join(re.escape(part) for part in row.split("...")) + r"\n"
+    return re.fullmatch(pattern, "".join(row + "\n" for row in plain(got))) is not None
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """(command, expected output) of a console block; a command goes on after a backslash at a line's end."""
+    found: list[tuple[str, str]] = []
+    going_on = False
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], ""))
+        elif not found:
+            raise Failure("a console block begins with a line of output; commands begin with `$ `")
+        elif going_on:
+            found[-1] = (found[-1][0] + "\n" + line, "")
+        else:
+            found[-1] = (found[-1][0], found[-1][1] + line + "\n")
+        going_on = line.endswith("\\")
+    return found
+
+
+def differ(expected: str, got: str) -> Failure:
+    return Failure(f"it shows\n\n{expected.rstrip()}\n\nbut what came is\n\n{got.rstrip()}")
+
+
+class Runner:
+    def __init__(self, has_gpu: bool):
+        self.names: dict[str, object] = {"__name__": "document"}
+        self.printed: str | None = None
+        self.has_gpu = has_gpu
+        self.count = 0
+
+    def run(self, block: Block) -> None:
+        if block.language not in LANGUAGES:
+            raise Failure(f"a block must say its language, one of {', '.join(LANGUAGES)}; this says {block.language!r}")
+        for text in block.directives:
+            if text.startswith("not run, ") or text == "needs gpu" and not self.has_gpu:
+                self.printed = None
+                return
+            if text not in ("numbers vary", "needs gpu") and not re.fullmatch(r"exit \d+", text):
+                raise Failure(f"unknown comment: test: {text}")
+        getattr(self, block.language)(block, numbers_vary="numbers vary" in block.directives)
+
+    def python(self, block: Block, *, numbers_vary: bool) -> None:
+        # a real file, because Triton reads the source of its kernels
+        self.count += 1
+        path = Path(block.title or f"block_{self.count}.py").resolve()
+        path.write_text(block.text)
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(block.text, str(path), "exec"), self.names)
+        self.printed = out.getvalue()
+
+    def text(self, block: Block, *, numbers_vary: bool) -> None:
+        if self.printed is not None and not agrees(block.text, self.printed, numbers_vary=numbers_vary):
+            raise differ(block.text, self.printed)
+        self.printed = None
+
+    def console(self, block: Block, *, numbers_vary: bool) -> None:
+        self.printed = None
+        wanted = next((int(text[5:]) for text in block.directives if text.startswith("exit ")), 0)
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        environment |= {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"}
+        environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
+        for command, expected in commands(block.text):
+            done = subprocess.run(
+                ["bash", "-c", command],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                timeout=SECONDS,
+            )
+            if done.returncode != wanted:
+                raise Failure(f"`{command}` ended with status {done.returncode}, not {wanted}:\n\n{done.stdout}")
+            if expected.strip() and not agrees(expected, done.stdout, numbers_vary=numbers_vary):
+                raise differ(f"$ {command}\n{expected}", done.stdout)
+
+    def json(self, block: Block, *, numbers_vary: bool) -> None:
+        self.printed = None
+        json.loads(block.text)
+
+    def toml(self, block: Block, *, numbers_vary: bool) -> None:
+        self.printed = None
+        tomllib.loads(block.text)
+
+
+def run_document(path: Path, *, has_gpu: bool) -> None:
+    """Raises Failure, with file and line, at the first block that is not what the document says."""
+    runner = Runner(has_gpu)
+    sys.path.insert(0, os.getcwd())
+    for block in blocks(path.read_text()):
+        try:
+            runner.run(block)
+        except Exception as error:  # noqa: BLE001 - a document may fail in any way; the block's place is what helps
+            reason = str(error) if isinstance(error, Failure) else traceback.format_exc()
+            raise Failure(f"{path}:{block.line}: {reason}") from None
+
+
+def main(path: str, *flags: str) -> int:
+    has_gpu = "--gpu" in flags
+    if not has_gpu:
+        os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        run_document(Path(path), has_gpu=has_gpu)
+    except Failure as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
