@@ -2,7 +2,8 @@
 
     python tests/repo/markdown.py docs/quickstart.md [--gpu]
 
-```python           runs; all blocks of a document share their names. `python title=kernels.py` also saves it as this.
+```python           runs; all blocks of a document share their names, except that `python title=kernels.py` is saved under
+                    this name and imported, for later blocks to import from.
 ```console          lines that begin with `$ ` run in bash; what follows them must be what they print.
 ```text             right after a python block: what that block must print. Elsewhere: only text.
 ```json, toml       must parse.
@@ -17,6 +18,7 @@ spaces count as one. A comment on the line above a block changes how it is teste
 """
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -133,10 +135,15 @@ class Runner:
         # a real file, because Triton reads the source of its kernels
         self.count += 1
         path = Path(block.title or f"block_{self.count}.py").resolve()
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.text)
+        importlib.invalidate_caches()
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            exec(compile(block.text, str(path), "exec"), self.names)
+            if block.title:
+                importlib.import_module(block.title.removesuffix(".py").replace("/", "."))
+            else:
+                exec(compile(block.text, str(path), "exec"), self.names)
         self.printed = out.getvalue()
 
     def text(self, block: Block, *, numbers_vary: bool) -> None:

@@ -92,7 +92,8 @@ def test_a_block_that_does_not_hold_is_found_with_its_line(run, text):
     "text",
     [
         "'''python\nx = 1\n'''\nprose\n'''python\nprint(x)\n'''\n'''text\n1\n'''",
-        "'''python title=mine.py\ny = 5\n'''\n'''console\n$ python -c 'import mine; print(mine.y)'\n5\n'''",
+        "'''python title=mine/op.py\ny = 5\n'''\n'''python\nfrom mine.op import y\nprint(y)\n'''\n'''text\n5\n'''",
+        "'''python title=own.py\nz = 6\n'''\n'''console\n$ python -c 'import own; print(own.z)'\n6\n'''",
         "'''console\n$ echo one; \\\n  echo two\none\ntwo\n$ echo three\n'''",
         "<!-- test: exit 3 -->\n'''console\n$ exit 3\n'''",
         "<!-- test: numbers vary -->\n'''console\n$ echo took 3.5 s\ntook 0.01 s\n'''",
