@@ -2,8 +2,8 @@
 
     python tests/repo/markdown.py docs/quickstart.md [--gpu]
 
-```python           runs; the blocks of a document share their names; one with `title=kernels.py` is saved under that name
-                    and imported instead, for later blocks to import from.
+```python           runs; the blocks of a document share their names; one with `title=kernels.py` is saved under this
+                    name and imported instead, for later blocks to import from.
 ```console          lines that begin with `$ ` run in bash; what follows them must be what they print.
 ```text             right after a python block: what that block must print. Elsewhere: only text.
 ```json, toml       must parse.
