@@ -1,0 +1,137 @@
+"""Writes the page: one report as a story, or many behind a matrix of operator x backend x case."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ..results import Report
+from . import svg, view
+from .view import Entry
+
+LIMIT_BYTES = 2_000_000
+# rows, cells of a map's side, and maps for each report; the first that fits the limit is taken
+DETAIL = ((400, 64, 4), (120, 48, 2), (60, 32, 1), (24, 24, 1), (8, 16, 1), (0, 16, 0))
+
+
+def write(
+    reports: Sequence[Report | Entry], path: str | Path, *, title: str = "", conditions: Sequence[str] = ()
+) -> Path:
+    """Write `reports` as one self-contained page; the folder is made when it is missing."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(reports, title=title, conditions=conditions), encoding="utf-8")
+    return path
+
+
+def render(reports: Sequence[Report | Entry], *, title: str = "", conditions: Sequence[str] = ()) -> str:
+    """The page as text. Many reports get less detail each, so that the whole stays under 2 MB; the page says so."""
+    entries = [r if isinstance(r, Entry) else Entry(r.target, report=r) for r in reports]
+    if not entries:
+        raise ValueError("a page needs at least one report")
+    text = ""
+    for rows, cells, maps in DETAIL:
+        text = _render(entries, title, conditions, rows, cells, maps)
+        if len(text.encode()) <= LIMIT_BYTES:
+            break
+    return text
+
+
+def _render(entries: list[Entry], title: str, conditions: Sequence[str], rows: int, cells: int, maps: int) -> str:
+    story = len(entries) == 1 and entries[0].report is not None
+    # what fails comes first, and with all its detail; what passes has its worst rows
+    sections = [
+        view.section(e, max_rows=rows if e.failed or story else min(rows, 60), map_cells=cells, max_maps=maps)
+        for e in entries
+        if e.report is not None
+    ]
+    sections.sort(key=lambda s: not s.entry.failed)
+    context: dict[str, Any] = {
+        "style": _style(),
+        "title": title or (f"{entries[0].name}: assay" if story else "goldsmith verify"),
+        "story": story,
+        "sections": sections,
+        "groups": _groups(entries),
+        "summary": summary(entries),
+        "conditions": list(conditions) or _conditions(entries),
+        "environment": _environment(entries),
+        "made": datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
+        "rungs": view.RUNG_MEANING,
+        "error_legend": list(enumerate(svg.ERROR_LEGEND)),
+        "first_bad": svg.FIRST_BAD,
+    }
+    return _template().render(context)
+
+
+def summary(entries: Sequence[Entry]) -> dict[str, str]:
+    """The verdict over all entries: its word, the sentence on top, and the line below it."""
+    run = [e for e in entries if e.report is not None]
+    failed = [e for e in run if e.failed]
+    partial = [e for e in run if e.verdict == "partial"]
+    operators = len({e.operator for e in run})
+    cases = sum(len(e.report.cases) for e in run if e.report)
+    runs = sum(len({(r.case, r.run) for r in e.report.rows}) for e in run if e.report)
+    counts = f"{view.count(operators, 'operator')}, {view.count(len(run), 'proof')}, {view.count(cases, 'case')}"
+    counts += f", {view.count(runs, 'run')}"
+    absent = len(entries) - len(run)
+    if absent:
+        counts += f"; {view.count(absent, 'proof')} could not be made here"
+    if failed:
+        names = view.join([e.name for e in failed])
+        verb = "is rejected" if len(failed) == 1 else "are rejected"
+        return {"verdict": "fail", "headline": f"{names} {verb}.", "counts": counts}
+    if partial or not run:
+        return {"verdict": "partial", "headline": "Nothing wrong in what was finished.", "counts": counts}
+    what = "Every operator" if operators > 1 else run[0].operator
+    return {"verdict": "pass", "headline": f"{what} is certified.", "counts": counts}
+
+
+def _groups(entries: Sequence[Entry]) -> list[tuple[str, list[dict[str, Any]]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        groups.setdefault(entry.operator, []).append(view.matrix_row(entry))
+    return list(groups.items())
+
+
+def _conditions(entries: Sequence[Entry]) -> list[str]:
+    environment = _environment(entries)
+    known = ("machine", "gpu", "device", "torch", "triton", "python")
+    return [f"{k} {environment[k]}" for k in known if environment.get(k)]
+
+
+def _environment(entries: Sequence[Entry]) -> dict[str, str]:
+    merged: dict[str, str] = {}
+    for entry in entries:
+        if entry.report is not None:
+            for key, value in entry.report.environment.items():
+                merged.setdefault(str(key), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+    return merged
+
+
+@functools.cache
+def _style() -> str:
+    return (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "num": view.number,
+        "secs": view.seconds,
+        "sentence": view.sentence,
+        "shape": lambda shape: "×".join(map(str, shape)) or "scalar",
+    }
+    environment.globals |= {"glyph": svg.glyph, "seal": svg.seal, "count": view.count, "words": view.VERDICT_WORD}
+    return environment.get_template("page.html.j2")

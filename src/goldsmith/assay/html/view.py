@@ -1,0 +1,326 @@
+"""What the page says, computed from reports: sentences, the worst rows, strips and maps. No markup here but the drawings."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..results import FAIL, PASS, REFERENCE_FAULT, ErrorMap, Finding, Report, Row
+from . import svg
+
+RUNG_MEANING = {
+    "CERTAIN": "no legal order of roundings explains it",
+    "STATISTICAL": "beyond the noise of every legal order, twice",
+    "SYSTEMATIC": "the errors share a slope, a sign or a pattern",
+    "QUALITY": "within bounds, worse than an honest implementation",
+}
+VERDICT_WORD = {PASS: "pass", FAIL: "fail", REFERENCE_FAULT: "reference at fault"}
+SEVERITY = {"bad": 4, "quality": 3, "note": 2, "not judged": 1, "ok": 0}
+MAX_ROWS, MAX_FINDINGS = 400, 60
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the matrix: an operator on a backend, with its report, or the reason why there is none."""
+
+    operator: str
+    backend: str = ""
+    report: Report | None = None
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.operator} on {self.backend}" if self.backend else self.operator
+
+    @property
+    def anchor(self) -> str:
+        return "t-" + re.sub(r"[^A-Za-z0-9_-]+", "-", f"{self.operator}-{self.backend}").strip("-")
+
+    @property
+    def verdict(self) -> str:
+        if self.report is None:
+            return "absent"
+        return "partial" if self.report.partial and self.report.verdict == PASS else self.report.verdict
+
+    @property
+    def failed(self) -> bool:
+        return self.verdict in (FAIL, REFERENCE_FAULT)
+
+
+def number(value: float | None) -> str:
+    """Three figures, no trailing noise: 0, 0.812, 3.1e-7, 12400, NaN, ∞, – for nothing."""
+    if value is None:
+        return "–"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    text = f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
+    if "e" in text:
+        mantissa, _, exponent = text.partition("e")
+        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+        value_text = f"{mantissa}e{int(exponent)}"
+        return value_text if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.0f}"
+    return text
+
+
+def seconds(value: float) -> str:
+    if value < 0.0995:
+        return f"{value * 1e3:.0f} ms"
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
+
+
+def count(n: int, word: str) -> str:
+    return f"{n:,} {word}{'' if n == 1 else 's'}"
+
+
+def join(words: Sequence[str], most: int = 3) -> str:
+    shown = list(words[:most])
+    rest = len(words) - len(shown)
+    if rest:
+        shown.append(f"{rest} more")
+    return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " and " + shown[-1] if shown else ""
+
+
+def sentence(text: str) -> str:
+    """First letter as it is (it may be a tensor's name), one full stop at the end."""
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) or not text else text + "."
+
+
+# -- one report ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Section:
+    """Everything that the page shows of one report."""
+
+    entry: Entry
+    report: Report
+    headline: str
+    strip: list[dict[str, str]]
+    findings: list[dict[str, Any]]
+    more_findings: int
+    maps: list[dict[str, Any]]
+    tensors: list[dict[str, Any]]
+    rows: list[Row]
+    rows_total: int
+    probes: list[Any] = field(default_factory=list)
+
+
+def section(entry: Entry, *, max_rows: int = MAX_ROWS, map_cells: int = 64, max_maps: int = 4) -> Section:
+    report = entry.report
+    if report is None:
+        raise ValueError(f"{entry.name} has no report")
+    notable = [r for r in report.rows if r.state != "ok"]
+    plain = [r for r in report.rows if r.state == "ok"]
+    notable.sort(key=lambda r: -SEVERITY.get(r.state, 1))
+    chosen = (notable + plain)[:max_rows]
+    keep = {id(r) for r in chosen}
+    return Section(
+        entry=entry,
+        report=report,
+        headline=headline(report),
+        strip=stage_strip(report),
+        findings=[finding_view(f) for f in report.findings[:MAX_FINDINGS]],
+        more_findings=max(0, len(report.findings) - MAX_FINDINGS),
+        maps=[map_view(m, map_cells) for m in pick_maps(report.maps.values(), max_maps)],
+        tensors=tensor_view(report.rows),
+        rows=[r for r in report.rows if id(r) in keep],
+        rows_total=len(report.rows),
+        probes=list(report.probes),
+    )
+
+
+def headline(report: Report) -> str:
+    """The first sentence: what is wrong, or that nothing is."""
+    if report.findings:
+        return sentence(report.findings[0].text)
+    if report.verdict == REFERENCE_FAULT:
+        return "The reference is at fault, so the candidate is not accused."
+    if report.verdict == FAIL:
+        return "Something is wrong, and no probe could say more."
+    runs = len({(r.case, r.run) for r in report.rows})
+    tensors = len({r.tensor for r in report.rows})
+    checked = f"{count(len(report.cases), 'case')}, {count(runs, 'run')}, {count(tensors, 'tensor')}"
+    if report.partial:
+        return f"Nothing wrong so far ({checked}); {sentence(report.partial)}"
+    return f"Nothing is wrong: {checked}, all within what rounding allows."
+
+
+def stage_strip(report: Report) -> list[dict[str, str]]:
+    """A box for every stage, output and gradient in golden order, with the worst state any run gave it."""
+    worst: dict[str, Row] = {}
+    for row in report.rows:
+        seen = worst.get(row.tensor)
+        if seen is None or SEVERITY.get(row.state, 1) > SEVERITY.get(seen.state, 1):
+            worst[row.tensor] = row
+    for finding in report.findings:
+        if finding.tensor and finding.rung != "QUALITY":
+            row = worst.get(finding.tensor)
+            kind = row.kind if row else "grad" if finding.tensor.endswith(".grad") else ""
+            worst[finding.tensor] = Row(finding.case, "", finding.tensor, kind, "", (), math.nan, state="bad")
+    order = {name: k for k, name in enumerate(report.stages)}
+    rank = {"stage": 0, "saved": 1, "output": 2, "grad": 3}
+    names = sorted(worst, key=lambda n: order.get(n, len(order) + rank.get(worst[n].kind, 4)))
+    first_bad = next((n for n in names if worst[n].state == "bad"), None)
+    words = {"ok": "right", "bad": "wrong", "quality": "right, but poor", "note": "right, with a note"}
+    return [
+        {
+            "name": name,
+            "kind": worst[name].kind,
+            "state": worst[name].state,
+            "word": words.get(worst[name].state, worst[name].state),
+            "glyph": svg.glyph(worst[name].state),
+            "first": "first" if name == first_bad else "",
+        }
+        for name in names
+    ]
+
+
+def finding_view(finding: Finding) -> dict[str, Any]:
+    where = ""
+    if finding.location is not None:
+        where = finding.location.text or _where(finding)
+    bars = ""
+    if finding.measured is not None and finding.limit is not None:
+        bars = svg.excess(
+            finding.measured, finding.limit, f"measured {number(finding.measured)}, allowed {number(finding.limit)}"
+        )
+    return {"f": finding, "meaning": RUNG_MEANING.get(finding.rung, ""), "where": where, "bars": bars}
+
+
+def _where(finding: Finding) -> str:
+    location = finding.location
+    if location is None:
+        return ""
+    parts = [f"segment {s}" for s in location.segments]
+    for axis, ranges in location.axes.items():
+        spans = ", ".join(f"{lo}" if lo == hi else f"{lo}..{hi}" for lo, hi in ranges[:4])
+        parts.append(f"{axis} {spans}" + (" ..." if len(ranges) > 4 else ""))
+    if location.fraction:
+        parts.append(f"{100 * location.fraction:.3g} % of the elements")
+    return "; ".join(parts)
+
+
+def tensor_view(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """For each tensor: how close every run came to its proven bound, and its worst figures."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.tensor, []).append(row)
+    views = []
+    for name, group in groups.items():
+        ratios = [r.max_over_bound for r in group if r.max_over_bound is not None]
+        worst = _max(ratios)
+        title = f"{name}: worst error / bound {number(worst)} in {count(len(group), 'run')}"
+        views.append(
+            {
+                "name": name,
+                "kind": group[0].kind,
+                "runs": len(group),
+                "worst": worst,
+                "noise": _max([r.rms_over_noise for r in group]),
+                "p50": _max([r.ulp_p50 for r in group]),
+                "p99": _max([r.ulp_p99 for r in group]),
+                "ulp": _max([r.ulp_max for r in group]),
+                "state": max((r.state for r in group), key=lambda s: SEVERITY.get(s, 1)),
+                "dots": svg.headroom(ratios, title) if ratios else "",
+            }
+        )
+    return views
+
+
+def _max(values: Iterable[float | None]) -> float | None:
+    present = [v for v in values if v is not None]
+    if any(math.isnan(v) for v in present):
+        return math.nan
+    return max(present, default=None)
+
+
+# -- error maps -----------------------------------------------------------------------------------------------------------
+
+
+def pick_maps(maps: Iterable[ErrorMap], most: int) -> list[ErrorMap]:
+    return sorted(maps, key=lambda m: not m.bad)[:most]
+
+
+def map_view(m: ErrorMap, cells: int) -> dict[str, Any]:
+    golden, candidate, error = (shrink(g, cells) for g in (m.golden, m.candidate, m.error_over_limit))
+    finite = [abs(v) for row in golden for v in row if math.isfinite(v)]
+    scale = max(finite, default=0.0)
+    height = len(error)
+    width = max((len(row) for row in error), default=0)
+    rows, cols = m.shape
+    borders = [hi / cols * width for _, hi in m.segments.values() if 0 < hi < cols] if cols else []
+    shape = f"{rows} × {cols}"
+    return {
+        "m": m,
+        "shape": shape,
+        "scale": scale,
+        "blocks": ""
+        if (height, width) == (rows, cols)
+        else f"each cell the largest of its block, {height} × {width} cells",
+        "golden": svg.value_map(golden, scale, f"{m.tensor}: golden, {shape}", columns=borders),
+        "candidate": svg.value_map(candidate, scale, f"{m.tensor}: candidate, {shape}", columns=borders),
+        "error": svg.error_map(error, f"{m.tensor}: error / limit, {shape}", columns=borders),
+        "segments": [name for name, _ in sorted(m.segments.items(), key=lambda item: item[1])],
+    }
+
+
+def shrink(grid: Sequence[Sequence[float]], cells: int) -> list[list[float]]:
+    """At most cells x cells: every block is stood for by its largest magnitude, a NaN by itself."""
+    height, width = len(grid), max((len(row) for row in grid), default=0)
+    tall, wide = min(cells, height), min(cells, width)
+    if (tall, wide) == (height, width):
+        return [list(row) for row in grid]
+    out = []
+    for i in range(tall):
+        block = grid[i * height // tall : (i + 1) * height // tall]
+        line = []
+        for j in range(wide):
+            lo, hi = j * width // wide, (j + 1) * width // wide
+            line.append(max((v for row in block for v in row[lo:hi]), key=_magnitude, default=0.0))
+        out.append(line)
+    return out
+
+
+def _magnitude(value: float) -> float:
+    return math.inf if math.isnan(value) else abs(value)
+
+
+# -- the matrix -------------------------------------------------------------------------------------------------------
+
+
+def case_states(report: Report) -> dict[str, str]:
+    states = dict.fromkeys(report.cases, "ok")
+    for row in report.rows:
+        if SEVERITY.get(row.state, 1) > SEVERITY.get(states.get(row.case, "ok"), 0) and row.state in ("bad", "quality"):
+            states[row.case] = row.state
+    for finding in report.findings:
+        if finding.case in states:
+            states[finding.case] = "quality" if finding.rung == "QUALITY" and states[finding.case] != "bad" else "bad"
+    return states
+
+
+def matrix_row(entry: Entry) -> dict[str, Any]:
+    report = entry.report
+    if report is None:
+        return {"entry": entry, "squares": "", "cases": 0, "worst": None}
+    states = case_states(report)
+    bad = sum(s == "bad" for s in states.values())
+    label = f"{entry.name}: {count(len(states), 'case')}, {bad or 'none'} wrong"
+    href = f"#{entry.anchor}"
+    words = {"ok": "right", "bad": "wrong", "quality": "right, but poor"}
+    cells = [svg.Square(s, f"{c}: {words.get(s, s)}", href if s == "bad" else "") for c, s in states.items()]
+    return {
+        "entry": entry,
+        "squares": svg.squares(cells, label),
+        "cases": len(states),
+        "bad": bad,
+        "worst": _max(r.max_over_bound for r in report.rows if r.kind != "stage"),
+    }
