@@ -1,13 +1,13 @@
 """Small inline drawings: the seal, error maps, headroom dots, case squares.
 
-Everything is escaped here, carries a <title>, and takes its colours from the page's style by class, so that one drawing
-serves light and dark. Widths are percentages where a drawing must stretch: text and dots then keep their size on a phone.
+Everything is escaped here, carries a <title>, and takes its colours from the page's style by class, so that one
+drawing serves light and dark. Widths are percentages where a drawing must stretch: dots then keep their size on a phone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
@@ -77,10 +77,8 @@ def squares(cases: Sequence[Square], label: str) -> Markup:
     step = SQUARE + GAP
     lines = -(-len(cases) // PER_LINE)
     width, height = min(len(cases), PER_LINE) * step - GAP, lines * step - GAP
-    out = [
-        f'<svg class="squares" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'
-        f"<title>{escape(label)}</title>"
-    ]
+    box = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    out = [f'<svg class="squares" {box} role="img"><title>{escape(label)}</title>']
     for k, case in enumerate(cases):
         x, y = k % PER_LINE * step, k // PER_LINE * step
         body = f'<rect class="s {_class(case.state)}" x="{x}" y="{y}" width="{SQUARE}" height="{SQUARE}" rx="2">'
@@ -118,7 +116,14 @@ def _error_step(value: float) -> str:
     return str(next((k for k, edge in enumerate(ERROR_STEPS) if value <= edge), len(ERROR_STEPS)))
 
 
-def _cells(grid, step, prefix: str, title: str, columns: Iterable[float] = (), rows: Iterable[float] = ()) -> Markup:
+def _cells(
+    grid: Sequence[Sequence[float]],
+    step: Callable[[float], str],
+    prefix: str,
+    title: str,
+    columns: Iterable[float] = (),
+    rows: Iterable[float] = (),
+) -> Markup:
     """One path for each colour, made of horizontal runs: a map of 4,096 random cells takes about 25 kB."""
     height, width = len(grid), max((len(row) for row in grid), default=0)
     if not height or not width:
@@ -132,10 +137,8 @@ def _cells(grid, step, prefix: str, title: str, columns: Iterable[float] = (), r
                 x += 1
             paths.setdefault(name, []).append(f"M{start} {y}h{x - start}")
     aspect = min(max(width / height, 0.8), 3.2)
-    out = [
-        f'<svg class="map" viewBox="0 -.5 {width} {height}" preserveAspectRatio="none" style="aspect-ratio:{aspect:.3f}" '
-        f'role="img"><title>{escape(title)}</title>'
-    ]
+    box = f'viewBox="0 -.5 {width} {height}" preserveAspectRatio="none" style="aspect-ratio:{aspect:.3f}"'
+    out = [f'<svg class="map" {box} role="img"><title>{escape(title)}</title>']
     out += [f'<path class="{prefix}{name}" d="{"".join(runs)}"/>' for name, runs in sorted(paths.items())]
     borders = "".join(f"M{x:g} -.5v{height}" for x in columns) + "".join(f"M0 {y - 0.5:g}h{width}" for y in rows)
     if borders:

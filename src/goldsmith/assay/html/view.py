@@ -1,4 +1,4 @@
-"""What the page says, computed from reports: sentences, the worst rows, strips and maps. No markup here but the drawings."""
+"""What the page says, computed from reports: sentences, worst rows, strips and maps; no markup but the drawings."""
 
 from __future__ import annotations
 
@@ -93,9 +93,6 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) or not text else text + "."
 
 
-# -- one report ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Section:
     """Everything that the page shows of one report."""
@@ -162,8 +159,8 @@ def stage_strip(report: Report) -> list[dict[str, str]]:
             worst[row.tensor] = row
     for finding in report.findings:
         if finding.tensor and finding.rung != "QUALITY":
-            row = worst.get(finding.tensor)
-            kind = row.kind if row else "grad" if finding.tensor.endswith(".grad") else ""
+            known = worst.get(finding.tensor)
+            kind = known.kind if known else "grad" if finding.tensor.endswith(".grad") else ""
             worst[finding.tensor] = Row(finding.case, "", finding.tensor, kind, "", (), math.nan, state="bad")
     order = {name: k for k, name in enumerate(report.stages)}
     rank = {"stage": 0, "saved": 1, "output": 2, "grad": 3}
@@ -242,9 +239,6 @@ def _max(values: Iterable[float | None]) -> float | None:
     return max(present, default=None)
 
 
-# -- error maps -----------------------------------------------------------------------------------------------------------
-
-
 def pick_maps(maps: Iterable[ErrorMap], most: int) -> list[ErrorMap]:
     return sorted(maps, key=lambda m: not m.bad)[:most]
 
@@ -291,9 +285,6 @@ def shrink(grid: Sequence[Sequence[float]], cells: int) -> list[list[float]]:
 
 def _magnitude(value: float) -> float:
     return math.inf if math.isnan(value) else abs(value)
-
-
-# -- the matrix -------------------------------------------------------------------------------------------------------
 
 
 def case_states(report: Report) -> dict[str, str]:
