@@ -25,7 +25,7 @@ def register(op: Op) -> Any:
     forward.register_fake(_fake(op))
     if op.grads:
         backward = torch.library.custom_op(
-            f"{op.qualname}_backward", _backward(op), mutates_args=(), schema=_backward_schema(op)
+            f"{op.qualname}__vjp", _backward(op), mutates_args=(), schema=_backward_schema(op)
         )
         backward.register_fake(_backward_fake(op))
         backward.register_autograd(_no_second_derivative(op), setup_context=_keep_nothing)

@@ -120,24 +120,23 @@ class Op:
 
     def __call__(self, *tensors: Tensor | None, backend: str = "auto", **options: Any) -> Any:
         """The visible results, from the backend asked for: a tensor when there is one, else a tuple."""
-        if torch.compiler.is_compiling() or _needs_dispatch(tensors):
-            if not torch.compiler.is_compiling():
-                self.check(*tensors, **options)
-                backend = self.choose(backend, tensors, options)
-            results = self._custom(*tensors, *(options[o] for o in self.options), backend)
-            results = results if isinstance(results, (tuple, list)) else (results,)
-        else:
-            self.check(*tensors, **options)
-            results = self.run(self.choose(backend, tensors, options), tensors, options)
-        visible = tuple(results[self.results.index(name)] for name in self.outputs)
+        results = self.all_results(*tensors, backend=backend, **options)
+        visible = tuple(results[name] for name in self.outputs)
         return visible[0] if len(visible) == 1 else visible
 
     def all_results(self, *tensors: Tensor | None, backend: str = "auto", **options: Any) -> dict[str, Tensor]:
-        """Every result by name, saved ones too, differentiable: what the assay looks at."""
-        self.check(*tensors, **options)
-        backend = self.choose(backend, tensors, options)
-        results = self._custom(*tensors, *(options[o] for o in self.options), backend)
-        return dict(zip(self.results, results if isinstance(results, (tuple, list)) else (results,), strict=True))
+        """Every result by name, saved ones too, differentiable."""
+        dispatch = torch.compiler.is_compiling()  # then the fake checks, and the backend is chosen when the graph runs
+        if not dispatch:
+            self.check(*tensors, **options)
+            backend = self.choose(backend, tensors, options)
+            dispatch = _needs_dispatch(tensors)
+        if dispatch:
+            results = self._custom(*tensors, *(options[o] for o in self.options), backend)
+            results = results if isinstance(results, (tuple, list)) else (results,)
+        else:
+            results = self.run(backend, tensors, options)
+        return dict(zip(self.results, results, strict=True))
 
     def run(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> tuple[Tensor, ...]:
         """Every result, straight from a backend: no autograd, no dispatcher (the custom operator costs ~125 us a call)."""

@@ -1,0 +1,179 @@
+"""What every operator of the family checks and names alike: dtypes, shapes, the likely mistakes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import (
+    ShapeError,
+    check_at_least,
+    check_choice,
+    check_dtype,
+    check_same_device,
+    check_shapes,
+    check_tensor,
+)
+
+FORMS = ("deepseek", "megatron", "log")
+ORIENTATIONS = ("in_out", "out_in")
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums and coefficients: float32, or float64 when the streams are float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def tokens(x: Tensor, keep: int) -> Tensor:
+    """All leading dimensions as one, the last `keep` as they are: a view where strides allow it, else a copy."""
+    return x.reshape(math.prod(x.shape[: x.dim() - keep]), *x.shape[x.dim() - keep :])
+
+
+def rows(n: int) -> int:
+    """M, the number of mixes of n streams: n for pre, n for post, n*n for res."""
+    return n * (n + 2)
+
+
+def streams(mixes: int) -> int | None:
+    """n with rows(n) == mixes, or None."""
+    n = math.isqrt(mixes + 1) - 1
+    return n if n >= 1 and rows(n) == mixes else None
+
+
+def check_streams(op: str, name: str, x: Tensor) -> None:
+    check_tensor(op, name, x)
+    check_dtype(op, name, x, FLOATS)
+    if x.dim() < 2 or 0 in x.shape[-2:]:
+        raise ShapeError(f"{op}: {name} is {list(x.shape)}, expected [*batch, n, dim] with n >= 1 and dim >= 1")
+
+
+def check_coefficient(op: str, name: str, value: Tensor, x: Tensor) -> None:
+    """Coefficients are float32 (or float64 beside float64 streams): in bfloat16 rows would miss 1 by 3e-3."""
+    check_tensor(op, name, value)
+    allowed = (torch.float32, torch.float64) if x.dtype == torch.float64 else (torch.float32,)
+    if value.dtype not in allowed:
+        came = str(value.dtype).removeprefix("torch.")
+        wanted = str(wide(x.dtype)).removeprefix("torch.")
+        raise TypeError(
+            f"{op}: {name} is {came}, wanted {wanted}: coefficients and their parameters keep full precision"
+        )
+
+
+def check_mixing(
+    op: str, x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor | None, gamma: Tensor | None, *, head: bool = False
+) -> None:
+    """phi, alpha, bias, gamma against x [*batch, n, dim]; `head` has n mixes and one alpha instead of M and three."""
+    check_streams(op, "x", x)
+    n, dim = x.shape[-2:]
+    groups, mixes = (1, n) if head else (3, rows(n))
+    check_tensor(op, "phi", phi)
+    check_dtype(op, "phi", phi, FLOATS)
+    if phi.dtype == torch.float64 and x.dtype != torch.float64:
+        raise TypeError(
+            f"{op}: phi is float64, but x is {_name(x)} and sums run in float32; use phi.float() or x.double()"
+        )
+    given: dict[str, tuple[Any, str]] = {"x": (x, f"*batch {n} {dim}"), "phi": (phi, f"{mixes} {n * dim}")}
+    _check_phi(op, x, phi, mixes, given, head)
+    for name, value, size in (("alpha", alpha, groups), ("bias", bias, mixes)):
+        if name == "bias" and value is None:
+            continue  # the backward has no use for it
+        if isinstance(value, (tuple, list)) and all(isinstance(v, (Tensor, float)) for v in value):
+            hint = "torch.stack(alpha)" if name == "alpha" else "torch.cat(bias)"
+            raise TypeError(
+                f"{op}: {name} is a {type(value).__name__} of {len(value)}, wanted one tensor [{size}]: {hint}"
+            )
+        if isinstance(value, float):
+            raise TypeError(f"{op}: {name} is a float, wanted a tensor [{size}]")
+        check_coefficient(op, name, value, x)
+    order = "one scale" if head else "the scales of pre, post and res"
+    _expect(op, alpha, given | {"alpha": (alpha, f"{groups}")}, f"alpha holds {order}: a tensor of shape [{groups}]")
+    if bias is not None:
+        hint = (
+            "bias [1, M] is TransformerEngine's layout: use mhc.from_te or bias.squeeze(0)" if bias.dim() == 2 else ""
+        )
+        _expect(op, bias, given | {"bias": (bias, f"{mixes}")}, hint)
+    if gamma is not None:
+        check_coefficient(op, "gamma", gamma, x)
+        pattern = f"{n} {dim}" if gamma.dim() == 2 else f"{n * dim}"
+        hint = ""
+        if tuple(gamma.shape) == (dim,) and n > 1:
+            hint = f"gamma weighs each stream's channels apart; one weight per channel is gamma.repeat({n})"
+        _expect(op, gamma, given | {"gamma": (gamma, pattern)}, hint)
+    check_same_device(op, {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma})
+
+
+def _check_phi(op: str, x: Tensor, phi: Tensor, mixes: int, given: dict[str, tuple[Any, str]], head: bool) -> None:
+    n, dim = x.shape[-2:]
+    shape = tuple(phi.shape)
+    if shape == (mixes, n * dim):
+        return
+    hint = ""
+    if shape == (n * dim, mixes):
+        hint = "phi looks transposed: Liger's layout? use mhc.from_liger or phi.T"
+    elif len(shape) == 2 and shape[1] == n * dim and shape[0] == (dim if head else rows(dim)):
+        hint = f"x looks like [*batch, dim={n}, n={dim}], streams innermost: use mhc.streams_from_te"
+    elif len(shape) == 2 and not head and streams(shape[0]) is None:
+        valid = ", ".join(f"{rows(k)} (n={k})" for k in (1, 2, 3, 4, 8))
+        hint = f"phi has {shape[0]} rows, which is n*(n+2) for no n: {valid}"
+    check_shapes(op, given, hint=hint)
+
+
+def _expect(op: str, value: Tensor, given: dict[str, tuple[Any, str]], hint: str) -> None:
+    check_shapes(op, given, hint=hint)
+
+
+def check_numbers(op: str, *, iterations: int | None = None, post_mult: float | None = None, **epsilons: float) -> None:
+    """iterations from 1, post_mult above 0, every eps from 0."""
+    if iterations is not None:
+        if not isinstance(iterations, int) or isinstance(iterations, bool):
+            raise TypeError(f"{op}: iterations={iterations!r}, wanted a whole number of at least 1")
+        check_at_least(op, "iterations", iterations, 1)
+    if post_mult is not None and not post_mult > 0:
+        raise ValueError(f"{op}: post_mult={post_mult!r}, wanted a number above 0 (the published model has 2.0)")
+    for name, value in epsilons.items():
+        check_at_least(op, name, value, 0.0)
+
+
+def check_pre(
+    op: str, x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any
+) -> None:
+    """What coefficients, pre and boundary take alike."""
+    check_mixing(op, x, phi, alpha, bias, gamma)
+    check_form(op, options["form"])
+    check_numbers(op, **{k: v for k, v in options.items() if k not in ("form", "sinkhorn")})
+
+
+def check_form(op: str, form: str) -> None:
+    check_choice(op, "form", form, FORMS)
+
+
+def check_orientation(op: str, orientation: str) -> None:
+    check_choice(op, "orientation", orientation, ORIENTATIONS)
+
+
+def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, orientation: str) -> None:
+    check_streams(op, "x", x)
+    check_tensor(op, "f", f)
+    check_dtype(op, "f", f, FLOATS if x.dtype == torch.float64 else FLOATS[:3])
+    check_coefficient(op, "h_post", h_post, x)
+    check_coefficient(op, "h_res", h_res, x)
+    hint = ""
+    if f.shape == x.shape:
+        hint = "f has a stream dimension: it is the layer's output, one row a token"
+    given = {
+        "x": (x, "*batch n dim"),
+        "f": (f, "*batch dim"),
+        "h_post": (h_post, "*batch n"),
+        "h_res": (h_res, "*batch n n"),
+    }
+    check_shapes(op, given, hint=hint)
+    check_orientation(op, orientation)
+    check_same_device(op, {"x": x, "f": f, "h_post": h_post, "h_res": h_res})
+
+
+def _name(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

@@ -1,0 +1,115 @@
+"""Formulas that several references of the family share; letters as in README.md.
+
+T tokens (any leading dimensions), n streams, D dim, K = n*D; groups are the segments of the mixes, each scaled by an
+alpha of its own: (n, n, n*n) for pre, post and res, (n,) for the head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..assay.stage import stage
+from ._common import wide
+
+
+def groups_of(n: int) -> tuple[int, int, int]:
+    return n, n, n * n
+
+
+def spread(alpha: Tensor, groups: tuple[int, ...]) -> Tensor:
+    """[len(groups)] -> one value per mix."""
+    return torch.cat([alpha[i].expand(size) for i, size in enumerate(groups)])
+
+
+def weight(gamma: Tensor | None, x: Tensor) -> Tensor | float:
+    """gamma as [K] in the dtype of sums, or 1."""
+    return 1.0 if gamma is None else gamma.reshape(-1).to(wide(x.dtype))
+
+
+def mix(x: Tensor, phi: Tensor, gamma: Tensor | None, rms_eps: float) -> tuple[Tensor, Tensor]:
+    """inv_rms = rsqrt(mean(X^2) + rms_eps),  h_mix = (gamma * X) phi^T"""
+    vec = x.to(wide(x.dtype)).flatten(-2)
+    inv_rms = stage("inv_rms", torch.rsqrt(vec.square().mean(-1) + rms_eps))
+    h_mix = stage("h_mix", (vec * weight(gamma, x)) @ phi.to(vec.dtype).mT)
+    return inv_rms, h_mix
+
+
+def scores(inv_rms: Tensor, h_mix: Tensor, alpha: Tensor, bias: Tensor, groups: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """l = alpha * inv_rms * h_mix + bias, one tensor per group"""
+    logits = spread(alpha.to(h_mix.dtype), groups) * (inv_rms.unsqueeze(-1) * h_mix) + bias.to(h_mix.dtype)
+    return logits.split(groups, -1)
+
+
+def collapse(h_pre: Tensor, x: Tensor) -> Tensor:
+    """h_in = sum_i h_pre[i] x[i]"""
+    return (h_pre.unsqueeze(-1) * x.to(h_pre.dtype)).sum(-2).to(x.dtype)
+
+
+def sigmoid_gradient(logits: Tensor) -> Tensor:
+    s = torch.sigmoid(logits)
+    return s * (1 - s)
+
+
+def collapse_gradient(grad_h_in: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+    """u = dL/dh_in (zero when none arrives), and dh_pre[i] = <u, x[i]>"""
+    stream = x.to(wide(x.dtype))
+    u = torch.zeros_like(stream[..., 0, :]) if grad_h_in is None else grad_h_in.to(stream.dtype)
+    return u, (u.unsqueeze(-2) * stream).sum(-1)
+
+
+def mix_gradients(
+    dlogits: Tensor,
+    tensors: dict[str, Tensor],
+    groups: tuple[int, ...],
+    *,
+    collapsed: tuple[Tensor, Tensor] | None = None,
+    grad_x_post: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Everything below the logits, in the precision of sums.
+
+    z = r m;  dz = alpha dl;  dm = r dz;  Psi = dm^T X;  dphi = Psi gamma;  dgamma = sum_j Psi[j] phi[j]
+    dx = dm (phi gamma) - (dz . z) r^2 / K X + h_pre (x) u + grad_x_post        collapsed = (h_pre, u)
+    """
+    x, phi, alpha, gamma = (tensors[name] for name in ("x", "phi", "alpha", "gamma"))
+    vec = x.to(wide(x.dtype)).flatten(-2)
+    phi = phi.to(vec.dtype)
+    r = tensors["inv_rms"].unsqueeze(-1)
+    z = r * tensors["h_mix"]
+    dz = spread(alpha.to(vec.dtype), groups) * dlogits
+    dm = stage("dm", r * dz)
+    kappa = (dz * z).sum(-1, keepdim=True) * r.square() / vec.shape[-1]
+    dx = stage("projection", dm @ (phi * weight(gamma, x))) + stage("rms", -kappa * vec)
+    if collapsed is not None:
+        h_pre, u = collapsed
+        dx = dx + stage("collapse", (h_pre.unsqueeze(-1) * u.unsqueeze(-2)).flatten(-2))
+    if grad_x_post is not None:
+        dx = dx + stage("post", grad_x_post.to(vec.dtype).flatten(-2))
+    psi = over_tokens(dm).mT @ over_tokens(vec)
+    per_group = over_tokens(dlogits * z).sum(0).split(groups, -1)
+    found = {
+        "x": stage("dx", dx.reshape(x.shape)),
+        "phi": stage("dphi", psi * weight(gamma, x)),
+        "alpha": stage("dalpha", torch.stack([mixes.sum() for mixes in per_group])),
+        "bias": stage("dbias", over_tokens(dlogits).sum(0)),
+    }
+    if gamma is not None:
+        found["gamma"] = stage("dgamma", (psi * phi).sum(0))
+    return found
+
+
+def like_inputs(found: dict[str, Tensor], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each gradient in the shape and dtype of its input: the one rounding."""
+    return {name: grad.reshape(tensors[name].shape).to(tensors[name].dtype) for name, grad in found.items()}
+
+
+def as_results(found: dict[str, Tensor], tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """(dx, dphi, dalpha, dbias, dgamma); dgamma has no elements when there is no gamma."""
+    found = like_inputs(found, tensors)
+    none = found["alpha"].new_empty(0)
+    return found["x"], found["phi"], found["alpha"], found["bias"], found.get("gamma", none)
+
+
+def over_tokens(value: Tensor) -> Tensor:
+    """All tokens as rows: [..., M] -> [T, M]."""
+    return value.reshape(-1, value.shape[-1])

@@ -1,0 +1,1 @@
+"""mhc.boundary: post of one connection and pre of the next, fused."""

@@ -1,0 +1,83 @@
+"""mhc.boundary: what it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.op import Op
+from .._common import check_post, check_pre
+from ..pre.op import fake as fake_pre
+
+BOUNDARY = Op(
+    "mhc.boundary",
+    schema="(Tensor x, Tensor f, Tensor h_post, Tensor h_res, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, "
+    "float rms_eps, float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn, "
+    "str orientation) "
+    "-> (Tensor x_next, Tensor h_in, Tensor h_post_next, Tensor h_res_next, Tensor inv_rms, Tensor h_mix)",
+    saved=("inv_rms", "h_mix"),
+    residuals=("x", "f", "h_post", "h_res", "phi", "alpha", "bias", "gamma", "x_next", "inv_rms", "h_mix"),
+    package=__package__,
+    backends=("triton",),
+    grads=("x", "f", "h_post", "h_res", "phi", "alpha", "bias", "gamma"),
+    stages=(
+        "mix",
+        "inject",
+        "x_next",
+        "inv_rms",
+        "h_mix",
+        "h_pre",
+        "h_res_logits",
+        "h_post_next",
+        "h_res_next",
+        "h_in",
+    ),
+    summary="post of one connection and pre of the next, in one pass",
+)
+
+
+def boundary(
+    x: Tensor,
+    f: Tensor,
+    h_post: Tensor,
+    h_res: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    *,
+    gamma: Tensor | None = None,
+    rms_eps: float = 1e-6,
+    pre_eps: float = 1e-6,
+    post_mult: float = 2.0,
+    iterations: int = 20,
+    sinkhorn_eps: float = 1e-6,
+    form: str = "deepseek",
+    sinkhorn: bool = True,
+    orientation: str = "in_out",
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x_next = post(x, f, h_post, h_res);  (x_next, *pre(x_next, phi, alpha, bias, ...))     bit for bit on one backend
+
+    Shapes, dtypes and keywords as in `post` and `pre`. Returns x_next [..., n, dim], h_in [..., dim] and the next
+    connection's h_post [..., n] and h_res [..., n, n]. Differentiable in every tensor; the gradient of x_next is never
+    rounded on its way from pre to post. Raises ShapeError, TypeError, ValueError, BackendUnavailable.
+    Source: Xie et al. 2026, mHC.
+    """
+    options = {"rms_eps": rms_eps, "pre_eps": pre_eps, "post_mult": post_mult, "iterations": iterations}
+    options |= {"sinkhorn_eps": sinkhorn_eps, "form": form, "sinkhorn": sinkhorn, "orientation": orientation}
+    return BOUNDARY(x, f, h_post, h_res, phi, alpha, bias, gamma, **options, backend=backend)
+
+
+def check(
+    x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None,
+    *, orientation: str, **options: Any,
+) -> None:  # fmt: skip
+    check_post("mhc.boundary", x, f, h_post, h_res, orientation)
+    check_pre("mhc.boundary", x, phi, alpha, bias, gamma, **options)
+
+
+def fake(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *mixing: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    x_next = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return x_next, *fake_pre(x_next, *mixing)

@@ -1,0 +1,37 @@
+"""mhc.boundary: what it means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .. import _formulas as formulas
+from ..coefficients import reference as coefficients
+from ..post import reference as post
+from ..pre import reference as pre
+
+
+def forward(
+    x: Tensor,
+    f: Tensor,
+    h_post: Tensor,
+    h_res: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    gamma: Tensor | None,
+    *,
+    orientation: str,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    (x_next,) = post.forward(x, f, h_post, h_res, orientation=orientation)
+    return x_next, *pre.forward(x_next, phi, alpha, bias, gamma, **options)
+
+
+def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    """pre's dx, with x_next's own gradient among its addends and not rounded, is what post's backward starts from."""
+    of_pre = {"h_in": grads["h_in"], "h_post": grads["h_post_next"], "h_res": grads["h_res_next"]}
+    below = coefficients.gradients(of_pre, tensors | {"x": tensors["x_next"]}, options, grad_x_post=grads["x_next"])
+    above = post.backward({"x_next": below.pop("x")}, tensors, options, needs)
+    return formulas.like_inputs(below, tensors) | above

@@ -1,0 +1,66 @@
+"""mhc.coefficients: what it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.op import Op
+from .._common import check_pre, rows, wide
+
+COEFFICIENTS = Op(
+    "mhc.coefficients",
+    schema="(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, float rms_eps, float pre_eps, "
+    "float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn) "
+    "-> (Tensor h_pre, Tensor h_post, Tensor h_res, Tensor inv_rms, Tensor h_mix)",
+    saved=("inv_rms", "h_mix"),
+    package=__package__,
+    backends=("triton",),
+    grads=("x", "phi", "alpha", "bias", "gamma"),
+    stages=("inv_rms", "h_mix", "h_pre", "h_post", "h_res_logits", "h_res"),
+    summary="h_pre, h_post and h_res of every token",
+)
+
+
+def coefficients(
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    *,
+    gamma: Tensor | None = None,
+    rms_eps: float = 1e-6,
+    pre_eps: float = 1e-6,
+    post_mult: float = 2.0,
+    iterations: int = 20,
+    sinkhorn_eps: float = 1e-6,
+    form: str = "deepseek",
+    sinkhorn: bool = True,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """l = alpha * rsqrt(mean(X^2) + rms_eps) * (gamma * X) phi^T + bias
+    h_pre = sigmoid(l_pre) + pre_eps,  h_post = post_mult * sigmoid(l_post),  h_res = sinkhorn(l_res as [n, n])
+
+    x [..., n, dim]; X is its last two dimensions as one, K = n*dim. phi [M, K], M = 2n + n^2: rows of pre, post, res
+    (row-major); alpha [3]; bias [M]; gamma None, [K] or [n, dim]. Returns h_pre [..., n], h_post [..., n],
+    h_res [..., n, n] in float32 (float64 if x is), whatever x's dtype. sinkhorn=False (CANN's form) returns the logits
+    l_res in place of h_res.
+
+    Differentiable in x, phi, alpha, bias and gamma. Raises ShapeError (the message lists what came and the likely
+    mistake), TypeError, ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC; DeepSeek's published model code.
+    """
+    options = {"rms_eps": rms_eps, "pre_eps": pre_eps, "post_mult": post_mult, "iterations": iterations}
+    options |= {"sinkhorn_eps": sinkhorn_eps, "form": form, "sinkhorn": sinkhorn}
+    return COEFFICIENTS(x, phi, alpha, bias, gamma, **options, backend=backend)
+
+
+def check(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any) -> None:
+    check_pre("mhc.coefficients", x, phi, alpha, bias, gamma, **options)
+
+
+def fake(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any) -> tuple:
+    batch, n = x.shape[:-2], x.shape[-2]
+    shapes = ((*batch, n), (*batch, n), (*batch, n, n), batch, (*batch, rows(n)))
+    return tuple(torch.empty(shape, dtype=wide(x.dtype), device=x.device) for shape in shapes)

@@ -1,0 +1,43 @@
+"""mhc.connect_backward: what it means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .. import _formulas as formulas
+from .._common import wide
+from ..coefficients import reference as coefficients
+from ..post.reference import output_by_input
+
+
+def forward(
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    gamma: Tensor | None,
+    h_res: Tensor,
+    inv_rms: Tensor,
+    h_mix: Tensor,
+    grad_h_in: Tensor | None,
+    grad_h_post: Tensor | None,
+    grad_h_res: Tensor | None,
+    grad_x_next: Tensor | None,
+    *,
+    orientation: str,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """pre's backward with dx_post[j] = sum_k h_res[j, k] grad_x_next[k] among the addends of dx.
+
+    h_res is what post multiplied with: where it was rounded in between, the rounded one.
+    """
+    grad_x_post = None
+    if grad_x_next is not None:
+        to = wide(x.dtype)
+        grad_x_post = output_by_input(h_res.to(to), orientation).mT @ grad_x_next.to(to)
+    grads = {"h_in": grad_h_in, "h_post": grad_h_post, "h_res": grad_h_res}
+    tensors = {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma, "inv_rms": inv_rms, "h_mix": h_mix}
+    found = coefficients.gradients(grads, tensors, {**options, "sinkhorn": True}, grad_x_post=grad_x_post)
+    return formulas.as_results(found, tensors)

@@ -1,0 +1,16 @@
+"""mhc.expand: what it means."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .._common import wide
+
+
+def forward(x: Tensor, *, n: int) -> tuple[Tensor]:
+    return (x.unsqueeze(-2).repeat(*[1] * (x.dim() - 1), n, 1),)
+
+
+def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    g = grads["streams"]
+    return {"x": g.to(wide(g.dtype)).sum(-2).to(g.dtype)}

@@ -1,0 +1,1 @@
+"""mhc.head: the streams collapsed to one at the end of the model."""

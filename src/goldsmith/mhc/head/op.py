@@ -1,0 +1,58 @@
+"""mhc.head: what it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core.op import Op
+from .._common import check_mixing, check_numbers, wide
+
+HEAD = Op(
+    "mhc.head",
+    schema="(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, float rms_eps, float pre_eps) "
+    "-> (Tensor h, Tensor inv_rms, Tensor h_mix)",
+    saved=("inv_rms", "h_mix"),
+    package=__package__,
+    backends=("triton",),
+    grads=("x", "phi", "alpha", "bias", "gamma"),
+    stages=("inv_rms", "h_mix", "h_pre", "h"),
+    summary="the streams collapsed to one at the model's end",
+)
+
+
+def head(
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    *,
+    gamma: Tensor | None = None,
+    rms_eps: float = 1e-6,
+    pre_eps: float = 1e-6,
+    backend: str = "auto",
+) -> Tensor:
+    """h = sum_i (sigmoid(alpha * z[i] + bias[i]) + pre_eps) * x[i],  z = rsqrt(mean(X^2) + rms_eps) * (gamma * X) phi^T
+
+    x [..., n, dim] -> [..., dim] in x's dtype, summed in float32 and rounded once; phi [n, n*dim], alpha [1], bias [n],
+    gamma None, [n*dim] or [n, dim].
+
+    Differentiable in all five. Raises ShapeError, TypeError, ValueError, BackendUnavailable.
+    Source: DeepSeek's published model code (hc_head).
+    """
+    return HEAD(x, phi, alpha, bias, gamma, rms_eps=rms_eps, pre_eps=pre_eps, backend=backend)
+
+
+def check(
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, rms_eps: float, pre_eps: float
+) -> None:
+    check_mixing("mhc.head", x, phi, alpha, bias, gamma, head=True)
+    check_numbers("mhc.head", rms_eps=rms_eps, pre_eps=pre_eps)
+
+
+def fake(
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, rms_eps: float, pre_eps: float
+) -> tuple[Tensor, ...]:
+    batch, n, dim = x.shape[:-2], *x.shape[-2:]
+    h = torch.empty((*batch, dim), dtype=x.dtype, device=x.device)
+    return h, *(torch.empty(shape, dtype=wide(x.dtype), device=x.device) for shape in (batch, (*batch, n)))

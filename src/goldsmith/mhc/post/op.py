@@ -1,0 +1,43 @@
+"""mhc.post: what it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core.op import Op
+from .._common import check_post
+
+POST = Op(
+    "mhc.post",
+    schema="(Tensor x, Tensor f, Tensor h_post, Tensor h_res, str orientation) -> (Tensor x_next)",
+    package=__package__,
+    backends=("triton",),
+    grads=("x", "f", "h_post", "h_res"),
+    stages=("mix", "inject", "x_next"),
+    summary="streams mixed, and the layer's output added to each",
+)
+
+
+def post(
+    x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, orientation: str = "in_out", backend: str = "auto"
+) -> Tensor:
+    """x_next[k] = sum_j h_res[j, k] * x[j] + h_post[k] * f        orientation "in_out": h_res[input, output]
+    x_next[o] = sum_i h_res[o, i] * x[i] + h_post[o] * f           orientation "out_in": h_res[output, input]
+
+    x [..., n, dim], f [..., dim], h_post [..., n], h_res [..., n, n] (float32; float64 if x is) -> [..., n, dim] in x's
+    dtype, summed in float32 and rounded once. "in_out" is DeepSeek's, CANN's and TransformerEngine's, "out_in"
+    Megatron's and Liger's: they are different models, since h_res is not symmetric.
+
+    Differentiable in all four. Leading dimensions must agree (nothing is broadcast): raises ShapeError, TypeError,
+    ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC; DeepSeek's published model code.
+    """
+    return POST(x, f, h_post, h_res, orientation=orientation, backend=backend)
+
+
+def check(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, orientation: str) -> None:
+    check_post("mhc.post", x, f, h_post, h_res, orientation)
+
+
+def fake(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, orientation: str) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

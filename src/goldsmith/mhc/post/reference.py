@@ -1,0 +1,34 @@
+"""mhc.post: what it means. G is the gradient of x_next."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...assay.stage import stage
+from .._common import wide
+
+
+def forward(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, orientation: str) -> tuple[Tensor]:
+    to = wide(x.dtype)
+    mix = stage("mix", output_by_input(h_res.to(to), orientation) @ x.to(to))
+    inject = stage("inject", h_post.to(to).unsqueeze(-1) * f.to(to).unsqueeze(-2))
+    return (stage("x_next", (mix + inject).to(x.dtype)),)
+
+
+def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    x, f, h_post, h_res = (tensors[name] for name in ("x", "f", "h_post", "h_res"))
+    to = wide(x.dtype)
+    g = grads["x_next"].to(to)
+    mixing = output_by_input(h_res.to(to), options["orientation"])
+    found = {
+        "f": stage("df", (h_post.to(to).unsqueeze(-1) * g).sum(-2)),
+        "h_post": stage("dh_post", (g * f.to(to).unsqueeze(-2)).sum(-1)),
+        "h_res": stage("dh_res", output_by_input(g @ x.to(to).mT, options["orientation"])),
+        "x": stage("dx_post", mixing.mT @ g),
+    }
+    return {name: grad.to(tensors[name].dtype) for name, grad in found.items()}
+
+
+def output_by_input(h_res: Tensor, orientation: str) -> Tensor:
+    """[input, output] to [output, input], or back; nothing to do for "out_in"."""
+    return h_res.mT if orientation == "in_out" else h_res

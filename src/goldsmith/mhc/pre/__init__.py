@@ -1,0 +1,1 @@
+"""mhc.pre: the coefficients and the layer's input, fused."""

@@ -1,0 +1,68 @@
+"""mhc.pre: what it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.op import Op
+from .._common import check_pre, rows, wide
+
+PRE = Op(
+    "mhc.pre",
+    schema="(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, float rms_eps, float pre_eps, "
+    "float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn) "
+    "-> (Tensor h_in, Tensor h_post, Tensor h_res, Tensor inv_rms, Tensor h_mix)",
+    saved=("inv_rms", "h_mix"),
+    package=__package__,
+    backends=("triton",),
+    grads=("x", "phi", "alpha", "bias", "gamma"),
+    stages=("inv_rms", "h_mix", "h_pre", "h_res_logits", "h_post", "h_res", "h_in"),
+    summary="coefficients, and the streams collapsed to the layer's input",
+)
+
+
+def pre(
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    *,
+    gamma: Tensor | None = None,
+    rms_eps: float = 1e-6,
+    pre_eps: float = 1e-6,
+    post_mult: float = 2.0,
+    iterations: int = 20,
+    sinkhorn_eps: float = 1e-6,
+    form: str = "deepseek",
+    sinkhorn: bool = True,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """h_in = sum_i h_pre[i] * x[i],  with (h_pre, h_post, h_res) = coefficients(x, phi, alpha, bias, ...)
+
+    x [..., n, dim] in bfloat16, float16, float32 or float64 -> h_in [..., dim] in x's dtype (summed in float32, rounded
+    once), h_post [..., n] and h_res [..., n, n] in float32 (float64 if x is). Shapes and keywords as in `coefficients`;
+    with sinkhorn=False (CANN's form) the third result is the logits; `mhc.sinkhorn` of them equals h_res bit for bit.
+
+    Differentiable in x, phi, alpha, bias and gamma; the backward keeps x and 4*(1 + M) bytes a token (100 at n=4).
+    Raises ShapeError (the message lists what came and the likely mistake), TypeError, ValueError, BackendUnavailable.
+    Source: Xie et al. 2026, mHC; DeepSeek's published model code; CANN's aclnnMhcPre.
+    """
+    options = {"rms_eps": rms_eps, "pre_eps": pre_eps, "post_mult": post_mult, "iterations": iterations}
+    options |= {"sinkhorn_eps": sinkhorn_eps, "form": form, "sinkhorn": sinkhorn}
+    return PRE(x, phi, alpha, bias, gamma, **options, backend=backend)
+
+
+def check(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any) -> None:
+    check_pre("mhc.pre", x, phi, alpha, bias, gamma, **options)
+
+
+def fake(
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any
+) -> tuple[Tensor, ...]:
+    batch, n, dim = x.shape[:-2], *x.shape[-2:]
+    h_in = torch.empty((*batch, dim), dtype=x.dtype, device=x.device)
+    shapes = ((*batch, n), (*batch, n, n), batch, (*batch, rows(n)))
+    return h_in, *(torch.empty(shape, dtype=wide(x.dtype), device=x.device) for shape in shapes)

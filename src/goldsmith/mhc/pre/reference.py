@@ -1,0 +1,21 @@
+"""mhc.pre: what it means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .. import _formulas as formulas
+from ..coefficients import reference as coefficients
+
+
+def forward(
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any
+) -> tuple[Tensor, ...]:
+    h_pre, h_post, h_res, inv_rms, h_mix = coefficients.forward(x, phi, alpha, bias, gamma, **options)
+    return formulas.collapse(h_pre, x), h_post, h_res, inv_rms, h_mix
+
+
+def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    return formulas.like_inputs(coefficients.gradients(grads, tensors, options), tensors)

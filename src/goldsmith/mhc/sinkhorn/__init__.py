@@ -1,0 +1,1 @@
+"""mhc.sinkhorn: the projection of logits towards doubly stochastic matrices."""
