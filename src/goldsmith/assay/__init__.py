@@ -3,10 +3,14 @@
 Imports torch alone, and nothing else of ours.
 """
 
+from .case import Case, Make, case
+from .decisions import argmax, given, sign, topk
+from .golden import storage
 from .results import AssayError, ErrorMap, Finding, Location, Note, ProbeRun, Report, Row, TargetError
 from .stage import stage, tracing
+from .target import Target
 
 __all__ = [
-    "AssayError", "ErrorMap", "Finding", "Location", "Note", "ProbeRun", "Report", "Row", "TargetError",
-    "stage", "tracing",
+    "AssayError", "Case", "ErrorMap", "Finding", "Location", "Make", "Note", "ProbeRun", "Report", "Row", "Target", "TargetError",
+    "argmax", "case", "given", "sign", "stage", "storage", "topk", "tracing",
 ]  # fmt: skip

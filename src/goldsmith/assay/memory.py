@@ -1,0 +1,238 @@
+"""Where a candidate's tensors live while it runs: between guard bands, on poisoned memory, in any layout.
+
+Every buffer is `band | body | band` with the body aligned to 256 bytes (Triton compiles another kernel for less). Bands
+hold 0xFF bytes, which are NaN in every floating dtype: a stray read shows in the results, a stray write in the bytes.
+`Poison` does the same for every `torch.empty*` that the candidate calls, forward and backward: what it never writes
+stays recognisable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ALIGN = 256
+BAND_MIN, BAND_MAX = 1024, 1 << 20
+MARK = 0xFF
+NAN_FILL, DIRT_FILL = "nan", "dirt"
+LAYOUTS = ("transposed", "stepped", "offset")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A write outside a buffer: `distance` bytes from its nearest edge to the farthest byte written."""
+
+    label: str
+    side: str
+    bytes: int
+    distance: int
+    body: int
+
+    @property
+    def text(self) -> str:
+        where = {"past": "past the end", "before": "before the start", "gap": "between the elements"}[self.side]
+        said = f"{self.bytes} bytes written {where} of {self.label} ({self.body} bytes)"
+        if self.side == "past" and self.body and self.distance == self.body:
+            return said + ": exactly twice the buffer"
+        return said + (f", up to {self.distance} bytes away" if self.side != "gap" else "")
+
+
+@dataclass
+class Buffer:
+    """One guarded allocation: `raw` bytes, of which [start, start + size) belong to `tensor`."""
+
+    raw: Tensor
+    start: int
+    size: int
+    tensor: Tensor
+    label: str
+    before: Tensor | None = None
+
+    def hit(self) -> Hit | None:
+        """The write outside the body, if there was one."""
+        front, back = self.raw[: self.start], self.raw[self.start + self.size :]
+        for side, band in (("past", back), ("before", front)):
+            if bool((band != MARK).any()):
+                touched = (band != MARK).nonzero().flatten()
+                distance = int(touched[-1]) + 1 if side == "past" else len(band) - int(touched[0])
+                return Hit(self.label, side, len(touched), distance, self.size)
+        return self._gap()
+
+    def _gap(self) -> Hit | None:
+        if self.before is None or self.tensor.is_contiguous() or torch.equal(self.raw, self.before):
+            return None
+        gap = torch.ones(self.size // self.tensor.element_size(), dtype=torch.bool, device=self.raw.device)
+        gap.as_strided(self.tensor.shape, self.tensor.stride()).fill_(False)
+        body = slice(self.start, self.start + self.size)
+        changed = (self.raw[body] != self.before[body]).view(len(gap), -1).any(-1) & gap
+        count = int(changed.sum()) * self.tensor.element_size()
+        return Hit(self.label, "gap", count, 0, self.size) if count else None
+
+    def changed(self) -> Tensor | None:
+        """Which elements of the tensor hold other bytes than before, or None."""
+        if self.before is None or torch.equal(self.raw, self.before):
+            return None
+        body = slice(self.start, self.start + self.size)
+        different = (self.raw[body] != self.before[body]).view(-1, self.tensor.element_size()).any(-1)
+        mask = different.as_strided(self.tensor.shape, self.tensor.stride())
+        return mask if bool(mask.any()) else None
+
+
+class Arena:
+    """The guarded buffers of one run."""
+
+    def __init__(self, fill: str = NAN_FILL):
+        self.fill = fill
+        self.buffers: list[Buffer] = []
+        self.inputs: dict[str, Buffer] = {}
+
+    def allocate(
+        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, label: str, shift: int = 0
+    ) -> Buffer:
+        """A new guarded buffer; `shift` moves its first element off the alignment, by so many elements."""
+        item = dtype.itemsize
+        span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
+        size = span * item
+        band = min(max(BAND_MIN, -(-size // ALIGN) * ALIGN), BAND_MAX)
+        raw = torch.empty(size + 2 * band + ALIGN + shift * item, dtype=torch.uint8, device=device)
+        start = band + (-(raw.data_ptr() + band)) % ALIGN + shift * item
+        raw.fill_(MARK)
+        if not dtype.is_floating_point and not dtype.is_complex or self.fill != NAN_FILL:
+            raw[start : start + size].fill_(_fill_byte(dtype, self.fill))
+        tensor = torch.empty(0, dtype=dtype, device=device)
+        tensor.set_(raw.untyped_storage(), start // item, tuple(shape), tuple(stride))
+        buffer = Buffer(raw, start, size, tensor, label)
+        self.buffers.append(buffer)
+        return buffer
+
+    def place(self, name: str, value: Tensor, layout: str | None = None) -> Tensor:
+        """A guarded copy of an input (or output gradient) in a layout; None keeps the strides it came with."""
+        value = value.detach()
+        stride, shift = strides_for(value, layout)
+        buffer = self.allocate(value.shape, stride, value.dtype, value.device, name, shift)
+        if value.numel():
+            buffer.raw[buffer.start : buffer.start + buffer.size].fill_(MARK)  # gaps hold NaN, like the bands
+            distinct = _distinct(buffer.tensor)
+            distinct.copy_(value.as_strided(distinct.shape, value.stride()) if distinct.shape != value.shape else value)
+        buffer.before = buffer.raw.clone()
+        self.inputs[name] = buffer
+        return buffer.tensor
+
+    def hits(self) -> list[Hit]:
+        return [h for h in (b.hit() for b in self.buffers) if h is not None]
+
+    def owner(self, tensor: Tensor) -> Buffer | None:
+        """The buffer that a tensor lives in, if it is one of ours."""
+        storage = tensor.untyped_storage().data_ptr()
+        return next((b for b in self.buffers if b.raw.untyped_storage().data_ptr() == storage), None)
+
+    def forget(self, tensor: Tensor) -> None:
+        owner = self.owner(tensor)
+        if owner is not None:
+            self.buffers.remove(owner)
+
+
+def _fill_byte(dtype: torch.dtype, fill: str) -> int:
+    """NaN for floats, 0x7f7f... for integers; dirt is finite and plausible: 48.6 in float32, 48.5 in bfloat16."""
+    if dtype == torch.bool:
+        return 1 if fill == NAN_FILL else 0
+    if fill == NAN_FILL:
+        return MARK if dtype.is_floating_point or dtype.is_complex else 0x7F
+    return 0x42 if dtype.is_floating_point or dtype.is_complex else 0x01
+
+
+def _distinct(tensor: Tensor) -> Tensor:
+    """The tensor without its stride-0 repetitions, so that each byte is written once."""
+    shape = [1 if s == 0 and n > 1 else n for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(shape, tensor.stride(), tensor.storage_offset())
+
+
+def strides_for(value: Tensor, layout: str | None) -> tuple[tuple[int, ...], int]:
+    """(strides, shift in elements) that lay `value` out in memory as named."""
+    shape = list(value.shape)
+    if layout is None or value.numel() == 0:
+        return tuple(value.stride()), 0
+    if layout == "contiguous":
+        return _dense(shape, range(len(shape))), 0
+    if layout == "offset":
+        return _dense(shape, range(len(shape))), 1
+    if layout == "stepped":
+        return tuple(2 * s for s in _dense(shape, range(len(shape)))), 0
+    if layout == "transposed":
+        order = list(range(len(shape)))
+        return _dense(shape, order[:-2] + order[:-3:-1] if len(order) > 1 else order), 0
+    raise ValueError(f"unknown layout {layout!r}; there are: {', '.join(LAYOUTS)}")
+
+
+def _dense(shape: list[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a gapless tensor whose axes lie in memory in `order`, the last one innermost."""
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(list(order)):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+_aten = torch.ops.aten
+_EMPTY = {
+    _aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default,
+    _aten.empty_strided.default, _aten.new_empty_strided.default, _aten.empty_permuted.default,
+}  # fmt: skip
+_RESIZE = {_aten.resize_.default, _aten.set_.source_Storage_storage_offset, _aten.set_.source_Tensor}
+_BUILTIN = {"aten", "prims", "prim", "inductor", "c10d", "_c10d_functional", "profiler"}
+
+
+class Poison(TorchDispatchMode):
+    """Guards and poisons every `empty*`, in the forward and in autograd's threads (their state carries the mode along).
+
+    A Python custom operator is entered with the mode on, so that the buffers it makes are seen too. What C++ code
+    allocates by itself is not seen, nor what `torch.compile` plans ahead.
+    """
+
+    def __init__(self, arena: Arena):
+        super().__init__()
+        self.arena = arena
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _EMPTY:
+            return self._guarded(func(*args, **kwargs))
+        if func in _RESIZE:
+            self.arena.forget(args[0])
+        elif func.namespace not in _BUILTIN:
+            return self._enter(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _guarded(self, plain: Tensor) -> Tensor:
+        ordinary = type(plain) is Tensor and plain.layout == torch.strided and plain.device.type != "meta"
+        if not ordinary or plain.numel() == 0 or plain.is_quantized or plain.is_pinned():
+            return plain
+        self.count += 1
+        label = f"scratch buffer {self.count} {list(plain.shape)}"
+        return self.arena.allocate(plain.shape, plain.stride(), plain.dtype, plain.device, label).tensor
+
+    def _enter(self, func, args, kwargs):
+        """Calls a custom operator's own kernel with the mode on; below the mode it would run unseen."""
+        key = _backend_key(args, kwargs)
+        if key is None or not func.has_kernel_for_dispatch_key(key) and not func.has_kernel_for_dispatch_key(_COMPOSITE):
+            return func(*args, **kwargs)
+        with self:
+            return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
+
+
+def _backend_key(args, kwargs):
+    """The dispatch key of the first tensor's device."""
+    from torch.utils._pytree import tree_leaves
+
+    for leaf in tree_leaves((args, kwargs)):
+        if type(leaf) is Tensor:
+            return {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}.get(leaf.device.type)
+    return None

@@ -1,0 +1,233 @@
+"""Target: a candidate, the golden it is held to, and the cases it is tried on. Checked when it is made; frozen.
+
+Errors are `TypeError` for a wrong kind of object and `TargetError` (a `ValueError`) for a wrong name or value; both name
+the argument and list what exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .binding import bind, inputs_and_scalars
+from .case import Case, as_cases
+from .decisions import Decision, Given, Sign, TopK
+from .results import TargetError
+
+UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+DOTS = {"ieee": None, "tf32": 2.0**-11}
+LAYOUTS = ("any", "contiguous")
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A candidate to hold to its golden.
+
+    candidate       the kernel: any callable (function, `torch.autograd.Function`, `torch.nn.Module`), bound by parameter name
+    golden          plain torch that says what it should compute; called with float64 copies of the very inputs
+    cases           from `@assay.case`, a list of them, or a dict of tensors
+    outputs         names in order; default ("y",), ("y0", "y1", ...) for a tuple, or the keys of a returned dict
+    saved           outputs that only the backward needs: no gradient flows into them
+    backward        "auto" (autograd), None (forward only), or a callable of inputs, scalars, outputs and grad_<output>
+    golden_backward likewise; without it float64 autograd through the golden
+    grads           inputs whose gradients are wanted; default every floating-point input
+    decisions       {result: assay.topk(...) | argmax | sign | given}
+    segments        {tensor: {name: (lo, hi) on the last axis, or (axis, lo, hi)}}, or a function of the case's sizes
+    dtypes          the dtypes that inputs are drawn in, one check each
+    compute         precision promised for sums and intermediates; default float32 (float64 for float64 inputs)
+    dot             "ieee" or "tf32"
+    layouts         "any", or "contiguous": every other layout of an input must be refused with an exception
+    mutates         inputs that the candidate may write
+    reset           called before every run that must start fresh
+    """
+
+    candidate: Callable
+    golden: Callable
+    _: KW_ONLY
+    cases: Any
+    name: str | None = None
+    outputs: tuple[str, ...] | None = None
+    saved: tuple[str, ...] = ()
+    backward: Any = "auto"
+    golden_backward: Callable | None = None
+    grads: tuple[str, ...] | None = None
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    segments: Mapping[str, Any] = field(default_factory=dict)
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    compute: torch.dtype | None = None
+    dot: str = "ieee"
+    layouts: str = "any"
+    mutates: tuple[str, ...] = ()
+    reset: Callable[[], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for argument in ("candidate", "golden"):
+            _callable(argument, getattr(self, argument))
+        for argument in ("golden_backward", "reset"):
+            if getattr(self, argument) is not None:
+                _callable(argument, getattr(self, argument))
+        if self.backward is not None and self.backward != "auto":
+            _callable("backward", self.backward, "'auto', None or a callable")
+        self._set("cases", as_cases(self.cases))
+        self._set("name", _own_name(self.candidate) if self.name is None else _string("name", self.name))
+        self._set("outputs", None if self.outputs is None else _names("outputs", self.outputs))
+        for argument in ("saved", "mutates"):
+            self._set(argument, _names(argument, getattr(self, argument)))
+        self._set("grads", None if self.grads is None else _names("grads", self.grads))
+        if self.outputs is not None:
+            _known("saved", self.saved, self.outputs, "outputs")
+        _choice("layouts", self.layouts, LAYOUTS)
+        _choice("dot", self.dot, tuple(DOTS))
+        self._set("dtypes", _dtypes(self.dtypes))
+        if self.compute is not None and self.compute not in UNIT:
+            raise TargetError(f"compute: {self.compute!r} is no compute precision; there are: {_listed(UNIT)}")
+        self._check_decisions()
+        self._check_segments()
+        self._check_bindings()
+
+    def _set(self, argument: str, value: Any) -> None:
+        object.__setattr__(self, argument, value)
+
+    def _check_decisions(self) -> None:
+        if not isinstance(self.decisions, Mapping):
+            raise TypeError(f"decisions: expected a dict, got {type(self.decisions).__name__}")
+        for name, decision in self.decisions.items():
+            if not isinstance(decision, TopK | Sign | Given):
+                raise TypeError(f"decisions: {name!r} needs assay.topk, argmax, sign or given, got {decision!r}")
+
+    def _check_segments(self) -> None:
+        if not isinstance(self.segments, Mapping):
+            raise TypeError(f"segments: expected a dict by tensor name, got {type(self.segments).__name__}")
+        for tensor, named in self.segments.items():
+            if not callable(named):
+                check_segments(tensor, named)
+
+    def _check_bindings(self) -> None:
+        """Every name that a callable takes must be supplied by the case; tried on the smallest case."""
+        supply = self.smallest().build(self.dtypes[0], "cpu", 0)
+        inputs, scalars = inputs_and_scalars(supply)
+        bind("candidate", self.candidate, supply)
+        bind("golden", self.golden, supply)
+        floating = [n for n, t in inputs.items() if t.is_floating_point()]
+        _known("grads", self.grads or (), floating, "floating-point inputs")
+        _known("mutates", self.mutates, inputs, "inputs")
+        if self.outputs is not None:
+            names = (*supply, *self.outputs, *(f"grad_{o}" for o in self.outputs if o not in self.saved))
+            for argument in ("backward", "golden_backward"):
+                if callable(getattr(self, argument)):
+                    bind(argument, getattr(self, argument), names)
+        for name, decision in self.decisions.items():
+            for what in (getattr(decision, "k", None), getattr(decision, "rate", None)):
+                if isinstance(what, str):
+                    _known(f"decisions[{name!r}]", (what,), scalars, "scalars")
+
+    # -- what a check asks --------------------------------------------------------------------------------------------
+
+    def smallest(self) -> Case:
+        """The case with the fewest elements by its sizes (for declarations, never for verdicts)."""
+
+        def elements(case: Case) -> float:
+            product = 1.0
+            for size in case.sizes.values():
+                product *= max(size, 1) if isinstance(size, int) else 1
+            return product
+
+        return min(self.cases, key=elements)
+
+    def case(self, wanted: Case | str) -> Case:
+        """The case of that name; raises with the names that exist."""
+        if isinstance(wanted, Case):
+            return wanted
+        for case in self.cases:
+            if case.name == wanted:
+                return case
+        raise TargetError(f"case: {self.name} has no case {wanted!r}; there are: {_listed(c.name for c in self.cases)}")
+
+    def compute_dtype(self, inputs: Mapping[str, Tensor]) -> torch.dtype:
+        """The precision in which sums and intermediates are promised: float32, unless declared or all float64."""
+        if self.compute is not None:
+            return self.compute
+        floating = [t.dtype for t in inputs.values() if t.is_floating_point()]
+        return torch.float64 if floating and all(d == torch.float64 for d in floating) else torch.float32
+
+    def wanted_grads(self, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
+        floating = tuple(n for n, t in inputs.items() if t.is_floating_point())
+        return floating if self.grads is None else tuple(g for g in self.grads if g in floating)
+
+    def segments_of(self, tensor: str, sizes: Mapping[str, Any]) -> dict[str, tuple[int, int, int]]:
+        """The declared segments of a tensor as (axis, lo, hi); the last axis is -1."""
+        named = self.segments.get(tensor, {})
+        if callable(named):
+            named = bind(f"segments[{tensor!r}]", named, sizes)(sizes)
+            check_segments(tensor, named)
+        return {name: tuple(r) if len(r) == 3 else (-1, *r) for name, r in named.items()}
+
+    def __repr__(self) -> str:
+        return f"Target({self.name}, {len(self.cases)} cases)"
+
+
+def check_segments(tensor: str, named: Any) -> None:
+    if not isinstance(named, Mapping):
+        raise TypeError(f"segments[{tensor!r}]: expected a dict or a function of the sizes, got {type(named).__name__}")
+    for name, span in named.items():
+        numbers = isinstance(span, tuple) and len(span) in (2, 3) and all(isinstance(v, int) for v in span)
+        if not numbers or span[-2] > span[-1]:
+            raise TargetError(f"segments[{tensor!r}]: {name!r} is (lo, hi) or (axis, lo, hi) with lo <= hi, got {span!r}")
+
+
+def _callable(argument: str, value: Any, wanted: str = "a callable") -> None:
+    if not callable(value):
+        raise TypeError(f"{argument}: expected {wanted}, got {type(value).__name__} {value!r}"[:200])
+
+
+def _string(argument: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{argument}: expected a name, got {value!r}")
+    return value
+
+
+def _names(argument: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+        raise TypeError(f"{argument}: expected a tuple of names, got {value!r}")
+    twice = [n for n in value if list(value).count(n) > 1]
+    if twice:
+        raise TargetError(f"{argument}: {twice[0]!r} occurs twice in {list(value)}")
+    return tuple(value)
+
+
+def _known(argument: str, names: Any, known: Any, what: str) -> None:
+    unknown = [n for n in names if n not in known]
+    if unknown:
+        raise TargetError(f"{argument}: {unknown[0]!r} is not among the {what}; there are: {_listed(known)}")
+
+
+def _choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise TargetError(f"{argument}: {value!r} is not a choice; there are: {_listed(choices)}")
+
+
+def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
+    dtypes = (value,) if isinstance(value, torch.dtype) else value
+    if not isinstance(dtypes, list | tuple) or not dtypes or not all(isinstance(d, torch.dtype) for d in dtypes):
+        raise TypeError(f"dtypes: expected a tuple of torch dtypes, got {value!r}")
+    unknown = [d for d in dtypes if d not in UNIT]
+    if unknown:
+        raise TargetError(f"dtypes: {unknown[0]} cannot be judged; there are: {_listed(UNIT)}")
+    return tuple(dtypes)
+
+
+def _listed(names: Any) -> str:
+    shown = [str(n) for n in names]
+    return ", ".join(shown[:20]) + (f", ... ({len(shown)} in all)" if len(shown) > 20 else "") or "none"
+
+
+def _own_name(candidate: Any) -> str:
+    owner = getattr(candidate, "__self__", candidate)
+    if getattr(candidate, "__name__", "") == "apply" and isinstance(owner, type):
+        return owner.__name__
+    name = getattr(candidate, "__name__", None) or type(candidate).__name__
+    return "candidate" if name == "<lambda>" else name
