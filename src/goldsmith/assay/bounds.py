@@ -1,12 +1,36 @@
-"""|computed - exact| <= e: running error analysis of a golden, forward and backward (stub)."""
+"""|computed - exact| <= e: running error analysis of a golden, forward and backward.
+
+Under a dispatch mode the golden runs once in float64, and every operator carries an error bound beside its value
+(N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 2.2, 3.3 and 4.2):
+
+    elementwise f:         e = sum_i |df/da_i| e_i + c_f u |y|
+    sum or dot, n terms:   e = sum_i (e of the terms) + gamma_n sum_i |a_i b_i|,  gamma_n = n u / (1 - n u): any order
+    store in unit u_o:     e += u_o (|y| + e) + half the smallest subnormal
+
+Errors live beside *storages*, not tensors: each storage with an error has a float64 twin of the same number of elements,
+and a tensor's error is the twin seen through the tensor's own sizes, strides and offset. Views, transposes, expands and
+slices therefore need no rule, and writing into a view is seen by every alias. A storage without a twin is exact.
+
+An open bound is inf (or NaN on the way, which turns into inf). The rules are in bounds_rules.py (elementwise),
+bounds_sums.py (reductions and products) and bounds_moves.py (data movement and scatters).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from .golden import default_dtype
+
+Error = Tensor | float  # a float64 tensor that broadcasts to the value, or 0.0 for exact
+SLACK = 1.02  # second-order terms that the rules leave out; |y - value| > SLACK * bound is an error without doubt
+_SWEEP = 256  # dead storages are forgotten every so many operators
 
 
 @dataclass
@@ -30,7 +54,12 @@ class Bounded:
 
 def unit_roundoff(dtype: torch.dtype) -> float:
     """u = 2^-8 bfloat16, 2^-11 float16, 2^-24 float32, 2^-53 float64; 0 for integers and bool."""
-    return 0.0 if not dtype.is_floating_point else torch.finfo(dtype).eps / 2
+    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
+
+
+def smallest_subnormal(dtype: torch.dtype) -> float:
+    """2^-149 for float32, 2^-133 for bfloat16, 2^-24 for float16; 0 for integers and bool."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
 def running_bounds(
@@ -47,7 +76,10 @@ def running_bounds(
     stores: result name -> dtype in which the candidate stores it (default: `compute`).
     dot: "tf32" adds the rounding of both operands of every matrix product.
     """
-    raise NotImplementedError
+    bounded, clean = _run(fn, leaves, compute, stores, dot, careful=False)
+    if not clean:  # NaN or Inf on the way: once more with rules that look past them, about twice the cost
+        bounded, _ = _run(fn, leaves, compute, stores, dot, careful=True)
+    return bounded
 
 
 def stored(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -57,4 +89,261 @@ def stored(value: Tensor, dtype: torch.dtype) -> Tensor:
     `running_bounds` the rounding joins the error of everything that follows, backward included; under `legal_runs` the
     value itself is rounded (gradient: identity); elsewhere the argument comes back untouched.
     """
+    for mode in reversed(_get_current_dispatch_mode_stack()):
+        if hasattr(mode, "on_store"):
+            return mode.on_store(value, dtype)
     return value
+
+
+def _run(fn, leaves, compute, stores, dot, careful) -> tuple[dict[str, Bounded], bool]:
+    if dot not in ("ieee", "tf32"):
+        raise ValueError(f"unknown dot {dot!r}; known: ieee, tf32")
+    mode = RunningErrors(compute, dot, careful)
+    with default_dtype(torch.float64), mode:
+        results = fn(dict(leaves))
+    out, clean = {}, True
+    for name, tensor in results.items():
+        value = tensor.detach()
+        error = mode.error_of(value)
+        dtype = stores.get(name, compute)
+        bound = torch.zeros_like(value, dtype=torch.float64) + error
+        bound = bound + _store_error(value, bound, dtype)
+        if compute == torch.float64:
+            bound = 2 * bound  # the golden itself rounds in the same precision
+        bad = torch.isnan(bound)
+        clean = clean and not bool(bad.any()) and bool(torch.isfinite(value).all())
+        bound = torch.where(bad, torch.inf, bound)
+        value = value.to(torch.float64, copy=True)
+        out[name] = Bounded(value, bound, (value == 0) & (bound == 0), sorted(mode.notes_of(tensor)))
+    return out, clean
+
+
+def _store_error(value: Tensor, error: Tensor, dtype: torch.dtype) -> Tensor:
+    """u_o (|y| + e) + half the smallest subnormal; 0 where y is exact and the store represents it."""
+    if not (dtype.is_floating_point and value.is_floating_point()):
+        return torch.zeros_like(error)
+    rounding = unit_roundoff(dtype) * (value.abs() + error) + smallest_subnormal(dtype) / 2
+    exact = (error == 0) & ((value.to(dtype).to(torch.float64) == value) | ~torch.isfinite(value))
+    return torch.where(exact, 0.0, rounding)
+
+
+@dataclass
+class _Twin:
+    storage: StorageWeakRef  # a weak reference also keeps the address from being used again
+    error: Tensor | None
+    notes: frozenset[str]
+
+
+class RunningErrors(TorchDispatchMode):
+    """The mode behind `running_bounds`; the rules call it as `v, e = m(argument)`."""
+
+    def __init__(self, compute: torch.dtype, dot: str = "ieee", careful: bool = False):
+        super().__init__()
+        self.compute, self.careful = compute, careful
+        self.u = unit_roundoff(compute)
+        # Tensor cores read float32 operands by dropping 13 bits, without rounding: 2^-10 instead of tf32's 2^-11.
+        self.operand_unit = 2.0**-10 if dot == "tf32" else 0.0
+        self.tiny = torch.finfo(compute).smallest_normal
+        self.poisoned: frozenset[str] = frozenset()
+        self._twins: dict[int, _Twin] = {}
+        self._scalars: dict[float, float] = {}
+
+    # ---- what the rules use -----------------------------------------------------------------------------------------
+
+    def __call__(self, x: Any) -> tuple[Any, Error]:
+        """(value, error) of an operand: a float64 tensor or a Python number, with NaN and Inf replaced when careful."""
+        if isinstance(x, Tensor):
+            error = self.error_of(x)
+            v = x if x.dtype == torch.float64 else x.to(torch.float64)
+            return (torch.nan_to_num(v, 0.0, 0.0, 0.0) if self.careful else v), error
+        return x, self._scalar_error(x)
+
+    def rounding(self, y: Tensor, c: float | Tensor = 1.0) -> Error:
+        """c u |y|; below the smallest normal number all of |y|, since a kernel may flush it to zero. Integers: 0."""
+        if not y.is_floating_point():
+            return 0.0
+        a = y.abs()
+        return torch.where(a < self.tiny, a, a * (c * self.u))
+
+    def gamma(self, n: int) -> float:
+        """n u / (1 - n u); inf when n u >= 1."""
+        return n * self.u / (1 - n * self.u) if n * self.u < 1 else float("inf")
+
+    def error_of(self, t: Tensor) -> Error:
+        twin = self._twin(t)
+        return 0.0 if twin.error is None else twin.error.as_strided(t.shape, t.stride(), t.storage_offset())
+
+    def notes_of(self, t: Tensor) -> frozenset[str]:
+        return self._twin(t).notes | self.poisoned
+
+    def on_store(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+        """Adds the rounding of a store to the twin of `value`."""
+        error = self.error_of(value)
+        full = torch.zeros_like(value, dtype=torch.float64) + error
+        self._write(value.detach(), full + _store_error(value.detach(), full, dtype), frozenset())
+        return value
+
+    # ---- dispatch ---------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        from .bounds_plan import plan_of
+
+        kwargs = kwargs or {}
+        plan = plan_of(func)
+        if plan.composed is not None:
+            with self:
+                y = plan.composed(*args, **kwargs)
+                return args[0].copy_(y) if plan.inplace else y
+        if plan.view:
+            y = func(*args, **kwargs)
+            if isinstance(y, Tensor) and y.dtype != args[0].dtype:
+                self._escape(func, args)  # the same bytes read as another type
+            return y
+        notes = self._notes(args, kwargs)
+        if plan.inplace:
+            return self._inplace(func, plan, args, kwargs, notes)
+        y = func(*args, **kwargs)
+        if plan.unseen:
+            return y
+        outs = y if isinstance(y, tuple | list) else (y,)
+        if not any(isinstance(o, Tensor) for o in outs):
+            self._escape(func, args)
+            return y
+        if plan.exact or self._whole_numbers(outs, args, kwargs):
+            errors: tuple[Error, ...] = (0.0,) * len(outs)
+        elif plan.rule is None:
+            notes = notes | {plan.label}
+            errors = (float("inf"),) * len(outs)
+        else:
+            found = plan.rule(self, self._sane(y), *args, **kwargs)
+            errors = found if isinstance(found, tuple) else (found,) * len(outs)
+        for out, error in zip(outs, errors, strict=True):
+            if isinstance(out, Tensor) and not self._shares(out, args):
+                self._record(out, error, notes)
+        return y
+
+    def _inplace(self, func, plan, args, kwargs, notes):
+        """An in-place operator follows the rule of its functional sibling, on a copy of what was there."""
+        target = args[0]
+        before = self._copy(target) if plan.reads_target else target
+        y = func(*args, **kwargs)
+        if plan.exact:
+            error: Error = 0.0
+        elif plan.rule is None:
+            notes, error = notes | {plan.label}, float("inf")
+        else:
+            found = plan.rule(self, self._sane(target), before, *args[1:], **kwargs)
+            error = found[0] if isinstance(found, tuple) else found
+        self._write(target, self._settle(target, error), notes)
+        return y
+
+    # ---- twins ------------------------------------------------------------------------------------------------------
+
+    def _twin(self, t: Tensor) -> _Twin:
+        storage = t.untyped_storage()
+        twin = self._twins.get(storage._cdata)
+        if twin is None:  # a leaf or a constant: wrong by as much as `compute` cannot represent it
+            error = None
+            if t.is_floating_point() and self.compute != torch.float64:
+                flat = t.detach().as_strided((storage.nbytes() // t.element_size(),), (1,), 0).to(torch.float64)
+                gap = (flat - flat.to(self.compute).to(torch.float64)).abs()
+                gap = torch.where(torch.isfinite(gap), gap, 0.0)  # beyond the largest number: nothing to say
+                error = gap if bool(gap.any()) else None
+            twin = self._twins[storage._cdata] = _Twin(StorageWeakRef(storage), error, frozenset())
+        return twin
+
+    def _record(self, t: Tensor, error: Error, notes: frozenset[str]) -> None:
+        """A fresh result; its error may broadcast."""
+        if len(self._twins) % _SWEEP == _SWEEP - 1:
+            self._twins = {key: twin for key, twin in self._twins.items() if not twin.storage.expired()}
+        storage = t.untyped_storage()
+        error = self._settle(t, error)
+        base = None
+        if not (isinstance(error, float) and error == 0.0):
+            count = storage.nbytes() // t.element_size()
+            if count == t.numel() and t.is_contiguous():
+                whole = error if isinstance(error, Tensor) else torch.full((), error, device=t.device)
+                base = whole.to(torch.float64).expand(t.shape).contiguous().view(-1)
+            else:
+                base = torch.zeros(count, dtype=torch.float64, device=t.device)
+                view = base.as_strided(t.shape, t.stride(), t.storage_offset())
+                view.copy_(error) if isinstance(error, Tensor) else view.fill_(error)
+        self._twins[storage._cdata] = _Twin(StorageWeakRef(storage), base, notes | self.poisoned)
+
+    def _write(self, t: Tensor, error: Error, notes: frozenset[str]) -> None:
+        """An overwritten region of a storage that may hold more than `t`."""
+        twin = self._twin(t)
+        twin.notes = twin.notes | notes
+        if twin.error is None:
+            if isinstance(error, float) and error == 0.0:
+                return
+            count = t.untyped_storage().nbytes() // t.element_size()
+            twin.error = torch.zeros(count, dtype=torch.float64, device=t.device)
+        view = twin.error.as_strided(t.shape, t.stride(), t.storage_offset())
+        view.copy_(error) if isinstance(error, Tensor) else view.fill_(error)
+
+    def _settle(self, y: Tensor, error: Error) -> Error:
+        """Where y is NaN or Inf itself there is nothing to round: exact, unless its bound was open for another reason."""
+        if self.poisoned:
+            return float("inf")
+        if not (self.careful and y.is_floating_point() and isinstance(error, Tensor)):
+            return error
+        lost = torch.isnan(error) | torch.isinf(error)
+        return torch.where(torch.isfinite(y), error, torch.where(lost, torch.inf, 0.0))
+
+    def _sane(self, y):
+        if not self.careful:
+            return y
+        clean = [
+            torch.nan_to_num(o, 0.0, 0.0, 0.0) if isinstance(o, Tensor) and o.is_floating_point() else o
+            for o in (y if isinstance(y, tuple | list) else (y,))
+        ]
+        return tuple(clean) if isinstance(y, tuple | list) else clean[0]
+
+    def _copy(self, t: Tensor) -> Tensor:
+        before = t.clone()
+        error = self.error_of(t)
+        self._record(before, error.clone() if isinstance(error, Tensor) else error, frozenset())
+        return before
+
+    # ---- small questions ----------------------------------------------------------------------------------------------
+
+    def _notes(self, args, kwargs) -> frozenset[str]:
+        notes = self.poisoned
+        for t in _tensors(args, kwargs):
+            twin = self._twins.get(t.untyped_storage()._cdata)
+            if twin is not None and twin.notes:
+                notes = notes | twin.notes
+        return notes
+
+    def _whole_numbers(self, outs, args, kwargs) -> bool:
+        """Integer results of exact arguments are exact, whatever the operator."""
+        if any(isinstance(o, Tensor) and o.dtype.is_floating_point for o in outs):
+            return False
+        return all(self._twin(t).error is None for t in _tensors(args, kwargs))
+
+    def _escape(self, func, args) -> None:
+        """A number that leaves the tensors (x.item()) takes its error out of sight: nothing after it is proven."""
+        if any(isinstance(self.error_of(t), Tensor) for t in _tensors(args, {}) if t.is_floating_point()):
+            self.poisoned = self.poisoned | {f"{func.namespace}.{func._schema.name.split('::')[-1]}"}
+
+    @staticmethod
+    def _shares(out: Tensor, args) -> bool:
+        key = out.untyped_storage()._cdata
+        return any(t.untyped_storage()._cdata == key for t in _tensors(args, {}))
+
+    def _scalar_error(self, x: Any) -> float:
+        if not isinstance(x, float) or x != x or x in (float("inf"), float("-inf")):
+            return 0.0
+        if x not in self._scalars:
+            self._scalars[x] = abs(x - float(torch.tensor(x, dtype=self.compute)))
+        gap = self._scalars[x]
+        return gap if gap < float("inf") else 0.0
+
+
+def _tensors(args, kwargs):
+    for a in (*args, *kwargs.values()):
+        if isinstance(a, Tensor):
+            yield a
+        elif isinstance(a, list | tuple):
+            yield from (b for b in a if isinstance(b, Tensor))

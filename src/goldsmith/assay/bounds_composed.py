@@ -1,0 +1,161 @@
+"""Operators written in simpler ones: the error analysis and the legal orders see those instead.
+
+Each is the textbook formula, so that a reduction inside it (a variance's, a norm's) becomes a sum that both modes know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def _dims(x: Tensor, dim) -> list[int]:
+    if dim is None or (isinstance(dim, list | tuple) and not dim):
+        return list(range(x.dim()))
+    return [dim] if isinstance(dim, int) else list(dim)
+
+
+def var_mean(x: Tensor, dim=None, *, correction=1, keepdim=False) -> tuple[Tensor, Tensor]:
+    """sum((x - mean)^2) / (n - correction), mean"""
+    dims = _dims(x, dim)
+    n = math.prod(x.shape[d] for d in dims)
+    mean = x.mean(dims, keepdim=True)
+    d = x - mean
+    variance = (d * d).sum(dims, keepdim=keepdim) / (n - (1 if correction is None else correction))
+    return variance, mean if keepdim else mean.squeeze(dims)
+
+
+def var(x: Tensor, dim=None, *args, correction=1, keepdim=False) -> Tensor:
+    return var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
+
+
+def std(x: Tensor, dim=None, *args, correction=1, keepdim=False) -> Tensor:
+    return var(x, dim, correction=correction, keepdim=keepdim).sqrt()
+
+
+def native_layer_norm(x: Tensor, shape, weight, bias, eps) -> tuple[Tensor, Tensor, Tensor]:
+    """(x - mean) rsqrt(var + eps) weight + bias"""
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    variance, mean = var_mean(x, dims, correction=0, keepdim=True)
+    rstd = torch.rsqrt(variance + eps)
+    y = (x - mean) * rstd
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias), mean, rstd
+
+
+def native_group_norm(x: Tensor, weight, bias, batch, channels, size, groups, eps) -> tuple[Tensor, Tensor, Tensor]:
+    """layer norm of each group of channels"""
+    flat = x.reshape(batch, groups, -1)
+    variance, mean = var_mean(flat, [2], correction=0, keepdim=True)
+    rstd = torch.rsqrt(variance + eps)
+    y = ((flat - mean) * rstd).reshape(x.shape)
+    shape = (1, channels, *(1,) * (x.dim() - 2))
+    y = y if weight is None else y * weight.reshape(shape)
+    return (y if bias is None else y + bias.reshape(shape)), mean.reshape(batch, groups), rstd.reshape(batch, groups)
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """x/2 (1 + erf(x / sqrt 2)), or its tanh approximation"""
+    if approximate == "tanh":
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+    return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
+
+
+def softplus(x: Tensor, beta=1, threshold=20) -> Tensor:
+    """log(1 + exp(beta x)) / beta, linear above the threshold"""
+    return torch.where(x * beta > threshold, x, torch.log1p(torch.exp(x * beta)) / beta)
+
+
+def elu(x: Tensor, alpha=1, scale=1, input_scale=1) -> Tensor:
+    return torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
+
+
+def leaky_relu(x: Tensor, negative_slope=0.01) -> Tensor:
+    return torch.where(x > 0, x, x * negative_slope)
+
+
+def hardtanh(x: Tensor, low=-1, high=1) -> Tensor:
+    return torch.clamp(x, low, high)
+
+
+def logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    return torch.maximum(a, b) + torch.log1p(torch.exp(-(a - b).abs()))
+
+
+def tan(x: Tensor) -> Tensor:
+    return torch.sin(x) / torch.cos(x)
+
+
+def cosh(x: Tensor) -> Tensor:
+    return (torch.exp(x) + torch.exp(-x)) * 0.5
+
+
+def addr(c: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
+    return c * beta + torch.outer(a, b) * alpha
+
+
+def trace(x: Tensor) -> Tensor:
+    return x.diagonal().sum()
+
+
+# ---- what the legal orders need besides: here the error analysis has rules of its own ---------------------------------------
+
+
+def softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    """exp(x - max) / sum(exp(x - max))"""
+    if x.dim() == 0:
+        return torch.ones_like(x)
+    p = torch.exp(x - x.amax(dim, keepdim=True))
+    return p / p.sum(dim, keepdim=True)
+
+
+def log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    """x - max - log(sum(exp(x - max)))"""
+    if x.dim() == 0:
+        return torch.zeros_like(x)
+    d = x - x.amax(dim, keepdim=True)
+    return d - torch.log(torch.exp(d).sum(dim, keepdim=True))
+
+
+def softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype=None) -> Tensor:
+    """y (g - sum(g y))"""
+    return y * (grad - ((grad * y).sum(dim, keepdim=True) if y.dim() else grad * y))
+
+
+def log_softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype=None) -> Tensor:
+    """g - exp(y) sum(g)"""
+    return grad - torch.exp(y) * (grad.sum(dim, keepdim=True) if y.dim() else grad)
+
+
+def logsumexp(x: Tensor, dim, keepdim: bool = False) -> Tensor:
+    """max + log(sum(exp(x - max))); Inf and -Inf come back as they are"""
+    dims = _dims(x, dim)
+    peak = x.amax(dims, keepdim=True)
+    peak = torch.where(torch.isfinite(peak), peak, torch.zeros_like(peak))
+    out = torch.log(torch.exp(x - peak).sum(dims, keepdim=True)) + peak
+    return out if keepdim else out.squeeze(dims)
+
+
+def vector_norm(x: Tensor, ord=2, dim=None, keepdim=False, *, dtype=None) -> Tensor:
+    """sqrt(sum(x^2)), sum|x| or max|x|"""
+    dims = _dims(x, dim)
+    if ord == 2:
+        return (x * x).sum(dims, keepdim=keepdim).sqrt()
+    if ord == 1:
+        return x.abs().sum(dims, keepdim=keepdim)
+    return x.abs().amax(dims, keepdim=keepdim) if ord == math.inf else torch.linalg.vector_norm(x, ord, dims, keepdim)
+
+
+COMPOSED: dict[str, Callable] = {
+    "var": var, "var_mean": var_mean, "std": std, "native_layer_norm": native_layer_norm,
+    "native_group_norm": native_group_norm, "gelu": gelu, "softplus": softplus, "elu": elu, "leaky_relu": leaky_relu,
+    "hardtanh": hardtanh, "logaddexp": logaddexp, "tan": tan, "cosh": cosh, "addr": addr, "trace": trace,
+}  # fmt: skip
+
+REDUCTIONS: dict[str, Callable] = {
+    "_softmax": softmax, "_log_softmax": log_softmax, "_softmax_backward_data": softmax_backward,
+    "_log_softmax_backward_data": log_softmax_backward, "logsumexp": logsumexp, "linalg_vector_norm": vector_norm,
+}  # fmt: skip

@@ -1,0 +1,62 @@
+"""How the error analysis treats each operator: as a view, by a rule, through a composition, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from torch._ops import OpOverload
+
+from . import bounds_moves, bounds_rules, bounds_sums
+from .bounds_composed import COMPOSED
+
+RULES: dict[str, Callable] = {**bounds_rules.RULES, **bounds_sums.RULES, **bounds_moves.RULES}
+_OVERWRITES = {"copy_", "fill_", "zero_"}  # in place, without looking at what was there
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do with one overload; `label` is its name in notes."""
+
+    label: str
+    rule: Callable | None = None
+    composed: Callable | None = None
+    view: bool = False
+    exact: bool = False
+    unseen: bool = False
+    inplace: bool = False
+    reads_target: bool = True
+
+
+@cache
+def plan_of(func: OpOverload) -> Plan:
+    """The plan of an overload, by its base name: `add`, `add_`, and all their overloads share one rule."""
+    namespace, full = func._schema.name.split("::")
+    label = f"{namespace}.{full}"
+    if namespace != "aten":
+        return Plan(label)
+    written = [i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    if func.is_view or full in bounds_moves.VIEWS:
+        return Plan(label, view=True)
+    inplace = written == [0] and full.endswith("_")
+    if written and not inplace:
+        return Plan(label)  # out= variants and fused optimisers
+    name = full[:-1] if inplace else full
+    reads = full not in _OVERWRITES
+    if name in bounds_moves.EXACT:
+        return Plan(label, exact=True, inplace=inplace, reads_target=reads)
+    if name in bounds_moves.UNSEEN and not inplace:
+        return Plan(label, unseen=True)
+    if name in RULES:
+        return Plan(label, rule=RULES[name], inplace=inplace, reads_target=reads)
+    composed = COMPOSED.get(name) or (None if inplace else _decomposition(func))
+    return Plan(label, composed=composed, inplace=inplace)
+
+
+def _decomposition(func: OpOverload) -> Callable | None:
+    """torch's own decomposition, where it is written in aten operators (those in torch._refs end in prims)."""
+    from torch._decomp import decomposition_table
+
+    found = decomposition_table.get(func)
+    return found if found is not None and found.__module__ == "torch._decomp.decompositions" else None
