@@ -18,7 +18,8 @@ from .._common import check_pre
 CONNECT_BACKWARD = Op(
     "mhc.connect_backward",
     schema="(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, "
-    "Tensor h_res, Tensor inv_rms, Tensor h_mix, Tensor? grad_h_in, Tensor? grad_h_post, Tensor? grad_h_res, Tensor? grad_x_next, "
+    "Tensor h_res, Tensor inv_rms, Tensor h_mix, "
+    "Tensor? grad_h_in, Tensor? grad_h_post, Tensor? grad_h_res, Tensor? grad_x_next, "
     "float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, str orientation) "
     "-> (Tensor dx, Tensor dphi, Tensor dalpha, Tensor dbias, Tensor dgamma)",
     package=__package__,

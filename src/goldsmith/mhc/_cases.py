@@ -1,0 +1,169 @@
+"""Draws that the family's cases share, and the sizes that its benchmarks run at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..assay.case import Case, Make
+from ..core.bench import BenchCase
+from ._common import rows, wide
+
+OPTIONS = {"rms_eps": 1e-6, "pre_eps": 1e-6, "post_mult": 2.0, "iterations": 20, "sinkhorn_eps": 1e-6}
+OPTIONS |= {"form": "deepseek", "sinkhorn": True}
+
+TRAINING = ((8192, 4096), (8192, 7168), (4096, 2560))  # tokens, dim
+DECODING = tuple((tokens, dim) for dim in (4096, 7168) for tokens in (1, 4, 16, 64))
+
+
+def named(draw: Callable[..., dict[str, Any]], cases: Mapping[str, tuple[dict[str, Any], str]]) -> list[Case]:
+    """{name: (sizes, why)} as cases; those of more than 2^17 numbers are tagged "large": for cards, not for two cores."""
+    return [Case(name, draw, s, why, ("large",) if _numbers(s) > 2**17 else ()) for name, (s, why) in cases.items()]
+
+
+def _numbers(sizes: Mapping[str, Any]) -> int:
+    return math.prod(v for k, v in sizes.items() if k in ("T", "n", "dim") and isinstance(v, int))
+
+
+def streams(make: Make, batch: tuple[int, ...], n: int, dim: int, layout: str = "contiguous") -> Tensor:
+    """x [*batch, n, dim]; layout "expanded" has stride 0 over n, "transposed" has the streams outermost in memory."""
+    if layout == "expanded":
+        return make.normal(*batch, 1, dim).expand(*batch, n, dim)
+    if layout == "transposed":
+        return make.normal(n, *batch, dim).movedim(0, -2)
+    return make.normal(*batch, n, dim)
+
+
+def mixing(
+    make: Make, n: int, dim: int, *, std: float = 1.0, gamma: bool = True, diagonal: float = 0.0
+) -> dict[str, Tensor | None]:
+    """phi, alpha, bias and gamma whose logits have about the given standard deviation.
+
+    gamma is not 1, and the alphas differ: a factor forgotten or exchanged shows. `diagonal` is added to the bias of
+    h_res' diagonal: near-identity mixes, the trained state.
+    """
+    to = wide(make.dtype)
+    bias = make.normal(rows(n), std=0.3, dtype=to)
+    bias[2 * n :: n + 1] += diagonal
+    return {
+        "phi": make.normal(rows(n), n * dim, std=std / (n * dim) ** 0.5, dtype=to),
+        "alpha": torch.tensor([0.7, 1.3, 0.9], dtype=to, device=make.device),
+        "bias": bias,
+        "gamma": 1 + make.normal(n, dim, std=0.3, dtype=to) if gamma else None,
+    }
+
+
+def pre_inputs(
+    make: Make,
+    T: int | tuple[int, ...],
+    n: int,
+    dim: int,
+    std: float = 1.0,
+    gamma: bool = True,
+    diagonal: float = 0.0,
+    layout: str = "contiguous",
+    **options: Any,
+) -> dict[str, Any]:
+    """What coefficients and pre take; T is a number of tokens, or all leading dimensions."""
+    batch = T if isinstance(T, tuple) else (T,)
+    x = streams(make, batch, n, dim, layout)
+    return {"x": x, **mixing(make, n, dim, std=std, gamma=gamma, diagonal=diagonal), **OPTIONS, **options}
+
+
+def post_inputs(
+    make: Make, T: int | tuple[int, ...], n: int, dim: int, layout: str = "contiguous", orientation: str = "in_out"
+) -> dict[str, Any]:
+    """What post takes; h_res is far from symmetric, so that its orientation shows."""
+    batch = T if isinstance(T, tuple) else (T,)
+    to = wide(make.dtype)
+    return {
+        "x": streams(make, batch, n, dim, layout),
+        "f": make.normal(*batch, dim),
+        "h_post": 2 * make.uniform(*batch, n, dtype=to),
+        "h_res": make.uniform(*batch, n, n, dtype=to),
+        "orientation": orientation,
+    }
+
+
+PRE_CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "empty outputs, zero parameter gradients of the right shape"),
+    "one_token": ({"T": 1, "n": 4, "dim": 64}, "decoding; the sums over tokens have one term"),
+    "published": (
+        {"T": 13, "n": 4, "dim": 64, "std": 1.28, "gamma": False},
+        "DeepSeek's form, at the logits that its initialisation gives at K = 4096",
+    ),
+    "odd_dim": ({"T": 2, "n": 4, "dim": 129}, "one past a power of two: tails of every block over dim"),
+    "one_channel": ({"T": 13, "n": 4, "dim": 1, "iterations": 3}, "a block over dim that is almost all mask"),
+    "one_stream": ({"T": 2, "n": 1, "dim": 5, "iterations": 3}, "softmax of one number: dL must be 0"),
+    "two_streams": ({"T": 3, "n": 2, "dim": 5, "iterations": 3}, "8 mixes"),
+    "three_streams": (
+        {"T": 13, "n": 3, "dim": 5, "std": 3.0, "sinkhorn_eps": 1e-2},
+        "n and M = 15 are no powers of two: padding of the softmax must not enter the sums through eps",
+    ),
+    "eight_streams": ({"T": 2, "n": 8, "dim": 5, "std": 0.5, "iterations": 5}, "80 mixes, 64 of them in the matrix"),
+    "large_logits": ({"T": 5, "n": 4, "dim": 5, "std": 10.0}, "Sinkhorn far from converged; softmax saturated"),
+    "near_identity": (
+        {"T": 5, "n": 4, "dim": 5, "std": 0.5, "diagonal": 8.0},
+        "the trained state, where the fixed point's gradient is 73 % wrong",
+    ),
+    "large_epsilons": (
+        {"T": 3, "n": 4, "dim": 5, "rms_eps": 0.3, "pre_eps": 0.05, "post_mult": 1.0, "sinkhorn_eps": 0.02,
+         "iterations": 1},
+        "an eps or a factor forgotten shows only where it is not tiny",
+    ),
+    "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "dim": 5, "iterations": 2}, "leading dimensions as they come"),
+    "no_leading_dimension": ({"T": (), "n": 4, "dim": 5, "iterations": 2}, "one token without a batch"),
+    "cann": ({"T": 5, "n": 4, "dim": 5, "sinkhorn": False}, "CANN's form: logits in place of h_res"),
+    "megatron": ({"T": 3, "n": 4, "dim": 5, "std": 3.0, "iterations": 4, "form": "megatron"}, "Megatron's Sinkhorn"),
+    "log": ({"T": 3, "n": 4, "dim": 5, "std": 3.0, "iterations": 4, "form": "log"}, "TransformerEngine's Sinkhorn"),
+    "expanded": (
+        {"T": 5, "n": 4, "dim": 64, "layout": "expanded", "iterations": 2},
+        "stride 0 over the streams: the usual entry to the model",
+    ),
+    "transposed": ({"T": 5, "n": 4, "dim": 65, "layout": "transposed", "iterations": 2}, "streams outermost in memory"),
+    "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than any one block"),
+    "wide": ({"T": 33, "n": 4, "dim": 7168, "std": 2.56}, "DeepSeek's widest K"),
+}  # fmt: skip
+
+
+def bench(
+    draw: Callable[..., dict[str, Any]],
+    forward: int,
+    backward: int | None,
+    *,
+    fixed: Callable[[int, int], int] = lambda n, dim: 0,
+    why: str,
+    n: int = 4,
+) -> list[BenchCase]:
+    """Training and decoding sizes in bfloat16; forward and backward in elements of dim that a token must move.
+
+    Decoding adds `fixed` bytes (the weights, read once whatever the number of tokens); at training sizes they are below
+    0.3 % and left out, so that floors stay those of the design.
+    """
+    entries = []
+    for tokens, dim in TRAINING + DECODING:
+        decode = (tokens, dim) in DECODING
+        sizes = {"T": tokens, "n": n, "dim": dim}
+        moved = 2 * tokens * dim
+        case = Case(f"{'decode' if decode else 'train'}[T={tokens},D={dim}]", draw, sizes, why)
+        entries.append(
+            BenchCase(
+                name=case.name,
+                sizes=sizes,
+                dtype=torch.bfloat16,
+                build=case.build,
+                forward_bytes=forward * moved + (fixed(n, dim) if decode else 0),
+                backward_bytes=None if decode or backward is None else backward * moved,
+                why=why,
+            )
+        )
+    return entries
+
+
+def phi_bytes(n: int, dim: int) -> int:
+    """phi in float32."""
+    return 4 * rows(n) * n * dim

@@ -1,0 +1,52 @@
+"""mhc.boundary: on what it is tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...assay.case import Make
+from .._cases import bench, named, phi_bytes, post_inputs, pre_inputs
+
+
+def connection(
+    make: Make,
+    T: int | tuple[int, ...],
+    n: int,
+    dim: int,
+    layout: str = "contiguous",
+    orientation: str = "in_out",
+    **settings: Any,
+) -> dict[str, Any]:
+    """The streams and coefficients of one connection, the parameters of the next."""
+    before = post_inputs(make, T, n, dim, layout, orientation)
+    after = pre_inputs(make, T, n, dim, **settings)
+    return {**after, **before}
+
+
+CASES = named(
+    connection,
+    {
+        "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "empty outputs, zero parameter gradients of the right shape"),
+        "one_token": ({"T": 1, "n": 4, "dim": 64}, "decoding"),
+        "published": ({"T": 13, "n": 4, "dim": 64, "gamma": False, "std": 1.28}, "DeepSeek's form"),
+        "out_in": ({"T": 3, "n": 4, "dim": 7, "orientation": "out_in", "iterations": 3}, "the other orientation"),
+        "odd_dim": ({"T": 2, "n": 4, "dim": 129, "iterations": 3}, "one past a power of two"),
+        "one_channel": ({"T": 13, "n": 4, "dim": 1, "iterations": 3}, "a block over dim that is almost all mask"),
+        "one_stream": ({"T": 2, "n": 1, "dim": 5, "iterations": 3}, "softmax of one number: dL is 0"),
+        "three_streams": ({"T": 13, "n": 3, "dim": 5, "std": 3.0, "sinkhorn_eps": 1e-2}, "M = 15"),
+        "eight_streams": ({"T": 2, "n": 8, "dim": 5, "std": 0.5, "iterations": 5}, "M = 80"),
+        "cann": ({"T": 3, "n": 4, "dim": 5, "sinkhorn": False}, "logits in place of the next h_res"),
+        "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "dim": 5, "iterations": 2}, "leading dimensions"),
+        "expanded": ({"T": 5, "n": 4, "dim": 64, "layout": "expanded", "iterations": 2}, "stride 0 over the streams"),
+        "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than any one block"),
+    },
+)
+
+BENCH = bench(
+    connection,
+    forward=14,
+    backward=24,
+    fixed=phi_bytes,
+    why="forward 28*dim bytes a token: x, f, x_next written and read, h_in; "
+    "backward 48*dim: x_next and grad_h_in twice, grad_x_next, x, f, dx, df",
+)

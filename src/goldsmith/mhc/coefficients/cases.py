@@ -1,0 +1,15 @@
+"""mhc.coefficients: on what it is tried."""
+
+from __future__ import annotations
+
+from .._cases import PRE_CASES, bench, named, phi_bytes, pre_inputs
+
+CASES = named(pre_inputs, PRE_CASES)
+
+BENCH = bench(
+    pre_inputs,
+    forward=4,
+    backward=8,
+    fixed=phi_bytes,
+    why="forward 8*dim bytes a token: x; backward 16*dim: x, dx",
+)

@@ -1,0 +1,34 @@
+"""mhc.post: on what it is tried."""
+
+from __future__ import annotations
+
+from .._cases import bench, named, post_inputs
+
+CASES = named(
+    post_inputs,
+    {
+        "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "an empty output and empty gradients"),
+        "one_token": ({"T": 1, "n": 4, "dim": 64}, "decoding"),
+        "published": ({"T": 13, "n": 4, "dim": 64}, "DeepSeek's n and orientation"),
+        "out_in": ({"T": 5, "n": 4, "dim": 7, "orientation": "out_in"}, "Megatron's and Liger's orientation"),
+        "odd_dim": ({"T": 2, "n": 4, "dim": 129}, "one past a power of two: tails of every block over dim"),
+        "one_channel": ({"T": 13, "n": 4, "dim": 1}, "a block over dim that is almost all mask"),
+        "one_stream": ({"T": 2, "n": 1, "dim": 5}, "x_next = h_res x + h_post f"),
+        "two_streams": ({"T": 3, "n": 2, "dim": 5, "orientation": "out_in"}, "two streams"),
+        "three_streams": ({"T": 13, "n": 3, "dim": 5}, "n is no power of two"),
+        "eight_streams": ({"T": 2, "n": 8, "dim": 5}, "the widest matrix"),
+        "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "dim": 5}, "leading dimensions as they come"),
+        "no_leading_dimension": ({"T": (), "n": 4, "dim": 5}, "one token without a batch"),
+        "expanded": ({"T": 5, "n": 4, "dim": 64, "layout": "expanded"}, "stride 0 over the streams"),
+        "transposed": ({"T": 5, "n": 4, "dim": 65, "layout": "transposed"}, "streams outermost in memory"),
+        "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "more tokens than any one block"),
+        "wide": ({"T": 33, "n": 4, "dim": 7168}, "DeepSeek's widest dim"),
+    },
+)
+
+BENCH = bench(
+    post_inputs,
+    forward=9,
+    backward=14,
+    why="forward 18*dim bytes a token: x, f, x_next; backward 28*dim: grad_x_next, x, f, dx, df",
+)

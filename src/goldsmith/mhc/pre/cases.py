@@ -1,0 +1,15 @@
+"""mhc.pre: on what it is tried."""
+
+from __future__ import annotations
+
+from .._cases import PRE_CASES, bench, named, phi_bytes, pre_inputs
+
+CASES = named(pre_inputs, PRE_CASES)
+
+BENCH = bench(
+    pre_inputs,
+    forward=9,
+    backward=14,
+    fixed=phi_bytes,
+    why="forward 18*dim bytes a token: x twice, h_in; backward 28*dim: x and grad_h_in twice, dx",
+)

@@ -1,0 +1,73 @@
+"""mhc.sinkhorn: on what it is tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...assay.case import Case, Make
+from ...core.bench import BenchCase
+from .._cases import named
+from .._common import wide
+
+
+def matrices(
+    make: Make,
+    T: int | tuple[int, ...],
+    n: int,
+    std: float = 1.0,
+    diagonal: float = 0.0,
+    iterations: int = 20,
+    eps: float = 1e-6,
+    form: str = "deepseek",
+) -> dict[str, Any]:
+    """Logits are float32 whatever the streams are; diagonal makes them near the identity."""
+    batch = T if isinstance(T, tuple) else (T,)
+    to = wide(make.dtype)
+    eye = diagonal * torch.eye(n, dtype=to, device=make.device)
+    return {
+        "logits": make.normal(*batch, n, n, std=std, dtype=to) + eye,
+        "iterations": iterations,
+        "eps": eps,
+        "form": form,
+    }
+
+
+CASES = named(
+    matrices,
+    {
+        "no_tokens": ({"T": 0, "n": 4}, "an empty result"),
+        "published": ({"T": 13, "n": 4}, "DeepSeek's 20 iterations and eps"),
+        "small_logits": ({"T": 13, "n": 4, "std": 0.5}, "converged long before the end"),
+        "medium_logits": ({"T": 13, "n": 4, "std": 3.0}, "rows off by 5e-2 after 20 iterations"),
+        "large_logits": ({"T": 13, "n": 4, "std": 10.0}, "far from converged, softmax saturated"),
+        "near_identity": ({"T": 13, "n": 4, "std": 0.5, "diagonal": 4.0}, "on the way to the trained state"),
+        "identity": ({"T": 13, "n": 4, "std": 0.5, "diagonal": 8.0}, "the fixed point's gradient is 73 % wrong here"),
+        "one_iteration": ({"T": 5, "n": 4, "iterations": 1}, "columns only"),
+        "large_eps": ({"T": 5, "n": 4, "eps": 0.02, "iterations": 3}, "where eps sits is part of the model"),
+        "no_eps": ({"T": 5, "n": 4, "eps": 0.0, "iterations": 3}, "plain normalisation"),
+        "one_stream": ({"T": 3, "n": 1}, "dL must be 0"),
+        "two_streams": ({"T": 3, "n": 2, "iterations": 3}, "2 x 2"),
+        "three_streams": ({"T": 13, "n": 3, "eps": 1e-2}, "padding to 4 must not enter the sums through eps"),
+        "eight_streams": ({"T": 3, "n": 8, "std": 3.0, "iterations": 5}, "8 x 8"),
+        "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "iterations": 2}, "leading dimensions as they come"),
+        "no_leading_dimension": ({"T": (), "n": 4, "iterations": 2}, "one matrix"),
+        "megatron": ({"T": 5, "n": 4, "std": 3.0, "iterations": 4, "form": "megatron"}, "Megatron's steps"),
+        "log": ({"T": 5, "n": 4, "std": 3.0, "iterations": 4, "form": "log"}, "TransformerEngine's steps"),
+        "many_tokens": ({"T": 40961, "n": 4}, "more matrices than any one block"),
+    },
+)
+
+BENCH = [
+    BenchCase(
+        name=f"train[T={T}]",
+        sizes={"T": T, "n": 4},
+        dtype=torch.float32,
+        build=Case("train", matrices, {"T": T, "n": 4}).build,
+        forward_bytes=2 * T * 64,
+        backward_bytes=3 * T * 64,
+        why="64 bytes a matrix: logits in, P out; backward logits and grad in, dL out",
+    )
+    for T in (4096, 8192)
+]
