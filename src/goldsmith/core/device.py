@@ -18,6 +18,10 @@ class BackendUnavailable(RuntimeError):
     """A backend that was asked for by name cannot run here; the text says why."""
 
 
+class UnsupportedCall(BackendUnavailable, ValueError):
+    """A backend that could run here, but not with these arguments: a ValueError as well."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """The facts that decide which backends run: `goldsmith doctor` prints them, bench rows carry them."""

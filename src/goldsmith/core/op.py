@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from . import autograd
-from .device import BackendUnavailable, triton_unavailable
+from .device import BackendUnavailable, UnsupportedCall, triton_unavailable
 
 FAMILIES = ("mhc",)  # packages whose import registers operators
 
@@ -161,21 +161,29 @@ class Op:
         """
         if backend == "auto":
             return next(b for b in self.backends if self.why_not(b, *tensors, **options) is None)
-        reason = self.why_not(backend, *tensors, **options)
+        named = self._named(backend, tensors)
+        reason = self.backends[backend].machine(named)
         if reason is not None:
             raise BackendUnavailable(f"{self.name}: {backend}: {reason}")
+        reason = self._unsupported(backend, named, options)
+        if reason is not None:
+            raise UnsupportedCall(f"{self.name}: {backend}: {reason}")
         return backend
 
     def why_not(self, backend: str, *tensors: Tensor | None, **options: Any) -> str | None:
         """Why `backend` cannot run this call, in words; None when it can."""
+        named = self._named(backend, tensors)
+        reason = self.backends[backend].machine(named)
+        return self._unsupported(backend, named, options) if reason is None else reason
+
+    def _named(self, backend: str, tensors: tuple[Tensor | None, ...]) -> dict[str, Tensor | None]:
         if backend not in self.backends:
             raise ValueError(f"{self.name}: unknown backend {backend!r}; known: auto, {', '.join(self.backends)}")
-        named = dict(zip(self.inputs, tensors, strict=True))
-        reason = self.backends[backend].machine(named)
-        if reason is None:
-            unsupported = getattr(self.backend(backend), "unsupported", None)
-            reason = unsupported(named, options) if unsupported is not None else None
-        return reason
+        return dict(zip(self.inputs, tensors, strict=True))
+
+    def _unsupported(self, backend: str, named: dict[str, Tensor | None], options: dict[str, Any]) -> str | None:
+        unsupported = getattr(self.backend(backend), "unsupported", None)
+        return unsupported(named, options) if unsupported is not None else None
 
     def backend(self, name: str) -> ModuleType:
         return self.backends[name].load()

@@ -1,0 +1,199 @@
+"""From the mixes of a token to its coefficients, and back: sigmoids, Sinkhorn, and the gradients that leave for the GEMMs.
+
+One token's numbers fit in registers: [BLOCK_T, NP] and [BLOCK_T, NP, NP] tiles, no traffic but the records themselves.
+The head is the same with the first n mixes alone (FULL = False).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .balance import grid, sinkhorn, sinkhorn_backward
+from .finish import finish_tokens
+from .launch import power_of_2, run
+from .numerics import sigmoid
+
+BLOCK_T = 32
+
+
+@triton.jit
+def gather(part_ptr, row, T, t_index, mask, stride_slice, SLICES: tl.constexpr):
+    """Row `row` of the partial sums, slices added in order."""
+    total = tl.load(part_ptr + row * T + t_index, mask=mask, other=0.0)
+    for s in range(1, SLICES):
+        total += tl.load(part_ptr + s * stride_slice + row * T + t_index, mask=mask, other=0.0)
+    return total
+
+
+@triton.jit(do_not_specialize=["T"])
+def _coefficients_fwd_kernel(
+    part_ptr, alpha_ptr, bias_ptr, h_pre_ptr, h_post_ptr, h_res_ptr, inv_rms_ptr, h_mix_ptr, logits_ptr, T,
+    rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, K,
+    N: tl.constexpr, NP: tl.constexpr, SLICES: tl.constexpr, FULL: tl.constexpr, SINKHORN: tl.constexpr,
+    STORE_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    M: tl.constexpr = 2 * N + N * N if FULL else N
+    stride_slice = T.to(tl.int64) * (M + 1)
+    inv_rms = tl.rsqrt(gather(part_ptr, M, T, t, t < T, stride_slice, SLICES) / K + rms_eps)
+    tl.store(inv_rms_ptr + t, inv_rms, mask=t < T)
+
+    i = tl.arange(0, NP)[None, :]
+    live = (t < T)[:, None] & (i < N)
+    mix = gather(part_ptr, i, T, t[:, None], live, stride_slice, SLICES)
+    tl.store(h_mix_ptr + t[:, None] * M + i, mix, mask=live)
+    bias = tl.load(bias_ptr + i, mask=i < N, other=0.0).to(tl.float32)
+    logit = tl.load(alpha_ptr).to(tl.float32) * (mix * inv_rms[:, None]) + bias
+    tl.store(h_pre_ptr + t[:, None] * N + i, sigmoid(logit) + pre_eps, mask=live)
+    if STORE_LOGITS:
+        tl.store(logits_ptr + t[:, None] * M + i, logit, mask=live)
+    if FULL:
+        mix = gather(part_ptr, N + i, T, t[:, None], live, stride_slice, SLICES)
+        tl.store(h_mix_ptr + t[:, None] * M + N + i, mix, mask=live)
+        bias = tl.load(bias_ptr + N + i, mask=i < N, other=0.0).to(tl.float32)
+        logit = tl.load(alpha_ptr + 1).to(tl.float32) * (mix * inv_rms[:, None]) + bias
+        tl.store(h_post_ptr + t[:, None] * N + i, post_mult * sigmoid(logit), mask=live)
+        if STORE_LOGITS:
+            tl.store(logits_ptr + t[:, None] * M + N + i, logit, mask=live)
+
+        j, k, inside = grid(N, NP)
+        t3 = t[:, None, None]
+        live3 = (t3 < T) & inside
+        row = 2 * N + j * N + k
+        mix = gather(part_ptr, row, T, t3, live3, stride_slice, SLICES)
+        tl.store(h_mix_ptr + t3 * M + row, mix, mask=live3)
+        bias = tl.load(bias_ptr + row, mask=inside, other=0.0).to(tl.float32)
+        logit = tl.load(alpha_ptr + 2).to(tl.float32) * (mix * inv_rms[:, None, None]) + bias
+        if STORE_LOGITS:
+            tl.store(logits_ptr + t3 * M + row, logit, mask=live3)
+        result = sinkhorn(logit, inside, iterations, sinkhorn_eps) if SINKHORN else logit
+        tl.store(h_res_ptr + t3 * (N * N) + j * N + k, result, mask=live3)
+
+
+def coefficients_forward(part: Tensor, alpha: Tensor, bias: Tensor, n: int, K: int, *, rms_eps: float, pre_eps: float,
+                         post_mult: float = 1.0, iterations: int = 1, sinkhorn_eps: float = 0.0, sinkhorn: bool = True,
+                         logits: bool = False) -> dict[str, Tensor]:  # fmt: skip
+    """h_pre, h_post, h_res, inv_rms, h_mix (flat over tokens, float32) from partial sums [slices, M + 1, T]."""
+    count, rows, T = part.shape
+    M, full = rows - 1, rows - 1 != n
+    new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=part.device)  # noqa: E731
+    out = {"h_pre": new(T, n), "inv_rms": new(T), "h_mix": new(T, M)}
+    if full:
+        out |= {"h_post": new(T, n), "h_res": new(T, n, n)}
+    if logits:
+        out["logits"] = new(T, M)
+    absent = out["h_pre"]
+    run(
+        _coefficients_fwd_kernel, (triton.cdiv(T, BLOCK_T),),
+        part, alpha, bias, out["h_pre"], out.get("h_post", absent), out.get("h_res", absent), out["inv_rms"], out["h_mix"],
+        out.get("logits", absent), T, rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, K,
+        n, power_of_2(n), count, full, sinkhorn, logits, BLOCK_T, num_warps=2,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["T"])
+def _coefficients_bwd_kernel(
+    dh_pre_ptr, dh_post_ptr, dh_res_ptr, h_mix_ptr, inv_rms_ptr, alpha_ptr, bias_ptr,
+    dm_ptr, kappa_ptr, h_pre_ptr, sums_ptr, dlogits_ptr, scratch_ptr, T,
+    pre_eps, post_mult, iterations, sinkhorn_eps, K,
+    N: tl.constexpr, NP: tl.constexpr, FULL: tl.constexpr, SINKHORN: tl.constexpr, HAS_PRE: tl.constexpr,
+    HAS_POST: tl.constexpr, HAS_RES: tl.constexpr, STORE_DLOGITS: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    t = (pid * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    M: tl.constexpr = 2 * N + N * N if FULL else N
+    inv_rms = tl.load(inv_rms_ptr + t, mask=t < T, other=0.0)
+    sums = sums_ptr + pid * (2 * M)
+
+    i = tl.arange(0, NP)[None, :]
+    live = (t < T)[:, None] & (i < N)
+    alpha = tl.load(alpha_ptr).to(tl.float32)
+    z = tl.load(h_mix_ptr + t[:, None] * M + i, mask=live, other=0.0) * inv_rms[:, None]
+    s = sigmoid(alpha * z + tl.load(bias_ptr + i, mask=i < N, other=0.0).to(tl.float32))
+    tl.store(h_pre_ptr + t[:, None] * N + i, s + pre_eps, mask=live)
+    dot = tl.zeros((BLOCK_T,), tl.float32)
+    if HAS_PRE:
+        dl = tl.load(dh_pre_ptr + t[:, None] * N + i, mask=live, other=0.0) * (s * (1.0 - s))
+    else:
+        dl = tl.zeros((BLOCK_T, NP), tl.float32)
+    if STORE_DLOGITS:
+        tl.store(dlogits_ptr + t[:, None] * M + i, dl, mask=live)
+    tl.store(dm_ptr + t[:, None] * M + i, inv_rms[:, None] * (alpha * dl), mask=live)
+    dot += tl.sum(alpha * dl * z, axis=1)
+    column = tl.arange(0, NP)
+    tl.store(sums + column, tl.sum(dl, axis=0), mask=column < N)
+    tl.store(sums + M + column, tl.sum(dl * z, axis=0), mask=column < N)
+    if FULL:
+        alpha = tl.load(alpha_ptr + 1).to(tl.float32)
+        z = tl.load(h_mix_ptr + t[:, None] * M + N + i, mask=live, other=0.0) * inv_rms[:, None]
+        if HAS_POST:
+            s = sigmoid(alpha * z + tl.load(bias_ptr + N + i, mask=i < N, other=0.0).to(tl.float32))
+            dl = tl.load(dh_post_ptr + t[:, None] * N + i, mask=live, other=0.0) * (post_mult * (s * (1.0 - s)))
+        else:
+            dl = tl.zeros((BLOCK_T, NP), tl.float32)
+        if STORE_DLOGITS:
+            tl.store(dlogits_ptr + t[:, None] * M + N + i, dl, mask=live)
+        tl.store(dm_ptr + t[:, None] * M + N + i, inv_rms[:, None] * (alpha * dl), mask=live)
+        dot += tl.sum(alpha * dl * z, axis=1)
+        tl.store(sums + N + column, tl.sum(dl, axis=0), mask=column < N)
+        tl.store(sums + M + N + column, tl.sum(dl * z, axis=0), mask=column < N)
+
+        j, k, inside = grid(N, NP)
+        t3 = t[:, None, None]
+        live3 = (t3 < T) & inside
+        row = 2 * N + j * N + k
+        alpha = tl.load(alpha_ptr + 2).to(tl.float32)
+        z = tl.load(h_mix_ptr + t3 * M + row, mask=live3, other=0.0) * inv_rms[:, None, None]
+        if HAS_RES:
+            dl = tl.load(dh_res_ptr + t3 * (N * N) + j * N + k, mask=live3, other=0.0)
+            if SINKHORN:
+                logits = alpha * z + tl.load(bias_ptr + row, mask=inside, other=0.0).to(tl.float32)
+                step = T.to(tl.int64) * N
+                dl = sinkhorn_backward(
+                    dl, logits, inside, j, k, scratch_ptr, step, t3, t3 < T, iterations, sinkhorn_eps, N
+                )
+                dl = tl.where(live3, dl, 0.0)
+        else:
+            dl = tl.zeros((BLOCK_T, NP, NP), tl.float32)
+        if STORE_DLOGITS:
+            tl.store(dlogits_ptr + t3 * M + row, dl, mask=live3)
+        tl.store(dm_ptr + t3 * M + row, inv_rms[:, None, None] * (alpha * dl), mask=live3)
+        dot += tl.sum(tl.sum(alpha * dl * z, axis=2), axis=1)
+        pair = tl.arange(0, NP)[:, None] * N + tl.arange(0, NP)[None, :]
+        exists = (tl.arange(0, NP)[:, None] < N) & (tl.arange(0, NP)[None, :] < N)
+        tl.store(sums + 2 * N + pair, tl.sum(dl, axis=0), mask=exists)
+        tl.store(sums + M + 2 * N + pair, tl.sum(dl * z, axis=0), mask=exists)
+    tl.store(kappa_ptr + t, dot * inv_rms * inv_rms / K, mask=t < T)
+
+
+def coefficients_backward(dh_pre: Tensor | None, dh_post: Tensor | None, dh_res: Tensor | None, h_mix: Tensor, inv_rms: Tensor,
+                          alpha: Tensor, bias: Tensor, n: int, K: int, *, pre_eps: float, post_mult: float = 1.0,
+                          iterations: int = 1, sinkhorn_eps: float = 0.0, sinkhorn: bool = True,
+                          dlogits: bool = False) -> dict[str, Tensor]:  # fmt: skip
+    """dm [T, M], kappa [T], h_pre [T, n] and the sums over tokens: dbias [M], dalpha [3] (or [1]), in float32.
+
+    Tokens are summed 32 at a time in float32 and then in order in float64.
+    """
+    T, M = h_mix.shape
+    blocks, full = triton.cdiv(T, BLOCK_T), M != n
+    new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=h_mix.device)  # noqa: E731
+    out = {"dm": new(T, M), "kappa": new(T), "h_pre": new(T, n)}
+    if dlogits:
+        out["dlogits"] = new(T, M)
+    sums, scratch = new(blocks, 2, M), new(2 * iterations if full and sinkhorn else 0, T, n)
+    absent = out["kappa"]
+    or_absent = lambda v: absent if v is None else v  # noqa: E731
+    run(
+        _coefficients_bwd_kernel, (blocks,),
+        or_absent(dh_pre), or_absent(dh_post), or_absent(dh_res), h_mix, inv_rms, alpha, bias,
+        out["dm"], out["kappa"], out["h_pre"], sums, out.get("dlogits", absent), scratch, T,
+        pre_eps, post_mult, iterations, sinkhorn_eps, K,
+        n, power_of_2(n), full, sinkhorn, dh_pre is not None, dh_post is not None, dh_res is not None, dlogits, BLOCK_T,
+        num_warps=2,
+    )  # fmt: skip
+    out["dbias"], out["dalpha"] = finish_tokens(sums, n, alpha, bias)
+    return out

@@ -1,0 +1,74 @@
+"""mix[t, m] = sum_k x[t, k] gamma[k] phi[m, k]  and  sum_k x[t, k]^2, as partial sums over slices of D.
+
+One program takes BLOCK_T tokens and one slice, all streams of it; the slices are added in order by whoever reads them.
+Bytes: x once (N*D a token) and phi once per BLOCK_T tokens from the L2 cache.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import INTERPRET, PARTS, SLICE_D, power_of_2, run, slices
+from .numerics import dot
+
+
+@triton.jit
+def load_phi(
+    phi_ptr, gamma_ptr, stream, d, M, D: tl.constexpr, N: tl.constexpr, MP: tl.constexpr, HAS_GAMMA: tl.constexpr
+):
+    """phi[:, stream, d] * gamma[stream, d] in float32, zero beyond M and D: [MP, BLOCK_D]."""
+    m = tl.arange(0, MP)
+    inside = (m < M)[:, None] & (d < D)[None, :]
+    phi = tl.load(phi_ptr + m[:, None] * (N * D) + (stream * D + d)[None, :], mask=inside, other=0.0).to(tl.float32)
+    if HAS_GAMMA:
+        gamma = tl.load(gamma_ptr + stream * D + d, mask=d < D, other=0.0).to(tl.float32)
+        phi = phi * gamma[None, :]
+    return phi
+
+
+@triton.jit
+def store_partial(part_ptr, acc, squares, t, s, T, M, MP: tl.constexpr):
+    """Slice s of [slice, M + 1, T]: the mixes, then the squares; tokens innermost, because one lane reads one token."""
+    m = tl.arange(0, MP)
+    base = part_ptr + s.to(tl.int64) * (M + 1) * T
+    tl.store(base + m[None, :] * T + t[:, None], acc, mask=(t < T)[:, None] & (m < M)[None, :])
+    tl.store(base + M * T + t, squares, mask=t < T)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _project_kernel(
+    x_ptr, phi_ptr, gamma_ptr, part_ptr, stride_xt, stride_xn, T,
+    M, D: tl.constexpr, N: tl.constexpr, MP: tl.constexpr, SLICE_D: tl.constexpr, X_PARTS: tl.constexpr,
+    HAS_GAMMA: tl.constexpr, INTERPRET: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    s = tl.program_id(1)
+    rows = x_ptr + t.to(tl.int64)[:, None] * stride_xt
+    acc = tl.zeros((BLOCK_T, MP), tl.float32)
+    squares = tl.zeros((BLOCK_T,), tl.float32)
+    for step in range(0, (SLICE_D // BLOCK_D) * N):
+        stream = step % N
+        d = s * SLICE_D + (step // N) * BLOCK_D + tl.arange(0, BLOCK_D)
+        x = tl.load(rows + stream * stride_xn + d[None, :], mask=(t < T)[:, None] & (d < D)[None, :], other=0.0)
+        phi = load_phi(phi_ptr, gamma_ptr, stream, d, M, D, N, MP, HAS_GAMMA)
+        acc = dot(x, tl.trans(phi), acc, X_PARTS, 3, INTERPRET)
+        wide = x.to(tl.float32)
+        squares += tl.sum(wide * wide, axis=1)
+    store_partial(part_ptr, acc, squares, t, s, T, M, MP)
+
+
+def project(x: Tensor, phi: Tensor, gamma: Tensor | None) -> Tensor:
+    """Partial sums [slices, M + 1, T] in float32 of x [T, n, D] against phi [M, n*D]; the last row holds the squares."""
+    T, N, D = x.shape
+    M = phi.shape[0]
+    part = torch.empty((slices(D), M + 1, T), dtype=torch.float32, device=x.device)
+    block_t, block_d = 128, 64
+    run(
+        _project_kernel, (triton.cdiv(T, block_t), slices(D)),
+        x, phi, gamma, part, x.stride(0), x.stride(1), T, M, D, N, power_of_2(M, 16), SLICE_D, PARTS[x.dtype],
+        gamma is not None, INTERPRET, block_t, block_d, num_warps=8, num_stages=4,
+    )  # fmt: skip
+    return part

@@ -1,0 +1,21 @@
+"""mhc.coefficients on a GPU: the first two kernels of mhc.pre, without the collapse."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .._kernels import pipeline
+from .._kernels.launch import streams
+
+unsupported = pipeline.unsupported
+
+
+def forward(
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, form: str, **options: object
+) -> tuple[Tensor, ...]:
+    found = pipeline.forward(streams(x), phi, alpha, bias, gamma, collapsed=False, **options)
+    return pipeline.shaped(x, found, ("h_pre", "h_post", "h_res", "inv_rms", "h_mix"))
+
+
+def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    return pipeline.backward(tensors, options, h_pre=grads["h_pre"], h_post=grads["h_post"], h_res=grads["h_res"])

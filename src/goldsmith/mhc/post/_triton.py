@@ -1,0 +1,30 @@
+"""mhc.post on a GPU: one token a program, bandwidth-bound; the kernels stand in _kernels/mix.py."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...assay.stage import stage
+from .._kernels.launch import dense, narrow, rows, streams
+from .._kernels.mix import mix_backward, mix_forward
+
+
+def unsupported(tensors: dict, options: dict) -> str | None:
+    return narrow(tensors["x"], tensors["f"])
+
+
+def forward(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, orientation: str) -> tuple[Tensor]:
+    n = x.shape[-2]
+    y = mix_forward(streams(x), rows(f), dense(h_post, -1, n), dense(h_res, -1, n, n), orientation)
+    return (stage("x_next", y.reshape(x.shape)),)
+
+
+def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    x, f, h_post, h_res = (tensors[name] for name in ("x", "f", "h_post", "h_res"))
+    n = x.shape[-2]
+    found = mix_backward(
+        streams(grads["x_next"]), streams(x), rows(f), dense(h_post, -1, n), dense(h_res, -1, n, n),
+        options["orientation"], needs_dx="x" in needs,
+    )  # fmt: skip
+    names = {"f": "df", "h_post": "dh_post", "h_res": "dh_res", "x": "dx_post"}
+    return {name: stage(names[name], grad.reshape(tensors[name].shape)) for name, grad in found.items()}

@@ -1,0 +1,25 @@
+"""mhc.pre on a GPU: projection (one read of x), coefficients in registers, collapse (another).
+
+Bytes a token at n = 4 in elements: forward 4D + 5D; backward 5D (dots) + 5D + 4D (dx).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .._kernels import pipeline
+from .._kernels.launch import rows, streams
+
+unsupported = pipeline.unsupported
+
+
+def forward(
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, form: str, **options: object
+) -> tuple[Tensor, ...]:
+    found = pipeline.forward(streams(x), phi, alpha, bias, gamma, collapsed=True, **options)
+    return pipeline.shaped(x, found, ("h_in", "h_post", "h_res", "inv_rms", "h_mix"))
+
+
+def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    u = grads["h_in"]
+    return pipeline.backward(tensors, options, u=None if u is None else rows(u), h_post=grads["h_post"], h_res=grads["h_res"])

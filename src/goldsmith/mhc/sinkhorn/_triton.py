@@ -1,0 +1,66 @@
+"""mhc.sinkhorn on a GPU: 32 matrices a program, all steps in registers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...assay.stage import stage
+from .._kernels.balance import grid, sinkhorn, sinkhorn_backward
+from .._kernels.coefficients import BLOCK_T
+from .._kernels.launch import narrow_n, power_of_2, run
+
+
+def unsupported(tensors: dict, options: dict) -> str | None:
+    if options["form"] != "deepseek":
+        return f"form={options['form']!r} has a reference only; form='deepseek' runs here"
+    return narrow_n(tensors["logits"].shape[-1])
+
+
+@triton.jit(do_not_specialize=["T"])
+def _sinkhorn_fwd_kernel(logits_ptr, h_res_ptr, T, iterations, eps, N: tl.constexpr, NP: tl.constexpr,
+                         BLOCK_T: tl.constexpr):  # fmt: skip
+    t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)[:, None, None]
+    j, k, inside = grid(N, NP)
+    at, live = t * (N * N) + j * N + k, (t < T) & inside
+    logits = tl.load(logits_ptr + at, mask=live, other=0.0).to(tl.float32)
+    tl.store(h_res_ptr + at, sinkhorn(logits, inside, iterations, eps), mask=live)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _sinkhorn_bwd_kernel(grad_ptr, logits_ptr, d_logits_ptr, scratch_ptr, T, iterations, eps, N: tl.constexpr,
+                         NP: tl.constexpr, BLOCK_T: tl.constexpr):  # fmt: skip
+    t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)[:, None, None]
+    j, k, inside = grid(N, NP)
+    at, live = t * (N * N) + j * N + k, (t < T) & inside
+    logits = tl.load(logits_ptr + at, mask=live, other=0.0).to(tl.float32)
+    grad = tl.load(grad_ptr + at, mask=live, other=0.0).to(tl.float32)
+    step = T.to(tl.int64) * N
+    d_logits = sinkhorn_backward(grad, logits, inside, j, k, scratch_ptr, step, t, t < T, iterations, eps, N)
+    tl.store(d_logits_ptr + at, d_logits, mask=live)
+
+
+def forward(logits: Tensor, *, iterations: int, eps: float, form: str) -> tuple[Tensor]:
+    logits = logits.contiguous()
+    n, T = logits.shape[-1], logits[..., 0, 0].numel()
+    h_res = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    run(
+        _sinkhorn_fwd_kernel, (triton.cdiv(T, BLOCK_T),),
+        logits, h_res, T, iterations, eps, n, power_of_2(n), BLOCK_T, num_warps=2,
+    )  # fmt: skip
+    return (stage("h_res", h_res),)
+
+
+def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    logits, grad = tensors["logits"].contiguous(), grads["h_res"].contiguous()
+    n, T = logits.shape[-1], logits[..., 0, 0].numel()
+    iterations = options["iterations"]
+    d_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    scratch = torch.empty((2 * iterations, T, n), dtype=torch.float32, device=logits.device)
+    run(
+        _sinkhorn_bwd_kernel, (triton.cdiv(T, BLOCK_T),),
+        grad, logits, d_logits, scratch, T, iterations, options["eps"], n, power_of_2(n), BLOCK_T, num_warps=2,
+    )  # fmt: skip
+    return {"logits": d_logits}
