@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from .golden import default_dtype
+from .golden import default_dtype, threads_for
 
 Error = Tensor | float  # a float64 tensor that broadcasts to the value, or 0.0 for exact
 SLACK = 1.02  # second-order terms that the rules leave out; |y - value| > SLACK * bound is an error without doubt
@@ -99,8 +99,13 @@ def _run(fn, leaves, compute, stores, dot, careful) -> tuple[dict[str, Bounded],
     if dot not in ("ieee", "tf32"):
         raise ValueError(f"unknown dot {dot!r}; known: ieee, tf32")
     mode = RunningErrors(compute, dot, careful)
-    with default_dtype(torch.float64), mode:
-        results = fn(dict(leaves))
+    with default_dtype(torch.float64), threads_for(leaves):
+        with mode:
+            results = fn(dict(leaves))
+        return _collect(mode, results, compute, stores)
+
+
+def _collect(mode, results, compute, stores) -> tuple[dict[str, Bounded], bool]:
     out, clean = {}, True
     for name, tensor in results.items():
         value = tensor.detach()

@@ -1,11 +1,30 @@
-"""Noise of an honest implementation: the golden in compute precision, every sum in a random legal order (stub)."""
+"""y_k = round(golden in compute precision, every sum in its own legal order): the noise of honest implementations.
+
+A member of the ensemble is one run under a dispatch mode that rewrites reductions, matrix products and accumulating
+scatters. Three of eight members add one term after another (as stored, or permuted), since nothing legal is noisier:
+for n terms of random sign a sequential sum errs by about n/sqrt(2) u, tiles of t by sqrt(n t) u, pairwise by
+sqrt(n log n) u. Without them a plain loop over n = 16384 would be six times noisier than every member.
+Functions have legal variants too: exp as 2^(x log2 e), a / b as a (1 / b), the sigmoid and 1 / sqrt through their formulas.
+"""
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import ensemble_orders as orders
+from .bounds_composed import REDUCTIONS
+from .bounds_plan import plan_of
+from .golden import default_dtype, threads_for
+
+# as_stored: first to last; permuted; tiles: sums of 16..256 permuted terms, added up; pairwise; mixed: drawn per reduction
+STYLES = ("as_stored", "permuted", "tiles", "pairwise", "mixed", "permuted", "tiles", "pairwise")
 
 
 def legal_runs(
@@ -25,4 +44,189 @@ def legal_runs(
     stores: name -> dtype in which the candidate stores that result (names not in it keep `compute`).
     Returns k dicts; every tensor is rounded once to its store dtype, detached, on the leaves' device.
     """
-    raise NotImplementedError
+    runs = []
+    for member in range(k):
+        narrowed = {
+            name: t.detach().to(compute) if t.dtype == torch.float64 else t.clone() for name, t in leaves.items()
+        }
+        if compute == torch.float64:
+            narrowed = {name: t.clone() for name, t in narrowed.items()}
+        style = STYLES[member % len(STYLES)]
+        mode = LegalOrder(style, compute, dot, seed * 1009 + member, list(narrowed.values()))
+        with default_dtype(compute), threads_for(leaves), mode:
+            results = fn(narrowed)
+        runs.append({name: t.detach().to(_store(t, stores.get(name, compute))) for name, t in results.items()})
+    return runs
+
+
+def _store(t: Tensor, dtype: torch.dtype) -> torch.dtype:
+    return dtype if t.is_floating_point() else t.dtype
+
+
+class LegalOrder(TorchDispatchMode):
+    """Runs every operator in `compute` precision, and those that add things up in one style of legal order."""
+
+    def __init__(self, style: str, compute: torch.dtype, dot: str, seed: int, leaves: list[Tensor]):
+        super().__init__()
+        self.style, self.compute, self.dot = style, compute, dot
+        self.random = random.Random(seed)
+        self.truncates = self.random.random() < 0.5  # tensor cores drop tf32's bits, conversions round them
+        self.exp_as_exp2, self.divides_by_reciprocal = (self.random.random() < 0.5 for _ in range(2))
+        self.by_formula = self.random.random() < 0.5
+        self._leaf_storages = {t.untyped_storage()._cdata for t in leaves}
+
+    def order(self) -> orders.Order:
+        """A fresh legal order for one reduction."""
+        style = self.style if self.style != "mixed" else self.random.choice(STYLES[:4])
+        return orders.Order(style, self.random.randrange(2**31), 2 ** self.random.randint(4, 8))
+
+    def on_store(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rounds the memory of `value` in place, past autograd: later readers, backward included, see what was stored."""
+        if not (value.is_floating_point() and dtype.is_floating_point):
+            return value
+        if value.untyped_storage()._cdata in self._leaf_storages:
+            return value  # an input, which came rounded
+        data = value.data
+        if any(stride == 0 and size > 1 for stride, size in zip(data.stride(), data.shape, strict=True)):
+            data = data.as_strided((data.untyped_storage().nbytes() // data.element_size(),), (1,), 0)
+        data.copy_(data.to(dtype))
+        return value
+
+    def operand(self, x: Tensor) -> Tensor:
+        """A factor of a matrix product, rounded or truncated to tf32's 11 bits when the target promises no more."""
+        if self.dot != "tf32" or x.dtype != torch.float32:
+            return x
+        bits = x.contiguous().view(torch.int32)
+        return ((bits if self.truncates else bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self.compute != torch.float64:
+            args, kwargs = self._narrow(args), {name: self._narrow(v) for name, v in kwargs.items()}
+        plan = plan_of(func)
+        if plan.view:
+            return func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        rewrite = _REWRITES.get(name)
+        if rewrite is not None:
+            found = rewrite(self, *args, **kwargs)
+            return func(*args, **kwargs) if found is None else found
+        composed = REDUCTIONS.get(name) or plan.composed
+        if composed is not None:
+            with self:
+                y = composed(*args, **kwargs)
+                return args[0].copy_(y) if plan.inplace else y
+        return func(*args, **kwargs)
+
+    def _narrow(self, a: Any) -> Any:
+        if isinstance(a, Tensor):
+            return a.to(self.compute) if a.dtype == torch.float64 else a
+        if isinstance(a, list | tuple):
+            return type(a)(self._narrow(b) for b in a) if type(a) in (list, tuple) else a
+        return self.compute if a is torch.float64 else a
+
+
+# ---- rewrites: rewrite(mode, *args, **kwargs) -> result, or None for the operator itself ------------------------------------
+
+
+def _sum(m: LegalOrder, x, dim=None, keepdim=False, *, dtype=None):
+    if not x.is_floating_point() or x.dim() == 0:
+        return None
+    return orders.reduce(x, dim, keepdim, m.order())
+
+
+def _mean(m, x, dim=None, keepdim=False, *, dtype=None):
+    total = _sum(m, x, dim, keepdim)
+    if total is None:
+        return None
+    n = x.numel() // max(total.numel(), 1)
+    return total / n if n else total * math.nan
+
+
+def _prod(m, x, dim=None, keepdim=False, *, dtype=None):
+    if not x.is_floating_point() or x.dim() == 0:
+        return None
+    return orders.reduce(x, dim, keepdim, m.order(), product=True)
+
+
+def _cumsum(m, x, dim, *, dtype=None):
+    return orders.scan(x, dim, m.order()) if x.is_floating_point() and x.dim() else None
+
+
+def _product(m: LegalOrder, a: Tensor, b: Tensor) -> Tensor | None:
+    """mm and bmm"""
+    return orders.matmul(m.operand(a), m.operand(b), m.order()) if a.is_floating_point() else None
+
+
+def _mv(m, a, b):
+    return None if not a.is_floating_point() else _product(m, a, b.unsqueeze(-1)).squeeze(-1)
+
+
+def _dot(m, a, b):
+    return None if not a.is_floating_point() else _product(m, a.unsqueeze(0), b.unsqueeze(-1)).reshape(())
+
+
+def _addmm(m, c, a, b, *, beta=1, alpha=1, **_):
+    ab = _product(m, a, b) if b.dim() > 1 else _mv(m, a, b)
+    return None if ab is None else (c if beta == 1 else c * beta) + (ab if alpha == 1 else ab * alpha)
+
+
+def _permutation(m: LegalOrder, n: int, device) -> Tensor:
+    generator = torch.Generator().manual_seed(m.random.randrange(2**31))
+    return torch.randperm(n, generator=generator).to(device)
+
+
+def _index_add(m, base, dim, index, source, *, alpha=1):
+    if index.dim() == 0:
+        return None
+    p = _permutation(m, index.numel(), index.device)
+    return base.index_add(dim, index[p], source.index_select(dim, p), alpha=alpha)
+
+
+def _scatter_add(m, base, dim, index, source):
+    if index.dim() == 0 or index.numel() == 0:
+        return None
+    p = _permutation(m, index.shape[dim], index.device)
+    rows = source.narrow(dim, 0, index.shape[dim]).index_select(dim, p)
+    return base.scatter_add(dim, index.index_select(dim, p), rows)
+
+
+def _index_put(m, base, indices, values, accumulate=False, *_):
+    known = [i for i in indices if i is not None]
+    same = len(known) == len(indices) and all(i.shape == known[0].shape and i.dtype != torch.bool for i in known)
+    if not (accumulate and same and known[0].dim() and values.dim() and values.shape[0] == known[0].shape[0]):
+        return None
+    p = _permutation(m, values.shape[0], values.device)
+    return torch.ops.aten.index_put(base, [i[p] for i in known], values[p], True)
+
+
+def _exp(m, x):
+    return torch.exp2(x * math.log2(math.e)) if m.exp_as_exp2 and x.is_floating_point() else None
+
+
+def _div(m, a, b, *, rounding_mode=None):
+    if not (m.divides_by_reciprocal and isinstance(b, Tensor) and b.is_floating_point()) or rounding_mode:
+        return None
+    # 1 / b may overflow or vanish where a / b does not: those elements are divided
+    r = 1 / b
+    return torch.where(torch.isfinite(r) & (r.abs() > torch.finfo(r.dtype).tiny), a * r, a / b)
+
+
+def _sigmoid(m, x):
+    return 1 / (1 + torch.exp(-x)) if m.by_formula and x.is_floating_point() else None
+
+
+def _silu(m, x):
+    return x * torch.sigmoid(x) if m.by_formula else None
+
+
+def _rsqrt(m, x):
+    return 1 / torch.sqrt(x) if m.by_formula and x.is_floating_point() else None
+
+
+_REWRITES: dict[str, Callable] = {
+    "sum": _sum, "mean": _mean, "prod": _prod, "cumsum": _cumsum, "mm": _product, "bmm": _product, "mv": _mv,
+    "dot": _dot, "vdot": _dot, "addmm": _addmm, "addmv": _addmm, "baddbmm": _addmm, "index_add": _index_add,
+    "scatter_add": _scatter_add, "index_put": _index_put, "exp": _exp, "div": _div, "sigmoid": _sigmoid,
+    "silu": _silu, "rsqrt": _rsqrt,
+}  # fmt: skip

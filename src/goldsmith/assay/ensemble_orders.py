@@ -1,0 +1,159 @@
+"""Legal orders of a sum, a scan and a matrix product: sequential, permuted, tiled, pairwise.
+
+`reduce` and `matmul` return what some correct implementation in the tensor's own precision would; no partial sum is
+kept wider. On the CPU the sequential loops are numpy's, whose reductions over a leading axis add row after row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_FLOPS = 2**24  # a strictly sequential product costs about 1 ns a term; beyond, four terms at a time are added
+_PARTIALS = 2**24  # elements of tile partials held at once
+
+
+@dataclass(frozen=True)
+class Order:
+    """style: as_stored | permuted | tiles | pairwise; seed draws the permutation; tile is a power of two in 16..256."""
+
+    style: str
+    seed: int
+    tile: int
+
+    def permutation(self, n: int, device) -> Tensor | None:
+        if self.style == "as_stored" or n < 2:
+            return None
+        return torch.randperm(n, generator=torch.Generator().manual_seed(self.seed)).to(device)
+
+
+def reduce(x: Tensor, dim, keepdim: bool, order: Order, product: bool = False) -> Tensor:
+    """sum or prod over `dim` (an int, a list, or None for all) in the given order."""
+    dims = list(range(x.dim())) if dim is None or dim == [] else [dim] if isinstance(dim, int) else list(dim)
+    dims = [d % x.dim() for d in dims]
+    kept = [d for d in range(x.dim()) if d not in dims]
+    rows = x.permute(*dims, *kept).reshape(math.prod(x.shape[d] for d in dims), -1)
+    if x.numel() == 0:
+        rows = rows.reshape(math.prod(x.shape[d] for d in dims), math.prod(x.shape[d] for d in kept))
+    shape = [1 if d in dims else x.shape[d] for d in range(x.dim()) if keepdim or d in kept]
+    return fold(rows, order, product).reshape(shape)
+
+
+def fold(rows: Tensor, order: Order, product: bool = False) -> Tensor:
+    """(n, m) -> (m,)"""
+    n, m = rows.shape
+    if n == 0:
+        return torch.full((m,), 1.0 if product else 0.0, dtype=rows.dtype, device=rows.device)
+    p = order.permutation(n, rows.device)
+    rows = rows if p is None else rows[p]
+    if order.style == "pairwise":
+        return pairwise(rows, product)
+    if order.style == "tiles" and n > order.tile:
+        whole = n // order.tile * order.tile
+        partial = sequential(rows[:whole].reshape(-1, order.tile, m), 1, product)
+        if whole < n:
+            partial = torch.cat([partial, sequential(rows[whole:], 0, product).unsqueeze(0)])
+        rows = partial
+    return sequential(rows, 0, product)
+
+
+def pairwise(rows: Tensor, product: bool = False) -> Tensor:
+    """(n, ...) -> (...): halves are added, then halves of the halves; an odd row waits for the next round."""
+    while rows.shape[0] > 1:
+        half = rows.shape[0] // 2
+        merged = rows[:half] * rows[half : 2 * half] if product else rows[:half] + rows[half : 2 * half]
+        rows = merged if rows.shape[0] % 2 == 0 else torch.cat([merged, rows[2 * half :]])
+    return rows[0]
+
+
+def sequential(x: Tensor, dim: int, product: bool = False) -> Tensor:
+    """((x_0 + x_1) + x_2) + ... along dim"""
+    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+        import numpy
+
+        a = x.contiguous().numpy()
+        f = numpy.multiply if product else numpy.add
+        if a.shape[-1] < 2 or dim == a.ndim - 1:  # a lone column would be summed pairwise
+            return torch.from_numpy(numpy.ascontiguousarray(f.accumulate(a, axis=dim).take(-1, axis=dim)))
+        return torch.from_numpy(numpy.asarray(f.reduce(a, axis=dim)))
+    steps = x.unbind(dim)
+    acc = steps[0].clone()
+    for step in steps[1:]:
+        acc = acc * step if product else acc + step
+    return acc
+
+
+def scan(x: Tensor, dim: int, order: Order) -> Tensor:
+    """Running sums: sequential, or in tiles whose totals are carried on."""
+    n = x.shape[dim]
+    rows = x.movedim(dim, 0)
+    if order.style in ("as_stored", "permuted") or n <= order.tile:
+        return _running(rows).movedim(0, dim)
+    out, carry = [], None
+    for tile in rows.split(order.tile):
+        local = _running(tile)
+        local = local if carry is None else local + carry
+        carry = local[-1]
+        out.append(local)
+    return torch.cat(out).movedim(0, dim)
+
+
+def _running(rows: Tensor) -> Tensor:
+    """torch.cumsum keeps its partial sums in float64 on the CPU; numpy's accumulate does not."""
+    if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
+        import numpy
+
+        return torch.from_numpy(numpy.add.accumulate(rows.contiguous().numpy(), axis=0))
+    acc = [rows[0]] if rows.shape[0] else []
+    for row in rows[1:]:
+        acc.append(acc[-1] + row)
+    return torch.stack(acc) if acc else rows.clone()
+
+
+def matmul(a: Tensor, b: Tensor, order: Order) -> Tensor:
+    """(..., M, K) @ (..., K, N) with the K products added in the given order."""
+    n = a.shape[-1]
+    if n == 0 or a.numel() == 0 or b.numel() == 0:
+        return a @ b
+    p = order.permutation(n, a.device)
+    if p is not None:
+        a, b = a.index_select(-1, p), b.index_select(-2, p)
+    if order.style in ("as_stored", "permuted"):
+        if a.numel() * b.shape[-1] <= _FLOPS:
+            return _one_by_one(a, b)
+        return _tile_by_tile(a, b, 4 if n <= 2**14 else n // 2**12)
+    tiles = -(-n // order.tile)
+    outputs = a.numel() // n * b.shape[-1]
+    if order.style == "pairwise" and tiles > 1 and outputs * tiles <= _PARTIALS:
+        return pairwise(torch.stack([s @ t for s, t in _tiles(a, b, order.tile)]))
+    return _tile_by_tile(a, b, order.tile)
+
+
+def _tiles(a: Tensor, b: Tensor, size: int):
+    return zip(a.split(size, -1), b.split(size, -2), strict=True)
+
+
+def _tile_by_tile(a: Tensor, b: Tensor, size: int) -> Tensor:
+    acc = None
+    for s, t in _tiles(a, b, size):
+        acc = s @ t if acc is None else acc + s @ t
+    return acc
+
+
+def _one_by_one(a: Tensor, b: Tensor) -> Tensor:
+    """Products rounded, then added one after another, in chunks of rows that fit the cache."""
+    n = a.shape[-1]
+    outputs = max(a.numel() // n * b.shape[-1], 1)
+    chunk = max(1, min(n, 2**18 // outputs))
+    acc = None
+    for lo in range(0, n, chunk):
+        s, t = a[..., lo : lo + chunk], b[..., lo : lo + chunk, :]
+        terms = s.movedim(-1, 0).unsqueeze(-1) * t.movedim(-2, 0).unsqueeze(-2)
+        terms = terms.reshape(terms.shape[0], -1)
+        if acc is not None:
+            terms[0] += acc
+        acc = sequential(terms, 0)
+    return acc.reshape(*a.shape[:-1], b.shape[-1])
