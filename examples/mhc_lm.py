@@ -30,8 +30,6 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats bi
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from goldsmith import mhc
@@ -252,15 +250,16 @@ def label(residual: str, init: str | None) -> str:
 
 
 def report(groups: dict[str, list[dict]], unigram: float) -> None:
-    table = Table("nats per byte", "loss", "validation", "of seeds", "params", "tokens/s", "peak MB", box=None)
+    rows = [("nats per byte", "loss", "validation", "of seeds", "params", "tokens/s", "peak MB")]
     for name, runs in groups.items():
         val = [r["val_loss"] for r in runs]
         last = statistics.mean(statistics.mean(r["loss"][-10:]) for r in runs)  # the mean of the last ten steps
         speed, peak = statistics.median(r["tokens_per_s"] for r in runs), max(r["peak_bytes"] for r in runs) / 1e6
         cells = (f"{last:.3f}", f"{statistics.mean(val):.3f}", f"{min(val):.3f}..{max(val):.3f}")
-        table.add_row(name, *cells, f"{runs[0]['params']:,}", f"{speed:,.0f}", f"{peak:,.0f}")
-    table.add_row("unigram", f"{unigram:.3f}")  # a model that has learned nothing but the bytes' frequencies
-    Console().print(table)
+        rows.append((name, *cells, f"{runs[0]['params']:,}", f"{speed:,.0f}", f"{peak:,.0f}"))
+    rows.append(("unigram", f"{unigram:.3f}", *[""] * 5))  # a model that knows nothing but the bytes' frequencies
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print("\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows))
     for name, runs in groups.items():  # seeds may differ more than models do: the difference is taken seed by seed
         pairs = [r["val_loss"] - p["val_loss"] for r in runs for p in groups.get("plain", ()) if r["seed"] == p["seed"]]
         if name != "plain" and pairs:
@@ -303,6 +302,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     try:
         args.device = torch.device(args.device)
         torch.empty(0, device=args.device)
+        if args.device.type not in ("cpu", "cuda"):
+            raise RuntimeError("the choices are cpu and cuda")
     except (RuntimeError, AssertionError) as error:  # torch without CUDA raises AssertionError
         fail(f"--device {args.device}: {str(error).splitlines()[0]}")
     args.seed = list(range(args.seeds)) or list(dict.fromkeys(args.seed))
