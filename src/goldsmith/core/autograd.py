@@ -30,6 +30,8 @@ def register(op: Op) -> Any:
         backward.register_fake(_backward_fake(op))
         backward.register_autograd(_no_second_derivative(op), setup_context=_keep_nothing)
         forward.register_autograd(_autograd(op, backward), setup_context=_setup_context(op))
+    else:  # an operator that is itself a derivative
+        forward.register_autograd(_no_second_derivative(op), setup_context=_keep_nothing)
     return forward
 
 
