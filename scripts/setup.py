@@ -25,9 +25,9 @@ def fingerprint() -> str:
     return hashlib.sha256(text.encode()).hexdigest() + "\n"
 
 
-def runs(python: Path) -> bool:
+def runs(python: Path, what: str = "pass") -> bool:
     try:
-        return subprocess.run([python, "-c", "pass"], capture_output=True).returncode == 0
+        return subprocess.run([python, "-c", what], capture_output=True).returncode == 0
     except OSError:
         return False
 
@@ -51,7 +51,7 @@ def main() -> int:
         print_ = fingerprint()
         if STAMP.exists() and STAMP.read_text() == print_ and runs(PYTHON):
             return 0
-        if not runs(PYTHON):
+        if not runs(PYTHON, "import pip"):  # none, one that was interrupted, or one whose Python is gone
             print(f"goldsmith: creating .venv with Python {sys.version.split()[0]}", flush=True)
             venv.create(".venv", clear=True, with_pip=True)
         print("goldsmith: installing into .venv (torch is the large part; later runs skip this)", flush=True)
