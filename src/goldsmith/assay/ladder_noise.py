@@ -1,0 +1,125 @@
+"""|r_i| <= W s (sqrt(2 ln m) + 4 + 8 / sqrt(K m)), r = (y - golden) / bound: errors against the ensemble's.
+
+Errors are divided by the running bound before they are pooled, since rows of different scale hide one another. s is the
+rms of the *noisiest* member (candidates may use that very order), or the element's own rms over the members where that
+is larger, with the rounding of the store (ulp / sqrt 12) added in squares: eight members that happen to round to the
+same number say nothing about the ninth.
+
+W is WIDEN. Clean alarms before confirmation, measured on random dots and sums of n = 64..16384 terms with 1..512 outputs,
+sequential, tiled, pairwise and BLAS candidates, float32 and bfloat16 stores: see tests/assay/test_ladder_rates.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .bounds import Bounded, smallest_subnormal, unit_roundoff
+
+WIDEN = 1.5
+SLOPE_Z = 6.0
+BIAS_FLOOR = 1.0  # a bias counts only when it is larger than the noise itself: legal formulas have biases below it
+
+
+@dataclass
+class Noise:
+    """The ensemble's errors in units of the bound, computed once per reference and shared by every run judged by it."""
+
+    bounded: Bounded
+    store: torch.dtype
+    members: list[Tensor]
+
+    @cached_property
+    def unit(self) -> Tensor:
+        """What errors are divided by: the bound; where it is open, a store's rounding and the members' largest error."""
+        bound, value = self.bounded.bound, self.bounded.value
+        if not bool(self.bounded.open.any()):
+            return bound
+        spread = torch.zeros_like(bound)
+        for member in self.members:
+            spread = torch.maximum(spread, torch.nan_to_num((member.to(torch.float64) - value).abs(), torch.inf))
+        spread = spread + unit_roundoff(self.store) * value.abs() + smallest_subnormal(self.store)
+        return torch.where(self.bounded.open, spread, bound)
+
+    @cached_property
+    def judged(self) -> Tensor:
+        """Elements that can be compared: finite golden, unit neither 0 (those are exact) nor infinite."""
+        return torch.isfinite(self.bounded.value) & torch.isfinite(self.unit) & (self.unit > 0)
+
+    @cached_property
+    def count(self) -> int:
+        return int(self.judged.sum())
+
+    def relative(self, y: Tensor) -> Tensor:
+        """(y - golden) / unit as float32, 0 where nothing is judged."""
+        r = (y.to(torch.float64) - self.bounded.value) / self.unit
+        return torch.where(self.judged, torch.nan_to_num(r, 0.0, 0.0, 0.0), 0.0).to(torch.float32)
+
+    @cached_property
+    def errors(self) -> Tensor:
+        """(K, *shape)"""
+        return torch.stack([self.relative(member) for member in self.members])
+
+    @cached_property
+    def signal(self) -> Tensor:
+        """golden / unit: the direction in which a wrong scale moves the errors."""
+        g = self.bounded.value / self.unit
+        return torch.where(self.judged, torch.nan_to_num(g, 0.0, 0.0, 0.0), 0.0).to(torch.float32)
+
+    @cached_property
+    def quantum(self) -> Tensor:
+        """Standard deviation of the store's own rounding in units of the bound."""
+        ulp = 2 * unit_roundoff(self.store) * self.bounded.value.abs() + smallest_subnormal(self.store)
+        return torch.where(self.judged, ulp / self.unit / math.sqrt(12), 0.0).to(torch.float32)
+
+    @cached_property
+    def rms(self) -> float:
+        """Of the noisiest member."""
+        if not self.members or self.count == 0:
+            return 0.0
+        squares = self.errors.reshape(len(self.members), -1).double().square().sum(1)
+        return float((squares.max() / self.count).sqrt())
+
+    @cached_property
+    def largest(self) -> float:
+        return float(self.errors.abs().max()) if self.members and self.count else 0.0
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """s of every element."""
+        own = self.errors.square().mean(0)
+        return (torch.clamp(own, min=self.rms**2) + self.quantum.square()).sqrt()
+
+    def limit(self, m: int | None = None) -> float:
+        """W (sqrt(2 ln m) + 4 + 8 / sqrt(K m))"""
+        m = max(self.count if m is None else m, 1)
+        return WIDEN * (math.sqrt(2 * math.log(m)) + 4 + 8 / math.sqrt(max(len(self.members), 1) * m))
+
+    @cached_property
+    def usable(self) -> bool:
+        return bool(self.members) and self.count > 0
+
+    def excess(self, r: Tensor) -> Tensor:
+        """|r| / s: how many times the noise each error is."""
+        return torch.where(self.judged, r.abs() / self.scale.clamp(min=1e-30), 0.0)
+
+
+def ulps(y: Tensor, golden: Tensor, store: torch.dtype) -> Tensor:
+    """|y - round(golden)| in units of the last place of the store, finite elements only, flat."""
+    g = golden.to(store).to(torch.float64)
+    keep = torch.isfinite(g) & torch.isfinite(y)
+    g, y = g[keep], y[keep]
+    _, exponent = torch.frexp(g)
+    ulp = torch.ldexp(torch.full_like(g, 2 * unit_roundoff(store)), exponent - 1)
+    return (y - g).abs() / ulp.clamp(min=smallest_subnormal(store))
+
+
+def quantile(x: Tensor, q: float) -> float:
+    """The smallest element with at least a share q at or below it."""
+    if x.numel() == 0:
+        return 0.0
+    return float(x.kthvalue(max(1, math.ceil(q * x.numel()))).values)
