@@ -53,6 +53,10 @@ class Reference:
     def noise(self) -> Noise:
         return Noise(self.bounded, self.store, self.ensemble)
 
+    @cached_property
+    def groups(self) -> patterns.Groups:
+        return patterns.Groups(self.noise, self)
+
 
 @dataclass
 class Judgement:
@@ -174,7 +178,7 @@ class _Held:
         """max |y - g| / e over finite elements whose bound is not open; 0 / 0 counts as 0."""
         b = self.ref.bounded
         keep = self.y_finite & self.g_finite & ~b.open & (self.error > 0) & ~self.flushed
-        return float((self.error[keep] / b.bound[keep]).max()) if bool(keep.any()) else 0.0
+        return float(torch.where(keep, self.error / b.bound, 0.0).max()) if keep.numel() else 0.0
 
     # ---- the table ------------------------------------------------------------------------------------------------------
 
@@ -255,13 +259,13 @@ def _statistical(held: _Held, repeats: Callable[[], _Held], probe: str, case: st
 
 
 def _systematic(held: _Held, repeats: Callable[[], _Held], probe: str, case: str) -> Finding | None:
-    seen = patterns.found(held.r, held.ref.noise, held.ref)
+    seen = patterns.found(held.r, held.ref)
     if not seen:
         return None
     fresh = repeats()
     if not fresh.ref.noise.usable:
         return None
-    known = {p.key for p in patterns.found(fresh.r, fresh.ref.noise, fresh.ref)}
+    known = {p.key for p in patterns.found(fresh.r, fresh.ref)}
     same = [p for p in seen if p.key in known]
     if not same:
         return None

@@ -25,6 +25,15 @@ SLOPE_Z = 6.0
 BIAS_FLOOR = 1.0  # a bias counts only when it is larger than the noise itself: legal formulas have biases below it
 
 
+@dataclass(frozen=True)
+class Direction:
+    """A pattern that errors are projected on: sum r d / sum d^2, with the standard error that honest runs have there."""
+
+    vector: Tensor
+    power: float
+    error: float
+
+
 @dataclass
 class Noise:
     """The ensemble's errors in units of the bound, computed once per reference and shared by every run judged by it."""
@@ -69,6 +78,22 @@ class Noise:
         """golden / unit: the direction in which a wrong scale moves the errors."""
         g = self.bounded.value / self.unit
         return torch.where(self.judged, torch.nan_to_num(g, 0.0, 0.0, 0.0), 0.0).to(torch.float32)
+
+    @cached_property
+    def along_signal(self) -> Direction | None:
+        return self._direction(self.signal)
+
+    @cached_property
+    def along_ones(self) -> Direction | None:
+        return self._direction(self.judged.to(torch.float32))
+
+    def _direction(self, vector: Tensor) -> Direction | None:
+        power = float(vector.double().square().sum())
+        if not self.usable or power == 0:
+            return None
+        members = (self.errors.double() * vector).flatten(1).sum(1) / power
+        independent = float((vector.double() * self.scale).square().sum().sqrt()) / power
+        return Direction(vector, power, max(float(members.square().mean().sqrt()), independent))
 
     @cached_property
     def quantum(self) -> Tensor:

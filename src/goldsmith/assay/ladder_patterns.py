@@ -7,25 +7,24 @@ ensemble's members, so that noise which is shared along a row (an inverse rms, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .ladder_noise import BIAS_FLOOR, SLOPE_Z, Noise
+from .ladder_noise import BIAS_FLOOR, SLOPE_Z, Direction, Noise
 
 if TYPE_CHECKING:
     from .ladder import Reference
 
 _TILES = (2, 4, 8, 16, 32, 64, 128)
-_RMS_RATIO = 3.0  # a group whose errors are this many times the noisiest member's, in rms
+_RMS_LIMIT = 7.0  # a group's rms in units of the noisiest member's there; groups have at least 8 elements
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """One statistic that stands out. key names it across seeds; text says it; index is the group's indices on its axis."""
+    """One statistic that stands out; key names it across seeds, text says it."""
 
     key: tuple
     text: str
@@ -43,128 +42,162 @@ class Bias:
 
 
 def slope(r: Tensor, noise: Noise) -> Bias:
-    """b = <y, g> / <g, g> - 1, both in units of the bound; its standard error is the larger of the ensemble's and the
-    one that independent errors would have."""
-    return _bias(r, noise, noise.signal)
+    """b = <y, g> / <g, g> - 1, both in units of the bound; z from the larger of two standard errors: the ensemble's,
+    and the one that independent errors would have."""
+    return _bias(r, noise, noise.along_signal)
 
 
 def offset(r: Tensor, noise: Noise) -> Bias:
     """mean of the errors, in units of the bound"""
-    return _bias(r, noise, noise.judged.to(torch.float32))
+    return _bias(r, noise, noise.along_ones)
 
 
-def _bias(r: Tensor, noise: Noise, direction: Tensor) -> Bias:
-    d = direction.double()
-    power = float(d.square().sum())
-    if not noise.usable or power == 0:
+def _bias(r: Tensor, noise: Noise, way: Direction | None) -> Bias:
+    if way is None:
         return Bias(0.0, 0.0, 0.0)
-    value = float((r.double() * d).sum()) / power
-    members = (noise.errors.double() * d).flatten(1).sum(1) / power
-    seen = float(members.square().mean().sqrt())
-    independent = float((d * noise.scale).square().sum().sqrt()) / power
-    error = max(seen, independent)
-    floor = max(noise.rms, 1e-30)
-    return Bias(value, value / error if error else 0.0, abs(value) * math.sqrt(power / noise.count) / floor)
+    value = float((r * way.vector).sum(dtype=torch.float64)) / way.power
+    share = abs(value) * math.sqrt(way.power / noise.count) / max(noise.rms, 1e-30)
+    return Bias(value, value / way.error if way.error else 0.0, share)
 
 
 def counts(bias: Bias) -> bool:
     return abs(bias.z) > SLOPE_Z and bias.share > BIAS_FLOOR
 
 
-def found(r: Tensor, noise: Noise, ref: Reference) -> list[Pattern]:
+def found(r: Tensor, ref: Reference) -> list[Pattern]:
     """Every statistic beyond its limit, the strongest first."""
-    out = []
+    out, noise = [], ref.noise
     b, o = slope(r, noise), offset(r, noise)
     if counts(b):
         out.append(Pattern(("slope",), f"slope {b.value:+.3e} (z = {b.z:+.1f})", abs(b.z), SLOPE_Z))
     if counts(o):
-        out.append(Pattern(("offset",), f"errors of one sign (mean {o.value:+.3f} of the bound, z = {o.z:+.1f})",
-                           abs(o.z), SLOPE_Z))  # fmt: skip
-    if r.dim():
-        stack = torch.cat([r.unsqueeze(0), noise.errors])
-        groups = list(_groups(stack, noise, ref))
-        tests = sum(g.sums.shape[-1] for g in groups)
-        for group in groups:
-            out += _outstanding(group, noise, tests)
+        text = f"errors of one sign (mean {o.value:+.3f} of the bound, z = {o.z:+.1f})"
+        out.append(Pattern(("offset",), text, abs(o.z), SLOPE_Z))
+    if r.dim() and ref.groups.count:
+        out += ref.groups.outstanding(r)
     return sorted(out, key=lambda p: -p.measured / p.limit)
 
 
 @dataclass
-class _Group:
-    """Sums over the elements of each group: (4, K + 1, groups) of r s, s s, r, r r; counts (groups,)."""
+class _Axis:
+    """How the sums at one axis' indices are merged into groups: group target[j] takes index source[j]."""
 
-    key: tuple
-    names: list[str]
-    sums: Tensor
-    sizes: Tensor
-
-
-def _groups(stack: Tensor, noise: Noise, ref: Reference) -> Iterator[_Group]:
-    signal = noise.signal.unsqueeze(0)
-    parts = torch.stack([stack * signal, (signal * signal).expand_as(stack), stack, stack * stack])
-    judged = noise.judged.to(torch.float32)
-    for axis in range(judged.dim()):
-        n = judged.shape[axis]
-        if n < 2 or judged.dim() == 1 and n > 1024:
-            pass  # single elements of a long vector are rung 2's business, its tiles are still looked at
-        others = [d + 2 for d in range(judged.dim()) if d != axis]
-        sums = (parts.sum(others) if others else parts).double()
-        sizes = judged.sum([d - 2 for d in others]).double() if others else judged.double()
-        name = ref.axes[axis] if axis < len(ref.axes) else str(axis)
-        if n > 1 and judged.dim() > 1:
-            yield _Group(("index", axis), [f"axis {name} at {i}" for i in range(n)], sums, sizes)
-        for tile in _TILES:
-            if tile * 2 <= n:
-                yield from _tiles(axis, name, n, tile, sums, sizes)
-    for segment, (axis, lo, hi) in ref.segments.items():
-        part, size = parts.narrow(axis % judged.dim() + 2, lo, hi - lo), judged.narrow(axis, lo, hi - lo)
-        sums = part.flatten(2).sum(2, keepdim=True).double()
-        yield _Group(("segment", segment), [f"segment {segment}"], sums, size.sum().double().reshape(1))
+    axis: int
+    source: Tensor
+    target: Tensor
+    first: int
+    families: list[tuple[tuple, int]]  # (key, number of groups), in order
 
 
-def _tiles(axis: int, name: str, n: int, tile: int, sums: Tensor, sizes: Tensor) -> Iterator[_Group]:
-    """Indices of equal residue mod `tile`; and the tail behind the last whole tile."""
-    residue = torch.arange(n, device=sums.device) % tile
-    merged = torch.zeros(*sums.shape[:-1], tile, dtype=sums.dtype, device=sums.device).index_add(-1, residue, sums)
-    size = torch.zeros(tile, dtype=sizes.dtype, device=sums.device).index_add(0, residue, sizes)
-    names = [f"axis {name} at {i} mod {tile}" for i in range(tile)]
-    yield _Group(("mod", axis, tile), names, merged, size)
-    whole = n // tile * tile
-    if whole < n:
-        tail = sums[..., whole:].sum(-1, keepdim=True)
-        yield _Group(("tail", axis, tile), [f"axis {name} from {whole} (tail of {tile})"], tail, sizes[whole:].sum(0, True))
+class Groups:
+    """Index, residue, tail and segment groups of one tensor, with what the ensemble's members do in each of them."""
+
+    def __init__(self, noise: Noise, ref: Reference):
+        self._noise, self._names = noise, ref.axes
+        shape = noise.judged.shape
+        self._axes = [_axis(a, n, len(shape), noise.judged.device) for a, n in enumerate(shape)] if len(shape) else []
+        self._segments = list(ref.segments.items())
+        self._families = [f for a in self._axes for f in a.families]
+        self._families += [(("segment", name, axis), 1) for name, (axis, _, _) in self._segments]
+        self.count = sum(n for _, n in self._families) if shape.numel() else 0
+        if self.count:
+            self._learn()
+
+    def _learn(self) -> None:
+        noise = self._noise
+        signal, judged = noise.signal, noise.judged.to(torch.float32)
+        self.power = self._sums((signal * signal).unsqueeze(0))[0].clamp(min=1e-30)
+        self.sizes = self._sums(judged.unsqueeze(0))[0].clamp(min=1.0)
+        self._some = self._sums(judged.unsqueeze(0))[0] > 1
+        along, plain, square = (self._sums(t) for t in self._parts(noise.errors))
+        quantum = float(noise.quantum.double().square().sum()) / max(noise.count, 1)
+        floor = BIAS_FLOOR * math.sqrt(noise.rms**2 + quantum)
+        self._own = (square / self.sizes).sqrt().amax(0).clamp(min=max(floor, 1e-30))
+        family = torch.repeat_interleave(
+            torch.arange(len(self._families)), torch.tensor([n for _, n in self._families])
+        ).to(along.device)
+        self._spread = {}
+        for kind, statistic in (("slope", along / self.power.sqrt()), ("mean", plain / self.sizes.sqrt())):
+            # both are about as large as one element's noise when errors are independent; shared noise shows in the members
+            mean = statistic.square().mean(0)
+            pooled = torch.zeros(len(self._families), dtype=mean.dtype, device=mean.device)
+            pooled = pooled.index_add(0, family, mean) / torch.bincount(family, minlength=len(self._families))
+            self._spread[kind] = torch.maximum(torch.maximum(mean, pooled[family]).sqrt(), self._own)
+
+    def _parts(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return r * self._noise.signal, r, r * r
+
+    def _sums(self, t: Tensor) -> Tensor:
+        """(B, *shape) -> (B, groups)"""
+        out = []
+        for a in self._axes:
+            others = [d + 1 for d in range(t.dim() - 1) if d != a.axis]
+            sums = (t.sum(others) if others else t).double()
+            groups = torch.zeros(t.shape[0], sum(n for _, n in a.families), dtype=torch.float64, device=t.device)
+            out.append(groups.index_add(1, a.target, sums.index_select(1, a.source)))
+        for _, (axis, lo, hi) in self._segments:
+            part = t.narrow(axis % (t.dim() - 1) + 1, lo, hi - lo)
+            out.append(part.flatten(1).sum(1, keepdim=True).double())
+        return torch.cat(out, 1)
+
+    def outstanding(self, r: Tensor) -> list[Pattern]:
+        """Groups whose slope, mean or rms stands out, the strongest of each family and kind."""
+        along, plain, square = (self._sums(t)[0] for t in self._parts(r.unsqueeze(0)))
+        limit = self._noise.limit(3 * self.count)
+        out = []
+        for kind, statistic in (("slope", along / self.power.sqrt()), ("mean", plain / self.sizes.sqrt())):
+            biased = self._some & (statistic.abs() / self.sizes.sqrt() > self._own)
+            out += self._strongest(kind, torch.where(biased, statistic.abs() / self._spread[kind], 0.0), limit)
+        lasting = self._some & (self.sizes >= 8)
+        rms = (square / self.sizes).sqrt() / self._own
+        return out + self._strongest("rms", torch.where(lasting, rms, 0.0), _RMS_LIMIT)
+
+    def _strongest(self, kind: str, excess: Tensor, limit: float) -> list[Pattern]:
+        if not bool((excess > limit).any()):
+            return []
+        out, first = [], 0
+        for key, n in self._families:
+            part = excess[first : first + n]
+            first += n
+            i = int(part.argmax())
+            measured = float(part[i])
+            if measured > limit:
+                text = f"{self._say(key, i)}: {_SAYS[kind]} ({measured:.1f} times the noise, limit {limit:.1f})"
+                out.append(Pattern((kind, *key, i), text, measured, limit))
+        return out
+
+    def _say(self, key: tuple, i: int) -> str:
+        kind, where, *rest = key
+        if kind == "segment":
+            return f"segment {where}"
+        axis = f"axis {self._names[where] if where < len(self._names) else where}"
+        if kind == "index":
+            return f"{axis} at {i}"
+        return f"{axis} at {i} mod {rest[0]}" if kind == "mod" else f"{axis} from {rest[1]} (tail of {rest[0]})"
 
 
-def _outstanding(group: _Group, noise: Noise, tests: int) -> list[Pattern]:
-    along, power, plain, square = group.sums
-    some = group.sizes > 1
-    if not bool(some.any()):
-        return []
-    out = []
-    limit = noise.limit(tests)
-    sizes = group.sizes.clamp(min=1)
-    floor = BIAS_FLOOR * math.sqrt(noise.rms**2 + float(noise.quantum.double().square().sum()) / noise.count)
-    rms = (square / sizes).sqrt()
-    own = torch.clamp(rms[1:].amax(0), min=floor)
-    for kind, statistic in (("slope", along / power.clamp(min=1e-30).sqrt()), ("mean", plain / sizes.sqrt())):
-        # both are about as large as one element's noise when errors are independent; shared noise shows in the members
-        spread = statistic[1:].square().mean(0).sqrt()
-        spread = torch.maximum(torch.maximum(spread, spread.square().mean().sqrt()), own)
-        excess = statistic[0].abs() / spread
-        biased = statistic[0].abs() / sizes.sqrt() > own
-        out += _strongest(group, kind, torch.where(some & biased, excess, 0.0), limit)
-    lasting = some & (sizes >= 8)
-    out += _strongest(group, "rms", torch.where(lasting, rms[0] / own, 0.0), _RMS_RATIO * (1 + 4 / math.sqrt(8)))
-    return out
+def _axis(axis: int, n: int, dims: int, device) -> _Axis:
+    """Groups of an axis of length n: every index (not of a vector: that is rung 2's business), residues, tails."""
+    index = torch.arange(n)
+    source, target, families, first = [], [], [], 0
+    if n > 1 and dims > 1:
+        source.append(index)
+        target.append(index)
+        families.append((("index", axis), n))
+        first = n
+    for tile in (t for t in _TILES if 2 * t <= n):
+        source.append(index)
+        target.append(first + index % tile)
+        families.append((("mod", axis, tile), tile))
+        first += tile
+        whole = n // tile * tile
+        if whole < n:
+            source.append(index[whole:])
+            target.append(torch.full((n - whole,), first))
+            families.append((("tail", axis, tile, whole), 1))
+            first += 1
+    empty = torch.zeros(0, dtype=torch.int64)
+    return _Axis(axis, torch.cat([empty, *source]).to(device), torch.cat([empty, *target]).to(device), first, families)
 
 
 _SAYS = {"slope": "errors proportional to the value", "mean": "errors of one sign", "rms": "larger errors than elsewhere"}
-
-
-def _strongest(group: _Group, kind: str, excess: Tensor, limit: float) -> list[Pattern]:
-    worst = int(excess.argmax())
-    measured = float(excess[worst])
-    if not measured > limit:
-        return []
-    text = f"{group.names[worst]}: {_SAYS[kind]} ({measured:.1f} times the noise, limit {limit:.1f})"
-    return [Pattern((kind, *group.key, worst), text, measured, limit)]
