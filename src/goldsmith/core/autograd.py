@@ -132,7 +132,7 @@ def _backward_split(op: Op, args: Sequence[Any]) -> tuple[dict, dict, dict, froz
 
 
 def _backward(op: Op) -> Any:
-    from .op import _on_device
+    from .op import _undisturbed
 
     def backward(*args: Any) -> Any:
         grads, tensors, options, needs, backend = _backward_split(op, args)
@@ -140,7 +140,7 @@ def _backward(op: Op) -> Any:
         backend = op.choose(backend, inputs, options)
         module = op.backend(backend)
         module = module if hasattr(module, "backward") else op.reference
-        with _on_device(tuple(tensors.values())):
+        with _undisturbed(tuple(tensors.values())):
             found = module.backward(grads, tensors, options, needs)
         some = next(t for t in tensors.values() if t is not None)
         results = [found[g] if g in needs else some.new_empty(0) for g in op.grads]

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
@@ -140,7 +141,7 @@ class Op:
 
     def run(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> tuple[Tensor, ...]:
         """Every result, straight from a backend: no autograd, no dispatcher (the custom operator costs ~125 us a call)."""
-        with _on_device(tensors):
+        with _undisturbed(tensors):
             results = self.backend(backend).forward(*tensors, **options)
         return autograd.fresh(results, tensors)
 
@@ -237,7 +238,13 @@ def _needs_dispatch(tensors: tuple[Tensor | None, ...]) -> bool:
     return False
 
 
-def _on_device(tensors: tuple[Tensor | None, ...]) -> Any:
-    """Launches go to the inputs' card, whichever is current."""
-    first = next(t for t in tensors if t is not None)
-    return torch.cuda.device(first.device if first.is_cuda else -1)
+@contextmanager
+def _undisturbed(tensors: tuple[Tensor | None, ...]) -> Iterator[None]:
+    """Launches go to the inputs' card, whichever is current; autocast does not reach into a backend."""
+    device = next(t for t in tensors if t is not None).device
+    with ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+        if device.type != "meta" and torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        yield

@@ -1,0 +1,133 @@
+"""Cheap work before a dear layer, forgotten after the forward and done again when the backward asks for it.
+
+    region = Region(build, kept)
+    outputs = region.run()              runs build(); of what its operators save, only `kept` stays
+    with region.watching():             what saves one of those outputs keeps a note of which, not the tensor
+        ...
+
+The first note that the backward opens runs build() once more, under the autocast of the first time; all notes are then
+served from that run, and it is freed with the last of them. `build` must give the same again, bit for bit: operators of this
+library do, dropout does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A tensor that stays, and the version it had: hooks switch off autograd's own check for writes."""
+
+    tensor: Tensor
+    version: int
+
+    def open(self) -> Tensor:
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                "a tensor needed for the gradient of a recomputed connection has been modified by an inplace operation: "
+                f"{list(self.tensor.shape)} is at version {self.tensor._version}, was at {self.version}"
+            )
+        return self.tensor
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """The index-th tensor that build() saved."""
+
+    region: Region
+    index: int
+
+    def open(self) -> Tensor:
+        return self.region.again()[0][self.index]
+
+
+@dataclass(frozen=True)
+class _Output:
+    """A view of the index-th output of build()."""
+
+    region: Region
+    index: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def open(self) -> Tensor:
+        return self.region.again()[1][self.index].as_strided(self.size, self.stride, self.offset)
+
+
+class Region:
+    def __init__(self, build: Callable[[], Sequence[Tensor]], kept: Sequence[Tensor]) -> None:
+        self._build = build
+        self._kept = [_Held(t, t._version) for t in kept]
+        device = kept[0].device.type
+        self._autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        self._count = 0
+        self._outputs: list[tuple[int, tuple, int]] = []
+        self._live: Sequence[Tensor] = ()
+        self._again: tuple[list[Tensor], list[Tensor]] | None = None
+
+    def run(self) -> Sequence[Tensor]:
+        with saved_tensors_hooks(self._note, _open):
+            outputs = self._build()
+        self._outputs = [(_storage(t), _layout(t), t._version) for t in outputs]
+        self._live = outputs
+        return outputs
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with saved_tensors_hooks(self._note_output, _open):
+            yield
+        self._live = ()  # until here they had to live: a freed storage's address may be given to the next tensor
+
+    def again(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Everything that build() saved, and its outputs."""
+        if self._again is None:
+            saved: list[Tensor] = []
+            for held in self._kept:
+                held.open()
+            device, dtype, enabled = self._autocast
+            with torch.enable_grad(), torch.autocast(device, dtype, enabled), saved_tensors_hooks(
+                lambda t: None if self._is_kept(t) else saved.append(t.detach()), _open
+            ):  # fmt: skip
+                outputs = [t.detach() for t in self._build()]
+            if len(saved) != self._count or [_layout(t) for t in outputs] != [o[1] for o in self._outputs]:
+                raise RuntimeError(
+                    "recomputing a connection gave other tensors than the first time: its norm must do the same whenever it "
+                    "is called (recompute=False lifts this)"
+                )
+            self._again = saved, outputs
+        return self._again
+
+    def _is_kept(self, t: Tensor) -> bool:
+        return (t.is_leaf and t.requires_grad) or any(t is held.tensor for held in self._kept)
+
+    def _note(self, t: Tensor) -> _Held | _Saved:
+        if self._is_kept(t):
+            return _Held(t.detach(), t._version)
+        self._count += 1
+        return _Saved(self, self._count - 1)
+
+    def _note_output(self, t: Tensor) -> _Held | _Output:
+        for index, (storage, layout, version) in enumerate(self._outputs):
+            if _storage(t) == storage and t._version == version and t.dtype == layout[-1] and t.numel():
+                return _Output(self, index, tuple(t.shape), t.stride(), t.storage_offset())
+        return _Held(t.detach(), t._version)
+
+
+def _open(note: _Held | _Saved | _Output) -> Tensor:
+    return note.open()
+
+
+def _storage(t: Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def _layout(t: Tensor) -> tuple:
+    return tuple(t.shape), t.stride(), t.storage_offset(), t.dtype

@@ -1,0 +1,283 @@
+"""Hyper-connections as modules; names, shapes and state-dict keys are DeepSeek's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..core.shapes import ShapeError, check_choice
+from ._common import FLOATS, FORMS, ORIENTATIONS, check_numbers, rows
+from ._connect import Settings, enter, leave
+from ._recompute import Region
+from .boundary.op import BOUNDARY
+from .head.op import HEAD
+from .post.op import POST
+from .pre.op import PRE
+
+INITS = ("deepseek", "small", "identity")
+
+
+class _Float32Module(nn.Module):
+    """A module whose own parameters stay in float32 when a whole model is moved to a 16-bit dtype."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Float32Module:
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+
+        def keep(t: Tensor) -> Tensor:
+            moved = fn(t)
+            narrowed = t.is_floating_point() and moved.is_floating_point() and moved.element_size() < 4
+            return t.to(moved.device) if narrowed and t.element_size() >= 4 else moved
+
+        return super()._apply(keep, recurse=False)
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        for name, parameter in self.named_parameters(recurse=False):
+            given = state_dict.get(prefix + name)
+            if isinstance(given, Tensor) and given.is_floating_point():  # matters for assign=True alone
+                state_dict[prefix + name] = given.to(parameter.dtype)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class HyperConnection(_Float32Module):
+    """h_in, h_post, h_res = pre(x);  f = layer(norm(h_in));  x_next = post(x, f, h_post, h_res)
+
+    x [..., n, dim] -> x_next, the same shape. `layer` returns f [..., dim], or (f, *rest): then forward returns
+    (x_next, *rest). Further arguments of forward go to `layer`. Parameters fn [M, n*dim], base [M], scale [3] (M = 2n + n^2;
+    the operators' phi, bias, alpha) and, with gamma=True, norm_weight [n*dim]; always float32, also after `.to(bfloat16)`.
+
+    init: "deepseek" draws fn from N(0, 0.02^2), base 0, scale 1; "small" has scale 0.01; "identity" is "small" with 8 on
+    the diagonal of base's matrix, so that streams start almost separate.
+    coefficient_dtype: h_post and h_res are rounded to it before post (bfloat16: as HF's DeepseekV4 does).
+    recompute=True keeps for the backward only x, f and what `layer` itself keeps; coefficients, h_in and norm(h_in) are
+    made again, bit for bit, so gradients are identical. `norm` must then do the same each time it is called.
+    orientation, form and the numbers: see `mhc.post`, `mhc.sinkhorn`, `mhc.coefficients`. Raises ShapeError, TypeError,
+    ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC; huggingface/transformers deepseek_v4.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        layer: Callable[..., Any],
+        *,
+        n: int = 4,
+        norm: Callable[[Tensor], Tensor] | None = None,
+        gamma: bool = False,
+        rms_eps: float = 1e-6,
+        pre_eps: float = 1e-6,
+        post_mult: float = 2.0,
+        iterations: int = 20,
+        sinkhorn_eps: float = 1e-6,
+        form: str = "deepseek",
+        orientation: str = "in_out",
+        init: str = "deepseek",
+        coefficient_dtype: torch.dtype | None = None,
+        recompute: bool = False,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        name = "mhc.HyperConnection"
+        self.dim, self.n = _sizes(name, dim, n)
+        check_numbers(
+            name,
+            rms_eps=rms_eps,
+            pre_eps=pre_eps,
+            post_mult=post_mult,
+            iterations=iterations,
+            sinkhorn_eps=sinkhorn_eps,
+        )
+        check_choice(name, "form", form, FORMS)
+        check_choice(name, "orientation", orientation, ORIENTATIONS)
+        check_choice(name, "init", init, INITS)
+        check_choice(name, "backend", backend, ("auto", *PRE.backends))
+        check_choice(name, "coefficient_dtype", coefficient_dtype, (None, *FLOATS[:3]))
+        if not callable(layer):
+            raise TypeError(f"{name}: layer is a {type(layer).__name__}, wanted a module or function of h_in")
+        self.layer, self.norm, self.recompute, self.init = layer, norm, recompute, init
+        self.settings = Settings(
+            rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, form, orientation, coefficient_dtype, backend
+        )
+        self.fn = _parameter(device, rows(n), n * dim)
+        self.base = _parameter(device, rows(n))
+        self.scale = _parameter(device, 3)
+        self.norm_weight = _parameter(device, n * dim) if gamma else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.fn, std=0.02)
+        self.base.zero_()
+        self.scale.fill_(1.0 if self.init == "deepseek" else 0.01)
+        if self.init == "identity":
+            self.base[2 * self.n :: self.n + 1] = 8.0
+        if self.norm_weight is not None:
+            self.norm_weight.fill_(1.0)
+
+    @property
+    def mixing(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """(phi, alpha, bias, gamma), as the operators take them."""
+        return self.fn, self.scale, self.base, self.norm_weight
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        _check_x("mhc.HyperConnection", x, self.n, self.dim)
+        if self.recompute and torch.is_grad_enabled():
+            if not torch.compiler.is_compiling():
+                return self._recomputed(x, args, kwargs)
+            # the compiler has no saved-tensor hooks of ours; it plans the recomputation itself
+            _, h, h_post, h_res, token = checkpoint(self._enter, x, use_reentrant=False, preserve_rng_state=False)
+        else:
+            _, h, h_post, h_res, token = self._enter(x)
+        f, rest = split(self.layer(h, *args, **kwargs))
+        return join(leave(x, f, h_post, h_res, token, self.settings), rest)
+
+    def _enter(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        h_in, h_post, h_res, token = enter(x, *self.mixing, self.settings)
+        return h_in, self.normed(h_in), h_post, h_res, token
+
+    def normed(self, h_in: Tensor) -> Tensor:
+        return h_in if self.norm is None else self.norm(h_in)
+
+    def _recomputed(self, x: Tensor, args: tuple, kwargs: dict) -> Any:
+        region = Region(lambda: self._enter(x), (x, *(p for p in self.mixing if p is not None)))
+        _, h, h_post, h_res, token = region.run()
+        with region.watching():
+            f, rest = split(self.layer(h, *args, **kwargs))
+            return join(leave(x, f, h_post, h_res, token, self.settings), rest)
+
+    def extra_repr(self) -> str:
+        shown = {"init": self.init, "recompute": self.recompute}
+        shown |= {k: v for k, v in vars(self.settings).items() if v != getattr(Settings(), k)}
+        return ", ".join([f"dim={self.dim}, n={self.n}", *(f"{k}={v!r}" for k, v in shown.items())])
+
+
+class HyperHead(_Float32Module):
+    """h = sum_i (sigmoid(hc_scale * z[i] + hc_base[i]) + pre_eps) * x[i],   z = rsqrt(mean(X^2) + rms_eps) * X hc_fn^T
+
+    x [..., n, dim] -> [..., dim], at the end of the model. Parameters hc_fn [n, n*dim], hc_base [n], hc_scale [1], always
+    float32. `init` as in HyperConnection ("identity" is "small" here). Source: huggingface/transformers deepseek_v4.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        n: int = 4,
+        rms_eps: float = 1e-6,
+        pre_eps: float = 1e-6,
+        init: str = "deepseek",
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim, self.n = _sizes("mhc.HyperHead", dim, n)
+        check_numbers("mhc.HyperHead", rms_eps=rms_eps, pre_eps=pre_eps)
+        check_choice("mhc.HyperHead", "init", init, INITS)
+        check_choice("mhc.HyperHead", "backend", backend, ("auto", *HEAD.backends))
+        self.init = init
+        self.settings = {"rms_eps": rms_eps, "pre_eps": pre_eps, "backend": backend}
+        self.hc_fn = _parameter(device, n, n * dim)
+        self.hc_base = _parameter(device, n)
+        self.hc_scale = _parameter(device, 1)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.hc_fn, std=0.02)
+        self.hc_base.zero_()
+        self.hc_scale.fill_(1.0 if self.init == "deepseek" else 0.01)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _check_x("mhc.HyperHead", x, self.n, self.dim)
+        return HEAD(x, self.hc_fn, self.hc_scale, self.hc_base, None, **self.settings)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, n={self.n}"
+
+
+class HyperStack(nn.Module):
+    """x = connections[-1](... connections[0](x)), where post of one connection and pre of the next are one `mhc.boundary`
+
+    x [..., n, dim] -> the same shape. Further arguments of forward go to every layer. When layers return (f, *rest), the result is
+    (x, [rest of each connection]). Connections that recompute, or whose backends differ, are joined by post and pre instead.
+    keep_every: only 1 is offered. Raises as HyperConnection does.
+    """
+
+    def __init__(self, connections: Sequence[HyperConnection], *, keep_every: int = 1) -> None:
+        super().__init__()
+        connections = list(connections)
+        wrong = [type(c).__name__ for c in connections if not isinstance(c, HyperConnection)]
+        if wrong or not connections:
+            raise TypeError(f"mhc.HyperStack: wanted at least one HyperConnection, got {wrong or 'none'}")
+        if keep_every != 1:
+            raise ValueError(f"mhc.HyperStack: keep_every={keep_every!r}, only 1 is offered")
+        sizes = {(c.n, c.dim) for c in connections}
+        if len(sizes) > 1:
+            raise ValueError(f"mhc.HyperStack: connections differ in (n, dim): {sorted(sizes)}")
+        self.connections = nn.ModuleList(connections)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        rests = []
+        last = len(self.connections) - 1
+        entered = None  # what boundary has already computed of the connection at hand
+        for i, here in enumerate(self.connections):
+            after = self.connections[i + 1] if i < last else None
+            fused = after is not None and _fusable(here, after)
+            if entered is None and not fused:
+                x, rest = split(here(x, *args, **kwargs))
+            else:
+                if entered is None:
+                    _check_x("mhc.HyperStack", x, here.n, here.dim)
+                    entered = PRE(x, *here.mixing, **here.settings.of_pre)
+                h_in, h_post, h_res = entered
+                f, rest = split(here.layer(here.normed(h_in), *args, **kwargs))
+                h_post, h_res = here.settings.rounded(h_post), here.settings.rounded(h_res)
+                if fused:
+                    options = after.settings.of_pre | here.settings.of_post
+                    x, *entered = BOUNDARY(x, f, h_post, h_res, *after.mixing, **options)
+                else:
+                    x, entered = POST(x, f, h_post, h_res, **here.settings.of_post), None
+            rests.append(rest)
+        return (x, rests) if any(rests) else x
+
+
+def _fusable(here: HyperConnection, after: HyperConnection) -> bool:
+    return not (here.recompute or after.recompute) and here.settings.backend == after.settings.backend
+
+
+def split(output: Any) -> tuple[Any, tuple]:
+    """f and the rest of what a layer returns."""
+    return (output[0], tuple(output[1:])) if isinstance(output, tuple) else (output, ())
+
+
+def join(x_next: Tensor, rest: tuple) -> Any:
+    return (x_next, *rest) if rest else x_next
+
+
+def _sizes(module: str, dim: int, n: int) -> tuple[int, int]:
+    for name, size in (("dim", dim), ("n", n)):
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"{module}: {name}={size!r}, wanted a whole number of at least 1")
+    return dim, n
+
+
+def _parameter(device: torch.device | str | None, *shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape, dtype=torch.float32, device=device))
+
+
+def _check_x(module: str, x: Tensor, n: int, dim: int) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{module}: x is a {type(x).__name__}, wanted a torch.Tensor")
+    if tuple(x.shape[-2:]) == (n, dim):
+        return
+    hint = ""
+    if tuple(x.shape[-2:]) == (dim, n):
+        hint = "; streams are innermost here: use mhc.streams_from_te"
+    elif x.dim() and x.shape[-1] == dim:
+        hint = f"; one stream becomes {n} by mhc.expand(x, {n})"
+    raise ShapeError(f"{module}: x is {list(x.shape)}, expected [*batch, n={n}, dim={dim}]{hint}")
