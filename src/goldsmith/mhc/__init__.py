@@ -7,11 +7,33 @@ how it is fast (_triton), on what it is tried (cases).
 from .boundary.op import boundary
 from .coefficients.op import coefficients
 from .connect_backward import op as _connect_backward  # noqa: F401  registers the operator
+from .convert import from_hf, from_liger, from_te, streams_from_te, streams_to_te, to_hf, to_liger, to_te
 from .expand.op import expand
 from .head.op import head
+from .modules import HyperConnection, HyperHead, HyperStack
 from .post.op import post
 from .pre.op import pre
 from .pre_backward.op import pre_backward
 from .sinkhorn.op import sinkhorn
 
-__all__ = ["boundary", "coefficients", "expand", "head", "post", "pre", "pre_backward", "sinkhorn"]
+__all__ = [
+    "HyperConnection",
+    "HyperHead",
+    "HyperStack",
+    "boundary",
+    "coefficients",
+    "expand",
+    "from_hf",
+    "from_liger",
+    "from_te",
+    "head",
+    "post",
+    "pre",
+    "pre_backward",
+    "sinkhorn",
+    "streams_from_te",
+    "streams_to_te",
+    "to_hf",
+    "to_liger",
+    "to_te",
+]

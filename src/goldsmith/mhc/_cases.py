@@ -21,7 +21,7 @@ DECODING = tuple((tokens, dim) for dim in (4096, 7168) for tokens in (1, 4, 16, 
 
 
 def named(draw: Callable[..., dict[str, Any]], cases: Mapping[str, tuple[dict[str, Any], str]]) -> list[Case]:
-    """{name: (sizes, why)} as cases; those of more than 2^17 numbers are tagged "large": for cards, not for two cores."""
+    """{name: (sizes, why)} as cases; above 2^17 numbers they are tagged "large": for cards, not for two cores."""
     return [Case(name, draw, s, why, ("large",) if _numbers(s) > 2**17 else ()) for name, (s, why) in cases.items()]
 
 

@@ -1,10 +1,10 @@
 """One connection under autograd: pre, then (after the layer) post, with a backward that writes dx once.
 
-Plain autograd would compute post's share of dx, pre's share of dx, and add them in a third pass over the streams. Here post is
-given x without its history, and hands the gradient G of x_next, as it is, to pre's backward, which mixes it by h_res and adds
-it to its own addends. The way between the two is the **token**: zeros of x's shape (one stored number) that `enter`
-returns and `leave` takes. Its gradient is G and not the gradient of anything else, so the token must never be used twice or
-get a hook; it stays a local variable of whoever calls both, and no public function returns it.
+Plain autograd would compute post's share of dx, pre's share of dx, and add them in a third pass over the streams. Here
+post is given x without its history, and hands the gradient G of x_next, as it is, to pre's backward, which mixes it by
+h_res and adds it to its own addends. The way between the two is the **token**: zeros of x's shape (one stored number)
+that `enter` returns and `leave` takes. Its gradient is G and not the gradient of anything else, so the token must never
+be used twice or get a hook; it stays a local variable of whoever calls both, and no public function returns it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Settings:
 def enter(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """h_in, h_post and h_res (both as post takes them), and the token that `leave` wants; None where nothing is recorded."""
+    """h_in, h_post, h_res (both as post takes them), and the token that `leave` wants; None where nothing is recorded."""
     if not torch.is_grad_enabled():
         h_in, h_post, h_res = PRE(x, phi, alpha, bias, gamma, **settings.of_pre)
         return h_in, settings.rounded(h_post), settings.rounded(h_res), None
@@ -94,7 +94,7 @@ class _Enter(torch.autograd.Function):
 class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_next, token):
-        ctx.mark_dirty(x_next)  # nothing is written; the result is x_next itself and not a view, which nobody could write to
+        ctx.mark_dirty(x_next)  # so that the result is x_next itself, not a view that nobody may write to
         return x_next
 
     @staticmethod

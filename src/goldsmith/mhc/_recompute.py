@@ -6,8 +6,8 @@
         ...
 
 The first note that the backward opens runs build() once more, under the autocast of the first time; all notes are then
-served from that run, and it is freed with the last of them. `build` must give the same again, bit for bit: operators of this
-library do, dropout does not.
+served from that run, and it is freed with the last of them. `build` must give the same again, bit for bit: operators of
+this library do, dropout does not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Held:
     def open(self) -> Tensor:
         if self.tensor._version != self.version:
             raise RuntimeError(
-                "a tensor needed for the gradient of a recomputed connection has been modified by an inplace operation: "
+                "a tensor that a recomputed connection needs for its gradient has been modified by an inplace operation: "
                 f"{list(self.tensor.shape)} is at version {self.tensor._version}, was at {self.version}"
             )
         return self.tensor
@@ -99,8 +99,8 @@ class Region:
                 outputs = [t.detach() for t in self._build()]
             if len(saved) != self._count or [_layout(t) for t in outputs] != [o[1] for o in self._outputs]:
                 raise RuntimeError(
-                    "recomputing a connection gave other tensors than the first time: its norm must do the same whenever it "
-                    "is called (recompute=False lifts this)"
+                    "recomputing a connection gave other tensors than the first time: its norm must do the same whenever "
+                    "it is called (recompute=False lifts this)"
                 )
             self._again = saved, outputs
         return self._again

@@ -48,16 +48,17 @@ class HyperConnection(_Float32Module):
     """h_in, h_post, h_res = pre(x);  f = layer(norm(h_in));  x_next = post(x, f, h_post, h_res)
 
     x [..., n, dim] -> x_next, the same shape. `layer` returns f [..., dim], or (f, *rest): then forward returns
-    (x_next, *rest). Further arguments of forward go to `layer`. Parameters fn [M, n*dim], base [M], scale [3] (M = 2n + n^2;
-    the operators' phi, bias, alpha) and, with gamma=True, norm_weight [n*dim]; always float32, also after `.to(bfloat16)`.
+    (x_next, *rest). Further arguments of forward go to `layer`. Parameters fn [M, n*dim], base [M], scale [3] (M = 2n +
+    n^2; the operators' phi, bias, alpha) and, with gamma=True, norm_weight [n*dim]; always float32, also after
+    `.to(bfloat16)`.
 
-    init: "deepseek" draws fn from N(0, 0.02^2), base 0, scale 1; "small" has scale 0.01; "identity" is "small" with 8 on
-    the diagonal of base's matrix, so that streams start almost separate.
-    coefficient_dtype: h_post and h_res are rounded to it before post (bfloat16: as HF's DeepseekV4 does).
-    recompute=True keeps for the backward only x, f and what `layer` itself keeps; coefficients, h_in and norm(h_in) are
-    made again, bit for bit, so gradients are identical. `norm` must then do the same each time it is called.
-    orientation, form and the numbers: see `mhc.post`, `mhc.sinkhorn`, `mhc.coefficients`. Raises ShapeError, TypeError,
-    ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC; huggingface/transformers deepseek_v4.
+    init: "deepseek" draws fn from N(0, 0.02^2), base 0, scale 1; "small" has scale 0.01; "identity" is "small" with 8
+    on the diagonal of base's matrix, so that streams start almost separate. coefficient_dtype: h_post and h_res are
+    rounded to it before post (bfloat16: as HF's DeepseekV4 does). recompute=True keeps for the backward only x, f and
+    what `layer` itself keeps; coefficients, h_in and norm(h_in) are made again, bit for bit, so gradients are
+    identical. `norm` must then do the same each time it is called. orientation, form and the numbers: see `mhc.post`,
+    `mhc.sinkhorn`, `mhc.coefficients`. Raises ShapeError, TypeError, ValueError, BackendUnavailable. Source: Xie et al.
+    2026, mHC; huggingface/transformers deepseek_v4.
     """
 
     def __init__(
@@ -159,8 +160,9 @@ class HyperConnection(_Float32Module):
 class HyperHead(_Float32Module):
     """h = sum_i (sigmoid(hc_scale * z[i] + hc_base[i]) + pre_eps) * x[i],   z = rsqrt(mean(X^2) + rms_eps) * X hc_fn^T
 
-    x [..., n, dim] -> [..., dim], at the end of the model. Parameters hc_fn [n, n*dim], hc_base [n], hc_scale [1], always
-    float32. `init` as in HyperConnection ("identity" is "small" here). Source: huggingface/transformers deepseek_v4.
+    x [..., n, dim] -> [..., dim], at the end of the model. Parameters hc_fn [n, n*dim], hc_base [n], hc_scale [1],
+    always float32. `init` as in HyperConnection ("identity" is "small" here). Source: huggingface/transformers
+    deepseek_v4.
     """
 
     def __init__(
@@ -201,11 +203,11 @@ class HyperHead(_Float32Module):
 
 
 class HyperStack(nn.Module):
-    """x = connections[-1](... connections[0](x)), where post of one connection and pre of the next are one `mhc.boundary`
+    """x = connections[-1](... connections[0](x)), post of one and pre of the next being one `mhc.boundary`
 
-    x [..., n, dim] -> the same shape. Further arguments of forward go to every layer. When layers return (f, *rest), the result is
-    (x, [rest of each connection]). Connections that recompute, or whose backends differ, are joined by post and pre instead.
-    keep_every: only 1 is offered. Raises as HyperConnection does.
+    x [..., n, dim] -> the same shape. Further arguments of forward go to every layer. When layers return (f, *rest),
+    the result is (x, [rest of each connection]). Connections that recompute, or whose backends differ, are joined by
+    post and pre instead. keep_every: only 1 is offered. Raises as HyperConnection does.
     """
 
     def __init__(self, connections: Sequence[HyperConnection], *, keep_every: int = 1) -> None:
