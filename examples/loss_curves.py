@@ -6,6 +6,7 @@ fall alike.
 """
 
 import json
+import math
 import sys
 from html import escape
 from pathlib import Path
@@ -33,13 +34,15 @@ def smooth(loss: list[float]) -> Points:
 
 def ticks(low: float, high: float) -> list[float]:
     """Four to nine round numbers."""
-    step = next(s for e in range(-6, 9) for s in (1 * 10.0**e, 2 * 10.0**e, 5 * 10.0**e) if (high - low) / s <= 8)
+    step = next(s for e in range(-6, 300) for s in (1 * 10.0**e, 2 * 10.0**e, 5 * 10.0**e) if (high - low) / s <= 8)
     return [i * step for i in range(round(low / step), round(high / step) + 1) if low <= i * step <= high]
 
 
 def panel(title: str, curves: dict[str, list[Points]], left: float, width: float, unigram: float) -> list[str]:
     """One plot: curves[name] has one list of points a seed."""
-    every = [p for seeds in curves.values() for points in seeds for p in points]
+    # a training that diverged ends the curve at its last finite loss
+    curves = {name: [[p for p in seed if math.isfinite(p[1])] for seed in seeds] for name, seeds in curves.items()}
+    every = [p for seeds in curves.values() for points in seeds for p in points] or [(0, 0.0)]
     (x0, x1), (low, high) = ([f(p[i] for p in every) for f in (min, max)] for i in (0, 1))
     low, high = low - 0.04 * (high - low) - 1e-3, high + 0.04 * (high - low) + 1e-3
     bottom, top = HEIGHT - MARGIN, 32

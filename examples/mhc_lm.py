@@ -55,7 +55,7 @@ def read_text(source: str | None) -> bytes:
 
 
 def split(text: bytes, seq: int, device: torch.device) -> tuple[Tensor, Tensor, float]:
-    """Training bytes; held-out windows [windows, seq + 1] out of every tenth piece of the text; unigram nats."""
+    """Training bytes; 128 windows [windows, seq + 1] of the tenth of the text that is held out; unigram nats."""
     data, piece = torch.frombuffer(bytearray(text), dtype=torch.uint8), seq + 1
     if len(data) < 20 * piece:
         fail(f"the text has {len(data)} bytes, but --seq {seq} needs at least {20 * piece}")
@@ -63,7 +63,7 @@ def split(text: bytes, seq: int, device: torch.device) -> tuple[Tensor, Tensor, 
     pieces = data[: len(data) // piece * piece].view(-1, piece)
     held_out = torch.arange(len(pieces)) % 10 == 9
     windows = pieces[held_out]
-    windows = windows[torch.linspace(0, len(windows) - 1, min(len(windows), 256)).long()]
+    windows = windows[torch.linspace(0, len(windows) - 1, min(len(windows), 128)).long()]
     return pieces[~held_out].flatten().to(device), windows.to(device), torch.special.entr(frequency).sum().item()
 
 
@@ -222,7 +222,7 @@ def train(args, residual: str, init: str, seed: int, data: Tensor, held_out: Ten
             progress = f"loss {value:.3f}  {speeds[-1]:,.0f} tokens/s  {left:.0f} s left"
             show(f"{name}, seed {seed}: step {step}/{args.steps}  {progress}", last)
             if last or step % (2 * stretch) == 0:
-                curve.append([step, validate(model, held_out, args.batch)])
+                curve.append([step, validate(model, held_out, 4 * args.batch)])
             mark, marked = time.perf_counter(), step
         if last:
             break

@@ -1,0 +1,154 @@
+"""examples/mhc_lm.py, run as a user runs it: a process of its own, with sizes that take seconds."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--dim", "16", "--heads", "2", "--layers", "1", "--seq", "16", "--batch", "2", "--device", "cpu")
+RUN_KEYS = {"loss", "val_loss", "params", "tokens_per_s", "peak_bytes"}
+
+
+def start(*args: str) -> subprocess.Popen:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, str(ROOT / "examples" / "mhc_lm.py"), *args]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(*args: str) -> tuple[int, str, str]:
+    process = start(*args)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 80)
+    (folder / "b.md").write_text("pack my box with five dozen liquor jugs\n" * 80)
+    (folder / "picture.png").write_bytes(bytes(256) * 40)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory) -> dict:
+    """One small run of everything: both models, two seeds, two inits, JSON and picture."""
+    folder = tmp_path_factory.mktemp("trained")
+    files = ("--json", str(folder / "lm.json"), "--plot", str(folder / "lm.svg"))
+    options = ("--text", str(text), "--steps", "12", "--seeds", "2", "--init", "deepseek", "small", *files)
+    code, out, err = run(*SMALL, *options)
+    assert code == 0, err
+    result = json.loads((folder / "lm.json").read_text())
+    return {"out": out, "err": err, "result": result, "svg": (folder / "lm.svg").read_text(), "options": options[:-4]}
+
+
+def test_the_json_has_both_models_with_one_loss_a_step(trained):
+    result = trained["result"]
+    for name in ("mhc", "plain"):
+        assert result[name].keys() >= RUN_KEYS
+        assert len(result[name]["loss"]) == 12
+        assert result[name]["val_loss"] == result[name]["val_curve"][-1][1]
+        assert result[name]["params"] > 0 and result[name]["tokens_per_s"] > 0 and result[name]["peak_bytes"] > 0
+    assert 2.5 < result["unigram_nats"] < 5.6  # of English letters, below that of 256 equally frequent bytes
+    assert result["mhc"]["params"] > result["plain"]["params"]
+
+
+def test_every_seed_and_init_is_among_the_runs(trained):
+    runs = [(r["residual"], r["init"], r["seed"]) for r in trained["result"]["runs"]]
+    expected = [("mhc", "deepseek", 0), ("mhc", "small", 0), ("plain", None, 0)]
+    assert sorted(runs, key=str) == sorted(expected + [(r, i, 1) for r, i, _ in expected], key=str)
+    assert trained["result"]["mhc"]["init"] == "deepseek" and trained["result"]["mhc"]["seed"] == 0
+
+
+def test_the_two_models_start_from_the_same_loss_because_their_shared_weights_are_the_same(trained):
+    """At `small` the streams are mixed almost evenly: the first loss differs by far less than between two seeds."""
+    first = {(r["init"], r["seed"]): r["loss"][0] for r in trained["result"]["runs"]}
+    assert abs(first["small", 0] - first[None, 0]) < 0.1 * abs(first[None, 0] - first[None, 1])
+
+
+def test_progress_table_and_sample_are_printed(trained):
+    assert "step 12/12" in trained["err"] and "tokens/s" in trained["err"] and "s left" in trained["err"]
+    for word in ("validation", "unigram", "mhc (deepseek)", "plain", "minus plain", "goes on"):
+        assert word in trained["out"]
+
+
+def test_the_picture_is_well_formed_and_names_every_curve(trained):
+    root = ElementTree.fromstring(trained["svg"])
+    words = " ".join(root.itertext())
+    assert "mhc (deepseek)" in words and "mhc (small)" in words and "plain" in words
+    name = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f"{name}polyline")) == 6 and len(root.findall(f"{name}polygon")) == 6
+
+
+def test_a_second_run_repeats_bit_for_bit(trained, tmp_path):
+    code, out, err = run(*SMALL, *trained["options"], "--json", str(tmp_path / "again.json"))
+    assert code == 0, err
+    again = json.loads((tmp_path / "again.json").read_text())
+    for first, second in zip(trained["result"]["runs"], again["runs"], strict=True):
+        assert first["loss"] == second["loss"] and first["val_curve"] == second["val_curve"]
+    assert out.split("goes on")[1:] == trained["out"].split("goes on")[1:]
+
+
+def test_recompute_gives_the_same_losses(trained, text, tmp_path):
+    options = ("--text", str(text), "--steps", "12", "--residual", "mhc", "--recompute")
+    code, _, err = run(*SMALL, *options, "--json", str(tmp_path / "lm.json"))
+    assert code == 0, err
+    assert json.loads((tmp_path / "lm.json").read_text())["mhc"]["loss"] == trained["result"]["mhc"]["loss"]
+
+
+def test_ctrl_c_ends_with_the_results_so_far(text, tmp_path):
+    file = tmp_path / "lm.json"
+    process = start(*SMALL, "--text", str(text), "--steps", "200000", "--residual", "plain", "--json", str(file))
+    assert "bytes for training" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err and "plain" in out
+    result = json.loads(file.read_text())
+    assert result["interrupted"] and 1 <= len(result["plain"]["loss"]) < 200000
+    assert result["plain"].keys() >= RUN_KEYS and "mhc" not in result
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("--steps", "0"), "--steps 0: at least 1 is needed"),
+        (("--dim", "20", "--heads", "4"), "--dim 20: --heads 4 needs a multiple of 8"),
+        (("--text", "nosuch"), "--text nosuch: there is no such file or folder"),
+        (("--lr", "nan"), "--lr nan: a positive number is needed"),
+        (("--plot", "curves.png"), "the picture is SVG"),
+        (("--json", "nosuch/lm.json"), "nosuch/lm.json: not a file in a folder that exists"),
+        (("--device", "meta"), "the choices are cpu and cuda"),
+        (("--residual", "none"), "invalid choice: 'none' (choose from"),
+        (("--seq", "100000000"), "but --seq 100000000 needs at least"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_mistake_is_answered_with_one_sentence(args, sentence, main, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([*args, "--device", "cpu"] if "--device" not in args else args)
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and out == ""
+    assert err.startswith("mhc_lm: ") and sentence in err and err.count("\n") == 1
+
+
+@pytest.fixture
+def main():
+    """The example's main, in this process: what it sets for the whole process is put back."""
+    spec = importlib.util.spec_from_file_location("mhc_lm", ROOT / "examples" / "mhc_lm.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    handler, deterministic = signal.getsignal(signal.SIGINT), torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    yield module.main
+    signal.signal(signal.SIGINT, handler)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
