@@ -89,6 +89,20 @@ def post_inputs(
     }
 
 
+def by_group(n: int) -> dict[str, tuple[int, int]]:
+    """The mixes' last axis."""
+    return {"pre": (0, n), "post": (n, 2 * n), "res": (2 * n, rows(n))}
+
+
+def rows_by_group(n: int) -> dict[str, tuple[int, int, int]]:
+    """phi's first axis."""
+    return {name: (0, low, high) for name, (low, high) in by_group(n).items()}
+
+
+ALPHAS = {"pre": (0, 1), "post": (1, 2), "res": (2, 3)}
+SEGMENTS = {"h_mix": by_group, "phi.grad": rows_by_group, "alpha.grad": ALPHAS, "bias.grad": by_group}
+DERIVATIVE_SEGMENTS = {"dphi": rows_by_group, "dalpha": ALPHAS, "dbias": by_group}
+
 PRE_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "empty outputs, zero parameter gradients of the right shape"),
     "one_token": ({"T": 1, "n": 4, "dim": 64}, "decoding; the sums over tokens have one term"),

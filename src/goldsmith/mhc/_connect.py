@@ -57,7 +57,7 @@ class Settings:
 def enter(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """h_in, h_post, h_res (both as post takes them), and the token that `leave` wants; None where nothing is recorded."""
+    """h_in, h_post, h_res (both as post takes them), and the token for `leave`; None where nothing is recorded."""
     if not torch.is_grad_enabled():
         h_in, h_post, h_res = PRE(x, phi, alpha, bias, gamma, **settings.of_pre)
         return h_in, settings.rounded(h_post), settings.rounded(h_res), None

@@ -31,7 +31,7 @@ class _Held:
     def open(self) -> Tensor:
         if self.tensor._version != self.version:
             raise RuntimeError(
-                "a tensor that a recomputed connection needs for its gradient has been modified by an inplace operation: "
+                "a tensor that a recomputed connection needs in its backward was modified by an inplace operation: "
                 f"{list(self.tensor.shape)} is at version {self.tensor._version}, was at {self.version}"
             )
         return self.tensor
@@ -99,8 +99,8 @@ class Region:
                 outputs = [t.detach() for t in self._build()]
             if len(saved) != self._count or [_layout(t) for t in outputs] != [o[1] for o in self._outputs]:
                 raise RuntimeError(
-                    "recomputing a connection gave other tensors than the first time: its norm must do the same whenever "
-                    "it is called (recompute=False lifts this)"
+                    "recomputing a connection gave other tensors than the first time: its norm must do the same each "
+                    "time it is called (recompute=False lifts this)"
                 )
             self._again = saved, outputs
         return self._again

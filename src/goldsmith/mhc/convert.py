@@ -27,7 +27,7 @@ _CONFIG = {
 
 
 def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: Any = None) -> tuple[Weights, dict[str, Any]]:
-    """fn, base, scale <- {prefix}.fn, .base, .scale of a transformers deepseek_v4 model, or {prefix}_fn, ... of a checkpoint
+    """fn, base, scale = {prefix}.fn, .base, .scale of a transformers deepseek_v4 model, or {prefix}_fn, ... of a file
 
     The weights are for HyperConnection, or, when `scale` has one element (`hc_head`), for HyperHead as hc_fn, hc_base,
     hc_scale; all in float32. Options: n, and from `config` (hc_mult, hc_sinkhorn_iters, hc_eps, rms_norm_eps; an object

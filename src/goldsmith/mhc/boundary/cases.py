@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...assay.case import Make
-from .._cases import bench, named, phi_bytes, post_inputs, pre_inputs
+from .._cases import SEGMENTS, bench, named, phi_bytes, post_inputs, pre_inputs
+
+__all__ = ["BENCH", "CASES", "SEGMENTS"]
 
 
 def connection(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...assay.case import Make
-from .._cases import bench, named, pre_inputs
+from .._cases import DERIVATIVE_SEGMENTS, bench, named, pre_inputs
 from .._common import wide
 from ..coefficients import reference as coefficients
 
@@ -61,6 +61,8 @@ CASES = named(
         "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than any one block"),
     },
 )
+
+SEGMENTS = DERIVATIVE_SEGMENTS
 
 BENCH = bench(
     gradients,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .._cases import PRE_CASES, bench, named, phi_bytes, pre_inputs
+from .._cases import PRE_CASES, SEGMENTS, bench, named, phi_bytes, pre_inputs
+
+__all__ = ["BENCH", "CASES", "SEGMENTS"]
 
 CASES = named(pre_inputs, PRE_CASES)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...assay.case import Make
-from .._cases import bench, named, pre_inputs
+from .._cases import DERIVATIVE_SEGMENTS, bench, named, pre_inputs
 from .._common import wide
 from ..coefficients import reference as coefficients
 
@@ -55,6 +55,8 @@ CASES = named(
         "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than any one block"),
     },
 )
+
+SEGMENTS = DERIVATIVE_SEGMENTS
 
 BENCH = bench(
     gradients,

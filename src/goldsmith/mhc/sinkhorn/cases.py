@@ -59,6 +59,8 @@ CASES = named(
     },
 )
 
+DTYPES = (torch.float32,)  # logits are float32 whatever the streams are
+
 BENCH = [
     BenchCase(
         name=f"train[T={T}]",
