@@ -1,7 +1,7 @@
 """Small inline drawings: the seal, error maps, headroom dots, case squares.
 
 Everything is escaped here, carries a <title>, and takes its colours from the page's style by class, so that one
-drawing serves light and dark. Widths are percentages where a drawing must stretch: dots then keep their size on a phone.
+drawing serves light and dark. Widths are percentages where a drawing must stretch: dots keep their size on a phone.
 """
 
 from __future__ import annotations

@@ -292,6 +292,7 @@ def case_states(report: Report) -> dict[str, str]:
     for row in report.rows:
         if SEVERITY.get(row.state, 1) > SEVERITY.get(states.get(row.case, "ok"), 0) and row.state in ("bad", "quality"):
             states[row.case] = row.state
+    states |= {n.case: "absent" for n in report.notes if n.id == "cannot_run"}
     for finding in report.findings:
         if finding.case in states:
             states[finding.case] = "quality" if finding.rung == "QUALITY" and states[finding.case] != "bad" else "bad"
@@ -306,12 +307,17 @@ def matrix_row(entry: Entry) -> dict[str, Any]:
     bad = sum(s == "bad" for s in states.values())
     label = f"{entry.name}: {count(len(states), 'case')}, {bad or 'none'} wrong"
     href = f"#{entry.anchor}"
-    words = {"ok": "right", "bad": "wrong", "quality": "right, but poor"}
+    words = {"ok": "right", "bad": "wrong", "quality": "right, but poor", "absent": "cannot run on this backend"}
     cells = [svg.Square(s, f"{c}: {words.get(s, s)}", href if s == "bad" else "") for c, s in states.items()]
     return {
         "entry": entry,
         "squares": svg.squares(cells, label),
         "cases": len(states),
         "bad": bad,
-        "worst": _max(r.max_over_bound for r in report.rows if r.kind != "stage"),
+        "worst": worst_ratio(report),
     }
+
+
+def worst_ratio(report: Report) -> float | None:
+    """The worst error of an output or gradient as a share of its proven bound."""
+    return _max(r.max_over_bound for r in report.rows if r.kind != "stage")

@@ -1,0 +1,1 @@
+"""`goldsmith bench`: proves, then times, in one run with the peers."""

@@ -1,0 +1,101 @@
+"""Benchmarks of several operators together, as a model calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...assay.target import Target
+from ...core.bench import BenchCase
+from ...core.op import Op
+from .subject import OURS, Subject, Tensors, Variant
+
+PRE_OPTIONS = ("rms_eps", "pre_eps", "post_mult", "iterations", "sinkhorn_eps", "form")
+
+
+class Connection(Subject):
+    """mhc.HyperConnection around the identity: x_next = post(x, f = h_in, ...) of pre(x, ...), all parameters trained.
+
+    Forward 36*dim bytes a token, backward 56*dim (pre with post; its backward writes dx once).
+    """
+
+    def __init__(self, entry: BenchCase, device: str) -> None:
+        super().__init__(Op.get("mhc.pre"), entry, device)
+        self.name = "mhc.connection"
+
+    @staticmethod
+    def entries() -> list[BenchCase]:
+        made = []
+        for entry in Op.get("mhc.pre").bench:
+            tokens, dim = entry.sizes["T"], entry.sizes["dim"]
+            moved = tokens * dim * torch.finfo(entry.dtype).bits // 8
+            fixed = entry.forward_bytes - 9 * moved  # what pre counts beside its streams: phi
+            backward = None if entry.backward_bytes is None else 28 * moved
+            why = "forward 36*dim bytes a token: pre 18, post 18; backward 56*dim: dx is written once"
+            made.append(replace(entry, forward_bytes=18 * moved + fixed, backward_bytes=backward, why=why))
+        return made
+
+    def reference(self) -> Callable[[Tensors], tuple[Tensor, ...]]:
+        return _reference(self.options)
+
+    def ours(self, backend: str) -> Variant:
+        module, x = self._module(backend), self.tensors["x"]
+        if x is None:
+            raise ValueError("mhc.pre's case has no x")
+        leaf = x.detach().requires_grad_()
+        return Variant(OURS, lambda: module(leaf), [leaf, *module.parameters()], backend)
+
+    def _module(self, backend: str) -> torch.nn.Module:
+        from ...mhc.modules import HyperConnection
+
+        sizes, options = self.entry.sizes, {name: self.options[name] for name in PRE_OPTIONS}
+        module = HyperConnection(
+            sizes["dim"], torch.nn.Identity(), n=sizes["n"], backend=backend, device=self.device, **options
+        )
+        with torch.no_grad():
+            for parameter, name in (("fn", "phi"), ("base", "bias"), ("scale", "alpha")):
+                getattr(module, parameter).copy_(self.tensors[name])
+        return module
+
+    def target(self, backend: str) -> Target:
+        from ...mhc.modules import HyperConnection
+
+        def candidate(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, **options: Any) -> dict[str, Tensor]:
+            chosen = {name: options[name] for name in PRE_OPTIONS}
+            module = HyperConnection(
+                x.shape[-1], torch.nn.Identity(), n=x.shape[-2], backend=backend, device=x.device, **chosen
+            )
+            weights = {"fn": phi, "base": bias, "scale": alpha}
+            return {"x_next": torch.func.functional_call(module, weights, (x,))}
+
+        def golden(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, **options: Any) -> dict[str, Tensor]:
+            tensors = {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": None}
+            return {"x_next": _reference({o: options[o] for o in self.op.options})(tensors)[0]}
+
+        cases = [c for c in self.op.cases if c.name in ("one_token", "published", "odd_dim", "three_streams")]
+        return Target(
+            candidate,
+            golden,
+            cases=[replace(c, sizes={**c.sizes, "gamma": False}) for c in cases],
+            name=f"{self.name} on {backend}",
+            outputs=("x_next",),
+            grads=("x", "phi", "alpha", "bias"),
+            dtypes=(self.entry.dtype,),
+        )
+
+
+def _reference(options: dict[str, Any]) -> Callable[[Tensors], tuple[Tensor, ...]]:
+    pre, post = Op.get("mhc.pre").reference.forward, Op.get("mhc.post").reference.forward
+
+    def reference(tensors: Tensors) -> tuple[Tensor, ...]:
+        h_in, h_post, h_res = pre(*tensors.values(), **options)[:3]
+        return (post(tensors["x"], h_in, h_post, h_res, orientation="in_out")[0],)
+
+    return reference
+
+
+ALL = {"mhc.connection": Connection}

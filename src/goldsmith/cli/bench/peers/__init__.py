@@ -1,0 +1,10 @@
+"""Peers of `goldsmith bench`, one small module each: NAME, `missing()` (why it cannot run, or None) and
+`prepare(subject)` (a Variant, or None where it does not offer the operator)."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from . import compiled, eager, liger
+
+ALL: dict[str, ModuleType] = {module.NAME: module for module in (eager, compiled, liger)}

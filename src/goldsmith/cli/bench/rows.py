@@ -1,0 +1,127 @@
+"""Rows of `goldsmith bench`: every figure with the conditions that it was measured under."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib.metadata
+import subprocess
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...core.device import machine
+from .timing import Timing
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One timing. `share_of_ceiling` is the floor (bytes at the copy rate of the same run) over the median."""
+
+    op: str
+    case: str
+    sizes: dict[str, Any]
+    dtype: str
+    direction: str  # forward | backward
+    mode: str  # cold: L2 flushed before each call; graph: 20 calls in one CUDA graph, L2 warm; wall: CPU
+    peer: str
+    backend: str
+    median_us: float | None
+    p10: float | None
+    p90: float | None
+    runs: int
+    wall_us: float | None
+    bytes: int | None
+    floor_us: float | None
+    share_of_ceiling: float | None
+    copy_gb_s: float
+    verified: bool | None
+    verified_by: str
+    error: float | None
+    note: str
+    machine: str
+    device: str
+    versions: dict[str, str]
+    commit: str
+    date: str
+    schema: int = field(default=SCHEMA)
+
+    def to_json(self) -> dict[str, Any]:
+        return {k: _rounded(v) for k, v in asdict(self).items()}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What every row of a run shares."""
+
+    device: str
+    machine: str
+    versions: dict[str, str]
+    commit: str
+    date: str
+
+    @classmethod
+    def here(cls, device: str) -> Conditions:
+        facts = machine()
+        gpu = facts.gpus[int(device.partition(":")[2] or 0)]["name"] if device.startswith("cuda") else None
+        versions = {"goldsmith": __version__, "torch": facts.torch, "python": facts.python}
+        if facts.triton:
+            versions["triton"] = facts.triton
+        for package in ("liger-kernel",):
+            try:
+                versions[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        name = gpu or f"{facts.cpu}, {facts.cores} cores"
+        return cls(device.partition(":")[0], name, versions, commit(), datetime.date.today().isoformat())
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{k} {v}" for k, v in self.versions.items())
+        return f"{self.machine} | {versions} | {self.commit or 'no commit'} | {self.date}"
+
+
+@functools.cache
+def commit() -> str:
+    """The commit that this package runs from, with + when files differ from it; nothing outside a checkout of ours."""
+    root = Path(__file__).resolve().parents[4]
+    if not (root / "src" / "goldsmith").is_dir() or not (root / ".git").exists():
+        return ""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        short = git("rev-parse", "--short", "HEAD")
+        return short + ("+" if short and git("status", "--porcelain", "--untracked-files=no", "src") else "")
+    except OSError:
+        return ""  # no git here
+
+
+def timed(timing: Timing, moved: int | None, rate: float, divide: int = 1) -> dict[str, Any]:
+    """The figures of a row: `rate` in bytes per microsecond, `divide` calls in each timing."""
+    median = timing.median / divide
+    floor = None if moved is None else moved / rate
+    return {
+        "median_us": median,
+        "p10": timing.p10 / divide,
+        "p90": timing.p90 / divide,
+        "runs": timing.runs,
+        "wall_us": timing.wall,
+        "bytes": moved,
+        "floor_us": floor,
+        "share_of_ceiling": None if floor is None or not median else floor / median,
+    }
+
+
+NOT_TIMED: dict[str, Any] = {
+    "median_us": None, "p10": None, "p90": None, "runs": 0, "wall_us": None, "bytes": None, "floor_us": None,
+    "share_of_ceiling": None,
+}  # fmt: skip

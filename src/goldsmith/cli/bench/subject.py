@@ -1,0 +1,88 @@
+"""What is timed: an operator, or a composite of several, at one size, and the variants that compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...assay.target import Target
+from ...core.bench import BenchCase
+from ...core.op import Op
+from ..targets import op_target
+
+OURS = "goldsmith"
+Tensors = Mapping[str, Tensor | None]
+
+
+@dataclass
+class Variant:
+    """One way to compute a subject: `forward` returns the visible results, differentiable in `leaves`."""
+
+    peer: str
+    forward: Callable[[], Any]
+    leaves: list[Tensor]
+    backend: str = ""
+    note: str = ""
+
+    def results(self) -> tuple[Tensor, ...]:
+        out = self.forward()
+        return tuple(out) if isinstance(out, (tuple, list)) else (out,)
+
+    def backward(self) -> Callable[[], Any]:
+        """The gradients of all leaves, repeatable: the graph is built once, outside the clock."""
+        results = [r for r in self.results() if r.requires_grad]
+        generator = torch.Generator(device=results[0].device).manual_seed(1)
+        grads = [torch.randn(r.shape, generator=generator, dtype=r.dtype, device=r.device) for r in results]
+        return lambda: torch.autograd.grad(results, self.leaves, grads, retain_graph=True, allow_unused=True)
+
+
+class Subject:
+    """An operator at one size, its inputs drawn once; optional inputs are left out, as peers have them."""
+
+    def __init__(self, op: Op, entry: BenchCase, device: str) -> None:
+        self.op, self.entry, self.device, self.name = op, entry, device, op.name
+        given = entry.build(dtype=entry.dtype, device=device, seed=0)
+        given |= dict.fromkeys(op.optional)
+        self.tensors: dict[str, Tensor | None] = {name: given.get(name) for name in op.inputs}
+        self.options = {name: given[name] for name in op.options}
+        self.grads = op.grads
+
+    def fresh_leaves(self) -> dict[str, Tensor | None]:
+        """The tensors as leaves of a graph of their own (the memory is shared)."""
+        return {
+            name: None if t is None else t.detach().requires_grad_(name in self.grads and t.is_floating_point())
+            for name, t in self.tensors.items()
+        }
+
+    @property
+    def decoding(self) -> bool:
+        """Latency rather than bandwidth: timed without gradients, in a CUDA graph where there is one."""
+        return self.entry.backward_bytes is None and self.entry.name.startswith("decode")
+
+    def reference(self) -> Callable[[Tensors], tuple[Tensor, ...]]:
+        """The visible results in plain torch, as a function that torch.compile can take whole."""
+        forward, options = self.op.reference.forward, self.options
+        visible = [self.op.results.index(name) for name in self.op.outputs]
+
+        def reference(tensors: Tensors) -> tuple[Tensor, ...]:
+            results = forward(*tensors.values(), **options)
+            return tuple(results[i] for i in visible)
+
+        return reference
+
+    def choose(self, backend: str) -> str:
+        """The backend that will run; raises with the reason when it cannot."""
+        return self.op.choose(backend, tuple(self.tensors.values()), self.options)
+
+    def ours(self, backend: str) -> Variant:
+        """The public operator: what a user calls."""
+        tensors = self.fresh_leaves()
+        leaves = [t for t in tensors.values() if t is not None and t.requires_grad]
+        return Variant(OURS, lambda: self.op(*tensors.values(), backend=backend, **self.options), leaves, backend)
+
+    def target(self, backend: str) -> Target:
+        return op_target(self.op, backend, device=self.device, dtype=self.entry.dtype)

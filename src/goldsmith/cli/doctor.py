@@ -1,0 +1,111 @@
+"""`goldsmith doctor`: what this machine has, which backends run here, and why the others do not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from typing import Any
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from .. import __version__
+from ..core.device import machine
+from ..core.op import Op
+from .say import console
+from .verify.select import cost
+
+PACKAGES = ("numpy", "transformers", "peft", "tokenizers", "liger-kernel")
+
+
+def run(*, as_json: bool = False) -> None:
+    facts = machine().to_json()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    report = {
+        "goldsmith": __version__,
+        "machine": facts,
+        "device": device,
+        "packages": {name: _version(name) for name in PACKAGES},
+        "operators": [_operator(op, device) for _, op in sorted(Op.all().items())],
+    }
+    if as_json:
+        sys.stdout.write(json.dumps(report) + "\n")
+    else:
+        _show(report)
+
+
+def _operator(op: Op, device: str) -> dict[str, Any]:
+    """Each backend with None, or the reason why it cannot run here, tried on the operator's smallest case."""
+    case = min(op.cases, key=cost)
+    given = case.build(torch.float32, device, 0)
+    tensors = [given.get(name) for name in op.inputs]
+    options = {name: given[name] for name in op.options}
+    backends = {name: op.why_not(name, *tensors, **options) for name in op.backends}
+    auto = next(name for name, reason in backends.items() if reason is None)
+    return {"name": op.name, "summary": op.summary, "backends": backends, "auto": auto, "gradients": list(op.grads)}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _show(report: dict[str, Any]) -> None:
+    out = console()
+    facts = report["machine"]
+    grid = Table.grid(padding=(0, 3))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in (
+        ("goldsmith", report["goldsmith"]),
+        ("processor", f"{facts['cpu']}, {facts['cores']} cores usable, {facts['memory_gib']} GiB"),
+        ("instructions", " ".join(facts["isa"]) or "none that matter here"),
+        ("GPU", "; ".join(_gpu(g) for g in facts["gpus"]) or "none that torch can use"),
+        ("torch", f"{facts['torch']} on Python {facts['python']}"),
+        ("Triton", _triton(facts)),
+        ("optional", ", ".join(f"{k} {v}" if v else f"{k} not installed" for k, v in report["packages"].items())),
+    ):
+        grid.add_row(name, escape(str(value)))
+    out.print(grid)
+    out.print()
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+    names = list(dict.fromkeys(b for op in report["operators"] for b in op["backends"]))
+    table.add_column("operator", no_wrap=True)
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    table.add_column("auto takes", no_wrap=True)
+    reasons: dict[str, list[str]] = {}
+    for op in report["operators"]:
+        cells = []
+        for name in names:
+            if name not in op["backends"]:
+                cells.append("[dim]-[/]")
+                continue
+            reason = op["backends"][name]
+            cells.append("[green]runs[/]" if reason is None else "[dim]no[/]")
+            if reason is not None:
+                reasons.setdefault(f"{name}: {reason}", []).append(op["name"])
+        table.add_row(f"[bold]{op['name']}[/]", *cells, op["auto"])
+    out.print(table)
+    for reason, operators in reasons.items():
+        backend = reason.partition(":")[0]
+        having = [op["name"] for op in report["operators"] if backend in op["backends"]]
+        who = "" if operators == having else f" ({', '.join(operators)})"
+        out.print(f"\n[dim]{escape(reason)}{who}[/]")
+
+
+def _gpu(g: dict[str, Any]) -> str:
+    return (
+        f"{g['name']}, {g['memory_gib']} GiB, compute capability {g['capability']}, "
+        f"{g['multiprocessors']} multiprocessors, {g['l2_mib']} MiB of L2"
+    )
+
+
+def _triton(facts: dict[str, Any]) -> str:
+    if facts["triton"] is None:
+        return "not installed (it needs Linux)"
+    return facts["triton"] + (", interpreter on (TRITON_INTERPRET)" if facts["interpreter"] else "")

@@ -1,0 +1,143 @@
+"""The commands and their options. Heavy things are imported when a command runs, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from .say import Problem
+
+app = typer.Typer(
+    name="goldsmith",
+    help="Operators for mixture-of-experts and hyper-connected transformers, each with its proof.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Dtype(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float64 = "float64"
+
+
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU when there is one.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"goldsmith {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Operators for mixture-of-experts and hyper-connected transformers, each with its proof."""
+
+
+@app.command()
+def verify(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WHAT",
+            help="Operators (mhc.post), families (mhc), or assay targets of your own. Default: every operator.",
+            show_default=False,
+        ),
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="Prove this backend only. Default: all.")] = None,
+    device: Device = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Prove in this dtype only. Default: all that apply.")] = None,
+    interpret: Annotated[
+        bool, typer.Option("--interpret", help="Run Triton kernels through its interpreter, on the CPU.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.", metavar="FILE")] = None,
+    json: Annotated[str | None, typer.Option(help="Write all results as JSON; - is stdout.", metavar="FILE")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One small case for every operator and backend.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Every case, the largest too, in every dtype.")] = False,
+    jobs: Annotated[int | None, typer.Option(help="Worker processes. Default: by cores and device.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+) -> None:
+    """Prove operators and backends against their float64 references.
+
+    Exit status: 0 all hold, 1 something is wrong, 2 the command cannot be carried out.
+    """
+    if quick and full:
+        raise Problem("--quick and --full exclude one another; choose one, or neither for the ordinary run.")
+    from .verify.command import Request, run
+
+    request = Request(
+        names=tuple(what or ()),
+        backend=backend,
+        device=device,
+        dtype=dtype.value if dtype else None,
+        interpret=interpret,
+        size="quick" if quick else "full" if full else "default",
+        jobs=jobs,
+        seed=seed,
+    )
+    raise typer.Exit(run(request, html=html, json_to=json))
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Say what this machine has, which backends run here, and why the others do not."""
+    from .doctor import run
+
+    run(as_json=json)
+
+
+@app.command()
+def bench(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WHAT",
+            help="Operators or families. Default: all that have benchmarks.",
+            show_default=False,
+        ),
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="Peers to time in the same run: eager, compile, liger. Default: all installed."),
+    ] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only benchmark cases whose name contains this.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Time this backend only. Default: the one that auto takes.")
+    ] = None,
+    device: Device = None,
+    json: Annotated[
+        str | None, typer.Option("--json", "--out", help="Append the rows as JSON lines; - is stdout.", metavar="FILE")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time budget of each timing.", min=0.01)] = 0.5,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Time without proving first; the rows then say so.")
+    ] = False,
+) -> None:
+    """Verify first, then time: rows with machine, versions, spread and share of the measured copy rate."""
+    from .bench.command import Request, run
+
+    request = Request(
+        names=tuple(what or ()),
+        peers=tuple(against) if against is not None else None,
+        cases=tuple(case or ()),
+        backend=backend,
+        device=device,
+        seconds=seconds,
+        verify=not no_verify,
+    )
+    raise typer.Exit(run(request, out=json))

@@ -1,0 +1,43 @@
+"""How the command line speaks: results on stdout, everything else on stderr, and errors in one readable paragraph."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from typing import IO, Any
+
+import click
+from rich.console import Console
+
+
+class Problem(click.ClickException):
+    """Something that the user can put right: printed as one paragraph without a traceback, exit status 2."""
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+        # long names (paths, lists of operators) may stand alone on a line, but are never cut
+        text = textwrap.fill(self.message, width, break_long_words=False, break_on_hyphens=False)
+        click.echo(text, file=file or sys.stderr)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Plain text when not a terminal; there 100 columns, so that tables in logs keep their shape."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 100
+    return Console(stderr=stderr, highlight=False, width=width, soft_wrap=False)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def count(n: int, word: str) -> str:
+    return f"{n:,} {word}{'' if n == 1 else 's'}"

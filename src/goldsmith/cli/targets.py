@@ -1,0 +1,157 @@
+"""Operators as assay targets, and names as operators or targets: the one place that knows both."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..assay.results import TargetError
+from ..assay.target import Target
+from ..core.op import Op
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class UnknownName(ValueError):
+    """A name that is no operator, family or target; the text says what exists."""
+
+
+def op_target(op: Op, backend: str, *, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
+    """`op` on `backend` as a target: held to float64 autograd through its reference, saved results and gradients too.
+
+    `dtype` narrows the dtypes that inputs are drawn in; `device` only decides which of them apply.
+    """
+    module = importlib.import_module(f"{op.package}.cases")
+    options = [*op.inputs, *op.options]
+
+    def candidate(**given: Any) -> dict[str, torch.Tensor]:
+        tensors, chosen = _split(op, given)
+        return op.all_results(*tensors, backend=backend, **chosen)
+
+    def golden(**given: Any) -> dict[str, torch.Tensor]:
+        tensors, chosen = _split(op, given)
+        return dict(zip(op.results, op.reference.forward(*tensors, **chosen), strict=True))
+
+    for function in (candidate, golden):
+        function.__name__ = op.name if function is candidate else f"{op.name} reference"
+        function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=None if name in op.optional else inspect.Parameter.empty,
+                )
+                for name in options
+            ]
+        )
+    return Target(
+        candidate,
+        golden,
+        cases=op.cases,
+        name=f"{op.name} on {backend}",
+        outputs=op.results,
+        saved=op.saved,
+        backward="auto" if op.grads else None,
+        grads=op.grads,
+        segments=getattr(module, "SEGMENTS", {}),
+        decisions=getattr(module, "DECISIONS", {}),
+        dtypes=(dtype,) if dtype is not None else op_dtypes(op),
+    )
+
+
+def op_dtypes(op: Op) -> tuple[torch.dtype, ...]:
+    """The dtypes that a family's cases are drawn in: DTYPES of its cases module, else float32 and both 16-bit ones."""
+    module = importlib.import_module(f"{op.package}.cases")
+    named = getattr(module, "DTYPES", DTYPES)
+    return tuple(getattr(torch, d) if isinstance(d, str) else d for d in named)
+
+
+def _split(op: Op, given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return tuple(given.get(name) for name in op.inputs), {name: given[name] for name in op.options}
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a name on the command line stands for."""
+
+    name: str
+    source: str  # the name on the command line that led to it
+    op: Op | None = None
+    target: Target | None = None
+
+
+def find(names: Iterable[str]) -> list[Named]:
+    """Operators and targets behind `names` (operators, families, `package.module:target`); all operators for none."""
+    ops = dict(sorted(Op.all().items()))
+    found: dict[str, Named] = {}
+    names = list(names) or list(ops)
+    for name in names:
+        if ":" in name:
+            for target in load_targets(name):
+                found.setdefault(f"{name}#{target.name}", Named(str(target.name), name, target=target))
+            continue
+        members = [o for o in ops if o == name or o.startswith(name + ".")]
+        if not members:
+            raise UnknownName(_unknown(name, ops))
+        for member in members:
+            found.setdefault(member, Named(member, member, op=ops[member]))
+    return list(found.values())
+
+
+def _unknown(name: str, ops: dict[str, Op]) -> str:
+    families = sorted({o.partition(".")[0] for o in ops})
+    text = f"no operator {name!r}; there are: {', '.join(sorted(ops))}; families: {', '.join(families)}."
+    if name.endswith(".py") or "." in name:
+        return text + " A target of your own is named package.module:target (a module's dotted name, not a file)."
+    return text + " A target of your own is named package.module:target."
+
+
+def load_targets(name: str) -> list[Target]:
+    """The target, or list of targets, that `package.module:attribute` names; the current directory is importable."""
+    module_name, _, attribute = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    if not module_name or module_name.endswith(".py") or "/" in module_name or not attribute:
+        raise UnknownName(f"{name!r}: a target is named package.module:target, a module's dotted name, not a file.")
+    try:
+        module = importlib.import_module(module_name)
+    except TargetError as error:
+        raise UnknownName(f"{name}: the target is declared wrongly: {error}") from error
+    except Exception as error:  # a stranger's module may raise anything when imported; the user must see what
+        raise UnknownName(_import_failed(name, module_name, error)) from error
+    try:
+        value: Any = module
+        for part in attribute.split("."):
+            value = getattr(value, part)
+    except AttributeError:
+        targets = sorted(k for k, v in vars(module).items() if isinstance(v, Target))
+        there = f"targets there: {', '.join(targets)}" if targets else "no assay.Target is defined there"
+        raise UnknownName(f"{module_name} has no {attribute!r}; {there}.") from None
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    wrong = [type(v).__name__ for v in values if not isinstance(v, Target)]
+    if wrong or not values:
+        kind = wrong[0] if wrong else "an empty list"
+        raise UnknownName(f"{name} is {kind}; it must be a goldsmith.assay.Target, or a list of them.")
+    return values
+
+
+def _import_failed(name: str, module_name: str, error: BaseException) -> str:
+    root = module_name.partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and error.name in (root, module_name):
+        return (
+            f"{name}: there is no module {error.name!r}, neither in the current directory nor among the installed "
+            "packages. Run the command from the folder that holds it, or install it."
+        )
+    where = ""
+    trace = error.__traceback__
+    while trace is not None:
+        if "importlib" not in trace.tb_frame.f_code.co_filename:
+            where = f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{name}: importing {module_name} failed with {type(error).__name__}: {error}{where}"

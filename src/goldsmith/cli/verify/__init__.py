@@ -1,0 +1,1 @@
+"""`goldsmith verify`: plan, worker processes, progress, matrix."""

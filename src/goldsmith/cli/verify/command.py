@@ -1,0 +1,251 @@
+"""`goldsmith verify`: plans in a worker, checks in workers, and shows what came out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ..say import Problem, console, duration
+from . import show
+from .pool import Died, Pool, WorkersFailed
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line."""
+
+    names: tuple[str, ...] = ()
+    backend: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    interpret: bool = False
+    size: str = "default"
+    jobs: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class Outcome:
+    """Everything that a run of verify found."""
+
+    proofs: list[Any]
+    machine: dict[str, Any]
+    seconds: float = 0.0
+    interrupted: bool = False
+    device: str = "cpu"
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def entries(self) -> list[Any]:
+        return [p.entry() for p in self.proofs]
+
+    @property
+    def status(self) -> int:
+        entries = self.entries
+        if any(e.failed for e in entries):
+            return 1
+        if self.interrupted:
+            return INTERRUPTED
+        return 0 if any(e.report is not None for e in entries) else 2
+
+    def to_json(self) -> dict[str, Any]:
+        entries = self.entries
+        return {
+            "schema": 1,
+            "goldsmith": __version__,
+            "ok": self.status == 0,
+            "interrupted": self.interrupted,
+            "seconds": round(self.seconds, 3),
+            "machine": self.machine,
+            "proofs": [
+                {
+                    "operator": e.operator,
+                    "backend": e.backend,
+                    "how": p.how,
+                    "verdict": e.verdict,
+                    "reason": e.reason,
+                    "report": e.report.to_json() if e.report else None,
+                }
+                for p, e in zip(self.proofs, entries, strict=True)
+            ],
+        }
+
+
+def run(request: Request, *, html: Path | None = None, json_to: str | None = None) -> int:
+    """The whole command; returns the exit status."""
+    err = console(stderr=True)
+    out = err if json_to == "-" else console()
+    for path in (html, Path(json_to) if json_to not in (None, "-") else None):
+        _writable(path)
+    outcome = verify(request, err)
+    entries = outcome.entries
+    hows = {p.name: p.how for p in outcome.proofs}
+    for remark in outcome.remarks:
+        out.print(f"[dim]{remark}[/]")
+    out.print(show.matrix(entries, hows))
+    show.failures(out, entries)
+    out.print()
+    out.print(show.conclusion(entries, outcome.seconds))
+    if html is not None:
+        from ...assay.html import page
+
+        page.write(entries, html, title="goldsmith verify", conditions=_conditions(outcome))
+        out.print(f"Report: {html}", soft_wrap=True)
+    if json_to == "-":
+        sys.stdout.write(json.dumps(outcome.to_json()) + "\n")
+        sys.stdout.flush()
+    elif json_to is not None:
+        Path(json_to).write_text(json.dumps(outcome.to_json()) + "\n", encoding="utf-8")
+        out.print(f"JSON: {json_to}", soft_wrap=True)
+    return outcome.status
+
+
+def verify(request: Request, err: Any) -> Outcome:
+    """Plan and check. Ctrl-C ends it early, with what was finished."""
+    began = time.monotonic()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size = request.jobs or max(1, min(cores, 8))
+    arguments = ("--interpret",) if request.interpret else ()
+    try:
+        with Pool(size, arguments=arguments, threads=max(1, cores // size)) as pool:
+            with err.status("[dim]loading operators[/]"):
+                outcome = _plan(pool, request)
+            if outcome.device.startswith("cuda") and request.jobs is None:
+                pool.size = min(size, 4)  # they share one card's memory
+            try:
+                _check(pool, outcome, request, err)
+            except KeyboardInterrupt:
+                outcome.interrupted = True
+                err.print("[yellow]Interrupted: what follows is what was finished.[/]")
+    except WorkersFailed as error:
+        raise Problem(f"A worker process {error}") from error
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def _plan(pool: Pool, request: Request) -> Outcome:
+    from .merge import Proof
+
+    asked = {
+        "do": "plan",
+        "names": list(request.names),
+        "backend": request.backend,
+        "device": request.device,
+        "dtype": request.dtype,
+        "interpret": request.interpret,
+        "size": request.size,
+    }
+    try:
+        reply = pool.ask(asked)
+    except WorkersFailed as error:
+        names = ", ".join(request.names)
+        raise Problem(f"Importing {names or 'the operators'} ended the process: a worker {error}") from error
+    if "problem" in reply:
+        raise Problem(reply["problem"])
+    if "broken" in reply:
+        raise Problem(f"Planning failed: {reply['broken']}")
+    proofs = [
+        Proof(
+            p["operator"],
+            p["backend"],
+            p["device"],
+            [(case, dtype, cost) for case, dtype, cost in p["jobs"]],
+            p["how"],
+            p["reason"],
+            p["source"],
+        )
+        for p in reply["proofs"]
+    ]
+    outcome = Outcome(proofs, reply["machine"], device=reply["device"])
+    if any(p.how == "interpreter" for p in proofs):
+        why = "as asked" if request.interpret else "there is no CUDA device here"
+        outcome.remarks.append(
+            f"Triton kernels run through Triton's interpreter on the CPU ({why}), at small sizes: this proves their "
+            "arithmetic and masks, not their behaviour on a GPU."
+        )
+    return outcome
+
+
+def _check(pool: Pool, outcome: Outcome, request: Request, err: Any) -> None:
+    from ...assay.results import Report
+    from .merge import broken_report, crash_report
+
+    jobs: list[dict[str, Any]] = []
+    for number, proof in enumerate(outcome.proofs):
+        for case, dtype, cost in proof.jobs:
+            jobs.append(_job(number, proof, case, dtype, cost, request))
+    retried: list[dict[str, Any]] = []
+    with show.Watcher(err, outcome.proofs) as watcher:
+        for alone in (False, True):
+            if alone:
+                pool.size = 1  # these ran out of memory beside others
+            for job, reply in pool.run(retried if alone else jobs):
+                proof, case, dtype = outcome.proofs[job["proof"]], job["case"], job["dtype"]
+                if isinstance(reply, Died):
+                    proof.reports.append(crash_report(proof, case, dtype, reply))
+                elif "problem" in reply:
+                    raise Problem(reply["problem"])
+                elif "broken" in reply:
+                    proof.reports.append(broken_report(proof, case, dtype, reply["broken"]))
+                elif "memory" in reply and not alone:
+                    retried.append(job)
+                    continue
+                elif "memory" in reply:
+                    proof.skipped[case] = f"not enough memory: {reply['memory']}"
+                elif "skipped" in reply:
+                    proof.skipped[case] = reply["skipped"]
+                else:
+                    proof.reports.append(Report.from_json(reply["report"]))
+                proof.done += 1
+                now = pool.running[0] if pool.running else job
+                watcher.finished(proof, job["cost"], f"{outcome.proofs[now['proof']].name}: {now['case']}")
+
+
+def _job(number: int, proof: Any, case: str, dtype: str, cost: float, request: Request) -> dict[str, Any]:
+    return {
+        "do": "check",
+        "proof": number,
+        "source": proof.source,
+        "name": proof.operator,
+        "backend": proof.backend,
+        "case": case,
+        "dtype": dtype,
+        "device": proof.device,
+        "seed": request.seed,
+        "cost": cost,
+    }
+
+
+def _conditions(outcome: Outcome) -> list[str]:
+    machine = outcome.machine
+    gpus = [g["name"] for g in machine.get("gpus", ())]
+    lines = [gpus[0] if gpus and outcome.device.startswith("cuda") else f"{machine['cpu']}, {machine['cores']} cores"]
+    lines.append(f"torch {machine['torch']}")
+    if machine.get("triton"):
+        interpreted = any(p.how == "interpreter" for p in outcome.proofs)
+        lines.append(
+            f"Triton {machine['triton']}" + (", kernels through its interpreter, small sizes" if interpreted else "")
+        )
+    lines.append(f"goldsmith {__version__}")
+    lines.append(f"took {duration(outcome.seconds)}")
+    return lines
+
+
+def _writable(path: Path | None) -> None:
+    """Say now, not after two minutes, that a result cannot be written."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise Problem(f"cannot write {path}: {error.strerror or error}.") from error

@@ -1,0 +1,134 @@
+"""Replies of workers, gathered into one report for each proof."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...assay.html.view import Entry
+from ...assay.results import (
+    CERTAIN,
+    FAIL,
+    PASS,
+    REFERENCE_FAULT,
+    Finding,
+    Note,
+    ProbeRun,
+    Report,
+)
+from .pool import Died
+
+GOOD_MAPS, BAD_MAPS = 1, 6
+CANNOT_RUN = "cannot_run"
+
+
+@dataclass
+class Proof:
+    """One line of the matrix while it is being made: an operator on a backend, its jobs, and what came back."""
+
+    operator: str
+    backend: str
+    device: str
+    jobs: list[tuple[str, str, float]]  # case, dtype, cost
+    how: str = ""
+    reason: str = ""
+    source: str = ""
+    reports: list[Report] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)  # case -> why it cannot run here
+    done: int = 0
+    broken: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.operator} on {self.backend}" if self.backend else self.operator
+
+    @property
+    def complete(self) -> bool:
+        return self.done == len(self.jobs)
+
+    def entry(self) -> Entry:
+        """The proof as the page and the matrix show it."""
+        if self.reports:
+            return Entry(self.operator, self.backend, self.report())
+        reason = self.reason
+        if not reason and self.skipped:
+            reason = next(iter(self.skipped.values()))
+        if not reason and not self.complete:
+            reason = "interrupted before its first case was finished"
+        return Entry(self.operator, self.backend, None, reason or "it has no cases")
+
+    def report(self) -> Report:
+        merged = merge(self.name, self.reports)
+        merged.notes += [Note(CANNOT_RUN, "", reason, case) for case, reason in self.skipped.items()]
+        merged.cases += [case for case in self.skipped if case not in merged.cases]
+        if not self.complete:
+            merged.partial = f"interrupted after {self.done} of {len(self.jobs)} cases"
+        return merged
+
+
+def merge(name: str, reports: Sequence[Report]) -> Report:
+    """One report out of many: findings and rows one after another, probes added up, each note once."""
+    verdicts = {r.verdict for r in reports}
+    verdict = next((v for v in (FAIL, REFERENCE_FAULT) if v in verdicts), PASS)
+    merged = Report(name, verdict)
+    several = len({d for r in reports for d in r.dtypes}) > 1
+    notes: dict[tuple[str, str, str], Note] = {}
+    probes: dict[str, list[ProbeRun]] = {}
+    for report in reports:
+        label = f", {report.dtypes[0]}" if several and report.dtypes else ""
+        merged.findings += [replace(f, case=f.case + label) for f in report.findings]
+        merged.rows += [replace(r, case=r.case + label) for r in report.rows]
+        merged.cases += [case + label for case in report.cases]
+        for note in report.notes:
+            notes.setdefault((note.id, note.tensor, note.text), replace(note, case=note.case and note.case + label))
+        for probe in report.probes:
+            probes.setdefault(probe.name, []).append(probe)
+        merged.maps |= {f"{key}{label}": m for key, m in report.maps.items()}
+        merged.environment = {**report.environment, **merged.environment}
+        merged.seconds += report.seconds
+        merged.dtypes += [d for d in report.dtypes if d not in merged.dtypes]
+        merged.stages += [s for s in report.stages if s not in merged.stages]
+        merged.device, merged.seed, merged.strict = report.device, report.seed, report.strict
+        merged.partial = merged.partial or report.partial
+    merged.notes = list(notes.values())
+    merged.probes = [_added(runs) for runs in probes.values()]
+    merged.maps = _fewer(merged)
+    return merged
+
+
+def _added(runs: Sequence[ProbeRun]) -> ProbeRun:
+    ran = [p for p in runs if p.ran]
+    skipped = {p.reason for p in runs if not p.ran and p.reason}
+    reason = ""
+    if skipped:
+        where = "" if not ran else f"not in {len(runs) - len(ran)} of {len(runs)} cases: "
+        reason = where + "; ".join(sorted(skipped))
+    return ProbeRun(runs[0].name, bool(ran), reason, sum(p.seconds for p in runs), sum(p.runs for p in runs))
+
+
+def _fewer(report: Report) -> dict[str, Any]:
+    bad = {k: m for k, m in report.maps.items() if m.bad}
+    if bad:
+        return dict(list(bad.items())[:BAD_MAPS])
+    good = sorted(report.maps.items(), key=lambda item: item[1].shape[0] * item[1].shape[1])
+    return dict(good[-GOOD_MAPS:])
+
+
+def crash_report(proof: Proof, case: str, dtype: str, died: Died) -> Report:
+    """The death of the process as evidence: CERTAIN, with the signal and the frame that it came from."""
+    text = f"the process ended {died.how} while the candidate ran"
+    if died.frame:
+        text += f", at {died.frame}"
+    lines = [line for line in died.words.splitlines() if line.strip()]
+    loud = [line for line in lines if not line.startswith((" ", "Thread", "Current thread", "Extension modules"))]
+    if loud:
+        text += f"; its last words: {loud[-1].strip()[:200]!r}"
+    finding = Finding(CERTAIN, "process", "", None, None, None, text, case)
+    return Report(proof.name, FAIL, findings=[finding], cases=[case], dtypes=[dtype], device=proof.device)
+
+
+def broken_report(proof: Proof, case: str, dtype: str, text: str) -> Report:
+    """The assay itself failed on this case: nobody is accused, and nothing is certified."""
+    finding = Finding(CERTAIN, "assay", "", None, None, None, f"the assay itself failed on this case: {text}", case)
+    return Report(proof.name, REFERENCE_FAULT, findings=[finding], cases=[case], dtypes=[dtype], device=proof.device)

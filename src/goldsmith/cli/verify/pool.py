@@ -1,0 +1,178 @@
+"""Worker processes that may die: requests go out, replies come back, and a fatal signal is a reply like any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+LAST_WORDS = 4000  # bytes of stderr kept from a worker that died
+
+
+@dataclass(frozen=True)
+class Died:
+    """How a worker ended while it worked: the signal or status, and what it last said on stderr."""
+
+    how: str
+    words: str
+
+    @property
+    def frame(self) -> str:
+        """The innermost frame outside torch, triton and goldsmith that faulthandler saw, or nothing."""
+        for line in self.words.splitlines():
+            line = line.strip()
+            own = any(part in line for part in ("site-packages", "/goldsmith/", "<frozen", "lib/python3"))
+            if line.startswith('File "') and not own:
+                return line
+        return ""
+
+
+class WorkersFailed(RuntimeError):
+    """No worker could be started; the text is what the last one said."""
+
+
+@dataclass
+class _Worker:
+    number: int
+    inbox: queue.Queue
+    arguments: tuple[str, ...]
+    threads: int
+    job: Any = None
+    ready: bool = False
+    process: subprocess.Popen = field(init=False)
+
+    def __post_init__(self) -> None:
+        environment = dict(os.environ)
+        source = str(Path(__file__).resolve().parents[3])  # the folder that holds the package `goldsmith`
+        paths = [source, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        environment.setdefault("OMP_NUM_THREADS", str(self.threads))
+        self.stderr = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "goldsmith.cli.verify.worker", *self.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.stderr,
+            env=environment,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends its workers
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        if self.process.stdout is not None:
+            for line in self.process.stdout:
+                self.inbox.put((self, json.loads(line)))
+        self.process.wait()
+        self.inbox.put((self, None))
+
+    def send(self, message: dict[str, Any]) -> None:
+        if self.process.stdin is None:
+            return
+        try:
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return  # it died; the reader says so
+
+    def obituary(self) -> Died:
+        status = self.process.returncode
+        how = f"with status {status}"
+        if status < 0:
+            try:
+                name = signal.Signals(-status).name
+            except ValueError:
+                name = "unknown"
+            how = f"by signal {-status} ({name})"
+        self.stderr.seek(0, os.SEEK_END)
+        self.stderr.seek(max(0, self.stderr.tell() - LAST_WORDS))
+        return Died(how, self.stderr.read().decode(errors="replace").strip())
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class Pool:
+    """Up to `size` workers, started when there is work; a context manager that leaves no process behind."""
+
+    def __init__(self, size: int, *, arguments: tuple[str, ...] = (), threads: int = 1) -> None:
+        self.size, self.arguments, self.threads = size, arguments, threads
+        self.inbox: queue.Queue = queue.Queue()
+        self.workers: list[_Worker] = []
+        self.started = 0
+
+    def __enter__(self) -> Pool:
+        self._start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for worker in self.workers:
+            worker.kill()
+        self.workers.clear()
+
+    def _start(self) -> None:
+        self.started += 1
+        self.workers.append(_Worker(self.started, self.inbox, self.arguments, self.threads))
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """One request, answered by the first worker; raises WorkersFailed when it dies over it."""
+        for _, reply in self.run([message]):
+            if isinstance(reply, Died):
+                raise WorkersFailed(f"ended {reply.how}. {_last_line(reply.words)}")
+            return reply
+        raise WorkersFailed("no worker answered")
+
+    def run(self, jobs: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any] | Died]]:
+        """(job, reply) as they are finished; a worker that dies gives `Died`, and another takes its place."""
+        pending = deque(jobs)
+        open_jobs = len(pending)
+        while open_jobs:
+            busy = sum(w.job is not None for w in self.workers)
+            while len(self.workers) < self.size and len(self.workers) < busy + len(pending):
+                self._start()
+            for worker in self.workers:
+                if worker.ready and worker.job is None and pending:
+                    worker.job = pending.popleft()
+                    worker.send({"id": id(worker.job), **worker.job})
+            worker, reply = self.inbox.get()
+            if reply is None:
+                if worker not in self.workers:
+                    continue
+                self.workers.remove(worker)
+                died = worker.obituary()
+                if worker.job is None and not worker.ready:
+                    raise WorkersFailed(f"ended {died.how} before it could work. {_last_line(died.words)}")
+                if worker.job is None:
+                    continue
+                job, worker.job = worker.job, None
+                open_jobs -= 1
+                yield job, died
+            elif "ready" in reply:
+                worker.ready = True
+            else:
+                job, worker.job = worker.job, None
+                open_jobs -= 1
+                yield job, reply
+
+    @property
+    def running(self) -> list[dict[str, Any]]:
+        """What the workers are at, oldest first."""
+        return [w.job for w in self.workers if w.job is not None]
+
+
+def _last_line(words: str) -> str:
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    return lines[-1] if lines else "It said nothing."

@@ -1,0 +1,159 @@
+"""What `goldsmith verify` prints: progress while it works, the matrix, failing reports, and one sentence at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ...assay.html.view import Entry, case_states, number, worst_ratio
+from ...assay.results import QUALITY, Report
+from ..say import count, duration
+from .merge import CANNOT_RUN, Proof
+
+WORDS = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "reference_fault": "[bold red]REFERENCE[/]"}
+WORDS |= {"partial": "[yellow]not finished[/]", "absent": "[dim]cannot run here[/]"}
+FINDINGS_SHOWN = 6
+
+
+class _Left(ProgressColumn):
+    """Time left, from the share of the work that is done: cheap cases do not make a long rest look short."""
+
+    def render(self, task: Task) -> Text:
+        if not task.completed or task.elapsed is None or task.total is None:
+            return Text("")
+        left = task.elapsed * (task.total - task.completed) / task.completed
+        return Text(f"about {duration(left)} left" if left >= 1 else "")
+
+
+class Watcher:
+    """The progress bar on a terminal; in a log, one line for each proof that is finished."""
+
+    def __init__(self, console: Console, proofs: Sequence[Proof]) -> None:
+        self.console, self.proofs = console, proofs
+        self.cases = sum(len(p.jobs) for p in proofs)
+        self.done = 0
+        self.progress = Progress(
+            TextColumn("{task.fields[now]}", style="dim"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.fields[done]}"),
+            TimeElapsedColumn(),
+            _Left(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.progress.add_task(
+            "", total=sum(cost for p in proofs for _, _, cost in p.jobs), now="starting workers", done=""
+        )
+
+    def __enter__(self) -> Watcher:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def finished(self, proof: Proof, cost: float, now: str) -> None:
+        self.done += 1
+        width = max(24, min(44, self.console.width - 80))
+        self.progress.update(
+            self.task, advance=cost, now=now[:width].ljust(width), done=f"{self.done}/{self.cases} cases"
+        )
+        if proof.complete and not self.console.is_terminal:
+            self.console.print(_line(proof), markup=True)
+
+
+def _line(proof: Proof) -> str:
+    entry = proof.entry()
+    word = WORDS[entry.verdict]
+    seconds = sum(r.seconds for r in proof.reports)
+    return f"{word}  {escape(proof.name)}  [dim]{count(len(proof.jobs), 'case')}, {duration(seconds)}[/]"
+
+
+def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+    table.add_column("operator", no_wrap=True)
+    table.add_column("backend", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("cases", justify="right", no_wrap=True)
+    table.add_column("error / bound", justify="right", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    last = ""
+    for entry in entries:
+        operator = "" if entry.operator == last else f"[bold]{escape(entry.operator)}[/]"
+        last = entry.operator
+        backend = escape(entry.backend) + (f" [dim]({hows[entry.name]})[/]" if hows.get(entry.name) else "")
+        if entry.report is None:
+            table.add_row(operator, backend, WORDS["absent"], "", "", "", f"[dim]{escape(entry.reason)}[/]")
+            continue
+        states = case_states(entry.report)
+        right = sum(s in ("ok", "quality") for s in states.values())
+        absent = sum(s == "absent" for s in states.values())
+        table.add_row(
+            operator,
+            backend,
+            WORDS[entry.verdict],
+            f"{right}/{len(states) - absent}",
+            number(worst_ratio(entry.report)),
+            duration(entry.report.seconds),
+            f"[dim]{escape(remark(entry.report))}[/]",
+        )
+    return table
+
+
+def remark(report: Report) -> str:
+    """The last column: what a pass carries with it, in a few words."""
+    parts = []
+    poor = sum(f.rung == QUALITY for f in report.findings)
+    if poor:
+        parts.append(count(poor, "quality remark"))
+    ids: dict[str, int] = {}
+    for note in report.notes:
+        ids[note.id] = ids.get(note.id, 0) + 1
+    skipped = ids.pop(CANNOT_RUN, 0)
+    parts += [name.replace("_", " ") for name in ids]
+    if skipped:
+        parts.append(f"{count(skipped, 'case')} not for this backend")
+    if report.partial:
+        parts.append(report.partial)
+    return ", ".join(parts)
+
+
+def failures(console: Console, entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        if not entry.failed or entry.report is None:
+            continue
+        console.print()
+        console.print(f"{WORDS[entry.verdict]}  [bold]{escape(entry.name)}[/]")
+        for finding in entry.report.findings[:FINDINGS_SHOWN]:
+            console.print(f"  [bold]{finding.rung}[/]  {escape(finding.text)}", soft_wrap=False)
+            where = finding.location.text if finding.location else ""
+            for line in (where, f"case {finding.case}, probe {finding.probe}" if finding.case else ""):
+                if line:
+                    console.print(f"    [dim]{escape(line)}[/]")
+        more = len(entry.report.findings) - FINDINGS_SHOWN
+        if more > 0:
+            console.print(f"  [dim]and {count(more, 'further finding')} (--json or --html shows all)[/]")
+
+
+def conclusion(entries: Sequence[Entry], seconds: float) -> str:
+    made = [e for e in entries if e.report is not None]
+    failed = [e for e in made if e.failed]
+    unfinished = [e for e in entries if e.verdict == "partial" or "interrupted" in e.reason]
+    absent = len(entries) - len(made)
+    cases = sum(len(e.report.cases) for e in made if e.report)
+    counted = f"{count(len(made), 'proof')}, {count(cases, 'case')}, {duration(seconds)}"
+    rest = f"; {count(absent, 'proof')} cannot be made on this machine" if absent and not unfinished else ""
+    if failed:
+        return f"[bold red]{len(failed)} of {count(len(made), 'proof')} failed[/] [dim]({counted}{rest})[/]"
+    if unfinished:
+        return f"[yellow]Nothing wrong in what was finished[/] [dim]({counted})[/]"
+    if not made:
+        return "[yellow]Nothing was proved: no backend asked for can run here[/]"
+    return f"[bold green]Everything holds[/] [dim]({counted}{rest})[/]"

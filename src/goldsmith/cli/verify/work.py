@@ -1,0 +1,166 @@
+"""What a worker does: lists the proofs behind names, and checks one case of one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...assay.check import check
+from ...assay.html.view import shrink
+from ...assay.results import ErrorMap, Report, TargetError
+from ...assay.target import Target
+from ...core.device import machine
+from ...core.op import Op
+from ..targets import Named, UnknownName, find, op_target
+from . import select
+
+BAD_CELLS, GOOD_CELLS, BAD_MAPS = 64, 40, 3
+
+
+class Session:
+    """Keeps the targets of one worker, so that each is declared once."""
+
+    def __init__(self) -> None:
+        self.targets: dict[tuple[str, str], Target] = {}
+        self.named: dict[str, Named] = {}
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "plan":
+            return self.plan(request)
+        return self.check(request)
+
+    def plan(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Every proof behind the names: operator, backend, the cases to run with their dtypes, or why there is none."""
+        try:
+            found = find(request["names"])
+            proofs = [proof for named in found for proof in self._proofs(named, request)]
+        except (UnknownName, TargetError) as error:
+            return {"problem": str(error)}
+        known = sorted({b for named in found if named.op for b in named.op.backends})
+        if request["backend"] and known and request["backend"] not in known:
+            return {"problem": f"unknown backend {request['backend']!r}; known: {', '.join(known)}"}
+        return {"proofs": proofs, "machine": machine().to_json(), "device": _device(request)}
+
+    def _proofs(self, named: Named, request: dict[str, Any]) -> list[dict[str, Any]]:
+        device = _device(request)
+        if named.target is not None:
+            dtypes = [request["dtype"]] if request["dtype"] else [_name(d) for d in named.target.dtypes]
+            jobs = [[c.name, dtype, select.cost(c)] for dtype in dtypes for c in named.target.cases]
+            return [
+                {
+                    "operator": named.name,
+                    "backend": "",
+                    "device": device,
+                    "jobs": jobs,
+                    "how": "",
+                    "reason": "",
+                    "source": named.source,
+                }
+            ]
+        op = named.op
+        if op is None:
+            raise ValueError(f"{named.name} is neither operator nor target")
+        wanted = [b for b in op.backends if request["backend"] in (None, b)]
+        proofs = []
+        for backend in wanted:
+            reason = _machine_reason(op, backend, device)
+            interpreted = backend == "triton" and machine().interpreter
+            chosen = (
+                [] if reason else select.choose(op, backend, device, interpreted, request["size"], request["dtype"])
+            )
+            if not reason and not chosen:
+                reason = f"none of its cases applies to {request['dtype'] or 'this device'}"
+            proofs.append(
+                {
+                    "operator": op.name,
+                    "backend": backend,
+                    "device": device,
+                    "jobs": [[case.name, dtype, select.cost(case)] for case, dtype in chosen],
+                    "how": "interpreter" if interpreted else "",
+                    "reason": reason or "",
+                    "source": op.name,
+                }
+            )
+        return proofs
+
+    def check(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One case on one backend: a report, or why it cannot run here."""
+        device, dtype = request["device"], getattr(torch, request["dtype"])
+        try:
+            target = self._target(request)
+            case = target.case(request["case"])
+            reason = self._case_reason(request, case, dtype, device)
+            if reason is not None:
+                return {"skipped": reason}
+            report = check(target, case, dtype=dtype, device=device, seed=request["seed"], raises=False)
+        except TargetError as error:
+            return {"problem": f"{request['name']}: {error}"}
+        except torch.OutOfMemoryError as error:
+            return {"memory": str(error).split(". ")[0]}
+        finally:
+            if device.startswith("cuda"):
+                torch.cuda.empty_cache()  # the other workers share the card
+        return {"report": smaller(report).to_json()}
+
+    def _target(self, request: dict[str, Any]) -> Target:
+        key = (request["name"], request["backend"])
+        if key not in self.targets:
+            for named in find([request["source"]]):
+                self.named[named.name] = named
+                if named.target is not None:
+                    self.targets[named.name, ""] = named.target
+                elif named.op is not None and named.name == request["name"]:
+                    self.targets[key] = op_target(named.op, request["backend"], device=request["device"])
+        return self.targets[key]
+
+    def _case_reason(self, request: dict[str, Any], case: Any, dtype: torch.dtype, device: str) -> str | None:
+        op = self.named[request["name"]].op
+        if op is None:
+            return None
+        given = case.build(dtype, device, request["seed"])
+        tensors = [given.get(name) for name in op.inputs]
+        return op.why_not(request["backend"], *tensors, **{o: given[o] for o in op.options})
+
+
+def smaller(report: Report) -> Report:
+    """The report with its maps reduced to what the page draws: bad tensors first, one good one."""
+    bad = [(k, m) for k, m in report.maps.items() if m.bad][:BAD_MAPS]
+    good = [(k, m) for k, m in report.maps.items() if not m.bad][: 0 if bad else 1]
+    maps = {k: _reduced(m, BAD_CELLS) for k, m in bad} | {k: _reduced(m, GOOD_CELLS) for k, m in good}
+    return replace(report, maps=maps)
+
+
+def _reduced(m: ErrorMap, cells: int) -> ErrorMap:
+    def small(grid: list[list[float]]) -> list[list[float]]:
+        return [[float(f"{v:.4g}") for v in row] for row in shrink(grid, cells)]
+
+    return replace(m, golden=small(m.golden), candidate=small(m.candidate), error_over_limit=small(m.error_over_limit))
+
+
+def _device(request: dict[str, Any]) -> str:
+    wanted = request["device"]
+    if wanted is None:
+        return "cuda" if torch.cuda.is_available() and not request["interpret"] else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise UnknownName(f"{wanted!r} is no device; use cpu, cuda or cuda:1") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UnknownName(f"{wanted!r} is no device that goldsmith knows; use cpu, cuda or cuda:1.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UnknownName(f"--device {wanted}: this machine has no CUDA device that torch can use.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UnknownName(f"--device {wanted}: there are {torch.cuda.device_count()} CUDA devices, counted from 0.")
+    return str(device)
+
+
+def _machine_reason(op: Op, backend: str, device: str) -> str | None:
+    """Why no case at all can run, judged without inputs."""
+    probe = torch.empty(1, device=device)
+    return op.backends[backend].machine({op.inputs[0]: probe})
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,64 @@
+"""The child process that runs candidates: `python -m goldsmith.cli.verify.worker [--interpret auto|on]`.
+
+It reads one request a line from stdin and answers each with one line of JSON. A kernel that crashes takes this process
+down and nothing else; the parent reports the signal as evidence. What a candidate prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import traceback
+from typing import IO, Any
+
+MAP_CELLS, MAPS_SENT = 64, 4
+
+
+def main() -> None:
+    requests, replies = _private_pipes()
+    faulthandler.enable()  # a fatal signal then leaves the Python frames that led to it on stderr
+    _choose_interpreter("on" if "--interpret" in sys.argv else "auto")
+    from . import work
+
+    session = work.Session()
+    _send(replies, {"ready": True})
+    for line in requests:
+        request = json.loads(line)
+        try:
+            reply = session.answer(request)
+        except KeyboardInterrupt:
+            return
+        except Exception as error:  # noqa: BLE001  whatever breaks in the assay must reach the parent, not end the run
+            reply = {"broken": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+        _send(replies, {"id": request["id"], **reply})
+
+
+def _private_pipes() -> tuple[IO[str], IO[str]]:
+    """The parent's pipes, moved out of reach of candidates that print or read."""
+    requests, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def _choose_interpreter(mode: str) -> None:
+    """Triton reads TRITON_INTERPRET when a kernel is defined, so it is set before any of them is imported."""
+    if mode == "auto":
+        import torch
+
+        if torch.cuda.is_available():
+            return
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def _send(replies: IO[str], message: dict[str, Any]) -> None:
+    replies.write(json.dumps(message) + "\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main()
