@@ -13,7 +13,7 @@ from ..assay.case import Case, Make
 from ..core.bench import BenchCase
 from ._common import rows, wide
 
-OPTIONS = {"rms_eps": 1e-6, "pre_eps": 1e-6, "post_mult": 2.0, "iterations": 20, "sinkhorn_eps": 1e-6}
+OPTIONS: dict[str, Any] = {"rms_eps": 1e-6, "pre_eps": 1e-6, "post_mult": 2.0, "iterations": 20, "sinkhorn_eps": 1e-6}
 OPTIONS |= {"form": "deepseek", "sinkhorn": True}
 
 TRAINING = ((8192, 4096), (8192, 7168), (4096, 2560))  # tokens, dim
@@ -40,7 +40,7 @@ def streams(make: Make, batch: tuple[int, ...], n: int, dim: int, layout: str = 
 
 def mixing(
     make: Make, n: int, dim: int, *, std: float = 1.0, gamma: bool = True, diagonal: float = 0.0
-) -> dict[str, Tensor | None]:
+) -> dict[str, Any]:
     """phi, alpha, bias and gamma whose logits have about the given standard deviation.
 
     gamma is not 1, and the alphas differ: a factor forgotten or exchanged shows. `diagonal` is added to the bias of

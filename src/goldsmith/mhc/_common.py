@@ -76,54 +76,49 @@ def check_mixing(
         raise TypeError(
             f"{op}: phi is float64, but x is {_name(x)} and sums run in float32; use phi.float() or x.double()"
         )
-    given: dict[str, tuple[Any, str]] = {"x": (x, f"*batch {n} {dim}"), "phi": (phi, f"{mixes} {n * dim}")}
-    _check_phi(op, x, phi, mixes, given, head)
-    for name, value, size in (("alpha", alpha, groups), ("bias", bias, mixes)):
-        if name == "bias" and value is None:
-            continue  # the backward has no use for it
-        if isinstance(value, (tuple, list)) and all(isinstance(v, (Tensor, float)) for v in value):
-            hint = "torch.stack(alpha)" if name == "alpha" else "torch.cat(bias)"
-            raise TypeError(
-                f"{op}: {name} is a {type(value).__name__} of {len(value)}, wanted one tensor [{size}]: {hint}"
-            )
-        if isinstance(value, float):
-            raise TypeError(f"{op}: {name} is a float, wanted a tensor [{size}]")
-        check_coefficient(op, name, value, x)
-    order = "one scale" if head else "the scales of pre, post and res"
-    _expect(op, alpha, given | {"alpha": (alpha, f"{groups}")}, f"alpha holds {order}: a tensor of shape [{groups}]")
+    _check_vector(op, "alpha", alpha, groups, x)
+    given = {"x": (x, f"*batch {n} {dim}"), "phi": (phi, f"{mixes} {n * dim}"), "alpha": (alpha, f"{groups}")}
+    hints = {"phi": _hint_phi(x, phi, mixes, head), "alpha": "" if head else "alpha = [pre, post, res], one scale each"}
     if bias is not None:
-        hint = (
-            "bias [1, M] is TransformerEngine's layout: use mhc.from_te or bias.squeeze(0)" if bias.dim() == 2 else ""
-        )
-        _expect(op, bias, given | {"bias": (bias, f"{mixes}")}, hint)
+        _check_vector(op, "bias", bias, mixes, x)
+        given["bias"] = (bias, f"{mixes}")
+        hints["bias"] = "[1, M] is TransformerEngine's layout: use mhc.from_te or bias.squeeze(0)"
     if gamma is not None:
         check_coefficient(op, "gamma", gamma, x)
-        pattern = f"{n} {dim}" if gamma.dim() == 2 else f"{n * dim}"
-        hint = ""
-        if tuple(gamma.shape) == (dim,) and n > 1:
-            hint = f"gamma weighs each stream's channels apart; one weight per channel is gamma.repeat({n})"
-        _expect(op, gamma, given | {"gamma": (gamma, pattern)}, hint)
-    check_same_device(op, {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma})
+        given["gamma"] = (gamma, f"{n} {dim}" if gamma.dim() == 2 else f"{n * dim}")
+        hints["gamma"] = f"one weight per stream and channel; for one per channel: gamma.repeat({n})"
+    wrong = next((name for name, (t, pattern) in given.items() if name != "x" and _shape(t) != pattern), None)
+    check_shapes(op, given, hint=hints.get(wrong, "") if wrong else "")
+    check_same_device(op, {name: t for name, (t, _) in given.items()})
 
 
-def _check_phi(op: str, x: Tensor, phi: Tensor, mixes: int, given: dict[str, tuple[Any, str]], head: bool) -> None:
+def _hint_phi(x: Tensor, phi: Tensor, mixes: int, head: bool) -> str:
+    """The likely mistake behind a phi of this shape."""
     n, dim = x.shape[-2:]
     shape = tuple(phi.shape)
-    if shape == (mixes, n * dim):
-        return
-    hint = ""
     if shape == (n * dim, mixes):
-        hint = "phi looks transposed: Liger's layout? use mhc.from_liger or phi.T"
-    elif len(shape) == 2 and shape[1] == n * dim and shape[0] == (dim if head else rows(dim)):
-        hint = f"x looks like [*batch, dim={n}, n={dim}], streams innermost: use mhc.streams_from_te"
-    elif len(shape) == 2 and not head and streams(shape[0]) is None:
+        return "phi looks transposed: Liger's layout? use mhc.from_liger or phi.T"
+    if len(shape) == 2 and shape[1] == n * dim and shape[0] == (dim if head else rows(dim)):
+        return f"x looks like [*batch, dim={n}, n={dim}], streams innermost: use mhc.streams_from_te"
+    if len(shape) == 2 and not head and streams(shape[0]) is None:
         valid = ", ".join(f"{rows(k)} (n={k})" for k in (1, 2, 3, 4, 8))
-        hint = f"phi has {shape[0]} rows, which is n*(n+2) for no n: {valid}"
-    check_shapes(op, given, hint=hint)
+        return f"phi has {shape[0]} rows, which is n*(n+2) for no n: {valid}"
+    return ""
 
 
-def _expect(op: str, value: Tensor, given: dict[str, tuple[Any, str]], hint: str) -> None:
-    check_shapes(op, given, hint=hint)
+def _check_vector(op: str, name: str, value: Any, size: int, x: Tensor) -> None:
+    """alpha or bias: one tensor, where a number or several tensors are the likely mistakes."""
+    if isinstance(value, tuple | list):
+        joined = "torch.stack" if name == "alpha" else "torch.cat"
+        what = f"{type(value).__name__} of {len(value)}"
+        raise TypeError(f"{op}: {name} is a {what}, wanted one tensor [{size}]: {joined}({name})")
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{op}: {name} is a {type(value).__name__}, wanted a tensor [{size}]")
+    check_coefficient(op, name, value, x)
+
+
+def _shape(t: Tensor) -> str:
+    return " ".join(map(str, t.shape))
 
 
 def check_numbers(op: str, *, iterations: int | None = None, post_mult: float | None = None, **epsilons: float) -> None:

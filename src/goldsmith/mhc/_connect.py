@@ -74,7 +74,9 @@ def leave(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, token: Tensor | N
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, phi, alpha, bias, gamma, settings):
+    def forward(
+        ctx: Any, x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, settings: Settings
+    ) -> tuple[Tensor, ...]:
         found = PRE.all_results(x, phi, alpha, bias, gamma, **settings.of_pre)
         token = x.new_zeros(()).expand(x.shape)
         ctx.set_materialize_grads(False)
@@ -84,7 +86,7 @@ class _Enter(torch.autograd.Function):
         return found["h_in"], found["h_post"], found["h_res"], token
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         if all(grad is None for grad in grads):
             return (None,) * 6
         dx, dphi, dalpha, dbias, dgamma = CONNECT_BACKWARD(*ctx.saved_tensors, *grads, **ctx.settings.of_backward)
@@ -93,10 +95,10 @@ class _Enter(torch.autograd.Function):
 
 class _Leave(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_next, token):
+    def forward(ctx: Any, x_next: Tensor, token: Tensor) -> Tensor:
         ctx.mark_dirty(x_next)  # so that the result is x_next itself, not a view that nobody may write to
         return x_next
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         return grad, grad

@@ -6,6 +6,8 @@ alpha of its own: (n, n, n*n) for pre, post and res, (n,) for the head.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -60,7 +62,7 @@ def collapse_gradient(grad_h_in: Tensor | None, x: Tensor) -> tuple[Tensor, Tens
 
 def mix_gradients(
     dlogits: Tensor,
-    tensors: dict[str, Tensor],
+    tensors: dict[str, Any],
     groups: tuple[int, ...],
     *,
     collapsed: tuple[Tensor, Tensor] | None = None,
@@ -98,12 +100,12 @@ def mix_gradients(
     return found
 
 
-def like_inputs(found: dict[str, Tensor], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def like_inputs(found: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
     """Each gradient in the shape and dtype of its input: the one rounding."""
     return {name: grad.reshape(tensors[name].shape).to(tensors[name].dtype) for name, grad in found.items()}
 
 
-def as_results(found: dict[str, Tensor], tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+def as_results(found: dict[str, Tensor], tensors: dict[str, Any]) -> tuple[Tensor, ...]:
     """(dx, dphi, dalpha, dbias, dgamma); dgamma has no elements when there is no gamma."""
     found = like_inputs(found, tensors)
     none = found["alpha"].new_empty(0)

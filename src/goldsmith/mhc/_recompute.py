@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ class _Output:
 
 
 class Region:
-    def __init__(self, build: Callable[[], Sequence[Tensor]], kept: Sequence[Tensor]) -> None:
+    def __init__(self, build: Callable[[], tuple[Any, ...]], kept: Sequence[Tensor]) -> None:
         self._build = build
         self._kept = [_Held(t, t._version) for t in kept]
         device = kept[0].device.type
@@ -73,7 +74,7 @@ class Region:
         self._live: Sequence[Tensor] = ()
         self._again: tuple[list[Tensor], list[Tensor]] | None = None
 
-    def run(self) -> Sequence[Tensor]:
+    def run(self) -> tuple[Any, ...]:
         with saved_tensors_hooks(self._note, _open):
             outputs = self._build()
         self._outputs = [(_storage(t), _layout(t), t._version) for t in outputs]
@@ -117,7 +118,7 @@ class Region:
     def _note_output(self, t: Tensor) -> _Held | _Output:
         for index, (storage, layout, version) in enumerate(self._outputs):
             if _storage(t) == storage and t._version == version and t.dtype == layout[-1] and t.numel():
-                return _Output(self, index, tuple(t.shape), t.stride(), t.storage_offset())
+                return _Output(self, index, tuple(t.shape), t.stride(), int(t.storage_offset()))
         return _Held(t.detach(), t._version)
 
 

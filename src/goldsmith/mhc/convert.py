@@ -125,8 +125,8 @@ def to_te(weights: Mapping[str, Tensor]) -> Weights:
     """phi[:, d*n + i] = fn[:, i*dim + d], norm_weight likewise; alpha = scale, beta = base as [1, M]; in float32"""
     _keys("to_te", weights, ("fn", "base", "scale"), optional=("norm_weight",))
     fn = _float(weights["fn"])
-    n = streams(fn.shape[0])
-    _shape("to_te", "fn", fn, 2, n is not None, "fn [n*(n+2), n*dim]")
+    n = streams(fn.shape[0]) or 0
+    _shape("to_te", "fn", fn, 2, n > 0, "fn [n*(n+2), n*dim]")
     state = {
         "phi": _innermost(fn, n),
         "alpha": _float(weights["scale"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -182,7 +182,7 @@ class HyperHead(_Float32Module):
         check_choice("mhc.HyperHead", "init", init, INITS)
         check_choice("mhc.HyperHead", "backend", backend, ("auto", *HEAD.backends))
         self.init = init
-        self.settings = {"rms_eps": rms_eps, "pre_eps": pre_eps, "backend": backend}
+        self.settings: dict[str, Any] = {"rms_eps": rms_eps, "pre_eps": pre_eps, "backend": backend}
         self.hc_fn = _parameter(device, n, n * dim)
         self.hc_base = _parameter(device, n)
         self.hc_scale = _parameter(device, 1)
@@ -225,12 +225,10 @@ class HyperStack(nn.Module):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         rests = []
-        last = len(self.connections) - 1
+        connections = cast(list[HyperConnection], list(self.connections))
         entered = None  # what boundary has already computed of the connection at hand
-        for i, here in enumerate(self.connections):
-            after = self.connections[i + 1] if i < last else None
-            fused = after is not None and _fusable(here, after)
-            if entered is None and not fused:
+        for here, after in zip(connections, [*connections[1:], None], strict=True):
+            if entered is None and not _fusable(here, after):
                 x, rest = split(here(x, *args, **kwargs))
             else:
                 if entered is None:
@@ -239,7 +237,7 @@ class HyperStack(nn.Module):
                 h_in, h_post, h_res = entered
                 f, rest = split(here.layer(here.normed(h_in), *args, **kwargs))
                 h_post, h_res = here.settings.rounded(h_post), here.settings.rounded(h_res)
-                if fused:
+                if after is not None and _fusable(here, after):
                     options = after.settings.of_pre | here.settings.of_post
                     x, *entered = BOUNDARY(x, f, h_post, h_res, *after.mixing, **options)
                 else:
@@ -248,8 +246,10 @@ class HyperStack(nn.Module):
         return (x, rests) if any(rests) else x
 
 
-def _fusable(here: HyperConnection, after: HyperConnection) -> bool:
-    return not (here.recompute or after.recompute) and here.settings.backend == after.settings.backend
+def _fusable(here: HyperConnection, after: HyperConnection | None) -> bool:
+    if after is None or here.recompute or after.recompute:
+        return False
+    return here.settings.backend == after.settings.backend
 
 
 def split(output: Any) -> tuple[Any, tuple]:

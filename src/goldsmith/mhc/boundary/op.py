@@ -65,9 +65,11 @@ def boundary(
     rounded on its way from pre to post. Raises ShapeError, TypeError, ValueError, BackendUnavailable.
     Source: Xie et al. 2026, mHC.
     """
-    options = {"rms_eps": rms_eps, "pre_eps": pre_eps, "post_mult": post_mult, "iterations": iterations}
-    options |= {"sinkhorn_eps": sinkhorn_eps, "form": form, "sinkhorn": sinkhorn, "orientation": orientation}
-    return BOUNDARY(x, f, h_post, h_res, phi, alpha, bias, gamma, **options, backend=backend)
+    return BOUNDARY(
+        x, f, h_post, h_res, phi, alpha, bias, gamma,
+        rms_eps=rms_eps, pre_eps=pre_eps, post_mult=post_mult, iterations=iterations, sinkhorn_eps=sinkhorn_eps,
+        form=form, sinkhorn=sinkhorn, orientation=orientation, backend=backend,
+    )  # fmt: skip
 
 
 def check(

@@ -51,9 +51,11 @@ def coefficients(
     Differentiable in x, phi, alpha, bias and gamma. Raises ShapeError (the message lists what came and the likely
     mistake), TypeError, ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC; DeepSeek's published model code.
     """
-    options = {"rms_eps": rms_eps, "pre_eps": pre_eps, "post_mult": post_mult, "iterations": iterations}
-    options |= {"sinkhorn_eps": sinkhorn_eps, "form": form, "sinkhorn": sinkhorn}
-    return COEFFICIENTS(x, phi, alpha, bias, gamma, **options, backend=backend)
+    return COEFFICIENTS(
+        x, phi, alpha, bias, gamma,
+        rms_eps=rms_eps, pre_eps=pre_eps, post_mult=post_mult, iterations=iterations, sinkhorn_eps=sinkhorn_eps,
+        form=form, sinkhorn=sinkhorn, backend=backend,
+    )  # fmt: skip
 
 
 def check(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any) -> None:

@@ -50,9 +50,11 @@ def pre(
     Raises ShapeError (the message lists what came and the likely mistake), TypeError, ValueError, BackendUnavailable.
     Source: Xie et al. 2026, mHC; DeepSeek's published model code; CANN's aclnnMhcPre.
     """
-    options = {"rms_eps": rms_eps, "pre_eps": pre_eps, "post_mult": post_mult, "iterations": iterations}
-    options |= {"sinkhorn_eps": sinkhorn_eps, "form": form, "sinkhorn": sinkhorn}
-    return PRE(x, phi, alpha, bias, gamma, **options, backend=backend)
+    return PRE(
+        x, phi, alpha, bias, gamma,
+        rms_eps=rms_eps, pre_eps=pre_eps, post_mult=post_mult, iterations=iterations, sinkhorn_eps=sinkhorn_eps,
+        form=form, sinkhorn=sinkhorn, backend=backend,
+    )  # fmt: skip
 
 
 def check(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -57,7 +59,7 @@ def pre_backward(
     return dx, dphi, dalpha, dbias, None if gamma is None else dgamma
 
 
-def check(*tensors: Tensor | None, pre_eps: float, post_mult: float) -> None:
+def check(*tensors: Any, pre_eps: float, post_mult: float) -> None:
     op, given = "mhc.pre_backward", dict(zip(PRE_BACKWARD.inputs, tensors, strict=True))
     x = given["x"]
     check_mixing(op, x, given["phi"], given["alpha"], None, given["gamma"])
@@ -72,7 +74,7 @@ def check(*tensors: Tensor | None, pre_eps: float, post_mult: float) -> None:
     check_numbers(op, pre_eps=pre_eps, post_mult=post_mult)
 
 
-def fake(*tensors: Tensor | None, pre_eps: float, post_mult: float) -> tuple[Tensor, ...]:
+def fake(*tensors: Any, pre_eps: float, post_mult: float) -> tuple[Tensor, ...]:
     given = dict(zip(PRE_BACKWARD.inputs, tensors, strict=True))
     x, phi, alpha, gamma = (given[name] for name in ("x", "phi", "alpha", "gamma"))
     like = (x, phi, alpha, phi[:, 0], alpha[:0] if gamma is None else gamma)
