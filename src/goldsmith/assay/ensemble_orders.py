@@ -35,9 +35,7 @@ def reduce(x: Tensor, dim, keepdim: bool, order: Order, product: bool = False) -
     dims = list(range(x.dim())) if dim is None or dim == [] else [dim] if isinstance(dim, int) else list(dim)
     dims = [d % x.dim() for d in dims]
     kept = [d for d in range(x.dim()) if d not in dims]
-    rows = x.permute(*dims, *kept).reshape(math.prod(x.shape[d] for d in dims), -1)
-    if x.numel() == 0:
-        rows = rows.reshape(math.prod(x.shape[d] for d in dims), math.prod(x.shape[d] for d in kept))
+    rows = x.permute(*dims, *kept).reshape(math.prod(x.shape[d] for d in dims), math.prod(x.shape[d] for d in kept))
     shape = [1 if d in dims else x.shape[d] for d in range(x.dim()) if keepdim or d in kept]
     return fold(rows, order, product).reshape(shape)
 
@@ -45,7 +43,7 @@ def reduce(x: Tensor, dim, keepdim: bool, order: Order, product: bool = False) -
 def fold(rows: Tensor, order: Order, product: bool = False) -> Tensor:
     """(n, m) -> (m,)"""
     n, m = rows.shape
-    if n == 0:
+    if n == 0 or m == 0:
         return torch.full((m,), 1.0 if product else 0.0, dtype=rows.dtype, device=rows.device)
     p = order.permutation(n, rows.device)
     rows = rows if p is None else rows[p]
