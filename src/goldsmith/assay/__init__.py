@@ -4,6 +4,7 @@ Imports torch alone, and nothing else of ours.
 """
 
 from .case import Case, Make, case
+from .check import check
 from .decisions import argmax, given, sign, topk
 from .golden import storage
 from .results import AssayError, ErrorMap, Finding, Location, Note, ProbeRun, Report, Row, TargetError
@@ -12,5 +13,5 @@ from .target import Target
 
 __all__ = [
     "AssayError", "Case", "ErrorMap", "Finding", "Location", "Make", "Note", "ProbeRun", "Report", "Row", "Target", "TargetError",
-    "argmax", "case", "given", "sign", "stage", "storage", "topk", "tracing",
+    "argmax", "case", "check", "given", "sign", "stage", "storage", "topk", "tracing",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ reached: autograd runs CUDA backwards in threads of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -38,12 +38,21 @@ class Tracer:
     substitute: stage name -> the value to continue with, given in the stage's own dtype.
     debug: whether `tracing()` answers yes; when it answered no although asked, `asked` says so.
     live: keep the very tensors, so that autograd can be asked for their gradients (otherwise copies are kept).
+    store: (name, value) -> the value as it is read back after having been stored (a golden models 16-bit stages so).
     """
 
-    def __init__(self, *, substitute: Mapping[str, Tensor] | None = None, debug: bool = False, live: bool = False):
+    def __init__(
+        self,
+        *,
+        substitute: Mapping[str, Tensor] | None = None,
+        debug: bool = False,
+        live: bool = False,
+        store: Callable[[str, Tensor], Tensor] | None = None,
+    ):
         self.substitute = dict(substitute or {})
         self.debug = debug
         self.live = live
+        self.store = store
         self.asked = False
         self.records: dict[str, Tensor] = {}
         self.graph: dict[str, Tensor] = {}
@@ -60,6 +69,8 @@ class Tracer:
         self._seen[name] = count = self._seen.get(name, 0) + 1
         if count > 1:
             name = f"{name}#{count}"
+        if self.store is not None and name not in self.substitute:
+            value = self.store(name, value)
         self.records[name] = value if self.live else value.detach().clone()
         if name in self.substitute:
             value = self._replace(name, value)

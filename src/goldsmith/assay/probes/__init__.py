@@ -1,0 +1,48 @@
+"""The probes: one file each, every one a function of a Session. DEFAULT lists them in the order in which `check` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..results import TargetError
+from ..session import Session
+from . import layouts, repeats, scaling, second_call, statistics, taint, values
+
+
+@dataclass(frozen=True)
+class Probe:
+    """name, what it does in a few words, and the function; None for what the runs of the others look at anyway."""
+
+    name: str
+    summary: str
+    run: Callable[[Session], None] | None
+
+
+DEFAULT = (
+    Probe("values", "outputs, saved tensors, gradients against proven bounds", values.run),
+    Probe("ensemble", "noise floor and slope of legal summation orders", None),
+    Probe("decisions", "discrete results: legality, margins, ties", None),
+    Probe("statistics", "zero share, signs, permutation, transposition, shift", statistics.run),
+    Probe("poison", "uninitialised memory holds NaN, in every run", None),
+    Probe("guard", "bands around every buffer, in every run", None),
+    Probe("alias", "inputs and results modified or shared, in every run", None),
+    Probe("second_call", "again on dirty memory; other inputs and back; backward twice", second_call.run),
+    Probe("layouts", "inputs and output gradients strided, offset, expanded", layouts.run),
+    Probe("repeats", "three repeats, and another number of threads", repeats.run),
+    Probe("scaling", "2^12 and 2^-12; NaN, Inf, zeros, equal values, an offset", scaling.run),
+    Probe("taint", "first, last and a random slice of each axis", taint.run),
+    Probe("float32", "16-bit targets also with float32 inputs", None),
+)
+NAMES = tuple(p.name for p in DEFAULT)
+
+
+def select(wanted: str | tuple[str, ...] | list[str]) -> frozenset[str]:
+    """The names of the probes to run; "values" is always among them, since the others compare with its run."""
+    if wanted == "default":
+        return frozenset(NAMES)
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    for name in names:
+        if name not in NAMES:
+            raise TargetError(f"probes: {name!r} is no probe; there are: default, {', '.join(NAMES)}")
+    return frozenset([*names, "values"])

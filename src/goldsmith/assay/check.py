@@ -1,0 +1,235 @@
+"""`check`: every case of a target, in every dtype, through every probe; raises with the report when something is wrong."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import probes as catalogue
+from .case import Case
+from .reference import GoldenError
+from .results import FAIL, PASS, QUALITY, REFERENCE_FAULT, AssayError, Finding, ProbeRun, Report, TargetError
+from .run import How
+from .session import Budget, Ended, Session
+from .target import Target
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def check(
+    target: Target,
+    case: Case | str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    probes: str | Sequence[str] = "default",
+    budget_s: float | None = None,
+    strict: bool = False,
+    raises: bool = True,
+) -> Report:
+    """Hold a target to its golden: the verdict ladder on every case, through the default probes.
+
+    case      a Case, its name, or None for all of them
+    dtype     what inputs are drawn in; None: each of the target's dtypes. 16-bit ones are also tried with float32 inputs
+    device    where the candidate runs; the golden runs there too, in float64
+    seed      of inputs, output gradients and ensembles: the same seed gives the same report
+    probes    "default", or the names of some of them
+    budget_s  seconds after which no further probe is begun (what was skipped is said)
+    strict    findings of rung QUALITY fail, too
+    raises    raise AssayError when the verdict is not "pass"; otherwise only return the report
+
+    Returns a Report. Raises AssayError (its text is the report) and TargetError for a mistake in the declaration.
+    """
+    _arguments(target, dtype, budget_s)
+    selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
+    cases = target.cases if case is None else (target.case(case),)
+    budget = Budget(budget_s, time.perf_counter())
+    report = Report(target.name or "", environment=environment(device), device=str(device), seed=seed, strict=strict)
+    tally = _Tally()
+    state = torch.random.get_rng_state()
+    try:
+        for each in cases:
+            for drawn, only_values in _dtypes(target, each, dtype, selected):
+                session = Session(target, each, drawn, device, seed, selected, _label(each, drawn, target, dtype))
+                _examine(session, budget, tally, only_values)
+                _collect(report, session)
+    finally:
+        torch.random.set_rng_state(state)
+    report.probes = tally.runs(selected)
+    report.verdict = _verdict(report)
+    report.seconds = time.perf_counter() - budget.started
+    if raises and not report.ok:
+        raise AssayError(report)
+    return report
+
+
+def _arguments(target: Any, dtype: Any, budget_s: Any) -> None:
+    if not isinstance(target, Target):
+        raise TypeError(f"check: expected an assay.Target, got {type(target).__name__}")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype: expected a torch dtype or None, got {dtype!r}")
+    if budget_s is not None and budget_s <= 0:
+        raise TargetError(f"budget_s: expected a positive number of seconds or None, got {budget_s}")
+
+
+def _dtypes(
+    target: Target, case: Case, dtype: torch.dtype | None, selected: frozenset[str]
+) -> list[tuple[torch.dtype, bool]]:
+    """(dtype, values only): what is asked for, and float32 beside a 16-bit dtype, where small factors are visible."""
+    wanted = list(target.dtypes) if dtype is None else [dtype]
+    if case.given:
+        return [(wanted[0], False)]
+    narrow = any(d in NARROW for d in wanted) and torch.float32 not in wanted
+    extra = [(torch.float32, True)] if narrow and "float32" in selected else []
+    return [(d, False) for d in wanted] + extra
+
+
+def _label(case: Case, dtype: torch.dtype, target: Target, asked: torch.dtype | None) -> str:
+    single = case.given or (len(target.dtypes) == 1 and asked in (None, dtype) and dtype == target.dtypes[0])
+    return case.name if single else f"{case.name} {str(dtype).removeprefix('torch.')}"
+
+
+# -- one case -----------------------------------------------------------------------------------------------------------
+
+
+def _examine(session: Session, budget: Budget, tally: _Tally, only_values: bool) -> None:
+    """Run the selected probes on one case, in order; keep what each of them cost."""
+    if only_values:
+        _float32(session, tally)
+        return
+    if budget.spent:
+        for name in session.selected:
+            tally.skipped(name, f"the budget of {budget.seconds:g} s was spent")
+        return
+    _warm_up(session)
+    for probe in catalogue.DEFAULT:
+        if probe.name not in session.selected or probe.run is None:
+            continue
+        if probe.name != "values" and budget.spent:
+            tally.skipped(probe.name, f"the budget of {budget.seconds:g} s was spent")
+            continue
+        try:
+            with tally.timing(probe.name, session):
+                probe.run(session)
+        except Ended as end:
+            tally.rest(session.selected, str(end))
+            return
+        except GoldenError as error:
+            session.problems.append(f"the golden raised in probe {probe.name!r}: {error}")
+            tally.rest(session.selected, "the golden raised")
+            return
+
+
+def _float32(session: Session, tally: _Tally) -> None:
+    """A 16-bit target once more with float32 inputs, where 1.002 is not rounded away; a refusal is a note."""
+    probe = catalogue.DEFAULT[0]
+    name = session.target.name or ""
+    try:
+        with tally.timing("float32", session):
+            if session.execute("values", "float32", look=False).error is not None:
+                session.note("refused_dtype", name, "float32 inputs are refused; only the 16-bit ones were judged")
+                return
+            probe.run(session)
+    except Ended as end:
+        tally.rest(frozenset(["float32"]), str(end))
+    except GoldenError as error:
+        session.problems.append(f"the golden raised with float32 inputs: {error}")
+
+
+def _warm_up(session: Session) -> None:
+    """One run beforehand where kernels may be autotuned: tuning runs them many times on the same buffers."""
+    if session.material.device.type == "cuda" and "triton" in sys.modules:
+        session.execute("values", "warm-up", How(), look=False)
+
+
+class _Tally:
+    """What every probe cost, over all cases."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.candidate: dict[str, int] = {}
+        self.reasons: dict[str, str] = {}
+
+    def timing(self, name: str, session: Session) -> _Timing:
+        return _Timing(self, name, session)
+
+    def skipped(self, name: str, reason: str) -> None:
+        self.reasons.setdefault(name, reason)
+
+    def rest(self, selected: frozenset[str], reason: str) -> None:
+        for name in selected:
+            if name not in self.seconds:
+                self.reasons.setdefault(name, reason)
+
+    def runs(self, selected: frozenset[str]) -> list[ProbeRun]:
+        rows = []
+        for probe in catalogue.DEFAULT:
+            name = probe.name
+            ran = name in self.seconds or (name in selected and probe.run is None and name != "float32")
+            reason = self.reasons.get(name, "") if name in selected else "not selected"
+            if not ran and not reason:
+                reason = "no 16-bit dtype alone" if name == "float32" else "nothing to do"
+            rows.append(ProbeRun(name, ran, reason, round(self.seconds.get(name, 0.0), 6), self.candidate.get(name, 0)))
+        return rows
+
+
+class _Timing:
+    def __init__(self, tally: _Tally, name: str, session: Session):
+        self.tally, self.name, self.session = tally, name, session
+
+    def __enter__(self) -> None:
+        self.started, self.before = time.perf_counter(), self.session.candidate_runs
+
+    def __exit__(self, *exc: object) -> None:
+        t, name = self.tally, self.name
+        t.seconds[name] = t.seconds.get(name, 0.0) + time.perf_counter() - self.started
+        t.candidate[name] = t.candidate.get(name, 0) + self.session.candidate_runs - self.before
+
+
+# -- the report ---------------------------------------------------------------------------------------------------------
+
+
+def _collect(report: Report, session: Session) -> None:
+    report.cases.append(session.label)
+    dtype = str(session.dtype).removeprefix("torch.")
+    if dtype not in report.dtypes:
+        report.dtypes.append(dtype)
+    report.findings += [Finding("CERTAIN", "golden", "", None, None, None, p, session.label) for p in session.problems]
+    report.findings += session.findings
+    report.notes += session.notes
+    report.rows += session.rows
+    report.maps.update(session.maps)
+    for name in session.stages:
+        if name not in report.stages:
+            report.stages.append(name)
+    spent = report.environment["runs"]
+    spent["candidate"] += session.candidate_runs
+    spent["golden"] += session.golden_count
+
+
+def _verdict(report: Report) -> str:
+    if any(f.probe == "golden" for f in report.findings):
+        return REFERENCE_FAULT
+    failing = [f for f in report.findings if report.strict or f.rung != QUALITY]
+    return FAIL if failing else PASS
+
+
+def environment(device: str | torch.device) -> dict[str, Any]:
+    """Versions and machine, as far as they can matter for a number."""
+    triton = sys.modules.get("triton")
+    gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
+    return {
+        "torch": torch.__version__,
+        "triton": getattr(triton, "__version__", None),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "gpu": torch.cuda.get_device_name(device) if gpu else None,
+        "threads": torch.get_num_threads(),
+        "runs": {"candidate": 0, "golden": 0},
+    }

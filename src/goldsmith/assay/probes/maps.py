@@ -1,0 +1,60 @@
+"""Small pictures of a tensor for the page: golden, candidate and error/limit, folded to two axes, the worst of each block."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..ladder import Reference
+from ..results import ErrorMap
+from ..session import Session
+
+CELLS_BAD, CELLS_GOOD = 128, 32
+
+
+def draw(session: Session) -> None:
+    """One map for every tensor that fails, or else for the first output."""
+    results = {n: (k, t) for n, k, t in session.first.results() if t is not None}
+    bad = [n for n in results if n in session.bad]
+    good = [n for n, (kind, _) in results.items() if kind == "output"][:1]
+    for name in bad or good:
+        kind, tensor = results[name]
+        reference = session.ref.reference(name, kind, noise=False)
+        if reference is None or not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if tensor.shape == reference.bounded.value.shape:
+            cells = CELLS_BAD if name in session.bad else CELLS_GOOD
+            session.maps[f"{session.label} {name}"] = error_map(session.label, tensor, reference, cells, name in session.bad)
+
+
+def error_map(case: str, got: Tensor, reference: Reference, cells: int, bad: bool) -> ErrorMap:
+    """|got - golden| / bound and both values, rows = all axes but the last, as at most cells x cells blocks."""
+    golden, bound = reference.bounded.value, reference.bounded.bound
+    error = (got.double() - golden).abs()
+    ratio = torch.where(error == 0, torch.zeros_like(error), error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
+    fold = (-1, got.shape[-1]) if got.dim() else (1, 1)
+    last = {n: (lo, hi) for n, (axis, lo, hi) in reference.segments.items() if axis in (-1, got.dim() - 1)}
+    grids = [_blocks(t.detach().reshape(fold), cells) for t in (golden, got.double(), ratio)]
+    rows, columns = golden.reshape(fold).shape
+    return ErrorMap(reference.name, case, (rows, columns), *grids, segments=last, bad=bad)
+
+
+def _blocks(t: Tensor, cells: int) -> list[list[float]]:
+    """The element of largest magnitude of each block."""
+    t = t.cpu()
+    for axis in (0, 1):
+        size = -(-t.shape[axis] // cells)
+        if size > 1:
+            pieces = t.split(size, axis)
+            t = torch.stack([p.gather(axis, _key(p).argmax(axis, keepdim=True)).squeeze(axis) for p in pieces], axis)
+    return [[_short(v) for v in row] for row in t.tolist()]
+
+
+def _key(t: Tensor) -> Tensor:
+    return t.abs().nan_to_num(nan=math.inf)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,158 @@
+"""Other magnitudes: inputs times 2^12 and 2^-12, NaN, Inf, zeros, all equal, and with a large offset.
+
+Finds absolute epsilons, a softmax without its maximum, swallowed NaN, cancellation that a two-pass sum avoids. What the
+golden itself cannot hold in compute precision is not asked of the candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .. import ladder
+from ..reference import References
+from ..results import CERTAIN
+from ..run import How, Material, Run
+from ..session import Session
+from . import decisions, values
+from .layouts import REFUSALS
+
+NAME = "scaling"
+OFFSET = 64.0
+
+
+def run(session: Session) -> None:
+    if not _floating(session):
+        return
+    for exponent in (12, -12):
+        _held(session, f"scale:2^{exponent}", lambda t, e=exponent: _scaled(t, e))
+    _held(session, "values:zero", torch.zeros_like)
+    _held(session, "values:equal", lambda t: t.flatten()[0].expand(t.shape).contiguous())
+    _held(session, "values:offset", lambda t: t + OFFSET)
+    _special(session, "values:nan", float("nan"), torch.isnan)
+    _special(session, "values:inf", float("inf"), lambda t: ~torch.isfinite(t))
+
+
+def _floating(session: Session) -> list[str]:
+    return [n for n, t in session.material.inputs.items() if t.is_floating_point() and t.numel()]
+
+
+def _scaled(t: Tensor, exponent: int) -> Tensor:
+    """2^exponent * t, or the next smaller power that stays finite."""
+    top = float(t.abs().amax())
+    while exponent > 0 and top * 2.0**exponent > torch.finfo(t.dtype).max / 4:
+        exponent -= 1
+    return t * 2.0**exponent
+
+
+def _changed(session: Session, change: Callable[[Tensor], Tensor]) -> Material:
+    inputs = session.material.inputs
+    return session.material.with_inputs({n: change(inputs[n]) for n in _floating(session)})
+
+
+def _held(session: Session, label: str, change: Callable[[Tensor], Tensor]) -> None:
+    """Judge a run by the proven bounds at these values; the golden in compute precision must pass where it is to fail."""
+    material = _changed(session, change)
+    done = session.execute(NAME, label, material=material)
+    if session.raised(NAME, label, done):
+        return
+    reference = decisions.settle(session, NAME, done, session.references(material, done))
+    open_ends = {n for n, b in reference.bounded.items() if not bool(torch.isfinite(b.value).all())}
+    before = list(session.findings)
+    failed = values.judge(session, done, reference, NAME, label, noise=False, repeat=None, skip=frozenset(session.bad | open_ends))
+    excused = {n for n in failed if not _honest_passes(session, reference, n)}
+    if excused:
+        session.findings = before + [f for f in session.findings[len(before) :] if f.tensor not in excused]
+        text = f"{', '.join(sorted(excused))}: the golden in compute precision leaves its own bounds at {label}; not judged there"
+        session.note("compute_range", ", ".join(sorted(excused)), text)
+
+
+def _honest_passes(session: Session, reference: References, name: str) -> bool:
+    """Whether a plain run of the golden in compute precision is right where the candidate is not."""
+    against = reference.reference(name, "output", noise=False)
+    value = reference.honest.get(name)
+    if value is None or against is None:
+        return True
+    return ladder.judge(name, value.to(against.store), against).ok
+
+
+# -- NaN and Inf -------------------------------------------------------------------------------------------------------
+
+
+def _special(session: Session, label: str, value: float, there: Callable[[Tensor], Tensor]) -> None:
+    """One element of every floating input is NaN (or Inf): the results must hold it where the golden does."""
+    places = _places(session)
+    material = _planted(session, places, value)
+    forward_only = value == float("inf")  # what a gradient is at infinity depends on the formula
+    done = session.execute(NAME, label, How(backward=not forward_only), material)
+    if isinstance(done.error, REFUSALS):
+        session.note("refused_value", session.target.name or "", f"{label} is refused with {type(done.error).__name__}")
+        return
+    if session.raised(NAME, label, done):
+        return
+    golden = session.references(material, done, _taken(session, done))
+    leak: dict[str, Tensor] = {}
+    lost: dict[str, Tensor] = {}
+    for name, _, tensor in done.results():
+        expected = golden.values.get(name)
+        if tensor is None or expected is None or name in session.bad or not tensor.is_floating_point():
+            continue
+        if expected.shape != tensor.shape or name in session.target.decisions:
+            continue
+        finite = expected.abs() <= torch.finfo(tensor.dtype).max
+        if bool((there(tensor) & finite).any()):
+            leak[name] = there(tensor) & finite
+        if bool((~there(tensor) & there(expected) & torch.isfinite(tensor)).any()):
+            lost[name] = ~there(tensor) & there(expected) & torch.isfinite(tensor)
+    _leaked(session, golden, label, leak, there)
+    _swallowed(session, label, places, done, lost)
+
+
+def _leaked(session: Session, golden: References, label: str, leak: dict[str, Tensor], there: Callable[[Tensor], Tensor]) -> None:
+    for name, mask in leak.items():
+        honest = golden.honest.get(name)
+        mask = mask if honest is None else mask & ~there(honest)
+        if bool(mask.any()):
+            where = session.locate(name, mask)
+            session.find(CERTAIN, NAME, name, f"{label}: {name} is not finite where the golden is: {where.text}", where=where)
+
+
+def _swallowed(session: Session, label: str, places: dict[str, int], done: Run, lost: dict[str, Tensor]) -> None:
+    """Finite where the golden is NaN counts only where that element matters: a finite change there moves the golden."""
+    if not lost:
+        return
+    moved = session.references(_planted(session, places, None), done, _taken(session, done))
+    for name, mask in lost.items():
+        before = session.ref.bounded[name]
+        mask = mask & ((moved.values[name] - before.value).abs() > 2 * before.bound)
+        if bool(mask.any()):
+            where = session.locate(name, mask)
+            session.find(CERTAIN, NAME, name, f"{label} is swallowed: {name} is finite where the golden is not: {where.text}", where=where)
+
+
+def _places(session: Session) -> dict[str, int]:
+    generator = torch.Generator().manual_seed(session.seed + 5)
+    return {n: int(torch.randint(0, session.material.inputs[n].numel(), (1,), generator=generator)) for n in _floating(session)}
+
+
+def _planted(session: Session, places: dict[str, int], value: float | None) -> Material:
+    """The inputs with one element replaced; by a large finite number where value is None."""
+    changed = {}
+    for name, place in places.items():
+        copy = session.material.inputs[name].clone(memory_format=torch.contiguous_format)
+        copy.view(-1)[place] = far(copy) if value is None else value
+        changed[name] = copy
+    return session.material.with_inputs(changed)
+
+
+def far(t: Tensor) -> float:
+    """A finite number far outside the values of `t`, and within its dtype."""
+    return min(float(t.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
+
+
+def _taken(session: Session, done: Run) -> dict[str, Tensor]:
+    """The candidate's own decisions, legal or not: only what rests on them is compared."""
+    everything = {**done.stages, **done.outputs}
+    return {n: everything.get(n, everything.get(f"saved.{n}")) for n in session.target.decisions}

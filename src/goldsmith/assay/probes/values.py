@@ -1,0 +1,153 @@
+"""Outputs, saved tensors and gradients of the plain run, held to the ladder; the golden is checked first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import ladder
+from ..reference import References
+from ..results import TargetError
+from ..run import How, Run
+from ..session import Ended, Session
+from . import decisions, maps
+
+
+def run(session: Session) -> None:
+    """Make the first run and its references, check the golden, judge every tensor."""
+    first = session.first = session.execute("values", "values", look=False)
+    if first.error is not None:
+        session.look("values", first)
+        session.raised("values", "values", first)
+        raise Ended("the candidate raised")
+    plain = session.references(session.material, first)
+    _names_exist(session, plain)
+    checked = plain.self_check()
+    session.problems += checked.problems
+    for text in checked.notes:
+        session.note("golden", session.target.name or "", text)
+    if session.problems:
+        raise Ended("the golden is at fault")
+    session.ref = decisions.settle(session, "values", first, plain)
+    session.look("values", first)
+    judge(session, first, session.ref, "values", "values", noise="ensemble" in session.selected, repeat=How())
+    if not session.bad:
+        _stages(session, first)
+        if first.asked:
+            _debug_outputs(session)
+    _forward_only(session, first)
+    maps.draw(session)
+
+
+def judge(
+    session: Session, done: Run, reference: References, probe: str, label: str, *, noise: bool, repeat: How | None,
+    skip: frozenset[str] = frozenset(),
+) -> set[str]:  # fmt: skip
+    """Hold every result of a run to the ladder; returns the names that fail, and keeps those of the first run.
+
+    repeat: how to run again on a fresh seed to confirm an alarm; None: only what is certain counts.
+    """
+    decided = set(session.target.decisions)
+    got = {n: (k, t) for n, k, t in done.results()}
+    for name in reference.bounded:
+        if name not in got and name in _expected(session, done, reference):
+            got[name] = ("grad" if name.endswith(".grad") else "output", None)
+    repeats = _Repeats(session, probe, repeat) if repeat is not None and noise else None
+    failed = set()
+    for name, (kind, tensor) in got.items():
+        if name in decided or name in skip:
+            continue
+        against = reference.reference(name, kind, noise=noise)
+        if against is None:
+            continue
+        if tensor is None and kind == "grad" and not bool(against.bounded.value.count_nonzero()):
+            tensor = torch.zeros_like(session.material.inputs[name.removesuffix(".grad")])
+        confirm = repeats.of(name, kind) if repeats is not None else None
+        judgement = ladder.judge(name, tensor, against, case=session.label, run=label, probe=probe, confirm=confirm)
+        if session.absorb(judgement):
+            failed.add(name)
+    if label == "values":
+        session.bad |= failed
+    return failed
+
+
+class _Repeats:
+    """Fresh seeds of the same run, each made once for all tensors that ask."""
+
+    def __init__(self, session: Session, probe: str, how: How):
+        self.session, self.probe, self.how = session, probe, how
+        self.made: dict[int, tuple[Run, References]] = {}
+
+    def of(self, name: str, kind: str):
+        def confirm(attempt: int) -> tuple[Tensor, ladder.Reference]:
+            if attempt not in self.made:
+                self.made[attempt] = self._make(attempt)
+            done, references = self.made[attempt]
+            tensor = dict((n, t) for n, _, t in done.results()).get(name)
+            if tensor is None:
+                tensor = torch.zeros_like(references.bounded[name].value, dtype=references.stores.get(name, torch.float32))
+            return tensor, references.reference(name, kind)
+
+        return confirm
+
+    def _make(self, attempt: int) -> tuple[Run, References]:
+        material = self.session.variant(100 + attempt)
+        done = self.session.execute(self.probe, "confirmation", self.how, material, look=False)
+        if done.error is not None:
+            self.session.raised(self.probe, "fresh seed", done)
+            raise Ended("the candidate raised")
+        plain = self.session.references(material, done)
+        return done, decisions.settle(self.session, self.probe, done, plain)
+
+
+def _names_exist(session: Session, plain: References) -> None:
+    golden = plain.values
+    for name in session.first.outputs:
+        if name not in golden:
+            made = ", ".join(n for n in golden if not n.endswith(".grad"))
+            raise TargetError(f"outputs: the candidate returns {name!r}, the golden has no output or stage of that name; it has: {made}")
+
+
+def _expected(session: Session, done: Run, reference: References) -> set[str]:
+    """Results that the golden says should be there."""
+    wanted = {f"{n}.grad" for n in session.target.wanted_grads(session.material.inputs)} if done.cotangents else set()
+    declared = session.target.outputs or ()
+    wanted |= {f"saved.{n}" if n in session.target.saved else n for n in declared}
+    return wanted if session.target.outputs is not None else wanted | set(reference.outputs)
+
+
+def _stages(session: Session, done: Run) -> None:
+    """Stages that both name: a difference is a note while every result is right."""
+    for name, tensor in done.stages.items():
+        reference = session.ref.reference(name, "stage", noise=False)
+        if reference is None:
+            known = ", ".join(n for n in session.ref.bounded if n not in done.outputs)
+            session.note("unknown_stage", name, f"the golden has no stage {name!r}; it has: {known or 'none'}")
+        elif name not in session.target.decisions and name not in done.outputs:
+            judgement = ladder.judge(name, tensor, reference, case=session.label, run="values", probe="values")
+            if session.absorb(judgement, failing=False):
+                session.note("stage_differs", name, f"stage {name} differs from the golden's, while every result is right")
+
+
+def _debug_outputs(session: Session) -> None:
+    """A kernel that asked `assay.tracing()` is run once more with its debug outputs on."""
+    traced = session.execute("values", "debug outputs", How(debug=True))
+    if session.raised("values", "debug outputs", traced):
+        return
+    judge(session, traced, session.ref, "values", "debug outputs", noise=False, repeat=None)
+    fresh = {n: t for n, t in traced.stages.items() if n not in session.first.stages}
+    _stages(session, Run(outputs=traced.outputs, stages=fresh))
+
+
+def _forward_only(session: Session, done: Run) -> None:
+    """Say it when autograd had nothing to follow, or one output fewer than in the golden."""
+    if session.target.backward != "auto" or not session.target.wanted_grads(session.material.inputs):
+        return
+    differentiable = session.ref.differentiable - set(session.target.saved)
+    lost = sorted(n for n in differentiable if n in done.outputs and n not in done.cotangents)
+    if lost and not done.cotangents:
+        session.note("forward_only", session.target.name or "", "no output of the candidate requires grad: gradients were not judged")
+    else:
+        for name in lost:
+            session.note("forward_only", name, f"{name} of the candidate does not require grad, the golden's does")
+

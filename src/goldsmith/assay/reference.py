@@ -1,0 +1,225 @@
+"""The golden on one case's inputs: its values, its rounding bounds and its ensemble of legal orders, made when first asked for.
+
+Names are those of a run: outputs `y`, saved results `saved.h`, stages `h`, gradients `x.grad` and `h.grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import bounds, ensemble, golden, ladder
+from .binding import bind
+from .run import Material, Run, aliases, name_gradients, name_results
+from .stage import Tracer, listening
+
+RUNS = 8  # legal orders in an ensemble
+
+
+class GoldenError(Exception):
+    """The golden itself raised; the candidate is not accused."""
+
+
+class References:
+    """Everything that one run's tensors are judged by.
+
+    run: gives the results' dtypes and the output gradients that were sent.
+    decisions: stage -> the candidate's legal decision, which the golden's stage returns.
+    """
+
+    def __init__(self, material: Material, run: Run, decisions: Mapping[str, Tensor] | None = None, seed: int = 0):
+        self.material, self.run, self.seed = material, run, seed
+        self.decisions = dict(decisions or {})
+        self.counts: dict[str, int] = {}
+        self.asked: set[str] = set()  # decisions that the golden's stages took
+        self.outputs: tuple[str, ...] = ()  # what the golden returned
+        self.differentiable: frozenset[str] = frozenset()  # those of its outputs that a gradient can flow into
+        self.leaves = {n: _exact(t) for n, t in material.inputs.items()}
+        self.leaves.update({f"grad_{n}": _exact(t) for n, t in run.cotangents.items()})
+        self.stores = {n: t.dtype for n, _, t in run.results() if t is not None}
+        self.stores.update({n: t.dtype for n, t in run.stages.items() if n not in self.decisions})
+        for name in material.target.wanted_grads(material.inputs):
+            self.stores.setdefault(f"{name}.grad", material.inputs[name].dtype)
+        self.compute = material.target.compute_dtype(material.inputs)
+
+    # -- the golden as one function of its leaves ---------------------------------------------------------------------
+
+    def evaluate(self, leaves: Mapping[str, Tensor], *, gradients: bool = True) -> dict[str, Tensor]:
+        """Outputs, stages and gradients of the golden, in the precision of `leaves`."""
+        target, run = self.material.target, self.run
+        sent = [n for n in run.cotangents if gradients]
+        wanted = target.wanted_grads(self.material.inputs) if target.backward is not None and gradients else ()
+        tracer = Tracer(live=True, substitute=self.decisions, store=self._store)
+        with torch.enable_grad(), listening(tracer):
+            placed = {n: leaves[n].detach() for n in self.material.inputs}
+            for name in wanted:
+                placed[name].requires_grad_(target.golden_backward is None)
+            supply = {**placed, **self.material.scalars}
+            named = self._named(bind("golden", target.golden, supply)(supply))
+            named = {n: self._store(n, t) for n, t in named.items()}
+            self.outputs = tuple(f"saved.{n}" if n in target.saved else n for n in named)
+            if gradients:
+                self.differentiable = frozenset(n for n, t in named.items() if t.requires_grad)
+            found = {f"saved.{n}" if n in target.saved else n: t for n, t in named.items()}
+            if sent:
+                found.update(self._gradients(supply, named, leaves, sent, wanted, tracer))
+        self.asked |= tracer.substituted
+        found.update({n: t for n, t in tracer.records.items() if n not in found})
+        for name in target.saved:
+            if f"saved.{name}" not in found and name in tracer.records:
+                found[f"saved.{name}"] = tracer.records[name]
+        return {n: t.detach() for n, t in found.items()}
+
+    def _store(self, name: str, value: Tensor) -> Tensor:
+        dtype = self.stores.get(name, self.stores.get(f"saved.{name}"))
+        return value if dtype is None or not value.is_floating_point() else bounds.stored(value, dtype)
+
+    def _named(self, result: Any) -> dict[str, Tensor]:
+        """The golden may return the visible outputs alone, or all of them."""
+        declared, saved = self.material.target.outputs, self.material.target.saved
+        if declared is None and self.run.outputs and not isinstance(result, Mapping):
+            declared = tuple(n.removeprefix("saved.") for n in self.run.outputs)
+        if declared is not None and saved:
+            count = len(result) if isinstance(result, list | tuple | Mapping) else 1
+            if count != len(declared):
+                declared = tuple(n for n in declared if n not in saved)
+        return name_results(result, declared, "golden")
+
+    def _gradients(self, supply, named, leaves, sent, wanted, tracer) -> dict[str, Tensor]:
+        target = self.material.target
+        cotangents = {f"grad_{n}": leaves[f"grad_{n}"] for n in sent}
+        if target.golden_backward is not None:
+            names = {**supply, **tracer.records, **named, **cotangents}
+            result = bind("golden_backward", target.golden_backward, names)(names)
+            grads = name_gradients(result, wanted, "golden_backward")
+            missing = {n: torch.zeros_like(supply[n]) for n, g in grads.items() if g is None}
+            return {f"{n}.grad": missing.get(n, g) for n, g in grads.items()}
+        able = [n for n in sent if named[n].requires_grad]
+        stages = dict(tracer.graph)
+        sources = {**{n: supply[n] for n in wanted}, **{n: t for n, t in stages.items() if n not in wanted}}
+        if not able:
+            return {f"{n}.grad": torch.zeros_like(supply[n]) for n in wanted}
+        grads = torch.autograd.grad(
+            [named[n] for n in able], list(sources.values()), [cotangents[f"grad_{n}"] for n in able], allow_unused=True
+        )
+        return {
+            f"{n}.grad": torch.zeros_like(sources[n]) if g is None else g
+            for n, g in zip(sources, grads, strict=True)
+            if g is not None or n in wanted
+        }
+
+    # -- what is made of it -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def values(self) -> dict[str, Tensor]:
+        """The golden in float64, plainly."""
+        self._count("plain")
+        with _blaming_the_golden(), golden.default_dtype(torch.float64):
+            return self.evaluate(self.leaves)
+
+    @cached_property
+    def shared(self) -> set[tuple[str, str]]:
+        """Results of the golden that share memory with one another or with an input: views, which a candidate may return too."""
+        results = {n: self.values[n] for n, _, _ in self.run.results() if n in self.values}
+        return aliases(results, {n: self.leaves[n] for n in self.material.inputs})
+
+    @cached_property
+    def bounded(self) -> dict[str, bounds.Bounded]:
+        """The golden in float64, with a proven rounding bound for every result."""
+        self._count("bounds")
+        with _blaming_the_golden():
+            return bounds.running_bounds(
+                self.evaluate, self.leaves, compute=self.compute, stores=self.stores, dot=self.material.target.dot
+            )
+
+    @cached_property
+    def ensemble(self) -> list[dict[str, Tensor]]:
+        """Legal runs of the golden in compute precision."""
+        self._count("ensemble", RUNS)
+        with _blaming_the_golden():
+            return ensemble.legal_runs(
+                self.evaluate, self.leaves, compute=self.compute, stores=self.stores, k=RUNS, seed=self.seed,
+                dot=self.material.target.dot,
+            )  # fmt: skip
+
+    @cached_property
+    def honest(self) -> dict[str, Tensor]:
+        """One plain run of the golden in compute precision: what overflows in it overflows honestly."""
+        self._count("plain")
+        lower = {n: t.to(self.compute) if t.is_floating_point() else t for n, t in self.leaves.items()}
+        with _blaming_the_golden(), golden.default_dtype(self.compute):
+            return self.evaluate(lower)
+
+    def _count(self, what: str, runs: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + runs
+
+    def reference(self, name: str, kind: str, *, noise: bool = True) -> ladder.Reference | None:
+        """What tensor `name` is judged by; None when the golden has nothing of that name."""
+        bounded = self.bounded.get(name)
+        if bounded is None:
+            return None
+        store = self.stores.get(name, self.compute)
+        drawn = [r[name] for r in self.ensemble if name in r] if noise else []
+        return ladder.Reference(
+            name=name,
+            kind=kind,
+            store=store,
+            bounded=bounded,
+            ensemble=drawn,
+            segments=self.material.target.segments_of(name, self.material.sizes),
+            axes=axis_names(bounded.value.shape, self.material.sizes),
+            compute=self.compute,
+            tensor_cores=self.material.device.type == "cuda",
+        )
+
+    def self_check(self) -> golden.SelfCheck:
+        """The golden held to its own rules (section 4)."""
+        self._count("self_check", 4)
+        wanted = self.material.target.wanted_grads(self.material.inputs)
+        visible = [n for n in self.run.outputs if not n.startswith("saved.")]
+
+        def forward(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+            found = self.evaluate({**self.leaves, **leaves}, gradients=False)
+            return {n: found[n] for n in visible if n in found}
+
+        def gradient(leaves: dict[str, Tensor], cotangents: dict[str, Tensor]) -> dict[str, Tensor]:
+            found = self.evaluate({**self.leaves, **leaves, **cotangents})
+            return {n: found[f"{n}.grad"] for n in wanted}
+
+        inputs = {n: self.leaves[n] for n in self.material.inputs}
+        shapes = {n: tuple(self.run.outputs[n].shape) for n in visible}
+        return golden.self_check(
+            forward, gradient if self.run.cotangents else None, inputs, shapes=shapes, seed=self.material.seed
+        )
+
+
+class _blaming_the_golden:
+    """Turns an exception inside into GoldenError, so that it is never taken for the candidate's."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, trace) -> None:
+        if isinstance(error, Exception) and not isinstance(error, GoldenError | NotImplementedError):
+            raise GoldenError(f"{type(error).__name__}: {error}") from error
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    """A contiguous float64 copy of a floating tensor, a plain copy of any other."""
+    tensor = tensor.detach()
+    return (tensor.double() if tensor.is_floating_point() else tensor).clone(memory_format=torch.contiguous_format)
+
+
+def axis_names(shape: torch.Size, sizes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Axes called by the size that gave them their length, where exactly one did and no axis shares it; else 0, 1, ..."""
+    lengths = list(shape)
+
+    def name(axis: int) -> str:
+        fitting = [k for k, v in sizes.items() if isinstance(v, int) and not isinstance(v, bool) and v == lengths[axis]]
+        return fitting[0] if len(fitting) == 1 and lengths.count(lengths[axis]) == 1 and lengths[axis] > 1 else str(axis)
+
+    return tuple(name(i) for i in range(len(lengths)))

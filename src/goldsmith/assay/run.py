@@ -1,0 +1,341 @@
+"""One run of a candidate: forward, backward, stages, and what it did to memory. Nothing is judged here.
+
+Inputs and output gradients are guarded copies; everything that the candidate makes with `torch.empty*` is guarded and
+poisoned; a candidate that raises yields a run with `error` set, never an exception.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .binding import bind
+from .memory import NAN_FILL, Arena, Hit, Poison
+from .results import TargetError
+from .stage import Tracer, listening
+from .target import Target
+
+
+@dataclass(frozen=True)
+class How:
+    """How a run departs from the plain one.
+
+    fill        what uninitialised memory holds: "nan" or "dirt"
+    layouts     input, or "grad_<output>" -> "transposed", "stepped", "offset" or "contiguous"
+    cotangents  output -> gradient to send instead of the random one (used with its own strides)
+    twice       run the backward a second time on the same graph
+    threads     number of CPU threads (None: as set)
+    debug       answer yes to `assay.tracing()`
+    substitute  stage -> value to go on with
+    fresh       call the target's `reset` first
+    backward    False: forward only
+    """
+
+    fill: str = NAN_FILL
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    cotangents: Mapping[str, Tensor] = field(default_factory=dict)
+    twice: bool = False
+    threads: int | None = None
+    debug: bool = False
+    substitute: Mapping[str, Tensor] = field(default_factory=dict)
+    fresh: bool = True
+    backward: bool = True
+
+
+@dataclass
+class Run:
+    """What came out of a run. Names: outputs `y`, saved outputs `saved.h`, gradients `x.grad`, stages as they are called.
+
+    changed      input or output gradient -> mask of the elements that were overwritten
+    overwritten  output -> mask of the elements that the backward overwrote
+    unwritten    tensor -> mask of the elements that still hold poison
+    aliases      pairs (result, what it shares memory with)
+    """
+
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    grads: dict[str, Tensor | None] = field(default_factory=dict)
+    again: dict[str, Tensor | None] | None = None
+    stages: dict[str, Tensor] = field(default_factory=dict)
+    cotangents: dict[str, Tensor] = field(default_factory=dict)
+    saved: tuple[str, ...] = ()
+    error: Exception | None = None
+    phase: str = "forward"
+    hits: list[Hit] = field(default_factory=list)
+    changed: dict[str, Tensor] = field(default_factory=dict)
+    overwritten: dict[str, Tensor] = field(default_factory=dict)
+    unwritten: dict[str, Tensor] = field(default_factory=dict)
+    aliases: set[tuple[str, str]] = field(default_factory=set)
+    live: dict[str, Tensor] = field(default_factory=dict)
+    asked: bool = False
+
+    def results(self) -> Iterator[tuple[str, str, Tensor | None]]:
+        """(name, kind, tensor) of everything that a user receives: outputs, saved results, gradients."""
+        for name, tensor in self.outputs.items():
+            yield name, "saved" if name.startswith("saved.") else "output", tensor
+        for name, tensor in self.grads.items():
+            yield name, "grad", tensor
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a run is made from: a target with one case's inputs and scalars, and the seed of its output gradients."""
+
+    target: Target
+    case: str
+    sizes: Mapping[str, Any]
+    inputs: Mapping[str, Tensor]
+    scalars: Mapping[str, Any]
+    seed: int
+
+    @property
+    def supply(self) -> dict[str, Any]:
+        return {**self.inputs, **self.scalars}
+
+    @property
+    def device(self) -> torch.device:
+        return next((t.device for t in self.inputs.values()), torch.device("cpu"))
+
+    def with_inputs(self, changed: Mapping[str, Tensor]) -> Material:
+        return replace(self, inputs={**self.inputs, **changed})
+
+    def cotangent(self, name: str, like: Tensor) -> Tensor:
+        """N(0, 1) in the output's dtype, the same in every run and on every device."""
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.case}/{self.seed}/grad_{name}".encode()))
+        return torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
+
+
+def name_results(result: Any, names: tuple[str, ...] | None, who: str = "candidate") -> dict[str, Tensor]:
+    """A callable's return value by output name; results that are None are left out."""
+    if isinstance(result, Mapping):
+        pairs = list(result.items())
+    else:
+        values = list(result) if isinstance(result, list | tuple) else [result]
+        plain = ("y",) if not isinstance(result, list | tuple) else tuple(f"y{i}" for i in range(len(values)))
+        known = plain if names is None else names
+        if len(known) != len(values):
+            raise TargetError(f"outputs: the {who} returned {len(values)} results, declared are {len(known)}: {', '.join(known)}")
+        pairs = list(zip(known, values, strict=True))
+    named = {}
+    for name, value in pairs:
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            if not isinstance(value, bool | int | float):
+                raise TargetError(f"outputs: the {who}'s {name!r} is a {type(value).__name__}, not a tensor")
+            value = torch.tensor(value)
+        named[str(name)] = value
+    return named
+
+
+def execute(material: Material, how: How | None = None) -> Run:
+    """Run the candidate once, forward and (unless the target has none) backward."""
+    how = how or How()
+    target, run = material.target, Run()
+    if how.fresh and target.reset is not None:
+        target.reset()
+    arena = Arena(how.fill)
+    tracer = Tracer(substitute=how.substitute, debug=how.debug)
+    torch.manual_seed(material.seed)
+    with _threads(how.threads):
+        try:
+            with listening(tracer), Poison(arena):
+                _forward_and_backward(material, how, arena, tracer, run)
+            _synchronise(material.device)
+        except TargetError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a candidate raises is evidence about it
+            run.error = error
+    run.asked = tracer.asked and not tracer.debug
+    run.stages.update(tracer.records)
+    _look_at_memory(run, arena, target)
+    return run
+
+
+def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tracer, run: Run) -> None:
+    target = material.target
+    wanted = target.wanted_grads(material.inputs) if target.backward is not None and how.backward else ()
+    placed = {n: arena.place(n, t, how.layouts.get(n)) for n, t in material.inputs.items()}
+    if target.backward == "auto":
+        for name in wanted:
+            placed[name].requires_grad_()
+    supply = {**{n: _passed(n, t, target) for n, t in placed.items()}, **material.scalars}
+    named = name_results(bind("candidate", target.candidate, supply)(supply), target.outputs)
+    run.saved = tuple(n for n in named if n in target.saved)
+    run.live = {_label(n, target): t.detach() for n, t in named.items()}
+    run.outputs = {n: t.clone() for n, t in run.live.items()}
+    run.phase = "backward"
+    visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
+    if target.backward == "auto":
+        visible = {n: t for n, t in visible.items() if t.requires_grad}
+    if not visible or not wanted:
+        return
+    for name, output in visible.items():
+        sent = how.cotangents.get(name)
+        run.cotangents[name] = sent = material.cotangent(name, output) if sent is None else sent
+        placed[f"grad_{name}"] = arena.place(f"grad_{name}", sent, how.layouts.get(f"grad_{name}"))
+    step = _autograd if target.backward == "auto" else _own_backward
+    call = step(material, supply, placed, named, visible, wanted, tracer, how.twice)
+    run.grads = call(run)
+    if how.twice:
+        run.again = call(Run())
+    for name, tensor in run.live.items():
+        different = _bytes_differ(tensor, run.outputs[name])
+        if different is not None:
+            run.overwritten[name] = different
+
+
+def _passed(name: str, placed: Tensor, target: Target) -> Tensor:
+    """A leaf that requires grad cannot be written in place, so a declared one is handed over as a copy."""
+    return placed.clone() if name in target.mutates and placed.requires_grad else placed
+
+
+def _label(name: str, target: Target) -> str:
+    return f"saved.{name}" if name in target.saved else name
+
+
+Step = Callable[[Run], dict[str, Tensor | None]]
+
+
+def _autograd(material, supply, placed, named, visible, wanted, tracer, twice) -> Step:
+    leaves = {f"{n}.grad": placed[n] for n in wanted}
+    stages = {f"{n}.grad": t for n, t in tracer.graph.items() if f"{n}.grad" not in leaves}
+
+    def step(run: Run) -> dict[str, Tensor | None]:
+        grads = torch.autograd.grad(
+            list(visible.values()),
+            [*leaves.values(), *stages.values()],
+            [placed[f"grad_{n}"] for n in visible],
+            retain_graph=twice,
+            allow_unused=True,
+        )
+        run.stages.update({n: g.clone() for n, g in zip(stages, grads[len(leaves) :], strict=True) if g is not None})
+        return dict(zip(leaves, grads, strict=False))
+
+    return step
+
+
+def _own_backward(material, supply, placed, named, visible, wanted, tracer, twice) -> Step:
+    target = material.target
+    names = {**supply, **named, **{f"grad_{n}": placed[f"grad_{n}"] for n in visible}}
+
+    def step(run: Run) -> dict[str, Tensor | None]:
+        result = bind("backward", target.backward, names)(names)
+        return {f"{n}.grad": g for n, g in name_gradients(result, wanted, "backward").items()}
+
+    return step
+
+
+def name_gradients(result: Any, wanted: tuple[str, ...], who: str) -> dict[str, Tensor | None]:
+    """What a backward returned, by input name: a dict by name, or a tuple in the order of `grads`."""
+    if isinstance(result, Mapping):
+        unknown = [n for n in result if n not in wanted]
+        if unknown:
+            raise TargetError(f"{who}: returned a gradient for {unknown[0]!r}; wanted are: {', '.join(wanted)}")
+        return {n: result.get(n) for n in wanted}
+    values = tuple(result) if isinstance(result, list | tuple) else (result,)
+    if len(values) != len(wanted):
+        raise TargetError(f"{who}: returned {len(values)} gradients; wanted are {len(wanted)}: {', '.join(wanted)}")
+    return dict(zip(wanted, values, strict=True))
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def _look_at_memory(run: Run, arena: Arena, target: Target) -> None:
+    run.hits = arena.hits()
+    for name, buffer in arena.inputs.items():
+        mask = None if name in target.mutates else buffer.changed()
+        if mask is not None:
+            run.changed[name] = mask
+    placed = {n: b.tensor for n, b in arena.inputs.items()}
+    run.aliases = aliases(run.live, placed)
+    if run.error is None:
+        run.aliases |= aliases({n: g for n, g in run.grads.items() if g is not None}, _inputs_only(placed))
+    run.grads = {n: None if g is None else g.detach().clone() for n, g in run.grads.items()}
+    if run.again is not None:
+        run.again = {n: None if g is None else g.detach().clone() for n, g in run.again.items()}
+    for name, _, tensor in run.results():
+        mask = None if tensor is None else poison_left(tensor)
+        if mask is not None:
+            run.unwritten[name] = mask
+
+
+def _inputs_only(placed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients may share memory with output gradients (autograd's own addition does that), not with inputs."""
+    return {n: t for n, t in placed.items() if not n.startswith("grad_")}
+
+
+def poison_left(tensor: Tensor) -> Tensor | None:
+    """Which elements still hold the bytes of poison (every bit set: a NaN that no arithmetic starts from)."""
+    if not tensor.is_floating_point() or not bool(torch.isnan(tensor).any()):
+        return None
+    raw = tensor.contiguous().unsqueeze(-1).view(torch.uint8)
+    mask = (raw == 0xFF).all(-1)
+    return mask if bool(mask.any()) else None
+
+
+def _bytes_differ(tensor: Tensor, copy: Tensor) -> Tensor | None:
+    if tensor.shape != copy.shape:
+        return torch.ones(copy.shape, dtype=torch.bool)
+    if tensor.numel() == 0 or torch.equal(tensor, copy):
+        return None
+    mask = ~((tensor == copy) | ((tensor != tensor) & (copy != copy)))
+    return mask if bool(mask.any()) else None
+
+
+def aliases(results: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[tuple[str, str]]:
+    """Pairs of a result and something else that it shares at least one byte with (another result, or one of `others`)."""
+    pairs = set()
+    items = list(results.items())
+    for i, (name, tensor) in enumerate(items):
+        for other, second in [*items[i + 1 :], *others.items()]:
+            if tensor is not second and overlap(tensor, second):
+                pairs.add((name, other))
+            elif tensor is second and tensor.numel():
+                pairs.add((name, other))
+    return pairs
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors share at least one byte."""
+    if a.numel() == 0 or b.numel() == 0 or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    spans = [_span(t) for t in (a, b)]
+    if spans[0][1] <= spans[1][0] or spans[1][1] <= spans[0][0]:
+        return False
+    if a.is_contiguous() and b.is_contiguous() or a.element_size() != b.element_size():
+        return True
+    low = min(a.storage_offset(), b.storage_offset())
+    size = max(s[1] for s in spans) // a.element_size() + 1
+    touched = torch.zeros(size, dtype=torch.bool)
+    touched.as_strided(a.shape, a.stride(), a.storage_offset() - low).fill_(True)
+    return bool(touched.as_strided(b.shape, b.stride(), b.storage_offset() - low).any())
+
+
+def _span(t: Tensor) -> tuple[int, int]:
+    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return t.storage_offset() * t.element_size(), (t.storage_offset() + last + 1) * t.element_size()
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    if count is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,241 @@
+"""One case in one dtype under examination: runs the candidate, keeps the first run and its references, collects what is found.
+
+Probes are functions of a Session. What must hold in every run (nothing written outside a buffer, no input changed, nothing
+left unwritten, no shared memory) is looked at here, once for all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from . import ladder
+from .binding import inputs_and_scalars
+from .case import Case
+from .reference import References
+from .results import CERTAIN, QUALITY, STATISTICAL, SYSTEMATIC, ErrorMap, Finding, Location, Note, Row, TargetError
+from .run import How, Material, Run, execute
+from .target import Target
+
+class Ended(Exception):
+    """The case cannot go on: the candidate raised in its first run, or the budget is spent."""
+
+
+@dataclass
+class Budget:
+    """Seconds for a whole check; None: as long as it takes."""
+
+    seconds: float | None
+    started: float
+
+    @property
+    def spent(self) -> bool:
+        return self.seconds is not None and time.perf_counter() - self.started > self.seconds
+
+
+class Session:
+    """State of one (case, dtype): what probes read and write."""
+
+    def __init__(
+        self, target: Target, case: Case, dtype: torch.dtype, device: str | torch.device, seed: int, selected: frozenset[str],
+        label: str,
+    ):  # fmt: skip
+        self.target, self.case, self.dtype, self.device, self.seed = target, case, dtype, device, seed
+        self.selected, self.label = selected, label
+        self.findings: list[Finding] = []
+        self.notes: list[Note] = []
+        self.rows: list[Row] = []
+        self.maps: dict[str, ErrorMap] = {}
+        self.problems: list[str] = []
+        self.bad: set[str] = set()
+        self.candidate_runs = 0
+        self.golden_runs = 0
+        self.stages: list[str] = []
+        self.material = self.draw(case)
+        self._references: list[References] = []
+        self._first: Run | None = None
+        self._ref: References | None = None
+
+    # -- material and runs --------------------------------------------------------------------------------------------
+
+    def draw(self, case: Case) -> Material:
+        """The case's inputs, drawn."""
+        try:
+            supply = case.build(self.dtype, self.device, self.seed)
+        except TargetError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's own function, reported as the user's mistake
+            raise TargetError(f"case {case.name}: could not be drawn: {type(error).__name__}: {error}") from error
+        inputs, scalars = inputs_and_scalars(supply)
+        return Material(self.target, case.name, case.sizes, inputs, scalars, self.seed)
+
+    def variant(self, salt: int) -> Material:
+        """Other values of the same sizes, with other output gradients."""
+        return replace(self.draw(self.case.variant(salt)), seed=self.seed + 7919 * salt)
+
+    def execute(
+        self, probe: str, run: str, how: How | None = None, material: Material | None = None, *, look: bool = True
+    ) -> Run:
+        """Run the candidate, and look at what must hold in every run."""
+        self.candidate_runs += 1
+        done = execute(material or self.material, how)
+        if look:
+            self.look(run, done)
+        return done
+
+    @property
+    def first(self) -> Run:
+        """The plain run that everything is compared with."""
+        if self._first is None:
+            raise RuntimeError("probe 'values' has not run yet")
+        return self._first
+
+    @first.setter
+    def first(self, run: Run) -> None:
+        self._first = run
+
+    @property
+    def ref(self) -> References:
+        if self._ref is None:
+            raise RuntimeError("probe 'values' has not run yet")
+        return self._ref
+
+    @ref.setter
+    def ref(self, references: References) -> None:
+        self._ref = references
+
+    def references(self, material: Material, run: Run, decisions: Mapping[str, Tensor] | None = None) -> References:
+        """References for a run, counted."""
+        made = References(material, run, decisions, seed=material.seed)
+        self._references.append(made)
+        return made
+
+    @property
+    def golden_count(self) -> int:
+        return self.golden_runs + sum(sum(r.counts.values()) for r in self._references)
+
+    # -- findings -----------------------------------------------------------------------------------------------------
+
+    def find(
+        self, rung: str, probe: str, tensor: str, text: str, *, where: Location | None = None,
+        measured: float | None = None, limit: float | None = None,
+    ) -> None:  # fmt: skip
+        """Add a finding, unless the same probe has said the same of the same tensor already."""
+        if any((f.rung, f.probe, f.tensor) == (rung, probe, tensor) for f in self.findings):
+            return
+        self.findings.append(Finding(rung, probe, tensor, where, measured, limit, text, self.label))
+
+    def note(self, id: str, tensor: str, text: str) -> None:
+        if not any((n.id, n.tensor) == (id, tensor) for n in self.notes):
+            self.notes.append(Note(id, tensor, text, self.label))
+
+    def absorb(self, judgement: ladder.Judgement, *, failing: bool = True) -> bool:
+        """Take over a judgement's row, findings and notes; True when it found something worse than quality."""
+        row = judgement.row
+        if not failing and not judgement.ok:
+            row = replace(row, state="note")
+        self.rows.append(row)
+        for note in judgement.notes:
+            self.note(note.id, note.tensor, note.text)
+        if failing:
+            self.findings.extend(f for f in map(self._attributed, judgement.findings) if f is not None)
+        return not judgement.ok
+
+    def _attributed(self, finding: Finding) -> Finding | None:
+        """Rungs 2 to 4 of the plain run belong to the probes that measure them; dropped where those are not selected."""
+        owner = {STATISTICAL: "ensemble", SYSTEMATIC: "statistics", QUALITY: "ensemble"}.get(finding.rung, finding.probe)
+        if finding.probe != "values" or owner == "values":
+            return finding
+        return replace(finding, probe=owner) if owner in self.selected else None
+
+    def locate(self, name: str, mask: Tensor) -> Location:
+        """Where the True elements of `mask` lie in tensor `name`."""
+        reference = self._ref.reference(name, "output", noise=False) if self._ref is not None else None
+        if reference is not None and reference.bounded.value.shape == mask.shape:
+            return ladder.locate(name, mask, reference)
+        share = float(mask.double().mean()) if mask.numel() else 0.0
+        return Location(name, fraction=share, text=f"{int(mask.sum())} of {mask.numel()} elements")
+
+    def raised(self, probe: str, run: str, done: Run) -> bool:
+        """Whether a run raised; if so, it is a finding (or a refusal of the interpreter, which is nobody's fault)."""
+        if done.error is None:
+            return False
+        what = f"{type(done.error).__name__}: {_one_line(done.error)}"
+        if from_interpreter(done.error):
+            self.note("not_judged", self.target.name or "", f"cannot run in the interpreter: {what}")
+            raise Ended("interpreter")
+        self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {what}")
+        return True
+
+    # -- what must hold in every run ----------------------------------------------------------------------------------
+
+    def look(self, run: str, done: Run) -> None:
+        """Guard bands, inputs, shared memory and poison of one run."""
+        if "guard" in self.selected:
+            for hit in done.hits:
+                self.find(CERTAIN, "guard", _owner(hit.label), f"{hit.text} ({run})")
+        if "alias" in self.selected:
+            self._memory(run, done)
+        if "poison" in self.selected and done.error is None:
+            for name, mask in done.unwritten.items():
+                where = self.locate(name, mask)
+                text = f"{name} holds uninitialised memory: {where.text} never written, or added to what was never written"
+                self.find(CERTAIN, "poison", name, text, where=where, measured=where.fraction, limit=0.0)
+
+    def _memory(self, run: str, done: Run) -> None:
+        for name, mask in done.changed.items():
+            where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
+            kind = "output gradient" if name.startswith("grad_") else "input"
+            self.find(CERTAIN, "alias", name, f"the {kind} {name} was modified: {where.text} ({run}, by the {done.phase})", where=where)
+        for name, mask in done.overwritten.items():
+            where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
+            self.find(CERTAIN, "alias", name, f"the backward modified {name}, which the forward returned: {where.text}", where=where)
+        shared = self._ref.shared if done.aliases and self._ref is not None else set()
+        for name, other in sorted(done.aliases - shared):
+            self.find(CERTAIN, "alias", name, f"{name} shares memory with {other}: writing one changes the other")
+
+
+def _count(mask: Tensor) -> str:
+    return f"{int(mask.sum())} of {mask.numel()} elements"
+
+
+def _owner(label: str) -> str:
+    return label if label.isidentifier() else label.split(" [")[0]
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else ""
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def from_interpreter(error: BaseException) -> bool:
+    """Whether an exception says that Triton's interpreter lacks something, rather than that the kernel is wrong.
+
+    Inside a kernel the interpreter wraps every exception in InterpreterError. What it lacks surfaces as NotImplementedError,
+    as a method missing on a plain number (scalar arguments are Python floats there), or as a TypeError of its own code.
+    """
+    chain: list[BaseException] = []
+    seen: BaseException | None = error
+    while seen is not None and seen not in chain:
+        chain.append(seen)
+        seen = seen.__cause__ or seen.__context__
+    if not any(type(e).__name__ == "InterpreterError" for e in chain):
+        return False
+    root = chain[-1]
+    if isinstance(root, NotImplementedError):
+        return True
+    if isinstance(root, AttributeError) and isinstance(getattr(root, "obj", None), int | float):
+        return True
+    return isinstance(root, TypeError | AttributeError) and _raised_in(root).endswith("triton/runtime/interpreter.py")
+
+
+def _raised_in(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else trace.tb_frame.f_code.co_filename

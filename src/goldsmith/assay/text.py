@@ -1,0 +1,150 @@
+"""The report for a terminal: one sentence first, then evidence, the table, notes and what it cost. 80 columns, plain text."""
+
+from __future__ import annotations
+
+import textwrap
+
+from .results import FAIL, REFERENCE_FAULT, RUNGS, Finding, Report, Row
+
+WIDTH = 80
+SHOWN_FINDINGS, SHOWN_ROWS, SHOWN_NOTES = 8, 16, 8
+
+
+def render(report: Report) -> str:
+    """The whole report as text."""
+    parts = [_wrapped(headline(report), hang=6), _counts(report)]
+    if report.findings:
+        parts.append(_findings(report))
+    rows = _worst_rows(report)
+    if rows:
+        parts.append(_table(report, rows))
+    if report.notes:
+        parts.append(_notes(report))
+    parts.append(_cost(report))
+    return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def headline(report: Report) -> str:
+    """The verdict and the weightiest finding in one sentence."""
+    name = report.target or "the target"
+    findings = ranked(report)
+    if report.verdict == REFERENCE_FAULT:
+        return f"REFERENCE FAULT  {name} is not accused: {findings[0].text}"
+    if report.verdict == FAIL:
+        return f"FAIL  {name}: {findings[0].text}"
+    judged = sum(r.state != "not judged" for r in report.rows)
+    sentence = f"PASS  {name}: {judged} results right in {_plural(len(report.cases), 'case')}"
+    return sentence + (f", {_plural(len(findings), 'remark')} on quality" if findings else "")
+
+
+def ranked(report: Report) -> list[Finding]:
+    """Findings, the surest first; those about the golden before all."""
+    return sorted(report.findings, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)))
+
+
+def _counts(report: Report) -> str:
+    where = f"{', '.join(report.dtypes)} on {report.device}, seed {report.seed}"
+    runs = report.environment.get("runs", {})
+    text = f"{where}; {report.seconds:.2f} s, {runs.get('candidate', 0)} candidate runs, {runs.get('golden', 0)} golden runs"
+    return _wrapped(text + (f"; partial: {report.partial}" if report.partial else ""), hang=2)
+
+
+def _findings(report: Report) -> str:
+    findings = ranked(report)
+    lines = ["Findings"]
+    for finding in findings[:SHOWN_FINDINGS]:
+        lines.append(_wrapped(f"  {finding.rung:<11} {finding.probe}: {finding.text} [{finding.case}]", hang=14))
+    hidden = len(findings) - SHOWN_FINDINGS
+    if hidden > 0:
+        lines.append(f"  ... and {hidden} more")
+    return "\n".join(lines)
+
+
+def _worst_rows(report: Report) -> list[Row]:
+    """Rows that are not ok, then for every tensor the plain run that came closest to its bound."""
+    bad = [r for r in report.rows if r.state in ("bad", "quality")]
+    closest: dict[str, Row] = {}
+    for row in report.rows:
+        if row.run == "values" and row.state not in ("bad", "quality"):
+            kept = closest.get(row.tensor)
+            if kept is None or (row.max_over_bound or 0) > (kept.max_over_bound or 0):
+                closest[row.tensor] = row
+    return (bad + list(closest.values()))[:SHOWN_ROWS]
+
+
+def _table(report: Report, rows: list[Row]) -> str:
+    head = ("tensor", "case", "run", "error", "/bound", "/noise", "ulp", "state")
+    cells = [
+        (
+            r.tensor, r.case, r.run, _number(r.max_error), _number(r.max_over_bound), _number(r.rms_over_noise),
+            _number(r.ulp_max), r.state,
+        )
+        for r in rows
+    ]  # fmt: skip
+    numbers = [max(len(c[i]) for c in [head, *cells]) for i in range(3, 8)]
+    room = WIDTH - 2 - sum(numbers) - 7 * 2
+    wanted = [max(len(c[i]) for c in [head, *cells]) for i in range(3)]
+    widths = [*_share(wanted, room), *numbers]
+    lines = [_line(head, widths), *(_line(c, widths) for c in cells)]
+    total = len(report.rows)
+    if total > len(rows):
+        lines.append(f"  {len(rows)} of {total} rows: what failed, and of the rest the closest to its bound")
+    return "\n".join(lines)
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    left = [_clip(c, w).ljust(w) for c, w in zip(cells[:3], widths[:3], strict=True)]
+    right = [c.rjust(w) for c, w in zip(cells[3:7], widths[3:7], strict=True)]
+    return ("  " + "  ".join([*left, *right, cells[7]])).rstrip()
+
+
+def _share(wanted: list[int], room: int) -> list[int]:
+    """Widths for the text columns: what they want, the widest cut first."""
+    widths = list(wanted)
+    while sum(widths) > room and max(widths) > 6:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def _notes(report: Report) -> str:
+    """Notes of the same kind and tensor are said once, with the number of cases."""
+    grouped: dict[tuple[str, str], list] = {}
+    for note in report.notes:
+        grouped.setdefault((note.id, note.tensor), []).append(note)
+    lines = ["Notes"]
+    for (id_, _), notes in list(grouped.items())[:SHOWN_NOTES]:
+        more = f" (and {len(notes) - 1} more)" if len(notes) > 1 else ""
+        lines.append(_wrapped(f"  {id_}: {notes[0].text} [{notes[0].case}]{more}", hang=4))
+    if len(grouped) > SHOWN_NOTES:
+        lines.append(f"  ... and {len(grouped) - SHOWN_NOTES} more kinds")
+    return "\n".join(lines)
+
+
+def _cost(report: Report) -> str:
+    ran = [f"{p.name} {p.seconds:.2f} s" for p in report.probes if p.ran and p.seconds >= 0.005]
+    standing = [p.name for p in report.probes if p.ran and p.seconds < 0.005]
+    skipped = [f"{p.name} ({p.reason})" for p in report.probes if not p.ran]
+    lines = [_wrapped("Probes: " + ", ".join(ran + standing), hang=2)] if ran or standing else []
+    if skipped:
+        lines.append(_wrapped("Not run: " + ", ".join(skipped), hang=2))
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, hang: int) -> str:
+    return "\n".join(
+        textwrap.wrap(text, WIDTH, subsequent_indent=" " * hang, break_on_hyphens=False, drop_whitespace=True)
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
+
+
+def _clip(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(width - 1, 1)] + "…"
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
