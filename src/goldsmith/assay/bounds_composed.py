@@ -73,6 +73,17 @@ def elu(x: Tensor, alpha=1, scale=1, input_scale=1) -> Tensor:
     return torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
 
 
+def glu(x: Tensor, dim: int = -1) -> Tensor:
+    """a sigmoid(b), the halves of x"""
+    a, b = x.chunk(2, dim)
+    return a * torch.sigmoid(b)
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    """min(x, 0) - log(1 + exp(-|x|))"""
+    return torch.clamp(x, max=0) - torch.log1p(torch.exp(-x.abs()))
+
+
 def leaky_relu(x: Tensor, negative_slope=0.01) -> Tensor:
     return torch.where(x > 0, x, x * negative_slope)
 
@@ -99,6 +110,29 @@ def addr(c: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
 
 def trace(x: Tensor) -> Tensor:
     return x.diagonal().sum()
+
+
+def _scores(q: Tensor, k: Tensor, causal: bool, mask, scale) -> tuple[Tensor, float]:
+    """q k^T scale + mask"""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    s = (q @ k.transpose(-1, -2)) * scale
+    if causal:
+        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1), -math.inf)
+    return (s if mask is None else s + mask), scale
+
+
+def attention(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T scale + mask) v, and the logarithm of the softmax's sum"""
+    s, _ = _scores(q, k, is_causal, attn_mask, scale)
+    return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)
+
+
+def attention_backward(g, q, k, v, out, lse, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    """ds = p (g v^T - sum(g out)); dq = ds k scale, dk = ds^T q scale, dv = p^T g"""
+    s, scale = _scores(q, k, is_causal, attn_mask, scale)
+    p = torch.exp(s - lse.unsqueeze(-1))
+    ds = p * (g @ v.transpose(-1, -2) - (g * out).sum(-1, keepdim=True))
+    return ds @ k * scale, ds.transpose(-1, -2) @ q * scale, p.transpose(-1, -2) @ g
 
 
 # ---- what the legal orders need besides: here the error analysis has rules of its own ---------------------------------------
@@ -152,7 +186,10 @@ def vector_norm(x: Tensor, ord=2, dim=None, keepdim=False, *, dtype=None) -> Ten
 COMPOSED: dict[str, Callable] = {
     "var": var, "var_mean": var_mean, "std": std, "native_layer_norm": native_layer_norm,
     "native_group_norm": native_group_norm, "gelu": gelu, "softplus": softplus, "elu": elu, "leaky_relu": leaky_relu,
+    "glu": glu, "log_sigmoid": log_sigmoid,
     "hardtanh": hardtanh, "logaddexp": logaddexp, "tan": tan, "cosh": cosh, "addr": addr, "trace": trace,
+    "_scaled_dot_product_flash_attention_for_cpu": attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
 }  # fmt: skip
 
 REDUCTIONS: dict[str, Callable] = {

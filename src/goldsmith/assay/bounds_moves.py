@@ -25,7 +25,7 @@ EXACT = {
     "resize",
 }  # fmt: skip
 # Constants: judged when they are first read, by how well the compute precision represents them.
-UNSEEN = {"full", "full_like", "new_full", "scalar_tensor", "arange", "linspace", "eye", "tril_indices", "triu_indices"}
+UNSEEN = {"full", "full_like", "new_full", "scalar_tensor", "arange", "eye", "tril_indices", "triu_indices"}
 
 
 def _error_of(m: RunningErrors, x: Tensor) -> Tensor:
@@ -90,6 +90,11 @@ def _copy(m, y, _, source, *__):
 
 def _fill(m, y, _, value):
     return m(value)[1]
+
+
+def _linspace(m, y, start, end, *_, **__):
+    """start + i step, computed in the compute precision"""
+    return 4 * m.u * max(abs(float(start)), abs(float(end)))
 
 
 def _gathered(m, y, weight, index, *_):
@@ -205,7 +210,7 @@ _MOVES = (
 
 RULES: dict[str, Callable] = {
     **{name: moves(name) for name in _MOVES if hasattr(aten, name)},
-    "constant_pad_nd": _pad, "_to_copy": _cast, "copy": _copy, "fill": _fill, "embedding": _gathered,
+    "constant_pad_nd": _pad, "_to_copy": _cast, "copy": _copy, "fill": _fill, "linspace": _linspace, "embedding": _gathered,
     "index_put": _index_put, "_index_put_impl": _index_put, "_unsafe_index_put": _index_put, "index_add": _index_add,
     "scatter_add": _scatter_add, "scatter": _scatter, "scatter_reduce": _scatter_reduce, "index_copy": _index_copy,
     "index_fill": _index_fill, "embedding_dense_backward": _embedding_backward,

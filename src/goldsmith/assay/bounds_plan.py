@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import torch
 from torch._ops import OpOverload
 
 from . import bounds_moves, bounds_rules, bounds_sums
@@ -55,7 +56,9 @@ def plan_of(func: OpOverload) -> Plan:
 
 
 def _decomposition(func: OpOverload) -> Callable | None:
-    """torch's own decomposition, where it is written in aten operators (those in torch._refs end in prims)."""
+    """torch's own composition, where it is written in aten operators (those in torch._refs end in prims)."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return func.decompose
     from torch._decomp import decomposition_table
 
     found = decomposition_table.get(func)

@@ -228,6 +228,22 @@ def _convolution(m, y, x, w, bias, stride, padding, dilation, transposed, output
     return out + total(eb, m.gamma(n) * vb.abs()).view(shape)
 
 
+def _convolution_backward(m, y, grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask):
+    """The two products that convolution_backward makes, each through its own slot, and the sum for the bias."""
+    rest = (None, stride, padding, dilation, transposed, output_padding, groups)
+    call = torch.ops.aten.convolution_backward
+    outputs = grad.numel() // max(grad.shape[1], 1)
+    ex = ew = eb = 0.0
+    if mask[0]:
+        n = w.numel() // (w.shape[0] if transposed else w.shape[1])
+        ex = bilinear(lambda g, v: call(g, x.double(), v, *rest, [True, False, False])[0], m, grad, w, n)
+    if mask[1]:
+        ew = bilinear(lambda g, v: call(g, v, w.double(), *rest, [False, True, False])[1], m, grad, x, outputs)
+    if mask[2]:
+        eb = _sum(m, y[2], grad, [d for d in range(grad.dim()) if d != 1])
+    return ex, ew, eb
+
+
 RULES: dict[str, Callable] = {
     "sum": _sum, "mean": _mean, "prod": _prod, "cumsum": _cumulative, "cumprod": _cumprod,
     "linalg_vector_norm": _norm, "amax": _extremum("amax"), "amin": _extremum("amin"),
@@ -238,4 +254,5 @@ RULES: dict[str, Callable] = {
     "mm": _mm(torch.mm), "bmm": _mm(torch.bmm), "mv": _mm(torch.mv), "dot": _mm(torch.dot), "vdot": _mm(torch.dot),
     "addmm": _addmm(torch.mm), "addmv": _addmm(torch.mv), "baddbmm": _addmm(torch.bmm),
     "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
 }  # fmt: skip

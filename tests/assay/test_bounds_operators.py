@@ -1,0 +1,166 @@
+"""Every operator that a golden is likely to use, forward and backward: it has a rule, and float32 stays within it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from goldsmith.assay.bounds import running_bounds
+from goldsmith.assay.ensemble import legal_runs
+
+F32 = torch.float32
+INDEX = torch.tensor([[0, 2, 1], [4, 4, 3]])
+ROWS = torch.tensor([3, 0, 3, 5, 1])
+MASK = torch.tensor([[True, False, True, True, False, False]] * 5)
+
+
+def written(x):
+    out = torch.empty_like(x)
+    out[:, ::2] = x[:, ::2] / 3
+    out[:, 1::2] = x[:, 1::2].exp()
+    out.mul_(2.5).add_(x[0])
+    return out
+
+
+def accumulated(x):
+    out = torch.zeros(6, 6, dtype=x.dtype)
+    return out.index_add_(0, ROWS, x) + out.clone().index_put_((ROWS,), x / 7, accumulate=True)
+
+
+# name -> f(x, y, p): x, y of shape (5, 6), normal and divided by 3; p the same, positive
+OPERATORS = {
+    "softmax": lambda x, y, p: F.softmax(3 * x, -1),
+    "softmax_first_axis": lambda x, y, p: F.softmax(3 * x, 0),
+    "log_softmax": lambda x, y, p: F.log_softmax(3 * x, -1),
+    "masked_softmax": lambda x, y, p: F.softmax(x.masked_fill(MASK, float("-inf")), -1),
+    "very_negative_mask": lambda x, y, p: F.softmax(x.masked_fill(MASK, -1e30), -1),
+    "added_mask": lambda x, y, p: F.softmax(x + MASK * -1e9, -1),
+    "logsumexp": lambda x, y, p: torch.logsumexp(3 * x, 1),
+    "cross_entropy": lambda x, y, p: F.cross_entropy(3 * x, torch.tensor([0, 5, 2, 2, 1])),
+    "nll_sum": lambda x, y, p: F.cross_entropy(x, torch.tensor([0, 5, -100, 2, 1]), reduction="sum"),
+    "mse": lambda x, y, p: F.mse_loss(x, y),
+    "bce": lambda x, y, p: F.binary_cross_entropy_with_logits(x, torch.sigmoid(y)),
+    "smooth_l1": lambda x, y, p: F.smooth_l1_loss(3 * x, y),
+    "layer_norm": lambda x, y, p: F.layer_norm(x, (6,), p[0], y[0]),
+    "group_norm": lambda x, y, p: F.group_norm(x.reshape(1, 6, 5), 2, p[0], y[0]),
+    "rms_norm": lambda x, y, p: F.rms_norm(x, (6,), p[0], 1e-6),
+    "var": lambda x, y, p: x.var(-1),
+    "std": lambda x, y, p: x.std(),
+    "var_mean": lambda x, y, p: torch.var_mean(x, 0, keepdim=True)[0],
+    "mean": lambda x, y, p: x.mean(),
+    "mean_axis": lambda x, y, p: x.mean(0, keepdim=True),
+    "sum_axes": lambda x, y, p: (x * y).sum((0, 1)),
+    "prod": lambda x, y, p: p.prod(-1),
+    "cumsum": lambda x, y, p: x.cumsum(-1),
+    "cumprod": lambda x, y, p: p.cumprod(0),
+    "norm": lambda x, y, p: torch.linalg.vector_norm(x, dim=-1),
+    "norm_one": lambda x, y, p: x.norm(p=1),
+    "normalize": lambda x, y, p: F.normalize(x, dim=-1),
+    "cosine": lambda x, y, p: F.cosine_similarity(x, y, dim=-1),
+    "amax": lambda x, y, p: x.amax(-1, keepdim=True) - x,
+    "amin": lambda x, y, p: x.amin(),
+    "max_values": lambda x, y, p: x.max(-1).values * x.min(0).values.sum(),
+    "topk": lambda x, y, p: x.topk(2, -1).values,
+    "sort": lambda x, y, p: x.sort(-1, descending=True).values,
+    "maximum": lambda x, y, p: torch.maximum(x, y) + torch.minimum(x, 2 * y),
+    "clamp": lambda x, y, p: x.clamp(-0.2, 0.3) + y.clamp(min=0.1),
+    "where": lambda x, y, p: torch.where(x > y, x * y, torch.exp(y)),
+    "masked": lambda x, y, p: x * (y > 0) + x.masked_fill(y > 0.1, 0.7),
+    "silu": lambda x, y, p: F.silu(x) * y,
+    "gelu": lambda x, y, p: F.gelu(x) + F.gelu(y, approximate="tanh"),
+    "glu": lambda x, y, p: F.glu(x, -1),
+    "softplus": lambda x, y, p: F.softplus(5 * x) + F.logsigmoid(y),
+    "hard": lambda x, y, p: F.hardtanh(x) + F.hardsigmoid(y) + F.hardswish(x),
+    "matmul": lambda x, y, p: x @ y.T @ p,
+    "batched": lambda x, y, p: torch.einsum("bi,bj,ij->bj", x, y, p.T @ p),
+    "linear": lambda x, y, p: F.linear(x, y, p[:, 0]),
+    "outer": lambda x, y, p: torch.outer(x[0], y[1]) + torch.addr(x[0].outer(y[0]), p[0], p[1]),
+    "baddbmm": lambda x, y, p: torch.baddbmm(x[None], (y @ p.T)[None], p[None], beta=0.5, alpha=2.0),
+    "attention": lambda x, y, p: F.scaled_dot_product_attention(x[None, None], y[None, None], p[None, None]),
+    "conv1d": lambda x, y, p: F.conv1d(x[None], y.reshape(2, 5, 3), padding=1),
+    "cat": lambda x, y, p: torch.cat([x, y / 3, p.new_zeros(1, 6)]).exp(),
+    "stack": lambda x, y, p: torch.stack([x, y * p], 1).transpose(0, 2).contiguous(),
+    "chunks": lambda x, y, p: torch.cat([c * i for i, c in enumerate(x.chunk(3, -1), 1)], 0),
+    "select": lambda x, y, p: x[2] * y[:, 3:4] + x[..., -1:],
+    "index": lambda x, y, p: x[[0, 0, 4]] / 3,
+    "gather": lambda x, y, p: x.gather(0, INDEX) * 1.1,
+    "take_along": lambda x, y, p: torch.take_along_dim(x, x.argsort(-1), -1),
+    "index_select": lambda x, y, p: x.index_select(1, torch.tensor([5, 5, 0])) * p[:, :3],
+    "embedding": lambda x, y, p: F.embedding(INDEX, x / 3),
+    "index_add": lambda x, y, p: accumulated(x),
+    "scatter_add": lambda x, y, p: (y * 1.1).scatter_add(0, INDEX, x[:2, :3] / 3),
+    "scatter": lambda x, y, p: (y * 1.1).scatter(0, INDEX[:, :1], x[:2, :1] / 3),
+    "index_put": lambda x, y, p: torch.zeros_like(x).index_put((torch.tensor([1, 3]),), y[:2] / 3),
+    "pad": lambda x, y, p: F.pad(x / 3, (1, 2)),
+    "flip_roll": lambda x, y, p: x.flip(0).roll(2, 1) * 1.1,
+    "tril": lambda x, y, p: (x @ y.T).tril() + (x @ p.T).triu(1),
+    "expand": lambda x, y, p: x[:1].expand(5, 6) * y,
+    "repeat": lambda x, y, p: x.repeat(2, 1) + y.repeat_interleave(2, 0),
+    "unfold": lambda x, y, p: x.unfold(1, 3, 1).sum(-1),
+    "diagonal": lambda x, y, p: torch.diagonal(x, 0, 0, 1) / 3 + torch.diag_embed(y[0, :5]).sum(0),
+    "rope": lambda x, y, p: torch.cat([x[:, :3] * torch.cos(p[:, :3]) - x[:, 3:] * torch.sin(p[:, :3]), x[:, 3:]], -1),
+    "written": lambda x, y, p: written(x),
+    "logs": lambda x, y, p: torch.log(p) + torch.log2(p) + torch.log1p(p) + torch.log10(p),
+    "powers": lambda x, y, p: p**1.5 + p**-0.5 + x**3 + 2**y + p**x,
+    "reciprocals": lambda x, y, p: 1 / p + p.rsqrt() + p.sqrt() + p.reciprocal(),
+    "trigonometric": lambda x, y, p: torch.sin(x) * torch.cos(y) + torch.tanh(x) + torch.erf(y) + torch.atan(x),
+    "sinkhorn": lambda x, y, p: (p / p.sum(-1, keepdim=True)) / (p / p.sum(-1, keepdim=True)).sum(-2, keepdim=True),
+    "nan_to_num": lambda x, y, p: torch.nan_to_num(x / 3),
+    "lerp": lambda x, y, p: torch.lerp(x, y, p) + torch.addcmul(x, y, p) + torch.addcdiv(x, y, p),
+    "logaddexp": lambda x, y, p: torch.logaddexp(x, y),
+}  # fmt: skip
+
+
+def golden(f):
+    """x, y, p come divided by 3, so that every operator sees arguments with an error; results and three gradients."""
+
+    def fn(leaves):
+        own = [leaves[k].requires_grad_() for k in "xyp"]
+        out = f(*(t / 3 for t in own))
+        results = {"out": out}
+        cotangent = leaves["g"][: out.numel()].reshape(out.shape)
+        for name, g in zip("xyp", torch.autograd.grad(out, own, cotangent, allow_unused=True), strict=True):
+            if g is not None:
+                results[f"{name}.grad"] = g
+        return results
+
+    return fn
+
+
+def leaves(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(5, 6, generator=generator) for _ in range(2))
+    g = torch.randn(400, generator=generator)
+    return {"x": x, "y": y, "p": torch.rand(5, 6, generator=generator) * 2 + 0.5, "g": g}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_float32_stays_within_the_bound_forward_and_backward(name):
+    fn, narrow = golden(OPERATORS[name]), leaves()
+    wide = {k: t.double() for k, t in narrow.items()}
+    bounds = running_bounds(fn, {k: t.clone() for k, t in wide.items()}, compute=F32, stores={})
+    with torch.random.fork_rng():
+        plain = {k: t.detach() for k, t in fn({k: t.clone() for k, t in narrow.items()}).items()}
+    runs = [plain, *legal_runs(fn, wide, compute=F32, stores={}, k=5, seed=1)]
+    assert set(bounds) == set(plain)
+    for result, bounded in bounds.items():
+        assert bounded.notes == [], result
+        assert not bool(bounded.open.any()), result
+        largest = torch.zeros_like(bounded.bound)
+        for run in runs:
+            error = (run[result].double() - bounded.value).abs()
+            assert bool((error <= bounded.bound).all()), (result, float((error / bounded.bound).nan_to_num(0).max()))
+            largest = torch.maximum(largest, error)
+        # not vacuous: five tiny runs come within a factor 3000 of the bound somewhere
+        if bool((bounded.bound > 0).any()):
+            assert bool((largest > bounded.bound / 3000)[bounded.bound > 0].any()), result
+
+
+@pytest.mark.parametrize("name", ["softmax", "masked_softmax", "layer_norm", "attention", "index_add", "written", "cat"])
+def test_float64_candidates_have_bounds_too(name):
+    fn = golden(OPERATORS[name])
+    wide = {k: t.double() for k, t in leaves().items()}
+    bounds = running_bounds(fn, {k: t.clone() for k, t in wide.items()}, compute=torch.float64, stores={})
+    for run in legal_runs(fn, wide, compute=torch.float64, stores={}, k=5):
+        for result, bounded in bounds.items():
+            assert bool(((run[result] - bounded.value).abs() <= bounded.bound).all()), result
+            assert bool((bounded.bound < 1e-12).all())
