@@ -91,7 +91,7 @@ class Noise:
         power = float(vector.double().square().sum())
         if not self.usable or power == 0:
             return None
-        members = (self.errors.double() * vector).flatten(1).sum(1) / power
+        members = (self.errors.double() * vector).reshape(len(self.members), -1).sum(1) / power
         independent = float((vector.double() * self.scale).square().sum().sqrt()) / power
         return Direction(vector, power, max(float(members.square().mean().sqrt()), independent))
 
