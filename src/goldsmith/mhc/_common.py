@@ -71,7 +71,9 @@ def check_mixing(
     if _mixing_fits(x, phi, alpha, bias, gamma, head):
         return
     check_streams(op, "x", x)
-    n, dim = x.shape[-2:]
+    n, dim = (
+        int(size) for size in x.shape[-2:]
+    )  # numbers for the patterns, also while a graph with free sizes is traced
     groups, mixes = (1, n) if head else (3, rows(n))
     check_tensor(op, "phi", phi)
     check_dtype(op, "phi", phi, FLOATS)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.op import Op
 from ...core.shapes import check_same_device, check_shapes
-from .._common import check_coefficient, check_mixing, check_numbers, rows
+from .._common import check_coefficient, check_mixing, check_numbers
 
 PRE_BACKWARD = Op(
     "mhc.pre_backward",
@@ -64,10 +64,10 @@ def check(*tensors: Any, pre_eps: float, post_mult: float) -> None:
     x = given["x"]
     check_mixing(op, x, given["phi"], given["alpha"], None, given["gamma"])
     coefficients = {"grad_h_post": "*batch n", "grad_logits": "*batch n n", "inv_rms": "*batch"}
-    coefficients |= {"h_mix": f"*batch {rows(x.shape[-2])}", "h_pre": "*batch n", "h_post": "*batch n"}
+    coefficients |= {"h_mix": "*batch mixes", "h_pre": "*batch n", "h_post": "*batch n"}
     for name in coefficients:
         check_coefficient(op, name, given[name], x)
-    streams = {"x": "*batch n dim", "grad_h_in": "*batch dim", "grad_x_post": "*batch n dim"}
+    streams = {"x": "*batch n dim", "phi": "mixes features", "grad_h_in": "*batch dim", "grad_x_post": "*batch n dim"}
     patterns = streams | coefficients
     check_shapes(op, {name: (given[name], patterns[name]) for name in patterns if given[name] is not None})
     check_same_device(op, given)
