@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from .say import Problem
+from .say import Problem, in_a_paragraph
 
 app = typer.Typer(
     name="goldsmith",
@@ -48,6 +48,7 @@ def root(
 
 
 @app.command()
+@in_a_paragraph
 def verify(
     what: Annotated[
         list[str] | None,
@@ -92,6 +93,7 @@ def verify(
 
 
 @app.command()
+@in_a_paragraph
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -102,6 +104,7 @@ def doctor(
 
 
 @app.command()
+@in_a_paragraph
 def bench(
     what: Annotated[
         list[str] | None,

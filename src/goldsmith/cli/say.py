@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 import textwrap
-from typing import IO, Any
+from collections.abc import Callable
+from typing import Any
 
-import click
+import typer
 from rich.console import Console
 
+USAGE = 2  # exit status: the command cannot be carried out
 
-class Problem(click.ClickException):
-    """Something that the user can put right: printed as one paragraph without a traceback, exit status 2."""
 
-    exit_code = 2
+class Problem(Exception):
+    """Something that the user can put right."""
 
-    def show(self, file: IO[Any] | None = None) -> None:
-        width = min(shutil.get_terminal_size((100, 24)).columns, 100)
-        # long names (paths, lists of operators) may stand alone on a line, but are never cut
-        text = textwrap.fill(self.message, width, break_long_words=False, break_on_hyphens=False)
-        click.echo(text, file=file or sys.stderr)
+
+def in_a_paragraph(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command whose `Problem`s are printed as one paragraph, without a traceback, with exit status 2."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except Problem as problem:
+            width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+            # long names (paths, lists of operators) may stand alone on a line, but are never cut
+            text = textwrap.fill(str(problem), width, break_long_words=False, break_on_hyphens=False)
+            typer.echo(text, err=True)
+            raise typer.Exit(USAGE) from None
+
+    return wrapped
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from ... import __version__
 from ..say import Problem, console, duration
 from . import show
@@ -91,6 +93,8 @@ def run(request: Request, *, html: Path | None = None, json_to: str | None = Non
     for remark in outcome.remarks:
         out.print(f"[dim]{remark}[/]")
     out.print(show.matrix(entries, hows))
+    for line in show.remarks(entries):
+        out.print(f"\n[dim]{escape(line)}[/]")
     show.failures(out, entries)
     out.print()
     out.print(show.conclusion(entries, outcome.seconds))

@@ -118,12 +118,8 @@ def _fewer(report: Report) -> dict[str, Any]:
 def crash_report(proof: Proof, case: str, dtype: str, died: Died) -> Report:
     """The death of the process as evidence: CERTAIN, with the signal and the frame that it came from."""
     text = f"the process ended {died.how} while the candidate ran"
-    if died.frame:
-        text += f", at {died.frame}"
-    lines = [line for line in died.words.splitlines() if line.strip()]
-    loud = [line for line in lines if not line.startswith((" ", "Thread", "Current thread", "Extension modules"))]
-    if loud:
-        text += f"; its last words: {loud[-1].strip()[:200]!r}"
+    text += f", {died.frame}" if died.frame else ""
+    text += f"; its last line: {died.last_line!r}" if died.last_line else ""
     finding = Finding(CERTAIN, "process", "", None, None, None, text, case)
     return Report(proof.name, FAIL, findings=[finding], cases=[case], dtypes=[dtype], device=proof.device)
 

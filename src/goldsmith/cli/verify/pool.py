@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -30,12 +31,20 @@ class Died:
     @property
     def frame(self) -> str:
         """The innermost frame outside torch, triton and goldsmith that faulthandler saw, or nothing."""
-        for line in self.words.splitlines():
-            line = line.strip()
-            own = any(part in line for part in ("site-packages", "/goldsmith/", "<frozen", "lib/python3"))
-            if line.startswith('File "') and not own:
-                return line
+        for path, line, function in _FRAME.findall(self.words):
+            if not any(part in path for part in ("site-packages", "/goldsmith/", "<frozen", "lib/python3")):
+                return f"in {function} ({path}, line {line})"
         return ""
+
+    @property
+    def last_line(self) -> str:
+        """What it last said of its own accord: not faulthandler's report."""
+        said = self.words.partition("Fatal Python error")[0] or self.words
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        return "" if not lines or lines[-1].startswith("Fatal Python error") else lines[-1][:200]
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 
 class WorkersFailed(RuntimeError):
@@ -131,7 +140,7 @@ class Pool:
         """One request, answered by the first worker; raises WorkersFailed when it dies over it."""
         for _, reply in self.run([message]):
             if isinstance(reply, Died):
-                raise WorkersFailed(f"ended {reply.how}. {_last_line(reply.words)}")
+                raise WorkersFailed(_epitaph(reply))
             return reply
         raise WorkersFailed("no worker answered")
 
@@ -154,7 +163,7 @@ class Pool:
                 self.workers.remove(worker)
                 died = worker.obituary()
                 if worker.job is None and not worker.ready:
-                    raise WorkersFailed(f"ended {died.how} before it could work. {_last_line(died.words)}")
+                    raise WorkersFailed(_epitaph(died))
                 if worker.job is None:
                     continue
                 job, worker.job = worker.job, None
@@ -173,6 +182,7 @@ class Pool:
         return [w.job for w in self.workers if w.job is not None]
 
 
-def _last_line(words: str) -> str:
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
-    return lines[-1] if lines else "It said nothing."
+def _epitaph(died: Died) -> str:
+    where = f", {died.frame}" if died.frame else ""
+    said = died.last_line
+    return f"ended {died.how}{where}. " + (f"Its last line: {said}" if said else "It said nothing more.")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...assay.html.view import Entry, case_states, number, worst_ratio
-from ...assay.results import QUALITY, Report
+from ...assay.results import QUALITY
 from ..say import count, duration
 from .merge import CANNOT_RUN, Proof
 
@@ -83,14 +83,13 @@ def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
     table.add_column("cases", justify="right", no_wrap=True)
     table.add_column("error / bound", justify="right", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
     last = ""
     for entry in entries:
         operator = "" if entry.operator == last else f"[bold]{escape(entry.operator)}[/]"
         last = entry.operator
         backend = escape(entry.backend) + (f" [dim]({hows[entry.name]})[/]" if hows.get(entry.name) else "")
         if entry.report is None:
-            table.add_row(operator, backend, WORDS["absent"], "", "", "", f"[dim]{escape(entry.reason)}[/]")
+            table.add_row(operator, backend, WORDS["absent"], "", "", "")
             continue
         states = case_states(entry.report)
         right = sum(s in ("ok", "quality") for s in states.values())
@@ -102,27 +101,37 @@ def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
             f"{right}/{len(states) - absent}",
             number(worst_ratio(entry.report)),
             duration(entry.report.seconds),
-            f"[dim]{escape(remark(entry.report))}[/]",
         )
     return table
 
 
-def remark(report: Report) -> str:
-    """The last column: what a pass carries with it, in a few words."""
-    parts = []
-    poor = sum(f.rung == QUALITY for f in report.findings)
+def remarks(entries: Sequence[Entry]) -> list[str]:
+    """The lines below the matrix: what could not run and why, each reason once, and what a pass carries with it."""
+    reasons: dict[str, list[str]] = {}
+    notes: dict[str, int] = {}
+    poor = 0
+    for entry in entries:
+        if entry.report is None:
+            reasons.setdefault(entry.reason, []).append(entry.name)
+            continue
+        poor += any(f.rung == QUALITY for f in entry.report.findings)
+        skipped: dict[str, int] = {}
+        for note in entry.report.notes:
+            if note.id == CANNOT_RUN:
+                skipped[note.text] = skipped.get(note.text, 0) + 1
+        for name in {n.id for n in entry.report.notes} - {CANNOT_RUN}:
+            notes[name] = notes.get(name, 0) + 1
+        for reason, times in skipped.items():
+            reasons.setdefault(reason, []).append(f"{entry.name}, {count(times, 'case')}")
+    lines = [f"Not run: {reason} ({'; '.join(names)})" for reason, names in reasons.items()]
     if poor:
-        parts.append(count(poor, "quality remark"))
-    ids: dict[str, int] = {}
-    for note in report.notes:
-        ids[note.id] = ids.get(note.id, 0) + 1
-    skipped = ids.pop(CANNOT_RUN, 0)
-    parts += [name.replace("_", " ") for name in ids]
-    if skipped:
-        parts.append(f"{count(skipped, 'case')} not for this backend")
-    if report.partial:
-        parts.append(report.partial)
-    return ", ".join(parts)
+        lines.append(
+            f"Right, but worse than an honest implementation would be: {count(poor, 'proof')} (see the report)"
+        )
+    if notes:
+        listed = ", ".join(f"{name.replace('_', ' ')} ({number})" for name, number in sorted(notes.items()))
+        lines.append(f"Notes, nobody's fault, by number of proofs: {listed}")
+    return lines
 
 
 def failures(console: Console, entries: Sequence[Entry]) -> None:
