@@ -44,7 +44,7 @@ def trained(text, tmp_path_factory) -> dict:
     """One small run of everything: both models, two seeds, two inits, JSON and picture."""
     folder = tmp_path_factory.mktemp("trained")
     files = ("--json", str(folder / "lm.json"), "--plot", str(folder / "lm.svg"))
-    options = ("--text", str(text), "--steps", "12", "--seeds", "2", "--init", "deepseek", "small", *files)
+    options = ("--text", str(text), "--steps", "6", "--seeds", "2", "--init", "deepseek", "small", *files)
     code, out, err = run(*SMALL, *options)
     assert code == 0, err
     result = json.loads((folder / "lm.json").read_text())
@@ -55,7 +55,7 @@ def test_the_json_has_both_models_with_one_loss_a_step(trained):
     result = trained["result"]
     for name in ("mhc", "plain"):
         assert result[name].keys() >= RUN_KEYS
-        assert len(result[name]["loss"]) == 12
+        assert len(result[name]["loss"]) == 6
         assert result[name]["val_loss"] == result[name]["val_curve"][-1][1]
         assert result[name]["params"] > 0 and result[name]["tokens_per_s"] > 0 and result[name]["peak_bytes"] > 0
     assert 2.5 < result["unigram_nats"] < 5.6  # of English letters, below that of 256 equally frequent bytes
@@ -76,7 +76,7 @@ def test_the_two_models_start_from_the_same_loss_because_their_shared_weights_ar
 
 
 def test_progress_table_and_sample_are_printed(trained):
-    assert "step 12/12" in trained["err"] and "tokens/s" in trained["err"] and "s left" in trained["err"]
+    assert "step 6/6" in trained["err"] and "tokens/s" in trained["err"] and "s left" in trained["err"]
     for word in ("validation", "unigram", "mhc (deepseek)", "plain", "minus plain", "goes on"):
         assert word in trained["out"]
 
@@ -99,7 +99,7 @@ def test_a_second_run_repeats_bit_for_bit(trained, tmp_path):
 
 
 def test_recompute_gives_the_same_losses(trained, text, tmp_path):
-    options = ("--text", str(text), "--steps", "12", "--residual", "mhc", "--recompute")
+    options = ("--text", str(text), "--steps", "6", "--residual", "mhc", "--recompute")
     code, _, err = run(*SMALL, *options, "--json", str(tmp_path / "lm.json"))
     assert code == 0, err
     assert json.loads((tmp_path / "lm.json").read_text())["mhc"]["loss"] == trained["result"]["mhc"]["loss"]

@@ -18,7 +18,7 @@ bounds_sums.py (reductions and products) and bounds_moves.py (data movement and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -99,9 +99,10 @@ def _run(fn, leaves, compute, stores, dot, careful) -> tuple[dict[str, Bounded],
     if dot not in ("ieee", "tf32"):
         raise ValueError(f"unknown dot {dot!r}; known: ieee, tf32")
     mode = RunningErrors(compute, dot, careful)
+    leaves = {name: t.detach().clone() for name, t in leaves.items()}  # a golden that writes on them harms nobody
     with default_dtype(torch.float64), threads_for(leaves):
         with mode:
-            results = fn(dict(leaves))
+            results = fn(leaves)
         return _collect(mode, results, compute, stores)
 
 
@@ -112,7 +113,8 @@ def _collect(mode, results, compute, stores) -> tuple[dict[str, Bounded], bool]:
         error = mode.error_of(value)
         dtype = stores.get(name, compute)
         bound = torch.zeros_like(value, dtype=torch.float64) + error
-        bound = bound + _store_error(value, bound, dtype)
+        if not mode.is_stored(value, dtype):
+            bound = bound + _store_error(value, bound, dtype)
         if compute == torch.float64:
             bound = 2 * bound  # the golden itself rounds in the same precision
         bad = torch.isnan(bound)
@@ -137,6 +139,7 @@ class _Twin:
     storage: StorageWeakRef  # a weak reference also keeps the address from being used again
     error: Tensor | None
     notes: frozenset[str]
+    stores: set[tuple] = field(default_factory=set)  # the views whose error holds the rounding of a store already
 
 
 class RunningErrors(TorchDispatchMode):
@@ -182,11 +185,16 @@ class RunningErrors(TorchDispatchMode):
         return self._twin(t).notes | self.poisoned
 
     def on_store(self, value: Tensor, dtype: torch.dtype) -> Tensor:
-        """Adds the rounding of a store to the twin of `value`."""
-        error = self.error_of(value)
-        full = torch.zeros_like(value, dtype=torch.float64) + error
-        self._write(value.detach(), full + _store_error(value.detach(), full, dtype), frozenset())
+        """Adds the rounding of a store to the twin of `value`, once."""
+        if not self.is_stored(value, dtype):
+            error = self.error_of(value)
+            full = torch.zeros_like(value, dtype=torch.float64) + error
+            self._write(value.detach(), full + _store_error(value.detach(), full, dtype), frozenset())
+            self._twin(value).stores.add(_view_key(value, dtype))
         return value
+
+    def is_stored(self, value: Tensor, dtype: torch.dtype) -> bool:
+        return _view_key(value, dtype) in self._twin(value).stores
 
     # ---- dispatch ---------------------------------------------------------------------------------------------------
 
@@ -279,6 +287,7 @@ class RunningErrors(TorchDispatchMode):
         """An overwritten region of a storage that may hold more than `t`."""
         twin = self._twin(t)
         twin.notes = twin.notes | notes
+        twin.stores.clear()
         if twin.error is None:
             if isinstance(error, float) and error == 0.0:
                 return
@@ -344,6 +353,10 @@ class RunningErrors(TorchDispatchMode):
             self._scalars[x] = abs(x - float(torch.tensor(x, dtype=self.compute)))
         gap = self._scalars[x]
         return gap if gap < float("inf") else 0.0
+
+
+def _view_key(t: Tensor, dtype: torch.dtype) -> tuple:
+    return (t.storage_offset(), t.shape, t.stride(), dtype)
 
 
 def _tensors(args, kwargs):

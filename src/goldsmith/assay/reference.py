@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from . import bounds, ensemble, golden, ladder
-from .binding import bind
 from .run import Material, Run, aliases, name_gradients, name_results
 from .stage import Tracer, listening
 
@@ -59,7 +58,7 @@ class References:
             for name in wanted:
                 placed[name].requires_grad_(target.golden_backward is None)
             supply = {**placed, **self.material.scalars}
-            named = self._named(bind("golden", target.golden, supply)(supply))
+            named = self._named(target.bound("golden", supply)(supply))
             named = {n: self._store(n, t) for n, t in named.items()}
             self.outputs = tuple(f"saved.{n}" if n in target.saved else n for n in named)
             if gradients:
@@ -94,7 +93,7 @@ class References:
         cotangents = {f"grad_{n}": leaves[f"grad_{n}"] for n in sent}
         if target.golden_backward is not None:
             names = {**supply, **tracer.records, **named, **cotangents}
-            result = bind("golden_backward", target.golden_backward, names)(names)
+            result = target.bound("golden_backward", names)(names)
             grads = name_gradients(result, wanted, "golden_backward")
             missing = {n: torch.zeros_like(supply[n]) for n, g in grads.items() if g is None}
             return {f"{n}.grad": missing.get(n, g) for n, g in grads.items()}
@@ -116,7 +115,9 @@ class References:
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
-        """The golden in float64, plainly."""
+        """The golden in float64."""
+        if "bounded" in self.__dict__:
+            return {n: b.value for n, b in self.bounded.items()}
         self._count("plain")
         with _blaming_the_golden(), golden.default_dtype(torch.float64):
             return self.evaluate(self.leaves)
@@ -124,7 +125,9 @@ class References:
     @cached_property
     def shared(self) -> set[tuple[str, str]]:
         """Results of the golden that share memory with one another or with an input: views, which a candidate may return too."""
-        results = {n: self.values[n] for n, _, _ in self.run.results() if n in self.values}
+        with _blaming_the_golden(), golden.default_dtype(torch.float64):
+            values = self.evaluate(self.leaves)
+        results = {n: values[n] for n, _, _ in self.run.results() if n in values}
         return aliases(results, {n: self.leaves[n] for n in self.material.inputs})
 
     @cached_property

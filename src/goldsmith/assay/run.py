@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .binding import bind
 from .memory import NAN_FILL, Arena, Hit, Poison
 from .results import TargetError
 from .stage import Tracer, listening
@@ -141,11 +140,10 @@ def execute(material: Material, how: How | None = None) -> Run:
         target.reset()
     arena = Arena(how.fill)
     tracer = Tracer(substitute=how.substitute, debug=how.debug)
-    torch.manual_seed(material.seed)
-    with _threads(how.threads):
+    _seed(material)
+    with _threads(how.threads), listening(tracer):
         try:
-            with listening(tracer), Poison(arena):
-                _forward_and_backward(material, how, arena, tracer, run)
+            _forward_and_backward(material, how, arena, tracer, run)
             _synchronise(material.device)
         except TargetError:
             raise
@@ -157,6 +155,13 @@ def execute(material: Material, how: How | None = None) -> Run:
     return run
 
 
+def _seed(material: Material) -> None:
+    """Candidates that draw (dropout) repeat from run to run. (`torch.manual_seed` formats a stack trace at every call.)"""
+    torch.default_generator.manual_seed(material.seed)
+    if material.device.type == "cuda":
+        torch.cuda.manual_seed(material.seed)
+
+
 def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tracer, run: Run) -> None:
     target = material.target
     wanted = target.wanted_grads(material.inputs) if target.backward is not None and how.backward else ()
@@ -165,7 +170,8 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
         for name in wanted:
             placed[name].requires_grad_()
     supply = {**{n: _passed(n, t, target) for n, t in placed.items()}, **material.scalars}
-    named = name_results(bind("candidate", target.candidate, supply)(supply), target.outputs)
+    with Poison(arena):
+        named = name_results(target.bound("candidate", supply)(supply), target.outputs)
     run.saved = tuple(n for n in named if n in target.saved)
     run.live = {_label(n, target): t.detach() for n, t in named.items()}
     run.outputs = {n: t.clone() for n, t in run.live.items()}
@@ -181,9 +187,10 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
         placed[f"grad_{name}"] = arena.place(f"grad_{name}", sent, how.layouts.get(f"grad_{name}"))
     step = _autograd if target.backward == "auto" else _own_backward
     call = step(material, supply, placed, named, visible, wanted, tracer, how.twice)
-    run.grads = call(run)
-    if how.twice:
-        run.again = call(Run())
+    with Poison(arena):
+        run.grads = call(run)
+        if how.twice:
+            run.again = call(Run())
     for name, tensor in run.live.items():
         different = _bytes_differ(tensor, run.outputs[name])
         if different is not None:
@@ -225,7 +232,7 @@ def _own_backward(material, supply, placed, named, visible, wanted, tracer, twic
     names = {**supply, **named, **{f"grad_{n}": placed[f"grad_{n}"] for n in visible}}
 
     def step(run: Run) -> dict[str, Tensor | None]:
-        result = bind("backward", target.backward, names)(names)
+        result = target.bound("backward", names)(names)
         return {f"{n}.grad": g for n, g in name_gradients(result, wanted, "backward").items()}
 
     return step

@@ -30,7 +30,7 @@ DEFAULT = (
     Probe("second_call", "again on dirty memory; other inputs and back; backward twice", second_call.run),
     Probe("layouts", "inputs and output gradients strided, offset, expanded", layouts.run),
     Probe("repeats", "three repeats, and another number of threads", repeats.run),
-    Probe("scaling", "2^12 and 2^-12; NaN, Inf, zeros, equal values, an offset", scaling.run),
+    Probe("scaling", "2^12 and 2^-12; zeros, equal values, an offset; NaN, Inf", scaling.run),
     Probe("taint", "first, last and a random slice of each axis", taint.run),
     Probe("float32", "16-bit targets also with float32 inputs", None),
 )

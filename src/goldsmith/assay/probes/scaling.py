@@ -1,4 +1,4 @@
-"""Other magnitudes: inputs times 2^12 and 2^-12, NaN, Inf, zeros, all equal, and with a large offset.
+"""Other magnitudes: inputs times 2^12 and 2^-12, zeros and equal values, a large offset, one NaN, one Inf.
 
 Finds absolute epsilons, a softmax without its maximum, swallowed NaN, cancellation that a two-pass sum avoids. What the
 golden itself cannot hold in compute precision is not asked of the candidate.
@@ -28,8 +28,7 @@ def run(session: Session) -> None:
         return
     for exponent in (12, -12):
         _held(session, f"scale:2^{exponent}", lambda t, e=exponent: _scaled(t, e))
-    _held(session, "values:zero", torch.zeros_like)
-    _held(session, "values:equal", lambda t: t.flatten()[0].expand(t.shape).contiguous())
+    _held(session, "values:flat", _flat)
     _held(session, "values:offset", lambda t: t + OFFSET)
     _special(session, "values:nan", float("nan"), torch.isnan)
     _special(session, "values:inf", float("inf"), lambda t: ~torch.isfinite(t))
@@ -45,6 +44,14 @@ def _scaled(t: Tensor, exponent: int) -> Tensor:
     while exponent > 0 and top * 2.0**exponent > torch.finfo(t.dtype).max / 4:
         exponent -= 1
     return t * 2.0**exponent
+
+
+def _flat(t: Tensor) -> Tensor:
+    """All elements equal, but for the first index of the first axis, where they are zero."""
+    flat = t.flatten()[0].expand(t.shape).contiguous()
+    if flat.dim() and len(flat) > 1:
+        flat[0] = 0
+    return flat
 
 
 def _changed(session: Session, change: Callable[[Tensor], Tensor]) -> Material:

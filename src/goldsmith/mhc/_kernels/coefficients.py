@@ -16,14 +16,14 @@ from .finish import finish_tokens
 from .launch import power_of_2, run
 from .numerics import sigmoid
 
-BLOCK_T = 32
+BLOCK_T = 16
 
 
 @triton.jit
 def gather(part_ptr, row, T, t_index, mask, stride_slice, SLICES: tl.constexpr):
     """Row `row` of the partial sums, slices added in order."""
     total = tl.load(part_ptr + row * T + t_index, mask=mask, other=0.0)
-    for s in range(1, SLICES):
+    for s in tl.static_range(1, SLICES):  # unrolled: the loads of all slices are in flight together
         total += tl.load(part_ptr + s * stride_slice + row * T + t_index, mask=mask, other=0.0)
     return total
 
@@ -90,7 +90,7 @@ def coefficients_forward(part: Tensor, alpha: Tensor, bias: Tensor, n: int, K: i
         _coefficients_fwd_kernel, (triton.cdiv(T, BLOCK_T),),
         part, alpha, bias, out["h_pre"], out.get("h_post", absent), out.get("h_res", absent), out["inv_rms"], out["h_mix"],
         out.get("logits", absent), T, rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, K,
-        n, power_of_2(n), count, full, sinkhorn, logits, BLOCK_T, num_warps=2,
+        n, power_of_2(n), count, full, sinkhorn, logits, BLOCK_T, num_warps=1,
     )  # fmt: skip
     return out
 
@@ -193,7 +193,7 @@ def coefficients_backward(dh_pre: Tensor | None, dh_post: Tensor | None, dh_res:
         out["dm"], out["kappa"], out["h_pre"], sums, out.get("dlogits", absent), scratch, T,
         pre_eps, post_mult, iterations, sinkhorn_eps, K,
         n, power_of_2(n), full, sinkhorn, dh_pre is not None, dh_post is not None, dh_res is not None, dlogits, BLOCK_T,
-        num_warps=2,
+        num_warps=1,
     )  # fmt: skip
     out["dbias"], out["dalpha"] = finish_tokens(sums, n, alpha, bias)
     return out

@@ -14,9 +14,10 @@ from ...assay.stage import stage, tracing
 from .coefficients import coefficients_backward, coefficients_forward
 from .collapse import collapse, collapse_dots
 from .finish import finish_phi
+from .gradient import stream_gradient
 from .launch import dense, narrow, narrow_n, streams
 from .project import project
-from .project_backward import project_backward
+from .psi import partial_psi
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
@@ -33,21 +34,25 @@ def shaped(x: Tensor, found: dict[str, Tensor], names: tuple[str, ...]) -> tuple
 
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, collapsed: bool, output: str = "h_in",
-    part: Tensor | None = None, **options: Any,
+    names: dict[str, str] | None = None, **options: Any,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Every result over tokens, for x [T, n, D]; `part` are the projection's sums where another kernel already made them."""
+    """Every result over tokens, for x [T, n, D].
+
+    `names` renames stages (`boundary` calls the next connection's h_post `h_post_next`).
+    """
+    called = names or {}
     n, K = x.shape[1], x.shape[1] * x.shape[2]
     gamma = None if gamma is None else gamma.reshape(-1).contiguous()
-    part = project(x, phi.contiguous(), gamma) if part is None else part
+    part = project(x, phi.contiguous(), gamma)
     traced = tracing("h_res_logits") or tracing("h_pre")
     found = coefficients_forward(part, alpha, bias, n, K, logits=traced, **options)
     for name in ("inv_rms", "h_mix", "h_pre", "h_post"):
         if name in found:
-            found[name] = stage(name, found[name])
+            found[name] = stage(called.get(name, name), found[name])
     if traced and "h_res" in found:
         stage("h_res_logits", found["logits"][:, 2 * n :].unflatten(-1, (n, n)))
     if "h_res" in found and options.get("sinkhorn", True):
-        found["h_res"] = stage("h_res", found["h_res"])
+        found["h_res"] = stage(called.get("h_res", "h_res"), found["h_res"])
     if collapsed:
         found[output] = stage(output, collapse(x, found["h_pre"]))
     return found
@@ -87,18 +92,18 @@ def backward(
     flat_gamma = None if gamma is None else gamma.reshape(-1).contiguous()
     dh_pre = stage("dh_pre", collapse_dots(x, u)) if u is not None else h_pre
     found = coefficient_gradients(tensors, options, x, dh_pre, h_post, h_res)
-    dx, psi = project_backward(
+    dx = stream_gradient(
         x, found["dm"], found["kappa"], phi, flat_gamma, u=u, h_pre=found["h_pre"],
         grad=None if grad is None else streams(grad), h_res=None if mixing is None else dense(mixing, T, n, n),
         orientation=orientation,
     )  # fmt: skip
-    return {"x": stage("dx", dx.reshape(tensors["x"].shape)), **parameter_gradients(tensors, psi, found)}
+    return {"x": stage("dx", dx.reshape(tensors["x"].shape)), **parameter_gradients(tensors, x, found)}
 
 
-def parameter_gradients(tensors: dict, psi: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """dphi and dgamma from the partial sums Psi, beside dalpha and dbias."""
+def parameter_gradients(tensors: dict, x: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """dphi and dgamma from Psi = dm^T X, beside dalpha and dbias; x is [T, n, D]."""
     phi, gamma = tensors["phi"].contiguous(), tensors.get("gamma")
-    dphi, dgamma = finish_phi(psi, phi, None if gamma is None else gamma.contiguous())
+    dphi, dgamma = finish_phi(partial_psi(x, found["dm"]), phi, None if gamma is None else gamma.contiguous())
     out = {"phi": stage("dphi", dphi), "alpha": found["dalpha"], "bias": found["dbias"]}
     if dgamma is not None:
         out["gamma"] = stage("dgamma", dgamma)

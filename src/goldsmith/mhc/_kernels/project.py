@@ -1,7 +1,7 @@
 """mix[t, m] = sum_k x[t, k] gamma[k] phi[m, k]  and  sum_k x[t, k]^2, as partial sums over slices of D.
 
 One program takes BLOCK_T tokens and one slice, all streams of it; the slices are added in order by whoever reads them.
-Bytes: x once (N*D a token) and phi once per BLOCK_T tokens from the L2 cache.
+Bytes: x once (N*D a token), and phi once per BLOCK_T tokens from the L2 cache.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import INTERPRET, PARTS, SLICE_D, power_of_2, run, slices
-from .numerics import dot
+from .numerics import dot, split
 
 
 @triton.jit
-def load_phi(
-    phi_ptr, gamma_ptr, stream, d, M, D: tl.constexpr, N: tl.constexpr, MP: tl.constexpr, HAS_GAMMA: tl.constexpr
-):
+def load_phi(phi_ptr, gamma_ptr, stream, d, M, D: tl.constexpr, N: tl.constexpr, MP: tl.constexpr,
+             HAS_GAMMA: tl.constexpr):
     """phi[:, stream, d] * gamma[stream, d] in float32, zero beyond M and D: [MP, BLOCK_D]."""
     m = tl.arange(0, MP)
     inside = (m < M)[:, None] & (d < D)[None, :]
@@ -27,15 +26,6 @@ def load_phi(
         gamma = tl.load(gamma_ptr + stream * D + d, mask=d < D, other=0.0).to(tl.float32)
         phi = phi * gamma[None, :]
     return phi
-
-
-@triton.jit
-def store_partial(part_ptr, acc, squares, t, s, T, M, MP: tl.constexpr):
-    """Slice s of [slice, M + 1, T]: the mixes, then the squares; tokens innermost, because one lane reads one token."""
-    m = tl.arange(0, MP)
-    base = part_ptr + s.to(tl.int64) * (M + 1) * T
-    tl.store(base + m[None, :] * T + t[:, None], acc, mask=(t < T)[:, None] & (m < M)[None, :])
-    tl.store(base + M * T + t, squares, mask=t < T)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -57,7 +47,57 @@ def _project_kernel(
         acc = dot(x, tl.trans(phi), acc, X_PARTS, 3, INTERPRET)
         wide = x.to(tl.float32)
         squares += tl.sum(wide * wide, axis=1)
-    store_partial(part_ptr, acc, squares, t, s, T, M, MP)
+    m = tl.arange(0, MP)
+    base = part_ptr + s.to(tl.int64) * (M + 1) * T
+    tl.store(base + m[None, :] * T + t[:, None], acc, mask=(t < T)[:, None] & (m < M)[None, :])
+    tl.store(base + M * T + t, squares, mask=t < T)
+
+
+@triton.jit
+def _split_phi_kernel(phi_ptr, gamma_ptr, planes_ptr, M, K, MP: tl.constexpr, HAS_GAMMA: tl.constexpr,
+                      BLOCK_K: tl.constexpr):  # fmt: skip
+    m = tl.program_id(1)
+    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    phi = tl.load(phi_ptr + m * K + k, mask=(k < K) & (m < M), other=0.0).to(tl.float32)
+    if HAS_GAMMA:
+        phi = phi * tl.load(gamma_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+    hi, mid, lo = split(phi, 3)
+    tl.store(planes_ptr + m * K + k, hi, mask=k < K)
+    tl.store(planes_ptr + (MP + m) * K + k, mid, mask=k < K)
+    tl.store(planes_ptr + (2 * MP + m) * K + k, lo, mask=k < K)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _project_planes_kernel(
+    x_ptr, planes_ptr, part_ptr, stride_xt, stride_xn, T,
+    M, D: tl.constexpr, N: tl.constexpr, MP: tl.constexpr, ROWS: tl.constexpr, SLICE_D: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """bfloat16 streams: phi comes split into bfloat16 planes [3 * MP, K], and one product takes all three."""
+    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    s = tl.program_id(1)
+    rows = x_ptr + t.to(tl.int64)[:, None] * stride_xt
+    r = tl.arange(0, ROWS)
+    acc = tl.zeros((BLOCK_T, ROWS), tl.float32)
+    squares = tl.zeros((BLOCK_T,), tl.float32)
+    for step in range(0, (SLICE_D // BLOCK_D) * N):
+        stream = step % N
+        d = s * SLICE_D + (step // N) * BLOCK_D + tl.arange(0, BLOCK_D)
+        if EVEN:
+            x = tl.load(rows + stream * stride_xn + d[None, :], mask=(t < T)[:, None], other=0.0)
+            phi = tl.load(planes_ptr + r[:, None] * (N * D) + (stream * D + d)[None, :], mask=(r < 3 * MP)[:, None], other=0.0)
+        else:
+            x = tl.load(rows + stream * stride_xn + d[None, :], mask=(t < T)[:, None] & (d < D)[None, :], other=0.0)
+            phi = tl.load(planes_ptr + r[:, None] * (N * D) + (stream * D + d)[None, :],
+                          mask=(r < 3 * MP)[:, None] & (d < D)[None, :], other=0.0)
+        acc = tl.dot(x, tl.trans(phi), acc)
+        wide = x.to(tl.float32)
+        squares += tl.sum(wide * wide, axis=1)
+    m = tl.arange(0, MP)
+    total = tl.sum(tl.reshape(acc, (BLOCK_T, ROWS // MP, MP)), axis=1)
+    base = part_ptr + s.to(tl.int64) * (M + 1) * T
+    tl.store(base + m[None, :] * T + t[:, None], total, mask=(t < T)[:, None] & (m < M)[None, :])
+    tl.store(base + M * T + t, squares, mask=t < T)
 
 
 def project(x: Tensor, phi: Tensor, gamma: Tensor | None) -> Tensor:
@@ -68,7 +108,7 @@ def project(x: Tensor, phi: Tensor, gamma: Tensor | None) -> Tensor:
     block_t, block_d = 128, 64
     run(
         _project_kernel, (triton.cdiv(T, block_t), slices(D)),
-        x, phi, gamma, part, x.stride(0), x.stride(1), T, M, D, N, power_of_2(M, 16), SLICE_D, PARTS[x.dtype],
-        gamma is not None, INTERPRET, block_t, block_d, num_warps=8, num_stages=4,
+        x, phi, phi if gamma is None else gamma, part, x.stride(0), x.stride(1), T, M, D, N, power_of_2(M, 16), SLICE_D,
+        PARTS[x.dtype], gamma is not None, INTERPRET, block_t, block_d, num_warps=8, num_stages=4,
     )  # fmt: skip
     return part

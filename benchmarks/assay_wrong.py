@@ -1,0 +1,47 @@
+"""Wrong kernels in plain torch, and right twins of the tricky ones: what `assay.check` must catch, and must leave alone.
+
+Ids M.. and G.. are those of the fault catalogue; W.. are further ones. Every entry makes a fresh `assay.Target`, since some
+kernels keep state between calls, which is their fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from goldsmith import assay
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One kernel: id, host, what is wrong with it in words, how to make its target, and whether it is wrong at all."""
+
+    id: str
+    host: str
+    what: str
+    target: Callable[[], assay.Target]
+    right: bool = False
+    fault: str = "fail"  # the verdict a wrong kernel must get: "fail", or "reference_fault" for a golden that is at fault
+
+
+KERNELS: list[Wrong] = []
+
+
+def wrong(id: str, host: str, what: str, *, right: bool = False, fault: str = "fail"):
+    """Registers a function that returns a target."""
+
+    def register(make: Callable[[], assay.Target]) -> Callable[[], assay.Target]:
+        KERNELS.append(Wrong(id, host, what, make, right, fault))
+        return make
+
+    return register
+
+
+def load() -> list[Wrong]:
+    """Every kernel, in the order of the files."""
+    if not KERNELS:
+        import assay_wrong_dense  # noqa: F401
+        import assay_wrong_mhc  # noqa: F401
+        import assay_wrong_rows  # noqa: F401
+        import assay_wrong_state  # noqa: F401
+    return KERNELS

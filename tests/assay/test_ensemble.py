@@ -1,0 +1,203 @@
+"""Members of the ensemble differ, are legal, round where they should, and keep out of the way of everything else."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+from goldsmith.assay import ensemble_orders as orders
+from goldsmith.assay.bounds import stored
+from goldsmith.assay.ensemble import STYLES, LegalOrder, legal_runs
+
+F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
+ORDERS = ("as_stored", "permuted", "tiles", "pairwise")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def runs(fn, k=8, compute=F32, stores=None, seed=0, **leaves):
+    return legal_runs(fn, leaves, compute=compute, stores=stores or {}, k=k, seed=seed)
+
+
+def looped(rows):
+    acc = rows[0]
+    for row in rows[1:]:
+        acc = acc + row
+    return acc
+
+
+@pytest.mark.parametrize("shape", [(1000, 1), (1000, 2), (1000, 3), (300, 64), (5, 1000)])
+def test_the_sequential_order_adds_one_term_after_another(shape):
+    rows = normal(*shape)
+    assert torch.equal(orders.fold(rows, orders.Order("as_stored", 0, 16)), looped(rows))
+    permuted = rows[torch.randperm(shape[0], generator=torch.Generator().manual_seed(4))]
+    assert torch.equal(orders.fold(rows, orders.Order("permuted", 4, 16)), looped(permuted))
+
+
+def test_tiles_are_summed_by_themselves_and_then_added_up():
+    rows = normal(100, 7)
+    shuffled = rows[torch.randperm(100, generator=torch.Generator().manual_seed(4))]
+    expected = looped(torch.stack([looped(tile) for tile in shuffled.split(16)]))
+    assert torch.equal(orders.fold(rows, orders.Order("tiles", 4, 16)), expected)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 1000])
+def test_pairwise_errors_stay_within_the_logarithm_of_the_length(n):
+    rows = normal(n, 5)
+    y = orders.pairwise(rows)
+    exact = torch.tensor([float(sum(Fraction(v) for v in column)) for column in rows.T.tolist()])
+    assert bool(((y - exact).abs() <= 2.0**-24 * (n.bit_length() + 1) * rows.abs().sum(0)).all())
+
+
+@pytest.mark.parametrize("style", ORDERS)
+@pytest.mark.parametrize("dim,keepdim", [(None, False), (0, True), ([0, 2], False), (-1, False), ([], True)])
+def test_a_reduction_has_the_shape_and_the_value_of_torch(style, dim, keepdim):
+    x = normal(6, 40, 3)
+    y = orders.reduce(x, dim, keepdim, orders.Order(style, 1, 16))
+    expected = x.sum() if dim in (None, []) and not keepdim else x.sum([] if dim is None else dim, keepdim=keepdim)
+    assert y.shape == expected.shape
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("style", ORDERS)
+@pytest.mark.parametrize("k", [1, 3, 64, 1000, 5000])
+def test_a_product_of_matrices_is_one_legal_sum_of_each_elements_products(style, k):
+    a, b = normal(2, 4, k), normal(2, k, 3, seed=1)
+    y = orders.matmul(a, b, orders.Order(style, 1, 32)).double()
+    exact = a.double() @ b.double()
+    bound = 1.01 * k * 2.0**-24 * (a.double().abs() @ b.double().abs())
+    assert y.shape == exact.shape and bool(((y - exact).abs() <= bound).all())
+    if style == "as_stored" and k <= 1000:
+        terms = (a.unsqueeze(-1) * b.unsqueeze(-3)).movedim(-2, 0)
+        assert torch.equal(y.float(), looped(terms))
+
+
+@pytest.mark.parametrize("style", ORDERS)
+def test_a_running_sum_keeps_its_partial_sums_in_its_own_precision(style):
+    x = normal(3, 1000)
+    y = orders.scan(x, 1, orders.Order(style, 1, 16))
+    exact = x.double().cumsum(1)
+    error = (y.double() - exact).abs()
+    assert bool((error <= 1.01 * 1000 * 2.0**-24 * x.double().abs().cumsum(1)).all())
+    assert error.max() > (x.cumsum(1).double() - exact).abs().max()  # torch's own keeps them in float64
+
+
+def test_a_sequential_sum_is_the_noisiest_member():
+    x = normal(4096, 200)
+    exact = x.double().sum(0)
+    rms = {s: float((orders.fold(x, orders.Order(s, 1, 64)).double() - exact).square().mean().sqrt()) for s in ORDERS}
+    assert rms["permuted"] > 3 * rms["tiles"] > 3 * rms["pairwise"]
+    assert {"as_stored", "permuted"} <= set(STYLES[:8])
+
+
+def test_members_differ_from_one_another_and_repeat_for_a_seed():
+    x = normal(20, 500).double()
+    fn = lambda L: {"y": torch.softmax(L["x"], -1) @ L["x"].T, "n": L["x"].norm()}  # noqa: E731
+    first, again, other = runs(fn, x=x), runs(fn, x=x), runs(fn, x=x, seed=1)
+    for i in range(8):
+        assert torch.equal(first[i]["y"], again[i]["y"])
+        assert not torch.equal(first[i]["y"], other[i]["y"])
+        assert all(not torch.equal(first[i]["y"], first[j]["y"]) for j in range(i))
+
+
+def test_the_backward_pass_takes_legal_orders_too():
+    def fn(leaves):
+        w = leaves["w"].requires_grad_()
+        return {"w.grad": torch.autograd.grad((leaves["x"] * w).tanh().sum(), w)[0]}
+
+    grads = [r["w.grad"] for r in runs(fn, x=normal(2000, 4).double(), w=normal(4).double())]
+    assert len({tuple(g.tolist()) for g in grads}) > 4
+
+
+@pytest.mark.parametrize("name", ["index_add", "scatter_add", "index_put"])
+def test_scatters_add_in_different_orders(name):
+    index = torch.randint(0, 3, (3000,), generator=torch.Generator().manual_seed(1))
+
+    def fn(leaves):
+        x, out = leaves["x"], torch.zeros(3)
+        if name == "index_put":
+            return {"y": out.index_put((index,), x, accumulate=True)}
+        return {"y": getattr(out, name)(0, index, x)}
+
+    x = normal(3000)
+    members = [r["y"] for r in runs(fn, x=x.double())]
+    exact = torch.zeros(3, dtype=F64).index_add(0, index, x.double())
+    assert len({tuple(y.tolist()) for y in members}) > 4
+    for y in members:
+        assert bool(((y - exact).abs() < 3000 * 2.0**-24 * x.abs().sum()).all())
+
+
+def test_results_are_rounded_once_to_their_store():
+    x = normal(50).double()
+    members = runs(lambda L: {"y": L["x"] * 3, "z": L["x"] * 3, "i": L["x"].argmax()}, stores={"y": BF16}, x=x)
+    for member in members:
+        assert member["y"].dtype == BF16 and member["z"].dtype == F32 and member["i"].dtype == torch.int64
+        assert torch.equal(member["y"], (x.float() * 3).to(BF16))
+
+
+def test_a_stored_stage_is_rounded_for_whoever_reads_it_backward_included():
+    def fn(leaves):
+        x = leaves["x"].requires_grad_()
+        h = stored(torch.tanh(x), BF16)
+        return {"h": h, "y": h * 1.5, "x.grad": torch.autograd.grad(h.sum(), x)[0]}
+
+    x = normal(50)
+    (member,) = runs(fn, k=1, x=x.double())
+    h = torch.tanh(x).to(BF16).float()
+    assert torch.equal(member["h"], h) and torch.equal(member["y"], h * 1.5)
+    torch.testing.assert_close(member["x.grad"], 1 - h * h, rtol=1e-6, atol=1e-7)
+
+
+def test_a_stored_view_of_an_input_leaves_the_input_alone():
+    x = normal(4, 4)
+    (member,) = runs(lambda L: {"t": stored(L["x"].T, BF16), "x": L["x"] * 1}, k=1, x=x.double())
+    assert torch.equal(member["x"], x)
+    expanded = runs(lambda L: {"e": stored((L["x"][:1] * 3).expand(4, 4), BF16)}, k=1, x=x.double())[0]["e"]
+    assert torch.equal(expanded, (x[:1] * 3).to(BF16).float().expand(4, 4))
+
+
+def test_a_golden_that_asks_for_float64_gets_the_compute_precision():
+    fn = lambda L: {"y": L["x"].double() * torch.ones(3, dtype=F64) + torch.full((3,), 0.1)}  # noqa: E731
+    x = normal(3)
+    for member in runs(fn, x=x.double()):
+        assert torch.equal(member["y"], x + torch.tensor(0.1))
+
+
+def test_tf32_operands_keep_eleven_bits():
+    a, b = normal(8, 8), normal(8, 8, seed=1)
+    fn = lambda L: {"y": L["a"] @ L["b"]}  # noqa: E731
+    leaves = {"a": a.double(), "b": b.double()}
+    members = legal_runs(fn, leaves, compute=F32, stores={}, dot="tf32")
+    cut = [(t.view(torch.int32) & ~0x1FFF).view(F32) for t in (a, b)]
+    rounded = [((t.view(torch.int32) + 0x1000) & ~0x1FFF).view(F32) for t in (a, b)]
+    close = [
+        [float((m["y"].double() - x.double() @ y.double()).abs().max()) < 1e-5 for x, y in (cut, rounded)]
+        for m in members
+    ]
+    assert all(any(c) for c in close) and {tuple(c) for c in close} == {(True, False), (False, True)}
+
+
+def test_legal_formulas_of_functions_are_among_the_members():
+    x = normal(300)
+    fn = lambda L: {"e": torch.exp(L["x"] * 5), "d": L["x"] / (L["x"] * L["x"] + 1), "s": torch.sigmoid(L["x"])}  # noqa: E731
+    members = runs(fn, x=x.double())
+    for name in "eds":
+        assert len({tuple(m[name].tolist()) for m in members}) == 2, name
+
+
+def test_division_by_a_reciprocal_that_overflows_is_still_a_division():
+    mode = LegalOrder("as_stored", F32, "ieee", 0, [])
+    mode.divides_by_reciprocal = True
+    with mode:
+        y = torch.tensor([1e-39, 0.0, 1.0]) / torch.tensor([1e-39, 0.0, 0.0])
+    assert y[0] == 1 and torch.isnan(y[1]) and torch.isinf(y[2])
+
+
+def test_the_leaves_and_the_default_dtype_survive():
+    x = normal(4).double()
+    before = x.clone()
+    runs(lambda L: {"y": L["x"].mul_(2) + torch.ones(4)}, x=x)
+    runs(lambda L: {"y": L["x"].mul_(2)}, compute=F64, x=x)
+    assert torch.equal(x, before) and torch.get_default_dtype() == F32
