@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -76,11 +77,11 @@ def draw_post_res(make, T, C):
     return {"x": make.normal(T, N, C), "f": make.normal(T, C), "h_post": h_post, "h_res": h_res}
 
 
-def draw_coefficients(make, T, C):
+def draw_coefficients(make, T, C, iterations):
     tensors = {"x": make.normal(T, N, C), "phi": make.normal(N * C, M, std=(N * C) ** -0.5)}
     tensors["b"] = make.normal(M, dtype=torch.float32)
     tensors |= {f"alpha_{part}": make.uniform(dtype=torch.float32) for part in ("pre", "post", "res")}
-    return tensors | {"tmax": 20, "rms_eps": 1e-6, "pre_eps": 1e-6, "sinkhorn_eps": 1e-6, "post_mult": 2.0}
+    return tensors | {"tmax": iterations, "rms_eps": 1e-6, "pre_eps": 1e-6, "sinkhorn_eps": 1e-6, "post_mult": 2.0}
 
 
 def draw_swiglu(make, T, C):
@@ -99,11 +100,14 @@ def targets(mhc: ModuleType, swiglu: ModuleType, device: str) -> dict[str, assay
 
     gpu = device.startswith("cuda")
     sizes = {"T": [0, 1, 13, 300], "C": [40, 1280]} if gpu else {"T": [0, 5], "C": [40, 100]}
+    # in the interpreter every half-step of Sinkhorn takes a millisecond a token: fewer of them, and one width (its 400
+    # columns are two blocks of Liger's 256, the second not full)
+    mixing = {**sizes, "iterations": 20} if gpu else {"T": [0, 5], "C": [100], "iterations": 5}
     dtypes = (torch.float32, torch.bfloat16) if gpu else (torch.float32,)
     parts = {"pre": (0, N), "post": (N, 2 * N), "res": (2 * N, M)}
 
     def target(name, candidate, golden, draw, **options):
-        cases = assay.case(**sizes)(draw)
+        cases = assay.case(**(mixing if name == "coefficients" else sizes))(draw)
         return assay.Target(candidate, golden, cases=cases, name=f"liger.{name}", dtypes=dtypes, **options)
 
     return {
@@ -164,7 +168,8 @@ def edited(module: ModuleType, folder: Path, old: str, new: str, times: int | No
 def expected(name: str, report: assay.Report) -> bool:
     """Liger's hyper-connections pass; SwiGLU's backward writes over its saved inputs; every fault is found."""
     if name == "swiglu":
-        return not report.ok and any(f.rung == "CERTAIN" and f.probe == "mutation" for f in report.findings)
+        certain = [f.text for f in report.findings if f.rung == "CERTAIN" and f.probe == "alias"]
+        return any("the input a was modified" in text for text in certain)
     return report.ok == (name in ("pre", "post_res", "coefficients"))
 
 
@@ -201,6 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     if args.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported, with Liger
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")  # the assay feeds NaN on purpose
     from liger_kernel.ops import mhc, swiglu
 
     versions = {name: importlib.metadata.version(name) for name in ("liger-kernel", "torch", "triton")}

@@ -52,7 +52,7 @@ class Reference:
 
     @cached_property
     def noise(self) -> Noise:
-        return Noise(self.bounded, self.store, self.ensemble)
+        return Noise(self.bounded, self.store, self.ensemble, self.compute)
 
     @cached_property
     def groups(self) -> patterns.Groups:

@@ -22,7 +22,8 @@ from .bounds import Bounded, smallest_subnormal, unit_roundoff
 
 WIDEN = 1.5
 SLOPE_Z = 6.0
-BIAS_FLOOR = 1.0  # a bias counts only when it is larger than the noise itself: legal formulas have biases below it
+BIAS_FLOOR = 1.0  # a bias counts only when it is larger than the noise itself
+BIAS_UNITS = 8  # and larger than 8 u of the value: constants, exp and division of legal formulas are biased by a few u
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,17 @@ class Noise:
     bounded: Bounded
     store: torch.dtype
     members: list[Tensor]
+    compute: torch.dtype = torch.float32
+
+    @cached_property
+    def least_slope(self) -> float:
+        """Slopes below it are legal."""
+        return BIAS_UNITS * unit_roundoff(self.compute)
+
+    @cached_property
+    def least_offset(self) -> float:
+        """Mean errors below it (in units of the bound) are legal."""
+        return self.least_slope * float(self.signal.abs().double().sum()) / max(self.count, 1)
 
     @cached_property
     def unit(self) -> Tensor:

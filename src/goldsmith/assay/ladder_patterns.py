@@ -39,29 +39,30 @@ class Bias:
     value: float
     z: float
     share: float  # of the noise's rms: how much of a typical error the bias makes up
+    least: float = 0.0  # smaller values are legal
 
 
 def slope(r: Tensor, noise: Noise) -> Bias:
     """b = <y, g> / <g, g> - 1, both in units of the bound; z from the larger of two standard errors: the ensemble's,
     and the one that independent errors would have."""
-    return _bias(r, noise, noise.along_signal)
+    return _bias(r, noise, noise.along_signal, noise.least_slope)
 
 
 def offset(r: Tensor, noise: Noise) -> Bias:
     """mean of the errors, in units of the bound"""
-    return _bias(r, noise, noise.along_ones)
+    return _bias(r, noise, noise.along_ones, noise.least_offset)
 
 
-def _bias(r: Tensor, noise: Noise, way: Direction | None) -> Bias:
+def _bias(r: Tensor, noise: Noise, way: Direction | None, least: float) -> Bias:
     if way is None:
         return Bias(0.0, 0.0, 0.0)
     value = float((r * way.vector).sum(dtype=torch.float64)) / way.power
     share = abs(value) * math.sqrt(way.power / noise.count) / max(noise.rms, 1e-30)
-    return Bias(value, value / way.error if way.error else 0.0, share)
+    return Bias(value, value / way.error if way.error else 0.0, share, least)
 
 
 def counts(bias: Bias) -> bool:
-    return abs(bias.z) > SLOPE_Z and bias.share > BIAS_FLOOR
+    return abs(bias.z) > SLOPE_Z and bias.share > BIAS_FLOOR and abs(bias.value) > bias.least
 
 
 def found(r: Tensor, ref: Reference) -> list[Pattern]:
@@ -145,8 +146,10 @@ class Groups:
         along, plain, square = (self._sums(t)[0] for t in self._parts(r.unsqueeze(0)))
         limit = self._noise.limit(3 * self.count)
         out = []
+        least = {"slope": along.abs() > self._noise.least_slope * self.power,
+                 "mean": plain.abs() > self._noise.least_offset * self.sizes}  # fmt: skip
         for kind, statistic in (("slope", along / self.power.sqrt()), ("mean", plain / self.sizes.sqrt())):
-            biased = self._some & (statistic.abs() / self.sizes.sqrt() > self._own)
+            biased = self._some & least[kind] & (statistic.abs() / self.sizes.sqrt() > self._own)
             out += self._strongest(kind, torch.where(biased, statistic.abs() / self._spread[kind], 0.0), limit)
         lasting = self._some & (self.sizes >= 8)
         rms = (square / self.sizes).sqrt() / self._own

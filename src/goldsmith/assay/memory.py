@@ -2,8 +2,8 @@
 
 Every buffer is `band | body | band` with the body aligned to 256 bytes (Triton compiles another kernel for less). Bands
 hold 0xFF bytes, which are NaN in every floating dtype: a stray read shows in the results, a stray write in the bytes.
-`Poison` does the same for every `torch.empty*` that the candidate calls, forward and backward: what it never writes
-stays recognisable.
+`Poison` does the same for every `torch.empty*` that the candidate calls, forward and backward, and fills the body with a NaN
+of its own (0xFFE5 in every 16 bits), so that what is never written stays recognisable.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ALIGN = 256
 BAND_MIN, BAND_MAX = 1024, 1 << 20
 MARK = 0xFF
+POISON = 0xFFE5 - 0x10000  # as int16; a quiet NaN in bfloat16 and float16, and repeated in float32 and float64
 NAN_FILL, DIRT_FILL = "nan", "dirt"
 LAYOUTS = ("transposed", "stepped", "offset")
 
@@ -101,8 +102,7 @@ class Arena:
         raw = torch.empty(size + 2 * band + ALIGN + shift * item, dtype=torch.uint8, device=device)
         start = band + (-(raw.data_ptr() + band)) % ALIGN + shift * item
         raw.fill_(MARK)
-        if not dtype.is_floating_point and not dtype.is_complex or self.fill != NAN_FILL:
-            raw[start : start + size].fill_(_fill_byte(dtype, self.fill))
+        _fill(raw[start : start + size], dtype, self.fill)
         tensor = torch.empty(0, dtype=dtype, device=device)
         tensor.set_(raw.untyped_storage(), start // item, tuple(shape), tuple(stride))
         buffer = Buffer(raw, start, size, tensor, label)
@@ -136,13 +136,35 @@ class Arena:
             self.buffers.remove(owner)
 
 
-def _fill_byte(dtype: torch.dtype, fill: str) -> int:
-    """NaN for floats, 0x7f7f... for integers; dirt is finite and plausible: 48.6 in float32, 48.5 in bfloat16."""
+def _fill(body: Tensor, dtype: torch.dtype, fill: str) -> None:
+    """Poison: NaN for floats, 0x7f7f... for integers. Dirt is finite and plausible: 48.6 in float32, 48.5 in bfloat16."""
+    floating = dtype.is_floating_point or dtype.is_complex
     if dtype == torch.bool:
-        return 1 if fill == NAN_FILL else 0
-    if fill == NAN_FILL:
-        return MARK if dtype.is_floating_point or dtype.is_complex else 0x7F
-    return 0x42 if dtype.is_floating_point or dtype.is_complex else 0x01
+        body.fill_(1 if fill == NAN_FILL else 0)
+    elif fill == NAN_FILL and floating and dtype.itemsize > 1:
+        body.view(torch.int16).fill_(POISON)
+    elif fill == NAN_FILL:
+        body.fill_(MARK if floating else 0x7F)
+    else:
+        body.fill_(0x42 if floating else 0x01)
+
+
+def poison_left(tensor: Tensor) -> Tensor | None:
+    """Which elements still hold the poison of uninitialised memory."""
+    return _holds(tensor, POISON) if tensor.element_size() > 1 else _holds(tensor, MARK)
+
+
+def band_read(tensor: Tensor) -> Tensor | None:
+    """Which elements hold the bytes of a guard band; told from other NaN in 32 and 64 bits only."""
+    return _holds(tensor, -1) if tensor.element_size() >= 4 else None
+
+
+def _holds(tensor: Tensor, pattern: int) -> Tensor | None:
+    if not tensor.is_floating_point() or not bool(torch.isnan(tensor).any()):
+        return None
+    unit = torch.int16 if tensor.element_size() > 1 else torch.uint8
+    mask = (tensor.contiguous().unsqueeze(-1).view(unit) == pattern).all(-1)
+    return mask if bool(mask.any()) else None
 
 
 def _distinct(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .memory import NAN_FILL, Arena, Hit, Poison
+from .memory import NAN_FILL, Arena, Hit, Poison, band_read, poison_left
 from .results import TargetError
 from .stage import Tracer, listening
 from .target import Target
@@ -54,6 +54,7 @@ class Run:
     changed      input or output gradient -> mask of the elements that were overwritten
     overwritten  output -> mask of the elements that the backward overwrote
     unwritten    tensor -> mask of the elements that still hold poison
+    strayed      tensor -> mask of the elements that hold the bytes of a guard band
     aliases      pairs (result, what it shares memory with)
     """
 
@@ -69,6 +70,7 @@ class Run:
     changed: dict[str, Tensor] = field(default_factory=dict)
     overwritten: dict[str, Tensor] = field(default_factory=dict)
     unwritten: dict[str, Tensor] = field(default_factory=dict)
+    strayed: dict[str, Tensor] = field(default_factory=dict)
     aliases: set[tuple[str, str]] = field(default_factory=set)
     live: dict[str, Tensor] = field(default_factory=dict)
     asked: bool = False
@@ -189,7 +191,7 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
     call = step(material, supply, placed, named, visible, wanted, tracer, how.twice)
     with Poison(arena):
         run.grads = call(run)
-        if how.twice:
+        if how.twice and not target.mutates:
             run.again = call(Run())
     for name, tensor in run.live.items():
         different = _bytes_differ(tensor, run.outputs[name])
@@ -260,7 +262,7 @@ def _look_at_memory(run: Run, arena: Arena, target: Target) -> None:
         mask = None if name in target.mutates else buffer.changed()
         if mask is not None:
             run.changed[name] = mask
-    placed = {n: b.tensor for n, b in arena.inputs.items()}
+    placed = {n: b.tensor for n, b in arena.inputs.items() if n not in target.mutates}
     run.aliases = aliases(run.live, placed)
     if run.error is None:
         run.aliases |= aliases({n: g for n, g in run.grads.items() if g is not None}, _inputs_only(placed))
@@ -268,23 +270,15 @@ def _look_at_memory(run: Run, arena: Arena, target: Target) -> None:
     if run.again is not None:
         run.again = {n: None if g is None else g.detach().clone() for n, g in run.again.items()}
     for name, _, tensor in run.results():
-        mask = None if tensor is None else poison_left(tensor)
-        if mask is not None:
-            run.unwritten[name] = mask
+        for found, look in ((run.unwritten, poison_left), (run.strayed, band_read)):
+            mask = None if tensor is None else look(tensor)
+            if mask is not None:
+                found[name] = mask
 
 
 def _inputs_only(placed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Gradients may share memory with output gradients (autograd's own addition does that), not with inputs."""
     return {n: t for n, t in placed.items() if not n.startswith("grad_")}
-
-
-def poison_left(tensor: Tensor) -> Tensor | None:
-    """Which elements still hold the bytes of poison (every bit set: a NaN that no arithmetic starts from)."""
-    if not tensor.is_floating_point() or not bool(torch.isnan(tensor).any()):
-        return None
-    raw = tensor.contiguous().unsqueeze(-1).view(torch.uint8)
-    mask = (raw == 0xFF).all(-1)
-    return mask if bool(mask.any()) else None
 
 
 def _bytes_differ(tensor: Tensor, copy: Tensor) -> Tensor | None:

@@ -108,6 +108,13 @@ class Session:
     def ref(self, references: References) -> None:
         self._ref = references
 
+    def same_decisions(self, done: Run) -> bool:
+        """Whether a run decided as the first one did (ties may be broken in another way, masks drawn in another order)."""
+        return all(
+            torch.equal(mine, its) if mine is not None and its is not None and mine.shape == its.shape else mine is its
+            for mine, its in ((decided(self.first, n), decided(done, n)) for n in self.target.decisions)
+        )
+
     def references(self, material: Material, run: Run, decisions: Mapping[str, Tensor] | None = None) -> References:
         """References for a run, counted."""
         made = References(material, run, decisions, seed=material.seed)
@@ -178,6 +185,10 @@ class Session:
         if "guard" in self.selected:
             for hit in done.hits:
                 self.find(CERTAIN, "guard", _owner(hit.label), f"{hit.text} ({run})")
+            for name, mask in done.strayed.items():
+                where = self.locate(name, mask)
+                text = f"{name} holds what lies outside of a buffer: {where.text} ({run}); a stray read"
+                self.find(CERTAIN, "guard", name, text, where=where)
         if "alias" in self.selected:
             self._memory(run, done)
         if "poison" in self.selected and done.error is None:
@@ -197,6 +208,12 @@ class Session:
         shared = self._ref.shared if done.aliases and self._ref is not None else set()
         for name, other in sorted(done.aliases - shared):
             self.find(CERTAIN, "alias", name, f"{name} shares memory with {other}: writing one changes the other")
+
+
+def decided(done: Run, name: str) -> Tensor | None:
+    """A run's decision of that name: an output, a saved output or a stage."""
+    everything = {**done.stages, **done.outputs}
+    return everything.get(name, everything.get(f"saved.{name}"))
 
 
 def _count(mask: Tensor) -> str:

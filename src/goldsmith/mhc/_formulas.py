@@ -70,7 +70,7 @@ def mix_gradients(
 ) -> dict[str, Tensor]:
     """Everything below the logits, in the precision of sums.
 
-    z = r m;  dz = alpha dl;  dm = r dz;  Psi = dm^T X;  dphi = Psi gamma;  dgamma = sum_j Psi[j] phi[j]
+    z = r m;  dz = alpha dl;  dm = r dz;  dphi = dm^T (gamma X);  dgamma = sum_t (dm phi) X
     dx = dm (phi gamma) - (dz . z) r^2 / K X + h_pre (x) u + grad_x_post        collapsed = (h_pre, u)
     """
     x, phi, alpha, gamma = (tensors[name] for name in ("x", "phi", "alpha", "gamma"))
@@ -87,16 +87,15 @@ def mix_gradients(
         dx = dx + stage("collapse", (h_pre.unsqueeze(-1) * u.unsqueeze(-2)).flatten(-2))
     if grad_x_post is not None:
         dx = dx + stage("post", grad_x_post.to(vec.dtype).flatten(-2))
-    psi = over_tokens(dm).mT @ over_tokens(vec)
     per_group = over_tokens(dlogits * z).sum(0).split(groups, -1)
     found = {
-        "x": stage("dx", dx.reshape(x.shape)),
-        "phi": stage("dphi", psi * weight(gamma, x)),
-        "alpha": stage("dalpha", torch.stack([mixes.sum() for mixes in per_group])),
-        "bias": stage("dbias", over_tokens(dlogits).sum(0)),
+        "x": dx.reshape(x.shape),
+        "phi": over_tokens(dm).mT @ over_tokens(vec * weight(gamma, x)),
+        "alpha": torch.stack([mixes.sum() for mixes in per_group]),
+        "bias": over_tokens(dlogits).sum(0),
     }
     if gamma is not None:
-        found["gamma"] = stage("dgamma", (psi * phi).sum(0))
+        found["gamma"] = over_tokens((dm @ phi) * vec).sum(0)
     return found
 
 

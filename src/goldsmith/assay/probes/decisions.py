@@ -17,7 +17,7 @@ from ..decisions import Given, Sign, TopK
 from ..reference import References
 from ..results import CERTAIN, SYSTEMATIC, TargetError
 from ..run import Run
-from ..session import Session
+from ..session import Session, decided
 
 
 def settle(session: Session, probe: str, done: Run, plain: References) -> References:
@@ -33,7 +33,11 @@ def settle(session: Session, probe: str, done: Run, plain: References) -> Refere
         of = decision.scores if isinstance(decision, TopK) else decision.of
         _golden_has(plain, of, f"what {name!r} was decided on")
         legal = _topk if isinstance(decision, TopK) else _sign
-        taken[name] = legal(session, probe, name, decision, made, own, plain.bounded[of])
+        scores = plain.bounded.get(of)
+        if scores is None:  # an input: exact
+            value = plain.leaves[of]
+            scores = Bounded(value, torch.zeros_like(value), torch.zeros_like(value, dtype=torch.bool), [])
+        taken[name] = legal(session, probe, name, decision, made, own, scores)
     if all(torch.equal(t, plain.values[n].to(t.dtype)) for n, t in taken.items()):
         return plain
     settled = session.references(plain.material, done, taken)
@@ -49,9 +53,9 @@ def settle(session: Session, probe: str, done: Run, plain: References) -> Refere
 
 def _made(session: Session, name: str, done: Run) -> Tensor:
     """The candidate's decision: an output, a saved output or a stage."""
-    for found in (done.outputs.get(name), done.outputs.get(f"saved.{name}"), done.stages.get(name)):
-        if found is not None:
-            return found
+    found = decided(done, name)
+    if found is not None:
+        return found
     made = ", ".join([*done.outputs, *done.stages]) or "nothing"
     raise TargetError(f"decisions: {name!r} is neither an output nor a stage of the candidate; there are: {made}")
 

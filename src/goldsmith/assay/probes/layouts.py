@@ -70,8 +70,11 @@ def _agrees(session: Session, layout: str, names: list[str], *, report: bool) ->
     if all(same_bits(first.get(n), t) for n, _, t in done.results()):
         return True
     findings = list(session.findings)
+    reference = session.ref
+    if not session.same_decisions(done):
+        reference = decisions.settle(session, NAME, done, session.references(session.material, done))
     failed = values.judge(
-        session, done, session.ref, NAME, label, noise="ensemble" in session.selected, repeat=how, skip=frozenset(session.bad)
+        session, done, reference, NAME, label, noise="ensemble" in session.selected, repeat=how, skip=frozenset(session.bad)
     )
     if not report:
         session.findings = findings

@@ -15,12 +15,12 @@ from .. import ladder
 from ..reference import References
 from ..results import CERTAIN
 from ..run import How, Material, Run
-from ..session import Session
+from ..session import Session, decided
 from . import decisions, values
 from .layouts import REFUSALS
 
 NAME = "scaling"
-OFFSET = 64.0
+OFFSET = 128.0
 
 
 def run(session: Session) -> None:
@@ -29,7 +29,7 @@ def run(session: Session) -> None:
     for exponent in (12, -12):
         _held(session, f"scale:2^{exponent}", lambda t, e=exponent: _scaled(t, e))
     _held(session, "values:flat", _flat)
-    _held(session, "values:offset", lambda t: t + OFFSET)
+    _held(session, "values:offset", lambda t: t - OFFSET if bool((t < 0).any()) else t + OFFSET)
     _special(session, "values:nan", float("nan"), torch.isnan)
     _special(session, "values:inf", float("inf"), lambda t: ~torch.isfinite(t))
 
@@ -99,7 +99,7 @@ def _special(session: Session, label: str, value: float, there: Callable[[Tensor
         return
     if session.raised(NAME, label, done):
         return
-    golden = session.references(material, done, _taken(session, done))
+    golden = session.references(material, done, taken(session, done))
     leak: dict[str, Tensor] = {}
     lost: dict[str, Tensor] = {}
     for name, _, tensor in done.results():
@@ -130,7 +130,7 @@ def _swallowed(session: Session, label: str, places: dict[str, int], done: Run, 
     """Finite where the golden is NaN counts only where that element matters: a finite change there moves the golden."""
     if not lost:
         return
-    moved = session.references(_planted(session, places, None), done, _taken(session, done))
+    moved = session.references(_planted(session, places, None), done, taken(session, done))
     for name, mask in lost.items():
         before = session.ref.bounded[name]
         mask = mask & ((moved.values[name] - before.value).abs() > 2 * before.bound)
@@ -159,7 +159,7 @@ def far(t: Tensor) -> float:
     return min(float(t.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
 
 
-def _taken(session: Session, done: Run) -> dict[str, Tensor]:
+def taken(session: Session, done: Run) -> dict[str, Tensor]:
     """The candidate's own decisions, legal or not: only what rests on them is compared."""
-    everything = {**done.stages, **done.outputs}
-    return {n: everything.get(n, everything.get(f"saved.{n}")) for n in session.target.decisions}
+    made = {n: decided(done, n) for n in session.target.decisions}
+    return {n: t for n, t in made.items() if t is not None}

@@ -18,7 +18,7 @@ from ..reference import References, axis_names
 from ..results import CERTAIN
 from ..run import Material, Run
 from ..session import Session
-from .scaling import _taken, far
+from .scaling import far, taken
 
 NAME = "taint"
 
@@ -69,7 +69,7 @@ def _ran(session: Session, material: Material, label: str) -> tuple[Run, Referen
     done = session.execute(NAME, label, material=material, look=False)
     if done.error is not None:  # a candidate may refuse what is not a number, or what is out of range
         return None
-    return done, session.references(material, done, _taken(session, done))
+    return done, session.references(material, done, taken(session, done))
 
 
 def _nan(session: Session, part: Slice) -> None:

@@ -16,7 +16,7 @@ from .finish import finish_tokens
 from .launch import power_of_2, run
 from .numerics import sigmoid
 
-BLOCK_T = 16
+BLOCK_T = 8
 
 
 @triton.jit
@@ -176,7 +176,7 @@ def coefficients_backward(dh_pre: Tensor | None, dh_post: Tensor | None, dh_res:
                           dlogits: bool = False) -> dict[str, Tensor]:  # fmt: skip
     """dm [T, M], kappa [T], h_pre [T, n] and the sums over tokens: dbias [M], dalpha [3] (or [1]), in float32.
 
-    Tokens are summed 32 at a time in float32 and then in order in float64.
+    Tokens are summed 8 at a time in float32 and then in order in float64.
     """
     T, M = h_mix.shape
     blocks, full = triton.cdiv(T, BLOCK_T), M != n

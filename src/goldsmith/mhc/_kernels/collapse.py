@@ -30,7 +30,7 @@ def collapse(x: Tensor, h_pre: Tensor) -> Tensor:
     """h_in [T, D] in x's dtype from x [T, n, D] and h_pre [T, n]."""
     T, N, D = x.shape
     h_in = torch.empty((T, D), dtype=x.dtype, device=x.device)
-    block = min(2048, power_of_2(D, 16))
+    block = min(4096, power_of_2(D, 16))
     run(
         _collapse_fwd_kernel,
         (T, triton.cdiv(D, block)),

@@ -44,10 +44,10 @@ def mix_forward(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, orientation
     """x_next [T, n, D] in x's dtype from x [T, n, D], f [T, D], h_post [T, n], h_res [T, n, n]."""
     T, N, D = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    block = min(2048, power_of_2(D, 16))
+    block = min(4096 if N <= 4 and x.element_size() == 2 else 1024, power_of_2(D, 16))
     run(
         _mix_fwd_kernel, (T, triton.cdiv(D, block)),
-        x, f, h_post, h_res, y, x.stride(0), x.stride(1), f.stride(0), T, D, N, orientation == "out_in", block, num_warps=4,
+        x, f, h_post, h_res, y, x.stride(0), x.stride(1), f.stride(0), T, D, N, orientation == "out_in", block, num_warps=8,
     )  # fmt: skip
     return y
 
@@ -110,7 +110,8 @@ def mix_backward(
     if needs_dx:
         out["x"] = new((T, N, D), x.dtype)
     vector = 8 if x.element_size() == 2 else 4
-    block = min(256 if x.element_size() == 2 else 128, power_of_2(D, 16))
+    # 240 us (2.8 TB/s) without dx at T = 8192, D = 4096 (H100)
+    block = min(512 if x.element_size() == 2 and N <= 4 else 128, power_of_2(D, 16))
     run(
         _mix_bwd_kernel, (T,),
         x, f, h_post, h_res, grad, out.get("x", out["f"]), out["f"], out["h_post"], out["h_res"],

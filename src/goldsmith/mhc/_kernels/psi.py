@@ -33,7 +33,7 @@ def _psi_kernel(
         live = (t < last)[:, None] & (d < D)[None, :]
         x = tl.load(x_ptr + t[:, None] * stride_xt + j * stride_xn + d[None, :], mask=live, other=0.0)
         dm = tl.load(dm_ptr + t[:, None] * M + m[None, :], mask=(t < last)[:, None] & (m < M)[None, :], other=0.0)
-        psi = dot(tl.trans(dm), x, psi, 3, X_PARTS, INTERPRET)
+        psi += dot(tl.trans(dm), x, 3, X_PARTS, INTERPRET)
     at = psi_ptr + p.to(tl.int64) * M * (N * D) + m[:, None] * (N * D) + (j * D + d)[None, :]
     tl.store(at, psi, mask=(m < M)[:, None] & (d < D)[None, :])
 
@@ -44,10 +44,12 @@ def partial_psi(x: Tensor, dm: Tensor) -> Tensor:
     M = dm.shape[1]
     P, chunk = token_chunks(T)
     psi = torch.empty((P, M, N * D), dtype=torch.float32, device=x.device)
-    BLOCK_D = min(128, power_of_2(D, 16))
+    MP = power_of_2(M, 16)
+    light = x.element_size() == 2 and MP <= 32
+    BLOCK_D = min(128 if light else 64, power_of_2(D, 16))
     run(
         _psi_kernel, (triton.cdiv(D, BLOCK_D) * N, P),
-        x, dm, psi, x.stride(0), x.stride(1), T, chunk, M, D, N, power_of_2(M, 16), PARTS[x.dtype], INTERPRET, 64, BLOCK_D,
-        num_warps=4, num_stages=3,
+        x, dm, psi, x.stride(0), x.stride(1), T, chunk, M, D, N, MP, PARTS[x.dtype], INTERPRET, 64, BLOCK_D,
+        num_warps=4, num_stages=3 if light else 2,
     )  # fmt: skip
     return psi

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...assay.stage import silent
 from .. import _formulas as formulas
 from ..coefficients import reference as coefficients
 from ..post import reference as post
@@ -29,6 +30,7 @@ def forward(
     return x_next, *pre.forward(x_next, phi, alpha, bias, gamma, **options)
 
 
+@silent()  # the golden's stages of the backward are autograd's
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     """pre's dx, with x_next's own gradient among its addends and not rounded, is what post's backward starts from."""
     of_pre = {"h_in": grads["h_in"], "h_post": grads["h_post_next"], "h_res": grads["h_res_next"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...assay.stage import stage
+from ...assay.stage import silent, stage
 from .. import _formulas as formulas
 
 
@@ -18,6 +18,7 @@ def forward(
     return formulas.collapse(h_pre, x), inv_rms, h_mix
 
 
+@silent()  # the golden's stages of the backward are autograd's
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     x = tensors["x"]
     groups = (x.shape[-2],)

@@ -21,10 +21,10 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     g = grads["x_next"].to(to)
     mixing = output_by_input(h_res.to(to), options["orientation"])
     found = {
-        "f": stage("df", (h_post.to(to).unsqueeze(-1) * g).sum(-2)),
-        "h_post": stage("dh_post", (g * f.to(to).unsqueeze(-2)).sum(-1)),
-        "h_res": stage("dh_res", output_by_input(g @ x.to(to).mT, options["orientation"])),
-        "x": stage("dx_post", mixing.mT @ g),
+        "f": (h_post.to(to).unsqueeze(-1) * g).sum(-2),
+        "h_post": (g * f.to(to).unsqueeze(-2)).sum(-1),
+        "h_res": output_by_input(g @ x.to(to).mT, options["orientation"]),
+        "x": mixing.mT @ g,
     }
     return {name: grad.to(tensors[name].dtype) for name, grad in found.items()}
 

@@ -1,0 +1,218 @@
+"""A golden that cannot be trusted is named before any kernel is; one that can is left alone."""
+
+import pytest
+import torch
+
+from goldsmith.assay.golden import default_dtype, self_check, storage
+
+F64 = torch.float64
+
+
+def leaves(seed=0, **extra):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "x": torch.randn(6, 8, generator=generator, dtype=F64),
+        "w": torch.randn(8, generator=generator, dtype=F64),
+        **extra,
+    }
+
+
+def autograd_of(forward, names=("x", "w")):
+    def gradient(own, cotangents):
+        for name in names:
+            own[name].requires_grad_()
+        out = forward(own)
+        sent = [cotangents[f"grad_{n}"] for n in out]
+        return dict(zip(names, torch.autograd.grad(list(out.values()), [own[n] for n in names], sent), strict=True))
+
+    return gradient
+
+
+def norm(L):
+    return {"y": L["x"] * torch.rsqrt(L["x"].square().mean(-1, keepdim=True) + 1e-6) * L["w"]}
+
+
+def check(forward, gradient="auto", own=None, **options):
+    gradient = autograd_of(forward) if gradient == "auto" else gradient
+    return self_check(forward, gradient, leaves() if own is None else own, **options)
+
+
+# ---- trusted ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_right_golden_has_neither_problems_nor_notes(seed):
+    found = check(norm, own=leaves(seed), seed=seed, shapes={"y": (6, 8)})
+    assert found.problems == [] and found.notes == []
+
+
+@pytest.mark.parametrize("scale", [2.0**-40, 2.0**-12, 2.0**12, 2.0**40])
+def test_the_scale_of_the_inputs_does_not_matter(scale):
+    forward = lambda L: {"y": L["x"] * torch.rsqrt(L["x"].square().mean(-1, keepdim=True)) * L["w"]}  # noqa: E731
+    own = {"x": leaves()["x"] * scale, "w": leaves()["w"]}
+    found = check(forward, own=own)
+    assert found.problems == [] and found.notes == []
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda L: torch.softmax(20 * L["x"] * L["w"], -1),
+        lambda L: torch.relu(L["x"]) @ L["w"],
+        lambda L: L["x"].sort(-1).values * L["w"],
+        lambda L: torch.exp(3 * L["x"]).sum() * L["w"].prod(),
+        lambda L: torch.zeros(8) * L["w"] + L["x"].new_zeros(6, 1),
+        lambda L: torch.where(L["x"] > 0, L["x"] ** 3, L["x"] * L["w"]),
+    ],
+)
+def test_functions_with_steep_flat_and_broken_parts_are_trusted(f):
+    forward = lambda L: {"y": f(L) + 0 * L["x"].sum()}  # noqa: E731
+    assert check(forward).problems == []
+
+
+def test_forward_only_integers_and_empty_inputs_are_fine():
+    assert check(norm, gradient=None).problems == []
+    own = leaves(i=torch.tensor([0, 3]))
+    assert check(lambda L: {"y": (L["x"] * L["w"])[L["i"]], "n": L["i"] + 1}, gradient=None, own=own).problems == []
+    empty = {"x": torch.zeros(0, 8, dtype=F64), "w": leaves()["w"]}
+    assert check(norm, own=empty).problems == []
+
+
+def test_constants_made_without_a_dtype_are_float64_inside():
+    found = check(lambda L: {"y": L["x"] * torch.ones(8) * L["w"] + torch.tensor(0.5)})
+    assert found.problems == [] and torch.get_default_dtype() == torch.float32
+
+
+def test_a_kink_at_the_point_is_a_note():
+    own = {"x": torch.zeros(6, 8, dtype=F64), "w": leaves()["w"]}
+    found = check(lambda L: {"y": L["x"].abs() * L["w"]}, own=own)
+    assert found.problems == [] and len(found.notes) == 1 and found.notes[0].startswith("a kink: ")
+
+
+def test_a_kink_beside_the_point_is_stepped_around():
+    own = {"x": torch.full((6, 8), 3e-7, dtype=F64), "w": leaves()["w"]}
+    own["x"][0] = 1.0  # gives the others a step that crosses their kink
+    for seed in range(5):
+        found = check(lambda L: {"y": torch.relu(L["x"]) * L["w"]}, own=own, seed=seed)
+        assert found.problems == [] and found.notes == []
+
+
+def test_a_kink_too_close_to_step_around_is_a_note():
+    own = {"x": torch.full((6, 8), 1e-10, dtype=F64), "w": leaves()["w"]}
+    own["x"][0] = 1.0
+    for seed in range(20):
+        found = check(lambda L: {"y": torch.relu(L["x"]) * L["w"]}, own=own, seed=seed)
+        assert found.problems == [] and len(found.notes) == 1
+
+
+# ---- not trusted ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_golden_that_computes_in_a_narrow_dtype_is_named_with_operator_and_line(narrow):
+    def forward(L):
+        return {"y": (L["x"].to(narrow) * 2).double() * L["w"]}
+
+    found = check(forward)
+    assert len(found.problems) == 1
+    text = found.problems[0]
+    assert text.startswith(f"the golden computes in {str(narrow)[6:]}: aten._to_copy made it at ")
+    assert f"test_golden.py:{forward.__code__.co_firstlineno + 1};" in text
+
+
+def test_a_narrow_backward_is_named_too():
+    class Narrow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad.float().double() * 2
+
+    found = check(lambda L: {"y": Narrow.apply(L["x"]) * L["w"]})
+    assert len(found.problems) == 1 and "aten._to_copy" in found.problems[0]
+
+
+def test_a_modelled_storage_format_is_allowed():
+    def forward(L):
+        with storage("bfloat16"):
+            w = L["w"].detach().to(torch.bfloat16).double()
+        return {"y": L["x"] * w + L["w"] * 0}
+
+    assert check(forward, gradient=None).problems == []
+
+
+def test_a_golden_that_does_not_repeat_is_named():
+    state = {"calls": 0}
+
+    def forward(L):
+        state["calls"] += 1
+        return {"y": L["x"] * L["w"] * (1 + 1e-15 * state["calls"]), "z": L["x"]}
+
+    found = check(forward, gradient=None)
+    assert found.problems == ["the golden does not repeat: y differs between two runs on the same inputs"]
+
+
+def test_a_golden_that_writes_to_an_input_is_named():
+    def forward(L):
+        L["x"].mul_(1.5)
+        return {"y": L["x"] * L["w"]}
+
+    assert "the golden wrote to its input x" in check(forward, gradient=None).problems
+
+
+def test_an_exception_is_told_with_its_line():
+    def forward(L):
+        return {"y": L["x"] @ L["x"]}
+
+    (text,) = check(forward).problems
+    assert text.startswith("the golden raised RuntimeError: ")
+    assert f"test_golden.py:{forward.__code__.co_firstlineno + 1})" in text
+
+
+def test_another_shape_than_the_candidates_is_named():
+    (text,) = check(norm, gradient=None, shapes={"y": (6, 1)}).problems
+    assert text == "y: the golden's shape is [6, 8], the candidate's [6, 1]"
+
+
+@pytest.mark.parametrize("wrong", [lambda g: g * (1 + 1e-4), lambda g: g * 0, lambda g: -g, lambda g: g + 1e-3])
+def test_a_wrong_gradient_is_named_by_input(wrong):
+    right = autograd_of(norm)
+
+    def gradient(own, cotangents):
+        grads = right(own, cotangents)
+        return {**grads, "w": wrong(grads["w"])}
+
+    (text,) = check(norm, gradient).problems
+    assert text.startswith("the golden's gradient disagrees with central differences along a random direction: w (")
+
+
+def test_a_gradient_that_forgets_one_path_is_named():
+    def forward(L):
+        x = L["x"]
+        inv_rms = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6).detach()  # the mistake
+        return {"y": x * inv_rms * L["w"]}
+
+    (text,) = self_check(norm, autograd_of(forward), leaves()).problems
+    assert ": x (" in text
+
+
+def test_a_gradient_of_another_shape_is_named():
+    right = autograd_of(norm)
+    gradient = lambda own, c: {k: g[..., :1] if k == "w" else g for k, g in right(own, c).items()}  # noqa: E731
+    (text,) = check(norm, gradient).problems
+    assert text == "the gradient of w has shape [1], the input [8]"
+
+
+def test_nan_along_the_way_is_a_note_not_an_accusation():
+    own = leaves()
+    own["x"][0, 0] = float("nan")
+    found = check(norm, own=own)
+    assert found.problems == [] and "not confirmed" in found.notes[0]
+
+
+def test_the_default_dtype_survives_an_exception():
+    with pytest.raises(ZeroDivisionError), default_dtype(F64):
+        raise ZeroDivisionError
+    assert torch.get_default_dtype() == torch.float32
