@@ -1,9 +1,9 @@
 """Where a candidate's tensors live while it runs: between guard bands, on poisoned memory, in any layout.
 
-Every buffer is `band | body | band` with the body aligned to 256 bytes (Triton compiles another kernel for less). Bands
-hold 0xFF bytes, which are NaN in every floating dtype: a stray read shows in the results, a stray write in the bytes.
-`Poison` does the same for every `torch.empty*` that the candidate calls, forward and backward, and fills the body with a NaN
-of its own (0xFFE5 in every 16 bits), so that what is never written stays recognisable.
+Every buffer is `band | body | band` with the body aligned to 256 bytes (Triton compiles another kernel for less). Bands of
+floating tensors hold a NaN that arithmetic does not start from (0xFFE3 in every 16 bits): a stray read shows in the results,
+a stray write in the bytes. `Poison` does the same for every `torch.empty*` that the candidate calls, forward and backward,
+and fills the body with another such NaN, so that what is never written stays recognisable.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 ALIGN = 256
 BAND_MIN, BAND_MAX = 1024, 1 << 20
-MARK = 0xFF
-POISON = 0xFFE5 - 0x10000  # as int16; a quiet NaN in bfloat16 and float16, and repeated in float32 and float64
+# as int16: quiet NaN in bfloat16 and float16, and repeated in float32 and float64; vectorised code makes 0xFFFF by itself
+BAND, POISON = 0xFFE3 - 0x10000, 0xFFE5 - 0x10000
+BYTE = 0xFF  # bands of integers (-1 where it is taken for an index) and of 8-bit floats
 NAN_FILL, DIRT_FILL = "nan", "dirt"
 LAYOUTS = ("transposed", "stepped", "offset")
 
@@ -55,12 +56,13 @@ class Buffer:
 
     def hit(self) -> Hit | None:
         """The write outside the body, if there was one."""
-        front, back = self.raw[: self.start], self.raw[self.start + self.size :]
-        for side, band in (("past", back), ("before", front)):
-            if bool((band != MARK).any()):
-                touched = (band != MARK).nonzero().flatten()
-                distance = int(touched[-1]) + 1 if side == "past" else len(band) - int(touched[0])
-                return Hit(self.label, side, len(touched), distance, self.size)
+        mark, unit = band_mark(self.tensor.dtype)
+        for side, band in (("past", self.raw[self.start + self.size :]), ("before", self.raw[: self.start])):
+            different = band.view(unit) != mark
+            if bool(different.any()):
+                touched = different.nonzero().flatten()
+                far = int(touched[-1]) + 1 if side == "past" else len(different) - int(touched[0])
+                return Hit(self.label, side, len(touched) * unit.itemsize, far * unit.itemsize, self.size)
         return self._gap()
 
     def _gap(self) -> Hit | None:
@@ -99,9 +101,10 @@ class Arena:
         span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
         size = span * item
         band = min(max(BAND_MIN, -(-size // ALIGN) * ALIGN), BAND_MAX)
-        raw = torch.empty(size + 2 * band + ALIGN + shift * item, dtype=torch.uint8, device=device)
+        mark, unit = band_mark(dtype)
+        whole = size + 2 * band + ALIGN + shift * item
+        raw = torch.full((whole // unit.itemsize,), mark, dtype=unit, device=device).view(torch.uint8)
         start = band + (-(raw.data_ptr() + band)) % ALIGN + shift * item
-        raw.fill_(MARK)
         _fill(raw[start : start + size], dtype, self.fill)
         tensor = torch.empty(0, dtype=dtype, device=device)
         tensor.set_(raw.untyped_storage(), start // item, tuple(shape), tuple(stride))
@@ -115,7 +118,8 @@ class Arena:
         stride, shift = strides_for(value, layout)
         buffer = self.allocate(value.shape, stride, value.dtype, value.device, name, shift)
         if value.numel():
-            buffer.raw[buffer.start : buffer.start + buffer.size].fill_(MARK)  # gaps hold NaN, like the bands
+            mark, unit = band_mark(value.dtype)
+            buffer.raw[buffer.start : buffer.start + buffer.size].view(unit).fill_(mark)  # gaps are like the bands
             distinct = _distinct(buffer.tensor)
             distinct.copy_(value.as_strided(distinct.shape, value.stride()) if distinct.shape != value.shape else value)
         buffer.before = buffer.raw.clone()
@@ -136,6 +140,12 @@ class Arena:
             self.buffers.remove(owner)
 
 
+def band_mark(dtype: torch.dtype) -> tuple[int, torch.dtype]:
+    """(what bands of that dtype hold, in which unit)"""
+    wide = (dtype.is_floating_point or dtype.is_complex) and dtype.itemsize > 1
+    return (BAND, torch.int16) if wide else (BYTE, torch.uint8)
+
+
 def _fill(body: Tensor, dtype: torch.dtype, fill: str) -> None:
     """Poison: NaN for floats, 0x7f7f... for integers. Dirt is finite and plausible: 48.6 in float32, 48.5 in bfloat16."""
     floating = dtype.is_floating_point or dtype.is_complex
@@ -144,26 +154,25 @@ def _fill(body: Tensor, dtype: torch.dtype, fill: str) -> None:
     elif fill == NAN_FILL and floating and dtype.itemsize > 1:
         body.view(torch.int16).fill_(POISON)
     elif fill == NAN_FILL:
-        body.fill_(MARK if floating else 0x7F)
+        body.fill_(BYTE if floating else 0x7F)
     else:
         body.fill_(0x42 if floating else 0x01)
 
 
 def poison_left(tensor: Tensor) -> Tensor | None:
     """Which elements still hold the poison of uninitialised memory."""
-    return _holds(tensor, POISON) if tensor.element_size() > 1 else _holds(tensor, MARK)
+    return _holds(tensor, POISON) if tensor.element_size() > 1 else None
 
 
 def band_read(tensor: Tensor) -> Tensor | None:
-    """Which elements hold the bytes of a guard band; told from other NaN in 32 and 64 bits only."""
-    return _holds(tensor, -1) if tensor.element_size() >= 4 else None
+    """Which elements hold the bytes of a guard band."""
+    return _holds(tensor, BAND) if tensor.element_size() > 1 else None
 
 
 def _holds(tensor: Tensor, pattern: int) -> Tensor | None:
     if not tensor.is_floating_point() or not bool(torch.isnan(tensor).any()):
         return None
-    unit = torch.int16 if tensor.element_size() > 1 else torch.uint8
-    mask = (tensor.contiguous().unsqueeze(-1).view(unit) == pattern).all(-1)
+    mask = (tensor.contiguous().unsqueeze(-1).view(torch.int16) == pattern).all(-1)
     return mask if bool(mask.any()) else None
 
 
