@@ -40,7 +40,7 @@ def fresh(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[
     seen = {t.untyped_storage().data_ptr() for t in tensors if t is not None and t.numel()}
     out = []
     for result in results:
-        result = result.contiguous()
+        result = result.contiguous().detach()  # a reshaped result is a view, which autograd lets nobody mark as written
         pointer = result.untyped_storage().data_ptr()
         if result.numel() and pointer in seen:
             result = result.clone()
