@@ -200,7 +200,7 @@ def train(args, residual: str, init: str, seed: int, data: Tensor, held_out: Ten
     order = torch.Generator().manual_seed(seed)  # the batches depend on the seed alone, not on the model
     starts = torch.randint(len(data) - args.seq, (args.steps, args.batch, 1), generator=order).to(device)
     offsets = torch.arange(args.seq + 1, device=device)
-    stretch = max(1, args.steps // 20)  # reading the loss waits for the GPU, so it happens twenty times, not every step
+    stretch = max(1, args.steps // 20)  # reading the loss waits for the GPU, so it does not happen at every step
     losses, speeds, curve, spent = [], [], [], 0.0
     mark, marked = time.perf_counter(), 0
     for step in range(1, args.steps + 1):
@@ -214,16 +214,16 @@ def train(args, residual: str, init: str, seed: int, data: Tensor, held_out: Ten
         optimiser.step()
         losses.append(loss.detach())
         last = step == args.steps or stop.asked
-        if last or step % stretch == 0:
-            value, now = loss.item(), time.perf_counter()
+        if last or step % stretch == 0 or time.perf_counter() - mark > 2:
+            value, now = loss.item(), time.perf_counter()  # in this order: the first waits
             speeds.append(args.batch * args.seq * (step - marked) / (now - mark))
             spent += now - mark
-            left = spent / step * (args.steps - step)
-            progress = f"loss {value:.3f}  {speeds[-1]:,.0f} tokens/s  {left:.0f} s left"
+            progress = f"loss {value:.3f}  {speeds[-1]:,.0f} tokens/s  {spent / step * (args.steps - step):.0f} s left"
             show(f"{name}, seed {seed}: step {step}/{args.steps}  {progress}", last)
-            if last or step % (2 * stretch) == 0:
-                curve.append([step, validate(model, held_out, 4 * args.batch)])
-            mark, marked = time.perf_counter(), step
+            mark, marked = now, step
+        if last or step % (2 * stretch) == 0:
+            curve.append([step, validate(model, held_out, 4 * args.batch)])
+            mark = time.perf_counter()
         if last:
             break
     record = {"residual": residual, "init": init, "seed": seed, "finished": step == args.steps, "seconds": spent}

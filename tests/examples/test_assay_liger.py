@@ -1,0 +1,103 @@
+"""examples/assay_liger.py: what the assay says about Liger-Kernel's functions, and about edited copies of them.
+
+The example itself takes minutes in the interpreter; here every target is held to its values, and one goes through all.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from goldsmith import assay
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "assay_liger.py"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+QUICK = ("values", "ensemble", "poison", "guard", "alias")
+
+MISSING = importlib.util.find_spec("liger_kernel") is None
+pytestmark = [
+    pytest.mark.skipif(MISSING, reason="needs liger-kernel, whose kernels these are"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter's, about the NaN that the assay feeds
+]
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("assay_liger", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def modules(example, tmp_path_factory):
+    """Liger's mhc and swiglu; the latter without a cast that the interpreter does not know."""
+    from liger_kernel.ops import mhc, swiglu
+
+    if DEVICE == "cpu":
+        cast = ("gate_multiplier.to(tl.float32)", "gate_multiplier")
+        swiglu = example.edited(swiglu, tmp_path_factory.mktemp("swiglu"), *cast, times=None)
+    return mhc, swiglu
+
+
+def last_case(target: assay.Target) -> str:
+    return target.cases[-1].name
+
+
+@pytest.mark.parametrize("name", ["pre", "post_res", "coefficients"])
+def test_ligers_hyper_connections_pass(name, example, modules):
+    target = example.targets(*modules, DEVICE)[name]
+    report = assay.check(target, last_case(target), device=DEVICE, probes=QUICK, raises=False)
+    assert report.ok, str(report)
+
+
+def test_ligers_swiglu_writes_its_gradients_over_its_inputs(example, modules):
+    target = example.targets(*modules, DEVICE)["swiglu"]
+    report = assay.check(target, last_case(target), device=DEVICE, probes=QUICK, raises=False)
+    assert report.verdict == "fail" and example.expected("swiglu", report)
+    assert {f.tensor for f in report.findings if "was modified" in f.text} == {"a", "b"}
+    assert {f.probe for f in report.findings} == {"alias"}  # the values themselves are right
+
+
+@pytest.mark.parametrize("fault", ["addend_dropped", "narrowed_block", "mask_removed"])
+def test_a_fault_in_a_copy_of_liger_is_found(fault, example, modules, tmp_path):
+    name, old, new = example.FAULTS[fault]
+    target = example.targets(example.edited(modules[0], tmp_path, old, new), modules[1], DEVICE)[name]
+    case = next(c.name for c in target.cases if c.sizes["T"] > 1 and c.sizes["C"] < 128)
+    report = assay.check(target, case, device=DEVICE, probes=QUICK, raises=False)
+    assert report.verdict == "fail"
+    wrong = {f.tensor for f in report.findings}
+    assert "x.grad" in wrong
+    assert fault != "addend_dropped" or wrong == {"x.grad"}  # the other gradients do not have that addend
+
+
+def run(*args: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parents[1] / "src")}
+    command = [sys.executable, str(EXAMPLE), *args]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_the_command_writes_every_report_with_the_versions(tmp_path):
+    done = run("--only", "pre", "--json", str(tmp_path / "liger.json"), "--html", str(tmp_path / "liger.html"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "liger.json").read_text())
+    assert result["versions"].keys() == {"liger-kernel", "torch", "triton"} and result["expected"] == {"pre": True}
+    report = assay.Report.from_json(result["reports"]["pre"])
+    assert report.ok and all(probe.ran or probe.reason for probe in report.probes)
+    assert "liger.pre" in (tmp_path / "liger.html").read_text()
+    assert "PASS" in done.stdout and done.stderr == ""
+
+
+def test_a_missing_gpu_is_said_in_one_sentence():
+    if DEVICE == "cuda":
+        pytest.skip("there is a GPU here")
+    done = run("--device", "cuda")
+    assert done.returncode == 2
+    assert (
+        done.stderr.startswith("assay_liger: --device cuda: torch sees no CUDA device") and done.stderr.count("\n") == 1
+    )
