@@ -76,6 +76,8 @@ def finish_phi(psi: Tensor, phi: Tensor, gamma: Tensor | None) -> tuple[Tensor, 
     P, M, K = psi.shape
     dphi = torch.empty(phi.shape, dtype=phi.dtype, device=phi.device)
     dgamma = None if gamma is None else torch.empty(gamma.shape, dtype=gamma.dtype, device=gamma.device)
+    if P == 0:  # a sum of nothing is 0, also beside a NaN in gamma or phi
+        return dphi.zero_(), None if dgamma is None else dgamma.zero_()
     MP = power_of_2(M)
     block = max(16, min(128, 4096 // MP))
     run(
