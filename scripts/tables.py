@@ -6,6 +6,7 @@
 A table stands between `<!-- generated: NAME -->` and `<!-- end -->`, NAME being one of the functions in TABLES.
 """
 
+import json
 import os
 import re
 import sys
@@ -66,7 +67,90 @@ def refused(op: Op, backend: str, dtype: str) -> Iterator[tuple[Case, str | None
             yield case, op.why_not(backend, *tensors, **options)
 
 
-TABLES: dict[str, Callable[[], str]] = {"support": support}
+RESULTS = ROOT / "benchmarks" / "results"
+NAMES = {"goldsmith": "ours", "eager": "torch eager", "compile": "torch.compile", "liger": "Liger"}
+
+
+def speed() -> str:
+    """The whole connection, forward and backward, at training sizes."""
+    return speed_table(lambda row: row["op"] == "mhc.connection" and row["case"].startswith("train"))
+
+
+def speed_all() -> str:
+    return speed_table(lambda row: True)
+
+
+def speed_table(wanted: Callable[[dict], bool]) -> str:
+    """One table for each machine, from its newest run with such rows, its conditions on the line below."""
+    runs: dict[str, dict[tuple, list[dict]]] = {}
+    for path in sorted(RESULTS.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            if row["device"] == "cuda" and row["median_us"] is not None and wanted(row):
+                when = (row["date"], row["commit"], json.dumps(row["versions"], sort_keys=True))
+                runs.setdefault(row["machine"], {}).setdefault(when, []).append(row)
+    text = ""
+    for machine, dated in runs.items():
+        newest = max(dated, key=lambda when: when[0])  # of one day: the last in the files
+        text += one_machine([row for when, rows in dated.items() if when[0] == newest[0] for row in rows], machine)
+    return (
+        text or "No measurement is in benchmarks/results yet; `goldsmith bench --out benchmarks/results/NAME.jsonl`.\n"
+    )
+
+
+def one_machine(rows: list[dict], machine: str) -> str:
+    places: dict[tuple, dict[str, dict]] = {}
+    for row in rows:  # a later row of the same measurement takes the earlier one's place
+        place = (row["op"], row["case"], row["dtype"], row["direction"], row["mode"])
+        places.setdefault(place, {})[row["peer"]] = row
+    peers = [peer for peer in NAMES if any(peer in found for found in places.values())]
+    peers += sorted({row["peer"] for row in rows} - set(peers))
+    lines = []
+    for (op, case, dtype, direction, mode), found in places.items():
+        if "goldsmith" not in found:
+            continue
+        ours = found["goldsmith"]
+        share = "" if ours["share_of_ceiling"] is None else f"{100 * ours['share_of_ceiling']:.0f} %"
+        where = f"{case}, {dtype}" + (", CUDA graph" if mode == "graph" else "")
+        times = [microseconds(found.get(peer)) for peer in peers]
+        lines.append([f"`{op}`", where, direction, times[0], share, *times[1:], verified(ours)])
+    titles = [
+        "",
+        "case",
+        "",
+        "ours, us",
+        "of the copy rate",
+        *(f"{NAMES.get(p, p)}, us" for p in peers[1:]),
+        "verified",
+    ]
+    return table(titles, lines) + "\n" + "".join(f"{line}\n" for line in conditions(rows, machine)) + "\n"
+
+
+def microseconds(row: dict | None) -> str:
+    """The median, and the spread as half the distance from the 10th to the 90th percentile, in percent."""
+    if row is None:
+        return "-"
+    median = row["median_us"]
+    spread = 50 * (row["p90"] - row["p10"]) / median
+    return f"{median:.1f} ±{spread:.0f} %" if median < 100 else f"{median:.0f} ±{spread:.0f} %"
+
+
+def verified(row: dict) -> str:
+    return {True: "yes", False: "**no**", None: "-"}[row["verified"]]
+
+
+def conditions(rows: list[dict], machine: str) -> Iterator[str]:
+    """One line for each set of versions and commit that the rows come from."""
+    for date, commit, versions in dict.fromkeys((r["date"], r["commit"], json.dumps(r["versions"])) for r in rows):
+        named = ", ".join(f"{name} {version}" for name, version in json.loads(versions).items())
+        rates = [r["copy_gb_s"] for r in rows if (r["date"], r["commit"]) == (date, commit)]
+        yield (
+            f"{machine}; {named}; commit {commit}; {date}; device time of single calls, L2 flushed before each; medians, "
+            f"± half the distance from the 10th to the 90th percentile; copy rate {max(rates):.0f} GB/s in the same run."
+        )
+
+
+TABLES: dict[str, Callable[[], str]] = {"support": support, "speed": speed, "speed_all": speed_all}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,54 @@
+"""The tables of the documents say what the operators and the measurements say."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from repo.tree import ROOT
+
+ROW = {
+    "op": "mhc.connection", "case": "train[T=8,D=4]", "dtype": "bfloat16", "direction": "forward", "mode": "cold",
+    "peer": "goldsmith", "median_us": 200.0, "p10": 196.0, "p90": 204.0, "share_of_ceiling": 0.9, "copy_gb_s": 3000.0,
+    "verified": True, "machine": "card", "device": "cuda", "versions": {"torch": "2"}, "commit": "abc", "date": "2026-01-02",
+}  # fmt: skip
+
+
+def test_generated_tables_are_up_to_date():
+    done = subprocess.run([sys.executable, "scripts/tables.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}: run `python scripts/tables.py`"
+
+
+@pytest.fixture
+def speed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import tables
+
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+
+    def speed(*changes):
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(ROW | change) + "\n" for change in changes))
+        return tables.speed()
+
+    return speed
+
+
+def test_a_speed_table_keeps_a_faster_peer_and_has_its_conditions_on_the_next_line(speed):
+    lines = speed({}, {"peer": "liger", "median_us": 50.0, "p10": 49.0, "p90": 51.0}).splitlines()
+    assert lines[2] == "| `mhc.connection` | train[T=8,D=4], bfloat16 | forward | 200 ±2 % | 90 % | 50.0 ±2 % | yes |"
+    assert lines[3] == ""
+    assert lines[4].startswith("card; torch 2; commit abc; 2026-01-02; device time of single calls")
+
+
+def test_a_speed_table_shows_the_newest_run_only(speed):
+    text = speed({"commit": "old", "date": "2026-01-01", "case": "train[T=1,D=1]"}, {})
+    assert "T=1,D=1" not in text and "commit old" not in text and "commit abc" in text
+
+
+def test_what_could_not_be_verified_says_so(speed):
+    assert "**no**" in speed({"verified": False})
+
+
+def test_rows_of_a_cpu_and_of_peers_that_did_not_run_are_left_out(speed):
+    assert speed({"device": "cpu"}, {"median_us": None}).startswith("No measurement")
