@@ -127,10 +127,12 @@ def _hint_phi(x: Tensor, phi: Tensor, mixes: int, head: bool) -> str:
         return "phi looks transposed: Liger's layout? use mhc.from_liger or phi.T"
     if len(shape) == 2 and shape[1] == n * dim and shape[0] == (dim if head else rows(dim)):
         return f"x looks like [*batch, dim={n}, n={dim}], streams innermost: use mhc.streams_from_te"
-    if len(shape) == 2 and not head and streams(shape[0]) is None:
+    if len(shape) == 2 and shape[0] != mixes and not head:
         valid = ", ".join(f"{rows(k)} (n={k})" for k in (1, 2, 3, 4, 8))
-        return f"phi has {shape[0]} rows, which is n*(n+2) for no n: {valid}"
-    return ""
+        found = streams(shape[0])
+        fits = f"for no n: {valid}" if found is None else f"for n={found}, but x has n={n}"
+        return f"phi has {shape[0]} rows, which is n*(n+2) {fits}"
+    return f"phi has a column for each of the {n}*{dim} channels of x"
 
 
 def _check_vector(op: str, name: str, value: Any, size: int, x: Tensor) -> None:
@@ -187,9 +189,13 @@ def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, ori
     check_dtype(op, "f", f, FLOATS if x.dtype == torch.float64 else FLOATS[:3])
     check_coefficient(op, "h_post", h_post, x)
     check_coefficient(op, "h_res", h_res, x)
-    hint = ""
+    hint = "leading dimensions must agree: nothing is broadcast"
     if f.shape == x.shape:
         hint = "f has a stream dimension: it is the layer's output, one row a token"
+    elif h_res.dim() == x.dim() - 1 and h_res.shape[-1] == x.shape[-2] ** 2:
+        hint = f"h_res is flat: h_res.unflatten(-1, ({x.shape[-2]}, {x.shape[-2]}))"
+    elif x.shape[-2] != h_res.shape[-1]:
+        hint = "h_post and h_res hold one row a stream of x"
     given = {
         "x": (x, "*batch n dim"),
         "f": (f, "*batch dim"),

@@ -164,8 +164,8 @@ def _float(value: Tensor) -> Tensor:
 def _hf_keys(state: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
     """The keys of fn, base and scale, whichever of the two spellings the state has."""
     tried = []
-    for joint in ("", ".", "_", ".hc_"):
-        keys = {name: f"{prefix}{joint if prefix else joint.strip('._')}{name}" for name in ("fn", "base", "scale")}
+    for joint in ("", "hc_") if not prefix or prefix[-1] in "._" else (".", "_", ".hc_"):
+        keys = {name: f"{prefix}{joint}{name}" for name in ("fn", "base", "scale")}
         if all(key in state for key in keys.values()):
             return keys
         tried.append(keys["fn"])

@@ -99,7 +99,7 @@ class HyperConnection(_Float32Module):
         check_choice(name, "backend", backend, ("auto", *PRE.backends))
         check_choice(name, "coefficient_dtype", coefficient_dtype, (None, *FLOATS[:3]))
         if not callable(layer):
-            raise TypeError(f"{name}: layer is a {type(layer).__name__}, wanted a module or function of h_in")
+            raise TypeError(f"{name}: layer is of type {type(layer).__name__}, wanted a module or function of h_in")
         self.layer, self.norm, self.recompute, self.init = layer, norm, recompute, init
         self.settings = Settings(
             rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, form, orientation, coefficient_dtype, backend
@@ -252,9 +252,14 @@ def _fusable(here: HyperConnection, after: HyperConnection | None) -> bool:
     return here.settings.backend == after.settings.backend
 
 
-def split(output: Any) -> tuple[Any, tuple]:
+def split(output: Any) -> tuple[Tensor, tuple]:
     """f and the rest of what a layer returns."""
-    return (output[0], tuple(output[1:])) if isinstance(output, tuple) else (output, ())
+    f, rest = (output[0], tuple(output[1:])) if isinstance(output, tuple) and output else (output, ())
+    if not isinstance(f, Tensor):
+        raise TypeError(
+            f"mhc.HyperConnection: layer returned a {type(f).__name__}, wanted f [*batch, dim] or (f, *rest)"
+        )
+    return f, rest
 
 
 def join(x_next: Tensor, rest: tuple) -> Any:
@@ -281,5 +286,5 @@ def _check_x(module: str, x: Tensor, n: int, dim: int) -> None:
     if tuple(x.shape[-2:]) == (dim, n):
         hint = "; streams are innermost here: use mhc.streams_from_te"
     elif x.dim() and x.shape[-1] == dim:
-        hint = f"; one stream becomes {n} by mhc.expand(x, {n})"
+        hint = f"; a single stream is widened by mhc.expand(x, {n})"
     raise ShapeError(f"{module}: x is {list(x.shape)}, expected [*batch, n={n}, dim={dim}]{hint}")

@@ -1,0 +1,326 @@
+"""Bad input raises at the border: the message names the argument, what came, what was wanted and what would work."""
+
+import pytest
+import torch
+from torch import nn
+
+from goldsmith import ShapeError, mhc
+
+N, DIM = 4, 7
+X = torch.randn(2, N, DIM)
+PHI, ALPHA, BIAS = torch.randn(24, N * DIM), torch.ones(3), torch.zeros(24)
+F, H_POST, H_RES = torch.randn(2, DIM), torch.rand(2, N), torch.rand(2, N, N)
+
+
+def pre(**changed):
+    given = {"x": X, "phi": PHI, "alpha": ALPHA, "bias": BIAS} | changed
+    positional = [given.pop(name) for name in ("x", "phi", "alpha", "bias")]
+    return mhc.pre(*positional, **given)
+
+
+def post(**changed):
+    given = {"x": X, "f": F, "h_post": H_POST, "h_res": H_RES} | changed
+    positional = [given.pop(name) for name in ("x", "f", "h_post", "h_res")]
+    return mhc.post(*positional, **given)
+
+
+def connection(**changed):
+    return mhc.HyperConnection(**{"dim": DIM, "layer": nn.Identity()} | changed)
+
+
+def says(error, function, *lines):
+    with pytest.raises(error) as caught:
+        function()
+    assert type(caught.value) is error
+    assert str(caught.value).splitlines() == list(lines)
+
+
+def shapes(**changed):
+    """The lines that list what came and what was expected."""
+    given = {"x": "[2, 4, 7]", "phi": "[24, 28]", "alpha": "[3]", "bias": "[24]"} | changed
+    wanted = {"x": "[*batch, 4, 7]", "phi": "[24, 28]", "alpha": "[3]", "bias": "[24]"}
+    width = max(len(shape) for shape in given.values()) + 1
+    return [f"  {name}: {shape + ',':{width}} expected {wanted.get(name)}" for name, shape in given.items()]
+
+
+def post_shapes(f="[2, 7]", h_post="[2, 4]", h_res="[2, 4, 4]"):
+    given = {"x": ("[2, 4, 7]", "n, dim"), "f": (f, "dim"), "h_post": (h_post, "n"), "h_res": (h_res, "n, n")}
+    width = max(len(shape) for shape, _ in given.values()) + 1
+    return [f"  {name}: {shape + ',':{width}} expected [*batch, {wanted}]" for name, (shape, wanted) in given.items()]
+
+
+def test_phi_of_the_wrong_shape():
+    says(
+        ShapeError,
+        lambda: pre(phi=PHI.T),
+        "mhc.pre: phi has size 28 where 24 is needed",
+        *shapes(phi="[28, 24]"),
+        "  phi looks transposed: Liger's layout? use mhc.from_liger or phi.T",
+    )
+    says(
+        ShapeError,
+        lambda: pre(phi=torch.randn(25, 28)),
+        "mhc.pre: phi has size 25 where 24 is needed",
+        *shapes(phi="[25, 28]"),
+        "  phi has 25 rows, which is n*(n+2) for no n: 3 (n=1), 8 (n=2), 15 (n=3), 24 (n=4), 80 (n=8)",
+    )
+    says(
+        ShapeError,
+        lambda: pre(phi=torch.randn(15, 28)),
+        "mhc.pre: phi has size 15 where 24 is needed",
+        *shapes(phi="[15, 28]"),
+        "  phi has 15 rows, which is n*(n+2) for n=3, but x has n=4",
+    )
+    says(
+        ShapeError,
+        lambda: pre(phi=torch.randn(24, 27)),
+        "mhc.pre: phi has size 27 where 28 is needed",
+        *shapes(phi="[24, 27]"),
+        "  phi has a column for each of the 4*7 channels of x",
+    )
+
+
+def test_streams_innermost():
+    says(
+        ShapeError,
+        lambda: pre(x=X.mT),
+        "mhc.pre: phi has size 24 where 63 is needed",
+        "  x: [2, 7, 4], expected [*batch, 7, 4]",
+        "  phi: [24, 28],  expected [63, 28]",
+        "  alpha: [3],       expected [3]",
+        "  bias: [24],      expected [63]",
+        "  x looks like [*batch, dim=7, n=4], streams innermost: use mhc.streams_from_te",
+    )
+    says(
+        ShapeError,
+        lambda: connection()(X.mT),
+        "mhc.HyperConnection: x is [2, 7, 4], expected [*batch, n=4, dim=7]; streams are innermost here: "
+        "use mhc.streams_from_te",
+    )
+
+
+def test_alpha_that_is_no_vector_of_three():
+    says(
+        ShapeError,
+        lambda: pre(alpha=torch.tensor(1.0)),
+        "mhc.pre: alpha has 0 dimensions, wanted 1",
+        *shapes(alpha="[]"),
+        "  alpha = [pre, post, res], one scale each",
+    )
+    says(TypeError, lambda: pre(alpha=1.0), "mhc.pre: alpha is a float, wanted a tensor [3]")
+    says(
+        TypeError,
+        lambda: pre(alpha=tuple(ALPHA)),
+        "mhc.pre: alpha is a tuple of 3, wanted one tensor [3]: torch.stack(alpha)",
+    )
+
+
+def test_bias_of_transformer_engine():
+    says(
+        ShapeError,
+        lambda: pre(bias=BIAS[None]),
+        "mhc.pre: bias has 2 dimensions, wanted 1",
+        *shapes(bias="[1, 24]"),
+        "  [1, M] is TransformerEngine's layout: use mhc.from_te or bias.squeeze(0)",
+    )
+
+
+def test_gamma_of_one_stream_or_transposed():
+    lines = "  one weight per stream and channel; for one per channel: gamma.repeat(4)"
+    wrong = "mhc.pre: gamma has size 7 where 28 is needed"
+    says(ShapeError, lambda: pre(gamma=torch.ones(7)), wrong, *shapes(), "  gamma: [7],       expected [28]", lines)
+    wrong = "mhc.pre: gamma has size 7 where 4 is needed"
+    says(
+        ShapeError, lambda: pre(gamma=torch.ones(7, 4)), wrong, *shapes(), "  gamma: [7, 4],    expected [4, 7]", lines
+    )
+
+
+def test_dtypes():
+    floats = "bfloat16, float16, float32, float64"
+    says(TypeError, lambda: pre(x=X.int()), f"mhc.pre: x is int32, wanted one of: {floats}")
+    says(TypeError, lambda: pre(phi=PHI.int()), f"mhc.pre: phi is int32, wanted one of: {floats}")
+    fp8 = PHI.to(torch.float8_e4m3fn).requires_grad_()
+    says(TypeError, lambda: pre(phi=fp8), f"mhc.pre: phi is float8_e4m3fn, wanted one of: {floats}")
+    says(
+        TypeError,
+        lambda: pre(phi=PHI.double()),
+        "mhc.pre: phi is float64, but x is float32 and sums run in float32; use phi.float() or x.double()",
+    )
+    full = "wanted float32: coefficients and their parameters keep full precision"
+    says(TypeError, lambda: pre(alpha=ALPHA.bfloat16()), f"mhc.pre: alpha is bfloat16, {full}")
+    says(TypeError, lambda: pre(gamma=torch.ones(28).half()), f"mhc.pre: gamma is float16, {full}")
+    says(TypeError, lambda: post(h_post=H_POST.bfloat16()), f"mhc.post: h_post is bfloat16, {full}")
+    says(TypeError, lambda: post(h_res=H_RES.double()), f"mhc.post: h_res is float64, {full}")
+    says(TypeError, lambda: post(f=F.int()), "mhc.post: f is int32, wanted one of: bfloat16, float16, float32")
+    says(TypeError, lambda: mhc.sinkhorn(H_RES.int()), f"mhc.sinkhorn: logits is int32, wanted one of: {floats}")
+    says(TypeError, lambda: mhc.expand(F.int()), f"mhc.expand: x is int32, wanted one of: {floats}")
+
+
+def test_what_is_no_tensor():
+    says(TypeError, lambda: pre(x=[1.0]), "mhc.pre: x is a list, wanted a torch.Tensor")
+    says(TypeError, lambda: post(f=None), "mhc.post: f is a NoneType, wanted a torch.Tensor")
+    says(TypeError, lambda: connection()([1.0]), "mhc.HyperConnection: x is a list, wanted a torch.Tensor")
+
+
+def test_too_few_dimensions():
+    wanted = "expected [*batch, n, dim] with n >= 1 and dim >= 1"
+    says(ShapeError, lambda: pre(x=X[0, 0]), f"mhc.pre: x is [7], {wanted}")
+    says(ShapeError, lambda: pre(x=X[..., :0]), f"mhc.pre: x is [2, 4, 0], {wanted}")
+    says(ShapeError, lambda: mhc.expand(torch.tensor(1.0)), "mhc.expand: x is [], expected [*batch, dim]")
+
+
+def test_two_devices():
+    move = "move them to one device"
+    says(ValueError, lambda: pre(bias=BIAS.to("meta")), f"mhc.pre: bias is on meta, but x is on cpu; {move}")
+    says(ValueError, lambda: post(f=F.to("meta")), f"mhc.post: f is on meta, but x is on cpu; {move}")
+
+
+def test_numbers_out_of_range():
+    says(ValueError, lambda: pre(iterations=0), "mhc.pre: iterations=0, wanted a number of at least 1")
+    says(TypeError, lambda: pre(iterations=2.5), "mhc.pre: iterations=2.5, wanted a whole number of at least 1")
+    says(TypeError, lambda: pre(iterations=True), "mhc.pre: iterations=True, wanted a whole number of at least 1")
+    for name in ("rms_eps", "pre_eps", "sinkhorn_eps"):
+        for value in (-1e-6, float("nan")):
+            bad = {name: value}
+            says(ValueError, lambda bad=bad: pre(**bad), f"mhc.pre: {name}={value}, wanted a number of at least 0.0")
+    says(
+        ValueError,
+        lambda: pre(post_mult=0.0),
+        "mhc.pre: post_mult=0.0, wanted a number above 0 (the published model has 2.0)",
+    )
+    says(ValueError, lambda: mhc.expand(F, 0), "mhc.expand: n=0, wanted a number of at least 1")
+    says(TypeError, lambda: mhc.expand(F, 2.0), "mhc.expand: n=2.0, wanted a whole number of at least 1")
+
+
+def test_words_that_mean_nothing_list_those_that_do():
+    forms = "choose one of: 'deepseek', 'megatron', 'log'"
+    ways = "choose one of: 'in_out', 'out_in'"
+    says(ValueError, lambda: pre(form="exact"), f"mhc.pre: form='exact' is unknown; {forms}")
+    says(ValueError, lambda: connection(form="exact"), f"mhc.HyperConnection: form='exact' is unknown; {forms}")
+    says(ValueError, lambda: post(orientation="out"), f"mhc.post: orientation='out' is unknown; {ways}")
+    says(ValueError, lambda: connection(orientation="o"), f"mhc.HyperConnection: orientation='o' is unknown; {ways}")
+    says(
+        ValueError,
+        lambda: connection(init="zero"),
+        "mhc.HyperConnection: init='zero' is unknown; choose one of: 'deepseek', 'small', 'identity'",
+    )
+    says(ValueError, lambda: pre(backend="cuda"), "mhc.pre: unknown backend 'cuda'; known: auto, triton, reference")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'iteration'"):
+        pre(iteration=3)
+
+
+def test_a_layer_output_or_coefficients_that_do_not_fit_the_streams():
+    says(
+        ShapeError,
+        lambda: post(f=X),
+        "mhc.post: f has batch=[2, 4], but batch=[2] above",
+        *post_shapes(f="[2, 4, 7]"),
+        "  f has a stream dimension: it is the layer's output, one row a token",
+    )
+    says(
+        ShapeError,
+        lambda: post(h_res=H_RES[:, :3, :3]),
+        "mhc.post: h_res has n=3, but n=4 above",
+        *post_shapes(h_res="[2, 3, 3]"),
+        "  h_post and h_res hold one row a stream of x",
+    )
+    says(
+        ShapeError,
+        lambda: post(h_res=H_RES.flatten(-2)),
+        "mhc.post: h_res has batch=[], but batch=[2] above",
+        *post_shapes(h_res="[2, 16]"),
+        "  h_res is flat: h_res.unflatten(-1, (4, 4))",
+    )
+
+
+@pytest.mark.parametrize("name, value", [("f", F[:1]), ("h_post", H_POST[:1]), ("h_res", H_RES[:1])])
+def test_leading_dimensions_are_never_broadcast(name, value):
+    says(
+        ShapeError,
+        lambda: post(**{name: value}),
+        f"mhc.post: {name} has batch=[1], but batch=[2] above",
+        *post_shapes(**{name: str(list(value.shape))}),
+        "  leading dimensions must agree: nothing is broadcast",
+    )
+
+
+def test_matrices_that_are_not_square():
+    says(
+        ShapeError,
+        lambda: mhc.sinkhorn(torch.randn(3, 4)),
+        "mhc.sinkhorn: logits has n=4, but n=3 above",
+        "  logits: [3, 4], expected [*batch, n, n]",
+        "  one square matrix a token",
+    )
+
+
+def test_the_backward_formula_checks_too():
+    saved = {"inv_rms": torch.ones(2), "h_mix": torch.ones(2, 23), "h_pre": H_POST, "h_post": H_POST}
+    says(
+        ShapeError,
+        lambda: mhc.pre_backward(F, H_POST, H_RES, X, PHI, ALPHA, **saved),
+        "mhc.pre_backward: h_mix has mixes=23, but mixes=24 above",
+        "  x: [2, 4, 7], expected [*batch, n, dim]",
+        "  phi: [24, 28],  expected [mixes, features]",
+        "  grad_h_in: [2, 7],    expected [*batch, dim]",
+        "  grad_h_post: [2, 4],    expected [*batch, n]",
+        "  grad_logits: [2, 4, 4], expected [*batch, n, n]",
+        "  inv_rms: [2],       expected [*batch]",
+        "  h_mix: [2, 23],   expected [*batch, mixes]",
+        "  h_pre: [2, 4],    expected [*batch, n]",
+        "  h_post: [2, 4],    expected [*batch, n]",
+    )
+
+
+def test_modules_that_do_not_fit():
+    name = "mhc.HyperConnection"
+    wanted = "expected [*batch, n=4, dim=7]"
+    says(ShapeError, lambda: connection()(F), f"{name}: x is [2, 7], {wanted}; a single stream is widened by "
+         "mhc.expand(x, 4)")  # fmt: skip
+    says(ShapeError, lambda: connection()(X[..., :5]), f"{name}: x is [2, 4, 5], {wanted}")
+    says(ValueError, lambda: connection(n=0), f"{name}: n=0, wanted a whole number of at least 1")
+    says(ValueError, lambda: connection(iterations=0), f"{name}: iterations=0, wanted a number of at least 1")
+    says(TypeError, lambda: connection(layer=3), f"{name}: layer is of type int, wanted a module or function of h_in")
+    returned = f"{name}: layer returned a NoneType, wanted f [*batch, dim] or (f, *rest)"
+    says(TypeError, lambda: connection(layer=lambda h: None)(X), returned)
+    known = "choose one of: None, torch.bfloat16, torch.float16, torch.float32"
+    says(
+        ValueError,
+        lambda: connection(coefficient_dtype=torch.int8),
+        f"{name}: coefficient_dtype=torch.int8 is unknown; {known}",
+    )
+
+
+def test_stacks_that_do_not_fit():
+    name = "mhc.HyperStack"
+    says(TypeError, lambda: mhc.HyperStack([nn.Identity()]),
+         f"{name}: wanted at least one HyperConnection, got ['Identity']")  # fmt: skip
+    says(TypeError, lambda: mhc.HyperStack([]), f"{name}: wanted at least one HyperConnection, got none")
+    says(ValueError, lambda: mhc.HyperStack([connection()], keep_every=2), f"{name}: keep_every=2, only 1 is offered")
+    two = [connection(), connection(n=2)]
+    says(ValueError, lambda: mhc.HyperStack(two), f"{name}: connections differ in (n, dim): [(2, 7), (4, 7)]")
+
+
+@pytest.mark.parametrize("where", [0, 3], ids=["first", "last"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_number_stays_in_its_token(where, value):
+    x = torch.randn(4, N, DIM)
+    clean = [*mhc.pre(x, PHI, ALPHA, BIAS), mhc.head(x, PHI[:N], ALPHA[:1], BIAS[:N])]
+    f, others = torch.randn(4, DIM), torch.arange(4) != where
+    clean.append(mhc.post(x, f, clean[1], clean[2]))
+    x[where, 1, 2] = value
+    dirty = [*mhc.pre(x, PHI, ALPHA, BIAS), mhc.head(x, PHI[:N], ALPHA[:1], BIAS[:N])]
+    dirty.append(mhc.post(x, f, dirty[1], dirty[2]))
+    for before, after in zip(clean, dirty, strict=True):
+        assert torch.equal(before[others], after[others])
+    assert not dirty[-1][where].isfinite().all()
+
+
+def test_no_tokens_give_empty_results_and_zero_gradients():
+    leaves = [t.clone().requires_grad_() for t in (X[:0], PHI, ALPHA, BIAS, torch.ones(N * DIM))]
+    h_in, h_post, h_res = mhc.pre(*leaves[:4], gamma=leaves[4])
+    x_next = mhc.post(leaves[0], h_in, h_post, h_res)
+    assert [t.shape for t in (h_in, h_post, h_res, x_next)] == [(0, 7), (0, 4), (0, 4, 4), (0, 4, 7)]
+    x_next.sum().backward()
+    for leaf in leaves:
+        assert leaf.grad.shape == leaf.shape and not leaf.grad.any()
