@@ -114,15 +114,7 @@ def one_machine(rows: list[dict], machine: str) -> str:
         where = f"{case}, {dtype}" + (", CUDA graph" if mode == "graph" else "")
         times = [microseconds(found.get(peer)) for peer in peers]
         lines.append([f"`{op}`", where, direction, times[0], share, *times[1:], verified(ours)])
-    titles = [
-        "",
-        "case",
-        "",
-        "ours, us",
-        "of the copy rate",
-        *(f"{NAMES.get(p, p)}, us" for p in peers[1:]),
-        "verified",
-    ]
+    titles = ["", "case", "", "ours", "of the copy rate", *(NAMES.get(p, p) for p in peers[1:]), "verified"]
     return table(titles, lines) + "\n" + "".join(f"{line}\n" for line in conditions(rows, machine)) + "\n"
 
 
@@ -145,8 +137,8 @@ def conditions(rows: list[dict], machine: str) -> Iterator[str]:
         named = ", ".join(f"{name} {version}" for name, version in json.loads(versions).items())
         rates = [r["copy_gb_s"] for r in rows if (r["date"], r["commit"]) == (date, commit)]
         yield (
-            f"{machine}; {named}; commit {commit}; {date}; device time of single calls, L2 flushed before each; medians, "
-            f"± half the distance from the 10th to the 90th percentile; copy rate {max(rates):.0f} GB/s in the same run."
+            f"{machine}; {named}; commit {commit}; {date}; device time of single calls in microseconds, L2 flushed "
+            f"before each; median ± half of p10..p90; copy rate {max(rates):.0f} GB/s in the same run."
         )
 
 

@@ -155,7 +155,7 @@ def test_float32_stays_within_the_bound_forward_and_backward(name):
             assert bool((largest > bounded.bound / 3000)[bounded.bound > 0].any()), result
 
 
-@pytest.mark.parametrize("name", ["softmax", "masked_softmax", "layer_norm", "attention", "index_add", "written", "cat"])
+@pytest.mark.parametrize("name", ["softmax", "masked_softmax", "layer_norm", "attention", "index_add", "written"])
 def test_float64_candidates_have_bounds_too(name):
     fn = golden(OPERATORS[name])
     wide = {k: t.double() for k, t in leaves().items()}

@@ -37,7 +37,7 @@ def check(forward, gradient="auto", own=None, **options):
     return self_check(forward, gradient, leaves() if own is None else own, **options)
 
 
-# ---- trusted ----------------------------------------------------------------------------------------------------------
+# trusted
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -105,7 +105,7 @@ def test_a_kink_too_close_to_step_around_is_a_note():
         assert found.problems == [] and len(found.notes) == 1
 
 
-# ---- not trusted ------------------------------------------------------------------------------------------------------
+# not trusted
 
 
 @pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16, torch.float16])

@@ -30,7 +30,7 @@ def bf16_accumulator(leaves):
     return acc.float()
 
 
-# ---- right kernels ----------------------------------------------------------------------------------------------------
+# right kernels
 
 
 @pytest.mark.parametrize("store", [F32, BF16, torch.float16])
@@ -60,7 +60,7 @@ def test_an_honest_float64_candidate_passes():
         assert j.findings == [] and j.row.dtype == "float64"
 
 
-# ---- wrong kernels ----------------------------------------------------------------------------------------------------
+# wrong kernels
 
 
 @pytest.mark.parametrize("k", [1024, 4096, 16384])
@@ -198,7 +198,7 @@ def test_an_alarm_that_a_fresh_seed_does_not_repeat_is_dropped():
     assert asked == [1, 1]
 
 
-# ---- masks, shapes, dtypes --------------------------------------------------------------------------------------------
+# masks, shapes, dtypes
 
 
 def spoilt(index, value):

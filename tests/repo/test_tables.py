@@ -11,7 +11,8 @@ from repo.tree import ROOT
 ROW = {
     "op": "mhc.connection", "case": "train[T=8,D=4]", "dtype": "bfloat16", "direction": "forward", "mode": "cold",
     "peer": "goldsmith", "median_us": 200.0, "p10": 196.0, "p90": 204.0, "share_of_ceiling": 0.9, "copy_gb_s": 3000.0,
-    "verified": True, "machine": "card", "device": "cuda", "versions": {"torch": "2"}, "commit": "abc", "date": "2026-01-02",
+    "verified": True, "machine": "card", "device": "cuda", "versions": {"torch": "2"},
+    "commit": "abc", "date": "2026-01-02",
 }  # fmt: skip
 
 

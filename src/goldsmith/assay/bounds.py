@@ -7,8 +7,8 @@ Under a dispatch mode the golden runs once in float64, and every operator carrie
     sum or dot, n terms:   e = sum_i (e of the terms) + gamma_n sum_i |a_i b_i|,  gamma_n = n u / (1 - n u): any order
     store in unit u_o:     e += u_o (|y| + e) + half the smallest subnormal
 
-Errors live beside *storages*, not tensors: each storage with an error has a float64 twin of the same number of elements,
-and a tensor's error is the twin seen through the tensor's own sizes, strides and offset. Views, transposes, expands and
+Errors live beside *storages*, not tensors: each storage with an error has a float64 twin of as many elements, and a
+tensor's error is the twin seen through the tensor's own sizes, strides and offset. Views, transposes, expands and
 slices therefore need no rule, and writing into a view is seen by every alias. A storage without a twin is exact.
 
 An open bound is inf (or NaN on the way, which turns into inf). The rules are in bounds_rules.py (elementwise),
@@ -156,7 +156,7 @@ class RunningErrors(TorchDispatchMode):
         self._twins: dict[int, _Twin] = {}
         self._scalars: dict[float, float] = {}
 
-    # ---- what the rules use -----------------------------------------------------------------------------------------
+    # what the rules use
 
     def __call__(self, x: Any) -> tuple[Any, Error]:
         """(value, error) of an operand: a float64 tensor or a Python number, with NaN and Inf replaced when careful."""
@@ -196,7 +196,7 @@ class RunningErrors(TorchDispatchMode):
     def is_stored(self, value: Tensor, dtype: torch.dtype) -> bool:
         return _view_key(value, dtype) in self._twin(value).stores
 
-    # ---- dispatch ---------------------------------------------------------------------------------------------------
+    # dispatch
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         from .bounds_plan import plan_of
@@ -250,7 +250,7 @@ class RunningErrors(TorchDispatchMode):
         self._write(target, self._settle(target, error), notes)
         return y
 
-    # ---- twins ------------------------------------------------------------------------------------------------------
+    # twins
 
     def _twin(self, t: Tensor) -> _Twin:
         storage = t.untyped_storage()
@@ -297,7 +297,7 @@ class RunningErrors(TorchDispatchMode):
         view.copy_(error) if isinstance(error, Tensor) else view.fill_(error)
 
     def _settle(self, y: Tensor, error: Error) -> Error:
-        """Where y is NaN or Inf itself there is nothing to round: exact, unless its bound was open for another reason."""
+        """Where y is NaN or Inf itself there is nothing to round: exact, unless the bound was open for another reason."""
         if self.poisoned:
             return float("inf")
         if not (self.careful and y.is_floating_point() and isinstance(error, Tensor)):
@@ -320,7 +320,7 @@ class RunningErrors(TorchDispatchMode):
         self._record(before, error.clone() if isinstance(error, Tensor) else error, frozenset())
         return before
 
-    # ---- small questions ----------------------------------------------------------------------------------------------
+    # small questions
 
     def _notes(self, args, kwargs) -> frozenset[str]:
         notes = self.poisoned

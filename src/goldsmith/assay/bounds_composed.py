@@ -135,7 +135,7 @@ def attention_backward(g, q, k, v, out, lse, dropout_p=0.0, is_causal=False, *, 
     return ds @ k * scale, ds.transpose(-1, -2) @ q * scale, p.transpose(-1, -2) @ g
 
 
-# ---- what the legal orders need besides: here the error analysis has rules of its own ---------------------------------------
+# what the legal orders need besides: here the error analysis has rules of its own
 
 
 def softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:

@@ -21,8 +21,8 @@ VIEWS = {"_unsafe_view", "lift_fresh", "_reshape_alias", "reshape"}
 EXACT = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros",
     "zero", "ones", "ones_like", "new_ones", "rand", "randn", "rand_like", "randn_like", "randint", "randperm",
-    "bernoulli", "normal", "uniform", "argmax", "argmin", "argsort", "nonzero", "isnan", "isinf", "isfinite", "bincount",
-    "resize",
+    "bernoulli", "normal", "uniform", "argmax", "argmin", "argsort", "nonzero", "isnan", "isinf", "isfinite",
+    "bincount", "resize",
 }  # fmt: skip
 # Constants: judged when they are first read, by how well the compute precision represents them.
 UNSEEN = {"full", "full_like", "new_full", "scalar_tensor", "arange", "eye", "tril_indices", "triu_indices"}
@@ -64,7 +64,7 @@ def _pad(m, y, x, pad, value=0):
 
 
 def _cast(m, y, x, *_, **__):
-    """A copy; to integers a step; to a narrower float (inside storage(...)) exact values round as specified, others by an ulp."""
+    """A copy; to integers a step; to a narrower float (inside storage(...)) only inexact values round, by an ulp."""
     v, e = m(x)
     if y.dtype in (torch.float64, x.dtype) or y.dtype == torch.bool == x.dtype:
         return e if x.is_floating_point() or x.dtype == torch.bool or not exact(e) else _representation(m, y)
@@ -106,7 +106,7 @@ def _indexed(m, weight: Tensor, index: Tensor) -> Error:
     return 0.0 if exact(m.error_of(weight)) else _error_of(m, weight)[index]
 
 
-# ---- writing and accumulating at indices ----------------------------------------------------------------------------------
+# writing and accumulating at indices
 
 
 def _placed(m: RunningErrors, base: Tensor, source, write: Callable[[Tensor, Tensor], Tensor], index) -> Error:
@@ -210,7 +210,8 @@ _MOVES = (
 
 RULES: dict[str, Callable] = {
     **{name: moves(name) for name in _MOVES if hasattr(aten, name)},
-    "constant_pad_nd": _pad, "_to_copy": _cast, "copy": _copy, "fill": _fill, "linspace": _linspace, "embedding": _gathered,
+    "constant_pad_nd": _pad, "_to_copy": _cast, "copy": _copy, "fill": _fill, "linspace": _linspace,
+    "embedding": _gathered,
     "index_put": _index_put, "_index_put_impl": _index_put, "_unsafe_index_put": _index_put, "index_add": _index_add,
     "scatter_add": _scatter_add, "scatter": _scatter, "scatter_reduce": _scatter_reduce, "index_copy": _index_copy,
     "index_fill": _index_fill, "embedding_dense_backward": _embedding_backward,

@@ -1,7 +1,7 @@
 """e = sum_i |df/da_i| e_i + c_f u |y|: rules of the elementwise operators.
 
-A rule is called as rule(m, y, *args, **kwargs) with the operator's own arguments and its float64 result y; `m(x)` gives an
-operand's value and error. It returns the error of y: a tensor that broadcasts to y, or 0.0 for exact.
+A rule is called as rule(m, y, *args, **kwargs) with the operator's own arguments and its float64 result y; `m(x)` gives
+an operand's value and error. It returns the error of y: a tensor that broadcasts to y, or 0.0 for exact.
 
 Propagation is exact rather than first order wherever that costs no more (division by b - e_b, monotone functions at
 x - e and x + e). Where an argument's own error exceeds 10 % of a value that is divided by or taken a logarithm or root
@@ -71,7 +71,7 @@ def opened(e: Error, relative: Error) -> Error:
     return torch.where(relative > OPEN_AT, torch.inf, e)
 
 
-# ---- arithmetic -------------------------------------------------------------------------------------------------------
+# arithmetic
 
 
 def _add(m: RunningErrors, y, a, b, alpha=1, *, sign=1):
@@ -110,7 +110,7 @@ def _reciprocal(m, y, x):
 
 
 def _addcmul(m, y, x, a, b, value=1):
-    (vx, ex), (va, ea), (vb, eb) = m(x), m(a), m(b)
+    (_, ex), (va, ea), (vb, eb) = m(x), m(a), m(b)
     product = va * vb
     return total(ex, scaled(value, total(scaled(va, eb), scaled(vb, ea), m.rounding(product, 2))), m.rounding(y))
 
@@ -128,7 +128,7 @@ def _lerp(m, y, a, b, weight):
     return total(ea, scaled(vw, e_gap), scaled(gap, ew), m.rounding(gap * vw, 2), m.rounding(y))
 
 
-# ---- functions of one argument ----------------------------------------------------------------------------------------
+# functions of one argument
 
 
 def _copies(m, y, x, *_, **__):
@@ -248,7 +248,7 @@ def _steps(f: Callable[[Tensor], Tensor]) -> Callable:
     return lambda m, y, x, *_, **__: _step(f, *m(x))
 
 
-# ---- choices: the decision is uncertain where two candidates lie within their errors ------------------------------------
+# choices: the decision is uncertain where two candidates lie within their errors
 
 
 def compare(m: RunningErrors, y, a, b):

@@ -49,7 +49,9 @@ def _prod(m, y, x, dim=None, keepdim=False, *, dtype=None):
     moved = 0.0 if exact(e) else far - y.abs()
     if not exact(e) and m.u < 1e-12:  # the difference itself is rounded in float64
         moved = moved + _count(x, y) * m.u * far
-    return total(moved, m.gamma(_count(x, y)) * far) if _count(x, y) > 1 else _reduce(torch.sum, e + 0 * v, dim, keepdim)
+    if _count(x, y) <= 1:
+        return _reduce(torch.sum, e + 0 * v, dim, keepdim)
+    return total(moved, m.gamma(_count(x, y)) * far)
 
 
 def _cumulative(m, y, x, dim, **_):
@@ -57,7 +59,8 @@ def _cumulative(m, y, x, dim, **_):
     v, e = m(x)
     if v.dim() == 0:
         return e
-    return total(torch.cumsum(e + 0 * v, dim) if not exact(e) else 0.0, _ramp(m, v, dim) * torch.cumsum(v.abs() + e, dim))
+    carried = 0.0 if exact(e) else torch.cumsum(e + 0 * v, dim)
+    return total(carried, _ramp(m, v, dim) * torch.cumsum(v.abs() + e, dim))
 
 
 def _cumprod(m, y, x, dim, **_):
@@ -127,7 +130,7 @@ def _dim_of(x: Tensor, values: Tensor, args, kwargs) -> int:
     return ints[1] if takes_k and len(ints) > 1 else ints[0] if ints and not takes_k else -1
 
 
-# ---- softmax family -----------------------------------------------------------------------------------------------------
+# softmax family
 
 
 def _shifted(m: RunningErrors, v: Tensor, dim):
@@ -190,7 +193,7 @@ def _softmax_backward(m, y, grad, p, dim, *_):
     return outer + 3 * m.u * (gp + vp.abs() * s.abs())
 
 
-# ---- products -----------------------------------------------------------------------------------------------------------
+# products
 
 
 def bilinear(f: Callable[[Tensor, Tensor], Tensor], m: RunningErrors, a, b, n: int) -> Tensor:
@@ -228,7 +231,7 @@ def _convolution(m, y, x, w, bias, stride, padding, dilation, transposed, output
     return out + total(eb, m.gamma(n) * vb.abs()).view(shape)
 
 
-def _convolution_backward(m, y, grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask):
+def _convolution_backward(m, y, grad, x, w, _, stride, padding, dilation, transposed, output_padding, groups, mask):
     """The two products that convolution_backward makes, each through its own slot, and the sum for the bias."""
     rest = (None, stride, padding, dilation, transposed, output_padding, groups)
     call = torch.ops.aten.convolution_backward

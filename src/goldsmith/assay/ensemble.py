@@ -4,7 +4,7 @@ A member of the ensemble is one run under a dispatch mode that rewrites reductio
 scatters. Three of eight members add one term after another (as stored, or permuted), since nothing legal is noisier:
 for n terms of random sign a sequential sum errs by about n/sqrt(2) u, tiles of t by sqrt(n t) u, pairwise by
 sqrt(n log n) u. Without them a plain loop over n = 16384 would be six times noisier than every member.
-Functions have legal variants too: exp as 2^(x log2 e), a / b as a (1 / b), the sigmoid and 1 / sqrt through their formulas.
+Functions have legal variants too: exp as 2^(x log2 e), a / b as a (1 / b), the sigmoid and 1 / sqrt by formula.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .bounds_composed import REDUCTIONS
 from .bounds_plan import plan_of
 from .golden import default_dtype, threads_for
 
-# as_stored: first to last; permuted; tiles: sums of 16..256 permuted terms, added up; pairwise; mixed: drawn per reduction
+# tiles: sums of 16..256 permuted terms, added up; mixed: another of the four for every reduction
 STYLES = ("as_stored", "permuted", "tiles", "pairwise", "mixed", "permuted", "tiles", "pairwise")
 
 
@@ -81,7 +81,7 @@ class LegalOrder(TorchDispatchMode):
         return orders.Order(style, self.random.randrange(2**31), 2 ** self.random.randint(4, 8))
 
     def on_store(self, value: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rounds the memory of `value` in place, past autograd: later readers, backward included, see what was stored."""
+        """Rounds the memory of `value`, past autograd: later readers, backward included, see what was stored."""
         if not (value.is_floating_point() and dtype.is_floating_point):
             return value
         if value.untyped_storage()._cdata in self._leaf_storages:
@@ -126,7 +126,7 @@ class LegalOrder(TorchDispatchMode):
         return self.compute if a is torch.float64 else a
 
 
-# ---- rewrites: rewrite(mode, *args, **kwargs) -> result, or None for the operator itself ------------------------------------
+# rewrites: rewrite(mode, *args, **kwargs) -> result, or None for the operator itself
 
 
 def _sum(m: LegalOrder, x, dim=None, keepdim=False, *, dtype=None):

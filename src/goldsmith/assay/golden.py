@@ -77,8 +77,8 @@ def self_check(
 ) -> SelfCheck:
     """Section 4: float64 everywhere, twice bit-equal, inputs unwritten, gradients against central differences.
 
-    forward(leaves) -> {output: tensor}, decisions fixed; gradient(leaves, {"grad_<output>": cotangent}) -> {input: gradient}
-    for the differentiable inputs (None: forward only). leaves: float64 inputs (integers as they are).
+    forward(leaves) -> {output: tensor}, decisions fixed; gradient(leaves, {"grad_<output>": cotangent}) ->
+    {input: gradient} for the differentiable inputs (None: forward only). leaves: float64 inputs (integers as they are).
     shapes: output -> shape of the candidate's output, compared with the golden's.
     """
     check = SelfCheck()
@@ -193,7 +193,7 @@ class _NarrowerThanFloat64(TorchDispatchMode):
 _NARROW = {torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2}
 
 
-# ---- gradients against differences --------------------------------------------------------------------------------------
+# gradients against differences
 
 
 def _differences(check: SelfCheck, forward, grads, cotangents, leaves, generator, directions: int = 2) -> None:
@@ -264,7 +264,7 @@ class _Line:
         return (4 * self.slope(h / 2) - self.slope(h)) / 3
 
     def bends(self, h: float) -> bool:
-        """The two one-sided slopes differ by as much at h / 8 as at h: a kink. In a smooth function it shrinks eightfold."""
+        """The one-sided slopes differ by as much at h / 8 as at h: a kink. A smooth function's come eight times closer."""
         wide, narrow = (abs(self(s) - 2 * self(0.0) + self(-s)) / s for s in (h, h / 8))
         return narrow > 0.5 * wide and narrow > 16 * self.noise / h
 

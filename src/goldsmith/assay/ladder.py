@@ -85,8 +85,8 @@ def judge(
     """Hold `got` to `ref`, rung by rung; the first rung that finds something ends it.
 
     got: the candidate's tensor as it was stored (None: missing, CERTAIN).
-    confirm(attempt) -> (candidate's tensor, reference) on a fresh seed with a fresh ensemble: statistical, systematic and
-    quality alarms count only when it repeats them; without it they are not raised at all. attempt is 1, 2, ...
+    confirm(attempt) -> (candidate's tensor, reference) on a fresh seed with a fresh ensemble: statistical, systematic
+    and quality alarms count only when it repeats them; without it they are not raised at all. attempt is 1, 2, ...
     """
     g = ref.bounded.value
     shape = tuple(g.shape)
@@ -146,13 +146,13 @@ class _Held:
         return {text: mask for text, mask in fits.items() if bool(mask.any())}
 
     def _members_overflow(self) -> Tensor:
-        """Where the golden's own arithmetic, in the compute precision, gives NaN or Inf: nobody is to blame for that."""
+        """Where the golden's own arithmetic, in the compute precision, gives NaN or Inf: nobody's fault."""
         out = torch.zeros_like(self.y_finite)
         for member in self.ref.ensemble:
             out = out | ~torch.isfinite(member)
         return out
 
-    # ---- rung 1 -----------------------------------------------------------------------------------------------------
+    # rung 1
 
     def certain(self, probe: str, case: str) -> list[Finding]:
         name, b = self.name, self.ref.bounded
@@ -181,7 +181,7 @@ class _Held:
         keep = self.y_finite & self.g_finite & ~b.open & (self.error > 0) & ~self.flushed
         return float(torch.where(keep, self.error / b.bound, 0.0).max()) if keep.numel() else 0.0
 
-    # ---- the table ------------------------------------------------------------------------------------------------------
+    # the table
 
     def notes(self, case: str) -> list[Note]:
         out, b = [], self.ref.bounded
@@ -193,7 +193,7 @@ class _Held:
             text = f"{self.name}: not proven: {', '.join(b.notes)}; no error rule, so rung 1 is silent"
             out.append(Note("not_proven", self.name, text, case))
         elif share:
-            text = f"{self.name}: not proven: ill-conditioned at {100 * share:.3g} % of the elements; rung 1 is silent there"
+            text = f"{self.name}: not proven at {100 * share:.3g} % of the elements: ill-conditioned; rung 1 is silent"
             out.append(Note("not_proven", self.name, text, case))
         return out
 
@@ -220,7 +220,7 @@ class _Held:
         return Row(case, run, self.name, ref.kind, self.dtype, tuple(self.y.shape), **row, state=state)
 
 
-# ---- rungs 2 to 4 -----------------------------------------------------------------------------------------------------------
+# rungs 2 to 4
 
 
 def _alarms(held: _Held, confirm: Confirm, probe: str, case: str) -> list[Finding]:
@@ -255,8 +255,8 @@ def _statistical(held: _Held, repeats: Callable[[], _Held], probe: str, case: st
     measured = float(excess.max())
     looks = "".join(f"; it looks like {t}" for t in looks_like(held.y, held.ref) if t.startswith("the golden"))
     text = (
-        f"{held.name} errs by {measured:.3g} times the noise of honest implementations (limit {limit:.3g}): {place.text}"
-        f"{looks}; {worst(bad, excess.double(), held.y, held.ref)}; a fresh seed repeats it"
+        f"{held.name} errs by {measured:.3g} times the noise of honest implementations (limit {limit:.3g}): "
+        f"{place.text}{looks}; {worst(bad, excess.double(), held.y, held.ref)}; a fresh seed repeats it"
     )
     return Finding(STATISTICAL, probe, held.name, place, measured, limit, text, case)
 

@@ -5,8 +5,7 @@ rms of the *noisiest* member (candidates may use that very order), or the elemen
 is larger, with the rounding of the store (ulp / sqrt 12) added in squares: eight members that happen to round to the
 same number say nothing about the ninth.
 
-W is WIDEN. Clean alarms before confirmation, measured on random dots and sums of n = 64..16384 terms with 1..512 outputs,
-sequential, tiled, pairwise and BLAS candidates, float32 and bfloat16 stores: see tests/assay/test_ladder_rates.py.
+@RATE@
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ BIAS_UNITS = 8  # and larger than 8 u of the value: constants, exp and division 
 
 @dataclass(frozen=True)
 class Direction:
-    """A pattern that errors are projected on: sum r d / sum d^2, with the standard error that honest runs have there."""
+    """A pattern that errors are projected on, sum r d / sum d^2, with the standard error of honest runs there."""
 
     vector: Tensor
     power: float
@@ -56,7 +55,7 @@ class Noise:
 
     @cached_property
     def unit(self) -> Tensor:
-        """What errors are divided by: the bound; where it is open, a store's rounding and the members' largest error."""
+        """What errors are divided by: the bound; where open, a store's rounding and the members' largest error."""
         bound, value = self.bounded.bound, self.bounded.value
         if not bool(self.bounded.open.any()):
             return bound

@@ -1,7 +1,7 @@
 """b_G = sum_G r s / sum_G s^2 - slope, mean and rms of the errors by index, tile, tail and segment.
 
-r are the errors and s the golden, both in units of the bound. Every statistic is compared with the same statistic of the
-ensemble's members, so that noise which is shared along a row (an inverse rms, a maximum) is not taken for a pattern.
+r are the errors and s the golden, both in units of the bound. Every statistic is compared with the same statistic of
+the ensemble's members, so that noise which is shared along a row (an inverse rms, a maximum) is not taken for a pattern.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Groups:
         ).to(along.device)
         self._spread = {}
         for kind, statistic in (("slope", along / self.power.sqrt()), ("mean", plain / self.sizes.sqrt())):
-            # both are about as large as one element's noise when errors are independent; shared noise shows in the members
+            # as large as one element's noise when errors are independent; shared noise shows in the members
             mean = statistic.square().mean(0)
             pooled = torch.zeros(len(self._families), dtype=mean.dtype, device=mean.device)
             pooled = pooled.index_add(0, family, mean) / torch.bincount(family, minlength=len(self._families))
@@ -203,4 +203,8 @@ def _axis(axis: int, n: int, dims: int, device) -> _Axis:
     return _Axis(axis, torch.cat([empty, *source]).to(device), torch.cat([empty, *target]).to(device), first, families)
 
 
-_SAYS = {"slope": "errors proportional to the value", "mean": "errors of one sign", "rms": "larger errors than elsewhere"}
+_SAYS = {
+    "slope": "errors proportional to the value",
+    "mean": "errors of one sign",
+    "rms": "larger errors than elsewhere",
+}

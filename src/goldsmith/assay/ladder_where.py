@@ -95,7 +95,7 @@ def worst(bad: Tensor, badness: Tensor, y: Tensor, ref: Reference) -> str:
 
 
 def looks_like(y: Tensor, ref: Reference) -> list[str]:
-    """Plain readings of a wrong tensor: zeros, a constant factor, a sign, a transposition, a shift, a half left empty."""
+    """Plain readings of a wrong tensor: zeros, a constant factor, a sign, a transposition, a shift, a reversal."""
     g = ref.bounded.value
     if y.numel() < 2 or not bool(torch.isfinite(g).all()):
         return []

@@ -147,7 +147,7 @@ def execute(material: Material, how: How | None = None) -> Run:
         try:
             _forward_and_backward(material, how, arena, tracer, run)
             _synchronise(material.device)
-        except TargetError:
+        except (TargetError, torch.OutOfMemoryError):  # the user's mistake, the machine's limit: neither says the kernel is wrong
             raise
         except Exception as error:  # noqa: BLE001 - whatever a candidate raises is evidence about it
             run.error = error

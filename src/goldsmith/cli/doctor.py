@@ -15,7 +15,7 @@ from .. import __version__
 from ..core.device import machine
 from ..core.op import Op
 from .say import console
-from .verify.select import cost
+from .verify.select import elements
 
 PACKAGES = ("numpy", "transformers", "peft", "tokenizers", "liger-kernel")
 
@@ -38,7 +38,7 @@ def run(*, as_json: bool = False) -> None:
 
 def _operator(op: Op, device: str) -> dict[str, Any]:
     """Each backend with None, or the reason why it cannot run here, tried on the operator's smallest case."""
-    case = min(op.cases, key=cost)
+    case = min(op.cases, key=elements)
     given = case.build(torch.float32, device, 0)
     tensors = [given.get(name) for name in op.inputs]
     options = {name: given[name] for name in op.options}

@@ -184,6 +184,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
     where = ""
     if finding.location is not None:
         where = finding.location.text or _where(finding)
+        where = "" if where in finding.text else where
     bars = ""
     if finding.measured is not None and finding.limit is not None:
         bars = svg.excess(

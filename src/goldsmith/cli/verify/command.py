@@ -16,6 +16,7 @@ from ... import __version__
 from ..say import Problem, console, duration
 from . import show
 from .pool import Died, Pool, WorkersFailed
+from .select import Job
 
 INTERRUPTED = 130
 
@@ -161,7 +162,7 @@ def _plan(pool: Pool, request: Request) -> Outcome:
             p["operator"],
             p["backend"],
             p["device"],
-            [(case, dtype, cost) for case, dtype, cost in p["jobs"]],
+            [Job.from_json(job) for job in p["jobs"]],
             p["how"],
             p["reason"],
             p["source"],
@@ -184,15 +185,15 @@ def _check(pool: Pool, outcome: Outcome, request: Request, err: Any) -> None:
 
     jobs: list[dict[str, Any]] = []
     for number, proof in enumerate(outcome.proofs):
-        for case, dtype, cost in proof.jobs:
-            jobs.append(_job(number, proof, case, dtype, cost, request))
+        jobs += [_message(number, proof, job, request) for job in proof.jobs]
     retried: list[dict[str, Any]] = []
     with show.Watcher(err, outcome.proofs) as watcher:
         for alone in (False, True):
             if alone:
                 pool.size = 1  # these ran out of memory beside others
             for job, reply in pool.run(retried if alone else jobs):
-                proof, case, dtype = outcome.proofs[job["proof"]], job["case"], job["dtype"]
+                proof, dtype = outcome.proofs[job["proof"]], job["dtype"]
+                case = f"{job['case']} {dtype}"
                 if isinstance(reply, Died):
                     proof.reports.append(crash_report(proof, case, dtype, reply))
                 elif "problem" in reply:
@@ -213,18 +214,16 @@ def _check(pool: Pool, outcome: Outcome, request: Request, err: Any) -> None:
                 watcher.finished(proof, job["cost"], f"{outcome.proofs[now['proof']].name}: {now['case']}")
 
 
-def _job(number: int, proof: Any, case: str, dtype: str, cost: float, request: Request) -> dict[str, Any]:
+def _message(number: int, proof: Any, job: Job, request: Request) -> dict[str, Any]:
     return {
         "do": "check",
         "proof": number,
         "source": proof.source,
         "name": proof.operator,
         "backend": proof.backend,
-        "case": case,
-        "dtype": dtype,
         "device": proof.device,
         "seed": request.seed,
-        "cost": cost,
+        **job.to_json(),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...assay.html.view import Entry
@@ -18,6 +18,7 @@ from ...assay.results import (
     Report,
 )
 from .pool import Died
+from .select import Job
 
 GOOD_MAPS, BAD_MAPS = 1, 6
 CANNOT_RUN = "cannot_run"
@@ -30,7 +31,7 @@ class Proof:
     operator: str
     backend: str
     device: str
-    jobs: list[tuple[str, str, float]]  # case, dtype, cost
+    jobs: list[Job]
     how: str = ""
     reason: str = ""
     source: str = ""
@@ -72,19 +73,17 @@ def merge(name: str, reports: Sequence[Report]) -> Report:
     verdicts = {r.verdict for r in reports}
     verdict = next((v for v in (FAIL, REFERENCE_FAULT) if v in verdicts), PASS)
     merged = Report(name, verdict)
-    several = len({d for r in reports for d in r.dtypes}) > 1
     notes: dict[tuple[str, str, str], Note] = {}
     probes: dict[str, list[ProbeRun]] = {}
     for report in reports:
-        label = f", {report.dtypes[0]}" if several and report.dtypes else ""
-        merged.findings += [replace(f, case=f.case + label) for f in report.findings]
-        merged.rows += [replace(r, case=r.case + label) for r in report.rows]
-        merged.cases += [case + label for case in report.cases]
+        merged.findings += report.findings
+        merged.rows += report.rows
+        merged.cases += [case for case in report.cases if case not in merged.cases]
         for note in report.notes:
-            notes.setdefault((note.id, note.tensor, note.text), replace(note, case=note.case and note.case + label))
+            notes.setdefault((note.id, note.tensor, note.text), note)
         for probe in report.probes:
             probes.setdefault(probe.name, []).append(probe)
-        merged.maps |= {f"{key}{label}": m for key, m in report.maps.items()}
+        merged.maps |= {f"{key} {report.cases[0]}": m for key, m in report.maps.items()}
         merged.environment = {**report.environment, **merged.environment}
         merged.seconds += report.seconds
         merged.dtypes += [d for d in report.dtypes if d not in merged.dtypes]

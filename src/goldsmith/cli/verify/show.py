@@ -6,18 +6,20 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from ...assay.html.view import Entry, case_states, number, worst_ratio
-from ...assay.results import QUALITY
+from ...assay.results import QUALITY, Finding
+from ...assay.text import ranked
 from ..say import count, duration
 from .merge import CANNOT_RUN, Proof
 
 WORDS = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "reference_fault": "[bold red]REFERENCE[/]"}
 WORDS |= {"partial": "[yellow]not finished[/]", "absent": "[dim]cannot run here[/]"}
-FINDINGS_SHOWN = 6
+CASES_SHOWN = 3
 
 
 class _Left(ProgressColumn):
@@ -48,7 +50,7 @@ class Watcher:
             disable=not console.is_terminal,
         )
         self.task = self.progress.add_task(
-            "", total=sum(cost for p in proofs for _, _, cost in p.jobs), now="starting workers", done=""
+            "", total=sum(job.cost for p in proofs for job in p.jobs), now="starting workers", done=""
         )
 
     def __enter__(self) -> Watcher:
@@ -135,20 +137,23 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
 
 
 def failures(console: Console, entries: Sequence[Entry]) -> None:
+    """The surest finding of each failing case, and how many more there are."""
     for entry in entries:
         if not entry.failed or entry.report is None:
             continue
+        first: dict[str, Finding] = {}
+        for finding in ranked(entry.report):
+            first.setdefault(finding.case, finding)
         console.print()
         console.print(f"{WORDS[entry.verdict]}  [bold]{escape(entry.name)}[/]")
-        for finding in entry.report.findings[:FINDINGS_SHOWN]:
-            console.print(f"  [bold]{finding.rung}[/]  {escape(finding.text)}", soft_wrap=False)
-            where = finding.location.text if finding.location else ""
-            for line in (where, f"case {finding.case}, probe {finding.probe}" if finding.case else ""):
-                if line:
-                    console.print(f"    [dim]{escape(line)}[/]")
-        more = len(entry.report.findings) - FINDINGS_SHOWN
+        for case, finding in list(first.items())[:CASES_SHOWN]:
+            where = f"case {case}, " if case else ""
+            body = f"[dim]{escape(where)}probe {finding.probe}, {finding.rung}[/]\n{escape(finding.text)}"
+            console.print(Padding(body, (0, 0, 0, 2)))
+        cases, more = len(first) - CASES_SHOWN, len(entry.report.findings) - min(len(first), CASES_SHOWN)
         if more > 0:
-            console.print(f"  [dim]and {count(more, 'further finding')} (--json or --html shows all)[/]")
+            others = f", also in {count(cases, 'other case')}" if cases > 0 else ""
+            console.print(f"  [dim]and {count(more, 'further finding')}{others}: --html FILE shows them[/]")
 
 
 def conclusion(entries: Sequence[Entry], seconds: float) -> str:

@@ -14,7 +14,7 @@ from ...assay.target import Target
 from ...core.device import machine
 from ...core.op import Op
 from ..targets import Named, UnknownName, find, op_target
-from . import select
+from .select import Job, choose
 
 BAD_CELLS, GOOD_CELLS, BAD_MAPS = 64, 40, 3
 
@@ -47,7 +47,7 @@ class Session:
         device = _device(request)
         if named.target is not None:
             dtypes = [request["dtype"]] if request["dtype"] else [_name(d) for d in named.target.dtypes]
-            jobs = [[c.name, dtype, select.cost(c)] for dtype in dtypes for c in named.target.cases]
+            jobs = [Job(c.name, dtype).to_json() for dtype in dtypes for c in named.target.cases]
             return [
                 {
                     "operator": named.name,
@@ -67,9 +67,7 @@ class Session:
         for backend in wanted:
             reason = _machine_reason(op, backend, device)
             interpreted = backend == "triton" and machine().interpreter
-            chosen = (
-                [] if reason else select.choose(op, backend, device, interpreted, request["size"], request["dtype"])
-            )
+            chosen = [] if reason else choose(op, device, interpreted, request["size"], request["dtype"])
             if not reason and not chosen:
                 reason = f"none of its cases applies to {request['dtype'] or 'this device'}"
             proofs.append(
@@ -77,7 +75,7 @@ class Session:
                     "operator": op.name,
                     "backend": backend,
                     "device": device,
-                    "jobs": [[case.name, dtype, select.cost(case)] for case, dtype in chosen],
+                    "jobs": [job.to_json() for job in chosen],
                     "how": "interpreter" if interpreted else "",
                     "reason": reason or "",
                     "source": op.name,
@@ -94,7 +92,8 @@ class Session:
             reason = self._case_reason(request, case, dtype, device)
             if reason is not None:
                 return {"skipped": reason}
-            report = check(target, case, dtype=dtype, device=device, seed=request["seed"], raises=False)
+            probes = request["probes"] or "default"
+            report = check(target, case, dtype=dtype, device=device, seed=request["seed"], probes=probes, raises=False)
         except TargetError as error:
             return {"problem": f"{request['name']}: {error}"}
         except torch.OutOfMemoryError as error:
