@@ -29,7 +29,7 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 def shaped(x: Tensor, found: dict[str, Tensor], names: tuple[str, ...]) -> tuple[Tensor, ...]:
     """Results over tokens [T, ...] with x's leading dimensions."""
     batch = x.shape[:-2]
-    return tuple(found[name].reshape(*batch, *found[name].shape[1:]) for name in names)
+    return tuple(found[name].reshape((*batch, *found[name].shape[1:])) for name in names)
 
 
 def forward(
@@ -45,7 +45,7 @@ def forward(
     gamma = None if gamma is None else gamma.reshape(-1).contiguous()
     part = project(x, phi.contiguous(), gamma)
     traced = tracing("h_res_logits") or tracing("h_pre")
-    found = coefficients_forward(part, alpha, bias, n, K, logits=traced, **options)
+    found = coefficients_forward(part, alpha.contiguous(), bias.contiguous(), n, K, logits=traced, **options)
     for name in ("inv_rms", "h_mix", "h_pre", "h_post"):
         if name in found:
             found[name] = stage(called.get(name, name), found[name])
@@ -68,7 +68,7 @@ def coefficient_gradients(
     given = {name: options[name] for name in names if name in options}
     found = coefficients_backward(
         flat(dh_pre, n), flat(dh_post, n), flat(dh_res, n, n), dense(tensors["h_mix"], x.shape[0], tensors["phi"].shape[0]),
-        dense(tensors["inv_rms"], x.shape[0]), tensors["alpha"], tensors["bias"], n, n * D,
+        dense(tensors["inv_rms"], x.shape[0]), tensors["alpha"].contiguous(), tensors["bias"].contiguous(), n, n * D,
         dlogits=tracing("dlogits"), **given,
     )  # fmt: skip
     for name in ("dlogits", "dm", "dalpha", "dbias"):
