@@ -74,7 +74,7 @@ def triton_version() -> str | None:
 
 @functools.cache
 def triton_interpreted() -> bool:
-    """True when Triton kernels run in its interpreter; Triton reads TRITON_INTERPRET when a kernel is defined, so once."""
+    """True when Triton kernels run in its interpreter; Triton reads the variable when a kernel is defined, so once."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
 
 
@@ -91,10 +91,28 @@ def triton_unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | None
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype == torch.float64:
             return f"{name} is float64, which only the reference takes"
-    if triton_interpreted() or (first is not None and first.is_cuda):
+    if triton_interpreted():
+        return _interpreter_unavailable()
+    if first is not None and first.is_cuda:
         return None
     where = "none were given" if first is None else f"the inputs are on {first.device.type}"
     return f"needs a CUDA device; {where} (TRITON_INTERPRET=1, set before the import, runs it on the CPU, slowly)"
+
+
+@functools.cache
+def _interpreter_unavailable() -> str | None:
+    """Triton 3.6's interpreter makes numbers of arrays with one element, which numpy refuses since 2.4; 3.7 is mended."""
+    triton, numpy = triton_version(), importlib.metadata.version("numpy")
+    if triton and _release(triton) < (3, 7) and _release(numpy) >= (2, 4):
+        return (
+            f"the interpreter of Triton {triton} needs numpy < 2.4; numpy {numpy} is installed "
+            "(pip install 'numpy<2.4', or Triton 3.7 or newer)"
+        )
+    return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def _cpu() -> tuple[str, set[str]]:
