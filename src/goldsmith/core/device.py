@@ -101,7 +101,7 @@ def triton_unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | None
 
 @functools.cache
 def _interpreter_unavailable() -> str | None:
-    """Triton 3.6's interpreter makes numbers of arrays with one element, which numpy refuses since 2.4; 3.7 is mended."""
+    """Triton 3.6's interpreter makes numbers of arrays of one element, which numpy refuses since 2.4; 3.7 does not."""
     triton, numpy = triton_version(), importlib.metadata.version("numpy")
     if triton and _release(triton) < (3, 7) and _release(numpy) >= (2, 4):
         return (
