@@ -56,7 +56,7 @@ class References:
         with torch.enable_grad(), listening(tracer):
             placed = {n: leaves[n].detach() for n in self.material.inputs}
             for name in wanted:
-                placed[name].requires_grad_(target.golden_backward is None)
+                placed[name].requires_grad_()
             supply = {**placed, **self.material.scalars}
             named = self._named(target.bound("golden", supply)(supply))
             named = {n: self._store(n, t) for n, t in named.items()}

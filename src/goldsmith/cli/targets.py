@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,33 +23,28 @@ class UnknownName(ValueError):
 
 
 def op_target(op: Op, backend: str, *, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
-    """`op` on `backend` as a target: held to float64 autograd through its reference, saved results and gradients too.
+    """`op` on `backend` as a target: held to its reference in float64, saved results, gradients and stages too.
 
-    `dtype` narrows the dtypes that inputs are drawn in; `device` only decides which of them apply.
+    A backend's gradients are held to the reference's explicit backward, which names the stages that kernels name, too.
+    The backend "reference" is held to float64 autograd through the reference's forward, so that one run of both
+    certifies the explicit formula itself. `dtype` narrows the dtypes that inputs are drawn in; `device` is unused here.
     """
     module = importlib.import_module(f"{op.package}.cases")
-    options = [*op.inputs, *op.options]
+    given = (*op.inputs, *op.options)
 
-    def candidate(**given: Any) -> dict[str, torch.Tensor]:
-        tensors, chosen = _split(op, given)
-        return op.all_results(*tensors, backend=backend, **chosen)
+    def candidate(**named: Any) -> dict[str, torch.Tensor]:
+        tensors, options = _split(op, named)
+        return op.all_results(*tensors, backend=backend, **options)
 
-    def golden(**given: Any) -> dict[str, torch.Tensor]:
-        tensors, chosen = _split(op, given)
-        return dict(zip(op.results, op.reference.forward(*tensors, **chosen), strict=True))
+    def golden(**named: Any) -> dict[str, torch.Tensor]:
+        tensors, options = _split(op, named)
+        return dict(zip(op.results, op.reference.forward(*tensors, **options), strict=True))
 
-    for function in (candidate, golden):
-        function.__name__ = op.name if function is candidate else f"{op.name} reference"
-        function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(
-                    name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=None if name in op.optional else inspect.Parameter.empty,
-                )
-                for name in options
-            ]
-        )
+    backward = _differentiated(op) if backend == "reference" else _explicit(op)
+    _takes(candidate, op.name, given, op.optional)
+    _takes(golden, f"{op.name} reference", given, op.optional)
+    sent = tuple(f"grad_{name}" for name in op.outputs)
+    _takes(backward, f"{op.name} reference backward", (*given, *op.results, *sent), (*op.optional, *sent))
     return Target(
         candidate,
         golden,
@@ -58,11 +53,62 @@ def op_target(op: Op, backend: str, *, device: str = "cpu", dtype: torch.dtype |
         outputs=op.results,
         saved=op.saved,
         backward="auto" if op.grads else None,
+        golden_backward=backward if op.grads else None,
         grads=op.grads,
         segments=getattr(module, "SEGMENTS", {}),
         decisions=getattr(module, "DECISIONS", {}),
         dtypes=(dtype,) if dtype is not None else op_dtypes(op),
     )
+
+
+Gradients = dict[str, torch.Tensor | None]
+
+
+def _explicit(op: Op) -> Callable[..., Gradients]:
+    """The reference's own backward, by input name."""
+
+    def backward(**named: Any) -> Gradients:
+        wanted = _wanted(op, named)
+        grads = {name: named.get(f"grad_{name}") for name in op.outputs}
+        tensors = {name: named.get(name) for name in (*op.inputs, *op.results)}
+        options = {name: named[name] for name in op.options}
+        with torch.no_grad():
+            found = op.reference.backward(grads, tensors, options, frozenset(wanted))
+        return {name: found[name] for name in wanted}
+
+    return backward
+
+
+def _differentiated(op: Op) -> Callable[..., Gradients]:
+    """Autograd through the reference's forward; the explicit backward runs beside it for the stages that it names."""
+    explicit = _explicit(op)
+
+    def backward(**named: Any) -> Gradients:
+        wanted = _wanted(op, named)
+        explicit(**named)
+        results = {name: named[name] for name in op.outputs if named[name].requires_grad}
+        sent = {name: named.get(f"grad_{name}") for name in results}
+        arriving = [name for name, grad in sent.items() if grad is not None]
+        leaves = [named[name] for name in wanted]
+        grads = [sent[name] for name in arriving]
+        found = torch.autograd.grad([results[n] for n in arriving], leaves, grads, allow_unused=True)
+        return dict(zip(wanted, found, strict=True))
+
+    return backward
+
+
+def _wanted(op: Op, named: dict[str, Any]) -> list[str]:
+    return [name for name in op.grads if named.get(name) is not None]
+
+
+def _takes(function: Callable[..., Any], name: str, names: Sequence[str], optional: Sequence[str]) -> None:
+    """Give `function` a readable signature: the assay binds by parameter name."""
+    function.__name__ = name
+    parameters = [
+        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None if n in optional else inspect.Parameter.empty)
+        for n in names
+    ]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
 
 def op_dtypes(op: Op) -> tuple[torch.dtype, ...]:
