@@ -118,6 +118,7 @@ def _coefficients_bwd_kernel(
     dot = tl.zeros((BLOCK_T,), tl.float32)
     if HAS_PRE:
         dl = tl.load(dh_pre_ptr + t[:, None] * N + i, mask=live, other=0.0) * (s * (1.0 - s))
+        dl = tl.where(live, dl, 0.0)  # beyond the last token s is NaN when alpha or bias is infinite
     else:
         dl = tl.zeros((BLOCK_T, NP), tl.float32)
     if STORE_DLOGITS:
@@ -133,6 +134,7 @@ def _coefficients_bwd_kernel(
         if HAS_POST:
             s = sigmoid(alpha * z + tl.load(bias_ptr + N + i, mask=i < N, other=0.0).to(tl.float32))
             dl = tl.load(dh_post_ptr + t[:, None] * N + i, mask=live, other=0.0) * (post_mult * (s * (1.0 - s)))
+            dl = tl.where(live, dl, 0.0)
         else:
             dl = tl.zeros((BLOCK_T, NP), tl.float32)
         if STORE_DLOGITS:
