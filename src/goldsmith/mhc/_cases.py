@@ -100,8 +100,9 @@ def rows_by_group(n: int) -> dict[str, tuple[int, int, int]]:
 
 
 ALPHAS = {"pre": (0, 1), "post": (1, 2), "res": (2, 3)}
+DERIVATIVE_SEGMENTS = {"dphi": rows_by_group, "dalpha": ALPHAS, "dbias": by_group, "dlogits": by_group, "dm": by_group}
 SEGMENTS = {"h_mix": by_group, "phi.grad": rows_by_group, "alpha.grad": ALPHAS, "bias.grad": by_group}
-DERIVATIVE_SEGMENTS = {"dphi": rows_by_group, "dalpha": ALPHAS, "dbias": by_group}
+SEGMENTS |= {"saved.h_mix": by_group, **DERIVATIVE_SEGMENTS}
 
 PRE_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "empty outputs, zero parameter gradients of the right shape"),

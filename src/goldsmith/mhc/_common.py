@@ -21,6 +21,9 @@ from ..core.shapes import (
 
 FORMS = ("deepseek", "megatron", "log")
 ORIENTATIONS = ("in_out", "out_in")
+PRE_GRADIENT_STAGES = ("dh_pre", "dh_post", "dlogits", "dm", "projection", "rms", "collapse")
+MIX_GRADIENTS = ("dx", "dphi", "dalpha", "dbias", "dgamma")
+POST_GRADIENTS = ("dx_post", "df", "dh_post", "dh_res")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 

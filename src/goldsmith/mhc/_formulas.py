@@ -81,15 +81,16 @@ def mix_gradients(
     dz = spread(alpha.to(vec.dtype), groups) * dlogits
     dm = stage("dm", r * dz)
     kappa = (dz * z).sum(-1, keepdim=True) * r.square() / vec.shape[-1]
-    dx = stage("projection", dm @ (phi * weight(gamma, x))) + stage("rms", -kappa * vec)
+    projection = stage("projection", (dm @ (phi * weight(gamma, x))).reshape(x.shape))
+    dx = projection + stage("rms", (-kappa * vec).reshape(x.shape))
     if collapsed is not None:
         h_pre, u = collapsed
-        dx = dx + stage("collapse", (h_pre.unsqueeze(-1) * u.unsqueeze(-2)).flatten(-2))
+        dx = dx + stage("collapse", h_pre.unsqueeze(-1) * u.unsqueeze(-2))
     if grad_x_post is not None:
-        dx = dx + stage("post", grad_x_post.to(vec.dtype).flatten(-2))
+        dx = dx + stage("post", grad_x_post.to(vec.dtype))
     per_group = over_tokens(dlogits * z).sum(0).split(groups, -1)
     found = {
-        "x": dx.reshape(x.shape),
+        "x": dx,
         "phi": over_tokens(dm).mT @ over_tokens(vec * weight(gamma, x)),
         "alpha": torch.stack([mixes.sum() for mixes in per_group]),
         "bias": over_tokens(dlogits).sum(0),
@@ -102,6 +103,11 @@ def mix_gradients(
 def like_inputs(found: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
     """Each gradient in the shape and dtype of its input: the one rounding."""
     return {name: grad.reshape(tensors[name].shape).to(tensors[name].dtype) for name, grad in found.items()}
+
+
+def named(found: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
+    """The same, as stages dx, dphi, dalpha, dbias and dgamma."""
+    return {name: stage(f"d{name}", grad) for name, grad in like_inputs(found, tensors).items()}
 
 
 def as_results(found: dict[str, Tensor], tensors: dict[str, Any]) -> tuple[Tensor, ...]:

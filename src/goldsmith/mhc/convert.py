@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.shapes import check_shapes, check_tensor
 from ._common import rows, streams
 
 Weights = dict[str, Tensor]
@@ -138,12 +139,18 @@ def to_te(weights: Mapping[str, Tensor]) -> Weights:
 
 
 def streams_from_te(x: Tensor) -> Tensor:
-    """[..., dim, n] -> [..., n, dim], contiguous"""
-    return x.transpose(-1, -2).contiguous()
+    """[..., dim, n] -> [..., n, dim], contiguous. Raises ShapeError for fewer than two dimensions."""
+    return _swapped("mhc.streams_from_te", x, "dim, n")
 
 
 def streams_to_te(x: Tensor) -> Tensor:
-    """[..., n, dim] -> [..., dim, n], contiguous"""
+    """[..., n, dim] -> [..., dim, n], contiguous. Raises ShapeError for fewer than two dimensions."""
+    return _swapped("mhc.streams_to_te", x, "n, dim")
+
+
+def _swapped(function: str, x: Tensor, axes: str) -> Tensor:
+    check_tensor(function, "x", x)
+    check_shapes(function, {"x": (x, f"*batch {axes}")})
     return x.transpose(-1, -2).contiguous()
 
 

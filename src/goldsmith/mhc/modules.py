@@ -32,7 +32,7 @@ class _Float32Module(nn.Module):
         def keep(t: Tensor) -> Tensor:
             moved = fn(t)
             narrowed = t.is_floating_point() and moved.is_floating_point() and moved.element_size() < 4
-            return t.to(moved.device) if narrowed and t.element_size() >= 4 else moved
+            return t.to(moved.device, torch.float32) if narrowed and t.element_size() >= 4 else moved
 
         return super()._apply(keep, recurse=False)
 

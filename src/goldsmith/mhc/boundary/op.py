@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import check_post, check_pre
+from .._common import POST_GRADIENTS, check_post, check_pre
 from ..pre.op import fake as fake_pre
 
 BOUNDARY = Op(
@@ -22,18 +22,9 @@ BOUNDARY = Op(
     package=__package__,
     backends=("triton",),
     grads=("x", "f", "h_post", "h_res", "phi", "alpha", "bias", "gamma"),
-    stages=(
-        "mix",
-        "inject",
-        "x_next",
-        "inv_rms",
-        "h_mix",
-        "h_pre",
-        "h_res_logits",
-        "h_post_next",
-        "h_res_next",
-        "h_in",
-    ),
+    stages=("mix", "inject", "x_next", "inv_rms", "h_mix", "h_pre", "h_res_logits", "h_post_next", "h_res_next", "h_in")
+    + ("dh_pre", "dh_post_next", "dlogits", "dm", "projection", "rms", "collapse", "post", "dx_next")
+    + ("dphi", "dalpha", "dbias", "dgamma", *POST_GRADIENTS),
     summary="post of one connection and pre of the next, in one pass",
 )
 

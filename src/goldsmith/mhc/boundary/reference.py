@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...assay.stage import silent
+from ...assay.stage import stage
 from .. import _formulas as formulas
 from ..coefficients import reference as coefficients
 from ..post import reference as post
@@ -27,13 +27,13 @@ def forward(
     **options: Any,
 ) -> tuple[Tensor, ...]:
     (x_next,) = post.forward(x, f, h_post, h_res, orientation=orientation)
-    return x_next, *pre.forward(x_next, phi, alpha, bias, gamma, **options)
+    return x_next, *pre.forward(x_next, phi, alpha, bias, gamma, suffix="_next", **options)
 
 
-@silent()  # the golden's stages of the backward are autograd's
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     """pre's dx, with x_next's own gradient among its addends and not rounded, is what post's backward starts from."""
     of_pre = {"h_in": grads["h_in"], "h_post": grads["h_post_next"], "h_res": grads["h_res_next"]}
-    below = coefficients.gradients(of_pre, tensors | {"x": tensors["x_next"]}, options, grad_x_post=grads["x_next"])
-    above = post.backward({"x_next": below.pop("x")}, tensors, options, needs)
-    return formulas.like_inputs(below, tensors) | above
+    after = tensors | {"x": tensors["x_next"]}
+    below = coefficients.gradients(of_pre, after, options, grad_x_post=grads["x_next"], suffix="_next")
+    above = post.backward({"x_next": stage("dx_next", below.pop("x"))}, tensors, options, needs)
+    return formulas.named(below, tensors) | above

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import check_pre, rows, wide
+from .._common import MIX_GRADIENTS, check_pre, rows, wide
 
 COEFFICIENTS = Op(
     "mhc.coefficients",
@@ -19,7 +19,8 @@ COEFFICIENTS = Op(
     package=__package__,
     backends=("triton",),
     grads=("x", "phi", "alpha", "bias", "gamma"),
-    stages=("inv_rms", "h_mix", "h_pre", "h_post", "h_res_logits", "h_res"),
+    stages=("inv_rms", "h_mix", "h_pre", "h_post", "h_res_logits", "h_res")
+    + ("dh_pre", "dh_post", "dlogits", "dm", "projection", "rms", *MIX_GRADIENTS),
     summary="h_pre, h_post and h_res of every token",
 )
 

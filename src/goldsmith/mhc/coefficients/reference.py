@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...assay.stage import silent, stage
+from ...assay.stage import stage
 from .. import _formulas as formulas
 from ..sinkhorn import reference as sinkhorn_reference
 
@@ -24,27 +24,32 @@ def forward(
     sinkhorn_eps: float,
     form: str,
     sinkhorn: bool,
+    suffix: str = "",
 ) -> tuple[Tensor, ...]:
+    """`suffix` tells stages h_post and h_res from those of another connection."""
     n = x.shape[-2]
     inv_rms, h_mix = formulas.mix(x, phi, gamma, rms_eps)
     l_pre, l_post, l_res = formulas.scores(inv_rms, h_mix, alpha, bias, formulas.groups_of(n))
     h_pre = stage("h_pre", torch.sigmoid(l_pre) + pre_eps)
-    h_post = post_mult * torch.sigmoid(l_post)
+    h_post = stage("h_post" + suffix, post_mult * torch.sigmoid(l_post))
     h_res = stage("h_res_logits", l_res.unflatten(-1, (n, n)))
     if sinkhorn:
-        (h_res,) = sinkhorn_reference.forward(h_res, iterations=iterations, eps=sinkhorn_eps, form=form)
+        h_res = sinkhorn_reference.balanced(h_res, iterations=iterations, eps=sinkhorn_eps, form=form)
+        h_res = stage("h_res" + suffix, h_res)
     return h_pre, h_post, h_res, inv_rms, h_mix
 
 
-@silent()  # the golden's stages of the backward are autograd's
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    return formulas.like_inputs(gradients(grads, tensors, options), tensors)
+    return formulas.named(gradients(grads, tensors, options), tensors)
 
 
-def gradients(grads: dict, tensors: dict, options: dict, *, grad_x_post: Tensor | None = None) -> dict[str, Tensor]:
+def gradients(
+    grads: dict, tensors: dict, options: dict, *, grad_x_post: Tensor | None = None, suffix: str = ""
+) -> dict[str, Tensor]:
     """The backward of coefficients and of pre, in the precision of sums.
 
-    Of the gradients of h_in, h_pre, h_post and h_res, any may be missing or None.
+    Of the gradients of h_in, h_pre, h_post and h_res, any may be missing or None. `suffix` tells stage dh_post from
+    that of another connection.
     """
     x = tensors["x"]
     n = x.shape[-2]
@@ -54,7 +59,7 @@ def gradients(grads: dict, tensors: dict, options: dict, *, grad_x_post: Tensor 
     )
     u, dh_pre = formulas.collapse_gradient(grads.get("h_in"), x)
     dh_pre = stage("dh_pre", dh_pre + _or_zero(grads.get("h_pre"), l_pre))
-    dh_post = stage("dh_post", _or_zero(grads["h_post"], l_post))
+    dh_post = stage("dh_post" + suffix, _or_zero(grads["h_post"], l_post))
     dl_res = _or_zero(grads["h_res"], l_res).reshape(*l_res.shape[:-1], n, n)
     if options["sinkhorn"]:
         steps = {"iterations": options["iterations"], "eps": options["sinkhorn_eps"], "form": options["form"]}
@@ -62,7 +67,7 @@ def gradients(grads: dict, tensors: dict, options: dict, *, grad_x_post: Tensor 
     dl_pre = dh_pre * formulas.sigmoid_gradient(l_pre)
     dl_post = dh_post * options["post_mult"] * formulas.sigmoid_gradient(l_post)
     dlogits = stage("dlogits", torch.cat([dl_pre, dl_post, dl_res.flatten(-2)], -1))
-    collapsed = (torch.sigmoid(l_pre) + options["pre_eps"], u)
+    collapsed = (torch.sigmoid(l_pre) + options["pre_eps"], u) if "h_in" in grads else None
     return formulas.mix_gradients(dlogits, tensors, groups, collapsed=collapsed, grad_x_post=grad_x_post)
 
 

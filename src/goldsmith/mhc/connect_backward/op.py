@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import check_pre
+from .._common import MIX_GRADIENTS, PRE_GRADIENT_STAGES, check_pre
 
 CONNECT_BACKWARD = Op(
     "mhc.connect_backward",
@@ -24,8 +24,7 @@ CONNECT_BACKWARD = Op(
     "-> (Tensor dx, Tensor dphi, Tensor dalpha, Tensor dbias, Tensor dgamma)",
     package=__package__,
     backends=("triton",),
-    stages=("dh_pre", "dh_post", "dlogits", "dm", "projection", "rms", "collapse", "post")
-    + ("dx", "dphi", "dalpha", "dbias", "dgamma"),
+    stages=(*PRE_GRADIENT_STAGES, "post", *MIX_GRADIENTS),
     summary="the backward of pre, with post's share of dx added",
     internal=True,
 )

@@ -40,4 +40,4 @@ def forward(
     grads = {"h_in": grad_h_in, "h_post": grad_h_post, "h_res": grad_h_res}
     tensors = {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma, "inv_rms": inv_rms, "h_mix": h_mix}
     found = coefficients.gradients(grads, tensors, {**options, "sinkhorn": True}, grad_x_post=grad_x_post)
-    return formulas.as_results(found, tensors)
+    return formulas.as_results(formulas.named(found, tensors), tensors)

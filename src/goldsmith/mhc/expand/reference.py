@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ...assay.stage import stage
 from .._common import wide
 
 
 def forward(x: Tensor, *, n: int) -> tuple[Tensor]:
-    return (x.unsqueeze(-2).repeat(*[1] * (x.dim() - 1), n, 1),)
+    return (stage("streams", x.unsqueeze(-2).repeat(*[1] * (x.dim() - 1), n, 1)),)
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:

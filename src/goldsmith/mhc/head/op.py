@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import check_mixing, check_numbers, wide
+from .._common import MIX_GRADIENTS, check_mixing, check_numbers, wide
 
 HEAD = Op(
     "mhc.head",
@@ -16,7 +16,8 @@ HEAD = Op(
     package=__package__,
     backends=("triton",),
     grads=("x", "phi", "alpha", "bias", "gamma"),
-    stages=("inv_rms", "h_mix", "h_pre", "h"),
+    stages=("inv_rms", "h_mix", "h_pre", "h")
+    + ("dh_pre", "dlogits", "dm", "projection", "rms", "collapse", *MIX_GRADIENTS),
     summary="the streams collapsed to one at the model's end",
 )
 

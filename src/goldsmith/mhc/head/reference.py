@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...assay.stage import silent, stage
+from ...assay.stage import stage
 from .. import _formulas as formulas
 
 
@@ -15,10 +15,9 @@ def forward(
     inv_rms, h_mix = formulas.mix(x, phi, gamma, rms_eps)
     (l_pre,) = formulas.scores(inv_rms, h_mix, alpha, bias, (x.shape[-2],))
     h_pre = stage("h_pre", torch.sigmoid(l_pre) + pre_eps)
-    return formulas.collapse(h_pre, x), inv_rms, h_mix
+    return stage("h", formulas.collapse(h_pre, x)), inv_rms, h_mix
 
 
-@silent()  # the golden's stages of the backward are autograd's
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     x = tensors["x"]
     groups = (x.shape[-2],)
@@ -27,4 +26,4 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     dlogits = stage("dlogits", stage("dh_pre", dh_pre) * formulas.sigmoid_gradient(l_pre))
     h_pre = torch.sigmoid(l_pre) + options["pre_eps"]
     found = formulas.mix_gradients(dlogits, tensors, groups, collapsed=(h_pre, u))
-    return formulas.like_inputs(found, tensors)
+    return formulas.named(found, tensors)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import check_post
+from .._common import POST_GRADIENTS, check_post
 
 POST = Op(
     "mhc.post",
@@ -14,7 +14,7 @@ POST = Op(
     package=__package__,
     backends=("triton",),
     grads=("x", "f", "h_post", "h_res"),
-    stages=("mix", "inject", "x_next"),
+    stages=("mix", "inject", "x_next", *POST_GRADIENTS),
     summary="streams mixed, and the layer's output added to each",
 )
 

@@ -26,7 +26,10 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         "h_res": output_by_input(g @ x.to(to).mT, options["orientation"]),
         "x": mixing.mT @ g,
     }
-    return {name: grad.to(tensors[name].dtype) for name, grad in found.items()}
+    return {name: stage(_NAMES[name], grad.to(tensors[name].dtype)) for name, grad in found.items()}
+
+
+_NAMES = {"f": "df", "h_post": "dh_post", "h_res": "dh_res", "x": "dx_post"}  # dx_post: pre adds a share of its own
 
 
 def output_by_input(h_res: Tensor, orientation: str) -> Tensor:

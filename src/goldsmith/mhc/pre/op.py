@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import check_pre, rows, wide
+from .._common import MIX_GRADIENTS, PRE_GRADIENT_STAGES, check_pre, rows, wide
 
 PRE = Op(
     "mhc.pre",
@@ -19,7 +19,8 @@ PRE = Op(
     package=__package__,
     backends=("triton",),
     grads=("x", "phi", "alpha", "bias", "gamma"),
-    stages=("inv_rms", "h_mix", "h_pre", "h_res_logits", "h_post", "h_res", "h_in"),
+    stages=("inv_rms", "h_mix", "h_pre", "h_res_logits", "h_post", "h_res", "h_in")
+    + (*PRE_GRADIENT_STAGES, *MIX_GRADIENTS),
     summary="coefficients, and the streams collapsed to the layer's input",
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...assay.stage import silent
+from ...assay.stage import stage
 from .. import _formulas as formulas
 from ..coefficients import reference as coefficients
 
@@ -15,9 +15,8 @@ def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any
 ) -> tuple[Tensor, ...]:
     h_pre, h_post, h_res, inv_rms, h_mix = coefficients.forward(x, phi, alpha, bias, gamma, **options)
-    return formulas.collapse(h_pre, x), h_post, h_res, inv_rms, h_mix
+    return stage("h_in", formulas.collapse(h_pre, x)), h_post, h_res, inv_rms, h_mix
 
 
-@silent()  # the golden's stages of the backward are autograd's
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    return formulas.like_inputs(coefficients.gradients(grads, tensors, options), tensors)
+    return formulas.named(coefficients.gradients(grads, tensors, options), tensors)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.op import Op
 from ...core.shapes import check_same_device, check_shapes
-from .._common import check_coefficient, check_mixing, check_numbers
+from .._common import MIX_GRADIENTS, PRE_GRADIENT_STAGES, check_coefficient, check_mixing, check_numbers
 
 PRE_BACKWARD = Op(
     "mhc.pre_backward",
@@ -18,8 +18,7 @@ PRE_BACKWARD = Op(
     "float pre_eps, float post_mult) "
     "-> (Tensor dx, Tensor dphi, Tensor dalpha, Tensor dbias, Tensor dgamma)",
     package=__package__,
-    stages=("dh_pre", "dh_post", "dlogits", "dm", "projection", "rms", "collapse", "post")
-    + ("dx", "dphi", "dalpha", "dbias", "dgamma"),
+    stages=(*PRE_GRADIENT_STAGES, "post", *MIX_GRADIENTS),
     summary="the gradients of pre, as the explicit formula of CANN's interface",
 )  # fmt: skip
 

@@ -34,5 +34,5 @@ def forward(
     tensors = {"x": x, "phi": phi, "alpha": alpha, "gamma": gamma, "inv_rms": inv_rms, "h_mix": h_mix}
     groups = formulas.groups_of(x.shape[-2])
     found = formulas.mix_gradients(dlogits, tensors, groups, collapsed=(h_pre, u), grad_x_post=grad_x_post)
-    bias = alpha.new_empty(phi.shape[0])
-    return formulas.as_results(found, tensors | {"bias": bias})
+    tensors["bias"] = alpha.new_empty(phi.shape[0])
+    return formulas.as_results(formulas.named(found, tensors), tensors)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...assay.stage import stage
 from .._common import wide
 
 ROWS, COLUMNS = -1, -2  # the axis that a row sum, a column sum runs over
 
 
 def forward(logits: Tensor, *, iterations: int, eps: float, form: str) -> tuple[Tensor]:
-    logits = logits.to(wide(logits.dtype))
-    return (_FORMS[form][0](logits, iterations, eps),)
+    return (stage("h_res", balanced(logits.to(wide(logits.dtype)), iterations=iterations, eps=eps, form=form)),)
+
+
+def balanced(logits: Tensor, *, iterations: int, eps: float, form: str) -> Tensor:
+    """P, in the dtype of the logits."""
+    return _FORMS[form][0](logits, iterations, eps)
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
