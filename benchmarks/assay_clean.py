@@ -1,7 +1,7 @@
 """Right kernels, drawn at random: an operator, a shape, a dtype, a layout, a legal order for every sum, legal formulas.
 
-`draw(seed)` returns a target that computes what its golden says, in float32 with one rounding at the store, but adds in an
-order of its own, forward and backward. Whatever `assay.check` finds in it is a false alarm.
+`draw(seed)` returns a target that computes what its golden says, in float32 with one rounding at the store, but adds
+in an order of its own, forward and backward. Whatever `assay.check` finds in it is a false alarm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ORDERS = ("torch", "sequential", "reversed", "permuted", "tiles", "pairwise", "s
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-# -- sums in an order of one's own ---------------------------------------------------------------------------------------
+# sums in an order of one's own
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Sigmoid(torch.autograd.Function):
         return g * s * (1 - s), None
 
 
-# -- operators -----------------------------------------------------------------------------------------------------------
+# operators
 
 
 @dataclass
@@ -146,7 +146,7 @@ class Plan:
         return a * (1 / b) if self.reciprocal else a / b
 
     def size(self, top: int) -> int:
-        return self.rng.choice((1, 2, 3, 7, 8, 16, 31, 64, 65, 100, 127, 128, 200, 256, 1000))  % top + 1
+        return self.rng.choice((1, 2, 3, 7, 8, 16, 31, 64, 65, 100, 127, 128, 200, 256, 1000)) % top + 1
 
     def tokens(self) -> int:
         return self.rng.choice((0, 1, 1, 2, 3, 5, 8, 13, 32, 33))
@@ -269,7 +269,7 @@ OPERATORS: dict[str, Callable[[Plan], tuple]] = {
 }  # fmt: skip
 
 
-# -- layouts and values of the inputs as the case gives them --------------------------------------------------------------
+# layouts and values of the inputs as the case gives them
 
 
 def _as_given(t: Tensor, how: str) -> Tensor:
@@ -296,7 +296,8 @@ def draw(seed: int) -> tuple[assay.Target, str]:
     def clean(make):
         drawn = build(make)
         return {
-            n: _as_given(v * scale, given) if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in drawn.items()
+            n: _as_given(v * scale, given) if isinstance(v, Tensor) and v.is_floating_point() else v
+            for n, v in drawn.items()
         }
 
     cases = assay.case()(clean)

@@ -1,4 +1,4 @@
-"""False alarms on right kernels, and what catches wrong ones: `python benchmarks/assay_rates.py [--runs 1000] [--json F]`.
+"""False alarms on right kernels, and what catches wrong ones: `python benchmarks/assay_rates.py [--runs 1000]`.
 
 (a) `--runs` clean, randomised checks over legal summation orders: none may fail.
 (b) Every wrong kernel of assay_wrong.py must fail; every right twin must pass.
@@ -37,7 +37,6 @@ def _prepare() -> None:
 def clean_run(seed: int) -> dict:
     """One clean check as a row."""
     import assay_clean
-
     from goldsmith import assay
 
     started = time.perf_counter()
@@ -52,7 +51,6 @@ def clean_run(seed: int) -> dict:
 def wrong_run(index: int, seed: int = 0) -> dict:
     """One wrong kernel (or its right twin) as a row."""
     import assay_wrong
-
     from goldsmith import assay
 
     kernel = assay_wrong.load()[index]
@@ -61,7 +59,8 @@ def wrong_run(index: int, seed: int = 0) -> dict:
     wanted = "pass" if kernel.right else kernel.fault
     return {
         "kind": "wrong", "id": f"{index}", "fault": kernel.id, "host": kernel.host, "what": kernel.what,
-        "wanted": wanted, "verdict": report.verdict, "findings": _findings(report), "seconds": time.perf_counter() - started,
+        "wanted": wanted, "verdict": report.verdict, "findings": _findings(report),
+        "seconds": time.perf_counter() - started,
     }  # fmt: skip
 
 
@@ -69,7 +68,7 @@ def _findings(report) -> list[str]:
     return [f"{f.rung} {f.probe} {f.tensor}: {f.text} [{f.case}]" for f in report.findings]
 
 
-# -- driving -------------------------------------------------------------------------------------------------------------
+# driving
 
 
 def main() -> int:
@@ -148,7 +147,7 @@ def _progress(results, total: int):
             yield row
 
 
-# -- what came out -------------------------------------------------------------------------------------------------------
+# what came out
 
 
 def summarise(rows: list[dict], seconds: float, interrupted: bool) -> dict:

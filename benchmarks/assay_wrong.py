@@ -1,7 +1,7 @@
-"""Wrong kernels in plain torch, and right twins of the tricky ones: what `assay.check` must catch, and must leave alone.
+"""Wrong kernels in plain torch, and right twins of the tricky ones: what `assay.check` must catch, or leave alone.
 
-Ids M.. and G.. are those of the fault catalogue; W.. are further ones. Every entry makes a fresh `assay.Target`, since some
-kernels keep state between calls, which is their fault.
+Ids M.. and G.. are those of the fault catalogue; W.. are further ones. Every entry makes a fresh `assay.Target`, since
+some kernels keep state between calls, which is their fault.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ class Wrong:
     what: str
     target: Callable[[], assay.Target]
     right: bool = False
-    fault: str = "fail"  # the verdict a wrong kernel must get: "fail", or "reference_fault" for a golden that is at fault
+    fault: str = (
+        "fail"  # the verdict a wrong kernel must get: "fail", or "reference_fault" for a golden that is at fault
+    )
 
 
 KERNELS: list[Wrong] = []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from assay_wrong import wrong
 
+from assay_wrong import wrong
 from goldsmith import assay
 
 
@@ -112,7 +112,7 @@ for _id, _fault, _what, _cases in (
     wrong(_id, "matmul", _what)(lambda fault=_fault, cases=_cases: product(fault, cases))
 
 
-# -- swiglu --------------------------------------------------------------------------------------------------------------
+# swiglu
 
 
 @assay.case(T=[11], D=[33])
@@ -164,7 +164,7 @@ def _declared():
     return assay.Target(kernel, swiglu, cases=gates, name="swiglu", mutates=("a", "b"))
 
 
-# -- scatters ------------------------------------------------------------------------------------------------------------
+# scatters
 
 
 @assay.case(T=[40], E=[9], D=[8])

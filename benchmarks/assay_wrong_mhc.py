@@ -1,14 +1,14 @@
 """The packed backward of hyper-connections (logits form), and the mistakes that its history knows.
 
-    h_in = sum_n h_pre[n] x[n],  h_pre = sigmoid(L_pre) + eps,  h_post = 2 sigmoid(L_post),  h_res = L_res
-    L = alpha * inv_rms * (X gamma) phi^T + bias,  inv_rms = rsqrt(mean X^2 + eps),  X = x with streams and dim flattened
+h_in = sum_n h_pre[n] x[n],  h_pre = sigmoid(L_pre) + eps,  h_post = 2 sigmoid(L_post),  h_res = L_res
+L = alpha * inv_rms * (X gamma) phi^T + bias,  inv_rms = rsqrt(mean X^2 + eps),  X = x with streams and dim flattened
 """
 
 from __future__ import annotations
 
 import torch
-from assay_wrong import wrong
 
+from assay_wrong import wrong
 from goldsmith import assay
 
 EPS = 1e-6

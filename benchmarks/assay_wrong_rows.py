@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-from assay_wrong import wrong
 
+from assay_wrong import wrong
 from goldsmith import assay
 
-# -- y = x / rms(x) * w --------------------------------------------------------------------------------------------------
+# y = x / rms(x) * w
 
 
 @assay.case(T=[13], D=[100])
@@ -66,7 +66,11 @@ NORMS = (
     ("G13", "a bfloat16 accumulator", _bf16_accumulator),
     ("G24", "times 1 + 2^-12", lambda x, w, e: x * _rms(x, e) * w * (1 + 2.0**-12)),
     ("G25", "one element is off by 2^-10", _one_element),
-    ("G12", "eps outside of the root", lambda x, w, e: x / (x.square().mean(-1, keepdim=True).sqrt() + 3e-4 * e**0.25) * w),
+    (
+        "G12",
+        "eps outside of the root",
+        lambda x, w, e: x / (x.square().mean(-1, keepdim=True).sqrt() + 3e-4 * e**0.25) * w,
+    ),
     ("W03", "eps is forgotten", lambda x, w, e: x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * w),
     ("G28", "nan_to_num inside", lambda x, w, e: torch.nan_to_num(x * _rms(x, e) * w)),
     ("W04", "the sum runs over |x|", lambda x, w, e: x / (x.abs().mean(-1, keepdim=True) + e) * w),
@@ -129,7 +133,7 @@ def _wrong_golden_backward():
     )
 
 
-# -- softmax -------------------------------------------------------------------------------------------------------------
+# softmax
 
 
 @assay.case(T=[9], D=[77])
@@ -178,7 +182,7 @@ def _right_online():
     return assay.Target(lambda x: _online(x, True), softmax, cases=logits, name="softmax")
 
 
-# -- causal attention ----------------------------------------------------------------------------------------------------
+# causal attention
 
 
 @assay.case(S=[17], D=[16])
@@ -224,7 +228,9 @@ for _id, _what, _kernel in (
     ("W10", "the last block of keys is skipped", lambda q, k, v: _blocked(q, k, v, drop=16)),
     ("M09", "v and k are exchanged", lambda q, k, v: _blocked(q, v, k)),
 ):
-    wrong(_id, "attention", _what)(lambda kernel=_kernel: assay.Target(kernel, attention, cases=heads, name="attention"))
+    wrong(_id, "attention", _what)(
+        lambda kernel=_kernel: assay.Target(kernel, attention, cases=heads, name="attention")
+    )
 
 
 @wrong("W11", "attention", "attention in blocks as it should be", right=True)
@@ -232,7 +238,7 @@ def _right_attention():
     return assay.Target(_blocked, attention, cases=heads, name="attention")
 
 
-# -- top-k routing -------------------------------------------------------------------------------------------------------
+# top-k routing
 
 
 @assay.case(T=[32], E=[16])
@@ -286,4 +292,6 @@ def _ties():
 
 wrong("W12", "router", "the best score is passed over")(lambda: _router(_routed(_second_best)))
 wrong("W13", "router", "one expert is chosen twice")(lambda: _router(_routed(_twice)))
-wrong("W14", "router", "the chosen are in ascending order")(lambda: _router(_routed(lambda s, k: s.topk(k, -1).indices.flip(-1))))
+wrong("W14", "router", "the chosen are in ascending order")(
+    lambda: _router(_routed(lambda s, k: s.topk(k, -1).indices.flip(-1)))
+)

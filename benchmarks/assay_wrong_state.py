@@ -1,10 +1,10 @@
-"""Kernels with a memory: what a first call on fresh buffers hides, and what only other calls, threads or layouts show."""
+"""Kernels with a memory: what a first call on fresh buffers hides, and only other calls, threads or layouts show."""
 
 from __future__ import annotations
 
 import torch
-from assay_wrong import wrong
 
+from assay_wrong import wrong
 from goldsmith import assay
 
 

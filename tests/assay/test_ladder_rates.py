@@ -1,6 +1,7 @@
-"""Clean alarms of the rungs above the bound, before any confirmation, on random goldens, shapes, data, orders and stores.
+"""Clean alarms of the rungs above the bound, before any confirmation, on random goldens, shapes, data and orders.
 
-`python tests/assay/test_ladder_rates.py 3000` measures the rate that ladder_noise.py states, and the margin that is left.
+`python tests/assay/test_ladder_rates.py 3000` measures the rate that ladder_noise.py states, and the margin that is
+left.
 """
 
 import random
@@ -8,8 +9,8 @@ import sys
 
 import pytest
 import torch
-from assay.ladder_bench import BF16, F32, F64, reference
 
+from assay.ladder_bench import BF16, F32, reference
 from goldsmith.assay import ladder_patterns as patterns
 from goldsmith.assay.ensemble import LegalOrder
 from goldsmith.assay.ladder import _Held, judge

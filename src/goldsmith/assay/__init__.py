@@ -12,6 +12,6 @@ from .stage import stage, tracing
 from .target import Target
 
 __all__ = [
-    "AssayError", "Case", "ErrorMap", "Finding", "Location", "Make", "Note", "ProbeRun", "Report", "Row", "Target", "TargetError",
-    "argmax", "case", "check", "given", "sign", "stage", "storage", "topk", "tracing",
+    "AssayError", "Case", "ErrorMap", "Finding", "Location", "Make", "Note", "ProbeRun", "Report", "Row", "Target",
+    "TargetError", "argmax", "case", "check", "given", "sign", "stage", "storage", "topk", "tracing",
 ]  # fmt: skip

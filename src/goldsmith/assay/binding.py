@@ -44,7 +44,8 @@ def bind(what: str, fn: Callable, supply: Mapping[str, Any] | tuple[str, ...]) -
             (positional if p.kind is p.POSITIONAL_ONLY else keywords).append(p.name)
         elif p.default is p.empty:
             raise TargetError(
-                f"{what}: {_name(fn)} takes {p.name!r}, which nobody supplies; there are: {', '.join(names) or 'no names'}"
+                f"{what}: {_name(fn)} takes {p.name!r}, which nobody supplies; "
+                f"there are: {', '.join(names) or 'no names'}"
             )
         elif p.kind is p.POSITIONAL_ONLY:
             _no_gap(what, fn, p, parameters, names)
@@ -57,7 +58,9 @@ def _no_gap(what: str, fn: Callable, gap: inspect.Parameter, parameters: list, n
     after = parameters[parameters.index(gap) + 1 :]
     late = [p.name for p in after if p.kind is p.POSITIONAL_ONLY and p.name in names]
     if late:
-        raise TargetError(f"{what}: {_name(fn)} takes {late[0]!r} by position after {gap.name!r}, which nobody supplies")
+        raise TargetError(
+            f"{what}: {_name(fn)} takes {late[0]!r} by position after {gap.name!r}, which nobody supplies"
+        )
 
 
 def _signature(fn: Callable) -> tuple[Callable, list[inspect.Parameter] | None]:

@@ -297,7 +297,7 @@ class RunningErrors(TorchDispatchMode):
         view.copy_(error) if isinstance(error, Tensor) else view.fill_(error)
 
     def _settle(self, y: Tensor, error: Error) -> Error:
-        """Where y is NaN or Inf itself there is nothing to round: exact, unless the bound was open for another reason."""
+        """Where y is NaN or Inf itself there is nothing to round: exact, unless the bound was open anyway."""
         if self.poisoned:
             return float("inf")
         if not (self.careful and y.is_floating_point() and isinstance(error, Tensor)):

@@ -4,8 +4,8 @@
     def tokens(make, T, D):
         return {"x": make.normal(T, D), "w": make.normal(D), "eps": 1e-6}
 
-`tokens` is then a list of six `Case`: every combination of the sizes. Tensors of the dict are inputs; everything else is
-a scalar.
+`tokens` is then a list of six `Case`: every combination of the sizes. Tensors of the dict are inputs; everything else
+is a scalar.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .results import TargetError
 class Make:
     """Draws tensors on the CPU from one seeded generator, rounds them to `dtype` and moves them to `device`.
 
-    The same seed therefore gives the same values on every device, and float32 and bfloat16 cases differ by rounding alone.
+    The same seed therefore gives the same values on every device, and float32 and bfloat16 cases differ by rounding
+    alone.
     """
 
     def __init__(self, dtype: torch.dtype, device: str | torch.device, seed: int):
@@ -142,7 +143,9 @@ def case(*, tags: Iterable[str] = (), why: str = "", **sizes: Any) -> Callable[[
             inspect.signature(draw).bind(None, **{k: v[0] for k, v in lists.items()})
         except TypeError as error:
             takes = ", ".join(inspect.signature(draw).parameters)
-            raise TargetError(f"case {name}: called as {name}(make, {', '.join(lists)}), takes ({takes}): {error}") from error
+            raise TargetError(
+                f"case {name}: called as {name}(make, {', '.join(lists)}), takes ({takes}): {error}"
+            ) from error
         combinations = itertools.product(*lists.values())
         return [_one(name, draw, dict(zip(lists, values, strict=True)), tuple(tags), why) for values in combinations]
 
@@ -179,4 +182,6 @@ def as_cases(cases: Any) -> tuple[Case, ...]:
         if twice:
             raise TargetError(f"cases: {twice[0]!r} occurs twice; every case needs a name of its own")
         return tuple(flat)
-    raise TypeError(f"cases: expected @assay.case functions, a list of them or a dict of tensors, got {type(cases).__name__}")
+    raise TypeError(
+        f"cases: expected @assay.case functions, a list of them or a dict of tensors, got {type(cases).__name__}"
+    )

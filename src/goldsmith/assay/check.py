@@ -1,4 +1,4 @@
-"""`check`: every case of a target, in every dtype, through every probe; raises with the report when something is wrong."""
+"""`check`: every case of a target, in every dtype, through every probe; raises with the report when one fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check(
     """Hold a target to its golden: the verdict ladder on every case, through the default probes.
 
     case      a Case, its name, or None for all of them
-    dtype     what inputs are drawn in; None: each of the target's dtypes. 16-bit ones are also tried with float32 inputs
+    dtype     what inputs are drawn in; None: each of the target's dtypes. 16-bit ones are tried in float32, too
     device    where the candidate runs; the golden runs there too, in float64
     seed      of inputs, output gradients and ensembles: the same seed gives the same report
     probes    "default", or the names of some of them
@@ -95,7 +95,7 @@ def _label(case: Case, dtype: torch.dtype, target: Target, asked: torch.dtype | 
     return case.name if single else f"{case.name} {str(dtype).removeprefix('torch.')}"
 
 
-# -- one case -----------------------------------------------------------------------------------------------------------
+# one case
 
 
 def _examine(session: Session, budget: Budget, tally: _Tally, only_values: bool) -> None:
@@ -192,7 +192,7 @@ class _Timing:
         t.candidate[name] = t.candidate.get(name, 0) + self.session.candidate_runs - self.before
 
 
-# -- the report ---------------------------------------------------------------------------------------------------------
+# the report
 
 
 def _collect(report: Report, session: Session) -> None:

@@ -20,7 +20,7 @@ REPEATED = 1.5  # both runs are drawn from the noise, and rounding to the store'
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two runs lie apart. equal: bit for bit; lawful: within the noise; certain: not even the bounds allow it."""
+    """How far two runs lie apart. equal: bit for bit; lawful: within the noise; certain: beyond the bounds, too."""
 
     equal: bool
     lawful: bool

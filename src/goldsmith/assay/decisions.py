@@ -1,7 +1,7 @@
-"""Discrete results (top-k, argmax, a kink, a dropout mask) are judged by themselves, before any number that rests on them.
+"""Discrete results (top-k, argmax, a kink, a dropout mask) are judged before any number that rests on them.
 
-A decision names the result it concerns (an output or a stage) and what it was made from. `probes/decisions.py` judges it:
-a choice is legal when its score lies within the rounding bound of the best that was left out.
+A decision names the result it concerns (an output or a stage) and what it was made from. `probes/decisions.py` judges
+it: a choice is legal when its score lies within the rounding bound of the best that was left out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def sign(of: str) -> Sign:
 
 
 def given(rate: str | float | None = None) -> Given:
-    """Decision: a mask taken from the candidate as it comes. With `rate` (a number or a scalar's name) its zeros are counted."""
+    """Decision: a mask taken as it comes. With `rate` (a number or a scalar's name) its zeros are counted."""
     if isinstance(rate, float | int) and not 0 <= rate <= 1:
         raise TargetError(f"given: rate is a share between 0 and 1, got {rate}")
     return Given(rate)

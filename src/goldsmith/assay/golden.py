@@ -264,7 +264,7 @@ class _Line:
         return (4 * self.slope(h / 2) - self.slope(h)) / 3
 
     def bends(self, h: float) -> bool:
-        """The one-sided slopes differ by as much at h / 8 as at h: a kink. A smooth function's come eight times closer."""
+        """One-sided slopes differ by as much at h / 8 as at h: a kink. A smooth function's come eight times closer."""
         wide, narrow = (abs(self(s) - 2 * self(0.0) + self(-s)) / s for s in (h, h / 8))
         return narrow > 0.5 * wide and narrow > 16 * self.noise / h
 

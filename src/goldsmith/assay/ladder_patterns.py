@@ -1,7 +1,8 @@
 """b_G = sum_G r s / sum_G s^2 - slope, mean and rms of the errors by index, tile, tail and segment.
 
 r are the errors and s the golden, both in units of the bound. Every statistic is compared with the same statistic of
-the ensemble's members, so that noise which is shared along a row (an inverse rms, a maximum) is not taken for a pattern.
+the ensemble's members, so that noise which is shared along a row (an inverse rms, a maximum) is not taken for a
+pattern.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Where a candidate's tensors live while it runs: between guard bands, on poisoned memory, in any layout.
 
-Every buffer is `band | body | band` with the body aligned to 256 bytes (Triton compiles another kernel for less). Bands of
-floating tensors hold a NaN that arithmetic does not start from (0xFFE3 in every 16 bits): a stray read shows in the results,
-a stray write in the bytes. `Poison` does the same for every `torch.empty*` that the candidate calls, forward and backward,
-and fills the body with another such NaN, so that what is never written stays recognisable.
+Every buffer is `band | body | band` with the body aligned to 256 bytes (Triton compiles another kernel for less).
+Bands of floating tensors hold a NaN that arithmetic does not start from (0xFFE3 in every 16 bits): a stray read shows
+in the results, a stray write in the bytes. `Poison` does the same for every `torch.empty*` that the candidate calls,
+forward and backward, and fills the body with another such NaN, so that what is never written stays recognisable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 ALIGN = 256
 BAND_MIN, BAND_MAX = 1024, 1 << 20
-# as int16: quiet NaN in bfloat16 and float16, and repeated in float32 and float64; vectorised code makes 0xFFFF by itself
+# as int16: quiet NaN in bfloat16 and float16, repeated in float32 and float64; vectorised code makes 0xFFFF by itself
 BAND, POISON = 0xFFE3 - 0x10000, 0xFFE5 - 0x10000
 BYTE = 0xFF  # bands of integers (-1 where it is taken for an index) and of 8-bit floats
 NAN_FILL, DIRT_FILL = "nan", "dirt"
@@ -94,7 +94,13 @@ class Arena:
         self.inputs: dict[str, Buffer] = {}
 
     def allocate(
-        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, label: str, shift: int = 0
+        self,
+        shape: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        label: str,
+        shift: int = 0,
     ) -> Buffer:
         """A new guarded buffer; `shift` moves its first element off the alignment, by so many elements."""
         item = dtype.itemsize
@@ -147,7 +153,7 @@ def band_mark(dtype: torch.dtype) -> tuple[int, torch.dtype]:
 
 
 def _fill(body: Tensor, dtype: torch.dtype, fill: str) -> None:
-    """Poison: NaN for floats, 0x7f7f... for integers. Dirt is finite and plausible: 48.6 in float32, 48.5 in bfloat16."""
+    """Poison: NaN for floats, 0x7f7f... for integers. Dirt is finite and plausible: 48.6 in float32."""
     floating = dtype.is_floating_point or dtype.is_complex
     if dtype == torch.bool:
         body.fill_(1 if fill == NAN_FILL else 0)
@@ -250,7 +256,11 @@ class Poison(TorchDispatchMode):
     def _enter(self, func, args, kwargs):
         """Calls a custom operator's own kernel with the mode on; below the mode it would run unseen."""
         key = _backend_key(args, kwargs)
-        if key is None or not func.has_kernel_for_dispatch_key(key) and not func.has_kernel_for_dispatch_key(_COMPOSITE):
+        if (
+            key is None
+            or not func.has_kernel_for_dispatch_key(key)
+            and not func.has_kernel_for_dispatch_key(_COMPOSITE)
+        ):
             return func(*args, **kwargs)
         with self:
             return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The golden on one case's inputs: its values, its rounding bounds and its ensemble of legal orders, made when first asked for.
+"""The golden on one case's inputs: values, rounding bounds and an ensemble of legal orders, made when first asked for.
 
 Names are those of a run: outputs `y`, saved results `saved.h`, stages `h`, gradients `x.grad` and `h.grad`.
 """
@@ -45,7 +45,7 @@ class References:
             self.stores.setdefault(f"{name}.grad", material.inputs[name].dtype)
         self.compute = material.target.compute_dtype(material.inputs)
 
-    # -- the golden as one function of its leaves ---------------------------------------------------------------------
+    # the golden as one function of its leaves
 
     def evaluate(self, leaves: Mapping[str, Tensor], *, gradients: bool = True) -> dict[str, Tensor]:
         """Outputs, stages and gradients of the golden, in the precision of `leaves`."""
@@ -111,7 +111,7 @@ class References:
             if g is not None or n in wanted
         }
 
-    # -- what is made of it -------------------------------------------------------------------------------------------
+    # what is made of it
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ class References:
 
     @cached_property
     def shared(self) -> set[tuple[str, str]]:
-        """Results of the golden that share memory with one another or with an input: views, which a candidate may return too."""
+        """Results of the golden that share memory with one another or with an input: a candidate's may, too."""
         with _blaming_the_golden(), golden.default_dtype(torch.float64):
             values = self.evaluate(self.leaves)
         results = {n: values[n] for n, _, _ in self.run.results() if n in values}
@@ -218,11 +218,13 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 def axis_names(shape: torch.Size, sizes: Mapping[str, Any]) -> tuple[str, ...]:
-    """Axes called by the size that gave them their length, where exactly one did and no axis shares it; else 0, 1, ..."""
+    """Axes called by the size that gave them their length, where exactly one did and no axis shares it; else 0, 1."""
     lengths = list(shape)
 
     def name(axis: int) -> str:
         fitting = [k for k, v in sizes.items() if isinstance(v, int) and not isinstance(v, bool) and v == lengths[axis]]
-        return fitting[0] if len(fitting) == 1 and lengths.count(lengths[axis]) == 1 and lengths[axis] > 1 else str(axis)
+        return (
+            fitting[0] if len(fitting) == 1 and lengths.count(lengths[axis]) == 1 and lengths[axis] > 1 else str(axis)
+        )
 
     return tuple(name(i) for i in range(len(lengths)))

@@ -97,7 +97,7 @@ class ProbeRun:
 
 @dataclass(frozen=True)
 class ErrorMap:
-    """A tensor as small pictures: golden, candidate and error/limit, folded to rows x columns, block maxima of 128 x 128."""
+    """A tensor as small pictures: golden, candidate, error/limit; rows x columns, block maxima of at most 128 x 128."""
 
     tensor: str
     case: str

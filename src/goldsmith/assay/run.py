@@ -49,7 +49,7 @@ class How:
 
 @dataclass
 class Run:
-    """What came out of a run. Names: outputs `y`, saved outputs `saved.h`, gradients `x.grad`, stages as they are called.
+    """What came out of a run. Names: outputs `y`, saved outputs `saved.h`, gradients `x.grad`, stages by their own.
 
     changed      input or output gradient -> mask of the elements that were overwritten
     overwritten  output -> mask of the elements that the backward overwrote
@@ -120,7 +120,9 @@ def name_results(result: Any, names: tuple[str, ...] | None, who: str = "candida
         plain = ("y",) if not isinstance(result, list | tuple) else tuple(f"y{i}" for i in range(len(values)))
         known = plain if names is None else names
         if len(known) != len(values):
-            raise TargetError(f"outputs: the {who} returned {len(values)} results, declared are {len(known)}: {', '.join(known)}")
+            raise TargetError(
+                f"outputs: the {who} returned {len(values)} results, declared are {len(known)}: {', '.join(known)}"
+            )
         pairs = list(zip(known, values, strict=True))
     named = {}
     for name, value in pairs:
@@ -147,7 +149,10 @@ def execute(material: Material, how: How | None = None) -> Run:
         try:
             _forward_and_backward(material, how, arena, tracer, run)
             _synchronise(material.device)
-        except (TargetError, torch.OutOfMemoryError):  # the user's mistake, the machine's limit: neither says the kernel is wrong
+        except (
+            TargetError,
+            torch.OutOfMemoryError,
+        ):  # the user's mistake, the machine's limit: neither says the kernel is wrong
             raise
         except Exception as error:  # noqa: BLE001 - whatever a candidate raises is evidence about it
             run.error = error
@@ -158,7 +163,7 @@ def execute(material: Material, how: How | None = None) -> Run:
 
 
 def _seed(material: Material) -> None:
-    """Candidates that draw (dropout) repeat from run to run. (`torch.manual_seed` formats a stack trace at every call.)"""
+    """Candidates that draw (dropout) repeat from run to run. (`torch.manual_seed` formats a stack trace every time.)"""
     torch.default_generator.manual_seed(material.seed)
     if material.device.type == "cuda":
         torch.cuda.manual_seed(material.seed)
@@ -253,7 +258,7 @@ def name_gradients(result: Any, wanted: tuple[str, ...], who: str) -> dict[str, 
     return dict(zip(wanted, values, strict=True))
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# memory
 
 
 def _look_at_memory(run: Run, arena: Arena, target: Target) -> None:
@@ -291,7 +296,7 @@ def _bytes_differ(tensor: Tensor, copy: Tensor) -> Tensor | None:
 
 
 def aliases(results: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[tuple[str, str]]:
-    """Pairs of a result and something else that it shares at least one byte with (another result, or one of `others`)."""
+    """Pairs of a result and another result, or one of `others`, that share at least one byte."""
     pairs = set()
     items = list(results.items())
     for i, (name, tensor) in enumerate(items):

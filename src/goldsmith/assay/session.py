@@ -1,7 +1,7 @@
-"""One case in one dtype under examination: runs the candidate, keeps the first run and its references, collects what is found.
+"""One case in one dtype under examination: runs the candidate, keeps its first run, collects what is found.
 
-Probes are functions of a Session. What must hold in every run (nothing written outside a buffer, no input changed, nothing
-left unwritten, no shared memory) is looked at here, once for all of them.
+Probes are functions of a Session. What must hold in every run (nothing written outside a buffer, no input changed,
+nothing left unwritten, no shared memory) is looked at here, once for all of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .reference import References
 from .results import CERTAIN, QUALITY, STATISTICAL, SYSTEMATIC, ErrorMap, Finding, Location, Note, Row, TargetError
 from .run import How, Material, Run, execute
 from .target import Target
+
 
 class Ended(Exception):
     """The case cannot go on: the candidate raised in its first run, or the budget is spent."""
@@ -41,9 +42,15 @@ class Session:
     """State of one (case, dtype): what probes read and write."""
 
     def __init__(
-        self, target: Target, case: Case, dtype: torch.dtype, device: str | torch.device, seed: int, selected: frozenset[str],
+        self,
+        target: Target,
+        case: Case,
+        dtype: torch.dtype,
+        device: str | torch.device,
+        seed: int,
+        selected: frozenset[str],
         label: str,
-    ):  # fmt: skip
+    ):
         self.target, self.case, self.dtype, self.device, self.seed = target, case, dtype, device, seed
         self.selected, self.label = selected, label
         self.findings: list[Finding] = []
@@ -60,7 +67,7 @@ class Session:
         self._first: Run | None = None
         self._ref: References | None = None
 
-    # -- material and runs --------------------------------------------------------------------------------------------
+    # material and runs
 
     def draw(self, case: Case) -> Material:
         """The case's inputs, drawn."""
@@ -68,7 +75,7 @@ class Session:
             supply = case.build(self.dtype, self.device, self.seed)
         except TargetError:
             raise
-        except Exception as error:  # noqa: BLE001 - the user's own function, reported as the user's mistake
+        except Exception as error:
             raise TargetError(f"case {case.name}: could not be drawn: {type(error).__name__}: {error}") from error
         inputs, scalars = inputs_and_scalars(supply)
         return Material(self.target, case.name, case.sizes, inputs, scalars, self.seed)
@@ -109,7 +116,7 @@ class Session:
         self._ref = references
 
     def same_decisions(self, done: Run) -> bool:
-        """Whether a run decided as the first one did (ties may be broken in another way, masks drawn in another order)."""
+        """Whether a run decided as the first one did (ties may be broken otherwise, masks drawn in another order)."""
         return all(
             torch.equal(mine, its) if mine is not None and its is not None and mine.shape == its.shape else mine is its
             for mine, its in ((decided(self.first, n), decided(done, n)) for n in self.target.decisions)
@@ -125,7 +132,7 @@ class Session:
     def golden_count(self) -> int:
         return self.golden_runs + sum(sum(r.counts.values()) for r in self._references)
 
-    # -- findings -----------------------------------------------------------------------------------------------------
+    # findings
 
     def find(
         self, rung: str, probe: str, tensor: str, text: str, *, where: Location | None = None,
@@ -153,8 +160,10 @@ class Session:
         return not judgement.ok
 
     def _attributed(self, finding: Finding) -> Finding | None:
-        """Rungs 2 to 4 of the plain run belong to the probes that measure them; dropped where those are not selected."""
-        owner = {STATISTICAL: "ensemble", SYSTEMATIC: "statistics", QUALITY: "ensemble"}.get(finding.rung, finding.probe)
+        """Rungs 2 to 4 of the plain run belong to the probes that measure them, and go where those are not selected."""
+        owner = {STATISTICAL: "ensemble", SYSTEMATIC: "statistics", QUALITY: "ensemble"}.get(
+            finding.rung, finding.probe
+        )
         if finding.probe != "values" or owner == "values":
             return finding
         return replace(finding, probe=owner) if owner in self.selected else None
@@ -178,7 +187,7 @@ class Session:
         self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {what}")
         return True
 
-    # -- what must hold in every run ----------------------------------------------------------------------------------
+    # what must hold in every run
 
     def look(self, run: str, done: Run) -> None:
         """Guard bands, inputs, shared memory and poison of one run."""
@@ -194,17 +203,31 @@ class Session:
         if "poison" in self.selected and done.error is None:
             for name, mask in done.unwritten.items():
                 where = self.locate(name, mask)
-                text = f"{name} holds uninitialised memory: {where.text} never written, or added to what was never written"
+                text = (
+                    f"{name} holds uninitialised memory: {where.text} never written, or added to what was never written"
+                )
                 self.find(CERTAIN, "poison", name, text, where=where, measured=where.fraction, limit=0.0)
 
     def _memory(self, run: str, done: Run) -> None:
         for name, mask in done.changed.items():
             where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
             kind = "output gradient" if name.startswith("grad_") else "input"
-            self.find(CERTAIN, "alias", name, f"the {kind} {name} was modified: {where.text} ({run}, by the {done.phase})", where=where)
+            self.find(
+                CERTAIN,
+                "alias",
+                name,
+                f"the {kind} {name} was modified: {where.text} ({run}, by the {done.phase})",
+                where=where,
+            )
         for name, mask in done.overwritten.items():
             where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
-            self.find(CERTAIN, "alias", name, f"the backward modified {name}, which the forward returned: {where.text}", where=where)
+            self.find(
+                CERTAIN,
+                "alias",
+                name,
+                f"the backward modified {name}, which the forward returned: {where.text}",
+                where=where,
+            )
         shared = self._ref.shared if done.aliases and self._ref is not None else set()
         for name, other in sorted(done.aliases - shared):
             self.find(CERTAIN, "alias", name, f"{name} shares memory with {other}: writing one changes the other")
@@ -233,8 +256,9 @@ def _one_line(error: Exception) -> str:
 def from_interpreter(error: BaseException) -> bool:
     """Whether an exception says that Triton's interpreter lacks something, rather than that the kernel is wrong.
 
-    Inside a kernel the interpreter wraps every exception in InterpreterError. What it lacks surfaces as NotImplementedError,
-    as a method missing on a plain number (scalar arguments are Python floats there), or as a TypeError of its own code.
+    Inside a kernel the interpreter wraps every exception in InterpreterError. What it lacks surfaces as
+    NotImplementedError, as a method missing on a plain number (scalar arguments are Python floats there), or as a
+    TypeError of its own code.
     """
     chain: list[BaseException] = []
     seen: BaseException | None = error

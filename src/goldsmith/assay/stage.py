@@ -1,4 +1,4 @@
-"""`stage(name, value)` names an intermediate, `tracing()` asks whether anybody listens; both cost next to nothing when nobody does.
+"""`stage(name, value)` names an intermediate, `tracing()` asks whether anybody listens; nobody: both are free.
 
 A `Tracer` is what listens: it records every named value, and in isolation it hands back the golden's value instead, so
 that what follows runs on right inputs. One tracer listens at a time in a process, in whatever thread the stage is

@@ -1,7 +1,7 @@
 """Target: a candidate, the golden it is held to, and the cases it is tried on. Checked when it is made; frozen.
 
-Errors are `TypeError` for a wrong kind of object and `TargetError` (a `ValueError`) for a wrong name or value; both name
-the argument and list what exists.
+Errors are `TypeError` for a wrong kind of object and `TargetError` (a `ValueError`) for a wrong name or value; both
+name the argument and list what exists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAYOUTS = ("any", "contiguous")
 class Target:
     """A candidate to hold to its golden.
 
-    candidate       the kernel: any callable (function, `torch.autograd.Function`, `torch.nn.Module`), bound by parameter name
+    candidate       the kernel: any callable (function, `torch.autograd.Function`, `torch.nn.Module`), bound by name
     golden          plain torch that says what it should compute; called with float64 copies of the very inputs
     cases           from `@assay.case`, a list of them, or a dict of tensors
     outputs         names in order; default ("y",), ("y0", "y1", ...) for a tuple, or the keys of a returned dict
@@ -127,13 +127,13 @@ class Target:
                     _known(f"decisions[{name!r}]", (what,), scalars, "scalars")
 
     def bound(self, argument: str, supply: Mapping[str, Any]) -> Bound:
-        """The callable of that argument, bound to the names of `supply` (remembered: reading signatures takes 0.2 ms)."""
+        """The callable of that argument, bound to the names of `supply` (remembered: it takes 0.2 ms)."""
         key = (argument, tuple(supply))
         if key not in self._bound:
             self._bound[key] = bind(argument, getattr(self, argument), supply)
         return self._bound[key]
 
-    # -- what a check asks --------------------------------------------------------------------------------------------
+    # what a check asks
 
     def smallest(self) -> Case:
         """The case with the fewest elements by its sizes (for declarations, never for verdicts)."""
@@ -184,7 +184,9 @@ def check_segments(tensor: str, named: Any) -> None:
     for name, span in named.items():
         numbers = isinstance(span, tuple) and len(span) in (2, 3) and all(isinstance(v, int) for v in span)
         if not numbers or span[-2] > span[-1]:
-            raise TargetError(f"segments[{tensor!r}]: {name!r} is (lo, hi) or (axis, lo, hi) with lo <= hi, got {span!r}")
+            raise TargetError(
+                f"segments[{tensor!r}]: {name!r} is (lo, hi) or (axis, lo, hi) with lo <= hi, got {span!r}"
+            )
 
 
 def _callable(argument: str, value: Any, wanted: str = "a callable") -> None:

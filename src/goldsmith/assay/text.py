@@ -1,4 +1,4 @@
-"""The report for a terminal: one sentence first, then evidence, the table, notes and what it cost. 80 columns, plain text."""
+"""The report for a terminal: one sentence first, then evidence, table, notes and cost. 80 columns, plain text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def ranked(report: Report) -> list[Finding]:
 def _counts(report: Report) -> str:
     where = f"{', '.join(report.dtypes)} on {report.device}, seed {report.seed}"
     runs = report.environment.get("runs", {})
-    text = f"{where}; {report.seconds:.2f} s, {runs.get('candidate', 0)} candidate runs, {runs.get('golden', 0)} golden runs"
+    spent = f"{runs.get('candidate', 0)} candidate runs, {runs.get('golden', 0)} golden runs"
+    text = f"{where}; {report.seconds:.2f} s, {spent}"
     return _wrapped(text + (f"; partial: {report.partial}" if report.partial else ""), hang=2)
 
 
@@ -146,5 +147,3 @@ def _clip(text: str, width: int) -> str:
 
 def _plural(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-

@@ -1,4 +1,4 @@
-"""The probes: one file each, every one a function of a Session. DEFAULT lists them in the order in which `check` runs them."""
+"""The probes: one file each, every one a function of a Session. DEFAULT has them in the order in which they run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Discrete results are judged before any number that rests on them; then the golden goes on with the candidate's legal ones.
+"""Discrete results are judged before what rests on them; then the golden goes on with the candidate's legal ones.
 
-A chosen score s_c is legal when s_c + e_c >= s_j - e_j for every score s_j that was left out (e: rounding bounds). Rows with
-another choice than the golden's, all of them legal, are ties: a note, never a failure.
+A chosen score s_c is legal when s_c + e_c >= s_j - e_j for every score s_j that was left out (e: rounding bounds).
+Rows with another choice than the golden's, all of them legal, are ties: a note, never a failure.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def settle(session: Session, probe: str, done: Run, plain: References) -> Refere
     ignored = sorted(set(taken) - settled.asked)
     if ignored:
         raise TargetError(
-            f"decisions: the golden has no stage {ignored[0]!r}; name it there, assay.stage({ignored[0]!r}, ...), so that it "
-            "can go on with the candidate's legal choice"
+            f"decisions: the golden has no stage {ignored[0]!r}; name it there, assay.stage({ignored[0]!r}, ...), "
+            "so that it can go on with the candidate's legal choice"
         )
     return settled
 
@@ -65,7 +65,9 @@ def _golden_has(plain: References, name: str, what: str) -> Tensor:
         return plain.values[name]
     if name in plain.leaves:
         return plain.leaves[name]
-    raise TargetError(f"decisions: the golden has no {name!r} ({what}); there are: {', '.join([*plain.values, *plain.leaves])}")
+    raise TargetError(
+        f"decisions: the golden has no {name!r} ({what}); there are: {', '.join([*plain.values, *plain.leaves])}"
+    )
 
 
 def _number(session: Session, value: Any) -> float:
@@ -79,7 +81,12 @@ def _topk(session, probe: str, name: str, decision: TopK, made: Tensor, own: Ten
     value, bound = (t.movedim(decision.dim, -1) for t in (scores.value, scores.bound * SLACK))
     k = int(_number(session, decision.k))
     if index.shape != (*value.shape[:-1], k):
-        session.find(CERTAIN, probe, name, f"{name} has shape {list(made.shape)}; the {k} best of {list(scores.value.shape)} were asked for")
+        session.find(
+            CERTAIN,
+            probe,
+            name,
+            f"{name} has shape {list(made.shape)}; the {k} best of {list(scores.value.shape)} were asked for",
+        )
         return own
     if not index.numel():
         return made
@@ -105,28 +112,50 @@ def _topk(session, probe: str, name: str, decision: TopK, made: Tensor, own: Ten
 def _report(session, probe, name, index, golden, wrong, outside, repeated) -> None:
     rows = wrong.numel()
     if bool(wrong.any()):
-        reason = "an index out of range" if bool(outside.any()) else "an index twice" if bool(repeated.any()) else "a score that loses"
+        reason = (
+            "an index out of range"
+            if bool(outside.any())
+            else "an index twice"
+            if bool(repeated.any())
+            else "a score that loses"
+        )
         where = session.locate(name, wrong.unsqueeze(-1).expand_as(index))
         text = f"{name} is not a legal choice in {int(wrong.sum())} of {rows} rows: {reason}"
         session.find(CERTAIN, probe, name, text, where=where, measured=float(wrong.double().mean()), limit=0.0)
     tied = (index != golden).any(-1) & ~wrong
     if bool(tied.any()):
-        text = f"{int(tied.sum())} of {rows} rows choose otherwise among scores that rounding cannot tell apart; all legal"
+        text = (
+            f"{int(tied.sum())} of {rows} rows choose otherwise among scores that rounding cannot tell apart; all legal"
+        )
         session.note("tie", name, text)
 
 
 def _sign(session, probe: str, name: str, decision: Sign, made: Tensor, own: Tensor, of: Bounded) -> Tensor:
     if made.shape != of.value.shape:
-        session.find(CERTAIN, probe, name, f"{name} has shape {list(made.shape)}, {decision.of} has {list(of.value.shape)}")
+        session.find(
+            CERTAIN, probe, name, f"{name} has shape {list(made.shape)}, {decision.of} has {list(of.value.shape)}"
+        )
         return own
     said, golden = made > 0, of.value > 0
     wrong = (said != golden) & (of.value.abs() > of.bound * SLACK)
     if bool(wrong.any()):
         text = f"{name} has the wrong side of {decision.of} in {int(wrong.sum())} of {wrong.numel()} elements"
-        session.find(CERTAIN, probe, name, text, where=session.locate(name, wrong), measured=float(wrong.double().mean()), limit=0.0)
+        session.find(
+            CERTAIN,
+            probe,
+            name,
+            text,
+            where=session.locate(name, wrong),
+            measured=float(wrong.double().mean()),
+            limit=0.0,
+        )
     tied = (said != golden) & ~wrong
     if bool(tied.any()):
-        session.note("tie", name, f"{int(tied.sum())} of {tied.numel()} elements lie on the kink within their bound; both sides are legal")
+        session.note(
+            "tie",
+            name,
+            f"{int(tied.sum())} of {tied.numel()} elements lie on the kink within their bound; both sides are legal",
+        )
     return torch.where(wrong, own.to(made.dtype), made)
 
 
@@ -137,5 +166,6 @@ def _rate(session, probe: str, name: str, decision: Given, made: Tensor) -> None
     zeros = int((made == 0).sum())
     spread = math.sqrt(n * rate * (1 - rate))
     if abs(zeros - n * rate) > 6 * spread + 0.5:
-        text = f"{name} drops {zeros} of {n} elements; at rate {rate:g} that is {abs(zeros - n * rate) / max(spread, 1e-300):.1f} sigma off"
+        sigmas = abs(zeros - n * rate) / max(spread, 1e-300)
+        text = f"{name} drops {zeros} of {n} elements; at rate {rate:g} that is {sigmas:.1f} sigma off"
         session.find(SYSTEMATIC, probe, name, text, measured=zeros / n, limit=rate)

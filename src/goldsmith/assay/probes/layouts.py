@@ -1,7 +1,7 @@
 """The same values in other layouts: transposed, stepped, off by one element, and expanded with stride 0.
 
-A clean exception is a refusal: accepted for inputs of a target with layouts="contiguous", never for output gradients, since
-autograd sends them (`y.sum().backward()` sends stride 0).
+A clean exception is a refusal: accepted for inputs of a target with layouts="contiguous", never for output gradients,
+since autograd sends them (`y.sum().backward()` sends stride 0).
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ def run(session: Session) -> None:
 
 
 def _value(session: Session, name: str) -> Tensor:
-    return session.material.inputs[name] if name in session.material.inputs else session.first.cotangents[name.removeprefix("grad_")]
+    return (
+        session.material.inputs[name]
+        if name in session.material.inputs
+        else session.first.cotangents[name.removeprefix("grad_")]
+    )
 
 
 def _differs(session: Session, name: str, layout: str) -> bool:
@@ -74,7 +78,14 @@ def _agrees(session: Session, layout: str, names: list[str], *, report: bool) ->
     if not session.same_decisions(done):
         reference = decisions.settle(session, NAME, done, session.references(session.material, done))
     failed = values.judge(
-        session, done, reference, NAME, label, noise="ensemble" in session.selected, repeat=how, skip=frozenset(session.bad)
+        session,
+        done,
+        reference,
+        NAME,
+        label,
+        noise="ensemble" in session.selected,
+        repeat=how,
+        skip=frozenset(session.bad),
     )
     if not report:
         session.findings = findings
@@ -86,7 +97,9 @@ def _refused(session: Session, layout: str, names: list[str]) -> None:
     label = f"layout:{layout}({', '.join(names)})"
     done = session.execute(NAME, label, How(layouts=dict.fromkeys(names, layout)))
     if isinstance(done.error, REFUSALS):
-        session.note("refused_layout", ", ".join(names), f"{layout} inputs are refused, as declared: {_first_line(done.error)}")
+        session.note(
+            "refused_layout", ", ".join(names), f"{layout} inputs are refused, as declared: {_first_line(done.error)}"
+        )
     elif done.error is not None:
         session.raised(NAME, label, done)
     else:
@@ -101,7 +114,9 @@ def _first_line(error: Exception) -> str:
 def _expanded_gradients(session: Session) -> None:
     """One number sent to every element, as `y.sum().backward()` does."""
     cotangents = {
-        n: c.flatten()[:1].reshape([1] * c.dim()).expand(c.shape) for n, c in session.first.cotangents.items() if c.numel() > 1
+        n: c.flatten()[:1].reshape([1] * c.dim()).expand(c.shape)
+        for n, c in session.first.cotangents.items()
+        if c.numel() > 1
     }
     if not cotangents:
         return

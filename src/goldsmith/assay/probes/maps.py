@@ -1,4 +1,4 @@
-"""Small pictures of a tensor for the page: golden, candidate and error/limit, folded to two axes, the worst of each block."""
+"""Small pictures of a tensor for the page: golden, candidate, error/limit, folded to two axes, each block's worst."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def draw(session: Session) -> None:
             continue
         if tensor.shape == reference.bounded.value.shape:
             cells = CELLS_BAD if name in session.bad else CELLS_GOOD
-            session.maps[f"{session.label} {name}"] = error_map(session.label, tensor, reference, cells, name in session.bad)
+            session.maps[f"{session.label} {name}"] = error_map(
+                session.label, tensor, reference, cells, name in session.bad
+            )
 
 
 def error_map(case: str, got: Tensor, reference: Reference, cells: int, bad: bool) -> ErrorMap:

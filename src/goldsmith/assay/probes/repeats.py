@@ -17,7 +17,13 @@ def run(session: Session) -> None:
         again = session.execute(NAME, f"repeat {i + 1}")
         if session.raised(NAME, f"repeat {i + 1}", again):
             return
-        if not agree(session, NAME, f"repeat {i + 1}", again, "a repeat with the same inputs gives another result, wider than any legal order"):
+        if not agree(
+            session,
+            NAME,
+            f"repeat {i + 1}",
+            again,
+            "a repeat with the same inputs gives another result, wider than any legal order",
+        ):
             return
     if session.material.device.type == "cpu":
         threads = 1 if torch.get_num_threads() > 1 else 2

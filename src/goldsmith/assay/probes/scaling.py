@@ -60,7 +60,7 @@ def _changed(session: Session, change: Callable[[Tensor], Tensor]) -> Material:
 
 
 def _held(session: Session, label: str, change: Callable[[Tensor], Tensor]) -> None:
-    """Judge a run by the proven bounds at these values; the golden in compute precision must pass where it is to fail."""
+    """Judge a run by the bounds at these values; where it fails, the golden in compute precision must be right."""
     material = _changed(session, change)
     done = session.execute(NAME, label, material=material)
     if session.raised(NAME, label, done):
@@ -68,12 +68,15 @@ def _held(session: Session, label: str, change: Callable[[Tensor], Tensor]) -> N
     reference = decisions.settle(session, NAME, done, session.references(material, done))
     open_ends = {n for n, b in reference.bounded.items() if not bool(torch.isfinite(b.value).all())}
     before = list(session.findings)
-    failed = values.judge(session, done, reference, NAME, label, noise=False, repeat=None, skip=frozenset(session.bad | open_ends))
+    failed = values.judge(
+        session, done, reference, NAME, label, noise=False, repeat=None, skip=frozenset(session.bad | open_ends)
+    )
     excused = {n for n in failed if not _honest_passes(session, reference, n)}
     if excused:
         session.findings = before + [f for f in session.findings[len(before) :] if f.tensor not in excused]
-        text = f"{', '.join(sorted(excused))}: the golden in compute precision leaves its own bounds at {label}; not judged there"
-        session.note("compute_range", ", ".join(sorted(excused)), text)
+        names = ", ".join(sorted(excused))
+        text = f"{names}: the golden in compute precision leaves its own bounds at {label}; not judged there"
+        session.note("compute_range", names, text)
 
 
 def _honest_passes(session: Session, reference: References, name: str) -> bool:
@@ -85,7 +88,7 @@ def _honest_passes(session: Session, reference: References, name: str) -> bool:
     return ladder.judge(name, value.to(against.store), against).ok
 
 
-# -- NaN and Inf -------------------------------------------------------------------------------------------------------
+# NaN and Inf
 
 
 def _special(session: Session, label: str, value: float, there: Callable[[Tensor], Tensor]) -> None:
@@ -117,13 +120,17 @@ def _special(session: Session, label: str, value: float, there: Callable[[Tensor
     _swallowed(session, label, places, done, lost)
 
 
-def _leaked(session: Session, golden: References, label: str, leak: dict[str, Tensor], there: Callable[[Tensor], Tensor]) -> None:
+def _leaked(
+    session: Session, golden: References, label: str, leak: dict[str, Tensor], there: Callable[[Tensor], Tensor]
+) -> None:
     for name, mask in leak.items():
         honest = golden.honest.get(name)
         mask = mask if honest is None else mask & ~there(honest)
         if bool(mask.any()):
             where = session.locate(name, mask)
-            session.find(CERTAIN, NAME, name, f"{label}: {name} is not finite where the golden is: {where.text}", where=where)
+            session.find(
+                CERTAIN, NAME, name, f"{label}: {name} is not finite where the golden is: {where.text}", where=where
+            )
 
 
 def _swallowed(session: Session, label: str, places: dict[str, int], done: Run, lost: dict[str, Tensor]) -> None:
@@ -136,12 +143,21 @@ def _swallowed(session: Session, label: str, places: dict[str, int], done: Run, 
         mask = mask & ((moved.values[name] - before.value).abs() > 2 * before.bound)
         if bool(mask.any()):
             where = session.locate(name, mask)
-            session.find(CERTAIN, NAME, name, f"{label} is swallowed: {name} is finite where the golden is not: {where.text}", where=where)
+            session.find(
+                CERTAIN,
+                NAME,
+                name,
+                f"{label} is swallowed: {name} is finite where the golden is not: {where.text}",
+                where=where,
+            )
 
 
 def _places(session: Session) -> dict[str, int]:
     generator = torch.Generator().manual_seed(session.seed + 5)
-    return {n: int(torch.randint(0, session.material.inputs[n].numel(), (1,), generator=generator)) for n in _floating(session)}
+    return {
+        n: int(torch.randint(0, session.material.inputs[n].numel(), (1,), generator=generator))
+        for n in _floating(session)
+    }
 
 
 def _planted(session: Session, places: dict[str, int], value: float | None) -> Material:

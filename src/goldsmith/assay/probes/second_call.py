@@ -1,7 +1,7 @@
 """Again: with the same inputs on dirty memory, the backward twice, then other inputs, then the first ones.
 
-Finds what a first call on fresh memory hides: accumulators that expect zeros, workspaces that are not reset, results kept
-by shape, weights copied once, gradients that a backward destroys.
+Finds what a first call on fresh memory hides: accumulators that expect zeros, workspaces that are not reset, results
+kept by shape, weights copied once, gradients that a backward destroys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ def run(session: Session) -> None:
     dirty = session.execute(NAME, NAME, How(fill=DIRT_FILL, twice=True, fresh=False))
     if session.raised(NAME, "the second call, same inputs", dirty):
         return
-    agree(session, NAME, NAME, dirty, "the second call with the same inputs, on memory that holds other bytes, gives another result")
+    agree(
+        session,
+        NAME,
+        NAME,
+        dirty,
+        "the second call with the same inputs, on memory that holds other bytes, gives another result",
+    )
     if dirty.again is not None:
         _backward_twice(session, dirty)
     _others(session)
@@ -35,7 +41,9 @@ def agree(session: Session, probe: str, label: str, done: Run, text: str) -> boo
     """Hold a run of the same inputs to the first one: bit for bit, or within the noise (a note). True when it is."""
     if not session.same_decisions(done):
         settled = decisions.settle(session, probe, done, session.references(session.material, done))
-        return not values.judge(session, done, settled, probe, label, noise=False, repeat=None, skip=frozenset(session.bad))
+        return not values.judge(
+            session, done, settled, probe, label, noise=False, repeat=None, skip=frozenset(session.bad)
+        )
     names = {n: t for n, _, t in session.first.results()}
     good = True
     for name, kind, tensor in done.results():
@@ -46,12 +54,24 @@ def agree(session: Session, probe: str, label: str, done: Run, text: str) -> boo
         if apart.equal:
             continue
         if apart.lawful:
-            session.note("order_nondeterminism", name, f"{name} differs between runs, within the noise of legal orders ({apart.text})")
+            session.note(
+                "order_nondeterminism",
+                name,
+                f"{name} differs between runs, within the noise of legal orders ({apart.text})",
+            )
             continue
         good = False
         where = None if apart.mask is None else session.locate(name, apart.mask)
         rung = CERTAIN if apart.certain else STATISTICAL
-        session.find(rung, probe, name, f"{text}: {apart.text} ({label})", where=where, measured=apart.measured, limit=apart.limit)
+        session.find(
+            rung,
+            probe,
+            name,
+            f"{text}: {apart.text} ({label})",
+            where=where,
+            measured=apart.measured,
+            limit=apart.limit,
+        )
     return good
 
 
@@ -61,7 +81,9 @@ def _workspace(session: Session, first: Run) -> None:
         apart = difference(first.outputs[name], live, None)
         if not apart.equal and name not in first.overwritten:
             where = None if apart.mask is None else session.locate(name, apart.mask)
-            session.find(CERTAIN, NAME, name, f"a later call overwrote what the first returned: {apart.text}", where=where)
+            session.find(
+                CERTAIN, NAME, name, f"a later call overwrote what the first returned: {apart.text}", where=where
+            )
 
 
 def _backward_twice(session: Session, done: Run) -> None:
@@ -69,7 +91,13 @@ def _backward_twice(session: Session, done: Run) -> None:
         apart = difference(grad, done.again.get(name), session.ref.reference(name, "grad"))
         if not apart.equal and not apart.lawful and name not in session.bad:
             where = None if apart.mask is None else session.locate(name, apart.mask)
-            session.find(CERTAIN, NAME, name, f"the backward run twice on one graph gives another gradient: {apart.text}", where=where)
+            session.find(
+                CERTAIN,
+                NAME,
+                name,
+                f"the backward run twice on one graph gives another gradient: {apart.text}",
+                where=where,
+            )
 
 
 def _others(session: Session) -> None:

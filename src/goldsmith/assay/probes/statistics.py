@@ -1,4 +1,4 @@
-"""What a wrong tensor looks like: zeros, flipped signs, one factor, another order, another tensor. Notes, for whoever looks for it."""
+"""What a wrong tensor looks like: zeros, flipped signs, one factor, another order, another tensor. Notes only."""
 
 from __future__ import annotations
 

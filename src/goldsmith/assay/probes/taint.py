@@ -1,7 +1,8 @@
-"""Which slices of an input have influence: the first, the last and a random one of every axis, candidate against golden.
+"""Which slices of an input have influence: first, last and a random one of every axis, candidate against golden.
 
-The first and the last slice are set to NaN, the random one to a large finite number. Where the golden answers and the
-candidate does not, the finite number is tried there too, since NaN alone is blind behind a maximum or a mask, and the
+Screen (taint_screen.py): few runs in which many slices are changed at once clear those whose influence shows in the
+candidate as it does in the golden. What a screen cannot clear is run alone: NaN first, and where NaN stays silent or
+leaks, a large finite number in the same slice decides, since NaN alone is blind behind a maximum or a mask, and the
 finite one behind saturation: a slice counts as read when either shows.
 """
 
@@ -25,60 +26,78 @@ NAME = "taint"
 
 @dataclass(frozen=True)
 class Slice:
-    """One index of one axis of one input."""
+    """One index of one axis of one input; `random` ones are tried with a finite number, the others with NaN."""
 
     name: str
     axis: int
     index: int
     text: str
+    random: bool
 
-    def filled(self, session: Session, value: float | None) -> Material:
-        """The inputs with this slice replaced: by `value`, or by a large finite number of random sign."""
-        copy = session.material.inputs[self.name].clone(memory_format=torch.contiguous_format)
-        part = copy.select(self.axis, self.index) if copy.dim() else copy
+    def of(self, tensor: Tensor) -> Tensor:
+        """This slice of a tensor, as a view."""
+        return tensor.select(self.axis, self.index) if tensor.dim() else tensor
+
+    def filled(self, session: Session, value: float | None, material: Material | None = None) -> Material:
+        """`material` (default: the case's) with this slice at `value`, or at a large finite number of random sign."""
+        material = material or session.material
+        copy = material.inputs[self.name].clone(memory_format=torch.contiguous_format)
+        part = self.of(copy)
         if value is None:
             generator = torch.Generator().manual_seed(session.seed + self.axis)
             signs = torch.randint(0, 2, part.shape, generator=generator).to(part.device, part.dtype) * 2 - 1
-            part.copy_(signs * far(copy))
+            part.copy_(signs * far(session.material.inputs[self.name]))
         else:
             part.fill_(value)
-        return session.material.with_inputs({self.name: copy})
+        return material.with_inputs({self.name: copy})
 
 
 def run(session: Session) -> None:
+    from . import taint_screen  # it builds on this module
+
+    todo = taint_screen.remaining(session, slices(session))
+    for part in todo:
+        (_finite if part.random else _nan)(session, part)
+
+
+def slices(session: Session) -> list[Slice]:
+    """The slices to try; those that cover the same elements as another of their kind are left out."""
     generator = torch.Generator().manual_seed(session.seed + 11)
+    out: list[Slice] = []
     for name, tensor in session.material.inputs.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
         names = axis_names(tensor.shape, session.case.sizes)
+        whole = False  # an axis of length 1: its only slice is the whole tensor, whichever axis it is
         for axis in range(max(tensor.dim(), 1)):
             length = tensor.shape[axis] if tensor.dim() else 1
-            label = f"axis {names[axis]}" if tensor.dim() else "the scalar"
             middle = int(torch.randint(0, length, (1,), generator=generator))
-            for index in sorted({0, length - 1}):
-                _nan(session, Slice(name, axis, index, f"{name}[{label} = {index}]"))
-            _finite(session, Slice(name, axis, middle, f"{name}[{label} = {middle}]"))
+            if length == 1 and whole:
+                continue
+            whole |= length == 1
+            label = f"axis {names[axis]}" if tensor.dim() else "the scalar"
+            wanted = [(i, False) for i in sorted({0, length - 1})] + [(middle, True)]
+            out += [Slice(name, axis, i, f"{name}[{label} = {i}]", random) for i, random in wanted]
+    return out
 
 
-def _results(session: Session, done: Run) -> dict[str, Tensor]:
+def results(session: Session, done: Run) -> dict[str, Tensor]:
+    """What a run returned and can be compared."""
     skip = session.bad | set(session.target.decisions)
     return {n: t for n, _, t in done.results() if t is not None and n not in skip and t.is_floating_point()}
 
 
-def _ran(session: Session, material: Material, label: str) -> tuple[Run, References] | None:
+def ran(session: Session, material: Material, label: str) -> tuple[Run, References] | None:
     done = session.execute(NAME, label, material=material, look=False)
     if done.error is not None:  # a candidate may refuse what is not a number, or what is out of range
         return None
     return done, session.references(material, done, taken(session, done))
 
 
-def _nan(session: Session, part: Slice) -> None:
-    made = _ran(session, part.filled(session, float("nan")), f"taint:nan({part.text})")
-    if made is None:
-        return
-    done, references = made
+def nan_masks(session: Session, done: Run, references: References) -> list[tuple[str, Tensor, Tensor]]:
+    """(tensor, silent, leaking): where the golden alone is NaN, and where the candidate alone is."""
     suspects = []
-    for name, tensor in _results(session, done).items():
+    for name, tensor in results(session, done).items():
         expected = references.values.get(name)
         if expected is None or expected.shape != tensor.shape:
             continue
@@ -86,19 +105,25 @@ def _nan(session: Session, part: Slice) -> None:
         leaking = torch.isnan(tensor) & ~torch.isnan(expected)
         if bool(silent.any()) or bool(leaking.any()):
             suspects.append((name, silent, leaking))
+    return suspects
+
+
+def _nan(session: Session, part: Slice) -> None:
+    made = ran(session, part.filled(session, float("nan")), f"taint:nan({part.text})")
+    suspects = [] if made is None else nan_masks(session, *made)
     if suspects:
         _second_opinion(session, part, suspects)
 
 
 def _second_opinion(session: Session, part: Slice, suspects: list[tuple[str, Tensor, Tensor]]) -> None:
     """The large finite number in the same slice decides."""
-    made = _ran(session, part.filled(session, None), f"taint:finite({part.text})")
+    made = ran(session, part.filled(session, None), f"taint:finite({part.text})")
     if made is None:
         return
     done, references = made
     first = {n: t for n, _, t in session.first.results()}
     for name, silent, leaking in suspects:
-        tensor = _results(session, done).get(name)
+        tensor = results(session, done).get(name)
         if tensor is None or name not in references.values:
             continue
         still = tensor == first[name]
@@ -108,38 +133,65 @@ def _second_opinion(session: Session, part: Slice, suspects: list[tuple[str, Ten
 
 
 def _finite(session: Session, part: Slice) -> None:
-    made = _ran(session, part.filled(session, None), f"taint:finite({part.text})")
+    made = ran(session, part.filled(session, None), f"taint:finite({part.text})")
     if made is None:
         return
     done, references = made
     first = {n: t for n, _, t in session.first.results()}
-    for name, tensor in _results(session, done).items():
+    for name, tensor in results(session, done).items():
         expected, before = references.values.get(name), session.ref.bounded.get(name)
         if expected is None or before is None or expected.shape != tensor.shape or first[name] is None:
             continue
         change = (expected - before.value).abs()
         still = tensor == first[name]
-        _missing(session, part, name, still & (change > 8 * before.bound), tensor, references)
+        _missing(session, part, name, still & (change > 0), tensor, references)
         stepped = (tensor.double() - first[name].double()).abs() > 2 * SLACK * before.bound
-        _extra(session, part, name, stepped & (change == 0), "a large number")
+        stepped &= change == 0
+        if bool(stepped.any()):  # at these inputs rounding may be larger than at the first ones
+            now = references.bounded[name]
+            _extra(
+                session,
+                part,
+                name,
+                stepped & ((tensor.double() - now.value).abs() > SLACK * now.bound),
+                "a large number",
+            )
 
 
 def _missing(session: Session, part: Slice, name: str, mask: Tensor, tensor: Tensor, references: References) -> None:
-    """No influence although the golden's value has left what its rounding bound allows."""
+    """The same value as before, although the golden's has gone farther than rounding explains."""
     if not bool(mask.any()):
         return
-    now = references.bounded[name]
-    mask = mask & ((tensor.double() - now.value).abs() > SLACK * now.bound)
+    now, before = references.bounded[name], session.ref.bounded[name]
+    proven = (tensor.double() - now.value).abs() > SLACK * now.bound
+    unproven = now.open | before.open
+    if bool((mask & unproven).any()):
+        reach = _spread(references, name) + _spread(session.ref, name)
+        proven |= unproven & ((now.value - before.value).abs() > reach)
+    mask = mask & proven
     if bool(mask.any()):
         where = _where(session, name, mask)
-        text = f"{part.text} has no influence on {name} ({where.text}), in the golden it has: a reduction cut short, or a wrong mask"
+        text = f"{part.text} has no influence on {name} ({where.text}), in the golden it has: "
+        text += "a reduction cut short, or a wrong mask"
         session.find(CERTAIN, NAME, name, text, where=where, measured=0.0)
+
+
+def _spread(references: References, name: str) -> Tensor:
+    """Where bounds are open: sixteen times the farthest of eight legal runs, and the store's rounding."""
+    golden = references.bounded[name].value
+    out = torch.zeros_like(golden)
+    for member in references.ensemble:
+        out = torch.maximum(out, torch.nan_to_num((member[name].double() - golden).abs(), torch.inf))
+    store = references.stores.get(name, references.compute)
+    rounding = torch.finfo(store).eps if store.is_floating_point else 0.0
+    return 16 * (out + rounding * golden.abs() + torch.finfo(torch.float32).tiny)
 
 
 def _extra(session: Session, part: Slice, name: str, mask: Tensor, what: str) -> None:
     if bool(mask.any()):
         where = _where(session, name, mask)
-        text = f"{what} in {part.text} reaches {name} ({where.text}), in the golden it does not: a wrong mask, or a stray read"
+        text = f"{what} in {part.text} reaches {name} ({where.text}), in the golden it does not: "
+        text += "a wrong mask, or a stray read"
         session.find(CERTAIN, NAME, name, text, where=where)
 
 

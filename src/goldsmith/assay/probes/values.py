@@ -85,7 +85,9 @@ class _Repeats:
             done, references = self.made[attempt]
             tensor = dict((n, t) for n, _, t in done.results()).get(name)
             if tensor is None:
-                tensor = torch.zeros_like(references.bounded[name].value, dtype=references.stores.get(name, torch.float32))
+                tensor = torch.zeros_like(
+                    references.bounded[name].value, dtype=references.stores.get(name, torch.float32)
+                )
             return tensor, references.reference(name, kind)
 
         return confirm
@@ -105,7 +107,10 @@ def _names_exist(session: Session, plain: References) -> None:
     for name in session.first.outputs:
         if name not in golden:
             made = ", ".join(n for n in golden if not n.endswith(".grad"))
-            raise TargetError(f"outputs: the candidate returns {name!r}, the golden has no output or stage of that name; it has: {made}")
+            raise TargetError(
+                f"outputs: the candidate returns {name!r}, the golden has no output or stage of that name; "
+                f"it has: {made}"
+            )
 
 
 def _expected(session: Session, done: Run, reference: References) -> set[str]:
@@ -126,7 +131,9 @@ def _stages(session: Session, done: Run) -> None:
         elif name not in session.target.decisions and name not in done.outputs:
             judgement = ladder.judge(name, tensor, reference, case=session.label, run="values", probe="values")
             if session.absorb(judgement, failing=False):
-                session.note("stage_differs", name, f"stage {name} differs from the golden's, while every result is right")
+                session.note(
+                    "stage_differs", name, f"stage {name} differs from the golden's, while every result is right"
+                )
 
 
 def _debug_outputs(session: Session) -> None:
@@ -146,8 +153,11 @@ def _forward_only(session: Session, done: Run) -> None:
     differentiable = session.ref.differentiable - set(session.target.saved)
     lost = sorted(n for n in differentiable if n in done.outputs and n not in done.cotangents)
     if lost and not done.cotangents:
-        session.note("forward_only", session.target.name or "", "no output of the candidate requires grad: gradients were not judged")
+        session.note(
+            "forward_only",
+            session.target.name or "",
+            "no output of the candidate requires grad: gradients were not judged",
+        )
     else:
         for name in lost:
             session.note("forward_only", name, f"{name} of the candidate does not require grad, the golden's does")
-
