@@ -67,7 +67,9 @@ def verify(
     html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.", metavar="FILE")] = None,
     json: Annotated[str | None, typer.Option(help="Write all results as JSON; - is stdout.", metavar="FILE")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One small case for every operator and backend.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Every case, the largest too, in every dtype.")] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Every case, the largest too, in every dtype, through every probe.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(help="Worker processes. Default: by cores and device.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
 ) -> None:
@@ -75,8 +77,8 @@ def verify(
 
     Exit status: 0 all hold, 1 something is wrong, 2 the command cannot be carried out.
     """
-    if quick and full:
-        raise Problem("--quick and --full exclude one another; choose one, or neither for the ordinary run.")
+    if quick and thorough:
+        raise Problem("--quick and --thorough exclude one another; choose one, or neither for the ordinary run.")
     from .verify.command import Request, run
 
     request = Request(
@@ -85,7 +87,7 @@ def verify(
         device=device,
         dtype=dtype.value if dtype else None,
         interpret=interpret,
-        size="quick" if quick else "full" if full else "default",
+        size="quick" if quick else "thorough" if thorough else "default",
         jobs=jobs,
         seed=seed,
     )

@@ -20,29 +20,48 @@ DETAIL = ((400, 64, 4), (120, 48, 2), (60, 32, 1), (24, 24, 1), (8, 16, 1), (0, 
 
 
 def write(
-    reports: Sequence[Report | Entry], path: str | Path, *, title: str = "", conditions: Sequence[str] = ()
+    reports: Sequence[Report | Entry],
+    path: str | Path,
+    *,
+    title: str = "",
+    conditions: Sequence[str] = (),
+    remarks: Sequence[str] = (),
 ) -> Path:
-    """Write `reports` as one self-contained page; the folder is made when it is missing."""
+    """Write `reports` as one self-contained page; the folder is made when it is missing.
+
+    conditions: short facts under the headline (machine, versions); remarks: sentences below the matrix on what was run,
+    and what was not and why.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(reports, title=title, conditions=conditions), encoding="utf-8")
+    path.write_text(render(reports, title=title, conditions=conditions, remarks=remarks), encoding="utf-8")
     return path
 
 
-def render(reports: Sequence[Report | Entry], *, title: str = "", conditions: Sequence[str] = ()) -> str:
+def render(
+    reports: Sequence[Report | Entry], *, title: str = "", conditions: Sequence[str] = (), remarks: Sequence[str] = ()
+) -> str:
     """The page as text. Many reports get less detail each, so that the whole stays under 2 MB; the page says so."""
     entries = [r if isinstance(r, Entry) else Entry(r.target, report=r) for r in reports]
     if not entries:
         raise ValueError("a page needs at least one report")
     text = ""
     for rows, cells, maps in DETAIL:
-        text = _render(entries, title, conditions, rows, cells, maps)
+        text = _render(entries, title, conditions, remarks, rows, cells, maps)
         if len(text.encode()) <= LIMIT_BYTES:
             break
     return text
 
 
-def _render(entries: list[Entry], title: str, conditions: Sequence[str], rows: int, cells: int, maps: int) -> str:
+def _render(
+    entries: list[Entry],
+    title: str,
+    conditions: Sequence[str],
+    remarks: Sequence[str],
+    rows: int,
+    cells: int,
+    maps: int,
+) -> str:
     story = len(entries) == 1 and entries[0].report is not None
     # what fails comes first, and with all its detail; what passes has its worst rows
     sections = [
@@ -59,6 +78,7 @@ def _render(entries: list[Entry], title: str, conditions: Sequence[str], rows: i
         "groups": _groups(entries),
         "summary": summary(entries),
         "conditions": list(conditions) or _conditions(entries),
+        "remarks": list(remarks),
         "environment": _environment(entries),
         "made": datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
         "rungs": view.RUNG_MEANING,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..results import FAIL, PASS, REFERENCE_FAULT, ErrorMap, Finding, Report, Row
+from ..results import FAIL, PASS, REFERENCE_FAULT, RUNGS, ErrorMap, Finding, Report, Row
 from . import svg
 
 RUNG_MEANING = {
@@ -19,6 +19,7 @@ RUNG_MEANING = {
 }
 VERDICT_WORD = {PASS: "pass", FAIL: "fail", REFERENCE_FAULT: "reference at fault"}
 SEVERITY = {"bad": 4, "quality": 3, "note": 2, "not judged": 1, "ok": 0}
+NOT_JUDGED = ("cannot_run", "not_judged")  # ids of notes: a case that this backend or the interpreter cannot take
 MAX_ROWS, MAX_FINDINGS = 400, 60
 
 
@@ -43,11 +44,24 @@ class Entry:
     def verdict(self) -> str:
         if self.report is None:
             return "absent"
-        return "partial" if self.report.partial and self.report.verdict == PASS else self.report.verdict
+        unfinished = self.report.partial or unjudged(self.report)
+        return "partial" if unfinished and self.report.verdict == PASS else self.report.verdict
 
     @property
     def failed(self) -> bool:
         return self.verdict in (FAIL, REFERENCE_FAULT)
+
+
+def unjudged(report: Report) -> str:
+    """Why no case of it was judged (Triton's interpreter lacks something, for one); "" when some were."""
+    judged = {r.case for r in report.rows} | {f.case for f in report.findings}
+    reasons = {n.case: n.text for n in report.notes if n.id in NOT_JUDGED and n.case not in judged}
+    return next(iter(reasons.values())) if reasons and not judged else ""
+
+
+def ranked(report: Report) -> list[Finding]:
+    """Findings, the surest first; those about the reference before all."""
+    return sorted(report.findings, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)))
 
 
 def number(value: float | None) -> str:
@@ -124,7 +138,7 @@ def section(entry: Entry, *, max_rows: int = MAX_ROWS, map_cells: int = 64, max_
         report=report,
         headline=headline(report),
         strip=stage_strip(report),
-        findings=[finding_view(f) for f in report.findings[:MAX_FINDINGS]],
+        findings=[finding_view(f) for f in ranked(report)[:MAX_FINDINGS]],
         more_findings=max(0, len(report.findings) - MAX_FINDINGS),
         maps=[map_view(m, map_cells) for m in pick_maps(report.maps.values(), max_maps)],
         tensors=tensor_view(report.rows),
@@ -137,11 +151,13 @@ def section(entry: Entry, *, max_rows: int = MAX_ROWS, map_cells: int = 64, max_
 def headline(report: Report) -> str:
     """The first sentence: what is wrong, or that nothing is."""
     if report.findings:
-        return sentence(report.findings[0].text)
+        return sentence(ranked(report)[0].text)
     if report.verdict == REFERENCE_FAULT:
         return "The reference is at fault, so the candidate is not accused."
     if report.verdict == FAIL:
         return "Something is wrong, and no probe could say more."
+    if unjudged(report):
+        return f"Nothing was judged: {sentence(unjudged(report))}"
     runs = len({(r.case, r.run) for r in report.rows})
     tensors = len({r.tensor for r in report.rows})
     checked = f"{count(len(report.cases), 'case')}, {count(runs, 'run')}, {count(tensors, 'tensor')}"
@@ -293,7 +309,10 @@ def case_states(report: Report) -> dict[str, str]:
     for row in report.rows:
         if SEVERITY.get(row.state, 1) > SEVERITY.get(states.get(row.case, "ok"), 0) and row.state in ("bad", "quality"):
             states[row.case] = row.state
-    states |= {n.case: "absent" for n in report.notes if n.id == "cannot_run"}
+    judged = {row.case for row in report.rows}
+    states |= {
+        n.case: "absent" for n in report.notes if n.id in NOT_JUDGED and n.case in states and n.case not in judged
+    }
     for finding in report.findings:
         if finding.case in states:
             states[finding.case] = "quality" if finding.rung == "QUALITY" and states[finding.case] != "bad" else "bad"

@@ -16,7 +16,7 @@ from ... import __version__
 from ..say import Problem, console, duration
 from . import show
 from .pool import Died, Pool, WorkersFailed
-from .select import Job
+from .select import Job, examined
 
 INTERRUPTED = 130
 
@@ -45,6 +45,7 @@ class Outcome:
     interrupted: bool = False
     device: str = "cpu"
     remarks: list[str] = field(default_factory=list)
+    broken: str = ""  # why no worker was left to go on with
 
     @property
     def entries(self) -> list[Any]:
@@ -55,6 +56,8 @@ class Outcome:
         entries = self.entries
         if any(e.failed for e in entries):
             return 1
+        if self.broken or any(p.problem for p in self.proofs):
+            return 2
         if self.interrupted:
             return INTERRUPTED
         return 0 if any(e.report is not None for e in entries) else 2
@@ -66,6 +69,7 @@ class Outcome:
             "goldsmith": __version__,
             "ok": self.status == 0,
             "interrupted": self.interrupted,
+            "remarks": self.remarks,
             "seconds": round(self.seconds, 3),
             "machine": self.machine,
             "proofs": [
@@ -75,6 +79,7 @@ class Outcome:
                     "how": p.how,
                     "verdict": e.verdict,
                     "reason": e.reason,
+                    "left_out": p.left_out,
                     "report": e.report.to_json() if e.report else None,
                 }
                 for p, e in zip(self.proofs, entries, strict=True)
@@ -91,18 +96,18 @@ def run(request: Request, *, html: Path | None = None, json_to: str | None = Non
     outcome = verify(request, err)
     entries = outcome.entries
     hows = {p.name: p.how for p in outcome.proofs}
-    for remark in outcome.remarks:
-        out.print(f"[dim]{remark}[/]")
     out.print(show.matrix(entries, hows))
-    for line in show.remarks(entries):
+    remarks = [*outcome.remarks, *show.left_out(outcome.proofs), *show.remarks(entries)]
+    for line in remarks:
         out.print(f"\n[dim]{escape(line)}[/]")
     show.failures(out, entries)
+    show.problems(out, outcome)
     out.print()
     out.print(show.conclusion(entries, outcome.seconds))
     if html is not None:
         from ...assay.html import page
 
-        page.write(entries, html, title="goldsmith verify", conditions=_conditions(outcome))
+        page.write(entries, html, title="goldsmith verify", conditions=_conditions(outcome), remarks=remarks)
         out.print(f"Report: {html}", soft_wrap=True)
     if json_to == "-":
         sys.stdout.write(json.dumps(outcome.to_json()) + "\n")
@@ -130,8 +135,17 @@ def verify(request: Request, err: Any) -> Outcome:
             except KeyboardInterrupt:
                 outcome.interrupted = True
                 err.print("[yellow]Interrupted: what follows is what was finished.[/]")
+            except WorkersFailed as error:
+                outcome.broken = f"A worker process {error}"
     except WorkersFailed as error:
         raise Problem(f"A worker process {error}") from error
+    except KeyboardInterrupt:
+        raise Problem("Interrupted before anything was tried.") from None
+    if outcome.broken and not any(p.reports for p in outcome.proofs):
+        raise Problem(outcome.broken)
+    problems = [p.problem for p in outcome.proofs if p.problem]
+    if problems and not any(p.reports for p in outcome.proofs):
+        raise Problem(problems[0])
     outcome.seconds = time.monotonic() - began
     return outcome
 
@@ -166,6 +180,7 @@ def _plan(pool: Pool, request: Request) -> Outcome:
             p["how"],
             p["reason"],
             p["source"],
+            p["left_out"],
         )
         for p in reply["proofs"]
     ]
@@ -173,9 +188,10 @@ def _plan(pool: Pool, request: Request) -> Outcome:
     if any(p.how == "interpreter" for p in proofs):
         why = "as asked" if request.interpret else "there is no CUDA device here"
         outcome.remarks.append(
-            f"Triton kernels run through Triton's interpreter on the CPU ({why}), at small sizes: this proves their "
+            f"Triton kernels ran through Triton's interpreter on the CPU ({why}), at small sizes: this proves their "
             "arithmetic and masks, not their behaviour on a GPU."
         )
+    outcome.remarks += filter(None, [examined(job for proof in proofs for job in proof.jobs)])
     return outcome
 
 
@@ -197,7 +213,7 @@ def _check(pool: Pool, outcome: Outcome, request: Request, err: Any) -> None:
                 if isinstance(reply, Died):
                     proof.reports.append(crash_report(proof, case, dtype, reply))
                 elif "problem" in reply:
-                    raise Problem(reply["problem"])
+                    proof.problem = reply["problem"]
                 elif "broken" in reply:
                     proof.reports.append(broken_report(proof, case, dtype, reply["broken"]))
                 elif "memory" in reply and not alone:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...assay.html.view import Entry
+from ...assay.html.view import Entry, unjudged
 from ...assay.results import (
     CERTAIN,
     FAIL,
@@ -22,6 +22,7 @@ from .select import Job
 
 GOOD_MAPS, BAD_MAPS = 1, 6
 CANNOT_RUN = "cannot_run"
+NOT_SELECTED = "not selected"  # what assay.check says of a probe that was not asked for
 
 
 @dataclass
@@ -35,10 +36,11 @@ class Proof:
     how: str = ""
     reason: str = ""
     source: str = ""
+    left_out: list[tuple[int, str]] = field(default_factory=list)  # cases that a run of this size does not try
     reports: list[Report] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)  # case -> why it cannot run here
     done: int = 0
-    broken: str = ""
+    problem: str = ""  # what the user got wrong in the declaration
 
     @property
     def name(self) -> str:
@@ -50,9 +52,11 @@ class Proof:
 
     def entry(self) -> Entry:
         """The proof as the page and the matrix show it."""
-        if self.reports:
-            return Entry(self.operator, self.backend, self.report())
-        reason = self.reason
+        report = self.report() if self.reports else None
+        nothing = unjudged(report) if report is not None and report.verdict == PASS else ""
+        if report is not None and not nothing:
+            return Entry(self.operator, self.backend, report)
+        reason = self.problem or self.reason or nothing
         if not reason and self.skipped:
             reason = next(iter(self.skipped.values()))
         if not reason and not self.complete:
@@ -65,6 +69,8 @@ class Proof:
         merged.cases += [case for case in self.skipped if case not in merged.cases]
         if not self.complete:
             merged.partial = f"interrupted after {self.done} of {len(self.jobs)} cases"
+        if self.problem:
+            merged.partial = self.problem
         return merged
 
 
@@ -97,12 +103,13 @@ def merge(name: str, reports: Sequence[Report]) -> Report:
 
 
 def _added(runs: Sequence[ProbeRun]) -> ProbeRun:
+    """One probe over all cases; where it was not selected it is the size of the run that says so."""
     ran = [p for p in runs if p.ran]
-    skipped = {p.reason for p in runs if not p.ran and p.reason}
-    reason = ""
-    if skipped:
-        where = "" if not ran else f"not in {len(runs) - len(ran)} of {len(runs)} cases: "
-        reason = where + "; ".join(sorted(skipped))
+    reasons = sorted({p.reason for p in runs if not p.ran and p.reason and p.reason != NOT_SELECTED})
+    if any(p.reason == NOT_SELECTED for p in runs if not p.ran):
+        reasons.append("the others with --thorough" if ran else "with --thorough")
+    share = f"{len(ran)} of {len(runs)} cases" if 0 < len(ran) < len(runs) else ""
+    reason = "; ".join(filter(None, (share, *reasons)))
     return ProbeRun(runs[0].name, bool(ran), reason, sum(p.seconds for p in runs), sum(p.runs for p in runs))
 
 

@@ -82,7 +82,10 @@ class _Worker:
     def _read(self) -> None:
         if self.process.stdout is not None:
             for line in self.process.stdout:
-                self.inbox.put((self, json.loads(line)))
+                try:
+                    self.inbox.put((self, json.loads(line)))
+                except json.JSONDecodeError:
+                    break  # it died while it wrote
         self.process.wait()
         self.inbox.put((self, None))
 
@@ -163,7 +166,10 @@ class Pool:
                 self.workers.remove(worker)
                 died = worker.obituary()
                 if worker.job is None and not worker.ready:
-                    raise WorkersFailed(_epitaph(died))
+                    if not self.workers:
+                        raise WorkersFailed(_epitaph(died))
+                    self.size = len(self.workers)  # the others go on without it
+                    continue
                 if worker.job is None:
                     continue
                 job, worker.job = worker.job, None

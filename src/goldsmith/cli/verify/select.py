@@ -1,31 +1,38 @@
-"""Which cases a run proves, in which dtypes and through which probes, and about what each costs.
+"""Which cases a run proves, in which dtypes and through which probes; what it leaves out; and about what each costs.
 
-`--full` is everything. The ordinary run on a CPU is sized to end within two minutes on two slow cores: there a run of a
-Triton kernel through the interpreter takes 0.1 to 1 s, and the golden's ensembles 0.3 s a case (2 cores, torch 2.13).
+`--thorough` is everything. The ordinary run on a CPU is sized to end within two minutes on two slow cores: there a run
+of a Triton kernel through the interpreter takes 0.1 to 1 s, and the golden's bounds and ensembles 0.3 s a case (torch
+2.13).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from ...core.op import Op
+from ..say import count
 from ..targets import op_dtypes
 
-# What the first run shows anyway, and what needs three and four further runs. The rest (repeats, scaling, taint) takes
-# some fifty runs a case.
-FIRST_RUN = ("values", "ensemble", "decisions", "statistics", "poison", "guard", "alias", "float32")
-CONTRACT = (*FIRST_RUN, "second_call", "layouts")
+# What the first run shows anyway; what needs seven further runs; what needs four more. The rest takes some thirty.
+VALUES = ("values", "ensemble", "decisions", "statistics", "poison", "guard", "alias", "float32")
+USUAL = (*VALUES, "second_call", "repeats")
+CONTRACT = (*USUAL, "layouts")
+RUNS: dict[tuple[str, ...] | None, int] = {VALUES: 2, USUAL: 9, CONTRACT: 13, None: 50}  # of the candidate, about
+EVERY_PROBE = "every_probe"  # tag of the cases that an ordinary run puts through all probes
 TYPICAL_ELEMENTS = 100  # of the largest input: the case that stands for the others is the one of about this size
 INTERPRETED_CASES = 10  # of an operator, in an ordinary run
+SIZES = ("quick", "default", "thorough")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One case in one dtype: `probes` None is all of them; `cost` is relative."""
+    """One case in one dtype: `probes` None is all of them; `cost` is in seconds on two slow cores, roughly."""
 
     case: str
     dtype: str
@@ -40,47 +47,106 @@ class Job:
         return cls(**{**data, "probes": None if data["probes"] is None else tuple(data["probes"])})
 
 
-def choose(op: Op, device: str, interpreted: bool, size: str, dtype: str | None) -> list[Job]:
+@dataclass(frozen=True)
+class Choice:
+    """The jobs of one proof, and what of it is not run: how many cases, and which in words."""
+
+    jobs: list[Job]
+    left_out: list[tuple[int, str]]
+
+
+def choose(op: Op, device: str, interpreted: bool, size: str, dtype: str | None) -> Choice:
     """The jobs of one backend of an operator.
 
-    quick    one small case, through what its first run shows
-    default  GPU: every case in every dtype, small ones through all probes. CPU: every small case in the first dtype
-             through what its first run shows; one typical case with second call, layouts and 16 bits
-             The interpreter gets at most ten cases, in float32
-    full     every case in every dtype through all probes; in the interpreter the small cases
+    quick     one small case, through what its first run shows
+    default   GPU: every case in every dtype, with second call and repeats; those tagged "every_probe" through all
+              probes. CPU: likewise, but every small case in the first dtype, and one case in the others. The
+              interpreter: at most ten cases in float32, through what their first run shows; one also with second call,
+              repeats and layouts
+    thorough  every case in every dtype through all probes; in the interpreter the small cases
 
     bfloat16 is not proved in the interpreter unless asked for by name: there its stores truncate where hardware rounds.
     """
-    dtypes = [str(d).removeprefix("torch.") for d in op_dtypes(op)]
-    if dtype is not None:
-        dtypes = [dtype]
-    elif interpreted:
-        dtypes = [d for d in dtypes if d != "bfloat16"]
-    cases = [c for c in op.cases if not ("large" in c.tags and (interpreted or _slow(device, size)))]
+    dtypes = [_name(d) for d in op_dtypes(op)] if dtype is None else [dtype]
+    truncated = interpreted and dtype is None and "bfloat16" in dtypes
+    if truncated:
+        dtypes.remove("bfloat16")
+    on_gpu = device.startswith("cuda")
+    cases = [c for c in op.cases if not ("large" in c.tags and (interpreted or not (on_gpu or size == "thorough")))]
     if not cases or not dtypes:
-        return []
-    typical = min(cases, key=lambda c: abs(elements(c) - TYPICAL_ELEMENTS))
+        return Choice([], [])
+    typical = _typical(cases)
     if size == "quick":
-        return [_job(typical, dtypes[0], FIRST_RUN)]
-    if size == "full":
-        return [_job(case, d, None) for d in dtypes for case in cases]
-    if not device.startswith("cuda"):
-        if interpreted:
-            cases, dtypes = _spread(cases, typical), dtypes[:1]
-        ordinary = [_job(c, dtypes[0], CONTRACT if c is typical else FIRST_RUN) for c in cases]
-        return ordinary + [_job(typical, d, FIRST_RUN) for d in dtypes[1:]]
-    return [_job(case, d, CONTRACT if "large" in case.tags else None) for d in dtypes for case in cases]
+        total = len(op.cases) * (len(dtypes) + truncated)
+        return Choice([_job(typical, dtypes[0], VALUES, interpreted)], [(total - 1, "cases that --quick leaves out")])
+    large = (len(op.cases) - len(cases)) * len(dtypes)
+    left_out = [(large, f"large cases, which {'a GPU runs' if interpreted else 'a GPU or --thorough runs'}")]
+    if truncated:
+        text = "cases in bfloat16, whose stores Triton's interpreter truncates where hardware rounds"
+        left_out.append((len(op.cases), text))
+    everything = [(c, d) for d in dtypes for c in cases]
+    if size == "thorough":
+        return Choice([_job(c, d, None, interpreted) for c, d in everything], _some(left_out))
+    if interpreted:
+        kept = _spread(cases, typical)
+        jobs = [_job(c, dtypes[0], CONTRACT if c is typical else VALUES, True) for c in kept]
+        left_out.append((len(everything) - len(jobs), "small cases in the interpreter, which --thorough runs"))
+    elif on_gpu:
+        jobs = [_job(c, d, _ordinary(c, typical)) for c, d in everything]
+    else:
+        jobs = [_job(c, dtypes[0], _ordinary(c, typical)) for c in cases]
+        jobs += [_job(typical, d, VALUES) for d in dtypes[1:]]
+        left_out.append((len(everything) - len(jobs), "small cases in further dtypes, which --thorough runs"))
+    return Choice(jobs, _some(left_out))
 
 
-def _slow(device: str, size: str) -> bool:
-    return not device.startswith("cuda") and size != "full"
+def _some(left_out: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    return [(number, text) for number, text in left_out if number]
+
+
+def choose_own(target: Any, size: str, dtype: str | None) -> Choice:
+    """The jobs of a target of the user's own: every case in every dtype through all probes, or one with --quick."""
+    dtypes = [dtype] if dtype is not None else [_name(d) for d in target.dtypes]
+    if size == "quick":
+        number = len(target.cases) * len(dtypes) - 1
+        return Choice(
+            [_job(_typical(target.cases), dtypes[0], VALUES)], _some([(number, "cases that --quick leaves out")])
+        )
+    return Choice([_job(case, d, None) for d in dtypes for case in target.cases], [])
+
+
+def examined(jobs: Iterable[Job]) -> str:
+    """One sentence: how many cases went through which probes."""
+    words: dict[tuple[str, ...] | None, str] = {
+        None: "all probes",
+        CONTRACT: "values, memory, second call, repeats and layouts",
+        USUAL: "values, memory, second call and repeats",
+        VALUES: "values and memory",
+    }
+    numbers = Counter(job.probes for job in jobs)
+    said = [f"{count(numbers[probes], 'case')} through {words[probes]}" for probes in words if numbers[probes]]
+    said += ["--thorough runs all probes on every case"] if set(numbers) - {None} else []
+    return f"Run: {'; '.join(said)}." if numbers else ""
+
+
+def _ordinary(case: Any, typical: Any) -> tuple[str, ...] | None:
+    return None if EVERY_PROBE in case.tags or case is typical else USUAL
+
+
+def _typical(cases: Sequence[Any]) -> Any:
+    """The case that stands for the others, of about the usual size: one of those meant for every probe, if any are."""
+    tagged = [c for c in cases if EVERY_PROBE in c.tags]
+    return min(tagged or cases, key=lambda c: abs(elements(c) - TYPICAL_ELEMENTS))
 
 
 def _spread(cases: list[Any], typical: Any) -> list[Any]:
     """At most INTERPRETED_CASES of them, evenly from first to last, the typical one among them."""
     step = max(1.0, len(cases) / INTERPRETED_CASES)
     kept = {round(k * step) for k in range(INTERPRETED_CASES)}
-    return [c for k, c in enumerate(cases) if k in kept or c is typical]
+    at = cases.index(typical)
+    if at not in kept:
+        kept = kept - {min(kept, key=lambda k: abs(k - at))} | {at}
+    return [c for k, c in enumerate(cases) if k in kept]
 
 
 def elements(case: Any) -> int:
@@ -91,6 +157,11 @@ def elements(case: Any) -> int:
     return max((v.numel() for v in drawn if isinstance(v, torch.Tensor)), default=0)
 
 
-def _job(case: Any, dtype: str, probes: tuple[str, ...] | None) -> Job:
-    runs = 50 if probes is None else 12 if "layouts" in probes else 2
-    return Job(case.name, dtype, probes, runs * (1 + elements(case) / 20_000))
+def _job(case: Any, dtype: str, probes: tuple[str, ...] | None, interpreted: bool = False) -> Job:
+    runs = RUNS[probes]
+    seconds = 0.3 + 0.03 * runs + runs * (0.4 if interpreted else 0.01)
+    return Job(case.name, dtype, probes, seconds * (1 + elements(case) / 20_000))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

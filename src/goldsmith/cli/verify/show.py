@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,11 +12,13 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from ...assay.html.view import Entry, case_states, number, worst_ratio
+from ...assay.html.view import NOT_JUDGED, Entry, case_states, number, ranked, worst_ratio
 from ...assay.results import QUALITY, Finding
-from ...assay.text import ranked
 from ..say import count, duration
-from .merge import CANNOT_RUN, Proof
+from .merge import Proof
+
+if TYPE_CHECKING:
+    from .command import Outcome
 
 WORDS = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "reference_fault": "[bold red]REFERENCE[/]"}
 WORDS |= {"partial": "[yellow]not finished[/]", "absent": "[dim]cannot run here[/]"}
@@ -107,6 +110,23 @@ def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
     return table
 
 
+def left_out(proofs: Sequence[Proof]) -> list[str]:
+    """What a run of this size does not try, counted over all proofs, in one sentence."""
+    numbers: dict[str, int] = {}
+    for proof in proofs:
+        for cases, text in proof.left_out:
+            numbers[text] = numbers.get(text, 0) + cases
+    said = [f"{cases:,} {text}" for text, cases in numbers.items()]
+    return [f"Not run: {'; '.join(said)}."] if said else []
+
+
+def problems(console: Console, outcome: Outcome) -> None:
+    """What could not be tried because of a mistake in a declaration, or because no worker was left."""
+    for text in dict.fromkeys([*(p.problem for p in outcome.proofs if p.problem), outcome.broken]):
+        if text:
+            console.print(f"\n[yellow]{escape(text)}[/]")
+
+
 def remarks(entries: Sequence[Entry]) -> list[str]:
     """The lines below the matrix: what could not run and why, each reason once, and what a pass carries with it."""
     reasons: dict[str, list[str]] = {}
@@ -119,13 +139,13 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
         poor += any(f.rung == QUALITY for f in entry.report.findings)
         skipped: dict[str, int] = {}
         for note in entry.report.notes:
-            if note.id == CANNOT_RUN:
+            if note.id in NOT_JUDGED:
                 skipped[note.text] = skipped.get(note.text, 0) + 1
-        for name in {n.id for n in entry.report.notes} - {CANNOT_RUN}:
+        for name in {n.id for n in entry.report.notes} - set(NOT_JUDGED):
             notes[name] = notes.get(name, 0) + 1
         for reason, times in skipped.items():
             reasons.setdefault(reason, []).append(f"{entry.name}, {count(times, 'case')}")
-    lines = [f"Not run: {reason} ({'; '.join(names)})" for reason, names in reasons.items()]
+    lines = [f"Not run: {reason} ({'; '.join(names)})." for reason, names in reasons.items()]
     if poor:
         lines.append(
             f"Right, but worse than an honest implementation would be: {count(poor, 'proof')} (see the report)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...assay.target import Target
 from ...core.device import machine
 from ...core.op import Op
 from ..targets import Named, UnknownName, find, op_target
-from .select import Job, choose
+from .select import Choice, choose, choose_own
 
 BAD_CELLS, GOOD_CELLS, BAD_MAPS = 64, 40, 3
 
@@ -44,43 +45,23 @@ class Session:
         return {"proofs": proofs, "machine": machine().to_json(), "device": _device(request)}
 
     def _proofs(self, named: Named, request: dict[str, Any]) -> list[dict[str, Any]]:
-        device = _device(request)
+        device, size, dtype = _device(request), request["size"], request["dtype"]
         if named.target is not None:
-            dtypes = [request["dtype"]] if request["dtype"] else [_name(d) for d in named.target.dtypes]
-            jobs = [Job(c.name, dtype).to_json() for dtype in dtypes for c in named.target.cases]
-            return [
-                {
-                    "operator": named.name,
-                    "backend": "",
-                    "device": device,
-                    "jobs": jobs,
-                    "how": "",
-                    "reason": "",
-                    "source": named.source,
-                }
-            ]
+            choice = choose_own(named.target, size, dtype)
+            how = "interpreter" if machine().interpreter and "triton" in sys.modules else ""
+            return [_proof(named.name, "", device, choice, how, "", named.source)]
         op = named.op
         if op is None:
             raise ValueError(f"{named.name} is neither operator nor target")
-        wanted = [b for b in op.backends if request["backend"] in (None, b)]
         proofs = []
-        for backend in wanted:
+        for backend in (b for b in op.backends if request["backend"] in (None, b)):
             reason = _machine_reason(op, backend, device)
             interpreted = backend == "triton" and machine().interpreter
-            chosen = [] if reason else choose(op, device, interpreted, request["size"], request["dtype"])
-            if not reason and not chosen:
-                reason = f"none of its cases applies to {request['dtype'] or 'this device'}"
-            proofs.append(
-                {
-                    "operator": op.name,
-                    "backend": backend,
-                    "device": device,
-                    "jobs": [job.to_json() for job in chosen],
-                    "how": "interpreter" if interpreted else "",
-                    "reason": reason or "",
-                    "source": op.name,
-                }
-            )
+            choice = Choice([], []) if reason else choose(op, device, interpreted, size, dtype)
+            if not reason and not choice.jobs:
+                reason = f"none of its cases applies to {dtype or 'this device'}"
+            how = "interpreter" if interpreted else ""
+            proofs.append(_proof(op.name, backend, device, choice, how, reason or "", op.name))
         return proofs
 
     def check(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -123,6 +104,21 @@ class Session:
         return op.why_not(request["backend"], *tensors, **{o: given[o] for o in op.options})
 
 
+def _proof(
+    operator: str, backend: str, device: str, choice: Choice, how: str, reason: str, source: str
+) -> dict[str, Any]:
+    return {
+        "operator": operator,
+        "backend": backend,
+        "device": device,
+        "jobs": [job.to_json() for job in choice.jobs],
+        "left_out": choice.left_out,
+        "how": how,
+        "reason": reason,
+        "source": source,
+    }
+
+
 def smaller(report: Report) -> Report:
     """The report with its maps reduced to what the page draws: bad tensors first, one good one."""
     bad = [(k, m) for k, m in report.maps.items() if m.bad][:BAD_MAPS]
@@ -159,7 +155,3 @@ def _machine_reason(op: Op, backend: str, device: str) -> str | None:
     """Why no case at all can run, judged without inputs."""
     probe = torch.empty(1, device=device)
     return op.backends[backend].machine({op.inputs[0]: probe})
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
