@@ -6,6 +6,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from goldsmith import BackendUnavailable, Op, assay
 from goldsmith.cli.targets import op_dtypes, op_target
+from goldsmith.cli.verify.select import EVERY_PROBE
+from goldsmith.cli.verify.select import USUAL as USUAL_PROBES
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -54,11 +56,17 @@ def dtypes_for(op, backend):
     return op_dtypes(op)[:1] if backend == "triton" else op_dtypes(op)[-2:][:1]
 
 
+def probes_for(case):
+    """Every probe on the cases that ask for it; dependence, layouts and scaling take dozens of runs, so only there."""
+    return "default" if EVERY_PROBE in case.tags else USUAL_PROBES
+
+
 @pytest.mark.parametrize("op, backend, case", backends(SMALL))
 def test_every_backend_is_held_to_the_golden(op, backend, case):
     runnable(op, backend, *drawn(op, case))
+    target = op_target(op, backend, device=DEVICE)
     for dtype in dtypes_for(op, backend):
-        assay.check(op_target(op, backend, device=DEVICE), case, dtype=dtype, device=DEVICE)
+        assay.check(target, case, dtype=dtype, device=DEVICE, probes=probes_for(case))
 
 
 @pytest.mark.gpu
@@ -66,8 +74,14 @@ def test_every_backend_is_held_to_the_golden(op, backend, case):
 @pytest.mark.parametrize("op, backend, case", backends(LARGE))
 def test_every_backend_is_held_to_the_golden_at_large_sizes(op, backend, case):
     runnable(op, backend, *drawn(op, case))
+    target = op_target(op, backend, device=DEVICE)
     for dtype in op_dtypes(op):
-        assay.check(op_target(op, backend, device=DEVICE), case, dtype=dtype, device=DEVICE)
+        assay.check(target, case, dtype=dtype, device=DEVICE, probes=probes_for(case))
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+def test_some_case_goes_through_every_probe(op):
+    assert any(EVERY_PROBE in case.tags for case in op.cases)
 
 
 @pytest.mark.parametrize("op, case", USUAL, ids=ids(USUAL))

@@ -20,9 +20,26 @@ TRAINING = ((8192, 4096), (8192, 7168), (4096, 2560))  # tokens, dim
 DECODING = tuple((tokens, dim) for dim in (4096, 7168) for tokens in (1, 4, 16, 64))
 
 
-def named(draw: Callable[..., dict[str, Any]], cases: Mapping[str, tuple[dict[str, Any], str]]) -> list[Case]:
-    """{name: (sizes, why)} as cases; above 2^17 numbers they are tagged "large": for cards, not for two cores."""
-    return [Case(name, draw, s, why, ("large",) if _numbers(s) > 2**17 else ()) for name, (s, why) in cases.items()]
+def named(
+    draw: Callable[..., dict[str, Any]],
+    cases: Mapping[str, tuple[dict[str, Any], str]],
+    *,
+    every_probe: tuple[str, ...],
+) -> list[Case]:
+    """{name: (sizes, why)} as cases.
+
+    Above 2^17 numbers they are tagged "large": for cards, not for two cores. Those of `every_probe` carry that tag:
+    they go through the dear probes too (dependence, layouts, scaling), which ask for dozens of runs.
+    """
+
+    def tags(name: str, sizes: Mapping[str, Any]) -> tuple[str, ...]:
+        given = {"large": _numbers(sizes) > 2**17, "every_probe": name in every_probe}
+        return tuple(tag for tag, holds in given.items() if holds)
+
+    unknown = set(every_probe) - set(cases)
+    if unknown:
+        raise ValueError(f"every_probe names no case: {sorted(unknown)}")
+    return [Case(name, draw, sizes, why, tags(name, sizes)) for name, (sizes, why) in cases.items()]
 
 
 def _numbers(sizes: Mapping[str, Any]) -> int:
@@ -106,43 +123,50 @@ SEGMENTS |= {"saved.h_mix": by_group, **DERIVATIVE_SEGMENTS}
 
 PRE_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "empty outputs, zero parameter gradients of the right shape"),
-    "one_token": ({"T": 1, "n": 4, "dim": 64}, "decoding; the sums over tokens have one term"),
+    "one_token": ({"T": 1, "n": 4, "dim": 64, "iterations": 3}, "decoding; the sums over tokens have one term"),
     "published": (
         {"T": 13, "n": 4, "dim": 64, "std": 1.28, "gamma": False},
         "DeepSeek's form, at the logits that its initialisation gives at K = 4096",
     ),
-    "odd_dim": ({"T": 2, "n": 4, "dim": 129}, "one past a power of two: tails of every block over dim"),
-    "one_channel": ({"T": 13, "n": 4, "dim": 1, "iterations": 3}, "a block over dim that is almost all mask"),
-    "one_stream": ({"T": 2, "n": 1, "dim": 5, "iterations": 3}, "softmax of one number: dL must be 0"),
-    "two_streams": ({"T": 3, "n": 2, "dim": 5, "iterations": 3}, "8 mixes"),
+    "odd_dim": ({"T": 2, "n": 4, "dim": 129, "iterations": 2}, "one past a power of two: tails of blocks over dim"),
+    "one_channel": ({"T": 3, "n": 4, "dim": 1, "iterations": 2}, "a block over dim that is almost all mask"),
+    "two_slices": (
+        {"T": 2, "n": 1, "dim": 515, "iterations": 1},
+        "the sum of the projection is cut into slices of 512 channels; the second is almost all mask",
+    ),
+    "two_blocks": ({"T": 67, "n": 2, "dim": 3, "iterations": 2}, "more tokens than a block of any kernel holds"),
+    "one_stream": ({"T": 2, "n": 1, "dim": 5, "iterations": 2}, "softmax of one number: dL must be 0"),
+    "two_streams": ({"T": 3, "n": 2, "dim": 5, "iterations": 2, "diagonal": 4.0}, "8 mixes, half way to the identity"),
     "three_streams": (
-        {"T": 13, "n": 3, "dim": 5, "std": 3.0, "sinkhorn_eps": 1e-2},
+        {"T": 3, "n": 3, "dim": 5, "std": 3.0, "sinkhorn_eps": 1e-2, "iterations": 3},
         "n and M = 15 are no powers of two: padding of the softmax must not enter the sums through eps",
     ),
-    "eight_streams": ({"T": 2, "n": 8, "dim": 5, "std": 0.5, "iterations": 5}, "80 mixes, 64 of them in the matrix"),
-    "large_logits": ({"T": 5, "n": 4, "dim": 5, "std": 10.0}, "Sinkhorn far from converged; softmax saturated"),
+    "eight_streams": ({"T": 2, "n": 8, "dim": 5, "std": 0.5, "iterations": 2}, "80 mixes, 64 of them in the matrix"),
+    "large_logits": ({"T": 2, "n": 4, "dim": 5, "std": 10.0}, "Sinkhorn far from converged; softmax saturated"),
     "near_identity": (
-        {"T": 5, "n": 4, "dim": 5, "std": 0.5, "diagonal": 8.0},
+        {"T": 2, "n": 4, "dim": 5, "std": 0.5, "diagonal": 8.0},
         "the trained state, where the fixed point's gradient is 73 % wrong",
     ),
     "large_epsilons": (
-        {"T": 3, "n": 4, "dim": 5, "rms_eps": 0.3, "pre_eps": 0.05, "post_mult": 1.0, "sinkhorn_eps": 0.02,
+        {"T": 3, "n": 2, "dim": 5, "rms_eps": 0.3, "pre_eps": 0.05, "post_mult": 1.0, "sinkhorn_eps": 0.02,
          "iterations": 1},
         "an eps or a factor forgotten shows only where it is not tiny",
     ),
     "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "dim": 5, "iterations": 2}, "leading dimensions as they come"),
     "no_leading_dimension": ({"T": (), "n": 4, "dim": 5, "iterations": 2}, "one token without a batch"),
-    "cann": ({"T": 5, "n": 4, "dim": 5, "sinkhorn": False}, "CANN's form: logits in place of h_res"),
+    "cann": ({"T": 3, "n": 4, "dim": 5, "sinkhorn": False}, "CANN's form: logits in place of h_res"),
     "megatron": ({"T": 3, "n": 4, "dim": 5, "std": 3.0, "iterations": 4, "form": "megatron"}, "Megatron's Sinkhorn"),
     "log": ({"T": 3, "n": 4, "dim": 5, "std": 3.0, "iterations": 4, "form": "log"}, "TransformerEngine's Sinkhorn"),
     "expanded": (
-        {"T": 5, "n": 4, "dim": 64, "layout": "expanded", "iterations": 2},
+        {"T": 3, "n": 4, "dim": 64, "layout": "expanded", "iterations": 2},
         "stride 0 over the streams: the usual entry to the model",
     ),
-    "transposed": ({"T": 5, "n": 4, "dim": 65, "layout": "transposed", "iterations": 2}, "streams outermost in memory"),
+    "transposed": ({"T": 3, "n": 4, "dim": 65, "layout": "transposed", "iterations": 2}, "streams outermost in memory"),
     "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than any one block"),
+    "usual_width": ({"T": 129, "n": 4, "dim": 4096, "std": 1.28}, "the width that is usual in training"),
     "wide": ({"T": 33, "n": 4, "dim": 7168, "std": 2.56}, "DeepSeek's widest K"),
 }  # fmt: skip
+PRE_EVERY_PROBE = ("three_streams", "cann")
 
 
 def bench(

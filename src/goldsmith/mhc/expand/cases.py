@@ -19,7 +19,8 @@ CASES = named(
         "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "an empty output and an empty gradient"),
         "published": ({"T": 13, "n": 4, "dim": 64}, "DeepSeek's n"),
         "odd_dim": ({"T": 2, "n": 4, "dim": 129}, "one past a power of two"),
-        "one_channel": ({"T": 13, "n": 2, "dim": 1}, "a block over dim that is almost all mask"),
+        "one_channel": ({"T": 3, "n": 2, "dim": 1}, "a block over dim that is almost all mask"),
+        "two_blocks": ({"T": 2, "n": 2, "dim": 2051}, "blocks over dim end at 2048; the next is almost all mask"),
         "one_stream": ({"T": 2, "n": 1, "dim": 5}, "a copy, still fresh"),
         "three_streams": ({"T": 3, "n": 3, "dim": 5}, "n is no power of two"),
         "eight_streams": ({"T": 2, "n": 8, "dim": 5}, "sums of eight gradients"),
@@ -27,6 +28,7 @@ CASES = named(
         "no_leading_dimension": ({"T": (), "n": 4, "dim": 5}, "one token without a batch"),
         "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "more tokens than any one block"),
     },
+    every_probe=("three_streams",),
 )
 
 BENCH = bench(

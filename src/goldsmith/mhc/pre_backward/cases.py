@@ -45,15 +45,18 @@ CASES = named(
         "one_token": ({"T": 1, "n": 4, "dim": 64}, "the sums over tokens have one term"),
         "published": ({"T": 13, "n": 4, "dim": 64, "gamma": False}, "DeepSeek's form: no gamma, hence no dgamma"),
         "accumulated": ({"T": 13, "n": 4, "dim": 65, "accumulate": True}, "post's share of dx is added"),
-        "one_channel": ({"T": 13, "n": 4, "dim": 1}, "a block over dim that is almost all mask"),
+        "one_channel": ({"T": 3, "n": 4, "dim": 1}, "a block over dim that is almost all mask"),
         "one_stream": ({"T": 2, "n": 1, "dim": 5}, "three mixes"),
-        "three_streams": ({"T": 13, "n": 3, "dim": 5, "std": 3.0}, "M = 15"),
+        "three_streams": ({"T": 3, "n": 3, "dim": 5, "std": 3.0}, "M = 15"),
         "eight_streams": ({"T": 2, "n": 8, "dim": 5}, "M = 80"),
         "large_epsilons": ({"T": 3, "n": 2, "dim": 5, "pre_eps": 0.05, "post_mult": 1.0}, "an eps forgotten shows"),
         "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "dim": 5, "accumulate": True}, "leading dimensions"),
         "no_leading_dimension": ({"T": (), "n": 4, "dim": 5}, "one token without a batch"),
         "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than any one block"),
+        "usual_width": ({"T": 129, "n": 4, "dim": 4096}, "the width that is usual in training"),
+        "wide": ({"T": 33, "n": 4, "dim": 7168}, "DeepSeek's widest K"),
     },
+    every_probe=("leading_dimensions",),
 )
 
 SEGMENTS = DERIVATIVE_SEGMENTS
