@@ -39,7 +39,8 @@ def check(
     dtype     what inputs are drawn in; None: each of the target's dtypes. 16-bit ones are tried in float32, too
     device    where the candidate runs; the golden runs there too, in float64
     seed      of inputs, output gradients and ensembles: the same seed gives the same report
-    probes    "default", or the names of some of them
+    probes    a level or a list of levels and probes: "default" is every probe, some forty runs of the candidate;
+              "quick" leaves out the costly ones (layouts, scaling, taint), some eight runs; or names such as "taint"
     budget_s  seconds after which no further probe is begun (what was skipped is said)
     strict    findings of rung QUALITY fail, too
     raises    raise AssayError when the verdict is not "pass"; otherwise only return the report

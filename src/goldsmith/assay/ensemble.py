@@ -4,7 +4,8 @@ A member of the ensemble is one run under a dispatch mode that rewrites reductio
 scatters. Three of eight members add one term after another (as stored, or permuted), since nothing legal is noisier:
 for n terms of random sign a sequential sum errs by about n/sqrt(2) u, tiles of t by sqrt(n t) u, pairwise by
 sqrt(n log n) u. Without them a plain loop over n = 16384 would be six times noisier than every member.
-Functions have legal variants too: exp as 2^(x log2 e), a / b as a (1 / b), the sigmoid and 1 / sqrt by formula.
+Functions have legal variants too: exp as 2^(x log2 e), a / b as a (1 / b), the sigmoid, 1 / sqrt and the gradient of
+a softmax by formula.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import ensemble_orders as orders
-from .bounds_composed import REDUCTIONS
+from .bounds_composed import REDUCTIONS, softmax_backward
 from .bounds_plan import plan_of
 from .golden import default_dtype, threads_for
 
@@ -224,9 +225,24 @@ def _rsqrt(m, x):
     return 1 / torch.sqrt(x) if m.by_formula and x.is_floating_point() else None
 
 
+def _softmax_backward(m: LegalOrder, grad: Tensor, y: Tensor, dim: int, dtype=None) -> Tensor:
+    """y (g - s); by formula y g - y s, with an s that was rounded apart from g.
+
+    Attention kernels take s from sum(g_out out), other sums than those that g = g_out v^T consists of: where p = 1
+    their g - s is rounding, and not the 0 that g - sum(g p) gives.
+    """
+    if not (m.by_formula and y.dim() and y.numel()):
+        with m:
+            return softmax_backward(grad, y, dim, dtype)
+    generator = torch.Generator().manual_seed(m.random.randrange(2**31))
+    signs = torch.randint(0, 2, grad.shape, generator=generator).to(grad.device, grad.dtype) * 2 - 1
+    apart = grad + signs * (torch.finfo(grad.dtype).eps / 2) * grad.abs().amax(dim, keepdim=True)
+    return y * grad - y * orders.reduce(apart * y, dim, True, m.order())
+
+
 _REWRITES: dict[str, Callable] = {
     "sum": _sum, "mean": _mean, "prod": _prod, "cumsum": _cumsum, "mm": _product, "bmm": _product, "mv": _mv,
     "dot": _dot, "vdot": _dot, "addmm": _addmm, "addmv": _addmm, "baddbmm": _addmm, "index_add": _index_add,
     "scatter_add": _scatter_add, "index_put": _index_put, "exp": _exp, "div": _div, "sigmoid": _sigmoid,
-    "silu": _silu, "rsqrt": _rsqrt,
+    "silu": _silu, "rsqrt": _rsqrt, "_softmax_backward_data": _softmax_backward,
 }  # fmt: skip

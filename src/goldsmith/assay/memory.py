@@ -21,7 +21,7 @@ BAND_MIN, BAND_MAX = 1024, 1 << 20
 BAND, POISON = 0xFFE3 - 0x10000, 0xFFE5 - 0x10000
 BYTE = 0xFF  # bands of integers (-1 where it is taken for an index) and of 8-bit floats
 NAN_FILL, DIRT_FILL = "nan", "dirt"
-LAYOUTS = ("transposed", "stepped", "offset")
+LAYOUTS = ("transposed", "stepped", "sliced")
 
 
 @dataclass(frozen=True)
@@ -195,14 +195,21 @@ def strides_for(value: Tensor, layout: str | None) -> tuple[tuple[int, ...], int
         return tuple(value.stride()), 0
     if layout == "contiguous":
         return _dense(shape, range(len(shape))), 0
-    if layout == "offset":
-        return _dense(shape, range(len(shape))), 1
+    if layout == "sliced":  # as wide[::2, 1 : 1 + n]: dense rows, off the alignment, with room between them
+        return _sliced(shape), 1
     if layout == "stepped":
         return tuple(2 * s for s in _dense(shape, range(len(shape)))), 0
     if layout == "transposed":
         order = list(range(len(shape)))
         return _dense(shape, order[:-2] + order[:-3:-1] if len(order) > 1 else order), 0
     raise ValueError(f"unknown layout {layout!r}; there are: {', '.join(LAYOUTS)}")
+
+
+def _sliced(shape: list[int]) -> tuple[int, ...]:
+    if len(shape) < 2:
+        return (1,) * len(shape)
+    outer = _dense(shape[:-1], range(len(shape) - 1))
+    return (*(2 * s * (shape[-1] + 1) for s in outer), 1)
 
 
 def _dense(shape: list[int], order: Sequence[int]) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ class How:
     """How a run departs from the plain one.
 
     fill        what uninitialised memory holds: "nan" or "dirt"
-    layouts     input, or "grad_<output>" -> "transposed", "stepped", "offset" or "contiguous"
+    layouts     input, or "grad_<output>" -> "transposed", "stepped", "sliced" or "contiguous"
     cotangents  output -> gradient to send instead of the random one (used with its own strides)
     twice       run the backward a second time on the same graph
     threads     number of CPU threads (None: as set)

@@ -59,6 +59,7 @@ class Session:
         self.maps: dict[str, ErrorMap] = {}
         self.problems: list[str] = []
         self.bad: set[str] = set()
+        self.repeated = 0  # runs of the same inputs after the first
         self.candidate_runs = 0
         self.golden_runs = 0
         self.stages: list[str] = []

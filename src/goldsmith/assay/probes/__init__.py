@@ -35,14 +35,20 @@ DEFAULT = (
     Probe("float32", "16-bit targets also with float32 inputs", None),
 )
 NAMES = tuple(p.name for p in DEFAULT)
+# one run and two repeats instead of some thirty runs: for the cases beside those that go through all probes
+QUICK = tuple(n for n in NAMES if n not in ("layouts", "scaling", "taint"))
+LEVELS = {"default": NAMES, "all": NAMES, "quick": QUICK}
 
 
 def select(wanted: str | tuple[str, ...] | list[str]) -> frozenset[str]:
-    """The names of the probes to run; "values" is always among them, since the others compare with its run."""
-    if wanted == "default":
-        return frozenset(NAMES)
-    names = [wanted] if isinstance(wanted, str) else list(wanted)
-    for name in names:
-        if name not in NAMES:
-            raise TargetError(f"probes: {name!r} is no probe; there are: default, {', '.join(NAMES)}")
-    return frozenset([*names, "values"])
+    """The names of the probes to run, from names of levels and of probes.
+
+    "values" is always among them, since the others compare with its run.
+    """
+    chosen = {"values"}
+    for name in [wanted] if isinstance(wanted, str) else list(wanted):
+        if name not in NAMES and name not in LEVELS:
+            exist = ", ".join([*LEVELS, *NAMES])
+            raise TargetError(f"probes: {name!r} is neither a level nor a probe; there are: {exist}")
+        chosen.update(LEVELS.get(name, (name,)))
+    return frozenset(chosen)

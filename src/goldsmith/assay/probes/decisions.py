@@ -19,8 +19,10 @@ from ..results import CERTAIN, SYSTEMATIC, TargetError
 from ..run import Run
 from ..session import Session, decided
 
+NAME = "decisions"
 
-def settle(session: Session, probe: str, done: Run, plain: References) -> References:
+
+def settle(session: Session, done: Run, plain: References) -> References:
     """References with the candidate's legal decisions in place of the golden's own."""
     taken: dict[str, Tensor] = {}
     for name, decision in session.target.decisions.items():
@@ -28,7 +30,7 @@ def settle(session: Session, probe: str, done: Run, plain: References) -> Refere
         own = _golden_has(plain, name, "decision")
         if isinstance(decision, Given):
             taken[name] = made
-            _rate(session, probe, name, decision, made)
+            _rate(session, name, decision, made)
             continue
         of = decision.scores if isinstance(decision, TopK) else decision.of
         _golden_has(plain, of, f"what {name!r} was decided on")
@@ -37,7 +39,7 @@ def settle(session: Session, probe: str, done: Run, plain: References) -> Refere
         if scores is None:  # an input: exact
             value = plain.leaves[of]
             scores = Bounded(value, torch.zeros_like(value), torch.zeros_like(value, dtype=torch.bool), [])
-        taken[name] = legal(session, probe, name, decision, made, own, scores)
+        taken[name] = legal(session, name, decision, made, own, scores)
     if all(torch.equal(t, plain.values[n].to(t.dtype)) for n, t in taken.items()):
         return plain
     settled = session.references(plain.material, done, taken)
@@ -74,19 +76,15 @@ def _number(session: Session, value: Any) -> float:
     return session.material.scalars[value] if isinstance(value, str) else value
 
 
-def _topk(session, probe: str, name: str, decision: TopK, made: Tensor, own: Tensor, scores: Bounded) -> Tensor:
+def _topk(session, name: str, decision: TopK, made: Tensor, own: Tensor, scores: Bounded) -> Tensor:
     dropped = made.dim() == scores.value.dim() - 1  # argmax without keepdim
     index = (made.unsqueeze(decision.dim) if dropped else made).movedim(decision.dim, -1).long()
     golden = (own.unsqueeze(decision.dim) if dropped else own).movedim(decision.dim, -1).long()
     value, bound = (t.movedim(decision.dim, -1) for t in (scores.value, scores.bound * SLACK))
     k = int(_number(session, decision.k))
     if index.shape != (*value.shape[:-1], k):
-        session.find(
-            CERTAIN,
-            probe,
-            name,
-            f"{name} has shape {list(made.shape)}; the {k} best of {list(scores.value.shape)} were asked for",
-        )
+        text = f"{name} has shape {list(made.shape)}; the {k} best of {list(scores.value.shape)} were asked for"
+        session.find(CERTAIN, NAME, name, text)
         return own
     if not index.numel():
         return made
@@ -104,62 +102,44 @@ def _topk(session, probe: str, name: str, decision: TopK, made: Tensor, own: Ten
     best_out = torch.where(chosen, torch.full_like(value, -math.inf), value - bound).amax(-1)
     wrong |= worst_in < best_out
     wrong &= ~torch.isnan(value).any(-1)
-    _report(session, probe, name, index, golden, wrong, outside, repeated)
+    _report(session, name, index, golden, wrong, outside, repeated)
     legal = torch.where(wrong.unsqueeze(-1), golden.to(index.device), inside).to(made.dtype).movedim(-1, decision.dim)
     return legal.squeeze(decision.dim) if dropped else legal
 
 
-def _report(session, probe, name, index, golden, wrong, outside, repeated) -> None:
+def _report(session, name, index, golden, wrong, outside, repeated) -> None:
     rows = wrong.numel()
     if bool(wrong.any()):
-        reason = (
-            "an index out of range"
-            if bool(outside.any())
-            else "an index twice"
-            if bool(repeated.any())
-            else "a score that loses"
-        )
+        reason = "an index out of range" if bool(outside.any()) else "a score that loses"
+        reason = "an index twice" if bool(repeated.any()) and not bool(outside.any()) else reason
         where = session.locate(name, wrong.unsqueeze(-1).expand_as(index))
         text = f"{name} is not a legal choice in {int(wrong.sum())} of {rows} rows: {reason}"
-        session.find(CERTAIN, probe, name, text, where=where, measured=float(wrong.double().mean()), limit=0.0)
+        session.find(CERTAIN, NAME, name, text, where=where, measured=float(wrong.double().mean()), limit=0.0)
     tied = (index != golden).any(-1) & ~wrong
     if bool(tied.any()):
-        text = (
-            f"{int(tied.sum())} of {rows} rows choose otherwise among scores that rounding cannot tell apart; all legal"
-        )
-        session.note("tie", name, text)
+        text = f"{int(tied.sum())} of {rows} rows choose otherwise among scores that rounding cannot tell apart"
+        session.note("tie", name, f"{text}; all legal")
 
 
-def _sign(session, probe: str, name: str, decision: Sign, made: Tensor, own: Tensor, of: Bounded) -> Tensor:
+def _sign(session, name: str, decision: Sign, made: Tensor, own: Tensor, of: Bounded) -> Tensor:
     if made.shape != of.value.shape:
-        session.find(
-            CERTAIN, probe, name, f"{name} has shape {list(made.shape)}, {decision.of} has {list(of.value.shape)}"
-        )
+        text = f"{name} has shape {list(made.shape)}, {decision.of} has {list(of.value.shape)}"
+        session.find(CERTAIN, NAME, name, text)
         return own
     said, golden = made > 0, of.value > 0
     wrong = (said != golden) & (of.value.abs() > of.bound * SLACK)
     if bool(wrong.any()):
         text = f"{name} has the wrong side of {decision.of} in {int(wrong.sum())} of {wrong.numel()} elements"
-        session.find(
-            CERTAIN,
-            probe,
-            name,
-            text,
-            where=session.locate(name, wrong),
-            measured=float(wrong.double().mean()),
-            limit=0.0,
-        )
+        share = float(wrong.double().mean())
+        session.find(CERTAIN, NAME, name, text, where=session.locate(name, wrong), measured=share, limit=0.0)
     tied = (said != golden) & ~wrong
     if bool(tied.any()):
-        session.note(
-            "tie",
-            name,
-            f"{int(tied.sum())} of {tied.numel()} elements lie on the kink within their bound; both sides are legal",
-        )
+        text = f"{int(tied.sum())} of {tied.numel()} elements lie on the kink within their bound"
+        session.note("tie", name, f"{text}; both sides are legal")
     return torch.where(wrong, own.to(made.dtype), made)
 
 
-def _rate(session, probe: str, name: str, decision: Given, made: Tensor) -> None:
+def _rate(session, name: str, decision: Given, made: Tensor) -> None:
     if decision.rate is None or not made.numel():
         return
     rate, n = float(_number(session, decision.rate)), made.numel()
@@ -168,4 +148,4 @@ def _rate(session, probe: str, name: str, decision: Given, made: Tensor) -> None
     if abs(zeros - n * rate) > 6 * spread + 0.5:
         sigmas = abs(zeros - n * rate) / max(spread, 1e-300)
         text = f"{name} drops {zeros} of {n} elements; at rate {rate:g} that is {sigmas:.1f} sigma off"
-        session.find(SYSTEMATIC, probe, name, text, measured=zeros / n, limit=rate)
+        session.find(SYSTEMATIC, NAME, name, text, measured=zeros / n, limit=rate)

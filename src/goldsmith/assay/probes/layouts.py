@@ -1,4 +1,4 @@
-"""The same values in other layouts: transposed, stepped, off by one element, and expanded with stride 0.
+"""The same values in other layouts: transposed, stepped, sliced off the alignment, and expanded with stride 0.
 
 A clean exception is a refusal: accepted for inputs of a target with layouts="contiguous", never for output gradients,
 since autograd sends them (`y.sum().backward()` sends stride 0).
@@ -6,14 +6,13 @@ since autograd sends them (`y.sum().backward()` sends stride 0).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import torch
 from torch import Tensor
 
 from ..compare import same_bits
 from ..memory import LAYOUTS, strides_for
 from ..results import CERTAIN
-from ..run import How, Material, Run
+from ..run import How
 from ..session import Session
 from . import decisions, values
 
@@ -27,17 +26,14 @@ def run(session: Session) -> None:
     contiguous_only = session.target.layouts == "contiguous"
     for layout in LAYOUTS:
         names = [n for n in (*inputs, *sent) if _differs(session, n, layout)]
-        if contiguous_only and layout != "offset":
-            refused = [n for n in names if n in inputs]
-            names = [n for n in names if n in sent]
+        if contiguous_only:
+            refused = [n for n in names if n in inputs and not _dense(session, n, layout)]
+            names = [n for n in names if n not in refused]
             if refused:
                 _refused(session, layout, refused)
         if names:
             _tried(session, layout, names)
-    if sent:
-        _expanded_gradients(session)
-    if not contiguous_only:
-        _expanded_inputs(session)
+    _expanded(session, contiguous_only)
 
 
 def _value(session: Session, name: str) -> Tensor:
@@ -52,6 +48,13 @@ def _differs(session: Session, name: str, layout: str) -> bool:
     """Whether the layout changes anything for this tensor."""
     value = _value(session, name)
     return value.numel() > 0 and strides_for(value, layout) != strides_for(value, None)
+
+
+def _dense(session: Session, name: str, layout: str) -> bool:
+    """Whether the tensor is without gaps in that layout all the same (a vector that is off the alignment)."""
+    value = _value(session, name)
+    strides, _ = strides_for(value, layout)
+    return torch.empty_strided(value.shape, strides, device="meta").is_contiguous()
 
 
 def _tried(session: Session, layout: str, names: list[str]) -> None:
@@ -76,7 +79,7 @@ def _agrees(session: Session, layout: str, names: list[str], *, report: bool) ->
     findings = list(session.findings)
     reference = session.ref
     if not session.same_decisions(done):
-        reference = decisions.settle(session, NAME, done, session.references(session.material, done))
+        reference = decisions.settle(session, done, session.references(session.material, done))
     failed = values.judge(
         session,
         done,
@@ -111,43 +114,55 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:200]
 
 
-def _expanded_gradients(session: Session) -> None:
-    """One number sent to every element, as `y.sum().backward()` does."""
-    cotangents = {
-        n: c.flatten()[:1].reshape([1] * c.dim()).expand(c.shape)
-        for n, c in session.first.cotangents.items()
-        if c.numel() > 1
+def _expanded(session: Session, contiguous_only: bool) -> None:
+    """One number sent to every element, as `y.sum().backward()` does, and the first row of every input repeated.
+
+    Both at once; when that fails, each by itself, to name the one that matters.
+    """
+    sent = {n: _one_number(c) for n, c in session.first.cotangents.items() if c.numel() > 1}
+    inputs = {} if contiguous_only else _repeated_rows(session)
+    if not sent and not inputs:
+        return
+    if _expanded_agrees(session, sent, inputs, report=not (sent and inputs)):
+        return
+    if sent and inputs and all([_expanded_agrees(session, s, i, report=True) for s, i in ((sent, {}), ({}, inputs))]):
+        _expanded_agrees(session, sent, inputs, report=True)
+
+
+def _one_number(cotangent: Tensor) -> Tensor:
+    return cotangent.flatten()[:1].reshape([1] * cotangent.dim()).expand(cotangent.shape)
+
+
+def _repeated_rows(session: Session) -> dict[str, Tensor]:
+    """Floating inputs with a stride of 0; memory that elements share cannot be written, whoever declares it."""
+    found = session.material.inputs.items()
+    return {
+        n: _repeat_first(t)
+        for n, t in found
+        if t.is_floating_point() and t.numel() > 1 and n not in session.target.mutates
     }
-    if not cotangents:
-        return
-    label = f"layout:stride0({', '.join(f'grad_{n}' for n in cotangents)})"
-    done = session.execute(NAME, label, How(cotangents=cotangents))
-    _judge_expanded(session, label, session.material, done)
 
 
-def _expanded_inputs(session: Session) -> None:
-    """Every floating input with its first row repeated by a stride of 0."""
-    inputs = session.material.inputs
-    changed = {n: _repeat_first(t) for n, t in inputs.items() if t.is_floating_point() and t.numel() > 1}
-    changed = {n: t for n, t in changed.items() if n not in session.target.mutates}
-    if not changed:
-        return
-    label = f"layout:stride0({', '.join(changed)})"
-    material = replace(session.material, inputs={**inputs, **changed})
-    done = session.execute(NAME, label, material=material)
-    if done.error is None or not session.target.mutates:
-        _judge_expanded(session, label, material, done)
+def _expanded_agrees(session: Session, sent: dict[str, Tensor], inputs: dict[str, Tensor], *, report: bool) -> bool:
+    label = f"layout:stride0({', '.join([*inputs, *(f'grad_{n}' for n in sent)])})"
+    material = session.material.with_inputs(inputs)
+    done = session.execute(NAME, label, How(cotangents=sent), material, look=report)
+    if done.error is not None and inputs and session.target.mutates:
+        return True
+    before = list(session.findings), list(session.rows)
+    if done.error is not None:
+        text = f"{label} is refused: {_first_line(done.error)}"
+        session.find(CERTAIN, NAME, done.phase, text)
+        good = False
+    else:
+        settled = decisions.settle(session, done, session.references(material, done))
+        skip = frozenset(session.bad)
+        good = not values.judge(session, done, settled, NAME, label, noise=False, repeat=None, skip=skip)
+    if not good and not report:
+        session.findings, session.rows = before
+    return good and not done.hits
 
 
 def _repeat_first(t: Tensor) -> Tensor:
     axis = next(i for i, n in enumerate(t.shape) if n > 1)
     return t.narrow(axis, 0, 1).expand(t.shape)
-
-
-def _judge_expanded(session: Session, label: str, material: Material, done: Run) -> None:
-    if done.error is not None:
-        text = f"{label} is refused: {_first_line(done.error)}"
-        session.find(CERTAIN, NAME, done.phase, text)
-        return
-    settled = decisions.settle(session, NAME, done, session.references(material, done))
-    values.judge(session, done, settled, NAME, label, noise=False, repeat=None, skip=frozenset(session.bad))

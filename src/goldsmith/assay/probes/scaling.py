@@ -65,7 +65,7 @@ def _held(session: Session, label: str, change: Callable[[Tensor], Tensor]) -> N
     done = session.execute(NAME, label, material=material)
     if session.raised(NAME, label, done):
         return
-    reference = decisions.settle(session, NAME, done, session.references(material, done))
+    reference = decisions.settle(session, done, session.references(material, done))
     open_ends = {n for n, b in reference.bounded.items() if not bool(torch.isfinite(b.value).all())}
     before = list(session.findings)
     failed = values.judge(

@@ -14,6 +14,8 @@ from ..session import Session
 from . import decisions, values
 
 NAME = "second_call"
+DIRTY = "the second call with the same inputs, on memory that holds other bytes, gives another result"
+BACK = "after a call with other inputs, the first inputs give another result"
 
 
 def run(session: Session) -> None:
@@ -21,29 +23,23 @@ def run(session: Session) -> None:
     dirty = session.execute(NAME, NAME, How(fill=DIRT_FILL, twice=True, fresh=False))
     if session.raised(NAME, "the second call, same inputs", dirty):
         return
-    agree(
-        session,
-        NAME,
-        NAME,
-        dirty,
-        "the second call with the same inputs, on memory that holds other bytes, gives another result",
-    )
+    agree(session, NAME, NAME, dirty, DIRTY)
     if dirty.again is not None:
         _backward_twice(session, dirty)
     _others(session)
     _workspace(session, first)
     back = session.execute(NAME, "back", How(fresh=False))
     if not session.raised(NAME, "the first inputs again, after others", back):
-        agree(session, NAME, "back", back, "after a call with other inputs, the first inputs give another result")
+        agree(session, NAME, "back", back, BACK)
+    session.repeated += 2
 
 
 def agree(session: Session, probe: str, label: str, done: Run, text: str) -> bool:
     """Hold a run of the same inputs to the first one: bit for bit, or within the noise (a note). True when it is."""
     if not session.same_decisions(done):
-        settled = decisions.settle(session, probe, done, session.references(session.material, done))
-        return not values.judge(
-            session, done, settled, probe, label, noise=False, repeat=None, skip=frozenset(session.bad)
-        )
+        settled = decisions.settle(session, done, session.references(session.material, done))
+        skip = frozenset(session.bad)
+        return not values.judge(session, done, settled, probe, label, noise=False, repeat=None, skip=skip)
     names = {n: t for n, _, t in session.first.results()}
     good = True
     for name, kind, tensor in done.results():
@@ -54,24 +50,14 @@ def agree(session: Session, probe: str, label: str, done: Run, text: str) -> boo
         if apart.equal:
             continue
         if apart.lawful:
-            session.note(
-                "order_nondeterminism",
-                name,
-                f"{name} differs between runs, within the noise of legal orders ({apart.text})",
-            )
+            said = f"{name} differs between runs, within the noise of legal orders ({apart.text})"
+            session.note("order_nondeterminism", name, said)
             continue
         good = False
         where = None if apart.mask is None else session.locate(name, apart.mask)
         rung = CERTAIN if apart.certain else STATISTICAL
-        session.find(
-            rung,
-            probe,
-            name,
-            f"{text}: {apart.text} ({label})",
-            where=where,
-            measured=apart.measured,
-            limit=apart.limit,
-        )
+        said = f"{text}: {apart.text} ({label})"
+        session.find(rung, probe, name, said, where=where, measured=apart.measured, limit=apart.limit)
     return good
 
 
@@ -107,5 +93,5 @@ def _others(session: Session) -> None:
     if session.raised(NAME, "other inputs of the same shapes", others):
         return
     plain = session.references(material, others)
-    settled = decisions.settle(session, NAME, others, plain)
+    settled = decisions.settle(session, others, plain)
     values.judge(session, others, settled, NAME, "other inputs", noise=False, repeat=None, skip=frozenset(session.bad))

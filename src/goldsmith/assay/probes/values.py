@@ -28,7 +28,7 @@ def run(session: Session) -> None:
         session.note("golden", session.target.name or "", text)
     if session.problems:
         raise Ended("the golden is at fault")
-    session.ref = decisions.settle(session, "values", first, plain)
+    session.ref = decisions.settle(session, first, plain)
     session.look("values", first)
     judge(session, first, session.ref, "values", "values", noise="ensemble" in session.selected, repeat=How())
     if not session.bad:
@@ -99,7 +99,7 @@ class _Repeats:
             self.session.raised(self.probe, "fresh seed", done)
             raise Ended("the candidate raised")
         plain = self.session.references(material, done)
-        return done, decisions.settle(self.session, self.probe, done, plain)
+        return done, decisions.settle(self.session, done, plain)
 
 
 def _names_exist(session: Session, plain: References) -> None:
