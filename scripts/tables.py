@@ -11,14 +11,20 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from enum import Enum
+from inspect import cleandoc, signature
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 os.environ["TRITON_INTERPRET"] = "1"  # so that a machine without a GPU can say what the kernels take
 
 import torch
+from typer.models import ArgumentInfo
 
+import liger
 from goldsmith import Op
 from goldsmith.assay.case import Case
+from goldsmith.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -142,7 +148,54 @@ def conditions(rows: list[dict], machine: str) -> Iterator[str]:
         )
 
 
-TABLES: dict[str, Callable[[], str]] = {"support": support, "speed": speed, "speed_all": speed_all}
+def commands() -> str:
+    """Every command with its arguments and options, read from the signatures that its --help is made from."""
+    text = ""
+    for command in app.registered_commands:
+        name = command.name or command.callback.__name__
+        hints = get_type_hints(command.callback, include_extras=True)
+        arguments, options = [], []
+        for parameter in signature(command.callback).parameters.values():
+            kind, about = get_args(hints[parameter.name])[:2]
+            said = one_line(about.help) + default(parameter.default, about.help)
+            if isinstance(about, ArgumentInfo):
+                arguments.append([f"`{about.metavar}`", said])
+            else:
+                flags = ", ".join(about.param_decls or [f"--{parameter.name.replace('_', '-')}"])
+                options.append([f"`{flags}{value(kind, about.metavar)}`", said])
+        usage = " ".join(["goldsmith", name, *(f"[{cell.strip('`')}]..." for cell, _ in arguments), "[options]"])
+        text += f"## goldsmith {name}\n\n`{usage}`\n\n{cleandoc(command.callback.__doc__)}\n\n"
+        text += table(["argument or option", "what it does"], arguments + options) + "\n"
+    return text.removesuffix("\n")
+
+
+def value(kind: object, metavar: str | None) -> str:
+    """What stands after an option: its metavar, or what its type takes."""
+    kinds = [k for k in get_args(kind) or (kind,) if k is not type(None)]
+    if bool in kinds:
+        return ""
+    if isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
+        return " " + "/".join(kinds[0])
+    return " " + (metavar or ("N" if int in kinds else "X" if float in kinds else "NAME"))
+
+
+def default(given: object, about: str) -> str:
+    return "" if given in (None, False) or "Default" in about else f" Default: {given}."
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "support": support,
+    "speed": speed,
+    "speed_all": speed_all,
+    "commands": commands,
+    "liger_verdicts": lambda: liger.verdicts(table),
+    "liger_errors": lambda: liger.errors(table),
+    "liger_faults": lambda: liger.faults(table),
+}
 
 
 def main(arguments: list[str]) -> int:
