@@ -36,6 +36,7 @@ class References:
         self.counts: dict[str, int] = {}
         self.asked: set[str] = set()  # decisions that the golden's stages took
         self.outputs: tuple[str, ...] = ()  # what the golden returned
+        self.order: list[str] = []  # stages, outputs, stages of the backward and gradients, as the golden makes them
         self.differentiable: frozenset[str] = frozenset()  # those of its outputs that a gradient can flow into
         self.leaves = {n: _exact(t) for n, t in material.inputs.items()}
         self.leaves.update({f"grad_{n}": _exact(t) for n, t in run.cotangents.items()})
@@ -64,9 +65,12 @@ class References:
             if gradients:
                 self.differentiable = frozenset(n for n, t in named.items() if t.requires_grad)
             found = {f"saved.{n}" if n in target.saved else n: t for n, t in named.items()}
+            order = [*tracer.records, *found]
             if sent:
                 found.update(self._gradients(supply, named, leaves, sent, wanted, tracer))
         self.asked |= tracer.substituted
+        grads = [n for n in found if n.removesuffix(".grad") in wanted]
+        self.order = list(dict.fromkeys([*order, *tracer.records, *grads]))
         found.update({n: t for n, t in tracer.records.items() if n not in found})
         for name in target.saved:
             if f"saved.{name}" not in found and name in tracer.records:
