@@ -43,7 +43,7 @@ def fill(text: str) -> str:
 def support() -> str:
     """Which backend takes what, asked of the backends themselves, with every operator's own cases."""
     rows, refusals = [], {}
-    for op in Op.all().values():
+    for _, op in sorted(Op.all().items()):
         if op.internal:
             continue
         row = [f"`{op.name}`", op.summary, "of all inputs" if op.grads == op.inputs else ", ".join(op.grads) or "none"]

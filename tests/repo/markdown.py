@@ -1,20 +1,24 @@
 """Runs a document: every code block that a reader sees, in order, in an empty folder.
 
-    python tests/repo/markdown.py docs/quickstart.md [--gpu]
+    python tests/repo/markdown.py docs/README.md [--gpu] [--update]
 
 ```python           runs; the blocks of a document share their names; one with `title=kernels.py` is saved under this
                     name and imported instead, for later blocks to import from.
-```console          lines that begin with `$ ` run in bash; what follows them must be what they print.
+```console          lines that begin with `$ ` run in bash; what follows them must be what they print: on standard
+                    output, or, where nothing comes there, on standard error (progress goes there, and is not shown).
 ```text             right after a python block: what that block must print. Elsewhere: only text.
 ```json, toml       must parse.
 
 In expected output, `...` stands for anything within a line and, alone on a line, for any number of lines; runs of
 spaces count as one. A comment on the line above a block changes how it is tested:
 
-<!-- test: numbers vary -->      compares words and layout; every number may be another one
+<!-- test: numbers vary -->      compares words; every number may be another one, and so may line breaks
 <!-- test: exit 1 -->            the commands of this block end with this status
 <!-- test: needs gpu -->         is skipped where there is none
+<!-- test: shown without a gpu -->    is skipped where there is one
 <!-- test: not run, REASON -->   is not run, for a good reason: "it is what make did before this test"
+
+With --update, blocks of commands whose numbers vary, and that hold no `...`, get what came as their text.
 """
 
 import contextlib
@@ -77,12 +81,14 @@ def blocks(text: str) -> list[Block]:
 
 def agrees(expected: str, got: str, *, numbers_vary: bool = False) -> bool:
     """Whether `got` is what `expected` shows, with its elisions."""
-    number = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+    number = re.compile(r"(?:\d+ min )?[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
     def plain(text: str) -> list[str]:
         rows = [" ".join(row.split()) for row in text.strip().splitlines()]
         return [number.sub("0", row) if numbers_vary else row for row in rows]
 
+    if numbers_vary and "..." not in expected:  # lines may be wrapped elsewhere, then
+        return " ".join(plain(expected)).split() == " ".join(plain(got)).split()
     pattern = ""
     for row in plain(expected):
         if row == "...":
@@ -119,15 +125,17 @@ class Runner:
         self.printed: str | None = None
         self.has_gpu = has_gpu
         self.count = 0
+        self.came: dict[int, str] = {}  # line of a console block -> its text with what came
 
     def run(self, block: Block) -> None:
         if block.language not in LANGUAGES:
             raise Failure(f"a block must say its language, one of {', '.join(LANGUAGES)}; this says {block.language!r}")
         for text in block.directives:
-            if text.startswith("not run, ") or text == "needs gpu" and not self.has_gpu:
+            unfit = {"needs gpu": not self.has_gpu, "shown without a gpu": self.has_gpu}
+            if text.startswith("not run, ") or unfit.get(text):
                 self.printed = None
                 return
-            if text not in ("numbers vary", "needs gpu") and not re.fullmatch(r"exit \d+", text):
+            if text not in ("numbers vary", *unfit) and not re.fullmatch(r"exit \d+", text):
                 raise Failure(f"unknown comment: test: {text}")
         getattr(self, block.language)(block, numbers_vary="numbers vary" in block.directives)
 
@@ -157,20 +165,26 @@ class Runner:
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         environment |= {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"}
         environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
+        came, wrong = "", None
         for command, expected in commands(block.text):
             done = subprocess.run(
                 ["bash", "-c", command],
                 env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                capture_output=True,
                 stdin=subprocess.DEVNULL,
                 text=True,
                 timeout=SECONDS,
             )
             if done.returncode != wanted:
-                raise Failure(f"`{command}` ended with status {done.returncode}, not {wanted}:\n\n{done.stdout}")
-            if expected.strip() and not agrees(expected, done.stdout, numbers_vary=numbers_vary):
-                raise differ(f"$ {command}\n{expected}", done.stdout)
+                printed = f"{done.stdout}\n{done.stderr}"
+                raise Failure(f"`{command}` ended with status {done.returncode}, not {wanted}:\n\n{printed}")
+            printed = done.stdout if done.stdout.strip() else done.stderr
+            came += f"$ {command}\n" + "".join(line.rstrip() + "\n" for line in printed.rstrip().splitlines())
+            if wrong is None and expected.strip() and not agrees(expected, printed, numbers_vary=numbers_vary):
+                wrong = differ(f"$ {command}\n{expected}", printed)
+        self.came[block.line] = came
+        if wrong:
+            raise wrong
 
     def json(self, block: Block, *, numbers_vary: bool) -> None:
         self.printed = None
@@ -181,16 +195,24 @@ class Runner:
         tomllib.loads(block.text)
 
 
-def run_document(path: Path, *, has_gpu: bool) -> None:
+def run_document(path: Path, *, has_gpu: bool, update: bool = False) -> None:
     """Raises Failure, with file and line, at the first block that is not what the document says."""
     runner = Runner(has_gpu)
     sys.path.insert(0, os.getcwd())
-    for block in blocks(path.read_text()):
+    text = path.read_text()
+    for block in blocks(text):
         try:
             runner.run(block)
         except Exception as error:  # noqa: BLE001 - a document may fail in any way; the block's place is what helps
+            if update and block.line in runner.came:
+                continue
             reason = str(error) if isinstance(error, Failure) else traceback.format_exc()
             raise Failure(f"{path}:{block.line}: {reason}") from None
+    if update:
+        for block in blocks(text):
+            if block.line in runner.came and "numbers vary" in block.directives and "..." not in block.text:
+                text = text.replace(block.text, runner.came[block.line])
+        path.write_text(text)
 
 
 def main(path: str, *flags: str) -> int:
@@ -198,7 +220,7 @@ def main(path: str, *flags: str) -> int:
     if not has_gpu:
         os.environ["TRITON_INTERPRET"] = "1"
     try:
-        run_document(Path(path), has_gpu=has_gpu)
+        run_document(Path(path), has_gpu=has_gpu, update="--update" in flags)
     except Failure as failure:
         print(failure, file=sys.stderr)
         return 1

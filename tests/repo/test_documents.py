@@ -97,6 +97,9 @@ def test_a_block_that_does_not_hold_is_found_with_its_line(run, text):
         "'''console\n$ echo one; \\\n  echo two\none\ntwo\n$ echo three\n'''",
         "<!-- test: exit 3 -->\n'''console\n$ exit 3\n'''",
         "<!-- test: numbers vary -->\n'''console\n$ echo took 3.5 s\ntook 0.01 s\n'''",
+        "<!-- test: numbers vary -->\n'''console\n$ echo took 9 s, long\ntook 2 min 3 s,\nlong\n'''",
+        "<!-- test: shown without a gpu -->\n'''console\n$ echo progress >&2; echo result\nresult\n'''",
+        "<!-- test: exit 2 -->\n'''console\n$ echo wrong >&2; exit 2\nwrong\n'''",
         "<!-- test: needs gpu -->\n'''python\n1 / 0\n'''\n'''text\nnothing\n'''",
         "<!-- test: not run, for a good reason -->\n'''console\n$ false\n'''",
         "'''text\nan aside\n'''",
@@ -104,6 +107,15 @@ def test_a_block_that_does_not_hold_is_found_with_its_line(run, text):
 )
 def test_a_block_that_holds_passes(run, text):
     run(text)
+
+
+def test_what_a_command_prints_can_be_brought_up_to_date(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.md"
+    text = "# Page\n\n<!-- test: numbers vary -->\n```console\n$ echo {} 2\n{} 1\n```\n"
+    page.write_text(text.format("new", "old"))
+    run_document(page, has_gpu=False, update=True)
+    assert page.read_text() == text.format("new", "new").replace("new 1", "new 2")
 
 
 @pytest.mark.parametrize(
