@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -141,6 +142,7 @@ def _float32(session: Session, tally: _Tally) -> None:
         tally.rest(frozenset(["float32"]), str(end))
     except GoldenError as error:
         session.problems.append(f"the golden raised with float32 inputs: {error}")
+    session.findings = [replace(f, probe="float32") for f in session.findings]
 
 
 def _warm_up(session: Session) -> None:

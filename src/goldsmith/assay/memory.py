@@ -20,7 +20,7 @@ BAND_MIN, BAND_MAX = 1024, 1 << 20
 # as int16: quiet NaN in bfloat16 and float16, repeated in float32 and float64; vectorised code makes 0xFFFF by itself
 BAND, POISON = 0xFFE3 - 0x10000, 0xFFE5 - 0x10000
 BYTE = 0xFF  # bands of integers (-1 where it is taken for an index) and of 8-bit floats
-NAN_FILL, DIRT_FILL = "nan", "dirt"
+NAN_FILL, DIRT_FILL, ZERO_FILL = "nan", "dirt", "zero"
 LAYOUTS = ("transposed", "stepped", "sliced")
 
 
@@ -155,7 +155,9 @@ def band_mark(dtype: torch.dtype) -> tuple[int, torch.dtype]:
 def _fill(body: Tensor, dtype: torch.dtype, fill: str) -> None:
     """Poison: NaN for floats, 0x7f7f... for integers. Dirt is finite and plausible: 48.6 in float32."""
     floating = dtype.is_floating_point or dtype.is_complex
-    if dtype == torch.bool:
+    if fill == ZERO_FILL:
+        body.zero_()
+    elif dtype == torch.bool:
         body.fill_(1 if fill == NAN_FILL else 0)
     elif fill == NAN_FILL and floating and dtype.itemsize > 1:
         body.view(torch.int16).fill_(POISON)

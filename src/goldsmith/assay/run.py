@@ -25,7 +25,7 @@ from .target import Target
 class How:
     """How a run departs from the plain one.
 
-    fill        what uninitialised memory holds: "nan" or "dirt"
+    fill        what uninitialised memory holds: "nan", "dirt" or "zero"
     layouts     input, or "grad_<output>" -> "transposed", "stepped", "sliced" or "contiguous"
     cotangents  output -> gradient to send instead of the random one (used with its own strides)
     twice       run the backward a second time on the same graph

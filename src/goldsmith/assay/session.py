@@ -16,6 +16,7 @@ from torch import Tensor
 from . import ladder
 from .binding import inputs_and_scalars
 from .case import Case
+from .memory import NAN_FILL, ZERO_FILL
 from .reference import References
 from .results import CERTAIN, QUALITY, STATISTICAL, SYSTEMATIC, ErrorMap, Finding, Location, Note, Row, TargetError
 from .run import How, Material, Run, execute
@@ -90,6 +91,9 @@ class Session:
     ) -> Run:
         """Run the candidate, and look at what must hold in every run."""
         self.candidate_runs += 1
+        how = how or How()
+        if how.fill == NAN_FILL and "poison" not in self.selected:
+            how = replace(how, fill=ZERO_FILL)
         done = execute(material or self.material, how)
         if look:
             self.look(run, done)
@@ -139,8 +143,10 @@ class Session:
         self, rung: str, probe: str, tensor: str, text: str, *, where: Location | None = None,
         measured: float | None = None, limit: float | None = None,
     ) -> None:  # fmt: skip
-        """Add a finding, unless the same probe has said the same of the same tensor already."""
-        if any((f.rung, f.probe, f.tensor) == (rung, probe, tensor) for f in self.findings):
+        """Add a finding, unless its probe is not selected or has said the same of the same tensor already."""
+        if probe not in self.selected or any(
+            (f.rung, f.probe, f.tensor) == (rung, probe, tensor) for f in self.findings
+        ):
             return
         self.findings.append(Finding(rung, probe, tensor, where, measured, limit, text, self.label))
 

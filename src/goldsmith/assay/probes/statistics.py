@@ -23,8 +23,9 @@ def run(session: Session) -> None:
         if tensor.shape != expected.shape or tensor.numel() < 2:
             continue
         others = {n: g for n, g in golden.items() if n != name and g.shape == expected.shape}
-        for text in patterns(tensor.double(), expected, others):
-            session.note(ID, name, f"{name} {text}")
+        said = patterns(tensor.double(), expected, others)
+        if said:
+            session.note(ID, name, f"{name} {'; '.join(said)}")
 
 
 def patterns(got: Tensor, golden: Tensor, others: dict[str, Tensor]) -> list[str]:

@@ -1,0 +1,249 @@
+"""Every probe of `check` has a wrong kernel that only it finds, and a right one, close to it, that it leaves alone."""
+
+import pytest
+import torch
+
+from assay.kernels import (
+    autograd,
+    long_dot,
+    normed,
+    plain_sum,
+    probes_of,
+    rmsnorm,
+    sum_gradients,
+    target,
+    weighted_sum,
+)
+from goldsmith import assay
+from goldsmith.assay.probes import NAMES
+
+PAIRS = {}
+
+
+def pair(probe):
+    """Registers a function that returns (wrong, right)."""
+
+    def register(make):
+        PAIRS[probe] = make
+        return make
+
+    return register
+
+
+@pair("values")
+def a_factor():
+    return target(lambda x, w: plain_sum(x, w) * 1.001), target(lambda x, w: plain_sum(x.flip(-1), w.flip(-1)))
+
+
+@pair("ensemble")
+def tf32_where_float32_was_promised():
+    def product(a, b):
+        return a @ b
+
+    def rounded(x):
+        return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    def kernel(a, b):
+        return rounded(a) @ rounded(b)
+
+    return (target(kernel, product, long_dot, backward=None, dot=d) for d in ("ieee", "tf32"))
+
+
+@pair("statistics")
+def an_epsilon_forgotten():
+    return (
+        target(lambda x, w, eps: x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * w, rmsnorm, normed),
+        target(lambda x, w, eps: x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps) * w, rmsnorm, normed),
+    )
+
+
+@pair("poison")
+def a_semaphore_that_nobody_has_set_to_zero():
+    """Kernels leave the counter at zero, but who makes it is a caller that takes fresh memory for zeros."""
+
+    def kernel(fresh):
+        kept = {}
+
+        def call(x, w):
+            counter = kept.setdefault("counter", fresh(1))
+            y = plain_sum(x, w) + counter.clone()
+            counter.zero_()
+            return y
+
+        return call
+
+    return target(kernel(torch.empty)), target(kernel(torch.zeros))
+
+
+@pair("guard")
+def one_element_past_the_end():
+    def kernel(extra):
+        def call(x, w):
+            y = torch.empty(len(x))
+            torch.as_strided(y, (len(x) + extra,), (1,), y.storage_offset()).fill_(0)
+            return y.copy_(plain_sum(x, w).detach()) if not x.requires_grad else y * 0 + plain_sum(x, w)
+
+        return call
+
+    return target(kernel(1)), target(kernel(0))
+
+
+@pair("alias")
+def an_input_overwritten():
+    def kernel(x, w):
+        y = plain_sum(x, w)
+        x.zero_()
+        return y
+
+    return target(kernel, backward=None), target(kernel, backward=None, mutates=("x",))
+
+
+@pair("second_call")
+def a_buffer_that_every_call_returns():
+    def kernel(own):
+        buffers = {}
+
+        def call(x, w):
+            out = buffers.setdefault(tuple(x.shape), torch.zeros(len(x)))
+            out.copy_(plain_sum(x, w))
+            return out.clone() if own else out
+
+        return call
+
+    return target(kernel(False), backward=None), target(kernel(True), backward=None)
+
+
+@pair("layouts")
+def only_dense_gradients():
+    def strict(x, w, g):
+        if not g.is_contiguous():
+            raise RuntimeError("grad must be contiguous")
+        return sum_gradients(x, w, g)
+
+    return target(autograd(plain_sum, strict)), target(
+        autograd(plain_sum, lambda x, w, g: strict(x, w, g.contiguous()))
+    )
+
+
+@pair("repeats")
+def scratch_shared_by_threads():
+    def kernel(lost):
+        def call(x, w):
+            terms = x * w
+            if torch.get_num_threads() > 1:  # another order, and in the wrong one a lost term
+                terms = terms.flip(-1)[:, lost:]
+            return terms.sum(-1)
+
+        return call
+
+    return target(kernel(1)), target(kernel(0))
+
+
+@pair("scaling")
+def a_softmax_without_its_maximum():
+    def golden(x, w):
+        return torch.softmax(x * w, -1)
+
+    def wrong(x, w):
+        e = torch.exp(x * w)
+        return e / e.sum(-1, keepdim=True)
+
+    def right(x, w):
+        e = torch.exp(x * w - (x * w).amax(-1, keepdim=True))
+        return e / e.sum(-1, keepdim=True)
+
+    return target(wrong, golden), target(right, golden)
+
+
+@pair("taint")
+def masked_by_a_factor_of_zero():
+    """0 * NaN is NaN: the padding of a row reaches the result."""
+
+    def mask(x):
+        return torch.arange(x.shape[1]) < x.shape[1] - 1
+
+    def golden(x, w):
+        return torch.where(mask(x), x * w, 0.0).sum(-1)
+
+    wrong = autograd(
+        lambda x, w: (x * w * mask(x)).sum(-1),
+        lambda x, w, g: (g[:, None] * w * mask(x), (g[:, None] * x * mask(x)).sum(0)),
+    )
+    right = autograd(
+        lambda x, w: torch.where(mask(x), x * w, 0.0).sum(-1),
+        lambda x, w, g: (torch.where(mask(x), g[:, None] * w, 0.0), torch.where(mask(x), g[:, None] * x, 0.0).sum(0)),
+    )
+    return target(wrong, golden), target(right, golden)
+
+
+@pair("decisions")
+def dropout_at_another_rate():
+    @assay.case(T=[64], D=[128])
+    def rates(make, T, D):
+        return {"x": make.normal(T, D), "p": 0.25}
+
+    def golden(x, p):
+        return x * assay.stage("mask", torch.ones_like(x)) / (1 - p)
+
+    def kernel(change):
+        def call(x, p):
+            mask = assay.stage("mask", (torch.rand_like(x) >= p + change).to(x.dtype))
+            return x * mask / (1 - p)
+
+        return call
+
+    given = {"mask": assay.given(rate="p")}
+    return (target(kernel(c), golden, rates, decisions=given) for c in (0.05, 0.0))
+
+
+@pair("float32")
+def a_factor_that_bfloat16_hides():
+    def kernel(factor):
+        return lambda x, w, eps: (rmsnorm(x.float(), w.float(), eps) * factor).to(x.dtype)
+
+    return (target(kernel(f), rmsnorm, normed, dtypes=(torch.bfloat16,)) for f in (1 + 2.0**-14, 1.0))
+
+
+@pytest.mark.parametrize("probe", NAMES)
+def test_every_probe_finds_what_only_it_finds(probe):
+    wrong, _ = PAIRS[probe]()
+    report = assay.check(wrong, raises=False)
+    assert report.verdict == "fail" and probes_of(report) == {probe}, str(report)
+
+
+@pytest.mark.parametrize("probe", [p for p in NAMES if p != "values"])
+def test_without_that_probe_the_wrong_kernel_passes(probe):
+    wrong, _ = PAIRS[probe]()
+    report = assay.check(wrong, probes=[p for p in NAMES if p != probe], raises=False)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("probe", NAMES)
+def test_every_probe_leaves_the_right_kernel_alone(probe):
+    _, right = PAIRS[probe]()
+    report = assay.check(right, raises=False, strict=True)
+    assert report.ok and not report.findings, str(report)
+    assert {p.name for p in report.probes if p.ran} >= set(NAMES) - {"float32"}
+
+
+def test_values_alone_finds_the_factor():
+    wrong, _ = PAIRS["values"]()
+    assert probes_of(assay.check(wrong, probes="values", raises=False)) == {"values"}
+
+
+def test_statistics_says_what_a_wrong_tensor_looks_like():
+    def seen(kernel, golden=weighted_sum, **more):
+        report = assay.check(target(kernel, golden, **more), probes="statistics", raises=False)
+        return [n.text for n in report.notes if n.id == "pattern"]
+
+    def scaled(x, w):
+        return x * w
+
+    assert "y is 2 times the golden" in seen(lambda x, w: 2 * plain_sum(x, w))[0]
+    assert "y is zero in 100.0%" in seen(lambda x, w: 0 * plain_sum(x, w))[0]
+    assert any("shifted by 1 along axis 0" in t for t in seen(lambda x, w: plain_sum(x, w).roll(1, 0)))
+    assert any(
+        "rows of axis 0 in another order" in t
+        for t in seen(lambda x, w: scaled(x, w)[torch.tensor([3, 0, 2, 1, *range(4, 12)])], scaled)
+    )
+    assert any("first half only" in t for t in seen(lambda x, w: torch.cat([plain_sum(x, w)[:6], torch.zeros(6)])))
