@@ -27,7 +27,7 @@ class Chromium:
     """One browser with one page; a context manager that leaves no process behind."""
 
     def __enter__(self):
-        self.profile = tempfile.TemporaryDirectory(prefix="chromium-")
+        self.profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         theirs_in, self.out = os.pipe()
         self.into, theirs_out = os.pipe()
 
@@ -62,7 +62,7 @@ class Chromium:
         self.process.wait()
         os.close(self.out)
         os.close(self.into)
-        shutil.rmtree(self.profile.name, ignore_errors=True)
+        self.profile.cleanup()
 
     def send(self, method, **parameters):
         self.number += 1

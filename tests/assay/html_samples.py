@@ -1,8 +1,9 @@
-"""Reports made by hand for the page's tests: one that fails in a segment, and many that pass."""
+"""Reports made by hand for the page's tests: passing, failing, a reference at fault, a backend that cannot run, hostile names."""
 
 import math
 import random
 
+from goldsmith.assay.html.view import Entry
 from goldsmith.assay.results import ErrorMap, Finding, Location, Note, ProbeRun, Report, Row
 
 STAGES = ["inv_rms", "h_mix", "h_pre", "h_post", "h_res_logits", "h_res", "h_in", "x.grad", "phi.grad", "bias.grad"]
@@ -88,3 +89,55 @@ def failing(target="mhc.pre", cases=6):
     report.rows = rows(names, bad=("bias.grad",))
     report.maps = {"bias.grad": error_map()}
     return report
+
+
+def reference_fault(target="mhc.head"):
+    text = "the golden computes in float32: aten.rsqrt made it at head.py:12; the golden must stay in float64"
+    return Report(
+        target,
+        "reference_fault",
+        findings=[Finding("CERTAIN", "golden", "", None, None, None, text, "one_token float32")],
+        probes=PROBES,
+        environment=ENVIRONMENT,
+        seconds=0.3,
+        cases=["one_token float32"],
+        dtypes=["float32"],
+    )
+
+
+EVIL = "<script>alert('x')</script>\"'&{{ 7*7 }}"
+LONG = "a_kernel_whose_author_likes_to_say_everything_in_its_name_" * 3
+
+
+def hostile():
+    """Everything that a user names, named to break the page."""
+    report = failing(LONG + EVIL)
+    report.cases = [EVIL, LONG]
+    report.rows = [r for case in report.cases for r in rows([case], bad=(EVIL,))]
+    report.rows += [Row(EVIL, EVIL, EVIL, "output", EVIL, (3,), 9.0, 9.0, state="bad")]
+    where = Location(EVIL, (EVIL,), {EVIL: [(0, 3)]}, 0.5, "")
+    report.findings = [Finding("CERTAIN", EVIL, EVIL, where, 9.0, 1.0, f"{EVIL} is {LONG}", EVIL)]
+    report.notes = [Note(EVIL, EVIL, EVIL, EVIL), Note("not_judged", LONG, LONG, LONG)]
+    report.probes = [ProbeRun(EVIL, False, EVIL), ProbeRun(LONG, True, LONG)]
+    report.maps = {EVIL: error_map(EVIL, EVIL)}
+    report.stages = [EVIL, LONG]
+    report.environment = {EVIL: EVIL, LONG: LONG}
+    return report
+
+
+def verify_entries():
+    """What `goldsmith verify` hands over when everything that can happen has happened."""
+    reason = (
+        "needs a CUDA device; the inputs are on cpu (TRITON_INTERPRET=1, set before the import, runs it on the CPU)"
+    )
+    partial = passing("mhc.sinkhorn on triton", 3)
+    partial.partial = "interrupted after 3 of 9 cases"
+    return [
+        Entry("mhc.expand", "triton", None, reason),
+        Entry("mhc.expand", "reference", passing("mhc.expand on reference", 9)),
+        Entry("mhc.head", "reference", reference_fault("mhc.head on reference")),
+        Entry("mhc.pre", "triton", failing("mhc.pre on triton")),
+        Entry("mhc.pre", "reference", passing("mhc.pre on reference", 40)),
+        Entry("mhc.sinkhorn", "triton", partial),
+        Entry(LONG, "", hostile()),
+    ]

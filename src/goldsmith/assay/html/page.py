@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from ..results import Report
+from ..results import REFERENCE_FAULT, Report
 from . import svg, view
 from .view import Entry
 
@@ -103,12 +103,18 @@ def summary(entries: Sequence[Entry]) -> dict[str, str]:
         counts += f"; {view.count(absent, 'proof')} could not be made here"
     if failed:
         names = view.join([e.name for e in failed])
+        accused = [e for e in failed if e.verdict != REFERENCE_FAULT]
         verb = "is rejected" if len(failed) == 1 else "are rejected"
-        return {"verdict": "fail", "headline": f"{names} {verb}.", "counts": counts}
+        if not accused:
+            verb = "cannot be judged: its reference is at fault"
+            verb = verb if len(failed) == 1 else "cannot be judged: their references are at fault"
+        why = view.headline(failed[0].report) if len(failed) == 1 and failed[0].report is not None else ""
+        verdict = "fail" if accused else REFERENCE_FAULT
+        return {"verdict": verdict, "headline": f"{names} {verb}.", "counts": counts, "why": why}
     if partial or not run:
-        return {"verdict": "partial", "headline": "Nothing wrong in what was finished.", "counts": counts}
+        return {"verdict": "partial", "headline": "Nothing wrong in what was finished.", "counts": counts, "why": ""}
     what = "Every operator" if operators > 1 else run[0].operator
-    return {"verdict": "pass", "headline": f"{what} is certified.", "counts": counts}
+    return {"verdict": "pass", "headline": f"{what} is certified.", "counts": counts, "why": ""}
 
 
 def _groups(entries: Sequence[Entry]) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -125,11 +131,17 @@ def _conditions(entries: Sequence[Entry]) -> list[str]:
 
 
 def _environment(entries: Sequence[Entry]) -> dict[str, str]:
+    """Versions and machine as the first report that has them says; runs added up."""
     merged: dict[str, str] = {}
+    runs: dict[str, int] = {}
     for entry in entries:
-        if entry.report is not None:
-            for key, value in entry.report.environment.items():
+        for key, value in (entry.report.environment if entry.report is not None else {}).items():
+            if key == "runs" and isinstance(value, dict):
+                runs = {k: runs.get(k, 0) + value.get(k, 0) for k in {**runs, **value}}
+            elif value is not None:
                 merged.setdefault(str(key), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+    if runs:
+        merged["runs"] = ", ".join(f"{number:,} of the {who}" for who, number in runs.items())
     return merged
 
 

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..results import FAIL, PASS, REFERENCE_FAULT, RUNGS, ErrorMap, Finding, Report, Row
+from ..results import FAIL, PASS, REFERENCE_FAULT, RUNGS, Finding, Note, Report, Row
 from . import svg
+from .maps import map_view, pick_maps
+from .strip import SEVERITY, stage_strip
 
 RUNG_MEANING = {
     "CERTAIN": "no legal order of roundings explains it",
@@ -18,9 +20,8 @@ RUNG_MEANING = {
     "QUALITY": "within bounds, worse than an honest implementation",
 }
 VERDICT_WORD = {PASS: "pass", FAIL: "fail", REFERENCE_FAULT: "reference at fault"}
-SEVERITY = {"bad": 4, "quality": 3, "note": 2, "not judged": 1, "ok": 0}
 NOT_JUDGED = ("cannot_run", "not_judged")  # ids of notes: a case that this backend or the interpreter cannot take
-MAX_ROWS, MAX_FINDINGS = 400, 60
+MAX_ROWS, MAX_FINDINGS, MAX_NOTES = 400, 60, 8
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,10 @@ class Section:
     report: Report
     headline: str
     strip: list[dict[str, str]]
-    findings: list[dict[str, Any]]
+    findings: list[dict[str, Any]]  # of the case that the headline is about
+    elsewhere: list[dict[str, Any]]  # of other cases
     more_findings: int
+    notes: list[dict[str, Any]]
     maps: list[dict[str, Any]]
     tensors: list[dict[str, Any]]
     rows: list[Row]
@@ -133,13 +136,18 @@ def section(entry: Entry, *, max_rows: int = MAX_ROWS, map_cells: int = 64, max_
     notable.sort(key=lambda r: -SEVERITY.get(r.state, 1))
     chosen = (notable + plain)[:max_rows]
     keep = {id(r) for r in chosen}
+    findings = ranked(report)
+    here = [f for f in findings if f.case == findings[0].case]
+    elsewhere = [f for f in findings if f.case != findings[0].case][: max(0, MAX_FINDINGS - len(here))]
     return Section(
         entry=entry,
         report=report,
         headline=headline(report),
         strip=stage_strip(report),
-        findings=[finding_view(f) for f in ranked(report)[:MAX_FINDINGS]],
-        more_findings=max(0, len(report.findings) - MAX_FINDINGS),
+        findings=[finding_view(f) for f in here[:MAX_FINDINGS]],
+        elsewhere=[finding_view(f) for f in elsewhere],
+        more_findings=len(findings) - len(here[:MAX_FINDINGS]) - len(elsewhere),
+        notes=notes_view(report.notes),
         maps=[map_view(m, map_cells) for m in pick_maps(report.maps.values(), max_maps)],
         tensors=tensor_view(report.rows),
         rows=[r for r in report.rows if id(r) in keep],
@@ -166,33 +174,26 @@ def headline(report: Report) -> str:
     return f"Nothing is wrong: {checked}, all within what rounding allows."
 
 
-def stage_strip(report: Report) -> list[dict[str, str]]:
-    """A box for every stage, output and gradient in golden order, with the worst state any run gave it."""
-    worst: dict[str, Row] = {}
-    for row in report.rows:
-        seen = worst.get(row.tensor)
-        if seen is None or SEVERITY.get(row.state, 1) > SEVERITY.get(seen.state, 1):
-            worst[row.tensor] = row
-    for finding in report.findings:
-        if finding.tensor and finding.rung != "QUALITY":
-            known = worst.get(finding.tensor)
-            kind = known.kind if known else "grad" if finding.tensor.endswith(".grad") else ""
-            worst[finding.tensor] = Row(finding.case, "", finding.tensor, kind, "", (), math.nan, state="bad")
-    order = {name: k for k, name in enumerate(report.stages)}
-    rank = {"stage": 0, "saved": 1, "output": 2, "grad": 3}
-    names = sorted(worst, key=lambda n: order.get(n, len(order) + rank.get(worst[n].kind, 4)))
-    first_bad = next((n for n in names if worst[n].state == "bad"), None)
-    words = {"ok": "right", "bad": "wrong", "quality": "right, but poor", "note": "right, with a note"}
+def notes_view(notes: Sequence[Note]) -> list[dict[str, Any]]:
+    """Notes of one kind under one heading: the first text of each tensor, and how many cases say the same."""
+    kinds: dict[str, dict[str, list[Note]]] = {}
+    for note in notes:
+        kinds.setdefault(note.id, {}).setdefault(note.tensor, []).append(note)
     return [
         {
-            "name": name,
-            "kind": worst[name].kind,
-            "state": worst[name].state,
-            "word": words.get(worst[name].state, worst[name].state),
-            "glyph": svg.glyph(worst[name].state),
-            "first": "first" if name == first_bad else "",
+            "kind": kind.replace("_", " "),
+            "lines": [
+                {
+                    "tensor": tensor,
+                    "text": group[0].text,
+                    "case": group[0].case,
+                    "more": len({n.case for n in group}) - 1,
+                }
+                for tensor, group in list(tensors.items())[:MAX_NOTES]
+            ],
+            "hidden": max(0, len(tensors) - MAX_NOTES),
         }
-        for name in names
+        for kind, tensors in kinds.items()
     ]
 
 
@@ -254,54 +255,6 @@ def _max(values: Iterable[float | None]) -> float | None:
     if any(math.isnan(v) for v in present):
         return math.nan
     return max(present, default=None)
-
-
-def pick_maps(maps: Iterable[ErrorMap], most: int) -> list[ErrorMap]:
-    return sorted(maps, key=lambda m: not m.bad)[:most]
-
-
-def map_view(m: ErrorMap, cells: int) -> dict[str, Any]:
-    golden, candidate, error = (shrink(g, cells) for g in (m.golden, m.candidate, m.error_over_limit))
-    finite = [abs(v) for row in golden for v in row if math.isfinite(v)]
-    scale = max(finite, default=0.0)
-    height = len(error)
-    width = max((len(row) for row in error), default=0)
-    rows, cols = m.shape
-    borders = [hi / cols * width for _, hi in m.segments.values() if 0 < hi < cols] if cols else []
-    shape = f"{rows} × {cols}"
-    return {
-        "m": m,
-        "shape": shape,
-        "scale": scale,
-        "blocks": ""
-        if (height, width) == (rows, cols)
-        else f"each cell the largest of its block, {height} × {width} cells",
-        "golden": svg.value_map(golden, scale, f"{m.tensor}: golden, {shape}", columns=borders),
-        "candidate": svg.value_map(candidate, scale, f"{m.tensor}: candidate, {shape}", columns=borders),
-        "error": svg.error_map(error, f"{m.tensor}: error / limit, {shape}", columns=borders),
-        "segments": [name for name, _ in sorted(m.segments.items(), key=lambda item: item[1])],
-    }
-
-
-def shrink(grid: Sequence[Sequence[float]], cells: int) -> list[list[float]]:
-    """At most cells x cells: every block is stood for by its largest magnitude, a NaN by itself."""
-    height, width = len(grid), max((len(row) for row in grid), default=0)
-    tall, wide = min(cells, height), min(cells, width)
-    if (tall, wide) == (height, width):
-        return [list(row) for row in grid]
-    out = []
-    for i in range(tall):
-        block = grid[i * height // tall : (i + 1) * height // tall]
-        line = []
-        for j in range(wide):
-            lo, hi = j * width // wide, (j + 1) * width // wide
-            line.append(max((v for row in block for v in row[lo:hi]), key=_magnitude, default=0.0))
-        out.append(line)
-    return out
-
-
-def _magnitude(value: float) -> float:
-    return math.inf if math.isnan(value) else abs(value)
 
 
 def case_states(report: Report) -> dict[str, str]:

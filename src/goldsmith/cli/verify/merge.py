@@ -90,7 +90,9 @@ def merge(name: str, reports: Sequence[Report]) -> Report:
         for probe in report.probes:
             probes.setdefault(probe.name, []).append(probe)
         merged.maps |= {f"{key} {report.cases[0]}": m for key, m in report.maps.items()}
+        spent = [r.environment.get("runs") or {} for r in (merged, report)]
         merged.environment = {**report.environment, **merged.environment}
+        merged.environment["runs"] = {k: sum(s.get(k, 0) for s in spent) for k in {**spent[0], **spent[1]}}
         merged.seconds += report.seconds
         merged.dtypes += [d for d in report.dtypes if d not in merged.dtypes]
         merged.stages += [s for s in report.stages if s not in merged.stages]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...assay.check import check
-from ...assay.html.view import shrink
+from ...assay.html.maps import shrink
 from ...assay.results import ErrorMap, Report, TargetError
 from ...assay.target import Target
 from ...core.device import machine

@@ -1,0 +1,58 @@
+"""Error maps as the page draws them: golden, candidate and error / limit, reduced to a number of cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..results import ErrorMap
+from . import svg
+
+
+def pick_maps(maps: Iterable[ErrorMap], most: int) -> list[ErrorMap]:
+    return sorted(maps, key=lambda m: not m.bad)[:most]
+
+
+def map_view(m: ErrorMap, cells: int) -> dict[str, Any]:
+    golden, candidate, error = (shrink(g, cells) for g in (m.golden, m.candidate, m.error_over_limit))
+    finite = [abs(v) for row in golden for v in row if math.isfinite(v)]
+    scale = max(finite, default=0.0)
+    height = len(error)
+    width = max((len(row) for row in error), default=0)
+    rows, cols = m.shape
+    borders = [hi / cols * width for _, hi in m.segments.values() if 0 < hi < cols] if cols else []
+    shape = f"{rows} × {cols}"
+    return {
+        "m": m,
+        "shape": shape,
+        "scale": scale,
+        "blocks": ""
+        if (height, width) == (rows, cols)
+        else f"each cell the largest of its block, {height} × {width} cells",
+        "golden": svg.value_map(golden, scale, f"{m.tensor}: golden, {shape}", columns=borders),
+        "candidate": svg.value_map(candidate, scale, f"{m.tensor}: candidate, {shape}", columns=borders),
+        "error": svg.error_map(error, f"{m.tensor}: error / limit, {shape}", columns=borders),
+        "segments": [name for name, _ in sorted(m.segments.items(), key=lambda item: item[1])],
+    }
+
+
+def shrink(grid: Sequence[Sequence[float]], cells: int) -> list[list[float]]:
+    """At most cells x cells: every block is stood for by its largest magnitude, a NaN by itself."""
+    height, width = len(grid), max((len(row) for row in grid), default=0)
+    tall, wide = min(cells, height), min(cells, width)
+    if (tall, wide) == (height, width):
+        return [list(row) for row in grid]
+    out = []
+    for i in range(tall):
+        block = grid[i * height // tall : (i + 1) * height // tall]
+        line = []
+        for j in range(wide):
+            lo, hi = j * width // wide, (j + 1) * width // wide
+            line.append(max((v for row in block for v in row[lo:hi]), key=_magnitude, default=0.0))
+        out.append(line)
+    return out
+
+
+def _magnitude(value: float) -> float:
+    return math.inf if math.isnan(value) else abs(value)

@@ -1,0 +1,235 @@
+"""The page as text: what stands first, that nothing of it is fetched or run, that names are escaped, sizes, contrast."""
+
+import html.parser
+import re
+from pathlib import Path
+
+import pytest
+from assay import html_samples as samples
+
+from goldsmith.assay.html import page, view
+from goldsmith.assay.html.view import Entry
+from goldsmith.assay.results import Finding, Note, Report
+
+CONDITIONS = ["Intel Xeon, 2 cores", "torch 2.13.0"]
+REMARKS = ["Run: 9 cases through all probes.", "Not run: 21 large cases, which a GPU runs."]
+PAGES = {
+    "pass": lambda: page.render([samples.passing()]),
+    "fail": lambda: page.render([samples.failing()]),
+    "reference": lambda: page.render([samples.reference_fault()]),
+    "hostile": lambda: page.render([samples.hostile()]),
+    "verify": lambda: page.render(samples.verify_entries(), conditions=CONDITIONS, remarks=REMARKS),
+}
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+SHAPES = {"path", "rect", "circle", "line", "svg", "title", "a"}
+
+
+class Reader(html.parser.HTMLParser):
+    """The page as a tree of tags: an unclosed one, or one closed twice, raises."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.text = [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"left open: {self.open}"
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes), tuple(self.open)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes), tuple(self.open)))
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data):
+        self.text.append((self.open[-1] if self.open else "", data))
+
+    def said(self, *, without=("style",)):
+        return re.sub(r"\s+", " ", "".join(data for tag, data in self.text if tag not in without))
+
+
+@pytest.fixture(params=PAGES, scope="module")
+def read(request):
+    return Reader(PAGES[request.param]())
+
+
+def test_every_tag_is_closed_where_it_was_opened(read):
+    assert len(read.tags) > 20
+
+
+def test_nothing_is_fetched_and_nothing_is_run(read):
+    policy = [a for tag, a, _ in read.tags if a.get("http-equiv") == "Content-Security-Policy"]
+    assert [p["content"] for p in policy] == ["default-src 'none'; style-src 'unsafe-inline'"]
+    for tag, attributes, _ in read.tags:
+        assert tag not in ("script", "link", "iframe", "img", "object", "embed", "form", "base")
+        assert not any(name.startswith("on") for name in attributes), attributes
+        assert attributes.get("href", "#").startswith("#")
+    styles = "".join(data for tag, data in read.text if tag == "style")
+    assert "@import" not in styles and "url(" not in styles and "@font-face" not in styles
+
+
+def test_every_drawing_has_a_title_and_every_table_headers(read):
+    tags = read.tags
+    for k, (tag, attributes, _) in enumerate(tags):
+        if tag == "svg":
+            assert attributes["role"] == "img" and tags[k + 1][0] == "title"
+        if tag == "table":
+            inside = [t for t in tags[k + 1 :] if "table" in t[2]]
+            headers = [a for t, a, _ in inside if t == "th"]
+            assert headers and all(a.get("scope") in ("col", "row") for a in headers)
+
+
+def test_links_lead_somewhere_and_no_name_is_given_twice(read):
+    names = [a["id"] for _, a, _ in read.tags if "id" in a]
+    assert len(names) == len(set(names))
+    assert {a["href"][1:] for _, a, _ in read.tags if "href" in a} <= set(names)
+
+
+def test_names_from_users_are_text_and_never_markup():
+    for text in (page.render([samples.hostile()]), page.render([samples.hostile(), samples.passing()])):
+        assert "<script" not in text and "alert(&#39;x&#39;)" in text
+        assert samples.EVIL in Reader(text).said()
+        assert "49" not in Reader(text).said()[:400], "a name went through the template"
+
+
+def test_the_verdict_stands_first_in_one_sentence():
+    first = {name: Reader(make()).said().partition("Operator, backend, case")[0][:700] for name, make in PAGES.items()}
+    assert "Nothing is wrong: 12 cases, 36 runs, 10 tensors, all within what rounding allows." in first["pass"]
+    assert "bias.grad is wrong: every element of segment res is 16.000 times the reference." in first["fail"]
+    assert "CERTAIN no legal order of roundings explains it." in first["fail"]
+    assert "the golden computes in float32: aten.rsqrt made it" in first["reference"]
+    assert "mhc.head on reference, mhc.pre on triton and " in first["verify"] and "are rejected." in first["verify"]
+    assert "7 proofs" not in first["verify"] and "6 proofs" in first["verify"], "what could not run is no proof"
+    assert "1 proof could not be made here" in first["verify"]
+
+
+def test_one_failing_proof_among_many_is_named_with_what_is_wrong():
+    said = Reader(page.render([samples.passing("mhc.post"), samples.failing("mhc.pre")])).said()
+    head = said.partition("Operator, backend, case")[0]
+    assert "mhc.pre is rejected." in head
+    assert "every element of segment res is 16.000 times the reference." in head
+
+
+def test_a_reference_at_fault_accuses_nobody():
+    said = page.summary([Entry("mhc.head", "reference", samples.reference_fault())])
+    assert said["verdict"] == "reference_fault"
+    assert said["headline"] == "mhc.head on reference cannot be judged: its reference is at fault."
+
+
+def test_what_could_not_be_judged_is_not_called_right():
+    note = Note("not_judged", "k", "cannot run in the interpreter: AttributeError: 'float' has no attribute 'to'", "a")
+    report = Report("kernel", cases=["a"], notes=[note])
+    assert Entry("kernel", "", report).verdict == "partial"
+    assert view.headline(report).startswith("Nothing was judged: cannot run in the interpreter")
+    assert view.case_states(report) == {"a": "absent"}
+    said = Reader(page.render([report])).said()
+    assert "all within what rounding allows" not in said
+
+
+def test_the_surest_finding_leads_whatever_the_order_they_came_in():
+    report = samples.failing()
+    report.findings.reverse()
+    report.findings.insert(0, Finding("QUALITY", "ensemble", "h_in", None, None, None, "h_in is poor", "x"))
+    assert view.headline(report) == "the backward wrote over its input phi: 96 of 6144 bytes differ afterwards."
+
+
+def test_the_matrix_has_a_square_for_every_case_and_a_reason_for_every_absence():
+    reader = Reader(PAGES["verify"]())
+    squares = [a["class"] for tag, a, _ in reader.tags if tag == "rect" and "s" in a.get("class", "").split()]
+    assert len(squares) == 9 + 1 + 6 + 40 + 3 + 2
+    assert squares.count("s bad") >= 6 + 1
+    assert "needs a CUDA device; the inputs are on cpu" in reader.said()
+    for remark in REMARKS:
+        assert remark in reader.said()
+
+
+def test_the_stage_strip_keeps_the_golden_order_and_marks_the_first_wrong_stage():
+    report = samples.failing()
+    report.rows = samples.rows(report.cases, bad=("h_in", "x.grad"))
+    report.findings = [f for f in report.findings if f.tensor == "x.grad"]
+    report.stages = ["unseen", *samples.STAGES]
+    strip = view.stage_strip(report)
+    assert [box["name"] for box in strip] == report.stages
+    assert [box["name"] for box in strip if box["first"]] == ["h_in"]
+    assert strip[0]["word"] == "not named"
+
+
+def test_a_saved_result_and_its_stage_are_one_box():
+    report = samples.passing()
+    report.rows += [r.__class__(**{**r.__dict__, "tensor": "saved.h_mix", "kind": "saved"}) for r in report.rows[:1]]
+    assert [box["name"] for box in view.stage_strip(report)] == samples.STAGES
+
+
+def test_findings_of_other_cases_are_folded_away():
+    report = samples.failing()
+    other = Finding("CERTAIN", "values", "h_in", None, 3.0, 1.0, "h_in is wrong here, too", report.cases[0])
+    report.findings.append(other)
+    reader = Reader(page.render([report]))
+    assert "1 finding in other cases" in reader.said()
+    articles = [parents for tag, a, parents in reader.tags if tag == "article"]
+    assert ["details" in parents for parents in articles] == [False, False, False, True]
+
+
+def test_maps_draw_the_borders_of_segments_and_nan_in_a_colour_of_its_own():
+    text = page.render([samples.failing()])
+    assert 'class="border"' in text and 'class="en"' in text and "segments pre, post, res" in text
+
+
+def test_many_large_reports_together_stay_below_two_megabytes():
+    reports = [samples.passing(f"family.op{k} on triton", 20, seed=k) for k in range(25)]
+    reports += [samples.failing(f"family.bad{k}", 12) for k in range(8)]
+    assert len(page.render(reports).encode()) <= page.LIMIT_BYTES
+
+
+def test_a_page_is_written_into_a_folder_that_does_not_exist_yet(tmp_path):
+    path = page.write([samples.passing()], tmp_path / "new" / "report.html")
+    assert Path(path).read_text(encoding="utf-8").startswith("<!doctype html>")
+    samples.passing().to_html(str(tmp_path / "own.html"))
+    assert (tmp_path / "own.html").stat().st_size > 5000
+
+
+def test_without_reports_there_is_no_page():
+    with pytest.raises(ValueError, match="at least one report"):
+        page.render([])
+
+
+# contrast, from the colours of the style sheet
+
+STYLE = (Path(page.__file__).parent / "style.css").read_text(encoding="utf-8")
+TEXT = ("ink", "soft", "gold", "ok", "bad", "note", "qual")  # every colour that letters or signs are set in
+GROUNDS = ("paper", "card")
+
+
+def palette(scheme):
+    light, _, dark = STYLE.partition("@media (prefers-color-scheme: dark)")
+    found = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", light))
+    if scheme == "dark":
+        found |= dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", dark.partition("\n}\n")[0]))
+    return found
+
+
+def luminance(colour):
+    channels = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("ground", GROUNDS)
+@pytest.mark.parametrize("ink", TEXT)
+def test_letters_have_a_contrast_of_at_least_four_and_a_half(ink, ground, scheme):
+    colours = palette(scheme)
+    a, b = sorted((luminance(colours[ink]), luminance(colours[ground])), reverse=True)
+    assert (a + 0.05) / (b + 0.05) >= 4.5
+
+
+def test_the_two_schemes_differ_and_no_letter_is_set_in_another_colour():
+    assert palette("light")["paper"] != palette("dark")["paper"]
+    named = re.findall(r"(?<![\w-])color: var\(--(\w+)\)", STYLE)
+    assert set(named) <= set(TEXT)
+    assert not re.findall(r"(?<![\w-])color: (?!var|inherit)[^;]*#", STYLE)

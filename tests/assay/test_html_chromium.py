@@ -1,0 +1,77 @@
+"""The page as a browser shows it: phone and desktop, light and dark, script off. Screenshots are kept when asked for.
+
+GOLDSMITH_SCREENSHOTS=FOLDER keeps them there; without Chromium these tests are skipped.
+"""
+
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from assay import chromium
+from assay import html_samples as samples
+
+from goldsmith.assay.html import page
+
+pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
+
+REMARKS = ["Run: 9 cases through all probes.", "Not run: 21 large cases, which a GPU runs."]
+PAGES = {
+    "pass": lambda path: page.write([samples.passing()], path),
+    "fail": lambda path: page.write([samples.failing()], path),
+    "reference": lambda path: page.write([samples.reference_fault()], path),
+    "hostile": lambda path: page.write([samples.hostile()], path),
+    "verify": lambda path: page.write(samples.verify_entries(), path, remarks=REMARKS),
+}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium.Chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return Path(os.environ.get("GOLDSMITH_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [380, 1280])
+@pytest.mark.parametrize("name", PAGES)
+def test_fits_the_width_and_is_drawn_in_the_scheme_asked_for(browser, folder, name, width, scheme):
+    browser.open(PAGES[name](folder / f"{name}.html"), width, scheme)
+    assert browser.size()[0] == width, "it scrolls sideways"
+    shot = folder / f"{name}-{width}-{scheme}.png"
+    browser.screenshot(shot)
+    assert (corner(shot) > 128) == (scheme == "light")
+
+
+@pytest.mark.parametrize("width", [380, 1280])
+def test_fits_the_width_with_everything_unfolded(browser, folder, width):
+    path = folder / "unfolded.html"
+    text = page.render([*samples.verify_entries(), samples.failing()])
+    path.write_text(text.replace("<details", "<details open"), encoding="utf-8")
+    browser.open(path, width)
+    assert browser.size()[0] == width, "it scrolls sideways"
+    browser.screenshot(folder / f"unfolded-{width}.png")
+
+
+def test_a_page_that_is_too_wide_would_be_noticed(browser, tmp_path):
+    path = tmp_path / "wide.html"
+    path.write_text("<!doctype html><meta name=viewport content='width=device-width'><p style='width:900px'>wide</p>")
+    browser.open(path, 380)
+    assert browser.size()[0] > 380
+
+
+def corner(path):
+    """The first pixel's red, from a PNG of 8-bit channels."""
+    data = path.read_bytes()
+    at, packed = 8, b""
+    while at < len(data):
+        (size,) = struct.unpack(">I", data[at : at + 4])
+        if data[at + 4 : at + 8] == b"IDAT":
+            packed += data[at + 8 : at + 8 + size]
+        at += size + 12
+    return zlib.decompress(packed)[1]
