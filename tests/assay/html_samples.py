@@ -1,4 +1,4 @@
-"""Reports made by hand for the page's tests: passing, failing, a reference at fault, a backend that cannot run, hostile names."""
+"""Reports made by hand: passing, failing, a reference at fault, a backend that cannot run, hostile names."""
 
 import math
 import random
@@ -127,9 +127,7 @@ def hostile():
 
 def verify_entries():
     """What `goldsmith verify` hands over when everything that can happen has happened."""
-    reason = (
-        "needs a CUDA device; the inputs are on cpu (TRITON_INTERPRET=1, set before the import, runs it on the CPU)"
-    )
+    reason = "needs a CUDA device; the inputs are on cpu (TRITON_INTERPRET=1 runs it on the CPU)"
     partial = passing("mhc.sinkhorn on triton", 3)
     partial.partial = "interrupted after 3 of 9 cases"
     return [

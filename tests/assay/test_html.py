@@ -1,12 +1,12 @@
-"""The page as text: what stands first, that nothing of it is fetched or run, that names are escaped, sizes, contrast."""
+"""The page as text: what stands first, nothing fetched or run, names escaped, sizes, contrast."""
 
 import html.parser
 import re
 from pathlib import Path
 
 import pytest
-from assay import html_samples as samples
 
+from assay import html_samples as samples
 from goldsmith.assay.html import page, view
 from goldsmith.assay.html.view import Entry
 from goldsmith.assay.results import Finding, Note, Report

@@ -9,9 +9,9 @@ import zlib
 from pathlib import Path
 
 import pytest
+
 from assay import chromium
 from assay import html_samples as samples
-
 from goldsmith.assay.html import page
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
