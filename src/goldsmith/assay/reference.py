@@ -101,13 +101,14 @@ class References:
             grads = name_gradients(result, wanted, "golden_backward")
             missing = {n: torch.zeros_like(supply[n]) for n, g in grads.items() if g is None}
             return {f"{n}.grad": missing.get(n, g) for n, g in grads.items()}
-        able = [n for n in sent if named[n].requires_grad]
         stages = dict(tracer.graph)
+        results = {**stages, **named}  # an output of the candidate may be a stage of the golden
+        able = [n for n in sent if n in results and results[n].requires_grad]
         sources = {**{n: supply[n] for n in wanted}, **{n: t for n, t in stages.items() if n not in wanted}}
         if not able:
             return {f"{n}.grad": torch.zeros_like(supply[n]) for n in wanted}
         grads = torch.autograd.grad(
-            [named[n] for n in able], list(sources.values()), [cotangents[f"grad_{n}"] for n in able], allow_unused=True
+            [results[n] for n in able], list(sources.values()), [cotangents[f"grad_{n}"] for n in able], allow_unused=True
         )
         return {
             f"{n}.grad": torch.zeros_like(sources[n]) if g is None else g

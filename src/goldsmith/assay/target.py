@@ -36,7 +36,7 @@ class Target:
     golden_backward likewise; without it float64 autograd through the golden
     grads           inputs whose gradients are wanted; default every floating-point input
     decisions       {result: assay.topk(...) | argmax | sign | given}
-    segments        {tensor: {name: (lo, hi) on the last axis, or (axis, lo, hi)}}, or a function of the case's sizes
+    segments        {tensor: {name: (lo, hi) on the last axis, or (axis, lo, hi)}}, or a function of the sizes
     dtypes          the dtypes that inputs are drawn in, one check each
     compute         precision promised for sums and intermediates; default float32 (float64 for float64 inputs)
     dot             "ieee" or "tf32"
@@ -170,7 +170,8 @@ class Target:
         """The declared segments of a tensor as (axis, lo, hi); the last axis is -1."""
         named = self.segments.get(tensor, {})
         if callable(named):
-            named = bind(f"segments[{tensor!r}]", named, sizes)(sizes)
+            supply = {**sizes, "sizes": dict(sizes)}
+            named = bind(f"segments[{tensor!r}]", named, supply)(supply)
             check_segments(tensor, named)
         return {name: tuple(r) if len(r) == 3 else (-1, *r) for name, r in named.items()}
 

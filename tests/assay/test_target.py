@@ -1,0 +1,310 @@
+"""Declaring a target: binding by name, what is checked when it is made, and error texts that name the argument."""
+
+import functools
+
+import pytest
+import torch
+
+from assay.kernels import plain_sum, rows, sum_gradients, target, texts, weighted_sum
+from goldsmith import assay
+
+X = {"x": torch.randn(3, 4), "w": torch.randn(4), "eps": 1e-6}
+
+
+def golden(x, w):
+    return (x * w).sum(-1)
+
+
+def made(**changes):
+    return assay.Target(**{"candidate": golden, "golden": golden, "cases": dict(X), **changes})
+
+
+# binding
+
+
+class Module(torch.nn.Module):
+    def forward(self, w, x):
+        return (x * w).sum(-1)
+
+
+class Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, w, x):
+        ctx.save_for_backward(w, x)
+        return (x * w).sum(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        w, x = ctx.saved_tensors
+        return (g[:, None] * x).sum(0), g[:, None] * w
+
+
+def keywords(*, w, x):
+    return (x * w).sum(-1)
+
+
+def everything(**named):
+    return (named["x"] * named["w"]).sum(-1)
+
+
+def positional(x, w, /, eps):
+    return (x * w).sum(-1)
+
+
+def default(x, w, missing=3):
+    return (x * w).sum(-1)
+
+
+def unreadable(*values):
+    x, w, _ = values
+    return (x * w).sum(-1)
+
+
+CALLABLES = (
+    Module(), Function, Function.apply, keywords, everything, positional, default, unreadable,
+    functools.partial(positional, eps=0.0), lambda w, x: (x * w).sum(-1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("candidate", CALLABLES, ids=lambda c: getattr(c, "__qualname__", type(c).__name__))
+def test_callables_are_bound_by_parameter_name(candidate):
+    report = assay.check(made(candidate=candidate), probes="values")
+    assert {r.tensor for r in report.rows} == {"y", "x.grad", "w.grad"}
+
+
+def test_a_name_that_nobody_supplies_is_an_error_that_lists_what_exists():
+    with pytest.raises(assay.TargetError) as error:
+        made(candidate=lambda x, weight: x)
+    assert str(error.value) == "candidate: <lambda> takes 'weight', which nobody supplies; there are: x, w, eps"
+    with pytest.raises(
+        assay.TargetError, match=r"^golden: wrong takes 'z', which nobody supplies; there are: x, w, eps$"
+    ):
+
+        def wrong(z):
+            return z
+
+        made(golden=wrong)
+
+
+def test_a_name_after_a_gap_in_positions_is_an_error():
+    def gap(x, other=1, w=None, /):
+        return x
+
+    with pytest.raises(assay.TargetError, match="takes 'w' by position after 'other', which nobody supplies"):
+        made(candidate=gap)
+
+
+# what is checked when it is made
+
+ERRORS = [
+    ({"candidate": 3}, TypeError, "candidate: expected a callable, got int 3"),
+    ({"golden": None}, TypeError, "golden: expected a callable, got NoneType None"),
+    ({"backward": "none"}, TypeError, "backward: expected 'auto', None or a callable, got str 'none'"),
+    ({"golden_backward": 1}, TypeError, "golden_backward: expected a callable, got int 1"),
+    ({"reset": 1}, TypeError, "reset: expected a callable, got int 1"),
+    ({"cases": 5}, TypeError, "cases: expected @assay.case functions, a list of them or a dict of tensors, got int"),
+    ({"cases": []}, ValueError, "cases: the list is empty; give at least one case"),
+    ({"cases": [rows, rows]}, ValueError, "cases: 'rows[T=12,D=40]' occurs twice; every case needs a name of its own"),
+    (
+        {"cases": {"x": [torch.ones(1)]}},
+        ValueError,
+        "case given: 'x' holds several tensors; give each a name of its own",
+    ),
+    ({"cases": {"x y": torch.ones(1)}}, ValueError, "case given: 'x y' is no parameter name"),
+    ({"name": 3}, TypeError, "name: expected a name, got 3"),
+    ({"outputs": "y"}, TypeError, "outputs: expected a tuple of names, got 'y'"),
+    ({"outputs": ("y", "y")}, ValueError, "outputs: 'y' occurs twice in ['y', 'y']"),
+    ({"outputs": ("y",), "saved": ("h",)}, ValueError, "saved: 'h' is not among the outputs; there are: y"),
+    ({"grads": ("z",)}, ValueError, "grads: 'z' is not among the floating-point inputs; there are: x, w"),
+    ({"mutates": ("eps",)}, ValueError, "mutates: 'eps' is not among the inputs; there are: x, w"),
+    ({"layouts": "dense"}, ValueError, "layouts: 'dense' is not a choice; there are: any, contiguous"),
+    ({"dot": "fp8"}, ValueError, "dot: 'fp8' is not a choice; there are: ieee, tf32"),
+    ({"dtypes": ()}, TypeError, "dtypes: expected a tuple of torch dtypes, got ()"),
+    ({"dtypes": (torch.int8,)}, ValueError, "dtypes: torch.int8 cannot be judged; there are: torch.bfloat16, "),
+    ({"compute": torch.int8}, ValueError, "compute: torch.int8 is no compute precision; there are: torch.bfloat16, "),
+    ({"decisions": ("i",)}, TypeError, "decisions: expected a dict, got tuple"),
+    ({"decisions": {"i": "topk"}}, TypeError, "decisions: 'i' needs assay.topk, argmax, sign or given, got 'topk'"),
+    (
+        {"decisions": {"i": assay.topk(scores="x", k="n")}},
+        ValueError,
+        "decisions['i']: 'n' is not among the scalars; there are: eps",
+    ),
+    ({"segments": [1]}, TypeError, "segments: expected a dict by tensor name, got list"),
+    ({"segments": {"y": 3}}, TypeError, "segments['y']: expected a dict or a function of the sizes, got int"),
+    (
+        {"segments": {"y": {"a": (4, 1)}}},
+        ValueError,
+        "segments['y']: 'a' is (lo, hi) or (axis, lo, hi) with lo <= hi, got (4, 1)",
+    ),
+]
+
+
+@pytest.mark.parametrize("changes, kind, text", ERRORS, ids=[next(iter(e[0])) + str(i) for i, e in enumerate(ERRORS)])
+def test_a_mistake_in_the_declaration_names_the_argument(changes, kind, text):
+    with pytest.raises(kind) as error:
+        made(**changes)
+    assert str(error.value).startswith(text)
+    assert isinstance(error.value, assay.TargetError) == (kind is ValueError)
+
+
+def test_decisions_name_what_they_were_made_from():
+    with pytest.raises(TypeError, match="^topk: scores is the name of an input, output or stage, got Tensor$"):
+        assay.topk(scores=torch.ones(1), k=2)
+    with pytest.raises(assay.TargetError, match="^given: rate is a share between 0 and 1, got 2$"):
+        assay.given(rate=2)
+
+
+def test_nothing_runs_before_the_declaration_is_right():
+    def never(x, w):
+        raise AssertionError("ran")
+
+    with pytest.raises(assay.TargetError):
+        made(candidate=never, golden=never, grads=("nosuch",))
+    made(candidate=never, golden=never)  # binding reads signatures; it does not call
+
+
+def test_a_target_is_frozen_and_says_what_it_is():
+    one = made(name="sum")
+    with pytest.raises(AttributeError):
+        one.name = "other"
+    assert repr(one) == "Target(sum, 1 cases)" and [c.name for c in one.cases] == ["given"]
+    assert made(candidate=Function.apply).name == "Function"
+
+
+# check's own arguments
+
+
+def test_check_says_which_of_its_arguments_is_wrong():
+    one = made()
+    with pytest.raises(TypeError, match="^check: expected an assay.Target, got function$"):
+        assay.check(golden)
+    with pytest.raises(TypeError, match="^dtype: expected a torch dtype or None, got 'float32'$"):
+        assay.check(one, dtype="float32")
+    with pytest.raises(assay.TargetError, match="^case: golden has no case 'other'; there are: given$"):
+        assay.check(one, "other")
+    with pytest.raises(
+        assay.TargetError, match="^probes: 'tain' is neither a level nor a probe; there are: default, all, "
+    ):
+        assay.check(one, probes=["values", "tain"])
+    with pytest.raises(assay.TargetError, match="^budget_s: expected a positive number of seconds or None, got 0$"):
+        assay.check(one, budget_s=0)
+
+
+# what only a run can show
+
+
+def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration():
+    with pytest.raises(assay.TargetError, match="^outputs: the candidate returned 1 results, declared are 2: y, z$"):
+        assay.check(made(outputs=("y", "z")))
+    with pytest.raises(assay.TargetError, match="^outputs: the candidate's 'y' is a str, not a tensor$"):
+        assay.check(made(candidate=lambda x, w: "three"))
+    with pytest.raises(
+        assay.TargetError, match="^outputs: the candidate returns 'z', the golden has no output or stage"
+    ):
+        assay.check(made(candidate=lambda x, w: {"z": golden(x, w)}, golden=lambda x, w: {"y": golden(x, w)}))
+    with pytest.raises(assay.TargetError, match="^backward: returned 1 gradients; wanted are 2: x, w$"):
+        assay.check(made(backward=lambda x, w, grad_y: (x,), outputs=("y",)))
+    with pytest.raises(assay.TargetError, match="^backward: returned a gradient for 'eps'; wanted are: x, w$"):
+        assay.check(made(backward=lambda x, w, grad_y: {"eps": x}, outputs=("y",)))
+    with pytest.raises(
+        assay.TargetError, match="^case broken: could not be drawn: ZeroDivisionError: division by zero$"
+    ):
+
+        @assay.case()
+        def broken(make):
+            return {"x": make.normal(1 // 0)}
+
+        made(cases=broken)
+
+
+# outputs, saved results, backwards
+
+
+def test_names_of_outputs_come_from_the_tuple_the_dict_or_the_declaration():
+    def names(result, **more):
+        report = assay.check(made(candidate=result, golden=result, backward=None, **more), probes="values")
+        return [r.tensor for r in report.rows]
+
+    assert names(lambda x: x * 2) == ["y"]
+    assert names(lambda x: (x * 2, x * 3)) == ["y0", "y1"]
+    assert names(lambda x: {"a": x * 2, "b": x * 3}) == ["a", "b"]
+    assert names(lambda x: (x * 2, x * 3), outputs=("a", "b")) == ["a", "b"]
+
+
+def test_a_saved_result_is_held_to_the_goldens_stage_and_gets_no_gradient():
+    def kernel(x, w):
+        scaled = x * w
+        return scaled.sum(-1), scaled.detach() * factor
+
+    def one():
+        return target(kernel, outputs=("y", "scaled"), saved=("scaled",))
+
+    factor = 1.0
+    report = assay.check(one(), probes="quick")
+    assert {r.tensor: r.kind for r in report.rows}["saved.scaled"] == "saved"
+    factor = 2.0
+    report = assay.check(one(), probes="values", raises=False)
+    assert [f.tensor for f in report.findings] == ["saved.scaled"]
+
+
+def test_a_backward_of_ones_own_may_return_a_dict_or_a_tuple_in_the_order_of_grads():
+    def swapped(x, w, grad_y):
+        return sum_gradients(x, w, grad_y)[::-1]
+
+    def named(x, w, grad_y):
+        return dict(zip(("x", "w"), sum_gradients(x, w, grad_y), strict=True))
+
+    for backward, more in ((named, {}), (swapped, {"grads": ("w", "x")})):
+        report = assay.check(target(plain_sum, backward=backward, outputs=("y",), **more), probes="quick")
+        assert {r.tensor for r in report.rows} >= {"y", "x.grad", "w.grad"}
+
+
+def test_a_gradient_that_never_comes_is_a_failure():
+    report = assay.check(
+        target(plain_sum, backward=lambda x, w, grad_y: {"x": grad_y[:, None] * w}, outputs=("y",)),
+        probes="values",
+        raises=False,
+    )
+    assert texts(report) == ["w.grad: no tensor came, expected shape [40]"]
+
+
+def test_a_goldens_own_backward_names_stages_that_a_candidate_names_too():
+    def backward(x, w, grad_y, factor=1.0):
+        spread = assay.stage("spread", grad_y[:, None] * factor * torch.ones_like(x))
+        return {"x": spread * w / factor, "w": (spread * x).sum(0) / factor}
+
+    def both(kernel_backward):
+        return target(plain_sum, backward=kernel_backward, golden_backward=backward, outputs=("y",))
+
+    report = assay.check(both(backward), probes="quick")
+    assert {r.tensor: r.kind for r in report.rows}["spread"] == "stage" and not report.notes
+    report = assay.check(both(lambda x, w, grad_y: backward(x, w, grad_y, 2.0)), probes="quick")
+    assert [(n.id, n.tensor) for n in report.notes] == [("stage_differs", "spread")]
+
+
+def test_scalars_reach_the_kernel_as_they_are_and_integers_get_no_gradient():
+    def gather(x, index, shift):
+        return x[index] * shift
+
+    cases = {"x": torch.randn(5, 3), "index": torch.tensor([4, 0, 0]), "shift": 2.5}
+    report = assay.check(assay.Target(gather, gather, cases=cases), probes="quick")
+    assert {r.tensor for r in report.rows} == {"y", "x.grad"}
+
+
+def test_segments_may_depend_on_the_sizes_and_are_named_where_a_tensor_is_wrong():
+    def wrong(x, w):
+        return torch.cat([(x * w)[:, :30], 2 * (x * w)[:, 30:]], 1)
+
+    for segments in (
+        {"head": (0, 30), "tail": (30, 40)},
+        lambda D: {"head": (1, 0, 30), "tail": (30, D)},
+        lambda sizes: {"tail": (30, sizes["D"])},
+    ):
+        report = assay.check(target(wrong, lambda x, w: x * w, segments={"y": segments}), probes="values", raises=False)
+        located = next(f.location for f in report.findings if f.tensor == "y")
+        assert located.segments == ("tail",) and located.axes == {"D": [(30, 39)]}
+
+
+def test_the_stage_of_the_golden_that_a_stranger_forgot_to_return_is_no_output():
+    report = assay.check(target(plain_sum, weighted_sum), probes="values")
+    assert [r.tensor for r in report.rows] == ["y", "x.grad", "w.grad"]
