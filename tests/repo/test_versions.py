@@ -12,11 +12,11 @@ def reason(monkeypatch):
     def reason(**versions):
         monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
         monkeypatch.setattr(device, "triton_interpreted", lambda: True)
-        device._interpreter_unavailable.cache_clear()
+        device.interpreter_unavailable.cache_clear()
         return device.triton_unavailable({})
 
     yield reason
-    device._interpreter_unavailable.cache_clear()
+    device.interpreter_unavailable.cache_clear()
 
 
 def test_a_numpy_that_tritons_interpreter_cannot_take_is_named(reason):

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import __version__
-from ..core.device import machine
+from ..core.device import interpreter_unavailable, machine
 from ..core.op import Op
 from .say import console
 from .verify.select import elements
@@ -27,6 +27,7 @@ def run(*, as_json: bool = False) -> None:
         "goldsmith": __version__,
         "machine": facts,
         "device": device,
+        "interpreter": interpreter_unavailable() if facts["triton"] else "Triton is not installed",
         "packages": {name: _version(name) for name in PACKAGES},
         "operators": [_operator(op, device) for _, op in sorted(Op.all().items())],
     }
@@ -67,6 +68,7 @@ def _show(report: dict[str, Any]) -> None:
         ("GPU", "; ".join(_gpu(g) for g in facts["gpus"]) or "none that torch can use"),
         ("torch", f"{facts['torch']} on Python {facts['python']}"),
         ("Triton", _triton(facts)),
+        ("interpreter", report["interpreter"] or "can run Triton kernels on the CPU, for goldsmith verify"),
         ("optional", ", ".join(f"{k} {v}" if v else f"{k} not installed" for k, v in report["packages"].items())),
     ):
         grid.add_row(name, escape(str(value)))

@@ -14,7 +14,7 @@ from .say import Problem, in_a_paragraph
 app = typer.Typer(
     name="goldsmith",
     help="Operators for mixture-of-experts and hyper-connected transformers, each with its proof.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -40,11 +40,14 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Operators for mixture-of-experts and hyper-connected transformers, each with its proof."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()

@@ -92,7 +92,7 @@ def triton_unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | None
         if tensor is not None and tensor.dtype == torch.float64:
             return f"{name} is float64, which only the reference takes"
     if triton_interpreted():
-        return _interpreter_unavailable()
+        return interpreter_unavailable()
     if first is not None and first.is_cuda:
         return None
     where = "none were given" if first is None else f"the inputs are on {first.device.type}"
@@ -100,7 +100,7 @@ def triton_unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | None
 
 
 @functools.cache
-def _interpreter_unavailable() -> str | None:
+def interpreter_unavailable() -> str | None:
     """Triton 3.6's interpreter makes numbers of arrays of one element, which numpy refuses since 2.4; 3.7 does not."""
     triton, numpy = triton_version(), importlib.metadata.version("numpy")
     if triton and _release(triton) < (3, 7) and _release(numpy) >= (2, 4):
