@@ -17,7 +17,7 @@ complete='import ensurepip, venv'
 seen=
 old=
 bare=
-for name in python3 python3.11 python3.12 python3.13; do
+for name in python3 python3.13 python3.12 python3.11 python; do
     found=$("$name" -c 'import platform; print(platform.python_version())' 2>/dev/null) || continue
     seen=yes
     if ! "$name" -c "$wanted" 2>/dev/null; then

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from repo.tree import ROOT
+from repo.tree import ROOT, files, shown
 
 # What a shell script may count on everywhere.
 ALWAYS = ("sh", "make", "dirname", "mkdir")
@@ -162,3 +162,20 @@ def test_an_installation_that_fails_says_so_in_a_paragraph_and_is_tried_again(ch
         assert done.returncode == 1
         assert done.stderr.strip().startswith("goldsmith: pip could not install what is needed")
         assert len(installations(checkout)) == attempt
+
+
+@pytest.mark.slow
+def test_a_fresh_clone_sets_itself_up_and_the_second_time_does_nothing(tmp_path):
+    clone = tmp_path / "a fresh clone"
+    for path in files():
+        (clone / shown(path)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, clone / shown(path))
+    command = [shutil.which("make"), "--no-print-directory", "-C", str(clone), "setup"]
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+    first = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
+    assert first.returncode == 0, first.stdout + first.stderr
+    asked = [clone / ".venv/bin/goldsmith", "doctor", "--json"]
+    doctor = subprocess.run(asked, env=environment, capture_output=True, text=True, cwd="/")
+    assert doctor.returncode == 0, doctor.stderr
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
