@@ -62,4 +62,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("\ngoldsmith: interrupted; run make again, and it goes on from here.\n", file=sys.stderr)
+        sys.exit(130)

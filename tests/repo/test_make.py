@@ -164,6 +164,15 @@ def test_an_installation_that_fails_says_so_in_a_paragraph_and_is_tried_again(ch
         assert len(installations(checkout)) == attempt
 
 
+def test_an_interrupted_installation_says_so_in_a_sentence(checkout):
+    script(checkout / ".venv/bin/python", NOTING_PYTHON + "kill -INT $PPID; sleep 0.2\n")
+    done = set_up(checkout)
+    assert (done.returncode, done.stderr.strip()) == (
+        130,
+        "goldsmith: interrupted; run make again, and it goes on from here.",
+    )
+
+
 @pytest.mark.slow
 def test_a_fresh_clone_sets_itself_up_and_the_second_time_does_nothing(tmp_path):
     clone = tmp_path / "a fresh clone"
