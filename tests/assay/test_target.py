@@ -206,9 +206,7 @@ def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration()
         assay.check(made(backward=lambda x, w, grad_y: (x,), outputs=("y",)))
     with pytest.raises(assay.TargetError, match="^backward: returned a gradient for 'eps'; wanted are: x, w$"):
         assay.check(made(backward=lambda x, w, grad_y: {"eps": x}, outputs=("y",)))
-    with pytest.raises(
-        assay.TargetError, match="^case broken: could not be drawn: ZeroDivisionError: division by zero$"
-    ):
+    with pytest.raises(assay.TargetError, match="^case broken: could not be drawn: ZeroDivisionError: "):
 
         @assay.case()
         def broken(make):

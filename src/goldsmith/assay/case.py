@@ -98,7 +98,12 @@ class Case:
     def build(self, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", seed: int = 0) -> dict:
         """The case's dict of inputs and scalars."""
         mixed = zlib.crc32(f"{self.name}/{seed}/{self.salt}".encode())
-        drawn = self.draw(Make(dtype, device, mixed), **self.sizes)
+        try:
+            drawn = self.draw(Make(dtype, device, mixed), **self.sizes)
+        except TargetError:
+            raise
+        except Exception as error:
+            raise TargetError(f"case {self.name}: could not be drawn: {type(error).__name__}: {error}") from error
         if not isinstance(drawn, dict):
             raise TargetError(f"case {self.name}: must return a dict of inputs and scalars, got {type(drawn).__name__}")
         for name, value in drawn.items():

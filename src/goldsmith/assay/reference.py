@@ -108,7 +108,10 @@ class References:
         if not able:
             return {f"{n}.grad": torch.zeros_like(supply[n]) for n in wanted}
         grads = torch.autograd.grad(
-            [results[n] for n in able], list(sources.values()), [cotangents[f"grad_{n}"] for n in able], allow_unused=True
+            [results[n] for n in able],
+            list(sources.values()),
+            [cotangents[f"grad_{n}"] for n in able],
+            allow_unused=True,
         )
         return {
             f"{n}.grad": torch.zeros_like(sources[n]) if g is None else g

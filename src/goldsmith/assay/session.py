@@ -18,7 +18,7 @@ from .binding import inputs_and_scalars
 from .case import Case
 from .memory import NAN_FILL, ZERO_FILL
 from .reference import References
-from .results import CERTAIN, QUALITY, STATISTICAL, SYSTEMATIC, ErrorMap, Finding, Location, Note, Row, TargetError
+from .results import CERTAIN, QUALITY, STATISTICAL, SYSTEMATIC, ErrorMap, Finding, Location, Note, Row
 from .run import How, Material, Run, execute
 from .target import Target
 
@@ -73,12 +73,7 @@ class Session:
 
     def draw(self, case: Case) -> Material:
         """The case's inputs, drawn."""
-        try:
-            supply = case.build(self.dtype, self.device, self.seed)
-        except TargetError:
-            raise
-        except Exception as error:
-            raise TargetError(f"case {case.name}: could not be drawn: {type(error).__name__}: {error}") from error
+        supply = case.build(self.dtype, self.device, self.seed)
         inputs, scalars = inputs_and_scalars(supply)
         return Material(self.target, case.name, case.sizes, inputs, scalars, self.seed)
 
