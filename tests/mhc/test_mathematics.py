@@ -5,6 +5,7 @@ import torch
 
 from goldsmith import Op, mhc
 from goldsmith.assay.golden import self_check
+from mhc.wrong import through_fixed_point
 
 OPS = {name: op for name, op in Op.all().items() if op.grads}
 NAMES = ("published", "three_streams", "near_identity", "large_epsilons", "out_in", "cann", "megatron", "log", "no_eps")
@@ -78,18 +79,6 @@ def test_the_gradient_is_that_of_the_steps_and_not_of_their_fixed_point():
         return ((g - unrolled).flatten(1).norm(dim=1) / unrolled.flatten(1).norm(dim=1)).median()
 
     assert off(ours) < 1e-9 and off(fixed_point) > 0.3
-
-
-def through_fixed_point(p, g):
-    """dL = P * (g - r 1^T - 1 c^T), with r and c such that rows and columns of dL sum to 0."""
-    n = p.shape[-1]
-    gp = g * p
-    system = torch.zeros(len(p), 2 * n, 2 * n, dtype=p.dtype)
-    system[:, :n, :n], system[:, n:, n:] = torch.diag_embed(p.sum(-1)), torch.diag_embed(p.sum(-2))
-    system[:, :n, n:], system[:, n:, :n] = p, p.mT
-    known = torch.cat([gp.sum(-1), gp.sum(-2)], -1)
-    solved = (torch.linalg.pinv(system) @ known.unsqueeze(-1)).squeeze(-1)
-    return p * (g - solved[:, :n, None] - solved[:, None, n:])
 
 
 def test_gamma_can_be_absorbed_into_phi():
