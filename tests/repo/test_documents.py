@@ -40,6 +40,13 @@ def test_every_link_within_the_project_leads_somewhere(document):
             assert anchor in slugs, f"{target}: no such heading, there are {sorted(slugs)}"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
+def test_every_name_that_a_document_mentions_exists(document):
+    for package, name in re.findall(r"`[^`\n]*?\b(assay|mhc)\.(?!py\b)([A-Za-z]\w+)", document.read_text()):
+        module = importlib.import_module(f"goldsmith.{package}")
+        assert hasattr(module, name), f"goldsmith.{package} has no {name}"
+
+
 @pytest.mark.parametrize("name", list(modules()))
 def test_examples_in_docstrings_give_what_they_show(name):
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
