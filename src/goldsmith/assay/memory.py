@@ -1,13 +1,14 @@
 """Where a candidate's tensors live while it runs: between guard bands, on poisoned memory, in any layout.
 
 Every buffer is `band | body | band` with the body aligned to 256 bytes (Triton compiles another kernel for less).
-Bands of floating tensors hold a NaN that arithmetic does not start from (0xFFE3 in every 16 bits): a stray read shows
+Bands of floating tensors hold a NaN that arithmetic does not start from (0xFFFB in every 16 bits): a stray read shows
 in the results, a stray write in the bytes. `Poison` does the same for every `torch.empty*` that the candidate calls,
 forward and backward, and fills the body with another such NaN, so that what is never written stays recognisable.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 ALIGN = 256
 BAND_MIN, BAND_MAX = 1024, 1 << 20
-# as int16: quiet NaN in bfloat16 and float16, repeated in float32 and float64; vectorised code makes 0xFFFF by itself
-BAND, POISON = 0xFFE3 - 0x10000, 0xFFE5 - 0x10000
+# as int16: a quiet NaN in bfloat16 and float16, and repeated in float32 and float64, whose exponent takes 11 bits;
+# arithmetic makes 0x7FC0, 0xFFC0 and 0xFFF8 by itself, vectorised code 0xFFFF
+BAND, POISON = 0xFFFB - 0x10000, 0xFFFD - 0x10000
 BYTE = 0xFF  # bands of integers (-1 where it is taken for an index) and of 8-bit floats
 NAN_FILL, DIRT_FILL, ZERO_FILL = "nan", "dirt", "zero"
 LAYOUTS = ("transposed", "stepped", "sliced")
@@ -106,7 +108,8 @@ class Arena:
         item = dtype.itemsize
         span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
         size = span * item
-        band = min(max(BAND_MIN, -(-size // ALIGN) * ALIGN), BAND_MAX)
+        reach = max(size, math.prod(shape) * item)  # a kernel may take what is expanded for dense
+        band = min(max(BAND_MIN, -(-reach // ALIGN) * ALIGN), BAND_MAX)
         mark, unit = band_mark(dtype)
         whole = size + 2 * band + ALIGN + shift * item
         raw = torch.full((whole // unit.itemsize,), mark, dtype=unit, device=device).view(torch.uint8)

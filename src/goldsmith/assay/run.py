@@ -52,6 +52,7 @@ class Run:
     """What came out of a run. Names: outputs `y`, saved outputs `saved.h`, gradients `x.grad`, stages by their own.
 
     changed      input or output gradient -> mask of the elements that were overwritten
+    by_forward   those of them that the forward overwrote
     overwritten  output -> mask of the elements that the backward overwrote
     unwritten    tensor -> mask of the elements that still hold poison
     strayed      tensor -> mask of the elements that hold the bytes of a guard band
@@ -68,6 +69,7 @@ class Run:
     phase: str = "forward"
     hits: list[Hit] = field(default_factory=list)
     changed: dict[str, Tensor] = field(default_factory=dict)
+    by_forward: set[str] = field(default_factory=set)
     overwritten: dict[str, Tensor] = field(default_factory=dict)
     unwritten: dict[str, Tensor] = field(default_factory=dict)
     strayed: dict[str, Tensor] = field(default_factory=dict)
@@ -182,6 +184,7 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
     run.saved = tuple(n for n in named if n in target.saved)
     run.live = {_label(n, target): t.detach() for n, t in named.items()}
     run.outputs = {n: t.clone() for n, t in run.live.items()}
+    run.by_forward = {n for n, b in arena.inputs.items() if b.changed() is not None}
     run.phase = "backward"
     visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
     if target.backward == "auto":

@@ -214,22 +214,13 @@ class Session:
         for name, mask in done.changed.items():
             where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
             kind = "output gradient" if name.startswith("grad_") else "input"
-            self.find(
-                CERTAIN,
-                "alias",
-                name,
-                f"the {kind} {name} was modified: {where.text} ({run}, by the {done.phase})",
-                where=where,
-            )
+            by = "forward" if name in done.by_forward else done.phase
+            text = f"the {kind} {name} was modified: {where.text} ({run}, by the {by})"
+            self.find(CERTAIN, "alias", name, text, where=where)
         for name, mask in done.overwritten.items():
             where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
-            self.find(
-                CERTAIN,
-                "alias",
-                name,
-                f"the backward modified {name}, which the forward returned: {where.text}",
-                where=where,
-            )
+            text = f"the backward modified {name}, which the forward returned: {where.text}"
+            self.find(CERTAIN, "alias", name, text, where=where)
         shared = self._ref.shared if done.aliases and self._ref is not None else set()
         for name, other in sorted(done.aliases - shared):
             self.find(CERTAIN, "alias", name, f"{name} shares memory with {other}: writing one changes the other")
