@@ -5,9 +5,9 @@ rms of the *noisiest* member (candidates may use that very order), or the elemen
 is larger, with the rounding of the store (ulp / sqrt 12) added in squares: eight members that happen to round to the
 same number say nothing about the ninth.
 
-W = 1.5 is measured, not chosen by eye: of 3,000 clean runs over random goldens, shapes, data, stores and orders none
-was beyond the limit before any confirmation, and the farthest stood at 0.61 of it (0.92 with W = 1): a rate below 0.13 %
-at 95 %, squared by the fresh seed that must repeat an alarm (`tests/assay/test_ladder_rates.py 3000`; torch 2.13, CPU).
+W = 1.5 is measured: of 3,000 clean runs over random goldens, shapes, data, stores and orders none was beyond the limit
+before any confirmation, and the farthest stood at 0.61 of it (0.92 with W = 1). A rate below 0.13 % at 95 %, squared by
+the fresh seed that must repeat an alarm (`tests/assay/test_ladder_rates.py 3000`; torch 2.13, CPU).
 """
 
 from __future__ import annotations

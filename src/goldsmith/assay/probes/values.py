@@ -24,13 +24,13 @@ def run(session: Session) -> None:
         session.raised("values", "values", first)
         raise Ended("the candidate raised")
     plain = session.references(session.material, first)
-    _names_exist(session, plain)
     checked = plain.self_check()
     session.problems += checked.problems
     for text in checked.notes:
         session.note("golden", session.target.name or "", text)
     if session.problems:
         raise Ended("the golden is at fault")
+    _names_exist(session, plain)
     session.ref = decisions.settle(session, first, plain)
     session.look("values", first)
     judge(session, first, session.ref, "values", "values", noise="ensemble" in session.selected, repeat=How())
