@@ -1,0 +1,98 @@
+"""Cases: every combination of the sizes, drawn from a seed, the same in every dtype and device up to rounding."""
+
+import pytest
+import torch
+
+from goldsmith import assay
+from goldsmith.assay.case import Make
+
+
+def make(seed=0, dtype=torch.float32):
+    return Make(dtype, "cpu", seed)
+
+
+@assay.case(T=[0, 1, 13], D=[32, 100], tags=("small",), why="odd sizes")
+def tokens(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(D), "eps": 1e-6}
+
+
+def test_every_combination_is_a_case_with_name_sizes_and_reason():
+    assert [str(c) for c in tokens] == [f"tokens[T={t},D={d}]" for t in (0, 1, 13) for d in (32, 100)]
+    assert tokens[3].sizes == {"T": 1, "D": 100} and tokens[3].why == "odd sizes" and tokens[3].tags == ("small",)
+
+
+def test_a_case_without_sizes_bears_its_functions_name():
+    @assay.case()
+    def plain(make):
+        return {"x": make.ones(2)}
+
+    @assay.case(D=8)
+    def one(make, D):
+        return {"x": make.ones(D)}
+
+    assert [str(c) for c in (*plain, *one)] == ["plain", "one[D=8]"]
+
+
+def test_the_same_seed_draws_the_same_and_another_seed_or_case_draws_otherwise():
+    case, other = tokens[2], tokens[4]
+    first, again = case.build(seed=1), case.build(seed=1)
+    assert torch.equal(first["x"], again["x"]) and first["eps"] == 1e-6
+    assert not torch.equal(first["x"], case.build(seed=2)["x"])
+    assert not torch.equal(first["w"], other.build(seed=1)["w"])
+    assert not torch.equal(first["x"], case.variant(1).build(seed=1)["x"])
+
+
+def test_dtypes_differ_by_rounding_alone():
+    full, half = tokens[2].build(torch.float32)["x"], tokens[2].build(torch.bfloat16)["x"]
+    assert half.dtype == torch.bfloat16 and torch.equal(full.bfloat16(), half)
+
+
+def test_the_makers_keep_their_promises():
+    m = make()
+    assert abs(float(m.normal(10000, std=3.0).std()) - 3) < 0.1
+    uniform = make(dtype=torch.bfloat16).uniform(20000)
+    assert 0 <= float(uniform.min()) and float(uniform.max()) < 1
+    integers = m.integers(-1, 3, 1000)
+    assert set(integers.tolist()) == {-1, 0, 1, 2} and integers.dtype == torch.int64
+    assert sorted(m.permutation(7).tolist()) == list(range(7))
+    tied = make(dtype=torch.float16).tied(5, 50, levels=4)
+    assert set(tied.unique().tolist()) == {-1.0, -0.5, 0.0, 0.5}
+    assert m.ones(2, 3).eq(1).all() and m.full(2, value=0.25, dtype=torch.float64).dtype == torch.float64
+    assert m.normal([2, 3]).shape == m.normal(2, 3).shape == (2, 3) and m.normal().shape == ()
+    assert isinstance(m.generator, torch.Generator) and m.dtype == torch.float32 and m.device.type == "cpu"
+
+
+@pytest.mark.parametrize("parts, total, empty", [(5, 40, 1), (5, 40, 4), (1, 7, 1), (3, 0, 1), (4, 2, 0)])
+def test_offsets_run_from_zero_to_the_total_and_leave_parts_empty(parts, total, empty):
+    offsets = make(3).offsets(parts, total, empty)
+    sizes = offsets.diff()
+    assert offsets.shape == (parts + 1,) and int(offsets[0]) == 0 and int(offsets[-1]) == total
+    assert bool((sizes >= 0).all()) and int((sizes == 0).sum()) >= min(empty, parts - 1)
+
+
+def test_a_literal_dict_is_one_case_called_given_that_keeps_its_tensors():
+    x = torch.arange(6.0, dtype=torch.float64).view(3, 2)
+    target = assay.Target(lambda x: x * 1, lambda x: x * 1, cases={"x": x})
+    (case,) = target.cases
+    built = case.build(torch.bfloat16)
+    x.zero_()
+    assert str(case) == "given" and built["x"].dtype == torch.float64 and built["x"][2, 1] == 5
+    other = case.variant(1).build()["x"]
+    assert sorted(other.flatten().tolist()) == [0, 1, 2, 3, 4, 5]  # its rows in another order
+
+
+def test_mistakes_in_a_case_name_it():
+    with pytest.raises(assay.TargetError, match=r"^case: T=\[\] leaves no case; give at least one value$"):
+        assay.case(T=[])
+    with pytest.raises(assay.TargetError, match=r"^case wrong: called as wrong\(make, T\), takes \(make, S\): "):
+
+        @assay.case(T=[1])
+        def wrong(make, S):
+            return {}
+
+    @assay.case()
+    def tensor(make):
+        return make.ones(1)
+
+    with pytest.raises(assay.TargetError, match="^case tensor: must return a dict of inputs and scalars, got Tensor$"):
+        tensor[0].build()

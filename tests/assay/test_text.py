@@ -1,0 +1,104 @@
+"""The report for a terminal: one sentence first, 80 columns, plain text."""
+
+import pytest
+import torch
+
+from assay.kernels import normed, plain_sum, rmsnorm, target
+from goldsmith import assay
+from goldsmith.assay.results import Finding, Note, ProbeRun, Report, Row
+
+
+def finding(rung, text, probe="values", case="c"):
+    return Finding(rung, probe, "y", None, None, None, text, case)
+
+
+def lines(report):
+    text = str(report)
+    assert text.endswith("\n") and not text.endswith("\n\n")
+    assert text.isprintable() or all(c.isprintable() or c == "\n" for c in text), "no colours, no tabs"
+    assert max(map(len, text.splitlines())) <= 80
+    return text.splitlines()
+
+
+def test_a_pass_says_how_much_was_right_in_one_sentence():
+    report = assay.check(target(plain_sum, name="weighted_sum"))
+    first, _, second, *_ = lines(report)
+    assert first == f"PASS  weighted_sum: {len(report.rows)} results right in 1 case"
+    assert second.startswith("float32 on cpu, seed 0; ") and " candidate runs, " in second
+
+
+def test_a_failure_says_the_surest_finding_first_and_then_all_of_them():
+    report = Report("kernel", "fail", cases=["c"], dtypes=["float32"])
+    report.findings = [
+        finding("STATISTICAL", "second"),
+        finding("CERTAIN", "first", "guard"),
+        finding("QUALITY", "third"),
+    ]
+    said = lines(report)
+    assert said[0] == "FAIL  kernel: first"
+    shown = [line.split()[0] for line in said if line.startswith("  ")][:3]
+    assert shown == ["CERTAIN", "STATISTICAL", "QUALITY"]
+    assert "  CERTAIN     guard: first [c]" in said
+
+
+def test_what_is_wrong_with_the_golden_comes_before_all():
+    report = Report("kernel", "reference_fault", findings=[finding("CERTAIN", "a"), finding("CERTAIN", "b", "golden")])
+    assert lines(report)[0] == "REFERENCE FAULT  kernel is not accused: b"
+
+
+def test_long_names_texts_and_tables_stay_within_80_columns():
+    case = "a_very_long_name_of_a_case[T=1024,experts=128,hidden=7168,sharded=True,dtype=bfloat16]"
+    row = Row(
+        case, "layout:stride0(grad_y, x, w)", "coefficients.residual.grad", "grad", "float32", (3, 4), 1e-300, 1e9
+    )
+    report = Report("package.module.kernel_with_a_very_long_name", "fail", cases=[case], dtypes=["float32"] * 3)
+    report.rows = [
+        row,
+        *[Row(case, f"run{i}", "y", "output", "float32", (1,), 0.0, 0.0, state="bad") for i in range(30)],
+    ]
+    report.findings = [finding("CERTAIN", f"{'word ' * 40}{i}", case=case) for i in range(20)]
+    report.notes = [Note(f"note{i}", "y", "text " * 30, case) for i in range(12)]
+    report.probes = [
+        ProbeRun("taint", False, "the candidate raised in its forward pass, early"),
+        ProbeRun("values", True),
+    ]
+    said = lines(report)
+    assert "  ... and 12 more" in said and "  ... and 4 more kinds" in said
+    assert any(line.startswith("  16 of 31 rows") for line in said) and any("…" in line for line in said)
+
+
+def test_notes_of_one_kind_are_said_once_with_the_number_of_cases():
+    report = Report("kernel", cases=["a", "b", "c"], notes=[Note("tie", "index", "3 rows", c) for c in "abc"])
+    assert "  tie: 3 rows [a] (and 2 more)" in lines(report)
+
+
+def test_the_table_has_what_failed_first_and_no_relative_error_against_zero():
+    def kernel(x, w, eps):
+        return torch.cat([rmsnorm(x, w, eps)[:, :99], x[:, :1] * 0 + 1e-3], 1)
+
+    def golden(x, w, eps):
+        return torch.cat([rmsnorm(x, w, eps)[:, :99], x[:, :1] * 0], 1)
+
+    report = assay.check(target(kernel, golden, normed), probes="values", raises=False)
+    said = lines(report)
+    head = next(i for i, line in enumerate(said) if line.split()[:2] == ["tensor", "case"])
+    assert said[head].split() == "tensor case run error /bound /noise ulp state".split()
+    assert said[head + 1].split()[0] == "y" and said[head + 1].split()[-1] == "bad"
+    text = " ".join(said)
+    assert "13 of them are nonzero where only 0 is possible" in text and " nan" not in text.lower()
+
+
+def test_what_was_not_run_is_said_with_its_reason():
+    said = " ".join(lines(assay.check(target(plain_sum), probes="values")))
+    assert "taint (not selected)" in said and "Probes: values" in said
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_remarks_on_quality_are_counted_in_a_pass(strict):
+    report = Report(
+        "kernel", "fail" if strict else "pass", findings=[finding("QUALITY", "worse than honest")], strict=strict
+    )
+    first = lines(report)[0]
+    assert first == (
+        "FAIL  kernel: worse than honest" if strict else "PASS  kernel: 0 results right in 0 cases, 1 remark on quality"
+    )
