@@ -51,7 +51,7 @@ class _Saved:
 
 @dataclass(frozen=True)
 class _Output:
-    """A view of the index-th output of build()."""
+    """A view of the index-th output of build(); offset counts from that output's first element."""
 
     region: Region
     index: int
@@ -60,7 +60,18 @@ class _Output:
     offset: int
 
     def open(self) -> Tensor:
-        return self.region.again()[1][self.index].as_strided(self.size, self.stride, self.offset)
+        output = self.region.again()[1][self.index]
+        return output.as_strided(self.size, self.stride, output.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """How an output of build() is told again: its storage, and what it had of it."""
+
+    storage: int
+    layout: tuple
+    offset: int
+    version: int
 
 
 class Region:
@@ -70,14 +81,14 @@ class Region:
         device = kept[0].device.type
         self._autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         self._count = 0
-        self._outputs: list[tuple[int, tuple, int]] = []
+        self._outputs: list[_Made] = []
         self._live: Sequence[Tensor] = ()
         self._again: tuple[list[Tensor], list[Tensor]] | None = None
 
     def run(self) -> tuple[Any, ...]:
         with saved_tensors_hooks(self._note, _open):
             outputs = self._build()
-        self._outputs = [(_storage(t), _layout(t), t._version) for t in outputs]
+        self._outputs = [_Made(_storage(t), _layout(t), int(t.storage_offset()), t._version) for t in outputs]
         self._live = outputs
         return outputs
 
@@ -98,7 +109,7 @@ class Region:
                 lambda t: None if self._is_kept(t) else saved.append(t.detach()), _open
             ):  # fmt: skip
                 outputs = [t.detach() for t in self._build()]
-            if len(saved) != self._count or [_layout(t) for t in outputs] != [o[1] for o in self._outputs]:
+            if len(saved) != self._count or [_layout(t) for t in outputs] != [o.layout for o in self._outputs]:
                 raise RuntimeError(
                     "recomputing a connection gave other tensors than the first time: its norm must do the same each "
                     "time it is called (recompute=False lifts this)"
@@ -116,9 +127,9 @@ class Region:
         return _Saved(self, self._count - 1)
 
     def _note_output(self, t: Tensor) -> _Held | _Output:
-        for index, (storage, layout, version) in enumerate(self._outputs):
-            if _storage(t) == storage and t._version == version and t.dtype == layout[-1] and t.numel():
-                return _Output(self, index, tuple(t.shape), t.stride(), int(t.storage_offset()))
+        for index, made in enumerate(self._outputs):
+            if _storage(t) == made.storage and t._version == made.version and t.dtype == made.layout[-1] and t.numel():
+                return _Output(self, index, tuple(t.shape), t.stride(), int(t.storage_offset()) - made.offset)
         return _Held(t.detach(), t._version)
 
 
@@ -131,4 +142,4 @@ def _storage(t: Tensor) -> int:
 
 
 def _layout(t: Tensor) -> tuple:
-    return tuple(t.shape), t.stride(), t.storage_offset(), t.dtype
+    return tuple(t.shape), t.stride(), t.dtype

@@ -18,6 +18,7 @@ from .head.op import HEAD
 from .post.op import POST
 from .pre.op import PRE
 
+Mixing = tuple[Tensor, Tensor, Tensor, Tensor | None]  # phi, alpha, bias, gamma
 INITS = ("deepseek", "small", "identity")
 
 
@@ -121,7 +122,7 @@ class HyperConnection(_Float32Module):
             self.norm_weight.fill_(1.0)
 
     @property
-    def mixing(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def mixing(self) -> Mixing:
         """(phi, alpha, bias, gamma), as the operators take them."""
         return self.fn, self.scale, self.base, self.norm_weight
 
@@ -131,21 +132,25 @@ class HyperConnection(_Float32Module):
             if not torch.compiler.is_compiling():
                 return self._recomputed(x, args, kwargs)
             # the compiler has no saved-tensor hooks of ours; it plans the recomputation itself
-            _, h, h_post, h_res, token = checkpoint(self._enter, x, use_reentrant=False, preserve_rng_state=False)
+            built = checkpoint(self._enter, x, self.mixing, self.norm, use_reentrant=False, preserve_rng_state=False)
+            _, h, h_post, h_res, token = built
         else:
-            _, h, h_post, h_res, token = self._enter(x)
+            _, h, h_post, h_res, token = self._enter(x, self.mixing, self.norm)
         f, rest = split(self.layer(h, *args, **kwargs))
         return join(leave(x, f, h_post, h_res, token, self.settings), rest)
 
-    def _enter(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        h_in, h_post, h_res, token = enter(x, *self.mixing, self.settings)
-        return h_in, self.normed(h_in), h_post, h_res, token
+    def _enter(
+        self, x: Tensor, mixing: Mixing, norm: Callable[[Tensor], Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        h_in, h_post, h_res, token = enter(x, *mixing, self.settings)
+        return h_in, h_in if norm is None else norm(h_in), h_post, h_res, token
 
     def normed(self, h_in: Tensor) -> Tensor:
         return h_in if self.norm is None else self.norm(h_in)
 
     def _recomputed(self, x: Tensor, args: tuple, kwargs: dict) -> Any:
-        region = Region(lambda: self._enter(x), (x, *(p for p in self.mixing if p is not None)))
+        mixing, norm = self.mixing, _as_it_is_now(self.norm)
+        region = Region(lambda: self._enter(x, mixing, norm), (x, *(p for p in mixing if p is not None)))
         _, h, h_post, h_res, token = region.run()
         with region.watching():
             f, rest = split(self.layer(h, *args, **kwargs))
@@ -250,6 +255,20 @@ def _fusable(here: HyperConnection, after: HyperConnection | None) -> bool:
     if after is None or here.recompute or after.recompute:
         return False
     return here.settings.backend == after.settings.backend
+
+
+def _as_it_is_now(norm: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
+    """The norm with the weights that it has now: `torch.func.functional_call` takes them away before the backward."""
+    if not isinstance(norm, nn.Module):
+        return norm
+    now = {**dict(norm.named_parameters()), **dict(norm.named_buffers())}
+
+    def call(h: Tensor) -> Tensor:
+        later = {**dict(norm.named_parameters()), **dict(norm.named_buffers())}
+        same = all(value is now[name] for name, value in later.items())
+        return norm(h) if same else torch.func.functional_call(norm, now, (h,))
+
+    return call
 
 
 def split(output: Any) -> tuple[Tensor, tuple]:

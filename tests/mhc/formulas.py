@@ -1,0 +1,65 @@
+"""Hyper-connections in plain torch, written from the projects' documentation, for goldens. Calls nothing of ours."""
+
+import torch
+
+
+def sinkhorn_deepseek(logits, iterations, eps):
+    p = torch.softmax(logits, -1) + eps
+    p = p / (p.sum(-2, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        p = p / (p.sum(-1, keepdim=True) + eps)
+        p = p / (p.sum(-2, keepdim=True) + eps)
+    return p
+
+
+def sinkhorn_log(logits, iterations):
+    f, g = torch.zeros_like(logits[..., :1]), torch.zeros_like(logits[..., :1, :])
+    for _ in range(iterations):
+        f = -torch.logsumexp(logits + g, -1, keepdim=True)
+        g = -torch.logsumexp(logits + f, -2, keepdim=True)
+    return torch.exp(f + logits + g)
+
+
+def mixes(flat, weight, rms_eps):
+    """The streams of a token side by side, normalised, against one row of weight per mix."""
+    return (flat @ weight.T) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + rms_eps)
+
+
+def hf_connection(x, fn, base, scale, layer, iterations=20, hc_eps=1e-6, rms_eps=1e-6):
+    """transformers' DeepseekV4HyperConnection, and what DeepseekV4DecoderLayer does with it; x [..., n, dim]."""
+    n = x.shape[-2]
+    pre, post, comb = mixes(x.flatten(-2), fn, rms_eps).split([n, n, n * n], -1)
+    b_pre, b_post, b_comb = base.split([n, n, n * n])
+    pre = torch.sigmoid(pre * scale[0] + b_pre) + hc_eps
+    post = 2 * torch.sigmoid(post * scale[1] + b_post)
+    comb = sinkhorn_deepseek((comb * scale[2] + b_comb).unflatten(-1, (n, n)), iterations, hc_eps)
+    f = layer((pre.unsqueeze(-1) * x).sum(-2))
+    return post.unsqueeze(-1) * f.unsqueeze(-2) + comb.mT @ x
+
+
+def liger_connection(x, phi, b, alpha_pre, alpha_post, alpha_res, layer, tmax=20, rms_eps=1e-6, sinkhorn_eps=1e-6):
+    """LigerMHC: x_out[o] = sum_i h_res[o, i] x[i] + h_post[o] f; its pre_eps is 0."""
+    n = x.shape[-2]
+    pre, post, res = mixes(x.flatten(-2), phi.T, rms_eps).split([n, n, n * n], -1)
+    b_pre, b_post, b_res = b.split([n, n, n * n])
+    h_pre = torch.sigmoid(alpha_pre * pre + b_pre)
+    h_post = 2 * torch.sigmoid(alpha_post * post + b_post)
+    h_res = sinkhorn_deepseek((alpha_res * res + b_res).unflatten(-1, (n, n)), tmax, sinkhorn_eps)
+    return h_res @ x + h_post.unsqueeze(-1) * layer((h_pre.unsqueeze(-1) * x).sum(-2)).unsqueeze(-2)
+
+
+def te_connection(x, phi, alpha, beta, norm_weight, layer, iterations=20):
+    """TransformerEngine's mHC: x [..., C, n], streams innermost; rms_eps is float32's epsilon, Sinkhorn in logs."""
+    n = x.shape[-1]
+    weight = phi if norm_weight is None else phi * norm_weight
+    pre, post, res = mixes(x.flatten(-2), weight, 2.0**-23).split([n, n, n * n], -1)
+    b_pre, b_post, b_res = beta.reshape(-1).split([n, n, n * n])
+    h_pre = torch.sigmoid(alpha[0] * pre + b_pre)
+    h_post = 2 * torch.sigmoid(alpha[1] * post + b_post)
+    h_res = sinkhorn_log((alpha[2] * res + b_res).unflatten(-1, (n, n)), iterations)
+    f = layer((x * h_pre.unsqueeze(-2)).sum(-1))
+    return x @ h_res + f.unsqueeze(-1) * h_post.unsqueeze(-2)
+
+
+def rms_norm(x, weight, eps=1e-6):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight

@@ -1,0 +1,81 @@
+"""Small networks of hyper-connections, as modules and, for goldens, as formulas."""
+
+import torch
+from torch import nn
+
+from goldsmith import assay, mhc
+from goldsmith.assay.case import Case
+from mhc import formulas
+
+DIM = 6
+
+
+class Layer(nn.Module):
+    """tanh(h W^T)"""
+
+    def __init__(self, dim=DIM):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(dim, dim) * 0.4)
+
+    def forward(self, h):
+        return torch.tanh(h @ self.weight.mT.to(h.dtype))
+
+
+class Norm(nn.Module):
+    """RMSNorm in float32, or in what is wider."""
+
+    def __init__(self, dim=DIM):
+        super().__init__()
+        self.weight = nn.Parameter(1 + 0.3 * torch.randn(dim))
+
+    def forward(self, x):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return formulas.rms_norm(x.to(wide), self.weight.to(wide)).to(x.dtype)
+
+
+def connection(dim=DIM, *, normed=True, base=0.3, backend="reference", **options):
+    """A HyperConnection whose every parameter matters."""
+    made = mhc.HyperConnection(dim, Layer(dim), norm=Norm(dim) if normed else None, backend=backend, **options)
+    with torch.no_grad():
+        made.fn.normal_(std=0.3)
+        made.base.normal_(std=base)
+        made.scale.copy_(torch.tensor([0.7, 1.3, 0.9]))
+    return made
+
+
+def gradients(function, x, parameters):
+    """The result and every gradient: of x first, then of the parameters."""
+    x = x.detach().clone().requires_grad_()
+    y = function(x)
+    cotangent = torch.linspace(-1, 2, y.numel(), device=y.device).reshape(y.shape).to(y.dtype)
+    return [y.detach(), *torch.autograd.grad(y, [x, *parameters], cotangent)]
+
+
+def held_to_formulas(module, connections, *, tokens=(2, 3), n=4, dim=DIM, **options):
+    """A module of connections as a target: outputs and every gradient, against the formulas of `hf_connection`."""
+    shapes = {name: p.shape for name, p in module.named_parameters()}
+    short = {name: name.replace(".", "_") for name in shapes}
+
+    def draw(make, **sizes):
+        drawn = {"x": make.normal(*tokens, n, dim)}
+        for name, shape in shapes.items():
+            is_gain = name.endswith(("norm.weight", "scale"))
+            drawn[short[name]] = make.normal(*shape, std=0.3, dtype=torch.float32) + (1.0 if is_gain else 0.0)
+        return drawn
+
+    def candidate(x, **given):
+        return torch.func.functional_call(module, {name: given[short[name]] for name in shapes}, (x,))
+
+    def golden(x, **given):
+        for prefix in connections:
+            fn, base, scale, weight, gain = (
+                given[f"{prefix}{name}"] for name in ("fn", "base", "scale", "layer_weight", "norm_weight")
+            )
+
+            def layer(h, weight=weight, gain=gain):
+                return torch.tanh(formulas.rms_norm(h, gain) @ weight.mT)
+
+            x = formulas.hf_connection(x, fn, base, scale, layer)
+        return x
+
+    return assay.Target(candidate, golden, cases=[Case("network", draw)], name="network", **options)

@@ -1,0 +1,297 @@
+"""Weights of other projects: converted, they compute what its documentation says; every key is accounted for."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+
+from goldsmith import ShapeError, assay, mhc
+from goldsmith.assay.case import Case
+from mhc import formulas
+from mhc.wrong import check
+
+N, DIM, M, K = 4, 6, 24, 24  # M and K are equal on purpose: a transposed phi has the right shape
+LIGER = {"phi": torch.randn(K, M), "b": torch.zeros(M)} | {f"alpha_{p}": torch.ones(()) for p in ("pre", "post", "res")}
+TE = {"phi": torch.randn(M, K), "alpha": torch.ones(3), "beta": torch.zeros(M)}
+HF = {"fn": torch.randn(M, K), "base": torch.zeros(M), "scale": torch.ones(3)}
+CONFIG = {"hc_mult": N, "hc_sinkhorn_iters": 7, "hc_eps": 1e-2, "rms_norm_eps": 1e-3}
+
+
+def target(candidate, golden, draw, **sizes):
+    """Forward only: a converter copies weights, so no gradient goes through it."""
+    return assay.Target(candidate, golden, cases=[Case("converted", draw, {"T": 3, **sizes})], backward=None)
+
+
+def connection(weights, options, layer=torch.tanh):
+    made = mhc.HyperConnection(weights["fn"].shape[1] // options["n"], layer, **options, backend="reference")
+    made.load_state_dict(weights)
+    return made
+
+
+# -- Hugging Face ----------------------------------------------------------------------------------
+
+
+def draw_hf(make, T, n=N, dim=DIM):
+    mixes = n * (n + 2)
+    weights = {"fn": make.normal(mixes, n * dim, std=0.3), "base": make.normal(mixes), "scale": make.normal(3)}
+    return {"x": make.normal(T, 2, n, dim), **weights}
+
+
+def test_hf_weights_give_hfs_formula():
+    def candidate(x, **weights):
+        state = {f"model.layers.0.attn_hc.{name}": value for name, value in weights.items()}
+        return connection(*mhc.from_hf(state, "model.layers.0.attn_hc", config=CONFIG))(x)
+
+    def golden(x, fn, base, scale):
+        return formulas.hf_connection(x, fn, base, scale, torch.tanh, iterations=7, hc_eps=1e-2, rms_eps=1e-3)
+
+    check(target(candidate, golden, draw_hf))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+def test_transformers_own_modules_compute_what_ours_do():
+    """Its classes, in the version that is installed, held to our reference."""
+    deepseek = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    config = deepseek.DeepseekV4Config(hidden_size=DIM, hc_mult=N)
+    weights = {"fn": torch.zeros(M, K), "base": torch.zeros(M), "scale": torch.zeros(3)}
+    options = mhc.from_hf(weights, config=config)[1]
+    assert options.pop("n") == N
+
+    def theirs(x, **weights):
+        module = deepseek.DeepseekV4HyperConnection(config)
+        module.load_state_dict(weights)
+        post, comb, collapsed = module(x)
+        return {"h_in": collapsed, "h_post": post, "h_res": comb}
+
+    def ours(x, fn, base, scale):
+        found = mhc.pre(x, fn, scale, base, **options, backend="reference")
+        return dict(zip(("h_in", "h_post", "h_res"), found, strict=True))
+
+    check(target(theirs, ours, draw_hf))
+
+    def draw_head(make, T):
+        weights = {"hc_fn": make.normal(N, K, std=0.3), "hc_base": make.normal(N), "hc_scale": make.normal(1)}
+        return {"x": make.normal(T, 2, N, DIM), **weights}
+
+    def their_head(x, **weights):
+        module = deepseek.DeepseekV4HyperHead(config)
+        module.load_state_dict(weights)
+        return module(x)
+
+    def our_head(x, hc_fn, hc_base, hc_scale):
+        eps = {"rms_eps": config.rms_norm_eps, "pre_eps": config.hc_eps}
+        return mhc.head(x, hc_fn, hc_scale, hc_base, **eps, backend="reference")
+
+    check(target(their_head, our_head, draw_head))
+    head = mhc.HyperHead(DIM)
+    assert head.state_dict().keys() == deepseek.DeepseekV4HyperHead(config).state_dict().keys()
+    for name, parameter in deepseek.DeepseekV4HyperConnection(config).named_parameters():
+        assert getattr(mhc.HyperConnection(DIM, nn.Identity()), name).shape == parameter.shape
+
+
+@pytest.mark.parametrize(
+    "prefix, key",
+    [("", "{}"), ("layers.3.hc_attn", "layers.3.hc_attn_{}"), ("layers.3.hc_ffn_", "layers.3.hc_ffn_{}"),
+     ("model.layers.3.ffn_hc.", "model.layers.3.ffn_hc.{}"), ("model.layers.3.ffn_hc", "model.layers.3.ffn_hc.{}")],
+)  # fmt: skip
+def test_the_names_of_a_model_and_of_a_checkpoint_are_both_known(prefix, key):
+    parts = {"fn": torch.randn(M, K), "base": torch.randn(M), "scale": torch.randn(3)}
+    weights, options = mhc.from_hf({key.format(name): value.bfloat16() for name, value in parts.items()}, prefix)
+    assert options == {"n": N} and list(weights) == ["fn", "base", "scale"]
+    assert all(torch.equal(weights[name], parts[name].bfloat16().float()) for name in parts)
+
+
+@pytest.mark.parametrize(
+    "prefix, key", [("", "hc_{}"), ("hc_head", "hc_head_{}"), ("model.hc_head", "model.hc_head.hc_{}")]
+)
+def test_the_head_is_recognised_by_its_one_scale(prefix, key):
+    parts = {"fn": torch.randn(N, K), "base": torch.randn(N), "scale": torch.randn(1)}
+    state = {key.format(name): value for name, value in parts.items()}
+    weights, options = mhc.from_hf(state, prefix)
+    assert options == {"n": N} and list(weights) == ["hc_fn", "hc_base", "hc_scale"]
+    head = mhc.HyperHead(DIM, **options)
+    head.load_state_dict(weights)
+    assert mhc.to_hf(weights).keys() == weights.keys()
+
+
+# -- Liger -----------------------------------------------------------------------------------------
+
+
+def draw_liger(make, T):
+    alphas = {f"alpha_{part}": make.normal() for part in ("pre", "post", "res")}
+    return {"x": make.normal(T, N, DIM), "phi": make.normal(K, M, std=0.3), "b": make.normal(M), **alphas}
+
+
+def from_liger(x, **state):
+    return connection(*mhc.from_liger(state))(x)
+
+
+def test_liger_weights_give_ligers_formula():
+    check(target(from_liger, lambda **given: formulas.liger_connection(**given, layer=torch.tanh), draw_liger))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="needs liger-kernel")
+@pytest.mark.filterwarnings("ignore")
+def test_ligers_own_module_computes_what_its_weights_give_here():
+    """LigerMHC on its Triton kernels, held to our connection with the converted weights."""
+    from liger_kernel.transformers import LigerMHC
+
+    class Tanh(nn.Module):
+        def forward(self, h):
+            return torch.tanh(h)
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def theirs(x, **state):
+        module = LigerMHC(Tanh(), hc=N, c=DIM, phi_dtype=torch.float32, allow_fp32=True).to(x.device)
+        module.load_state_dict(state)
+        return module(x)
+
+    options = mhc.from_liger(LIGER)[1]
+    orientation = options.pop("orientation")
+    assert options.pop("n") == N
+
+    def golden(x, phi, b, alpha_pre, alpha_post, alpha_res):
+        alpha = torch.stack([alpha_pre, alpha_post, alpha_res])
+        h_in, h_post, h_res = mhc.pre(x, phi.mT, alpha, b, **options, backend="reference")
+        return mhc.post(x, torch.tanh(h_in), h_post, h_res, orientation=orientation, backend="reference")
+
+    dot = "tf32" if device == "cuda" else "ieee"
+    cases = [Case("liger", draw_liger, {"T": 3})]
+    check(assay.Target(theirs, golden, cases=cases, backward=None, dot=dot), device=device)
+
+
+# -- TransformerEngine -----------------------------------------------------------------------------
+
+
+def draw_te(make, T, n=N, norm=True):
+    mixes = n * (n + 2)
+    weights = {"phi": make.normal(mixes, n * DIM, std=0.3), "alpha": make.normal(3), "beta": make.normal(1, mixes)}
+    if norm:
+        weights["norm_weight"] = 1 + make.normal(n * DIM, std=0.3)
+    return {"x": make.normal(T, 2, DIM, n), **weights}
+
+
+@pytest.mark.parametrize("norm", [True, False], ids=["norm_weight", "no_norm_weight"])
+@pytest.mark.parametrize("n", [2, 4])
+def test_transformer_engines_weights_give_its_formula(norm, n):
+    def candidate(x, **state):
+        made = connection(*mhc.from_te(state, n=n))
+        return mhc.streams_to_te(made(mhc.streams_from_te(x)))
+
+    def golden(x, phi, alpha, beta, norm_weight=None):
+        return formulas.te_connection(x, phi, alpha, beta, norm_weight, torch.tanh)
+
+    check(target(candidate, golden, draw_te, n=n, norm=norm))
+
+
+def test_streams_change_their_place_and_nothing_else():
+    x = torch.randn(2, 3, DIM, N)
+    ours = mhc.streams_from_te(x)
+    assert ours.is_contiguous() and all(torch.equal(ours[..., i, :], x[..., i]) for i in range(N))
+    assert torch.equal(mhc.streams_to_te(ours), x) and mhc.streams_to_te(ours).is_contiguous()
+    with pytest.raises(ShapeError, match="mhc.streams_from_te: x has 1 dimensions, wanted at least 2"):
+        mhc.streams_from_te(x[0, 0, 0])
+
+
+# -- there and back, and mistakes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("project", ["hf", "liger", "te"])
+def test_there_and_back_is_exact(project):
+    weights = {"fn": torch.randn(M, K), "base": torch.randn(M), "scale": torch.randn(3)}
+    weights |= {"norm_weight": torch.randn(K)} if project == "te" else {}
+    theirs = getattr(mhc, f"to_{project}")(weights)
+    ours, options = getattr(mhc, f"from_{project}")(theirs)
+    assert ours.keys() == weights.keys() and all(torch.equal(ours[name], weights[name]) for name in weights)
+    again = getattr(mhc, f"to_{project}")(ours)
+    assert all(torch.equal(again[name], theirs[name]) for name in theirs)
+    assert not any(value.requires_grad for value in (*ours.values(), *theirs.values()))
+    mhc.HyperConnection(DIM, nn.Identity(), **options).load_state_dict(ours)
+
+
+def test_options_carry_what_layouts_do_not():
+    liger = mhc.from_liger(mhc.to_liger(mhc.HyperConnection(DIM, torch.tanh).state_dict()))[1]
+    assert liger == {"n": N, "orientation": "out_in", "pre_eps": 0.0}
+    te = mhc.from_te(mhc.to_te(mhc.HyperConnection(DIM, torch.tanh, gamma=True).state_dict()))[1]
+    assert te == {
+        "n": N, "form": "log", "rms_eps": 1.1920928955078125e-07, "pre_eps": 0.0, "orientation": "in_out",
+        "gamma": True,
+    }  # fmt: skip
+
+
+OURS, AND = "fn, base, scale", "fn, base and scale"
+FIVE = "phi, b, alpha_pre, alpha_post, alpha_res"
+
+
+def without(state, name):
+    return {key: value for key, value in state.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    "convert, message",
+    [
+        (
+            lambda: mhc.from_liger(without(LIGER, "b")),
+            f"mhc.from_liger: lacks b; wanted {FIVE}; found: phi, alpha_pre, alpha_post, alpha_res",
+        ),
+        (
+            lambda: mhc.from_liger(LIGER | {"gamma": torch.ones(K)}),
+            f"mhc.from_liger: has unknown gamma; wanted {FIVE}; found: {FIVE}, gamma",
+        ),
+        (
+            lambda: mhc.from_liger(LIGER | {"phi": torch.randn(K, M - 1)}),
+            "mhc.from_liger: phi is [24, 23], wanted phi [K, M] = [n*dim, n*(n+2)]",
+        ),
+        (
+            lambda: mhc.from_liger(LIGER | {"b": torch.zeros(M - 1)}),
+            "mhc.from_liger: b is [23], wanted 24 elements",
+        ),
+        (
+            lambda: mhc.from_te(without(TE, "alpha")),
+            "mhc.from_te: lacks alpha; wanted phi, alpha, beta (and perhaps norm_weight); found: phi, beta",
+        ),
+        (
+            lambda: mhc.from_te(TE, n=2),
+            "mhc.from_te: phi is [24, 24], wanted phi [M, K] = [8, dim*2] for n=2",
+        ),
+        (
+            lambda: mhc.from_te(TE | {"norm_weight": torch.ones(5)}),
+            "mhc.from_te: norm_weight is [5], wanted 24 elements",
+        ),
+        (
+            lambda: mhc.from_hf({"a.fn": torch.ones(1)}, "a"),
+            f"mhc.from_hf: no {AND} under prefix 'a' (tried a.fn, a_fn, a.hc_fn); keys of hyper-connections: a.fn",
+        ),
+        (
+            lambda: mhc.from_hf({"weight": torch.ones(1)}),
+            f"mhc.from_hf: no {AND} under prefix '' (tried fn, hc_fn); keys: weight",
+        ),
+        (lambda: mhc.from_hf(HF | {"scale": torch.ones(4)}), "mhc.from_hf: scale is [4], wanted 3 elements"),
+        (
+            lambda: mhc.from_hf(HF, config=CONFIG | {"hc_mult": 2}),
+            "mhc.from_hf: fn has n=4, but the config says hc_mult=2",
+        ),
+        (
+            lambda: mhc.from_hf(HF, config=without(CONFIG, "hc_sinkhorn_iters")),
+            "mhc.from_hf: the config lacks hc_sinkhorn_iters; found: hc_mult, hc_eps, rms_norm_eps",
+        ),
+        (
+            lambda: mhc.to_hf(HF | {"norm_weight": torch.ones(K)}),
+            "mhc.to_hf: there is a norm_weight, which the model has no place for; use fn * norm_weight",
+        ),
+        (
+            lambda: mhc.to_liger(HF | {"norm_weight": torch.ones(K)}),
+            "mhc.to_liger: there is a norm_weight, which Liger has no place for; use fn * norm_weight",
+        ),
+        (
+            lambda: mhc.to_te(TE),
+            f"mhc.to_te: lacks {OURS}; wanted {OURS} (and perhaps norm_weight); found: phi, alpha, beta",
+        ),
+    ],
+)
+def test_a_wrong_or_missing_key_is_named_with_what_was_found(convert, message):
+    with pytest.raises(ValueError) as caught:
+        convert()
+    assert str(caught.value) == message
