@@ -150,7 +150,7 @@ def _moved(session: Session, done: Run, references: References) -> bool:
     for name, y in results(session, done).items():
         expected, before = references.values.get(name), session.ref.bounded.get(name)
         if expected is not None and before is not None and expected.shape == y.shape and first[name] is not None:
-            apart = (y.double() - first[name].double()).abs() > 2 * SLACK * before.bound
-            if bool((apart & (expected == before.value)).any()):
+            still = (y.double() - first[name].double()).abs() <= 2 * SLACK * before.bound
+            if bool((~still & (expected == before.value)).any()):
                 return True
     return False

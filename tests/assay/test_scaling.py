@@ -1,0 +1,108 @@
+"""Other magnitudes: powers of two, equal values, an offset, NaN and Inf."""
+
+import torch
+
+from assay.kernels import normed, plain_sum, probes_of, rmsnorm, target, texts
+from goldsmith import assay
+
+
+def scaled(kernel, golden, cases=normed, **more):
+    return assay.check(target(kernel, golden, cases, **more), probes="scaling", raises=False)
+
+
+def softmax(x, w, eps):
+    return torch.softmax(x, -1)
+
+
+def where(report):
+    return {r.run for r in report.rows if r.state == "bad"}
+
+
+def test_an_absolute_epsilon_shows_at_small_scale_only():
+    def golden(x, w, eps):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+
+    def absolute(x, w, eps):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-9)
+
+    report = scaled(absolute, golden)
+    assert probes_of(report) == {"scaling"} and where(report) == {"scale:2^-12"}
+
+
+def test_a_softmax_without_its_maximum_overflows_at_large_scale():
+    report = scaled(lambda x, w, eps: torch.exp(x) / torch.exp(x).sum(-1, keepdim=True), softmax)
+    assert any(t.startswith("y has NaN where the golden is a number") for t in texts(report))
+    assert {"scale:2^12", "values:offset"} & where(report)
+
+
+def test_cancellation_in_one_pass_shows_at_an_offset():
+    def golden(x, w, eps):
+        d = x - x.mean(-1, keepdim=True)
+        return d.square().mean(-1)
+
+    def one_pass(x, w, eps):
+        return x.square().mean(-1) - x.mean(-1).square()
+
+    assert where(scaled(one_pass, golden)) == {"values:offset", "values:flat"} or "values:offset" in where(
+        scaled(one_pass, golden)
+    )
+    assert scaled(golden, golden).ok
+
+
+def test_swallowed_nan_and_inf_are_certain_where_they_matter():
+    report = scaled(lambda x, w, eps: torch.nan_to_num(rmsnorm(x, w, eps)), rmsnorm)
+    assert texts(report)[0].startswith("values:nan is swallowed: y is finite where the golden is not: ")
+
+    def relu(x, w, eps):  # the golden itself lets go of what does not matter
+        return torch.where(x > 0, x, 0.0)
+
+    assert scaled(relu, relu).ok
+
+
+def test_nan_where_the_golden_is_finite_is_certain():
+    def mean_of_all(x, w, eps):
+        return rmsnorm(x, w, eps) + 0 * x.sum()
+
+    report = scaled(mean_of_all, rmsnorm)
+    assert any(t.startswith("values:nan: y is not finite where the golden is: ") for t in texts(report, "scaling"))
+
+
+def test_a_division_by_zero_on_equal_values_is_found_and_the_goldens_own_is_not():
+    def golden(x, w, eps):
+        d = x - x.mean(-1, keepdim=True)
+        return d * torch.rsqrt(d.square().mean(-1, keepdim=True) + eps)
+
+    def no_eps(x, w, eps):
+        d = x - x.mean(-1, keepdim=True)
+        return d * torch.rsqrt(d.square().mean(-1, keepdim=True))
+
+    def golden_without(x, w):
+        return no_eps(x, w, 0)
+
+    assert "values:flat" in where(scaled(no_eps, golden))
+    assert assay.check(target(golden_without, golden_without), probes="scaling").ok
+
+
+def test_what_overflows_in_the_compute_precision_is_not_asked_of_the_candidate():
+    def cubed(x, w):
+        return ((x * 1e12) ** 3).sum(-1) * 1e-36
+
+    report = assay.check(target(cubed, cubed, backward=None), probes="scaling", raises=False)
+    assert report.ok, str(report)
+
+
+def test_values_that_a_kernel_refuses_are_a_note():
+    def kernel(x, w):
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError("x holds NaN or Inf")
+        return plain_sum(x, w)
+
+    report = assay.check(target(kernel), probes="scaling")
+    assert {n.text for n in report.notes} == {"values:nan is refused with ValueError"}
+
+
+def test_large_inputs_stay_within_float16():
+    def kernel(x, w, eps):
+        return rmsnorm(x.float(), w.float(), eps).to(x.dtype)
+
+    assert assay.check(target(kernel, rmsnorm, normed, dtypes=(torch.float16,)), probes="scaling").ok

@@ -1,0 +1,180 @@
+"""Dependence: which slices reach what, in a few runs where many slices share one, and alone where they cannot."""
+
+import math
+
+import pytest
+import torch
+
+from assay.kernels import autograd, plain_sum, probes_of, rows, sum_gradients, target, texts, weighted_sum
+from goldsmith import assay
+from goldsmith.assay.probes import taint_screen
+
+
+def tainted(kernel, golden=weighted_sum, cases=rows, **more):
+    return assay.check(target(kernel, golden, cases, **more), probes="taint", raises=False)
+
+
+def found_alone(kernel, golden=weighted_sum, cases=rows, monkeypatch=None, **more):
+    """What the probe says without what `values` has found already: its tensors are judged all the same."""
+    monkeypatch.setattr("goldsmith.assay.probes.values.judge", lambda *a, **k: set())
+    return texts(tainted(kernel, golden, cases, **more), "taint")
+
+
+def slice_texts(kernel, cases=rows, golden=weighted_sum):
+    seen = []
+    kept = taint_screen.remaining
+
+    def spy(session, slices):
+        seen.append((slices, kept(session, slices)))
+        return seen[-1][1]
+
+    taint_screen.remaining = spy
+    try:
+        report = tainted(kernel, golden, cases)
+    finally:
+        taint_screen.remaining = kept
+    ((all_of_them, left),) = seen
+    return report, [s.text for s in all_of_them], [s.text for s in left]
+
+
+def test_first_last_and_a_random_slice_of_every_axis_are_tried_each_once():
+    _, tried, _ = slice_texts(plain_sum)
+    assert [t for t in tried if t.startswith("x[axis T")][:2] == ["x[axis T = 0]", "x[axis T = 11]"]
+    assert len(tried) == 9  # three of x's T, of its D, and of w's only axis
+
+    @assay.case(T=[1], D=[1])
+    def single(make, T, D):
+        return {"x": make.normal(T, D), "w": make.normal(D)}
+
+    _, tried, _ = slice_texts(plain_sum, single)
+    assert len(tried) == 4  # the only element of each, with NaN and with a number
+
+
+def test_a_right_kernel_is_cleared_in_fewer_runs_than_there_are_slices():
+    report, tried, left = slice_texts(plain_sum)
+    runs = next(p.runs for p in report.probes if p.name == "taint")
+    assert report.ok and not left and runs < len(tried)
+
+
+def cut(x, w):
+    return (x * w)[:, :-1].sum(-1)
+
+
+def wide_grid(x, w):
+    return torch.cat([plain_sum(x, w)[:-1], torch.full((1,), 1.5)])
+
+
+def test_a_slice_without_influence_is_named(monkeypatch):
+    said = found_alone(cut, backward=None, monkeypatch=monkeypatch)
+    share = "every element; 12 of 12 elements (100 %)"
+    text = (
+        f"x[axis D = 39] has no influence on y ({share}), in the golden it has: a reduction cut short, or a wrong mask"
+    )
+    assert text in said
+
+
+def test_a_row_that_is_never_read_is_named_with_where_it_shows(monkeypatch):
+    said = found_alone(wide_grid, backward=None, monkeypatch=monkeypatch)
+    assert any(t.startswith("x[axis T = 11] has no influence on y (axis T: 11 (to the end); 1 of 12") for t in said)
+
+
+def test_a_cut_gradient_is_named_where_the_forward_is_right(monkeypatch):
+    def backward(x, w, g):
+        dx, _ = sum_gradients(x, w, g)
+        return dx, (g[:-1, None] * x[:-1]).sum(0)
+
+    said = found_alone(autograd(plain_sum, backward), monkeypatch=monkeypatch)
+    assert any("x[axis T = 11] has no influence on w.grad" in t for t in said), said
+
+
+def leak(x, w):
+    """Every row adds 0 times the first element of the next."""
+    return plain_sum(x, w) + 0 * torch.cat([x[1:, 0], x[-1:, 0]])
+
+
+def test_a_leak_shows_as_nan_in_other_rows():
+    report = tainted(leak, backward=None)
+    share = "axis T: 10; 1 of 12 elements (8.33 %)"
+    text = f"NaN in x[axis T = 11] reaches y ({share}), in the golden it does not: a wrong mask, or a stray read"
+    assert text in texts(report) and probes_of(report) == {"taint"}
+
+
+def test_a_leak_through_a_maximum_that_swallows_nan_shows_by_the_large_number():
+    """The maximum also looks at the row above, and drops NaN, as Triton's does."""
+
+    def golden(x, w):
+        top = (x * w).amax(-1, keepdim=True)
+        return torch.exp(x * w - top).sum(-1) + 0 * top.squeeze(-1)
+
+    def kernel(x, w):
+        z = x * w
+        wider = torch.cat([z, z.roll(1, 0)], 1)
+        top = torch.nan_to_num(wider, nan=-math.inf).amax(-1, keepdim=True)
+        own = z.amax(-1, keepdim=True)
+        return torch.exp(z - top).sum(-1) * torch.exp(top - own).squeeze(-1)
+
+    report = tainted(kernel, golden, backward=None)
+    assert not report.ok and any("a large number in x[axis T = " in t for t in texts(report, "taint")), texts(report)
+
+
+def test_nan_that_a_right_maximum_swallows_is_no_finding():
+    def golden(x, w):
+        return (x * w).amax(-1)
+
+    def kernel(x, w):
+        return torch.nan_to_num(x * w, nan=-math.inf).amax(-1)
+
+    assert tainted(kernel, golden, backward=None).ok
+
+
+def test_saturation_hides_a_slice_from_the_screen_and_it_is_run_alone():
+    def gate(x, w):
+        return torch.sigmoid(100 * (x * w)).sum(-1)
+
+    def kernel(x, w):
+        return torch.sigmoid(100 * (x.flip(-1) * w.flip(-1))).sum(-1)
+
+    report, _, left = slice_texts(kernel, golden=gate)
+    assert report.ok and left
+
+
+def test_influence_is_judged_where_bounds_are_open():
+    """Forty steps of x -> 2 x - tanh(x): the bound is open, and legal orders say what is noise."""
+
+    def open_bound(x, w):
+        h = x * w * 1e-3
+        for _ in range(40):
+            h = h / (h.sum(-1, keepdim=True) + 3)
+            h = h * 3
+        return h
+
+    def stale(x, w):
+        return torch.cat([open_bound(x, w)[:-1], torch.full_like(x[-1:], 1e-3)])
+
+    assert tainted(open_bound, open_bound, backward=None).ok
+    report = tainted(stale, open_bound, backward=None)
+    assert not report.ok
+
+
+@pytest.mark.parametrize("kernel", [lambda x, w: plain_sum(x.flip(-1), w.flip(-1)), plain_sum])
+def test_with_decisions_every_slice_is_run_alone(kernel):
+    @assay.case(T=[8], E=[6])
+    def scored(make, T, E):
+        return {"scores": make.normal(T, E), "k": 2}
+
+    def route(scores, k):
+        index = assay.stage("index", scores.topk(k, -1).indices)
+        return {"weight": scores.gather(-1, index), "index": index}
+
+    one = assay.Target(route, route, cases=scored, decisions={"index": assay.topk(scores="scores", k="k")})
+    report = assay.check(one, probes="taint")
+    assert report.ok and next(p.runs for p in report.probes if p.name == "taint") == 6
+
+
+def test_a_kernel_that_refuses_nan_is_not_accused():
+    def kernel(x, w):
+        if not bool(torch.isfinite(x).all() and torch.isfinite(w).all()):
+            raise ValueError("inputs must be finite")
+        return plain_sum(x, w)
+
+    assert assay.check(target(kernel)).ok
