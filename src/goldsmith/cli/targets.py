@@ -124,12 +124,13 @@ def _split(op: Op, given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, An
 
 @dataclass(frozen=True)
 class Named:
-    """What a name on the command line stands for."""
+    """What a name on the command line stands for: an operator, or the target at `index` of what `source` names."""
 
     name: str
-    source: str  # the name on the command line that led to it
+    source: str
     op: Op | None = None
     target: Target | None = None
+    index: int = 0
 
 
 def find(names: Iterable[str]) -> list[Named]:
@@ -139,8 +140,10 @@ def find(names: Iterable[str]) -> list[Named]:
     names = list(names) or list(ops)
     for name in names:
         if ":" in name:
-            for target in load_targets(name):
-                found.setdefault(f"{name}#{target.name}", Named(str(target.name), name, target=target))
+            for index, target in enumerate(load_targets(name)):
+                taken = [n.name for n in found.values()]
+                own = next(n for n in _names(str(target.name), name, index) if n not in taken)
+                found.setdefault(f"{name}#{index}", Named(own, name, target=target, index=index))
             continue
         members = [o for o in ops if o == name or o.startswith(name + ".")]
         if not members:
@@ -148,6 +151,11 @@ def find(names: Iterable[str]) -> list[Named]:
         for member in members:
             found.setdefault(member, Named(member, member, op=ops[member]))
     return list(found.values())
+
+
+def _names(own: str, source: str, index: int) -> tuple[str, str, str]:
+    """What a target may be called in tables: its own name, unless another has it."""
+    return own, f"{own} ({source})", f"{own} ({source} #{index + 1})"
 
 
 def _unknown(name: str, ops: dict[str, Op]) -> str:

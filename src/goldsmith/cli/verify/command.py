@@ -146,6 +146,8 @@ def verify(request: Request, err: Any) -> Outcome:
     problems = [p.problem for p in outcome.proofs if p.problem]
     if problems and not any(p.reports for p in outcome.proofs):
         raise Problem(problems[0])
+    if not outcome.interrupted and not outcome.broken:
+        outcome.remarks += filter(None, [examined(job for proof in outcome.proofs for job in proof.jobs)])
     outcome.seconds = time.monotonic() - began
     return outcome
 
@@ -180,6 +182,7 @@ def _plan(pool: Pool, request: Request) -> Outcome:
             p["how"],
             p["reason"],
             p["source"],
+            p["index"],
             p["left_out"],
         )
         for p in reply["proofs"]
@@ -191,7 +194,6 @@ def _plan(pool: Pool, request: Request) -> Outcome:
             f"Triton kernels ran through Triton's interpreter on the CPU ({why}), at small sizes: this proves their "
             "arithmetic and masks, not their behaviour on a GPU."
         )
-    outcome.remarks += filter(None, [examined(job for proof in proofs for job in proof.jobs)])
     return outcome
 
 
@@ -209,7 +211,7 @@ def _check(pool: Pool, outcome: Outcome, request: Request, err: Any) -> None:
                 pool.size = 1  # these ran out of memory beside others
             for job, reply in pool.run(retried if alone else jobs):
                 proof, dtype = outcome.proofs[job["proof"]], job["dtype"]
-                case = f"{job['case']} {dtype}"
+                case = job["label"]
                 if isinstance(reply, Died):
                     proof.reports.append(crash_report(proof, case, dtype, reply))
                 elif "problem" in reply:
@@ -235,6 +237,7 @@ def _message(number: int, proof: Any, job: Job, request: Request) -> dict[str, A
         "do": "check",
         "proof": number,
         "source": proof.source,
+        "index": proof.index,
         "name": proof.operator,
         "backend": proof.backend,
         "device": proof.device,

@@ -21,6 +21,7 @@ from .pool import Died
 from .select import Job
 
 GOOD_MAPS, BAD_MAPS = 1, 6
+INTERRUPTED = "interrupted"
 CANNOT_RUN = "cannot_run"
 NOT_SELECTED = "not selected"  # what assay.check says of a probe that was not asked for
 
@@ -36,6 +37,7 @@ class Proof:
     how: str = ""
     reason: str = ""
     source: str = ""
+    index: int = 0  # of the target in what `source` names
     left_out: list[tuple[int, str]] = field(default_factory=list)  # cases that a run of this size does not try
     reports: list[Report] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)  # case -> why it cannot run here
@@ -60,7 +62,7 @@ class Proof:
         if not reason and self.skipped:
             reason = next(iter(self.skipped.values()))
         if not reason and not self.complete:
-            reason = "interrupted before its first case was finished"
+            reason = f"{INTERRUPTED} before its first case was finished"
         return Entry(self.operator, self.backend, None, reason or "it has no cases")
 
     def report(self) -> Report:
@@ -68,7 +70,7 @@ class Proof:
         merged.notes += [Note(CANNOT_RUN, "", reason, case) for case, reason in self.skipped.items()]
         merged.cases += [case for case in self.skipped if case not in merged.cases]
         if not self.complete:
-            merged.partial = f"interrupted after {self.done} of {len(self.jobs)} cases"
+            merged.partial = f"{INTERRUPTED} after {self.done} of {len(self.jobs)} cases"
         if self.problem:
             merged.partial = self.problem
         return merged

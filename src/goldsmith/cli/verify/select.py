@@ -33,10 +33,14 @@ SIZES = ("quick", "default", "thorough")
 
 @dataclass(frozen=True)
 class Job:
-    """One case in one dtype: `probes` None is all of them; `cost` is in seconds on two slow cores, roughly."""
+    """One case in one dtype: `probes` None is all of them; `cost` is in seconds on two slow cores, roughly.
+
+    `label` is what reports call it: the case's name, with the dtype where the target has several.
+    """
 
     case: str
     dtype: str
+    label: str
     probes: tuple[str, ...] | None = None
     cost: float = 1.0
 
@@ -68,7 +72,9 @@ def choose(op: Op, device: str, interpreted: bool, size: str, dtype: str | None)
 
     bfloat16 is not proved in the interpreter unless asked for by name: there its stores truncate where hardware rounds.
     """
-    dtypes = [_name(d) for d in op_dtypes(op)] if dtype is None else [dtype]
+    known = [_name(d) for d in op_dtypes(op)]
+    job = _Jobs(known, interpreted)
+    dtypes = list(known) if dtype is None else [dtype]
     truncated = interpreted and dtype is None and "bfloat16" in dtypes
     if truncated:
         dtypes.remove("bfloat16")
@@ -79,7 +85,7 @@ def choose(op: Op, device: str, interpreted: bool, size: str, dtype: str | None)
     typical = _typical(cases)
     if size == "quick":
         total = len(op.cases) * (len(dtypes) + truncated)
-        return Choice([_job(typical, dtypes[0], VALUES, interpreted)], [(total - 1, "cases that --quick leaves out")])
+        return Choice([job(typical, dtypes[0], VALUES)], [(total - 1, "cases that --quick leaves out")])
     large = (len(op.cases) - len(cases)) * len(dtypes)
     left_out = [(large, f"large cases, which {'a GPU runs' if interpreted else 'a GPU or --thorough runs'}")]
     if truncated:
@@ -87,16 +93,16 @@ def choose(op: Op, device: str, interpreted: bool, size: str, dtype: str | None)
         left_out.append((len(op.cases), text))
     everything = [(c, d) for d in dtypes for c in cases]
     if size == "thorough":
-        return Choice([_job(c, d, None, interpreted) for c, d in everything], _some(left_out))
+        return Choice([job(c, d, None) for c, d in everything], _some(left_out))
     if interpreted:
         kept = _spread(cases, typical)
-        jobs = [_job(c, dtypes[0], CONTRACT if c is typical else VALUES, True) for c in kept]
+        jobs = [job(c, dtypes[0], CONTRACT if c is typical else VALUES) for c in kept]
         left_out.append((len(everything) - len(jobs), "small cases in the interpreter, which --thorough runs"))
     elif on_gpu:
-        jobs = [_job(c, d, _ordinary(c, typical)) for c, d in everything]
+        jobs = [job(c, d, _ordinary(c, typical)) for c, d in everything]
     else:
-        jobs = [_job(c, dtypes[0], _ordinary(c, typical)) for c in cases]
-        jobs += [_job(typical, d, VALUES) for d in dtypes[1:]]
+        jobs = [job(c, dtypes[0], _ordinary(c, typical)) for c in cases]
+        jobs += [job(typical, d, VALUES) for d in dtypes[1:]]
         left_out.append((len(everything) - len(jobs), "small cases in further dtypes, which --thorough runs"))
     return Choice(jobs, _some(left_out))
 
@@ -107,13 +113,14 @@ def _some(left_out: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 def choose_own(target: Any, size: str, dtype: str | None) -> Choice:
     """The jobs of a target of the user's own: every case in every dtype through all probes, or one with --quick."""
-    dtypes = [dtype] if dtype is not None else [_name(d) for d in target.dtypes]
+    known = [_name(d) for d in target.dtypes]
+    job, dtypes = _Jobs(known), known if dtype is None else [dtype]
     if size == "quick":
         number = len(target.cases) * len(dtypes) - 1
         return Choice(
-            [_job(_typical(target.cases), dtypes[0], VALUES)], _some([(number, "cases that --quick leaves out")])
+            [job(_typical(target.cases), dtypes[0], VALUES)], _some([(number, "cases that --quick leaves out")])
         )
-    return Choice([_job(case, d, None) for d in dtypes for case in target.cases], [])
+    return Choice([job(case, d, None) for d in dtypes for case in target.cases], [])
 
 
 def examined(jobs: Iterable[Job]) -> str:
@@ -154,14 +161,25 @@ def elements(case: Any) -> int:
     """Elements of the largest input; of a large case the product of its sizes, which need not be drawn."""
     if "large" in case.tags:
         return math.prod(v for v in case.sizes.values() if isinstance(v, int) and not isinstance(v, bool))
-    drawn = case.build(torch.float32, "cpu", 0).values()
+    try:
+        drawn = case.build(torch.float32, "cpu", 0).values()
+    except Exception:  # noqa: BLE001  a user's case that cannot be drawn is told when it is run, with its name
+        return TYPICAL_ELEMENTS
     return max((v.numel() for v in drawn if isinstance(v, torch.Tensor)), default=0)
 
 
-def _job(case: Any, dtype: str, probes: tuple[str, ...] | None, interpreted: bool = False) -> Job:
-    runs = RUNS[probes]
-    seconds = 0.3 + 0.03 * runs + runs * (0.4 if interpreted else 0.01)
-    return Job(case.name, dtype, probes, seconds * (1 + elements(case) / 20_000))
+@dataclass(frozen=True)
+class _Jobs:
+    """Makes jobs of one target: knows its dtypes, and whether its kernels are interpreted."""
+
+    dtypes: Sequence[str]
+    interpreted: bool = False
+
+    def __call__(self, case: Any, dtype: str, probes: tuple[str, ...] | None) -> Job:
+        runs = RUNS[probes]
+        seconds = 0.3 + 0.03 * runs + runs * (0.4 if self.interpreted else 0.01)
+        label = case.name if case.given or list(self.dtypes) == [dtype] else f"{case.name} {dtype}"
+        return Job(case.name, dtype, label, probes, seconds * (1 + elements(case) / 20_000))
 
 
 def _name(dtype: torch.dtype) -> str:

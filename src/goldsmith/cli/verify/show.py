@@ -15,7 +15,7 @@ from rich.text import Text
 from ...assay.html.view import NOT_JUDGED, Entry, case_states, number, ranked, worst_ratio
 from ...assay.results import QUALITY, Finding
 from ..say import count, duration
-from .merge import Proof
+from .merge import INTERRUPTED, Proof
 
 if TYPE_CHECKING:
     from .command import Outcome
@@ -94,7 +94,7 @@ def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
         last = entry.operator
         backend = escape(entry.backend) + (f" [dim]({hows[entry.name]})[/]" if hows.get(entry.name) else "")
         if entry.report is None:
-            table.add_row(operator, backend, WORDS["absent"], "", "", "")
+            table.add_row(operator, backend, WORDS["partial" if INTERRUPTED in entry.reason else "absent"], "", "", "")
             continue
         states = case_states(entry.report)
         right = sum(s in ("ok", "quality") for s in states.values())
@@ -179,7 +179,7 @@ def failures(console: Console, entries: Sequence[Entry]) -> None:
 def conclusion(entries: Sequence[Entry], seconds: float) -> str:
     made = [e for e in entries if e.report is not None]
     failed = [e for e in made if e.failed]
-    unfinished = [e for e in entries if e.verdict == "partial" or "interrupted" in e.reason]
+    unfinished = [e for e in entries if e.verdict == "partial" or INTERRUPTED in e.reason]
     absent = len(entries) - len(made)
     cases = sum(len(e.report.cases) for e in made if e.report)
     counted = f"{count(len(made), 'proof')}, {count(cases, 'case')}, {duration(seconds)}"

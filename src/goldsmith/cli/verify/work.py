@@ -14,7 +14,7 @@ from ...assay.results import ErrorMap, Report, TargetError
 from ...assay.target import Target
 from ...core.device import machine
 from ...core.op import Op
-from ..targets import Named, UnknownName, find, op_target
+from ..targets import Named, UnknownName, find, load_targets, op_target
 from .select import Choice, choose, choose_own
 
 BAD_CELLS, GOOD_CELLS, BAD_MAPS = 64, 40, 3
@@ -24,8 +24,7 @@ class Session:
     """Keeps the targets of one worker, so that each is declared once."""
 
     def __init__(self) -> None:
-        self.targets: dict[tuple[str, str], Target] = {}
-        self.named: dict[str, Named] = {}
+        self.targets: dict[tuple[str, int, str], Target] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["do"] == "plan":
@@ -49,7 +48,7 @@ class Session:
         if named.target is not None:
             choice = choose_own(named.target, size, dtype)
             how = "interpreter" if machine().interpreter and "triton" in sys.modules else ""
-            return [_proof(named.name, "", device, choice, how, "", named.source)]
+            return [_proof(named.name, "", device, choice, how, "", named.source, named.index)]
         op = named.op
         if op is None:
             raise ValueError(f"{named.name} is neither operator nor target")
@@ -85,27 +84,25 @@ class Session:
         return {"report": smaller(report).to_json()}
 
     def _target(self, request: dict[str, Any]) -> Target:
-        key = (request["name"], request["backend"])
+        key = (request["source"], request["index"], request["backend"])
         if key not in self.targets:
-            for named in find([request["source"]]):
-                self.named[named.name] = named
-                if named.target is not None:
-                    self.targets[named.name, ""] = named.target
-                elif named.op is not None and named.name == request["name"]:
-                    self.targets[key] = op_target(named.op, request["backend"], device=request["device"])
+            if ":" in request["source"]:
+                self.targets[key] = load_targets(request["source"])[request["index"]]
+            else:
+                self.targets[key] = op_target(Op.get(request["source"]), request["backend"], device=request["device"])
         return self.targets[key]
 
     def _case_reason(self, request: dict[str, Any], case: Any, dtype: torch.dtype, device: str) -> str | None:
-        op = self.named[request["name"]].op
-        if op is None:
+        if ":" in request["source"]:
             return None
+        op = Op.get(request["source"])
         given = case.build(dtype, device, request["seed"])
         tensors = [given.get(name) for name in op.inputs]
         return op.why_not(request["backend"], *tensors, **{o: given[o] for o in op.options})
 
 
 def _proof(
-    operator: str, backend: str, device: str, choice: Choice, how: str, reason: str, source: str
+    operator: str, backend: str, device: str, choice: Choice, how: str, reason: str, source: str, index: int = 0
 ) -> dict[str, Any]:
     return {
         "operator": operator,
@@ -116,6 +113,7 @@ def _proof(
         "how": how,
         "reason": reason,
         "source": source,
+        "index": index,
     }
 
 

@@ -6,17 +6,20 @@ down and nothing else; the parent reports the signal as evidence. What a candida
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import os
+import signal
 import sys
 import traceback
 from typing import IO, Any
 
-MAP_CELLS, MAPS_SENT = 64, 4
+DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 
 def main() -> None:
+    _die_with_parent()
     requests, replies = _private_pipes()
     faulthandler.enable()  # a fatal signal then leaves the Python frames that led to it on stderr
     _choose_interpreter("on" if "--interpret" in sys.argv else "auto")
@@ -33,6 +36,12 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001  whatever breaks in the assay must reach the parent, not end the run
             reply = {"broken": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         _send(replies, {"id": request["id"], **reply})
+
+
+def _die_with_parent() -> None:
+    """A candidate that hangs must not outlive a parent that was killed (Linux; elsewhere the closed pipe has to do)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def _private_pipes() -> tuple[IO[str], IO[str]]:
