@@ -51,7 +51,7 @@ def gradients(function, x, parameters):
     return [y.detach(), *torch.autograd.grad(y, [x, *parameters], cotangent)]
 
 
-def held_to_formulas(module, connections, *, tokens=(2, 3), n=4, dim=DIM, **options):
+def held_to_formulas(module, connections, *, tokens=(2, 3), n=4, dim=DIM, iterations=20, **options):
     """A module of connections as a target: outputs and every gradient, against the formulas of `hf_connection`."""
     shapes = {name: p.shape for name, p in module.named_parameters()}
     short = {name: name.replace(".", "_") for name in shapes}
@@ -75,7 +75,7 @@ def held_to_formulas(module, connections, *, tokens=(2, 3), n=4, dim=DIM, **opti
             def layer(h, weight=weight, gain=gain):
                 return torch.tanh(formulas.rms_norm(h, gain) @ weight.mT)
 
-            x = formulas.hf_connection(x, fn, base, scale, layer)
+            x = formulas.hf_connection(x, fn, base, scale, layer, iterations=iterations)
         return x
 
     return assay.Target(candidate, golden, cases=[Case("network", draw)], name="network", **options)

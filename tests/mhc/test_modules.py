@@ -116,10 +116,10 @@ def test_a_connection_is_born_on_the_device_that_is_named():
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("backend", ["reference", "triton"])
 def test_a_connection_and_all_its_gradients_are_held_to_the_formulas(backend, recompute):
-    made = connection(backend=backend, recompute=recompute)
-    tokens = (2, 3) if backend == "reference" else (2,)
+    tokens, iterations = ((2, 3), 20) if backend == "reference" else ((2,), 3)
+    made = connection(backend=backend, recompute=recompute, iterations=iterations)
     dtypes = (torch.float32, torch.bfloat16) if GPU else (torch.float32,)
-    check(held_to_formulas(made, [""], tokens=tokens, dtypes=dtypes), device=DEVICE)
+    check(held_to_formulas(made, [""], tokens=tokens, iterations=iterations, dtypes=dtypes), device=DEVICE)
 
 
 @pytest.mark.parametrize("gamma", [False, True])
@@ -224,7 +224,7 @@ def test_compiles_as_one_graph_with_the_same_results_and_gradients(recompute):
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
 def test_checkpoint_gives_the_same_gradients_bit_for_bit(backend):
-    made = connection(backend=backend).to(DEVICE)
+    made = connection(backend=backend, iterations=3).to(DEVICE)
     x, parameters = x_of(2).to(DEVICE), list(made.parameters())
     again = gradients(lambda x: checkpoint(made, x, use_reentrant=False), x, parameters)
     for plain, checkpointed in zip(gradients(made, x, parameters), again, strict=True):

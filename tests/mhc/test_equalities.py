@@ -1,0 +1,168 @@
+"""Equalities that need no golden: the plain residual network, boundary, recomputation, permuted streams."""
+
+import pytest
+import torch
+from torch import nn
+
+from goldsmith import Op, mhc
+from mhc.networks import DIM, connection, gradients
+from mhc.wrong import equal
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+DTYPES = {"reference": [torch.float32, torch.bfloat16, torch.float16, torch.float64], "triton": [torch.float32]}
+if GPU:
+    DTYPES["triton"] += [torch.bfloat16, torch.float16]
+BACKENDS = [(backend, dtype) for backend, dtypes in DTYPES.items() for dtype in dtypes]
+
+
+# -- the plain residual network ---------------------------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    """x + layer(norm(x)), with the layers of hyper-connections."""
+
+    def __init__(self, connections):
+        super().__init__()
+        self.connections = connections
+
+    def forward(self, x):
+        for c in self.connections:
+            x = x + c.layer(c.norm(x))
+        return x
+
+
+class ScaleFree(nn.Module):
+    """An RMSNorm without eps: it gives the same for c x as for x."""
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["one_by_one", "HyperStack"])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+def test_with_scale_and_base_zero_streams_stay_equal_and_compute_the_plain_residual_network(n, stacked):
+    depth, eps = 6, 1e-6
+    connections = [connection(n=n).double() for _ in range(depth)]
+    for c in connections:
+        c.norm = ScaleFree()
+        with torch.no_grad():
+            c.scale.zero_()
+            c.base.zero_()
+    module = mhc.HyperStack(connections) if stacked else nn.Sequential(*connections)
+    x = torch.randn(5, DIM, dtype=torch.float64)
+    with torch.no_grad():
+        streams = module(mhc.expand(x, n, backend="reference"))
+        plain = Plain(connections)(x)
+    # h_in is a multiple of x, which the norm divides out; each mix scales x by a column's sum, 1 - 2 eps at worst
+    assert (streams - streams[:, :1]).abs().max() <= 1e-12 * plain.abs().max()
+    off = (streams - plain.unsqueeze(-2)).abs().max() / plain.abs().max()
+    assert 0 < off < 2 * eps * depth * 2, "2 for what the layers make of it"
+
+
+# -- boundary ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend, dtype", BACKENDS)
+@pytest.mark.parametrize("name", ["odd_dim", "three_streams", "out_in", "leading_dimensions", "cann"])
+def test_boundary_is_post_and_then_pre_bit_for_bit(name, backend, dtype):
+    op = Op.get("mhc.boundary")
+    values = next(c for c in op.cases if c.name == name).build(dtype, DEVICE)
+    options = {o: values[o] for o in op.options}
+    orientation = options.pop("orientation")
+    x, f, h_post, h_res, phi, alpha, bias = (values[i] for i in op.inputs[:7])
+    after = {"gamma": values.get("gamma"), "backend": backend, **options}
+    fused = mhc.boundary(x, f, h_post, h_res, phi, alpha, bias, orientation=orientation, **after)
+    x_next = mhc.post(x, f, h_post, h_res, orientation=orientation, backend=backend)
+    for one, two in zip(fused, (x_next, *mhc.pre(x_next, phi, alpha, bias, **after)), strict=True):
+        assert equal(one, two)
+
+
+@pytest.mark.parametrize("backend, dtype", BACKENDS)
+def test_pre_without_sinkhorn_and_then_sinkhorn_is_pre_bit_for_bit(backend, dtype):
+    op = Op.get("mhc.pre")
+    values = next(c for c in op.cases if c.name == "three_streams").build(dtype, DEVICE)
+    inputs, options = [values[i] for i in op.inputs[:4]], {o: values[o] for o in op.options} | {"backend": backend}
+    h_in, h_post, h_res = mhc.pre(*inputs, gamma=values["gamma"], **options)
+    h_in_2, h_post_2, logits = mhc.pre(*inputs, gamma=values["gamma"], **options | {"sinkhorn": False})
+    balanced = mhc.sinkhorn(logits, iterations=options["iterations"], eps=options["sinkhorn_eps"], backend=backend)
+    assert equal(h_in, h_in_2) and equal(h_post, h_post_2) and equal(h_res, balanced)
+
+
+@pytest.mark.parametrize("backend, dtype", BACKENDS)
+def test_coefficients_are_those_of_pre_bit_for_bit(backend, dtype):
+    op = Op.get("mhc.pre")
+    values = next(c for c in op.cases if c.name == "odd_dim").build(dtype, DEVICE)
+    inputs, options = [values[i] for i in op.inputs[:4]], {o: values[o] for o in op.options} | {"backend": backend}
+    _, h_post, h_res = mhc.pre(*inputs, gamma=values["gamma"], **options)
+    _, h_post_2, h_res_2 = mhc.coefficients(*inputs, gamma=values["gamma"], **options)
+    assert equal(h_post, h_post_2) and equal(h_res, h_res_2)
+
+
+# -- recomputation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend, dtype", [b for b in BACKENDS if b[1] != torch.float64])
+@pytest.mark.parametrize(
+    "options", [{}, {"gamma": True, "orientation": "out_in"}, {"coefficient_dtype": torch.bfloat16}]
+)
+def test_recomputation_changes_no_bit(options, backend, dtype):
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        made = connection(recompute=recompute, backend=backend, **options).to(DEVICE, dtype)
+        x = torch.randn(2, 4, DIM).to(DEVICE, dtype)
+        found.append(gradients(made, x, list(made.parameters())))
+    assert all(equal(kept, again) for kept, again in zip(*found, strict=True))
+
+
+def test_recomputation_under_autocast_and_with_dropout_in_the_layer_changes_no_bit():
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        made = connection(recompute=recompute)
+        made.layer = nn.Sequential(nn.Linear(DIM, DIM), nn.Dropout(0.5))  # runs once: its mask is the layer's to keep
+        x = torch.randn(8, 4, DIM)
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(gradients(made, x, list(made.parameters())))
+    assert all(equal(kept, again) for kept, again in zip(*found, strict=True))
+
+
+def test_a_norm_that_does_something_else_the_second_time_is_found_out():
+    dtypes = iter((torch.float32, torch.float64))
+    made = mhc.HyperConnection(DIM, torch.tanh, norm=lambda h: h.to(next(dtypes)), recompute=True, backend="reference")
+    y = made(torch.randn(2, 4, DIM))
+    with pytest.raises(RuntimeError, match="recomputing a connection gave other tensors than the first time"):
+        y.sum().backward()
+
+
+def test_streams_that_are_written_before_a_recomputed_backward_are_found_out():
+    made = connection(recompute=True)
+    x = torch.randn(2, 4, DIM)
+    y = made(x)
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation: \[2, 4, 6\] is at version 1, was at 0"):
+        y.sum().backward()
+
+
+# -- permuted streams -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_a_permutation_of_the_streams_permutes_what_comes_out(n):
+    """x, phi's columns, and the rows of phi and bias permuted alike; sums then run in another order, hence float64."""
+    torch.manual_seed(n)
+    made = connection(n=n, normed=False).double()
+    order = torch.randperm(n)
+    assert order.tolist() != list(range(n))
+    matrix = torch.arange(2 * n, 2 * n + n * n).reshape(n, n)[order][:, order].flatten()
+    mixes = torch.cat([order, n + order, matrix])
+    twin = connection(n=n, normed=False).double()
+    twin.layer = made.layer
+    with torch.no_grad():
+        twin.fn.copy_(made.fn[mixes].unflatten(1, (n, DIM))[:, order].flatten(1))
+        twin.base.copy_(made.base[mixes])
+        twin.scale.copy_(made.scale)
+    x = torch.randn(5, n, DIM, dtype=torch.float64)
+    torch.testing.assert_close(twin(x[:, order]), made(x)[:, order])
+    assert not torch.allclose(twin(x[:, order]), made(x))

@@ -1,0 +1,148 @@
+"""HyperStack, and what a connection keeps for its backward."""
+
+import pytest
+import torch
+from torch import nn
+
+from goldsmith import mhc
+from mhc.networks import DIM, connection, gradients, held_to_formulas
+from mhc.wrong import check, equal
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+
+
+def stack(count=3, **options):
+    torch.manual_seed(0)
+    return mhc.HyperStack([connection(**options) for _ in range(count)])
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_a_stack_and_all_its_gradients_are_held_to_the_formulas(backend):
+    tokens, iterations = ((2, 3), 20) if backend == "reference" else ((1,), 2)
+    made = stack(2, backend=backend, iterations=iterations)
+    dtypes = (torch.float32, torch.bfloat16) if GPU else (torch.float32,)
+    prefixes = ["connections_0_", "connections_1_"]
+    check(held_to_formulas(made, prefixes, tokens=tokens, iterations=iterations, dtypes=dtypes), device=DEVICE)
+
+
+def test_gradients_of_a_deep_stack_in_float64_are_those_that_central_differences_confirm():
+    """Before the assay judges the stack, it differentiates the formulas numerically, in two random directions."""
+    made = stack(4, iterations=5).double()
+    prefixes = [f"connections_{i}_" for i in range(4)]
+    check(held_to_formulas(made, prefixes, tokens=(2,), iterations=5, dtypes=(torch.float64,)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"orientation": "out_in"},
+        {"gamma": True, "iterations": 3},
+        {"coefficient_dtype": torch.bfloat16},
+        {"recompute": True},
+    ],
+    ids=str,
+)
+def test_a_stack_gives_what_its_connections_give_one_by_one(options, dtype):
+    made = stack(**options).to(dtype)
+    x = torch.randn(2, 4, DIM).to(dtype)
+    one_by_one = x
+    for c in made.connections:
+        one_by_one = c(one_by_one)
+    assert equal(made(x), one_by_one)
+
+
+def test_connections_that_differ_are_joined_as_each_of_them_asks():
+    torch.manual_seed(0)
+    options = [{}, {"recompute": True}, {"orientation": "out_in", "gamma": True}, {"iterations": 2, "pre_eps": 0.1}]
+    made = mhc.HyperStack([connection(**o) for o in options])
+    x = torch.randn(3, 4, DIM)
+    assert equal(made(x), nn.Sequential(*made.connections)(x))
+    stacked, apart = (gradients(m, x, list(made.parameters())) for m in (made, nn.Sequential(*made.connections)))
+    for a, b in zip(stacked, apart, strict=True):  # boundary does not round x_next's gradient in between: other bits
+        torch.testing.assert_close(a, b)
+
+
+def test_what_layers_return_besides_comes_back_in_a_list():
+    layers = (lambda h, k: (h * k, k + 1)), (lambda h, k: (h * k, k + 2, "more"))
+    made = mhc.HyperStack([mhc.HyperConnection(DIM, layer, backend="reference") for layer in layers])
+    x = torch.randn(2, 4, DIM)
+    y, rests = made(x, 2)
+    assert y.shape == x.shape and rests == [(3,), (4, "more")]
+
+
+def test_a_stack_of_one_is_its_connection():
+    made = stack(1)
+    x = torch.randn(2, 4, DIM)
+    for a, b in zip(*(gradients(m, x, list(made.parameters())) for m in (made, made.connections[0])), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_stack_compiles_as_one_graph():
+    torch._dynamo.reset()
+    made = stack()
+    head = mhc.HyperHead(DIM, backend="reference")
+
+    def model(x):
+        return head(made(mhc.expand(x, 4, backend="reference")))
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x, parameters = torch.randn(3, DIM), [*made.parameters(), *head.parameters()]
+    for eager, traced in zip(gradients(model, x, parameters), gradients(compiled, x, parameters), strict=True):
+        assert equal(eager, traced)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def kept_bytes(run, held):
+    """Bytes of storage that autograd keeps while `run` runs, besides the storages of what the caller holds anyway."""
+    kept = {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        notes.append(tensor)
+        return tensor
+
+    notes = []  # so that no address is used twice
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        results = run()
+    known = {t.untyped_storage().data_ptr() for t in (*held, *results)}
+    return sum(size for address, size in kept.items() if address not in known)
+
+
+@pytest.mark.parametrize("iterations", [2, 20])
+def test_pre_and_post_keep_at_most_320_bytes_a_token_whatever_the_iterations(iterations):
+    tokens = 1024
+    made = mhc.HyperConnection(DIM, nn.Identity())
+    x, f = torch.randn(tokens, 4, DIM, requires_grad=True), torch.randn(tokens, DIM, requires_grad=True)
+
+    def run():
+        h_in, h_post, h_res = mhc.pre(x, *made.mixing[:3], iterations=iterations, backend="reference")
+        kept_by_user.extend((h_in, h_post, h_res))
+        return h_in, mhc.post(x, f, h_post, h_res, backend="reference")
+
+    kept_by_user = []
+    assert kept_bytes(run, [x, f, *made.parameters()]) <= 320 * tokens
+    size = kept_bytes(run, [x, f, *made.parameters()])
+    assert 100 * tokens <= size, "inv_rms and h_mix at least: otherwise the hooks saw nothing"
+
+
+def test_a_connection_keeps_no_more_and_with_recompute_nothing():
+    tokens, sizes = 1024, {}
+    for recompute in (False, True):
+        made = mhc.HyperConnection(DIM, lambda h: (2 * h, h), recompute=recompute, backend="reference")
+        x, held = torch.randn(tokens, 4, DIM, requires_grad=True), []
+
+        def run(made=made, x=x, held=held):
+            x_next, h = made(x)
+            held.append(h)
+            return x_next, h
+
+        sizes[recompute] = kept_bytes(run, [x, *made.parameters()])
+    # beside the records, the layer's output f, which post's backward needs: 4 * DIM bytes a token
+    assert 100 * tokens <= sizes[False] - 4 * DIM * tokens <= 320 * tokens, sizes
+    assert sizes[True] - 4 * DIM * tokens <= 1024, sizes
