@@ -1,7 +1,8 @@
 """Sinkhorn in registers: one token's n x n matrix lies in a [BLOCK_T, NP, NP] tile, padding masked to 0 (not to eps).
 
-The forward keeps nothing. The backward runs it again and notes the denominators alone, n floats a half-step, in a scratch
-buffer: y_in = y * d gives every state back in reverse (float32 gradients to 4e-6 at worst for logits of std 1 to 6).
+The forward keeps nothing. The backward runs it again and notes the denominators alone, n floats a half-step, in a
+scratch buffer: y_in = y * d gives every state back in reverse (float32 gradients to 4e-6 at worst for logits of std 1
+to 6).
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def sinkhorn(logits, inside, iterations, eps):
 def sinkhorn_backward(
     g, logits, inside, j, k, scratch_ptr, stride_step, tokens, live, iterations, eps, N: tl.constexpr
 ):
-    """d logits for g = d P, of the unrolled map. scratch [2 * iterations, T, N]: row steps use it by j, column steps by k."""
+    """d logits for g = d P, of the unrolled map.
+
+    scratch [2 * iterations, T, N]: row steps use it by j, column steps by k.
+    """
     by_column = scratch_ptr + tokens * N + k
     by_row = scratch_ptr + tokens * N + j
     column_mask = live & (k < N)

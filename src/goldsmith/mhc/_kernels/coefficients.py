@@ -1,4 +1,4 @@
-"""From the mixes of a token to its coefficients, and back: sigmoids, Sinkhorn, and the gradients that leave for the GEMMs.
+"""From the mixes of a token to its coefficients, and back: sigmoids, Sinkhorn, the gradients that leave for the GEMMs.
 
 One token's numbers fit in registers: [BLOCK_T, NP] and [BLOCK_T, NP, NP] tiles, no traffic but the records themselves.
 The head is the same with the first n mixes alone (FULL = False).
@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .balance import grid, sinkhorn, sinkhorn_backward
-from .finish import finish_tokens
-from .launch import power_of_2, run
+from .launch import INTERPRET, power_of_2, run
 from .numerics import sigmoid
+from .planes import new_planes, store_planes
 
 BLOCK_T = 8
 
@@ -73,9 +73,10 @@ def _coefficients_fwd_kernel(
         tl.store(h_res_ptr + t3 * (N * N) + j * N + k, result, mask=live3)
 
 
-def coefficients_forward(part: Tensor, alpha: Tensor, bias: Tensor, n: int, K: int, *, rms_eps: float, pre_eps: float,
-                         post_mult: float = 1.0, iterations: int = 1, sinkhorn_eps: float = 0.0, sinkhorn: bool = True,
-                         logits: bool = False) -> dict[str, Tensor]:  # fmt: skip
+def coefficients_forward(
+    part: Tensor, alpha: Tensor, bias: Tensor, n: int, K: int, *, rms_eps: float, pre_eps: float, post_mult: float = 1.0,
+    iterations: int = 1, sinkhorn_eps: float = 0.0, sinkhorn: bool = True, logits: bool = False,
+) -> dict[str, Tensor]:  # fmt: skip
     """h_pre, h_post, h_res, inv_rms, h_mix (flat over tokens, float32) from partial sums [slices, M + 1, T]."""
     count, rows, T = part.shape
     M, full = rows - 1, rows - 1 != n
@@ -88,8 +89,8 @@ def coefficients_forward(part: Tensor, alpha: Tensor, bias: Tensor, n: int, K: i
     absent = out["h_pre"]
     run(
         _coefficients_fwd_kernel, (triton.cdiv(T, BLOCK_T),),
-        part, alpha, bias, out["h_pre"], out.get("h_post", absent), out.get("h_res", absent), out["inv_rms"], out["h_mix"],
-        out.get("logits", absent), T, rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, K,
+        part, alpha, bias, out["h_pre"], out.get("h_post", absent), out.get("h_res", absent), out["inv_rms"],
+        out["h_mix"], out.get("logits", absent), T, rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, K,
         n, power_of_2(n), count, full, sinkhorn, logits, BLOCK_T, num_warps=1,
     )  # fmt: skip
     return out
@@ -101,13 +102,19 @@ def _coefficients_bwd_kernel(
     dm_ptr, kappa_ptr, h_pre_ptr, sums_ptr, dlogits_ptr, scratch_ptr, T,
     pre_eps, post_mult, iterations, sinkhorn_eps, K,
     N: tl.constexpr, NP: tl.constexpr, FULL: tl.constexpr, SINKHORN: tl.constexpr, HAS_PRE: tl.constexpr,
-    HAS_POST: tl.constexpr, HAS_RES: tl.constexpr, STORE_DLOGITS: tl.constexpr, BLOCK_T: tl.constexpr,
+    HAS_POST: tl.constexpr, HAS_RES: tl.constexpr, STORE_DLOGITS: tl.constexpr, MP: tl.constexpr, PAD: tl.constexpr,
+    PLANES: tl.constexpr, INTERPRET: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     t = (pid * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     M: tl.constexpr = 2 * N + N * N if FULL else N
     inv_rms = tl.load(inv_rms_ptr + t, mask=t < T, other=0.0)
     sums = sums_ptr + pid * (2 * M)
+    plane = T.to(tl.int64) * MP
+    beyond = M + tl.arange(0, PAD)[None, :]
+    nothing = tl.zeros((BLOCK_T, PAD), tl.float32)
+    padding = (t < T)[:, None] & (beyond < MP)
+    store_planes(dm_ptr, t[:, None] * MP + beyond, plane, nothing, padding, PLANES, INTERPRET)
 
     i = tl.arange(0, NP)[None, :]
     live = (t < T)[:, None] & (i < N)
@@ -123,7 +130,7 @@ def _coefficients_bwd_kernel(
         dl = tl.zeros((BLOCK_T, NP), tl.float32)
     if STORE_DLOGITS:
         tl.store(dlogits_ptr + t[:, None] * M + i, dl, mask=live)
-    tl.store(dm_ptr + t[:, None] * M + i, inv_rms[:, None] * (alpha * dl), mask=live)
+    store_planes(dm_ptr, t[:, None] * MP + i, plane, inv_rms[:, None] * (alpha * dl), live, PLANES, INTERPRET)
     dot += tl.sum(alpha * dl * z, axis=1)
     column = tl.arange(0, NP)
     tl.store(sums + column, tl.sum(dl, axis=0), mask=column < N)
@@ -139,7 +146,8 @@ def _coefficients_bwd_kernel(
             dl = tl.zeros((BLOCK_T, NP), tl.float32)
         if STORE_DLOGITS:
             tl.store(dlogits_ptr + t[:, None] * M + N + i, dl, mask=live)
-        tl.store(dm_ptr + t[:, None] * M + N + i, inv_rms[:, None] * (alpha * dl), mask=live)
+        dm = inv_rms[:, None] * (alpha * dl)
+        store_planes(dm_ptr, t[:, None] * MP + N + i, plane, dm, live, PLANES, INTERPRET)
         dot += tl.sum(alpha * dl * z, axis=1)
         tl.store(sums + N + column, tl.sum(dl, axis=0), mask=column < N)
         tl.store(sums + M + N + column, tl.sum(dl * z, axis=0), mask=column < N)
@@ -163,7 +171,8 @@ def _coefficients_bwd_kernel(
             dl = tl.zeros((BLOCK_T, NP, NP), tl.float32)
         if STORE_DLOGITS:
             tl.store(dlogits_ptr + t3 * M + row, dl, mask=live3)
-        tl.store(dm_ptr + t3 * M + row, inv_rms[:, None, None] * (alpha * dl), mask=live3)
+        dm = inv_rms[:, None, None] * (alpha * dl)
+        store_planes(dm_ptr, t3 * MP + row, plane, dm, live3, PLANES, INTERPRET)
         dot += tl.sum(tl.sum(alpha * dl * z, axis=2), axis=1)
         pair = tl.arange(0, NP)[:, None] * N + tl.arange(0, NP)[None, :]
         exists = (tl.arange(0, NP)[:, None] < N) & (tl.arange(0, NP)[None, :] < N)
@@ -172,30 +181,29 @@ def _coefficients_bwd_kernel(
     tl.store(kappa_ptr + t, dot * inv_rms * inv_rms / K, mask=t < T)
 
 
-def coefficients_backward(dh_pre: Tensor | None, dh_post: Tensor | None, dh_res: Tensor | None, h_mix: Tensor, inv_rms: Tensor,
-                          alpha: Tensor, bias: Tensor, n: int, K: int, *, pre_eps: float, post_mult: float = 1.0,
-                          iterations: int = 1, sinkhorn_eps: float = 0.0, sinkhorn: bool = True,
-                          dlogits: bool = False) -> dict[str, Tensor]:  # fmt: skip
-    """dm [T, M], kappa [T], h_pre [T, n] and the sums over tokens: dbias [M], dalpha [3] (or [1]), in float32.
-
-    Tokens are summed 8 at a time in float32 and then in order in float64.
-    """
+def coefficients_backward(
+    dh_pre: Tensor | None, dh_post: Tensor | None, dh_res: Tensor | None, h_mix: Tensor, inv_rms: Tensor, alpha: Tensor,
+    bias: Tensor, n: int, K: int, *, pre_eps: float, post_mult: float = 1.0, iterations: int = 1,
+    sinkhorn_eps: float = 0.0, sinkhorn: bool = True, dlogits: bool = False,
+) -> dict[str, Tensor]:  # fmt: skip
+    """dm as planes [3, T, padded M], kappa [T], h_pre [T, n]; sums [blocks, 2, M] of dl and dl * z over 8 tokens each."""
     T, M = h_mix.shape
+    MP = power_of_2(M, 16)
     blocks, full = triton.cdiv(T, BLOCK_T), M != n
     new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=h_mix.device)  # noqa: E731
-    out = {"dm": new(T, M), "kappa": new(T), "h_pre": new(T, n)}
+    dm = new_planes(3, T, MP, device=h_mix.device)
+    out = {"dm": dm, "kappa": new(T), "h_pre": new(T, n), "sums": new(blocks, 2, M)}
     if dlogits:
         out["dlogits"] = new(T, M)
-    sums, scratch = new(blocks, 2, M), new(2 * iterations if full and sinkhorn else 0, T, n)
+    scratch = new(2 * iterations if full and sinkhorn else 0, T, n)
     absent = out["kappa"]
     or_absent = lambda v: absent if v is None else v  # noqa: E731
     run(
         _coefficients_bwd_kernel, (blocks,),
         or_absent(dh_pre), or_absent(dh_post), or_absent(dh_res), h_mix, inv_rms, alpha, bias,
-        out["dm"], out["kappa"], out["h_pre"], sums, out.get("dlogits", absent), scratch, T,
+        dm, out["kappa"], out["h_pre"], out["sums"], out.get("dlogits", absent), scratch, T,
         pre_eps, post_mult, iterations, sinkhorn_eps, K,
-        n, power_of_2(n), full, sinkhorn, dh_pre is not None, dh_post is not None, dh_res is not None, dlogits, BLOCK_T,
-        num_warps=1,
+        n, power_of_2(n), full, sinkhorn, dh_pre is not None, dh_post is not None, dh_res is not None, dlogits,
+        MP, power_of_2(MP - M), dm.shape[0], INTERPRET, BLOCK_T, num_warps=1,
     )  # fmt: skip
-    out["dbias"], out["dalpha"] = finish_tokens(sums, n, alpha, bias)
     return out

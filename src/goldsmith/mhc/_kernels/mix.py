@@ -1,7 +1,7 @@
 """x_next = mix of the streams + injection, and back; one token a program, each stream read and written once.
 
-Bytes a token in elements: forward N*D + D read, N*D written (9D at N = 4); backward x, G, f read, df and, when asked for, dx
-written: 10D + 4D + ... = 14D, or 10D without dx.
+Bytes a token in elements: forward N*D + D read, N*D written (9D at N = 4); backward x, G, f read, df and, when asked
+for, dx written: 14D, or 10D without dx.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def mix_forward(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, orientation
     block = min(4096 if N <= 4 and x.element_size() == 2 else 1024, power_of_2(D, 16))
     run(
         _mix_fwd_kernel, (T, triton.cdiv(D, block)),
-        x, f, h_post, h_res, y, x.stride(0), x.stride(1), f.stride(0), T, D, N, orientation == "out_in", block, num_warps=8,
+        x, f, h_post, h_res, y, x.stride(0), x.stride(1), f.stride(0), T, D, N, orientation == "out_in", block,
+        num_warps=8,
     )  # fmt: skip
     return y
 
@@ -67,7 +68,7 @@ def _mix_bwd_kernel(
     t = tl.program_id(0).to(tl.int64)
     LANES: tl.constexpr = BLOCK_D // VECTOR
     dots = ()
-    for j in tl.static_range(N * N + N):
+    for _ in tl.static_range(N * N + N):
         dots = dots + (tl.zeros((LANES,), tl.float32),)
     for start in range(0, D, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
@@ -115,7 +116,7 @@ def mix_backward(
     run(
         _mix_bwd_kernel, (T,),
         x, f, h_post, h_res, grad, out.get("x", out["f"]), out["f"], out["h_post"], out["h_res"],
-        x.stride(0), x.stride(1), f.stride(0), grad.stride(0), grad.stride(1), T, D, N, orientation == "out_in", needs_dx,
-        vector, block, num_warps=1,
+        x.stride(0), x.stride(1), f.stride(0), grad.stride(0), grad.stride(1), T, D, N, orientation == "out_in",
+        needs_dx, vector, block, num_warps=1,
     )  # fmt: skip
     return out

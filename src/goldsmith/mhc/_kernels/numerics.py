@@ -1,4 +1,4 @@
-"""Arithmetic that Triton's defaults do too coarsely: products of float32 on bf16 tensor cores, exp, sigmoid, division."""
+"""Arithmetic that Triton's defaults do too coarsely: products of float32 on bf16 tensor cores, exp, sigmoid."""
 
 from __future__ import annotations
 
@@ -7,48 +7,47 @@ import triton.language as tl
 
 
 @triton.jit
-def split(v, PARTS: tl.constexpr):
-    """v = hi + mid + lo in bfloat16: exact with 3 parts (8 + 8 + 8 bits), to 2^-17 with 2, PARTS = 1 for bfloat16 itself."""
-    hi = v.to(tl.bfloat16)
-    mid = hi
-    lo = hi
-    if PARTS > 1:
-        rest = v.to(tl.float32) - hi.to(tl.float32)
-        mid = rest.to(tl.bfloat16)
-        if PARTS > 2:
-            lo = (rest - mid.to(tl.float32)).to(tl.bfloat16)
-    return hi, mid, lo
+def split(v, PARTS: tl.constexpr, INTERPRET: tl.constexpr):
+    """v as a tuple of bfloat16 tiles, the greatest first: exact with 3 (8 + 8 + 8 bits), to 2^-17 with 2."""
+    if INTERPRET:  # the interpreter's bfloat16 dot returns garbage: one float32 part
+        parts = (v.to(tl.float32),)
+    else:
+        parts = (v.to(tl.bfloat16),)
+        rest = v.to(tl.float32)
+        for i in tl.static_range(1, PARTS):
+            rest -= parts[i - 1].to(tl.float32)
+            parts = parts + (rest.to(tl.bfloat16),)
+    return parts
 
 
 @triton.jit
-def dot(a, b, A_PARTS: tl.constexpr, B_PARTS: tl.constexpr, INTERPRET: tl.constexpr):
-    """a @ b to float32's precision from bfloat16 products; the smallest terms come first.
+def transposed(parts):
+    turned = ()
+    for i in tl.static_range(len(parts)):
+        turned = turned + (tl.trans(parts[i]),)
+    return turned
 
-    A bfloat16 operand has one part. Products of parts i and j with i + j > 2 lie below 2^-24 and are left out. `tl.dot` on
-    float32 is no way to say this: "ieee" leaves the tensor cores (and upcast bfloat16 may silently run tf32, triton #10176).
 
-    The caller adds the result to its sum, and must not hand a running sum to `tl.dot` instead. Tensor cores truncate as they
-    accumulate: 6.6e-6 relative over K = 2048, 1.4e-7 with a float32 addition every 64 (H100, 2026-11). And Triton 3.6 lets
-    such a chain of wgmma run on while the next tile overwrites its operands: 0.4 to 4 % wrong in 4 of 14 configurations.
+@triton.jit
+def dot(a, b):
+    """a @ b of two tuples of parts, to float32's precision where 3 parts are given; the smallest products come first.
+
+    The product of parts i and j lies 2^-9(i + j) below the greatest; what lies below the last part kept is left out.
+    `tl.dot` on float32 is no way to say this: "ieee" leaves the tensor cores (and upcast bfloat16 may silently run tf32,
+    triton #10176).
+
+    The caller adds the result to its sum, and must not hand a running sum to `tl.dot` instead. Tensor cores truncate as
+    they accumulate: 6.6e-6 relative over K = 2048, 1.4e-7 with a float32 addition every 64 (H100, 2026-11). And Triton
+    3.6 lets such a chain of wgmma run on while the next tile overwrites its operands: 0.4 to 4 % wrong in 4 of 14
+    configurations.
     """
-    if INTERPRET:  # the interpreter's bfloat16 dot returns garbage
-        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    else:
-        a0, a1, a2 = split(a, A_PARTS)
-        b0, b1, b2 = split(b, B_PARTS)
-        acc = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
-        if A_PARTS > 2:
-            acc = tl.dot(a2, b0, acc)
-        if B_PARTS > 2:
-            acc = tl.dot(a0, b2, acc)
-        if (A_PARTS > 1) & (B_PARTS > 1):
-            acc = tl.dot(a1, b1, acc)
-        if A_PARTS > 1:
-            acc = tl.dot(a1, b0, acc)
-        if B_PARTS > 1:
-            acc = tl.dot(a0, b1, acc)
-        acc = tl.dot(a0, b0, acc)
-    return acc
+    PARTS: tl.constexpr = max(len(a), len(b))
+    total = tl.zeros((a[0].shape[0], b[0].shape[1]), tl.float32)
+    for step in tl.static_range(PARTS):
+        for i in tl.static_range(PARTS):
+            if (i < len(a)) & (PARTS - 1 - step - i >= 0) & (PARTS - 1 - step - i < len(b)):
+                total = tl.dot(a[i], b[PARTS - 1 - step - i], total, input_precision="ieee")
+    return total
 
 
 @triton.jit

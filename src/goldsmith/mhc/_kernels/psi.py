@@ -12,44 +12,47 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import INTERPRET, PARTS, power_of_2, run, token_chunks
-from .numerics import dot
+from .numerics import dot, split, transposed
+from .planes import load_planes
 
 
 @triton.jit(do_not_specialize=["T", "CHUNK"])
 def _psi_kernel(
     x_ptr, dm_ptr, psi_ptr, stride_xt, stride_xn, T, CHUNK,
-    M, D, N: tl.constexpr, MP: tl.constexpr, X_PARTS: tl.constexpr, INTERPRET: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    M, D, N: tl.constexpr, MP: tl.constexpr, X_PARTS: tl.constexpr, DM_PLANES: tl.constexpr, INTERPRET: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     j = block % N
     d = (block // N) * BLOCK_D + tl.arange(0, BLOCK_D)
     p = tl.program_id(1)
     m = tl.arange(0, MP)
-    psi = tl.zeros((MP, BLOCK_D), tl.float32)
+    psi = tl.zeros(
+        (BLOCK_D, MP), tl.float32
+    )  # D first, so that wgmma takes x from shared memory as it was copied there
     last = tl.minimum((p + 1) * CHUNK, T)
     for start in range(p * CHUNK, last, BLOCK_T):
         t = (start + tl.arange(0, BLOCK_T)).to(tl.int64)
         live = (t < last)[:, None] & (d < D)[None, :]
         x = tl.load(x_ptr + t[:, None] * stride_xt + j * stride_xn + d[None, :], mask=live, other=0.0)
-        dm = tl.load(dm_ptr + t[:, None] * M + m[None, :], mask=(t < last)[:, None] & (m < M)[None, :], other=0.0)
-        psi += dot(tl.trans(dm), x, 3, X_PARTS, INTERPRET)
+        at = t[:, None] * MP + m[None, :]
+        dm = load_planes(dm_ptr, at, T.to(tl.int64) * MP, (t < last)[:, None], DM_PLANES)
+        psi += dot(transposed(split(x, X_PARTS, INTERPRET)), dm)
     at = psi_ptr + p.to(tl.int64) * M * (N * D) + m[:, None] * (N * D) + (j * D + d)[None, :]
-    tl.store(at, psi, mask=(m < M)[:, None] & (d < D)[None, :])
+    tl.store(at, tl.trans(psi), mask=(m < M)[:, None] & (d < D)[None, :])
 
 
-def partial_psi(x: Tensor, dm: Tensor) -> Tensor:
-    """[P, M, n*D] in float32 for x [T, n, D] and dm [T, M]."""
+def partial_psi(x: Tensor, dm: Tensor, M: int) -> Tensor:
+    """[P, M, n*D] in float32 for x [T, n, D] and the planes of dm [planes, T, padded M]."""
     T, N, D = x.shape
-    M = dm.shape[1]
     P, chunk = token_chunks(T)
     psi = torch.empty((P, M, N * D), dtype=torch.float32, device=x.device)
-    MP = power_of_2(M, 16)
+    MP = dm.shape[2]
     light = x.element_size() == 2 and MP <= 32
     BLOCK_D = min(128 if light else 64, power_of_2(D, 16))
     run(
         _psi_kernel, (triton.cdiv(D, BLOCK_D) * N, P),
-        x, dm, psi, x.stride(0), x.stride(1), T, chunk, M, D, N, MP, PARTS[x.dtype], INTERPRET, 64, BLOCK_D,
-        num_warps=4, num_stages=3 if light else 2,
+        x, dm, psi, x.stride(0), x.stride(1), T, chunk, M, D, N, MP, PARTS[x.dtype], dm.shape[0], INTERPRET, 64,
+        BLOCK_D, num_warps=4, num_stages=2,  # 107 us at T = 8192, D = 4096 in bfloat16, 2.5 TB/s (H100)
     )  # fmt: skip
     return psi

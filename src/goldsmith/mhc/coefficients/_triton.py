@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from .._kernels import pipeline
-from .._kernels.launch import streams
 
 unsupported = pipeline.unsupported
 
@@ -13,8 +12,8 @@ unsupported = pipeline.unsupported
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, form: str, **options: object
 ) -> tuple[Tensor, ...]:
-    found = pipeline.forward(streams(x), phi, alpha, bias, gamma, collapsed=False, **options)
-    return pipeline.shaped(x, found, ("h_pre", "h_post", "h_res", "inv_rms", "h_mix"))
+    found = pipeline.forward(x, phi, alpha, bias, gamma, collapsed=False, **options)
+    return tuple(found[name] for name in ("h_pre", "h_post", "h_res", "inv_rms", "h_mix"))
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:

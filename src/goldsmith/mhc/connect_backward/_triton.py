@@ -11,19 +11,18 @@ from torch import Tensor
 
 from .._formulas import as_results
 from .._kernels import pipeline
-from .._kernels.launch import rows
 
 unsupported = pipeline.unsupported
 
 
 def forward(
-    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, h_res: Tensor, inv_rms: Tensor, h_mix: Tensor,
-    grad_h_in: Tensor | None, grad_h_post: Tensor | None, grad_h_res: Tensor | None, grad_x_next: Tensor | None,
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, h_res: Tensor, inv_rms: Tensor,
+    h_mix: Tensor, grad_h_in: Tensor | None, grad_h_post: Tensor | None, grad_h_res: Tensor | None, grad_x_next: Tensor | None,
     *, orientation: str, **options: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     tensors = {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma, "inv_rms": inv_rms, "h_mix": h_mix}
     found = pipeline.backward(
-        tensors, options, u=None if grad_h_in is None else rows(grad_h_in), h_post=grad_h_post, h_res=grad_h_res,
+        tensors, options, u=grad_h_in, h_post=grad_h_post, h_res=grad_h_res,
         grad=grad_x_next, mixing=h_res, orientation=orientation,
     )  # fmt: skip
     return as_results(found, tensors)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...assay.stage import stage
 from .._kernels import pipeline
-from .._kernels.launch import rows, streams
 
 unsupported = pipeline.unsupported
 
@@ -14,9 +12,9 @@ unsupported = pipeline.unsupported
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: object
 ) -> tuple[Tensor, ...]:
-    found = pipeline.forward(streams(x), phi, alpha, bias, gamma, collapsed=True, output="h", **options)
-    return pipeline.shaped(x, found, ("h", "inv_rms", "h_mix"))
+    found = pipeline.forward(x, phi, alpha, bias, gamma, collapsed=True, output="h", **options)
+    return tuple(found[name] for name in ("h", "inv_rms", "h_mix"))
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    return pipeline.backward(tensors, options, u=rows(grads["h"]))
+    return pipeline.backward(tensors, options, u=grads["h"])

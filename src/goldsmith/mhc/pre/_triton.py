@@ -8,7 +8,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from .._kernels import pipeline
-from .._kernels.launch import rows, streams
 
 unsupported = pipeline.unsupported
 
@@ -16,10 +15,9 @@ unsupported = pipeline.unsupported
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, form: str, **options: object
 ) -> tuple[Tensor, ...]:
-    found = pipeline.forward(streams(x), phi, alpha, bias, gamma, collapsed=True, **options)
-    return pipeline.shaped(x, found, ("h_in", "h_post", "h_res", "inv_rms", "h_mix"))
+    found = pipeline.forward(x, phi, alpha, bias, gamma, collapsed=True, **options)
+    return tuple(found[name] for name in ("h_in", "h_post", "h_res", "inv_rms", "h_mix"))
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    u = grads["h_in"]
-    return pipeline.backward(tensors, options, u=None if u is None else rows(u), h_post=grads["h_post"], h_res=grads["h_res"])
+    return pipeline.backward(tensors, options, u=grads["h_in"], h_post=grads["h_post"], h_res=grads["h_res"])

@@ -1,0 +1,79 @@
+"""A float32 matrix as bfloat16 planes whose sum it is, so that a kernel that uses it often splits it once.
+
+Rows are padded with zeros to what the tensor cores take. The interpreter, whose bfloat16 dot is garbage, gets one
+float32 plane.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import INTERPRET, run
+from .numerics import split
+
+BLOCK = 1024
+
+
+@triton.jit
+def load_planes(ptr, at, stride, mask, PLANES: tl.constexpr):
+    """A tuple of tiles, one of each plane."""
+    tiles = ()
+    for i in tl.static_range(PLANES):
+        tiles = tiles + (tl.load(ptr + i * stride + at, mask=mask, other=0.0),)
+    return tiles
+
+
+@triton.jit
+def store_planes(ptr, at, stride, v, mask, PLANES: tl.constexpr, INTERPRET: tl.constexpr):
+    parts = split(v, PLANES, INTERPRET)
+    for i in tl.static_range(PLANES):
+        tl.store(ptr + i * stride + at, parts[i], mask=mask)
+
+
+@triton.jit
+def _phi_planes_kernel(phi_ptr, gamma_ptr, planes_ptr, M, K, HAS_GAMMA: tl.constexpr, PLANES: tl.constexpr,
+                       INTERPRET: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    m = tl.program_id(1)
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    phi = tl.load(phi_ptr + m * K + k, mask=(k < K) & (m < M), other=0.0).to(tl.float32)
+    if HAS_GAMMA:
+        phi *= tl.load(gamma_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+    phi = tl.where(m < M, phi, 0.0)
+    store_planes(planes_ptr, m * K + k, tl.num_programs(1) * K, phi, k < K, PLANES, INTERPRET)
+
+
+def new_planes(count: int, *shape: int, device: torch.device) -> Tensor:
+    dtype, count = (torch.float32, 1) if INTERPRET else (torch.bfloat16, count)
+    return torch.empty((count, *shape), dtype=dtype, device=device)
+
+
+def phi_planes(phi: Tensor, gamma: Tensor | None, rows: int, count: int) -> Tensor:
+    """[count, rows, K]: phi * gamma, zero beyond phi's own rows."""
+    M, K = phi.shape
+    planes = new_planes(count, rows, K, device=phi.device)
+    run(
+        _phi_planes_kernel, (triton.cdiv(K, BLOCK), rows),
+        phi, phi if gamma is None else gamma, planes, M, K, gamma is not None, planes.shape[0], INTERPRET, BLOCK,
+        num_warps=4,
+    )  # fmt: skip
+    return planes
+
+
+def from_planes(planes: Tensor, columns: int) -> Tensor:
+    """[T, columns] in float32: exact, for three bfloat16 parts hold 24 bits."""
+    total = planes[-1].float()
+    for plane in reversed(planes[:-1].unbind()):
+        total = total + plane.float()
+    return total[:, :columns].contiguous()
+
+
+def to_planes(v: Tensor, like: Tensor) -> Tensor:
+    """v [T, columns] in the form of `like` [count, T, padded]."""
+    planes, rest = torch.zeros_like(like), v.float()
+    for plane in planes:
+        plane[:, : v.shape[1]] = rest
+        rest = rest - plane[:, : v.shape[1]].float()
+    return planes
