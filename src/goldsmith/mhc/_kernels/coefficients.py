@@ -74,8 +74,8 @@ def _coefficients_fwd_kernel(
 
 
 def coefficients_forward(
-    part: Tensor, alpha: Tensor, bias: Tensor, n: int, K: int, *, rms_eps: float, pre_eps: float, post_mult: float = 1.0,
-    iterations: int = 1, sinkhorn_eps: float = 0.0, sinkhorn: bool = True, logits: bool = False,
+    part: Tensor, alpha: Tensor, bias: Tensor, n: int, K: int, *, rms_eps: float, pre_eps: float,
+    post_mult: float = 1.0, iterations: int = 1, sinkhorn_eps: float = 0.0, sinkhorn: bool = True, logits: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
     """h_pre, h_post, h_res, inv_rms, h_mix (flat over tokens, float32) from partial sums [slices, M + 1, T]."""
     count, rows, T = part.shape
@@ -186,7 +186,7 @@ def coefficients_backward(
     bias: Tensor, n: int, K: int, *, pre_eps: float, post_mult: float = 1.0, iterations: int = 1,
     sinkhorn_eps: float = 0.0, sinkhorn: bool = True, dlogits: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """dm as planes [3, T, padded M], kappa [T], h_pre [T, n]; sums [blocks, 2, M] of dl and dl * z over 8 tokens each."""
+    """dm as planes [3, T, padded M], kappa [T], h_pre [T, n]; sums [blocks, 2, M] of dl and dl * z over 8 tokens."""
     T, M = h_mix.shape
     MP = power_of_2(M, 16)
     blocks, full = triton.cdiv(T, BLOCK_T), M != n

@@ -75,7 +75,7 @@ def _finish_kernel(
 def finish(
     psi: Tensor, sums: Tensor, phi: Tensor, gamma: Tensor | None, alpha: Tensor, bias: Tensor, n: int
 ) -> dict[str, Tensor]:
-    """dphi, dgamma (unless gamma is None), dbias, dalpha from psi [P, M, K] and sums [blocks, 2, M] of dl and dl * z."""
+    """dphi, dgamma (unless gamma is None), dbias, dalpha from psi [P, M, K] and sums [blocks, 2, M] of dl, dl * z."""
     P, M, K = psi.shape
     found = {"dphi": phi, "dgamma": gamma, "dbias": bias, "dalpha": alpha}
     found = {name: torch.empty(v.shape, dtype=v.dtype, device=v.device) for name, v in found.items() if v is not None}

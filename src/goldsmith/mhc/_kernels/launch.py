@@ -1,4 +1,4 @@
-"""What every launch of the family needs: flat views of the streams, padded sizes, the sizes that fix the order of sums."""
+"""What every launch of the family needs: flat views of the streams, padded sizes, sizes that fix the order of sums."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def slices(D: int) -> int:
 
 
 def token_chunks(T: int) -> tuple[int, int]:
-    """(P, tokens in a chunk) for sums over tokens: a function of T alone; at most 8 chunks of a multiple of 64 tokens."""
+    """(P, tokens in a chunk) for sums over tokens: a function of T alone; at most 8 chunks, multiples of 64 tokens."""
     chunk = 64 * triton.cdiv(T, 64 * 8)
     return triton.cdiv(T, chunk) if T else 0, max(chunk, 64)
 

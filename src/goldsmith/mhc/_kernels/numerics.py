@@ -33,8 +33,8 @@ def dot(a, b):
     """a @ b of two tuples of parts, to float32's precision where 3 parts are given; the smallest products come first.
 
     The product of parts i and j lies 2^-9(i + j) below the greatest; what lies below the last part kept is left out.
-    `tl.dot` on float32 is no way to say this: "ieee" leaves the tensor cores (and upcast bfloat16 may silently run tf32,
-    triton #10176).
+    `tl.dot` on float32 is no way to say this: "ieee" leaves the tensor cores (and upcast bfloat16 may silently run
+    tf32, triton #10176).
 
     The caller adds the result to its sum, and must not hand a running sum to `tl.dot` instead. Tensor cores truncate as
     they accumulate: 6.6e-6 relative over K = 2048, 1.4e-7 with a float32 addition every 64 (H100, 2026-11). And Triton

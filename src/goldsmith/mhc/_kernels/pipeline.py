@@ -71,7 +71,8 @@ def coefficient_gradients(
     names = ("pre_eps", "post_mult", "iterations", "sinkhorn_eps", "sinkhorn")
     found = coefficients_backward(
         flat(dh_pre, n), flat(dh_post, n), flat(dh_res, n, n), dense(tensors["h_mix"], -1, M),
-        dense(tensors["inv_rms"], -1), tensors["alpha"].contiguous(), tensors["bias"].contiguous(), n, n * D, dlogits=tracing("dlogits"),
+        dense(tensors["inv_rms"], -1), tensors["alpha"].contiguous(), tensors["bias"].contiguous(), n, n * D,
+        dlogits=tracing("dlogits"),
         **{name: options[name] for name in names if name in options},
     )  # fmt: skip
     if "dlogits" in found:

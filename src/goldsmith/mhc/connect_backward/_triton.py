@@ -17,7 +17,8 @@ unsupported = pipeline.unsupported
 
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, h_res: Tensor, inv_rms: Tensor,
-    h_mix: Tensor, grad_h_in: Tensor | None, grad_h_post: Tensor | None, grad_h_res: Tensor | None, grad_x_next: Tensor | None,
+    h_mix: Tensor, grad_h_in: Tensor | None, grad_h_post: Tensor | None, grad_h_res: Tensor | None,
+    grad_x_next: Tensor | None,
     *, orientation: str, **options: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     tensors = {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma, "inv_rms": inv_rms, "h_mix": h_mix}
