@@ -1,10 +1,10 @@
-"""False alarms on right kernels, and what catches wrong ones: `python benchmarks/assay_rates.py [--runs 1000]`.
+"""False alarms on right kernels, and what catches wrong ones: `python benchmarks/assay_rates.py`.
 
-(a) `--runs` clean, randomised checks over legal summation orders: none may fail.
-(b) Every wrong kernel of assay_wrong.py must fail; every right twin must pass.
+(a) `--runs` clean, randomised checks over legal summation orders (assay_clean.py): none may fail.
+(b) Every wrong kernel of assay_wrong.py must fail under each of `--seeds` seeds; every right twin must pass.
 
-Finished runs are kept in `--keep FILE` as they come (Ctrl-C loses nothing), and a second call goes on where the first
-stopped. Exit status 1 when there is a false alarm or an escape.
+Finished checks are kept in `--keep FILE` as they come, so that Ctrl-C loses nothing and a second call goes on where the
+first stopped. Exit status 1 when there is a false alarm or an escape.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -43,24 +44,25 @@ def clean_run(seed: int) -> dict:
     target, words = assay_clean.draw(seed)
     report = assay.check(target, seed=seed, raises=False)
     return {
-        "kind": "clean", "id": seed, "what": words, "verdict": report.verdict, "findings": _findings(report),
-        "seconds": time.perf_counter() - started, "notes": dict(Counter(n.id for n in report.notes)),
+        "kind": "clean", "id": str(seed), "what": words, "wanted": "pass", "verdict": report.verdict,
+        "findings": _findings(report), "seconds": time.perf_counter() - started,
+        "notes": dict(Counter(n.id for n in report.notes)), "runs": report.environment["runs"]["candidate"],
     }  # fmt: skip
 
 
-def wrong_run(index: int, seed: int = 0) -> dict:
-    """One wrong kernel (or its right twin) as a row."""
+def wrong_run(index: int, seed: int) -> dict:
+    """One wrong kernel (or a right twin) under one seed as a row."""
     import assay_wrong
     from goldsmith import assay
 
     kernel = assay_wrong.load()[index]
     started = time.perf_counter()
     report = assay.check(kernel.target(), seed=seed, raises=False)
-    wanted = "pass" if kernel.right else kernel.fault
     return {
-        "kind": "wrong", "id": f"{index}", "fault": kernel.id, "host": kernel.host, "what": kernel.what,
-        "wanted": wanted, "verdict": report.verdict, "findings": _findings(report),
-        "seconds": time.perf_counter() - started,
+        "kind": "twin" if kernel.right else "wrong", "id": f"{kernel.name} seed {seed}", "fault": kernel.id,
+        "host": kernel.host, "what": kernel.what, "wanted": "pass" if kernel.right else kernel.fault,
+        "verdict": report.verdict, "findings": _findings(report), "seconds": time.perf_counter() - started,
+        "runs": report.environment["runs"]["candidate"],
     }  # fmt: skip
 
 
@@ -73,15 +75,9 @@ def _findings(report) -> list[str]:
 
 def main() -> int:
     arguments = _arguments()
-    import assay_wrong
-
-    jobs = [("clean", arguments.seed + i) for i in range(arguments.runs)]
-    if not arguments.clean_only:
-        jobs += [("wrong", i) for i in range(len(assay_wrong.load()))]
-    done = _kept(arguments.keep)
-    jobs = [j for j in jobs if (j[0], str(j[1])) not in done]
-    rows = list(done.values())
-    started = time.perf_counter()
+    kept = _kept(arguments.keep)
+    rows = list(kept.values())
+    jobs = [job for job in _jobs(arguments) if job[0] not in kept]
     interrupted = False
     try:
         for row in _progress(_results(jobs, arguments.workers), len(jobs)):
@@ -91,20 +87,37 @@ def main() -> int:
                     file.write(json.dumps(row) + "\n")
     except KeyboardInterrupt:
         interrupted = True
-    summary = summarise(rows, time.perf_counter() - started, interrupted)
+    summary = summarise(rows, interrupted)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        told = [r for r in rows if r["kind"] != "clean" or r["verdict"] != "pass" or r["findings"]]
+        arguments.json.write_text(json.dumps({"summary": summary, "rows": told}, indent=1) + "\n")
     show(rows, summary)
-    return 1 if summary["false_alarms"] or summary["escapes"] or summary["right_twins_accused"] else 0
+    return 1 if summary["false_alarms"] or summary["escapes"] or summary["twins_accused"] else 0
+
+
+Job = tuple[tuple[str, str], tuple[int, ...]]
+
+
+def _jobs(arguments: argparse.Namespace) -> list[Job]:
+    """((kind, id), what the run takes)"""
+    import assay_wrong
+
+    jobs: list[Job] = [(("clean", str(s)), (s,)) for s in range(arguments.seed, arguments.seed + arguments.runs)]
+    for index, kernel in enumerate([] if arguments.clean_only else assay_wrong.load()):
+        kind = "twin" if kernel.right else "wrong"
+        jobs += [((kind, f"{kernel.name} seed {s}"), (index, s)) for s in range(arguments.seeds)]
+    return jobs
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000, help="clean randomised checks (default 1000)")
     parser.add_argument("--seed", type=int, default=0, help="the clean runs take this seed and those after it")
+    parser.add_argument("--seeds", type=int, default=3, help="checks of every wrong kernel (default 3)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument("--clean-only", action="store_true", help="leave the wrong kernels out")
-    parser.add_argument("--json", type=Path, help="write summary and rows to this file")
+    parser.add_argument("--json", type=Path, help="write the summary and the rows that tell something to this file")
     parser.add_argument("--keep", type=Path, help="append finished rows to this file, and go on from it")
     return parser.parse_args()
 
@@ -113,18 +126,21 @@ def _kept(path: Path | None) -> dict[tuple[str, str], dict]:
     if path is None or not path.exists():
         return {}
     rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    return {(r["kind"], str(r["id"])): r for r in rows}
+    return {(r["kind"], r["id"]): r for r in rows}
 
 
-def _results(jobs: list[tuple[str, int]], workers: int):
-    run = {"clean": clean_run, "wrong": wrong_run}
+def _run(job: Job) -> dict:
+    (kind, _), taken = job
+    return clean_run(*taken) if kind == "clean" else wrong_run(*taken)
+
+
+def _results(jobs: list[Job], workers: int) -> Iterator[dict]:
     if workers <= 1:
         _prepare()
-        for kind, which in jobs:
-            yield run[kind](which)
+        yield from map(_run, jobs)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare) as pool:
-        futures = [pool.submit(run[kind], which) for kind, which in jobs]
+        futures = [pool.submit(_run, job) for job in jobs]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -134,7 +150,8 @@ def _results(jobs: list[tuple[str, int]], workers: int):
             raise
 
 
-def _progress(results, total: int):
+def _progress(results: Iterable[dict], total: int) -> Iterator[dict]:
+    """A bar on a terminal; elsewhere a line for every tenth."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -142,66 +159,86 @@ def _progress(results, total: int):
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("checks", total=total)
-        for row in results:
+        for done, row in enumerate(results, 1):
             bar.update(task, advance=1, description=row["what"].split(" [")[0][:40])
+            if not console.is_terminal and (done * 10 // total) != (done - 1) * 10 // total:
+                print(f"{done} of {total} checks", file=sys.stderr, flush=True)
             yield row
 
 
 # what came out
 
 
-def summarise(rows: list[dict], seconds: float, interrupted: bool) -> dict:
-    """Counts, with the 95 % upper bound on the rate of false alarms."""
+def summarise(rows: list[dict], interrupted: bool) -> dict:
+    """Counts and rates with their 95 % Wilson intervals."""
     import torch
 
-    clean = [r for r in rows if r["kind"] == "clean"]
-    wrong = [r for r in rows if r["kind"] == "wrong"]
-    faulty = [r for r in wrong if r["wanted"] != "pass"]
-    alarms = [r for r in clean if r["verdict"] != "pass"]
+    clean, wrong, twins = ([r for r in rows if r["kind"] == kind] for kind in ("clean", "wrong", "twin"))
+    alarms, escapes, accused = (sum(r["verdict"] != r["wanted"] for r in part) for part in (clean, wrong, twins))
+    seconds = sorted(r["seconds"] for r in rows)
     return {
+        "command": "python benchmarks/assay_rates.py " + " ".join(sys.argv[1:]),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
+        f"Python {platform.python_version()}",
         "clean_runs": len(clean),
-        "false_alarms": len(alarms),
-        "upper_bound_95": wilson_upper(len(alarms), len(clean)),
+        "false_alarms": alarms,
+        "false_alarm_rate_95": wilson(alarms, len(clean)),
         "quality_remarks": sum(any(f.startswith("QUALITY") for f in r["findings"]) for r in clean),
-        "wrong_kernels": len(faulty),
-        "escapes": sum(r["verdict"] != r["wanted"] for r in faulty),
-        "right_twins": len(wrong) - len(faulty),
-        "right_twins_accused": sum(r["verdict"] != "pass" for r in wrong if r["wanted"] == "pass"),
-        "median_seconds": sorted(r["seconds"] for r in rows)[len(rows) // 2] if rows else None,
-        "seconds": seconds,
+        "clean_by": {k: dict(Counter(_drawn(r)[k] for r in clean)) for k in ("operator", "dtype", "order", "layout")},
+        "wrong_kernels": len({r["id"].rsplit(" seed ")[0] for r in wrong}),
+        "wrong_checks": len(wrong),
+        "escapes": escapes,
+        "detection_rate_95": wilson(len(wrong) - escapes, len(wrong)),
+        "twin_checks": len(twins),
+        "twins_accused": accused,
+        "median_seconds": seconds[len(seconds) // 2] if seconds else None,
+        "seconds": sum(seconds),
         "interrupted": interrupted,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
     }
 
 
-def wilson_upper(hits: int, n: int, z: float = 1.96) -> float | None:
-    """Upper end of the 95 % Wilson interval"""
+def _drawn(row: dict) -> dict[str, str]:
+    """assay_clean's words, taken apart: operator dtype {shapes} order layout scale"""
+    head, tail = row["what"].split(" {")[0].split(), row["what"].split("} ")[1].split()
+    return {"operator": head[0], "dtype": head[1], "order": tail[0], "layout": tail[1]}
+
+
+def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float] | None:
+    """The 95 % Wilson interval of hits / n"""
     if n == 0:
         return None
     share = hits / n
     centre = share + z * z / (2 * n)
-    return (centre + z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))) / (1 + z * z / n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))
 
 
 def show(rows: list[dict], summary: dict) -> None:
-    """The tables as plain text."""
-    for row in (r for r in rows if r["kind"] == "wrong"):
-        seen = list(dict.fromkeys(" ".join(f.split()[:2]) for f in row["findings"]))
-        state = "ok    " if row["verdict"] == row["wanted"] else "ESCAPE" if row["wanted"] != "pass" else "ALARM "
-        print(f"{state} {row['fault']:<4} {row['host']:<12} {row['what'][:58]:<58} {', '.join(seen) or row['verdict']}")
-    for row in rows:
-        if row["kind"] == "clean" and row["verdict"] != "pass":
-            print(f"ALARM  seed {row['id']}: {row['what']}\n       " + "\n       ".join(row["findings"][:4]))
-    bound = summary["upper_bound_95"]
-    print(
-        f"{summary['false_alarms']} false alarms in {summary['clean_runs']} clean runs"
-        + ("" if bound is None else f" (rate below {bound:.2%} at 95 %)")
-        + f"; {summary['quality_remarks']} of them with a remark on quality\n"
-        f"{summary['wrong_kernels'] - summary['escapes']} of {summary['wrong_kernels']} wrong kernels caught; "
-        f"{summary['right_twins_accused']} of {summary['right_twins']} right twins accused\n"
-        f"{summary['seconds']:.0f} s, median {summary['median_seconds'] or 0:.2f} s a check, {summary['machine']}"
-        + (" (interrupted: what was finished is counted)" if summary["interrupted"] else "")
-    )
+    """The tables as plain text: every wrong kernel with what caught it, then whatever went wrong, with its evidence."""
+    kernels: dict[tuple[str, str, str], list[dict]] = {}
+    for row in (r for r in rows if r["kind"] != "clean"):
+        kernels.setdefault((row["fault"], row["host"], row["what"]), []).append(row)
+    for (fault, host, what), checks in kernels.items():
+        good = sum(r["verdict"] == r["wanted"] for r in checks)
+        seen = list(dict.fromkeys(" ".join(f.split()[:2]) for r in checks for f in r["findings"]))
+        print(f"{good}/{len(checks)}  {fault:<4} {host:<12} {what[:60]:<60} {', '.join(seen) or 'passes'}")
+    for row in (r for r in rows if r["verdict"] != r["wanted"]):
+        kind = "ESCAPE" if row["kind"] == "wrong" else "ALARM"
+        print(f"{kind}  {row['id']}: {row['what']}: {row['verdict']}")
+        print("".join(f"       {f}\n" for f in row["findings"][:4]), end="")
+    s = summary
+    caught = s["wrong_checks"] - s["escapes"]
+    print(f"{s['false_alarms']} false alarms in {s['clean_runs']} clean runs{_rate(s['false_alarm_rate_95'])}", end="")
+    print(f"; {s['quality_remarks']} with a remark on quality")
+    print(f"{caught} of {s['wrong_checks']} checks of {s['wrong_kernels']} wrong kernels caught", end="")
+    print(f"{_rate(s['detection_rate_95'])}; {s['twins_accused']} of {s['twin_checks']} checks of right twins accused")
+    print(f"{s['seconds']:.0f} s in all, median {s['median_seconds'] or 0:.2f} s a check; {s['machine']}")
+    if s["interrupted"]:
+        print("interrupted: what was finished is counted")
+
+
+def _rate(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" (95 %: {interval[0]:.2%} to {interval[1]:.2%})"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Wrong kernels in plain torch, and right twins of the tricky ones: what `assay.check` must catch, or leave alone.
 
-Ids M.. and G.. are those of the fault catalogue; W.. are further ones. Every entry makes a fresh `assay.Target`, since
-some kernels keep state between calls, which is their fault.
+Ids M.. and G.. are those of the fault catalogue, T.. what the usual rules let pass, the others further ones. Every
+entry makes a fresh `assay.Target`, since some kernels keep state between calls, which is their fault.
 """
 
 from __future__ import annotations
@@ -14,16 +14,21 @@ from goldsmith import assay
 
 @dataclass(frozen=True)
 class Wrong:
-    """One kernel: id, host, what is wrong with it in words, how to make its target, and whether it is wrong at all."""
+    """One kernel, what is wrong with it in words, how to make its target, and whether it is wrong at all.
+
+    fault is the verdict that it must get: "fail", or "reference_fault" for a golden that is at fault.
+    """
 
     id: str
     host: str
     what: str
     target: Callable[[], assay.Target]
     right: bool = False
-    fault: str = (
-        "fail"  # the verdict a wrong kernel must get: "fail", or "reference_fault" for a golden that is at fault
-    )
+    fault: str = "fail"
+
+    @property
+    def name(self) -> str:
+        return f"{self.id} {self.host}: {self.what}"
 
 
 KERNELS: list[Wrong] = []
@@ -46,4 +51,5 @@ def load() -> list[Wrong]:
         import assay_wrong_mhc  # noqa: F401
         import assay_wrong_rows  # noqa: F401
         import assay_wrong_state  # noqa: F401
+        import assay_wrong_table  # noqa: F401
     return KERNELS
