@@ -1,7 +1,7 @@
 """An Op as `torch.library` operators: one for the forward, one for the backward, joined by `register_autograd`.
 
-The backward is an operator of its own, so that a compiled graph calls it whole and tracing never enters a kernel. It has
-no derivative: asking for one raises, instead of giving a silent zero.
+The backward is an operator of its own, so that a compiled graph calls it whole and tracing never enters a kernel. It
+has no derivative: asking for one raises, instead of giving a silent zero.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def register(op: Op) -> Any:
 
 
 def fresh(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """Results as promised to the caller: contiguous, and none of them sharing memory with an input or another result."""
+    """Results as promised to the caller: contiguous, none of them sharing memory with an input or another result."""
+    if _own(results, tensors):
+        return tuple(results)
     seen = {t.untyped_storage().data_ptr() for t in tensors if t is not None and t.numel()}
     out = []
     for result in results:
@@ -48,6 +50,16 @@ def fresh(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[
         seen.add(pointer)
         out.append(result)
     return tuple(out)
+
+
+def _own(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> bool:
+    """The usual case, told without looking at storages (20 us): whole tensors that begin where no other one does."""
+    begins = {r.data_ptr() for r in results}
+    return (
+        len(begins) == len(results)
+        and all(r.is_contiguous() and not r._is_view() and r.data_ptr() for r in results)
+        and not any(t is not None and t.data_ptr() in begins for t in tensors)
+    )
 
 
 def _split(op: Op, args: Sequence[Any]) -> tuple[tuple[Tensor | None, ...], dict[str, Any], str]:

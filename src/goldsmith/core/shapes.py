@@ -17,8 +17,8 @@ def check_shapes(
 ) -> dict[str, int | tuple[int, ...]]:
     """The sizes by name, for example {"batch": (1,), "n": 4, "dim": 64}.
 
-    A pattern is names and numbers apart by spaces; a first `*name` takes all leading dimensions. The first argument that
-    uses a name fixes its size; raises ShapeError, listing every argument, when another one disagrees.
+    A pattern is names and numbers apart by spaces; a first `*name` takes all leading dimensions. The first argument
+    that uses a name fixes its size; raises ShapeError, listing every argument, when another one disagrees.
     """
     sizes: dict[str, int | tuple[int, ...]] = {}
     setter: dict[str, str] = {}
@@ -76,7 +76,8 @@ def check_same_device(op: str, tensors: Mapping[str, Tensor | None]) -> None:
     for name, tensor in present.items():
         if tensor.device != present[first].device:
             raise ValueError(
-                f"{op}: {name} is on {tensor.device}, but {first} is on {present[first].device}; move them to one device"
+                f"{op}: {name} is on {tensor.device}, but {first} is on {present[first].device}; "
+                "move them to one device"
             )
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .balance import grid, sinkhorn, sinkhorn_backward
-from .launch import INTERPRET, power_of_2, run
+from .launch import INTERPRET, cdiv, power_of_2, run
 from .numerics import sigmoid
 from .planes import new_planes, store_planes
 
@@ -88,7 +88,7 @@ def coefficients_forward(
         out["logits"] = new(T, M)
     absent = out["h_pre"]
     run(
-        _coefficients_fwd_kernel, (triton.cdiv(T, BLOCK_T),),
+        _coefficients_fwd_kernel, (cdiv(T, BLOCK_T),),
         part, alpha, bias, out["h_pre"], out.get("h_post", absent), out.get("h_res", absent), out["inv_rms"],
         out["h_mix"], out.get("logits", absent), T, rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, K,
         n, power_of_2(n), count, full, sinkhorn, logits, BLOCK_T, num_warps=1,
@@ -189,7 +189,7 @@ def coefficients_backward(
     """dm as planes [3, T, padded M], kappa [T], h_pre [T, n]; sums [blocks, 2, M] of dl and dl * z over 8 tokens."""
     T, M = h_mix.shape
     MP = power_of_2(M, 16)
-    blocks, full = triton.cdiv(T, BLOCK_T), M != n
+    blocks, full = cdiv(T, BLOCK_T), M != n
     new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=h_mix.device)  # noqa: E731
     dm = new_planes(3, T, MP, device=h_mix.device)
     out = {"dm": dm, "kappa": new(T), "h_pre": new(T, n), "sums": new(blocks, 2, M)}

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import power_of_2, run
+from .launch import cdiv, power_of_2, run
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -33,7 +33,7 @@ def collapse(x: Tensor, h_pre: Tensor) -> Tensor:
     block = min(4096, power_of_2(D, 16))
     run(
         _collapse_fwd_kernel,
-        (T, triton.cdiv(D, block)),
+        (T, cdiv(D, block)),
         x,
         h_pre,
         h_in,

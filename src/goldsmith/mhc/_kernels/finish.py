@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import power_of_2, run
+from .launch import cdiv, power_of_2, run
 
 WIDTH = 8  # columns of dbias a program: 6 us for 1024 rows instead of 21 in one program (H100)
 
@@ -83,9 +83,9 @@ def finish(
         return {name: v.zero_() for name, v in found.items()}
     groups, MP = alpha.numel(), power_of_2(M)
     block_k, wide = max(16, min(64, 4096 // MP)), power_of_2(max(WIDTH, M - (groups - 1) * n))
-    first = groups + triton.cdiv(M, WIDTH)
+    first = groups + cdiv(M, WIDTH)
     run(
-        _finish_kernel, (first + triton.cdiv(K, block_k),),
+        _finish_kernel, (first + cdiv(K, block_k),),
         psi, sums, phi, phi if gamma is None else gamma, found["dphi"], found.get("dgamma", phi), found["dbias"],
         found["dalpha"], P, sums.shape[0], M, K, n, MP, gamma is not None, block_k, first, groups, WIDTH, wide,
         max(16, 8192 // wide), num_warps=8,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import power_of_2, run
+from .launch import cdiv, power_of_2, run
 from .numerics import dot
 from .planes import load_planes, phi_planes
 
@@ -104,7 +104,7 @@ def stream_gradient(
     stride = lambda v, i: 0 if v is None else v.stride(i)  # noqa: E731
     block_d = min(64 // x.element_size(), power_of_2(D, 16))
     run(
-        _gradient_kernel, (triton.cdiv(D, STEPS * block_d), triton.cdiv(T, BLOCK_T[N])),
+        _gradient_kernel, (cdiv(D, STEPS * block_d), cdiv(T, BLOCK_T[N])),
         x, given(u), given(grad), dm, kappa, given(h_pre), given(h_res), planes, dx,
         x.stride(0), x.stride(1), stride(u, 0), stride(grad, 0), stride(grad, 1), T, D, N, dm.shape[2],
         planes.shape[0], planes.shape[0], u is not None, grad is not None, h_res is not None, orientation == "out_in",

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import power_of_2, run
+from .launch import cdiv, power_of_2, run
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -46,7 +46,7 @@ def mix_forward(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, orientation
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = min(4096 if N <= 4 and x.element_size() == 2 else 1024, power_of_2(D, 16))
     run(
-        _mix_fwd_kernel, (T, triton.cdiv(D, block)),
+        _mix_fwd_kernel, (T, cdiv(D, block)),
         x, f, h_post, h_res, y, x.stride(0), x.stride(1), f.stride(0), T, D, N, orientation == "out_in", block,
         num_warps=8,
     )  # fmt: skip

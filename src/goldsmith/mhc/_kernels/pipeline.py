@@ -15,7 +15,7 @@ from .coefficients import coefficients_backward, coefficients_forward
 from .collapse import collapse, collapse_dots
 from .finish import finish
 from .gradient import stream_gradient
-from .launch import dense, narrow, narrow_n, rows, streams
+from .launch import dense, narrow, narrow_n, rows, shaped, streams
 from .planes import from_planes, to_planes
 from .project import project
 from .psi import partial_psi
@@ -27,14 +27,14 @@ def unsupported(tensors: dict, options: dict) -> str | None:
     return narrow_n(tensors["x"].shape[-2]) or narrow(tensors["x"], tensors["phi"])
 
 
-def shaped(x: Tensor, value: Tensor) -> Tensor:
+def of_tokens(x: Tensor, value: Tensor) -> Tensor:
     """A record of every token [T, ...] with x's leading dimensions."""
-    return value.reshape((*x.shape[:-2], *value.shape[1:]))
+    return shaped(value, (*x.shape[:-2], *value.shape[1:]))
 
 
 def staged(name: str, x: Tensor, value: Tensor) -> Tensor:
     """A stage has x's leading dimensions, as in the reference; here tokens stand in one row."""
-    return stage(name, shaped(x, value)).reshape(value.shape)
+    return shaped(stage(name, of_tokens(x, value)), value.shape)
 
 
 def forward(
@@ -58,7 +58,7 @@ def forward(
             found[name] = staged(called.get(name, name), x, found[name])
     if collapsed:
         found[output] = staged(output, x, collapse(flat, found["h_pre"]))
-    return {name: shaped(x, value) for name, value in found.items()}
+    return {name: of_tokens(x, value) for name, value in found.items()}
 
 
 def coefficient_gradients(
@@ -102,7 +102,7 @@ def backward(
         u=u, h_pre=found["h_pre"], grad=None if grad is None else streams(grad),
         h_res=None if mixing is None else dense(mixing, T, n, n), orientation=orientation,
     )  # fmt: skip
-    return {"x": stage(output, dx.reshape(tensors["x"].shape)), **parameter_gradients(tensors, x, found)}
+    return {"x": stage(output, shaped(dx, tensors["x"].shape)), **parameter_gradients(tensors, x, found)}
 
 
 def parameter_gradients(tensors: dict, x: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import INTERPRET, run
+from .launch import INTERPRET, cdiv, run
 from .numerics import split
 
 BLOCK = 1024
@@ -55,7 +55,7 @@ def phi_planes(phi: Tensor, gamma: Tensor | None, rows: int, count: int) -> Tens
     M, K = phi.shape
     planes = new_planes(count, rows, K, device=phi.device)
     run(
-        _phi_planes_kernel, (triton.cdiv(K, BLOCK), rows),
+        _phi_planes_kernel, (cdiv(K, BLOCK), rows),
         phi, phi if gamma is None else gamma, planes, M, K, gamma is not None, planes.shape[0], INTERPRET, BLOCK,
         num_warps=4,
     )  # fmt: skip

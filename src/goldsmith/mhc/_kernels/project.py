@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import INTERPRET, PARTS, SLICE_D, power_of_2, run, slices
+from .launch import INTERPRET, PARTS, SLICE_D, cdiv, power_of_2, run, slices
 from .numerics import dot, split, transposed
 
 
@@ -65,7 +65,7 @@ def project(x: Tensor, phi: Tensor, gamma: Tensor | None) -> Tensor:
     block_d = 64
     slice_d = min(SLICE_D, power_of_2(D, block_d))  # fewer steps where one slice is not full
     run(
-        _project_kernel, (triton.cdiv(T, block_t), slices(D)),
+        _project_kernel, (cdiv(T, block_t), slices(D)),
         x, phi, phi if gamma is None else gamma, part, x.stride(0), x.stride(1), T, M, D, N, power_of_2(M, 16), slice_d,
         PARTS[x.dtype], gamma is not None, INTERPRET, block_t, block_d, num_warps=8 if light else 4, num_stages=stages,
     )  # fmt: skip

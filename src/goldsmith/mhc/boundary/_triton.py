@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...assay.stage import stage
 from .._kernels import pipeline
-from .._kernels.launch import dense, narrow, rows, streams
+from .._kernels.launch import dense, narrow, rows, shaped, streams
 from .._kernels.mix import mix_backward, mix_forward
 
 
@@ -27,7 +27,7 @@ def forward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     n = x.shape[-2]
     y = mix_forward(streams(x), rows(f), dense(h_post, -1, n), dense(h_res, -1, n, n), orientation)
-    x_next = stage("x_next", y.reshape(x.shape))
+    x_next = stage("x_next", shaped(y, x.shape))
     names = {"h_post": "h_post_next", "h_res": "h_res_next"}
     found = pipeline.forward(x_next, phi, alpha, bias, gamma, collapsed=True, names=names, **options)
     return x_next, *(found[name] for name in ("h_in", "h_post", "h_res", "inv_rms", "h_mix"))
@@ -44,5 +44,5 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         dense(tensors["h_res"], -1, n, n), options["orientation"], needs_dx="x" in needs,
     )  # fmt: skip
     names = {"f": "df", "h_post": "dh_post", "h_res": "dh_res", "x": "dx_post"}
-    above = {name: stage(names[name], grad.reshape(tensors[name].shape)) for name, grad in above.items()}
+    above = {name: stage(names[name], shaped(grad, tensors[name].shape)) for name, grad in above.items()}
     return above | below

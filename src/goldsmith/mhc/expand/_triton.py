@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...assay.stage import stage
-from .._kernels.launch import narrow_n, power_of_2, rows, run, streams
+from .._kernels.launch import cdiv, narrow_n, power_of_2, rows, run, streams
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
@@ -39,7 +39,7 @@ def forward(x: Tensor, *, n: int) -> tuple[Tensor]:
     T, D = flat.shape
     y = torch.empty((*x.shape[:-1], n, D), dtype=x.dtype, device=x.device)
     block = min(2048, power_of_2(D, 16))
-    run(_expand_fwd_kernel, (T, triton.cdiv(D, block)), flat, y, flat.stride(0), D, n, block, num_warps=4)
+    run(_expand_fwd_kernel, (T, cdiv(D, block)), flat, y, flat.stride(0), D, n, block, num_warps=4)
     return (stage("streams", y),)
 
 
@@ -48,5 +48,5 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     T, n, D = g.shape
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = min(2048, power_of_2(D, 16))
-    run(_expand_bwd_kernel, (T, triton.cdiv(D, block)), g, dx, g.stride(0), g.stride(1), D, n, block, num_warps=4)
+    run(_expand_bwd_kernel, (T, cdiv(D, block)), g, dx, g.stride(0), g.stride(1), D, n, block, num_warps=4)
     return {"x": dx}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...assay.stage import stage
-from .._kernels.launch import dense, narrow, rows, streams
+from .._kernels.launch import dense, narrow, rows, shaped, streams
 from .._kernels.mix import mix_backward, mix_forward
 
 
@@ -16,7 +16,7 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 def forward(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, orientation: str) -> tuple[Tensor]:
     n = x.shape[-2]
     y = mix_forward(streams(x), rows(f), dense(h_post, -1, n), dense(h_res, -1, n, n), orientation)
-    return (stage("x_next", y.reshape(x.shape)),)
+    return (stage("x_next", shaped(y, x.shape)),)
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
@@ -27,4 +27,4 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         options["orientation"], needs_dx="x" in needs,
     )  # fmt: skip
     names = {"f": "df", "h_post": "dh_post", "h_res": "dh_res", "x": "dx_post"}
-    return {name: stage(names[name], grad.reshape(tensors[name].shape)) for name, grad in found.items()}
+    return {name: stage(names[name], shaped(grad, tensors[name].shape)) for name, grad in found.items()}

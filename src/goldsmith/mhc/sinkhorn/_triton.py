@@ -10,7 +10,7 @@ from torch import Tensor
 from ...assay.stage import stage
 from .._kernels.balance import grid, sinkhorn, sinkhorn_backward
 from .._kernels.coefficients import BLOCK_T
-from .._kernels.launch import narrow_n, power_of_2, run
+from .._kernels.launch import cdiv, narrow_n, power_of_2, run
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
@@ -47,7 +47,7 @@ def forward(logits: Tensor, *, iterations: int, eps: float, form: str) -> tuple[
     n, T = logits.shape[-1], logits[..., 0, 0].numel()
     h_res = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     run(
-        _sinkhorn_fwd_kernel, (triton.cdiv(T, BLOCK_T),),
+        _sinkhorn_fwd_kernel, (cdiv(T, BLOCK_T),),
         logits, h_res, T, iterations, eps, n, power_of_2(n), BLOCK_T, num_warps=2,
     )  # fmt: skip
     return (stage("h_res", h_res),)
@@ -60,7 +60,7 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     d_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     scratch = torch.empty((2 * iterations, T, n), dtype=torch.float32, device=logits.device)
     run(
-        _sinkhorn_bwd_kernel, (triton.cdiv(T, BLOCK_T),),
+        _sinkhorn_bwd_kernel, (cdiv(T, BLOCK_T),),
         grad, logits, d_logits, scratch, T, iterations, options["eps"], n, power_of_2(n), BLOCK_T, num_warps=2,
     )  # fmt: skip
     return {"logits": d_logits}
