@@ -35,7 +35,8 @@ def bind(what: str, fn: Callable, supply: Mapping[str, Any] | tuple[str, ...]) -
     call, parameters = _signature(fn)
     if parameters is None:
         return Bound(call, names)
-    positional, keywords = [], []
+    positional: list[str] = []
+    keywords: list[str] = []
     takes_rest = False
     for p in parameters:
         if p.kind is p.VAR_KEYWORD:

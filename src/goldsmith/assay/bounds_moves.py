@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -109,7 +109,7 @@ def _indexed(m, weight: Tensor, index: Tensor) -> Error:
 # writing and accumulating at indices
 
 
-def _placed(m: RunningErrors, base: Tensor, source, write: Callable[[Tensor, Tensor], Tensor], index) -> Error:
+def _placed(m: RunningErrors, base: Tensor, source, write: Callable[[Tensor, Any], Tensor], index) -> Error:
     """Elements replaced: the errors are replaced likewise."""
     if _unsure_index(m, (index,) if isinstance(index, Tensor) else (tuple(index),), {}):
         return float("inf")

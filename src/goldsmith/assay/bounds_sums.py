@@ -6,7 +6,7 @@ gamma_n is taken for n terms although a sum has n - 1 additions; a dot has n pro
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ def _sum(m: RunningErrors, y, x, dim=None, keepdim=False, *, dtype=None):
     return _reduce(torch.sum, total(e, m.gamma(n) * (v.abs() + e)), dim, keepdim)
 
 
-def _reduce(f: Callable, t: Tensor, dim, keepdim) -> Tensor:
+def _reduce(f: Callable, t: Any, dim, keepdim) -> Tensor:
     if dim is None or (isinstance(dim, list | tuple) and not dim):
         out = f(t)
         return out.reshape((1,) * t.dim()) if keepdim else out
@@ -196,7 +196,7 @@ def _softmax_backward(m, y, grad, p, dim, *_):
 # products
 
 
-def bilinear(f: Callable[[Tensor, Tensor], Tensor], m: RunningErrors, a, b, n: int) -> Tensor:
+def bilinear(f: Callable[[Any, Any], Tensor], m: RunningErrors, a, b, n: int) -> Tensor:
     """|a| and |b| through the same product: f(e_a + gamma |a|, |b|) + f(|a| + e_a, e_b)."""
     (va, ea), (vb, eb) = m(a), m(b)
     va, vb = va.abs(), vb.abs()

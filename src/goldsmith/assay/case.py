@@ -95,11 +95,17 @@ class Case:
     salt: int = 0
     given: bool = False
 
-    def build(self, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", seed: int = 0) -> dict:
-        """The case's dict of inputs and scalars."""
+    def build(
+        self,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+        make: type[Make] = Make,
+    ) -> dict:
+        """The case's dict of inputs and scalars; `make` draws them (benchmarks draw large ones on the device)."""
         mixed = zlib.crc32(f"{self.name}/{seed}/{self.salt}".encode())
         try:
-            drawn = self.draw(Make(dtype, device, mixed), **self.sizes)
+            drawn = self.draw(make(dtype, device, mixed), **self.sizes)
         except TargetError:
             raise
         except Exception as error:

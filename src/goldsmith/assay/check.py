@@ -13,6 +13,7 @@ import torch
 
 from . import probes as catalogue
 from .case import Case
+from .probes import values
 from .reference import GoldenError
 from .results import FAIL, PASS, QUALITY, REFERENCE_FAULT, AssayError, Finding, ProbeRun, Report, TargetError
 from .run import How
@@ -130,14 +131,13 @@ def _examine(session: Session, budget: Budget, tally: _Tally, only_values: bool)
 
 def _float32(session: Session, tally: _Tally) -> None:
     """A 16-bit target once more with float32 inputs, where 1.002 is not rounded away; a refusal is a note."""
-    probe = catalogue.DEFAULT[0]
     name = session.target.name or ""
     try:
         with tally.timing("float32", session):
             if session.execute("values", "float32", look=False).error is not None:
                 session.note("refused_dtype", name, "float32 inputs are refused; only the 16-bit ones were judged")
                 return
-            probe.run(session)
+            values.run(session)
     except Ended as end:
         tally.rest(frozenset(["float32"]), str(end))
     except GoldenError as error:

@@ -7,6 +7,7 @@ kept wider. On the CPU the sequential loops are numpy's, whose reductions over a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -130,14 +131,15 @@ def matmul(a: Tensor, b: Tensor, order: Order) -> Tensor:
     return _tile_by_tile(a, b, order.tile)
 
 
-def _tiles(a: Tensor, b: Tensor, size: int):
+def _tiles(a: Tensor, b: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(a.split(size, -1), b.split(size, -2), strict=True)
 
 
 def _tile_by_tile(a: Tensor, b: Tensor, size: int) -> Tensor:
-    acc = None
-    for s, t in _tiles(a, b, size):
-        acc = s @ t if acc is None else acc + s @ t
+    products = (s @ t for s, t in _tiles(a, b, size))
+    acc = next(products)
+    for product in products:
+        acc = acc + product
     return acc
 
 
@@ -146,7 +148,7 @@ def _one_by_one(a: Tensor, b: Tensor) -> Tensor:
     n = a.shape[-1]
     outputs = max(a.numel() // n * b.shape[-1], 1)
     chunk = max(1, min(n, 2**18 // outputs))
-    acc = None
+    acc: Tensor | None = None
     for lo in range(0, n, chunk):
         s, t = a[..., lo : lo + chunk], b[..., lo : lo + chunk, :]
         terms = s.movedim(-1, 0).unsqueeze(-1) * t.movedim(-2, 0).unsqueeze(-2)
@@ -154,4 +156,4 @@ def _one_by_one(a: Tensor, b: Tensor) -> Tensor:
         if acc is not None:
             terms[0] += acc
         acc = sequential(terms, 0)
-    return acc.reshape(*a.shape[:-1], b.shape[-1])
+    return (a @ b if acc is None else acc).reshape(*a.shape[:-1], b.shape[-1])

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,7 +129,8 @@ class _Held:
 
     def _special(self) -> dict[str, Tensor]:
         """NaN and Inf that differ from the golden's, by kind."""
-        y, b, fits = self.y, self.ref.bounded, {}
+        y, b = self.y, self.ref.bounded
+        fits: dict[str, Tensor] = {}
         if bool(self.y_finite.all()) and bool(self.g_finite.all()):
             return fits
         nan, golden_nan = torch.isnan(y), torch.isnan(b.value)
@@ -200,7 +202,8 @@ class _Held:
     def row(self, case: str, run: str, findings: list[Finding], notes: list[Note]) -> Row:
         ref, noise = self.ref, self.ref.noise
         finite = self.error[self.y_finite & self.g_finite]
-        row = {"max_error": float(finite.max()) if finite.numel() else 0.0, "max_over_bound": self.ratio}
+        row: dict[str, Any] = {"max_error": float(finite.max()) if finite.numel() else 0.0}
+        row["max_over_bound"] = self.ratio
         if ref.store.is_floating_point and finite.numel():
             steps = ulps(self.y, ref.bounded.value, ref.store)
             row |= {"ulp_p50": quantile(steps, 0.5), "ulp_p99": quantile(steps, 0.99)}

@@ -180,10 +180,11 @@ class Groups:
         return f"{axis} at {i} mod {rest[0]}" if kind == "mod" else f"{axis} from {rest[1]} (tail of {rest[0]})"
 
 
-def _axis(axis: int, n: int, dims: int, device) -> _Axis:
+def _axis(axis: int, n: int, dims: int, device: torch.device) -> _Axis:
     """Groups of an axis of length n: every index (not of a vector: that is rung 2's business), residues, tails."""
     index = torch.arange(n)
-    source, target, families, first = [], [], [], 0
+    source, target, first = [], [], 0
+    families: list[tuple[tuple, int]] = []
     if n > 1 and dims > 1:
         source.append(index)
         target.append(index)

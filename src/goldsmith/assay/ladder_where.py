@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -119,7 +120,7 @@ def looks_like(y: Tensor, ref: Reference) -> list[str]:
     return out
 
 
-def _rearranged(g: Tensor):
+def _rearranged(g: Tensor) -> Iterator[tuple[str, Tensor]]:
     if g.dim() >= 2 and g.shape[-1] == g.shape[-2]:
         yield "the golden with its last two axes transposed", g.transpose(-1, -2)
     for axis in range(g.dim()):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -247,7 +248,7 @@ class Poison(TorchDispatchMode):
         self.arena = arena
         self.count = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _EMPTY:
             return self._guarded(func(*args, **kwargs))
@@ -265,7 +266,7 @@ class Poison(TorchDispatchMode):
         label = f"scratch buffer {self.count} {list(plain.shape)}"
         return self.arena.allocate(plain.shape, plain.stride(), plain.dtype, plain.device, label).tensor
 
-    def _enter(self, func, args, kwargs):
+    def _enter(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls a custom operator's own kernel with the mode on; below the mode it would run unseen."""
         key = _backend_key(args, kwargs)
         if (
@@ -281,7 +282,7 @@ class Poison(TorchDispatchMode):
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
-def _backend_key(args, kwargs):
+def _backend_key(args: Any, kwargs: Any) -> Any:
     """The dispatch key of the first tensor's device."""
     from torch.utils._pytree import tree_leaves
 

@@ -92,15 +92,17 @@ class References:
                 declared = tuple(n for n in declared if n not in saved)
         return name_results(result, declared, "golden")
 
-    def _gradients(self, supply, named, leaves, sent, wanted, tracer) -> dict[str, Tensor]:
+    def _gradients(
+        self, supply: dict[str, Any], named: dict[str, Tensor], leaves: Mapping[str, Tensor], sent: list[str],
+        wanted: tuple[str, ...], tracer: Tracer,
+    ) -> dict[str, Tensor]:  # fmt: skip
         target = self.material.target
         cotangents = {f"grad_{n}": leaves[f"grad_{n}"] for n in sent}
         if target.golden_backward is not None:
             names = {**supply, **tracer.records, **named, **cotangents}
             result = target.bound("golden_backward", names)(names)
-            grads = name_gradients(result, wanted, "golden_backward")
-            missing = {n: torch.zeros_like(supply[n]) for n, g in grads.items() if g is None}
-            return {f"{n}.grad": missing.get(n, g) for n, g in grads.items()}
+            found = name_gradients(result, wanted, "golden_backward")
+            return {f"{n}.grad": torch.zeros_like(supply[n]) if g is None else g for n, g in found.items()}
         stages = dict(tracer.graph)
         results = {**stages, **named}  # an output of the candidate may be a stage of the golden
         able = [n for n in sent if n in results and results[n].requires_grad]
@@ -214,7 +216,7 @@ class _blaming_the_golden:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind, error, trace) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not isinstance(error, GoldenError | NotImplementedError):
             raise GoldenError(f"{type(error).__name__}: {error}") from error
 

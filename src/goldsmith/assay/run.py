@@ -81,8 +81,8 @@ class Run:
         """(name, kind, tensor) of everything that a user receives: outputs, saved results, gradients."""
         for name, tensor in self.outputs.items():
             yield name, "saved" if name.startswith("saved.") else "output", tensor
-        for name, tensor in self.grads.items():
-            yield name, "grad", tensor
+        for name, grad in self.grads.items():
+            yield name, "grad", grad
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,13 @@ def _label(name: str, target: Target) -> str:
 Step = Callable[[Run], dict[str, Tensor | None]]
 
 
-def _autograd(material, supply, placed, named, visible, wanted, tracer, twice) -> Step:
+Named = dict[str, Any]
+
+
+def _autograd(
+    material: Material, supply: Named, placed: Named, named: Named, visible: Named, wanted: tuple[str, ...],
+    tracer: Tracer, twice: bool,
+) -> Step:  # fmt: skip
     leaves = {f"{n}.grad": placed[n] for n in wanted}
     stages = {f"{n}.grad": t for n, t in tracer.graph.items() if f"{n}.grad" not in leaves}
 
@@ -237,7 +243,10 @@ def _autograd(material, supply, placed, named, visible, wanted, tracer, twice) -
     return step
 
 
-def _own_backward(material, supply, placed, named, visible, wanted, tracer, twice) -> Step:
+def _own_backward(
+    material: Material, supply: Named, placed: Named, named: Named, visible: Named, wanted: tuple[str, ...],
+    tracer: Tracer, twice: bool,
+) -> Step:  # fmt: skip
     target = material.target
     names = {**supply, **named, **{f"grad_{n}": placed[f"grad_{n}"] for n in visible}}
 
@@ -328,8 +337,9 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def _span(t: Tensor) -> tuple[int, int]:
-    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return t.storage_offset() * t.element_size(), (t.storage_offset() + last + 1) * t.element_size()
+    first = int(t.storage_offset())
+    last = first + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return first * t.element_size(), (last + 1) * t.element_size()
 
 
 @contextmanager

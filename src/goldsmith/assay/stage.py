@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,11 +92,11 @@ class _Substitute(torch.autograd.Function):
     """y = the substitute, dy/dvalue = 1: keeps the graph bit for bit, which adding a difference would not."""
 
     @staticmethod
-    def forward(ctx, value, wanted):
+    def forward(ctx: Any, value: Tensor, wanted: Tensor) -> Tensor:
         return wanted.clone()
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 

@@ -34,12 +34,14 @@ def settle(session: Session, done: Run, plain: References) -> References:
             continue
         of = decision.scores if isinstance(decision, TopK) else decision.of
         _golden_has(plain, of, f"what {name!r} was decided on")
-        legal = _topk if isinstance(decision, TopK) else _sign
         scores = plain.bounded.get(of)
         if scores is None:  # an input: exact
             value = plain.leaves[of]
             scores = Bounded(value, torch.zeros_like(value), torch.zeros_like(value, dtype=torch.bool), [])
-        taken[name] = legal(session, name, decision, made, own, scores)
+        if isinstance(decision, TopK):
+            taken[name] = _topk(session, name, decision, made, own, scores)
+        else:
+            taken[name] = _sign(session, name, decision, made, own, scores)
     if all(torch.equal(t, plain.values[n].to(t.dtype)) for n, t in taken.items()):
         return plain
     settled = session.references(plain.material, done, taken)
@@ -76,7 +78,7 @@ def _number(session: Session, value: Any) -> float:
     return session.material.scalars[value] if isinstance(value, str) else value
 
 
-def _topk(session, name: str, decision: TopK, made: Tensor, own: Tensor, scores: Bounded) -> Tensor:
+def _topk(session: Session, name: str, decision: TopK, made: Tensor, own: Tensor, scores: Bounded) -> Tensor:
     dropped = made.dim() == scores.value.dim() - 1  # argmax without keepdim
     index = (made.unsqueeze(decision.dim) if dropped else made).movedim(decision.dim, -1).long()
     golden = (own.unsqueeze(decision.dim) if dropped else own).movedim(decision.dim, -1).long()
@@ -107,7 +109,9 @@ def _topk(session, name: str, decision: TopK, made: Tensor, own: Tensor, scores:
     return legal.squeeze(decision.dim) if dropped else legal
 
 
-def _report(session, name, index, golden, wrong, outside, repeated) -> None:
+def _report(
+    session: Session, name: str, index: Tensor, golden: Tensor, wrong: Tensor, outside: Tensor, repeated: Tensor
+) -> None:
     rows = wrong.numel()
     if bool(wrong.any()):
         reason = "an index out of range" if bool(outside.any()) else "a score that loses"
@@ -121,7 +125,7 @@ def _report(session, name, index, golden, wrong, outside, repeated) -> None:
         session.note("tie", name, f"{text}; all legal")
 
 
-def _sign(session, name: str, decision: Sign, made: Tensor, own: Tensor, of: Bounded) -> Tensor:
+def _sign(session: Session, name: str, decision: Sign, made: Tensor, own: Tensor, of: Bounded) -> Tensor:
     if made.shape != of.value.shape:
         text = f"{name} has shape {list(made.shape)}, {decision.of} has {list(of.value.shape)}"
         session.find(CERTAIN, NAME, name, text)
@@ -139,7 +143,7 @@ def _sign(session, name: str, decision: Sign, made: Tensor, own: Tensor, of: Bou
     return torch.where(wrong, own.to(made.dtype), made)
 
 
-def _rate(session, name: str, decision: Given, made: Tensor) -> None:
+def _rate(session: Session, name: str, decision: Given, made: Tensor) -> None:
     if decision.rate is None or not made.numel():
         return
     rate, n = float(_number(session, decision.rate)), made.numel()

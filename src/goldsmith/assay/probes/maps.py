@@ -40,7 +40,7 @@ def error_map(case: str, got: Tensor, reference: Reference, cells: int, bad: boo
     last = {n: (lo, hi) for n, (axis, lo, hi) in reference.segments.items() if axis in (-1, got.dim() - 1)}
     grids = [_blocks(t.detach().reshape(fold), cells) for t in (golden, got.double(), ratio)]
     rows, columns = golden.reshape(fold).shape
-    return ErrorMap(reference.name, case, (rows, columns), *grids, segments=last, bad=bad)
+    return ErrorMap(reference.name, case, (rows, columns), grids[0], grids[1], grids[2], segments=last, bad=bad)
 
 
 def _blocks(t: Tensor, cells: int) -> list[list[float]]:

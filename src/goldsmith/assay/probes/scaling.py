@@ -7,6 +7,7 @@ golden itself cannot hold in compute precision is not asked of the candidate.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ def run(session: Session) -> None:
     if not _floating(session):
         return
     for exponent in (12, -12):
-        _held(session, f"scale:2^{exponent}", lambda t, e=exponent: _scaled(t, e))
+        _held(session, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
     _held(session, "values:flat", _flat)
     _held(session, "values:offset", lambda t: t - OFFSET if bool((t < 0).any()) else t + OFFSET)
     _special(session, "values:nan", float("nan"), torch.isnan)

@@ -74,7 +74,7 @@ def _workspace(session: Session, first: Run) -> None:
 
 def _backward_twice(session: Session, done: Run) -> None:
     for name, grad in done.grads.items():
-        apart = difference(grad, done.again.get(name), session.ref.reference(name, "grad"))
+        apart = difference(grad, (done.again or {}).get(name), session.ref.reference(name, "grad"))
         if not apart.equal and not apart.lawful and name not in session.bad:
             where = None if apart.mask is None else session.locate(name, apart.mask)
             session.find(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import ladder
 from ..bounds import SLACK
 from ..reference import References, axis_names
 from ..results import CERTAIN
@@ -139,13 +138,13 @@ def _finite(session: Session, part: Slice) -> None:
     done, references = made
     first = {n: t for n, _, t in session.first.results()}
     for name, tensor in results(session, done).items():
-        expected, before = references.values.get(name), session.ref.bounded.get(name)
-        if expected is None or before is None or expected.shape != tensor.shape or first[name] is None:
+        expected, before, was = references.values.get(name), session.ref.bounded.get(name), first.get(name)
+        if expected is None or before is None or was is None or expected.shape != tensor.shape:
             continue
         change = (expected - before.value).abs()
-        still = tensor == first[name]
+        still = tensor == was
         _missing(session, part, name, still & (change > 0), tensor, references)
-        stepped = ~((tensor.double() - first[name].double()).abs() <= 2 * SLACK * before.bound)
+        stepped = ~((tensor.double() - was.double()).abs() <= 2 * SLACK * before.bound)
         stepped &= change == 0
         if bool(stepped.any()):  # at these inputs rounding may be larger than at the first ones
             now = references.bounded[name]
@@ -165,7 +164,7 @@ def _missing(session: Session, part: Slice, name: str, mask: Tensor, tensor: Ten
         proven |= unproven & ((now.value - before.value).abs() > reach)
     mask = mask & proven
     if bool(mask.any()):
-        where = _where(session, name, mask)
+        where = session.locate(name, mask)
         text = f"{part.text} has no influence on {name} ({where.text}), in the golden it has: "
         text += "a reduction cut short, or a wrong mask"
         session.find(CERTAIN, NAME, name, text, where=where, measured=0.0)
@@ -184,12 +183,7 @@ def _spread(references: References, name: str) -> Tensor:
 
 def _extra(session: Session, part: Slice, name: str, mask: Tensor, what: str) -> None:
     if bool(mask.any()):
-        where = _where(session, name, mask)
+        where = session.locate(name, mask)
         text = f"{what} in {part.text} reaches {name} ({where.text}), in the golden it does not: "
         text += "a wrong mask, or a stray read"
         session.find(CERTAIN, NAME, name, text, where=where)
-
-
-def _where(session: Session, name: str, mask: Tensor):
-    reference = session.ref.reference(name, "output", noise=False)
-    return ladder.locate(name, mask, reference)

@@ -148,9 +148,9 @@ def _moved(session: Session, done: Run, references: References) -> bool:
     """Whether something has changed by more than rounding that stays as it was in the golden."""
     first = {n: t for n, _, t in session.first.results()}
     for name, y in results(session, done).items():
-        expected, before = references.values.get(name), session.ref.bounded.get(name)
-        if expected is not None and before is not None and expected.shape == y.shape and first[name] is not None:
-            still = (y.double() - first[name].double()).abs() <= 2 * SLACK * before.bound
+        expected, before, was = references.values.get(name), session.ref.bounded.get(name), first.get(name)
+        if expected is not None and before is not None and was is not None and expected.shape == y.shape:
+            still = (y.double() - was.double()).abs() <= 2 * SLACK * before.bound
             if bool((~still & (expected == before.value)).any()):
                 return True
     return False

@@ -102,17 +102,18 @@ class _Repeats:
         self.session, self.probe, self.how = session, probe, how
         self.made: dict[int, tuple[Run, References]] = {}
 
-    def of(self, name: str, kind: str):
+    def of(self, name: str, kind: str) -> ladder.Confirm:
         def confirm(attempt: int) -> tuple[Tensor, ladder.Reference]:
             if attempt not in self.made:
                 self.made[attempt] = self._make(attempt)
             done, references = self.made[attempt]
             tensor = dict((n, t) for n, _, t in done.results()).get(name)
+            reference = references.reference(name, kind)
+            if reference is None:
+                raise TargetError(f"{name}: the golden has it under one seed and not under another")
             if tensor is None:
-                tensor = torch.zeros_like(
-                    references.bounded[name].value, dtype=references.stores.get(name, torch.float32)
-                )
-            return tensor, references.reference(name, kind)
+                tensor = torch.zeros_like(reference.bounded.value, dtype=reference.store)
+            return tensor, reference
 
         return confirm
 
