@@ -121,7 +121,7 @@ def bench(
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(help="Peers to time in the same run: eager, compile, liger. Default: all installed."),
+        typer.Option(help="Peers to time in the same run: eager, compile, liger, none. Default: all installed."),
     ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only benchmark cases whose name contains this.")] = None,
     backend: Annotated[
@@ -135,6 +135,7 @@ def bench(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Time without proving first; the rows then say so.")
     ] = False,
+    commit: Annotated[str, typer.Option(help="The commit that rows name, where there is no git to ask.")] = "",
 ) -> None:
     """Verify first, then time: rows with machine, versions, spread and share of the measured copy rate."""
     from .bench.command import Request, run
@@ -147,5 +148,6 @@ def bench(
         device=device,
         seconds=seconds,
         verify=not no_verify,
+        commit=commit,
     )
     raise typer.Exit(run(request, out=json))

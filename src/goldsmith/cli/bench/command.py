@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from rich.console import Console
 
+from ...core.bench import BenchCase
 from ...core.device import machine
 from ...core.op import Op
-from ..say import Problem, console
+from ..say import Problem, console, duration
 from . import show
 from .composites import ALL as COMPOSITES
 from .peers import ALL as PEERS
@@ -26,6 +31,7 @@ from .timing import clock
 
 CPU_ELEMENTS = 2**20  # larger cases on a CPU only when named
 INTERRUPTED = 130
+NOBODY = "none"  # --against none
 
 
 def run(request: Request, *, out: str | None = None) -> int:
@@ -36,51 +42,70 @@ def run(request: Request, *, out: str | None = None) -> int:
         raise Problem("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
     subjects = list(_subjects(request, device))
     peers = _peers(request, err)
-    conditions = Conditions.here(device)
-    prover = Prover(request.verify, err)
-    bench = Bench(request, conditions, clock(device), peers, prover, err)
+    conditions = Conditions.here(device, request.commit)
     target = _open(out)
     stream = console() if out != "-" else err
-    status = 0
+    prover = Prover(request.verify, device, err)
     stream.print(f"[dim]{conditions}[/]")
-    last: tuple[str, str] | None = None
-    pending: list[Row] = []
+    status = 0
+    rows = 0
     try:
-        for row in bench.run(_made(subjects, device)):
-            if target is not None:
-                target.write(json.dumps(row.to_json()) + "\n")
-                target.flush()
-            key = (row.op, row.case)
-            if last not in (None, key):
-                stream.print(show.table(pending))
-                pending = []
-            pending.append(row)
-            if row.median_us is None:
-                err.print(show.broken(row))
-            last = key
+        prover.prove_all([(s.op, s.entry.dtype) for s in subjects if s.op is not None], request.backend or "auto")
+        bench = Bench(request, conditions, clock(device), peers, prover, err)
+        for shown in _by_case(bench.run(_told(subjects, device, err))):
+            rows += len(shown)
+            _keep(target, shown)
+            stream.print(show.table(shown))
+            for row in shown:
+                if row.median_us is None:
+                    stream.print(show.broken(row))
     except KeyboardInterrupt:
         err.print("[yellow]Interrupted: the rows so far are kept.[/]")
         status = INTERRUPTED
     finally:
         if target is not None and target is not sys.stdout:
             target.close()
-    if pending:
-        stream.print(show.table(pending))
-    stream.print(show.legend(conditions.device))
+    if rows:
+        stream.print(show.legend(conditions.device))
+    for line in prover.rejections():
+        stream.print(line, soft_wrap=True)
     if prover.rejected:
         return 1
-    return status or (0 if bench.rows else 2)
+    return status or (0 if rows else 2)
 
 
-def _made(subjects: list[tuple[Any, Any]], device: str) -> Iterator[Subject]:
-    """Inputs are drawn one case at a time: two large ones need not fit the card together."""
-    for make, entry in subjects:
-        yield make(entry, device)
-        if device.startswith("cuda"):
-            torch.cuda.empty_cache()
+@dataclass(frozen=True)
+class _Planned:
+    """A benchmark case and how its subject is made; `op` is None for a composite."""
+
+    name: str
+    entry: BenchCase
+    make: Callable[[BenchCase, str], Subject]
+    op: Op | None
 
 
-def _subjects(request: Request, device: str) -> Iterator[tuple[Any, Any]]:
+def _by_case(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    for _, group in itertools.groupby(rows, key=lambda row: (row.op, row.case)):
+        yield list(group)
+
+
+def _keep(target: IO[str] | None, rows: list[Row]) -> None:
+    if target is not None:
+        target.writelines(json.dumps(row.to_json()) + "\n" for row in rows)
+        target.flush()
+
+
+def _told(subjects: list[_Planned], device: str, err: Console) -> Iterator[Callable[[], Subject]]:
+    """What makes each subject, said before it is made: in a log a line each, with the time that is probably left."""
+    began = time.monotonic()
+    for k, planned in enumerate(subjects):
+        left = (time.monotonic() - began) / k * (len(subjects) - k) if k else 0
+        more = f", about {duration(left)} left" if k else ""
+        err.print(f"[dim]{k + 1} of {len(subjects)}{more}: {planned.name} {planned.entry.name}[/]")
+        yield partial(planned.make, planned.entry, device)
+
+
+def _subjects(request: Request, device: str) -> Iterator[_Planned]:
     ops = dict(sorted(Op.all().items()))
     known = {**{name: op.bench for name, op in ops.items()}, **{n: c.entries() for n, c in COMPOSITES.items()}}
     wanted = list(known)
@@ -100,7 +125,9 @@ def _subjects(request: Request, device: str) -> Iterator[tuple[Any, Any]]:
             if not named and not device.startswith("cuda") and _elements(entry) > CPU_ELEMENTS:
                 continue
             found = True
-            yield (COMPOSITES[name] if name in COMPOSITES else _maker(ops[name])), entry
+            composite = name in COMPOSITES
+            make = COMPOSITES[name] if composite else partial(Subject, ops[name])
+            yield _Planned(name, entry, make, None if composite else ops[name])
     if not found:
         cases = sorted({e.name for name in wanted for e in known[name]})
         why = (
@@ -109,24 +136,21 @@ def _subjects(request: Request, device: str) -> Iterator[tuple[Any, Any]]:
         raise Problem(f"no benchmark case{why}; there are: {', '.join(cases) or 'none'}.")
 
 
-def _maker(op: Op) -> Any:
-    return lambda entry, device: Subject(op, entry, device)
-
-
 def _elements(entry: Any) -> int:
     return math.prod(v for v in entry.sizes.values() if isinstance(v, int))
 
 
 def _peers(request: Request, err: Console) -> dict[str, Any]:
-    unknown = [name for name in request.peers or () if name not in PEERS]
+    asked = request.peers
+    unknown = [name for name in asked or () if name not in (*PEERS, NOBODY)]
     if unknown:
-        raise Problem(f"no peer {unknown[0]!r}; there are: {', '.join(PEERS)}.")
-    chosen = {}
-    for name in request.peers if request.peers is not None else PEERS:
+        raise Problem(f"no peer {unknown[0]!r}; there are: {', '.join(PEERS)}, and {NOBODY}.")
+    chosen: dict[str, Any] = {}
+    for name in PEERS if asked is None else [name for name in asked if name != NOBODY]:
         reason = PEERS[name].missing()
         if reason is None:
             chosen[name] = PEERS[name]
-        elif request.peers is not None:
+        elif asked is not None:
             raise Problem(f"--against {name}: {reason}.")
         else:
             err.print(f"[dim]peer {name} is left out: {reason}[/]")

@@ -2,82 +2,127 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from ...assay.check import check
+from ...core.device import BackendUnavailable
 from ...core.op import Op
+from ..verify import command as verify
 from .subject import Subject, Variant
 
-Proof = tuple[bool | None, str]
+Verdict = tuple[bool | None, str]
+NOT_WANTED: Verdict = (None, "not verified (--no-verify)")
 
 
 class Prover:
-    """Proves each operator, backend and dtype once a run."""
+    """Proves operators in worker processes, all of a run at once; composites, unknown to verify, in this one."""
 
-    def __init__(self, wanted: bool, say: Console) -> None:
-        self.wanted, self.say = wanted, say
-        self.proved: dict[tuple[str, str, torch.dtype], Proof] = {}
+    def __init__(self, wanted: bool, device: str, say: Console) -> None:
+        self.wanted, self.device, self.say = wanted, device, say
+        self.proved: dict[tuple[str, str, torch.dtype], Verdict] = {}
 
     @property
     def rejected(self) -> bool:
         return any(verdict is False for verdict, _ in self.proved.values())
 
-    def prove(self, subject: Subject, backend: str) -> Proof:
+    def rejections(self) -> list[str]:
+        """A line for each operator that was not timed because it could not be proved."""
+        return [
+            f"[bold red]{name} on {backend} was not timed: {escape(why)}[/]"
+            for (name, backend, _), (verdict, why) in self.proved.items()
+            if verdict is False
+        ]
+
+    def prove_all(self, wanted: Iterable[tuple[Op, torch.dtype]], backend: str) -> None:
+        """Every operator in the dtype that it is timed in, on the backend that will run: `goldsmith verify`'s run."""
+        groups: dict[tuple[str, torch.dtype], list[str]] = {}
+        for op, dtype in wanted if self.wanted else ():
+            chosen = _backend(op, dtype, self.device, backend)
+            names = groups.setdefault((chosen, dtype), []) if chosen else []
+            if op.name not in names:
+                names.append(op.name)
+        for (chosen, dtype), names in groups.items():
+            self._verify(chosen, dtype, names)
+
+    def _verify(self, backend: str, dtype: torch.dtype, names: list[str]) -> None:
+        kind = str(dtype).removeprefix("torch.")
+        self.say.print(f"[dim]proving {', '.join(names)} on {backend} in {kind}[/]")
+        request = verify.Request(names=tuple(names), backend=backend, device=self.device, dtype=kind)
+        outcome = verify.verify(request, self.say)
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        for entry in outcome.entries:
+            report = entry.report
+            if report is None:
+                verdict: Verdict = False, f"nothing could be proved: {entry.reason}"
+            elif entry.verdict == "pass":
+                verdict = True, f"goldsmith verify, {len(report.cases)} cases, {kind}"
+            else:
+                texts = [f.text for f in report.findings] or [report.partial or entry.verdict]
+                verdict = False, texts[0]
+            self.proved[entry.operator, backend, dtype] = verdict
+
+    def prove(self, subject: Subject, backend: str) -> Verdict:
         """Whether the assay passes it, and by what; (None, why) when no proof was wanted."""
         if not self.wanted:
-            return None, "not verified (--no-verify)"
+            return NOT_WANTED
         key = (subject.name, backend, subject.entry.dtype)
         if key not in self.proved:
             with self.say.status(f"[dim]proving {subject.name} on {backend}[/]") as status:
-                self.proved[key] = self._prove(subject, backend, status)
+                self.proved[key] = self._here(subject, backend, status)
         return self.proved[key]
 
-    def _prove(self, subject: Subject, backend: str, status: Any) -> Proof:
+    def _here(self, subject: Subject, backend: str, status: Any) -> Verdict:
         target, dtype, device = subject.target(backend), subject.entry.dtype, subject.device
-        on_gpu = device.startswith("cuda")
-        cases = [c for c in target.cases if on_gpu or "large" not in c.tags]
-        left_out: dict[str, int] = {}
         done = 0
-        for case in cases:
-            status.update(f"[dim]proving {target.name}: {case.name} ({done} of {len(cases)} done)[/]")
-            reason = case_reason(subject.op, backend, case, dtype, device)
-            if reason is not None:
-                left_out[reason] = left_out.get(reason, 0) + 1
-                continue
-            report = check(target, case, dtype=dtype, device=device, raises=False)
+        for case in target.cases:
+            status.update(f"[dim]proving {target.name}: {case.name} ({done} of {len(target.cases)} done)[/]")
+            report = check(target, case, dtype=dtype, device=device, probes="quick", raises=False)
             done += 1
             if not report.ok:
                 first = report.findings[0].text if report.findings else report.verdict
                 return False, f"{case.name}: {first}"
-            if on_gpu:
-                torch.cuda.empty_cache()
-        for reason, number in left_out.items():
-            self.say.print(f"[dim]{target.name}: {number} of {len(cases)} cases left out: {reason}[/]")
         return True, f"assay.check, {done} cases, {str(dtype).removeprefix('torch.')}"
 
 
-def case_reason(op: Op, backend: str, case: Any, dtype: torch.dtype, device: str) -> str | None:
-    """Why this case cannot run on the backend, or None."""
+def _backend(op: Op, dtype: torch.dtype, device: str, wanted: str) -> str | None:
+    """The backend that will run this dtype here, judged by the operator's smallest case; None when none can."""
+    case = min((c for c in op.cases if "large" not in c.tags), key=lambda c: sum(map(_size, c.sizes.values())))
     given = case.build(dtype, device, 0)
-    return op.why_not(backend, *(given.get(n) for n in op.inputs), **{o: given[o] for o in op.options})
+    try:
+        return op.choose(wanted, tuple(given.get(n) for n in op.inputs), {o: given[o] for o in op.options})
+    except BackendUnavailable:
+        return None
+
+
+def _size(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 @torch.no_grad()
-def relative_error(subject: Subject, variant: Variant) -> float | None:
-    """|got - golden| / |golden| of the first result against the float64 reference on the very inputs that are timed.
-
-    None where memory is short, and for zeros.
-    """
+def golden_result(subject: Subject) -> torch.Tensor | None:
+    """The first result of the float64 reference on the very inputs that are timed; None where memory is short."""
     try:
         wide = {
             name: t.double() if t is not None and t.is_floating_point() else t for name, t in subject.tensors.items()
         }
-        golden = subject.reference()(wide)[0]
-        got = variant.results()[0].double()
+        return subject.reference()(wide)[0]
+    except torch.OutOfMemoryError:
+        return None
+
+
+@torch.no_grad()
+def relative_error(golden: torch.Tensor | None, variant: Variant) -> float | None:
+    """|got - golden| / |golden| of the first result; None where they cannot be compared, and for zeros."""
+    if golden is None or not variant.comparable:
+        return None
+    try:
         norm = golden.norm()
-        return float((got - golden).norm() / norm) if norm else None
+        return float((variant.results()[0].double() - golden).norm() / norm) if norm else None
     except torch.OutOfMemoryError:
         return None

@@ -68,7 +68,7 @@ class Conditions:
     date: str
 
     @classmethod
-    def here(cls, device: str) -> Conditions:
+    def here(cls, device: str, commit_given: str = "") -> Conditions:
         facts = machine()
         gpu = facts.gpus[int(device.partition(":")[2] or 0)]["name"] if device.startswith("cuda") else None
         versions = {"goldsmith": __version__, "torch": facts.torch, "python": facts.python}
@@ -80,7 +80,9 @@ class Conditions:
             except importlib.metadata.PackageNotFoundError:
                 continue
         name = gpu or f"{facts.cpu}, {facts.cores} cores"
-        return cls(device.partition(":")[0], name, versions, commit(), datetime.date.today().isoformat())
+        return cls(
+            device.partition(":")[0], name, versions, commit_given or commit(), datetime.date.today().isoformat()
+        )
 
     def __str__(self) -> str:
         versions = ", ".join(f"{k} {v}" for k, v in self.versions.items())
@@ -114,7 +116,7 @@ def timed(timing: Timing, moved: int | None, rate: float, divide: int = 1) -> di
         "p10": timing.p10 / divide,
         "p90": timing.p90 / divide,
         "runs": timing.runs,
-        "wall_us": timing.wall,
+        "wall_us": None if timing.wall is None else timing.wall / divide,
         "bytes": moved,
         "floor_us": floor,
         "share_of_ceiling": None if floor is None or not median else floor / median,

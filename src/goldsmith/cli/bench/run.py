@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from ...core.device import BackendUnavailable
-from .prove import Prover, relative_error
+from .prove import Prover, Verdict, golden_result, relative_error
 from .rows import NOT_TIMED, Conditions, Row, timed
 from .subject import OURS, Subject, Variant
-from .timing import CpuClock, CudaClock, Timing
+from .timing import Call, CpuClock, CudaClock, Timing
 
 GRAPH_CALLS = 20
 
@@ -29,6 +31,7 @@ class Request:
     device: str | None = None
     seconds: float = 0.5
     verify: bool = True
+    commit: str = ""
 
 
 @dataclass
@@ -43,11 +46,15 @@ class Bench:
     say: Console
     rows: list[Row] = field(default_factory=list)
 
-    def run(self, subjects: Iterator[Subject]) -> Iterator[Row]:
-        for subject in subjects:
-            for row in self._subject(subject):
+    def run(self, makers: Iterable[Callable[[], Subject]]) -> Iterator[Row]:
+        """Inputs are drawn for one subject at a time: two large ones need not fit the card together."""
+        for make in makers:
+            for row in self._subject(make()):
                 self.rows.append(row)
                 yield row
+            gc.collect()  # graphs refer to their results and these to the graphs
+            if isinstance(self.clock, CudaClock):
+                torch.cuda.empty_cache()
 
     def _subject(self, subject: Subject) -> Iterator[Row]:
         try:
@@ -57,40 +64,64 @@ class Bench:
             return
         proof = self.prover.prove(subject, backend)
         if proof[0] is False:
-            self.say.print(f"[bold red]{subject.name} on {backend} is not timed: {proof[1]}[/]")
-            return
-        variants = [subject.ours(backend)]
-        variants += filter(None, (peer.prepare(subject) for peer in self.peers.values()))
+            return  # the prover keeps why
         rate = self.clock.copy_rate()
-        errors: dict[str, float | None] = {}
-        usable = []
-        for variant in variants:
-            broken = self._warm(variant)
-            if broken is None:
+        usable: list[Variant] = []
+        for name, make in self._makers(subject, backend).items():
+            variant, broken = self._ready(subject, name, make)
+            if variant is not None:
                 usable.append(variant)
-                errors[variant.peer] = relative_error(subject, variant)
-            else:
-                note = f"did not run: {broken}"
-                yield self._row(subject, variant, proof, None, "forward", "", NOT_TIMED, rate, note)
+            elif broken:
+                stand_in = Variant(name, lambda: (), [], note=f"did not run: {broken}")
+                yield self._row(subject, stand_in, proof, None, "forward", "", NOT_TIMED, rate)
+        golden = golden_result(subject)
+        errors = {variant.peer: relative_error(golden, variant) for variant in usable}
+        del golden
         for direction, mode, divide, timings in self._timings(subject, usable):
             moved = subject.entry.forward_bytes if direction == "forward" else subject.entry.backward_bytes
             for variant in usable:
                 if variant.peer in timings:
                     figures = timed(timings[variant.peer], moved, rate, divide)
-                    off = errors[variant.peer]
-                    yield self._row(subject, variant, proof, off, direction, mode, figures, rate, variant.note)
+                    yield self._row(subject, variant, proof, errors[variant.peer], direction, mode, figures, rate)
+
+    def _makers(self, subject: Subject, backend: str) -> dict[str, Callable[[], Variant | None]]:
+        makers: dict[str, Callable[[], Variant | None]] = {OURS: lambda: subject.ours(backend)}
+        for name, peer in self.peers.items():
+            makers[name] = partial(peer.prepare, subject)
+        return makers
+
+    def _ready(
+        self, subject: Subject, name: str, make: Callable[[], Variant | None]
+    ) -> tuple[Variant | None, str | None]:
+        """The variant, compiled and warm, or why it does not run: a peer that breaks does not end the run."""
+        try:
+            with self.say.status(f"[dim]warming up {name} for {subject.name} {subject.entry.name}[/]"):
+                variant = make()
+                if variant is None:
+                    return None, None  # it does not offer this operator
+                with torch.set_grad_enabled(not subject.decoding):
+                    for _ in range(3):
+                        variant.results()
+                    if subject.timed_backward:
+                        variant.backward()()
+                if isinstance(self.clock, CudaClock):
+                    torch.cuda.synchronize()
+        except Exception as error:
+            if name == OURS:
+                raise
+            return None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        return variant, None
 
     def _row(
         self,
         subject: Subject,
         variant: Variant,
-        proof: tuple[bool | None, str],
+        proof: Verdict,
         error: float | None,
         direction: str,
         mode: str,
         figures: dict[str, Any],
         rate: float,
-        note: str,
     ) -> Row:
         mine = variant.peer == OURS
         return Row(
@@ -106,7 +137,7 @@ class Bench:
             verified=proof[0] if mine else None,
             verified_by=proof[1] if mine else "",
             error=error,
-            note=note,
+            note=variant.note,
             machine=self.conditions.machine,
             device=self.conditions.device,
             versions=self.conditions.versions,
@@ -115,38 +146,30 @@ class Bench:
             **figures,
         )
 
-    def _warm(self, variant: Variant) -> str | None:
-        """Why the variant does not run, or None: a peer that breaks does not end the run, ours does."""
-        try:
-            with self.say.status(f"[dim]warming up {variant.peer}[/]"):
-                for _ in range(3):
-                    variant.results()
-        except Exception as error:
-            if variant.peer == OURS:
-                raise
-            return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-        return None
-
     def _timings(self, subject: Subject, variants: list[Variant]) -> Iterator[tuple[str, str, int, dict[str, Timing]]]:
         """(direction, mode, calls in each timing, timing of each peer)"""
-        seconds, mode = self.request.seconds, "wall" if isinstance(self.clock, CpuClock) else "cold"
-        with self.say.status(f"[dim]timing {subject.name} {subject.entry.name}[/]"):
-            if subject.decoding:
-                with torch.no_grad():
-                    calls = {v.peer: v.forward for v in variants}
-                    yield "forward", mode, 1, self.clock.compare(calls, seconds)
-                    if isinstance(self.clock, CudaClock):
-                        yield "forward", "graph", GRAPH_CALLS, self.clock.compare(self._graphs(calls), seconds)
-                return
-            yield "forward", mode, 1, self.clock.compare({v.peer: v.forward for v in variants}, seconds)
-            if subject.grads and subject.entry.backward_bytes is not None:
-                yield "backward", mode, 1, self.clock.compare({v.peer: v.backward() for v in variants}, seconds)
+        mode = "wall" if isinstance(self.clock, CpuClock) else "cold"
+        forwards = {v.peer: v.forward for v in variants}
+        if not subject.decoding:
+            yield "forward", mode, 1, self._compare(subject, "forward", forwards)
+            if subject.timed_backward:
+                yield "backward", mode, 1, self._compare(subject, "backward", {v.peer: v.backward() for v in variants})
+            return
+        without = {name: torch.no_grad()(call) for name, call in forwards.items()}
+        yield "forward", mode, 1, self._compare(subject, "forward", without)
+        if isinstance(self.clock, CudaClock):
+            graphs = self._graphs(self.clock, without)
+            yield "forward", "graph", GRAPH_CALLS, self._compare(subject, "forward, graph", graphs)
 
-    def _graphs(self, calls: dict[str, Any]) -> dict[str, Any]:
+    def _compare(self, subject: Subject, what: str, calls: dict[str, Call]) -> dict[str, Timing]:
+        with self.say.status(f"[dim]timing {subject.name} {subject.entry.name}, {what}[/]"):
+            return self.clock.compare(calls, self.request.seconds)
+
+    def _graphs(self, clock: CudaClock, calls: dict[str, Call]) -> dict[str, Call]:
         replays = {}
         for name, call in calls.items():
             try:
-                replays[name] = self.clock.graph(call, GRAPH_CALLS)  # type: ignore[union-attr]
+                replays[name] = clock.graph(call, GRAPH_CALLS)
             except RuntimeError as error:
                 self.say.print(f"[dim]{name} cannot be captured in a CUDA graph: {str(error)[:120]}[/]")
                 torch.cuda.synchronize()

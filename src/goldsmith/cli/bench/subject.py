@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...assay.case import Make
 from ...assay.target import Target
 from ...core.bench import BenchCase
 from ...core.op import Op
@@ -20,13 +21,17 @@ Tensors = Mapping[str, Tensor | None]
 
 @dataclass
 class Variant:
-    """One way to compute a subject: `forward` returns the visible results, differentiable in `leaves`."""
+    """One way to compute a subject: `forward` returns the visible results, differentiable in `leaves`.
+
+    `comparable` is False for a peer that computes another model at the same cost: its error would mean nothing.
+    """
 
     peer: str
     forward: Callable[[], Any]
     leaves: list[Tensor]
     backend: str = ""
     note: str = ""
+    comparable: bool = True
 
     def results(self) -> tuple[Tensor, ...]:
         out = self.forward()
@@ -40,12 +45,28 @@ class Variant:
         return lambda: torch.autograd.grad(results, self.leaves, grads, retain_graph=True, allow_unused=True)
 
 
+class MakeThere(Make):
+    """Draws where the tensors are to be: on the CPU the streams of 8192 tokens of 4 x 7168 take seconds."""
+
+    def __init__(self, dtype: torch.dtype, device: str | torch.device, seed: int) -> None:
+        super().__init__(dtype, device, seed)
+        self.there = torch.Generator(device=self.device).manual_seed(seed)
+
+    def normal(self, *shape: int, std: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+        drawn = torch.randn(shape, generator=self.there, device=self.device)
+        return drawn.mul_(std).to(dtype or self.dtype)
+
+    def uniform(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        drawn = torch.rand(shape, generator=self.there, device=self.device).to(dtype or self.dtype)
+        return torch.where(drawn < 1, drawn, torch.zeros_like(drawn))
+
+
 class Subject:
     """An operator at one size, its inputs drawn once; optional inputs are left out, as peers have them."""
 
     def __init__(self, op: Op, entry: BenchCase, device: str) -> None:
         self.op, self.entry, self.device, self.name = op, entry, device, op.name
-        given = entry.build(dtype=entry.dtype, device=device, seed=0)
+        given = entry.build(dtype=entry.dtype, device=device, seed=0, make=MakeThere)
         given |= dict.fromkeys(op.optional)
         self.tensors: dict[str, Tensor | None] = {name: given.get(name) for name in op.inputs}
         self.options = {name: given[name] for name in op.options}
@@ -62,6 +83,10 @@ class Subject:
     def decoding(self) -> bool:
         """Latency rather than bandwidth: timed without gradients, in a CUDA graph where there is one."""
         return self.entry.backward_bytes is None and self.entry.name.startswith("decode")
+
+    @property
+    def timed_backward(self) -> bool:
+        return bool(self.grads) and self.entry.backward_bytes is not None and not self.decoding
 
     def reference(self) -> Callable[[Tensors], tuple[Tensor, ...]]:
         """The visible results in plain torch, as a function that torch.compile can take whole."""

@@ -78,10 +78,15 @@ def _pre_variant(subject: Subject) -> Variant | None:
 def _post_variant(subject: Subject) -> Variant | None:
     from liger_kernel.transformers.functional import liger_mhc_post_res
 
+    leaves = _post_leaves(subject)
+    return Variant(NAME, lambda: liger_mhc_post_res(*leaves), leaves)
+
+
+def _post_leaves(subject: Subject) -> list[Tensor]:
+    """x, f, h_post, and h_res as Liger has it: output by input."""
     t = _given(subject)
     h_res = t["h_res"] if subject.options["orientation"] == "out_in" else t["h_res"].mT.contiguous()
-    leaves = [_leaf(v) for v in (t["x"], t["f"], t["h_post"], h_res)]
-    return Variant(NAME, lambda: liger_mhc_post_res(*leaves), leaves)
+    return [_leaf(v) for v in (t["x"], t["f"], t["h_post"], h_res)]
 
 
 def _connection_variant(subject: Subject) -> Variant | None:
@@ -95,7 +100,24 @@ def _connection_variant(subject: Subject) -> Variant | None:
         h_pre, h_post, h_res = coefficients(x)
         return liger_mhc_post_res(x, liger_mhc_pre(x, h_pre), h_post, h_res)
 
-    return Variant(NAME, forward, leaves, note="phi in bfloat16; h_res the other way round, which costs the same")
+    note = "phi in bfloat16; h_res the other way round, which costs the same"
+    return Variant(NAME, forward, leaves, note=note, comparable=False)
+
+
+def _boundary_variant(subject: Subject) -> Variant | None:
+    if not _same_model(subject):
+        return None
+    from liger_kernel.transformers.functional import liger_mhc_post_res, liger_mhc_pre
+
+    coefficients, parameters, _ = _coefficients(subject)
+    streams = _post_leaves(subject)
+
+    def forward() -> tuple:
+        x_next = liger_mhc_post_res(*streams)
+        h_pre, h_post, h_res = coefficients(x_next)
+        return x_next, liger_mhc_pre(x_next, h_pre), h_post, h_res
+
+    return Variant(NAME, forward, [*streams, *parameters[1:]], note="phi in bfloat16")
 
 
 def _same_model(subject: Subject) -> bool:
@@ -110,5 +132,6 @@ _BUILDERS: dict[str, Callable[[Subject], Variant | None]] = {
     "mhc.coefficients": _coefficients_variant,
     "mhc.pre": _pre_variant,
     "mhc.post": _post_variant,
+    "mhc.boundary": _boundary_variant,
     "mhc.connection": _connection_variant,
 }
