@@ -72,13 +72,14 @@ def sinkhorn_backward(
         p, of_column = half_step(p, eps, 1)
         tl.store(by_column + (2 * i) * stride_step, of_column, mask=column_mask)
     tl.debug_barrier()  # the denominators come back to lanes that did not write them
-    of_row = tl.load(by_row + (2 * iterations - 3) * stride_step, mask=row_mask & (iterations > 1), other=1.0)
+    # + 0 * j: Triton 3.9's interpreter takes no Python bool for a mask
+    of_row = tl.load(by_row + (2 * iterations - 3) * stride_step, mask=row_mask & (iterations + 0 * j > 1), other=1.0)
     for back in range(1, iterations):
         i = iterations - back
         g, p = undo(g, p, of_column, inside, 1)
         # two steps ahead of their use: a load takes longer than a step
         next_column = tl.load(by_column + (2 * i - 2) * stride_step, mask=column_mask, other=1.0)
-        next_row = tl.load(by_row + (2 * i - 3) * stride_step, mask=row_mask & (i > 1), other=1.0)
+        next_row = tl.load(by_row + (2 * i - 3) * stride_step, mask=row_mask & (i + 0 * j > 1), other=1.0)
         g, p = undo(g, p, of_row, inside, 2)
         of_column = next_column
         of_row = next_row
