@@ -28,7 +28,7 @@ def gather(part_ptr, row, T, t_index, mask, stride_slice, SLICES: tl.constexpr):
     return total
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "iterations", "K"])
 def _coefficients_fwd_kernel(
     part_ptr, alpha_ptr, bias_ptr, h_pre_ptr, h_post_ptr, h_res_ptr, inv_rms_ptr, h_mix_ptr, logits_ptr, T,
     rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, K,
@@ -96,7 +96,7 @@ def coefficients_forward(
     return out
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "iterations", "K"])
 def _coefficients_bwd_kernel(
     dh_pre_ptr, dh_post_ptr, dh_res_ptr, h_mix_ptr, inv_rms_ptr, alpha_ptr, bias_ptr,
     dm_ptr, kappa_ptr, h_pre_ptr, sums_ptr, dlogits_ptr, scratch_ptr, T,

@@ -59,7 +59,7 @@ def finish_phi(psi_ptr, phi_ptr, gamma_ptr, dphi_ptr, dgamma_ptr, block, P, M, K
     tl.store(dphi_ptr + at, psi, mask=mask)
 
 
-@triton.jit(do_not_specialize=["BLOCKS"])
+@triton.jit(do_not_specialize=["P", "BLOCKS", "M", "N"])
 def _finish_kernel(
     psi_ptr, sums_ptr, phi_ptr, gamma_ptr, dphi_ptr, dgamma_ptr, dbias_ptr, dalpha_ptr, P, BLOCKS, M, K, N,
     MP: tl.constexpr, HAS_GAMMA: tl.constexpr, BLOCK_K: tl.constexpr, FIRST: tl.constexpr, GROUPS: tl.constexpr,

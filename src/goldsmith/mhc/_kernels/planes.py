@@ -33,7 +33,7 @@ def store_planes(ptr, at, stride, v, mask, PLANES: tl.constexpr, INTERPRET: tl.c
         tl.store(ptr + i * stride + at, parts[i], mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _phi_planes_kernel(phi_ptr, gamma_ptr, planes_ptr, M, K, HAS_GAMMA: tl.constexpr, PLANES: tl.constexpr,
                        INTERPRET: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     m = tl.program_id(1)

@@ -29,7 +29,7 @@ def load_phi(
     return phi
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "M"])
 def _project_kernel(
     x_ptr, phi_ptr, gamma_ptr, part_ptr, stride_xt, stride_xn, T,
     M, D, N: tl.constexpr, MP: tl.constexpr, SLICE_D: tl.constexpr, X_PARTS: tl.constexpr,

@@ -16,7 +16,7 @@ from .numerics import dot, split, transposed
 from .planes import load_planes
 
 
-@triton.jit(do_not_specialize=["T", "CHUNK"])
+@triton.jit(do_not_specialize=["T", "CHUNK", "M"])
 def _psi_kernel(
     x_ptr, dm_ptr, psi_ptr, stride_xt, stride_xn, T, CHUNK,
     M, D, N: tl.constexpr, MP: tl.constexpr, X_PARTS: tl.constexpr, DM_PLANES: tl.constexpr, INTERPRET: tl.constexpr,

@@ -19,7 +19,7 @@ def unsupported(tensors: dict, options: dict) -> str | None:
     return narrow_n(tensors["logits"].shape[-1])
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "iterations"])
 def _sinkhorn_fwd_kernel(logits_ptr, h_res_ptr, T, iterations, eps, N: tl.constexpr, NP: tl.constexpr,
                          BLOCK_T: tl.constexpr):  # fmt: skip
     t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)[:, None, None]
@@ -29,7 +29,7 @@ def _sinkhorn_fwd_kernel(logits_ptr, h_res_ptr, T, iterations, eps, N: tl.conste
     tl.store(h_res_ptr + at, sinkhorn(logits, inside, iterations, eps), mask=live)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "iterations"])
 def _sinkhorn_bwd_kernel(grad_ptr, logits_ptr, d_logits_ptr, scratch_ptr, T, iterations, eps, N: tl.constexpr,
                          NP: tl.constexpr, BLOCK_T: tl.constexpr):  # fmt: skip
     t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)[:, None, None]
