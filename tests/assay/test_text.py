@@ -51,7 +51,7 @@ def test_long_names_texts_and_tables_stay_within_80_columns():
     row = Row(
         case, "layout:stride0(grad_y, x, w)", "coefficients.residual.grad", "grad", "float32", (3, 4), 1e-300, 1e9
     )
-    report = Report("package.module.kernel_with_a_very_long_name", "fail", cases=[case], dtypes=["float32"] * 3)
+    report = Report("package.module.kernel_with_a_very_long_name", "fail", cases=[case, "b"], dtypes=["float32"] * 3)
     report.rows = [
         row,
         *[Row(case, f"run{i}", "y", "output", "float32", (1,), 0.0, 0.0, state="bad") for i in range(30)],
@@ -72,6 +72,26 @@ def test_notes_of_one_kind_are_said_once_with_the_number_of_cases():
     assert "  tie: 3 rows [a] (and 2 more)" in lines(report)
 
 
+def test_notes_that_differ_in_tensor_and_numbers_are_said_once():
+    text = "{}: not proven at {} % of the elements: ill-conditioned"
+    tensors = [("h_res", 100), ("x.grad", 66.7), ("phi.grad", 3e-05)]
+    notes = [Note("not_proven", t, text.format(t, share), "a") for t, share in tensors]
+    said = lines(Report("kernel", cases=["a"], notes=notes))
+    whole = " ".join(line.strip() for line in said)
+    assert (
+        "not_proven: h_res: not proven at 100 % of the elements: ill-conditioned [a]; likewise x.grad, phi.grad"
+        in whole
+    )
+
+
+def test_a_finding_of_another_run_says_which():
+    def forgetful(x, w):
+        return plain_sum(x, w) if float(x.abs().max()) < 100 else plain_sum(x, w) * 0
+
+    report = assay.check(target(forgetful), raises=False)
+    assert any("(scale:2^12)" in f.text for f in report.findings) and "(scale:2^12)" in str(report)
+
+
 def test_the_table_has_what_failed_first_and_no_relative_error_against_zero():
     def kernel(x, w, eps):
         return torch.cat([rmsnorm(x, w, eps)[:, :99], x[:, :1] * 0 + 1e-3], 1)
@@ -81,8 +101,8 @@ def test_the_table_has_what_failed_first_and_no_relative_error_against_zero():
 
     report = assay.check(target(kernel, golden, normed), probes="values", raises=False)
     said = lines(report)
-    head = next(i for i, line in enumerate(said) if line.split()[:2] == ["tensor", "case"])
-    assert said[head].split() == "tensor case run error /bound /noise ulp state".split()
+    head = next(i for i, line in enumerate(said) if line.split()[:2] == ["tensor", "run"])
+    assert said[head].split() == "tensor run error /bound /noise ulp state".split()  # one case: it is said above
     assert said[head + 1].split()[0] == "y" and said[head + 1].split()[-1] == "bad"
     text = " ".join(said)
     assert "13 of them are nonzero where only 0 is possible" in text and " nan" not in text.lower()

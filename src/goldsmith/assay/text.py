@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
-from .results import FAIL, REFERENCE_FAULT, RUNGS, Finding, Report, Row
+from .results import FAIL, REFERENCE_FAULT, RUNGS, Finding, Note, Report, Row
 
 WIDTH = 80
 SHOWN_FINDINGS, SHOWN_ROWS, SHOWN_NOTES = 8, 16, 8
@@ -74,29 +75,30 @@ def _worst_rows(report: Report) -> list[Row]:
 
 
 def _table(report: Report, rows: list[Row]) -> str:
-    head = ("tensor", "case", "run", "error", "/bound", "/noise", "ulp", "state")
+    """Columns of text as wide as 80 columns leave room for; the case is said where there are several."""
+    words = ["tensor", "case", "run"] if len(report.cases) > 1 else ["tensor", "run"]
+    head = (*words, "error", "/bound", "/noise", "ulp", "state")
     cells = [
         (
-            r.tensor, r.case, r.run, _number(r.max_error), _number(r.max_over_bound), _number(r.rms_over_noise),
-            _number(r.ulp_max), r.state,
+            *(str(getattr(r, word)) for word in words), _number(r.max_error), _number(r.max_over_bound),
+            _number(r.rms_over_noise), _number(r.ulp_max), r.state,
         )
         for r in rows
     ]  # fmt: skip
-    numbers = [max(len(c[i]) for c in [head, *cells]) for i in range(3, 8)]
-    room = WIDTH - 2 - sum(numbers) - 7 * 2
-    wanted = [max(len(c[i]) for c in [head, *cells]) for i in range(3)]
-    widths = [*_share(wanted, room), *numbers]
-    lines = [_line(head, widths), *(_line(c, widths) for c in cells)]
+    widths = [max(len(c[i]) for c in [head, *cells]) for i in range(len(head))]
+    room = WIDTH - 2 - sum(widths[len(words) :]) - 2 * (len(head) - 1)
+    widths = [*_share(widths[: len(words)], room), *widths[len(words) :]]
+    lines = [_line(row, widths, len(words)) for row in (head, *cells)]
     total = len(report.rows)
     if total > len(rows):
         lines.append(f"  {len(rows)} of {total} rows: what failed, and of the rest the closest to its bound")
     return "\n".join(lines)
 
 
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    left = [_clip(c, w).ljust(w) for c, w in zip(cells[:3], widths[:3], strict=True)]
-    right = [c.rjust(w) for c, w in zip(cells[3:7], widths[3:7], strict=True)]
-    return ("  " + "  ".join([*left, *right, cells[7]])).rstrip()
+def _line(cells: tuple[str, ...], widths: list[int], words: int) -> str:
+    left = [_clip(c, w).ljust(w) for c, w in zip(cells[:words], widths[:words], strict=True)]
+    right = [c.rjust(w) for c, w in zip(cells[words:-1], widths[words:-1], strict=True)]
+    return ("  " + "  ".join([*left, *right, cells[-1]])).rstrip()
 
 
 def _share(wanted: list[int], room: int) -> list[int]:
@@ -108,14 +110,18 @@ def _share(wanted: list[int], room: int) -> list[int]:
 
 
 def _notes(report: Report) -> str:
-    """Notes of the same kind and tensor are said once, with the number of cases."""
-    grouped: dict[tuple[str, str], list] = {}
+    """Notes that differ in tensor, numbers or case are said once, with the other tensors and the number of cases."""
+    grouped: dict[tuple[str, str], list[Note]] = {}
     for note in report.notes:
-        grouped.setdefault((note.id, note.tensor), []).append(note)
+        likeness = re.sub(r"\d[\d.e+-]*", "#", note.text.replace(note.tensor, "@"))
+        grouped.setdefault((note.id, likeness), []).append(note)
     lines = ["Notes"]
-    for (id_, _), notes in list(grouped.items())[:SHOWN_NOTES]:
-        more = f" (and {len(notes) - 1} more)" if len(notes) > 1 else ""
-        lines.append(_wrapped(f"  {id_}: {notes[0].text} [{notes[0].case}]{more}", hang=4))
+    for notes in list(grouped.values())[:SHOWN_NOTES]:
+        first = notes[0]
+        others = list(dict.fromkeys(n.tensor for n in notes if n.tensor != first.tensor))
+        again = sum(n.tensor == first.tensor for n in notes) - 1
+        text = f"  {first.id}: {first.text} [{first.case}]" + (f" (and {again} more)" if again else "")
+        lines.append(_wrapped(text + (f"; likewise {', '.join(others)}" if others else ""), hang=4))
     if len(grouped) > SHOWN_NOTES:
         lines.append(f"  ... and {len(grouped) - SHOWN_NOTES} more kinds")
     return "\n".join(lines)

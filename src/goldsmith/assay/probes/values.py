@@ -78,6 +78,8 @@ def judge(
             tensor = torch.where(told, golden.to(tensor.dtype), tensor)
         confirm = repeats.of(name, kind) if repeats is not None else None
         judgement = ladder.judge(name, tensor, against, case=session.label, run=label, probe=probe, confirm=confirm)
+        if label != "values":
+            judgement.findings = [replace(f, text=f"{f.text} ({label})") for f in judgement.findings]
         if told is not None:
             judgement.row = replace(judgement.row, max_error=math.inf, state="bad")
         if session.absorb(judgement) or told is not None:
