@@ -106,9 +106,12 @@ def speed_table(wanted: Callable[[dict], bool]) -> str:
 
 def one_machine(rows: list[dict], machine: str) -> str:
     places: dict[tuple, dict[str, dict]] = {}
-    for row in rows:  # a later row of the same measurement takes the earlier one's place
+    for row in rows:  # a later run of a measurement takes the earlier one's place, peers and all: ratios are of one run
         place = (row["op"], row["case"], row["dtype"], row["direction"], row["mode"])
-        places.setdefault(place, {})[row["peer"]] = row
+        found = places.setdefault(place, {})
+        if any(run_of(other) != run_of(row) for other in found.values()):
+            found.clear()
+        found[row["peer"]] = row
     peers = [peer for peer in NAMES if any(peer in found for found in places.values())]
     peers += sorted({row["peer"] for row in rows} - set(peers))
     lines = []
@@ -121,7 +124,12 @@ def one_machine(rows: list[dict], machine: str) -> str:
         times = [microseconds(found.get(peer)) for peer in peers]
         lines.append([f"`{op}`", where, direction, times[0], share, *times[1:], verified(ours)])
     titles = ["", "case", "", "ours", "of the copy rate", *(NAMES.get(p, p) for p in peers[1:]), "verified"]
-    return table(titles, lines) + "\n" + "".join(f"{line}\n" for line in conditions(rows, machine)) + "\n"
+    shown = [row for found in places.values() if "goldsmith" in found for row in found.values()]
+    return table(titles, lines) + "\n" + "".join(f"{line}\n" for line in conditions(shown, machine)) + "\n"
+
+
+def run_of(row: dict) -> tuple:
+    return row["date"], row["commit"], json.dumps(row["versions"])
 
 
 def microseconds(row: dict | None) -> str:
@@ -139,12 +147,15 @@ def verified(row: dict) -> str:
 
 def conditions(rows: list[dict], machine: str) -> Iterator[str]:
     """One line for each set of versions and commit that the rows come from."""
-    for date, commit, versions in dict.fromkeys((r["date"], r["commit"], json.dumps(r["versions"])) for r in rows):
+    for run in dict.fromkeys(run_of(row) for row in rows):
+        date, commit, versions = run
         named = ", ".join(f"{name} {version}" for name, version in json.loads(versions).items())
-        rates = [r["copy_gb_s"] for r in rows if (r["date"], r["commit"]) == (date, commit)]
+        rates = [row["copy_gb_s"] for row in rows if run_of(row) == run]
+        graphs = any(row["mode"] == "graph" for row in rows if run_of(row) == run)
         yield (
             f"{machine}; {named}; commit {commit}; {date}; device time of single calls in microseconds, L2 flushed "
-            f"before each; median ± half of p10..p90; copy rate {max(rates):.0f} GB/s in the same run."
+            f"before each{' (not in CUDA graphs, which hold many calls)' if graphs else ''}; median ± half of p10..p90; "
+            f"copy rate {max(rates):.0f} GB/s in the same run."
         )
 
 

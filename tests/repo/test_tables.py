@@ -47,6 +47,12 @@ def test_a_speed_table_shows_the_newest_run_only(speed):
     assert "T=1,D=1" not in text and "commit old" not in text and "commit abc" in text
 
 
+def test_peers_are_compared_within_one_run_only(speed):
+    peer = {"peer": "liger", "median_us": 50.0}
+    text = speed(peer, {}, {"commit": "later", "median_us": 100.0})
+    assert "| 100 ±" in text and "50.0" not in text and "commit later" in text and "commit abc" not in text
+
+
 def test_what_could_not_be_verified_says_so(speed):
     assert "**no**" in speed({"verified": False})
 
