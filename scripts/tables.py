@@ -154,7 +154,7 @@ def conditions(rows: list[dict], machine: str) -> Iterator[str]:
         graphs = any(row["mode"] == "graph" for row in rows if run_of(row) == run)
         yield (
             f"{machine}; {named}; commit {commit}; {date}; device time of single calls in microseconds, L2 flushed "
-            f"before each{' (not in CUDA graphs, which hold many calls)' if graphs else ''}; median ± half of p10..p90; "
+            f"before each{' (not in CUDA graphs of many calls)' if graphs else ''}; median ± half of p10..p90; "
             f"copy rate {max(rates):.0f} GB/s in the same run."
         )
 
