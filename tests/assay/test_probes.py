@@ -247,3 +247,35 @@ def test_statistics_says_what_a_wrong_tensor_looks_like():
         for t in seen(lambda x, w: scaled(x, w)[torch.tensor([3, 0, 2, 1, *range(4, 12)])], scaled)
     )
     assert any("first half only" in t for t in seen(lambda x, w: torch.cat([plain_sum(x, w)[:6], torch.zeros(6)])))
+
+
+def forty_steps(x, w):
+    """Normalised forty times: the error analysis opens its bound, and only legal orders say what is noise."""
+    h = torch.exp(x * w * 0.1)
+    for _ in range(20):
+        h = h / h.sum(-1, keepdim=True)
+        h = h / h.sum(0, keepdim=True)
+    return h
+
+
+OPEN_FAULTS = {
+    "second_call": lambda kept, x, w: kept.setdefault(tuple(x.shape), forty_steps(x, w).detach()).clone(),
+    "layouts": lambda kept, x, w: forty_steps(x.flip(-1) if 0 in x.stride() else x, w),
+}
+
+
+@pytest.mark.parametrize("probe", OPEN_FAULTS)
+def test_gross_errors_are_found_where_bounds_are_open(probe):
+    """In runs without an ensemble of their own."""
+    kept = {}
+
+    def kernel(x, w):
+        return OPEN_FAULTS[probe](kept, x, w)
+
+    one = target(kernel, forty_steps, backward=None)
+    report = assay.check(one, probes=["values", "ensemble", probe], raises=False)
+    assert {r.tensor for r in report.rows if r.run == "values" and r.state == "bad"} == set()
+    found = [f for f in report.findings if f.probe == probe]
+    assert found and any("of its size" in f.text for f in found), str(report)
+    right = assay.check(target(forty_steps, forty_steps, backward=None), raises=False)
+    assert right.ok and "not_proven" in {n.id for n in right.notes}

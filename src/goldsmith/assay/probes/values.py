@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from .. import ladder
+from ..bounds import Bounded
 from ..reference import References
-from ..results import TargetError
+from ..results import STATISTICAL, TargetError
 from ..run import How, Run
 from ..session import Ended, Session
 from . import decisions, maps
+
+GROSS = 0.05
 
 
 def run(session: Session) -> None:
@@ -82,11 +85,38 @@ def judge(
             judgement.findings = [replace(f, text=f"{f.text} ({label})") for f in judgement.findings]
         if told is not None:
             judgement.row = replace(judgement.row, max_error=math.inf, state="bad")
-        if session.absorb(judgement) or told is not None:
+        if session.absorb(judgement) or told is not None or _far_off(session, probe, label, name, tensor, against):
             failed.add(name)
     if label == "values":
         session.bad |= failed
     return failed
+
+
+def _far_off(
+    session: Session, probe: str, label: str, name: str, tensor: Tensor | None, against: ladder.Reference
+) -> bool:
+    """Another run's result, judged without an ensemble, where its bound is open: is it wrong by much of its size?
+
+    That is, by more than GROSS of it, where the plain run's legal orders differ by a thousandth of that at most.
+    """
+    before = None if label == "values" or against.ensemble else session.ref.reference(name, against.kind)
+    if before is None or tensor is None or probe == "scaling" or tensor.shape != against.bounded.value.shape:
+        return False
+    noise = max((_apart(m, before.bounded, before.bounded.open) for m in before.ensemble), default=math.inf)
+    measured = _apart(tensor, against.bounded, against.bounded.open)
+    if not measured > GROSS or noise > GROSS / 1000:
+        return False
+    text = f"{name} is off by {measured:.3g} of its size, where legal orders of the plain run differ by {noise:.3g}"
+    session.find(STATISTICAL, probe, name, f"{text} ({label})", measured=measured, limit=GROSS)
+    return True
+
+
+def _apart(y: Tensor, bounded: Bounded, where: Tensor) -> float:
+    """rms of the error over rms of the golden, over finite elements of `where`."""
+    keep = where & torch.isfinite(y) & torch.isfinite(bounded.value)
+    golden = bounded.value[keep]
+    error = (y.double()[keep] - golden).square().sum()
+    return float((error / golden.square().sum().clamp(min=1e-300)).sqrt()) if bool(keep.any()) else 0.0
 
 
 def _told(session: Session, done: Run, name: str) -> Tensor | None:
