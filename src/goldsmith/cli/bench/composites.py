@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...assay.bounds import stored
+from ...assay.stage import stage
 from ...assay.target import Target
 from ...core.bench import BenchCase
 from ...core.op import Op
@@ -67,14 +70,14 @@ class Connection(Subject):
         def candidate(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, **options: Any) -> dict[str, Tensor]:
             chosen = {name: options[name] for name in PRE_OPTIONS}
             module = HyperConnection(
-                x.shape[-1], torch.nn.Identity(), n=x.shape[-2], backend=backend, device=x.device, **chosen
+                x.shape[-1], partial(stage, "h_in"), n=x.shape[-2], backend=backend, device=x.device, **chosen
             )
             weights = {"fn": phi, "base": bias, "scale": alpha}
             return {"x_next": torch.func.functional_call(module, weights, (x,))}
 
         def golden(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, **options: Any) -> dict[str, Tensor]:
             tensors = {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": None}
-            return {"x_next": _reference({o: options[o] for o in self.op.options})(tensors)[0]}
+            return {"x_next": _reference({o: options[o] for o in self.op.options}, self.entry.dtype)(tensors)[0]}
 
         cases = [c for c in self.op.cases if c.name in ("one_token", "published", "odd_dim", "three_streams")]
         return Target(
@@ -88,14 +91,30 @@ class Connection(Subject):
         )
 
 
-def _reference(options: dict[str, Any]) -> Callable[[Tensors], tuple[Tensor, ...]]:
+def _reference(options: dict[str, Any], between: torch.dtype | None = None) -> Callable[[Tensors], tuple[Tensor, ...]]:
+    """pre and post in plain torch. Held against a candidate that stores h_in and its gradient in dtype `between`."""
     pre, post = Op.get("mhc.pre").reference.forward, Op.get("mhc.post").reference.forward
 
     def reference(tensors: Tensors) -> tuple[Tensor, ...]:
         h_in, h_post, h_res = pre(*tensors.values(), **options)[:3]
+        if between is not None:
+            h_in = _StoredGradient.apply(stage("h_in", h_in), between)
         return (post(tensors["x"], h_in, h_post, h_res, orientation="in_out")[0],)
 
     return reference
+
+
+class _StoredGradient(torch.autograd.Function):
+    """The identity; its gradient is rounded where the assay models what the candidate stores."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = dtype
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return stored(grad, ctx.dtype), None
 
 
 ALL = {"mhc.connection": Connection}

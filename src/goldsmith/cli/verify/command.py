@@ -129,7 +129,7 @@ def verify(request: Request, err: Any) -> Outcome:
             with err.status("[dim]loading operators[/]"):
                 outcome = _plan(pool, request)
             if outcome.device.startswith("cuda") and request.jobs is None:
-                pool.size = min(size, 4)  # they share one card's memory
+                pool.size = min(size, _sharing(outcome))
             try:
                 _check(pool, outcome, request, err)
             except KeyboardInterrupt:
@@ -150,6 +150,12 @@ def verify(request: Request, err: Any) -> Outcome:
         outcome.remarks += filter(None, [examined(job for proof in outcome.proofs for job in proof.jobs)])
     outcome.seconds = time.monotonic() - began
     return outcome
+
+
+def _sharing(outcome: Outcome) -> int:
+    """How many workers one card's memory has room for: a case of many tokens takes some GiB in float64."""
+    cards = outcome.machine.get("gpus") or [{"memory_gib": 0}]
+    return max(1, int(cards[0]["memory_gib"] // 10))
 
 
 def _plan(pool: Pool, request: Request) -> Outcome:

@@ -60,25 +60,26 @@ class Choice:
     left_out: list[tuple[int, str]]
 
 
-def choose(op: Op, device: str, interpreted: bool, size: str, dtype: str | None) -> Choice:
+def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtype: str | None) -> Choice:
     """The jobs of one backend of an operator.
 
     quick     one small case, through what its first run shows
-    default   GPU: every case in every dtype, with second call and repeats; those tagged "every_probe" through all
-              probes. CPU: likewise, but every small case in the first dtype, and one case in the others. The
-              interpreter: at most eight cases in float32, through what their first run shows; one also with second call
-              and layouts
+    default   GPU: every case in every dtype, small ones with second call and repeats, those tagged "every_probe"
+              through all probes, large ones through what their first run shows. CPU, and the reference everywhere:
+              likewise, but every case in the first dtype (small ones on a CPU), and one case in the others. The
+              interpreter: at most eight cases in float32, through what their first run shows; one also with second
+              call and layouts
     thorough  every case in every dtype through all probes; in the interpreter the small cases
 
     bfloat16 is not proved in the interpreter unless asked for by name: there its stores truncate where hardware rounds.
     """
     known = [_name(d) for d in op_dtypes(op)]
-    job = _Jobs(known, interpreted)
+    on_gpu = device.startswith("cuda")
+    job = _Jobs(known, interpreted, on_gpu)
     dtypes = list(known) if dtype is None else [dtype]
     truncated = interpreted and dtype is None and "bfloat16" in dtypes
     if truncated:
         dtypes.remove("bfloat16")
-    on_gpu = device.startswith("cuda")
     cases = [c for c in op.cases if not ("large" in c.tags and (interpreted or not (on_gpu or size == "thorough")))]
     if not cases or not dtypes:
         return Choice([], [])
@@ -98,12 +99,12 @@ def choose(op: Op, device: str, interpreted: bool, size: str, dtype: str | None)
         kept = _spread(cases, typical)
         jobs = [job(c, dtypes[0], CONTRACT if c is typical else VALUES) for c in kept]
         left_out.append((len(everything) - len(jobs), "small cases in the interpreter, which --thorough runs"))
-    elif on_gpu:
+    elif on_gpu and backend != "reference":
         jobs = [job(c, d, _ordinary(c, typical)) for c, d in everything]
     else:
         jobs = [job(c, dtypes[0], _ordinary(c, typical)) for c in cases]
         jobs += [job(typical, d, VALUES) for d in dtypes[1:]]
-        left_out.append((len(everything) - len(jobs), "small cases in further dtypes, which --thorough runs"))
+        left_out.append((len(everything) - len(jobs), "cases in further dtypes, which --thorough runs"))
     return Choice(jobs, _some(left_out))
 
 
@@ -138,6 +139,8 @@ def examined(jobs: Iterable[Job]) -> str:
 
 
 def _ordinary(case: Any, typical: Any) -> tuple[str, ...] | None:
+    if "large" in case.tags:
+        return VALUES
     return None if EVERY_PROBE in case.tags or case is typical else USUAL
 
 
@@ -174,12 +177,13 @@ class _Jobs:
 
     dtypes: Sequence[str]
     interpreted: bool = False
+    on_gpu: bool = False
 
     def __call__(self, case: Any, dtype: str, probes: tuple[str, ...] | None) -> Job:
         runs = RUNS[probes]
         seconds = 0.3 + 0.03 * runs + runs * (0.4 if self.interpreted else 0.01)
         label = case.name if case.given or list(self.dtypes) == [dtype] else f"{case.name} {dtype}"
-        return Job(case.name, dtype, label, probes, seconds * (1 + elements(case) / 20_000))
+        return Job(case.name, dtype, label, probes, seconds * (1 + elements(case) / (5e6 if self.on_gpu else 2e4)))
 
 
 def _name(dtype: torch.dtype) -> str:

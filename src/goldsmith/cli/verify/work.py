@@ -56,7 +56,7 @@ class Session:
         for backend in (b for b in op.backends if request["backend"] in (None, b)):
             reason = _machine_reason(op, backend, device)
             interpreted = backend == "triton" and machine().interpreter
-            choice = Choice([], []) if reason else choose(op, device, interpreted, size, dtype)
+            choice = Choice([], []) if reason else choose(op, backend, device, interpreted, size, dtype)
             if not reason and not choice.jobs:
                 reason = f"none of its cases applies to {dtype or 'this device'}"
             how = "interpreter" if interpreted else ""
