@@ -260,7 +260,7 @@ def forty_steps(x, w):
 
 OPEN_FAULTS = {
     "second_call": lambda kept, x, w: kept.setdefault(tuple(x.shape), forty_steps(x, w).detach()).clone(),
-    "layouts": lambda kept, x, w: forty_steps(x.flip(-1) if 0 in x.stride() else x, w),
+    "layouts": lambda kept, x, w: forty_steps(x, w) * (1.5 if 0 in x.stride() else 1.0),
 }
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from .. import ladder
-from ..bounds import Bounded
 from ..reference import References
 from ..results import STATISTICAL, TargetError
 from ..run import How, Run
@@ -102,28 +101,26 @@ def _far_off(
     before = None if label == "values" or against.ensemble else session.ref.reference(name, against.kind)
     if before is None or tensor is None or probe == "scaling" or tensor.shape != against.bounded.value.shape:
         return False
-    noise = max((_apart(m, before.bounded, before.bounded.open) for m in before.ensemble), default=math.inf)
-    measured = _apart(tensor, against.bounded, against.bounded.open)
-    if not measured > GROSS or noise > GROSS / 1000:
+    size = max(_rms(before.bounded.value), _rms(against.bounded.value))  # the golden may vanish in one of the two runs
+    noise = max((_rms((m.double() - before.bounded.value)[before.bounded.open]) for m in before.ensemble), default=0.0)
+    measured = _rms((tensor.double() - against.bounded.value)[against.bounded.open])
+    if not measured > GROSS * size or noise > GROSS / 1000 * size:
         return False
-    text = f"{name} is off by {measured:.3g} of its size, where legal orders of the plain run differ by {noise:.3g}"
-    session.find(STATISTICAL, probe, name, f"{text} ({label})", measured=measured, limit=GROSS)
+    text = f"{name} is off by {measured / size:.3g} of its size, where legal orders of the plain run differ by "
+    session.find(STATISTICAL, probe, name, f"{text}{noise / size:.3g} ({label})", measured=measured / size, limit=GROSS)
     return True
 
 
-def _apart(y: Tensor, bounded: Bounded, where: Tensor) -> float:
-    """rms of the error over rms of the golden, over finite elements of `where`."""
-    keep = where & torch.isfinite(y) & torch.isfinite(bounded.value)
-    golden = bounded.value[keep]
-    error = (y.double()[keep] - golden).square().sum()
-    return float((error / golden.square().sum().clamp(min=1e-300)).sqrt()) if bool(keep.any()) else 0.0
+def _rms(t: Tensor) -> float:
+    """Of the finite elements; 0 where there are none."""
+    finite = t[torch.isfinite(t)]
+    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
 
 
 def _told(session: Session, done: Run, name: str) -> Tensor | None:
     """Elements that hold poison or the bytes of a band: those probes have told of them; the ladder looks past them."""
-    masks = [
-        m[name] for p, m in (("poison", done.unwritten), ("guard", done.strayed)) if p in session.selected and name in m
-    ]
+    told = (("poison", done.unwritten), ("guard", done.strayed))
+    masks = [masks[name] for probe, masks in told if probe in session.selected and name in masks]
     return torch.stack(masks).any(0) if masks else None
 
 
