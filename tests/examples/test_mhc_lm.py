@@ -1,6 +1,7 @@
 """examples/mhc_lm.py, run as a user runs it: a process of its own, with sizes that take seconds."""
 
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -115,6 +116,97 @@ def test_ctrl_c_ends_with_the_results_so_far(text, tmp_path):
     result = json.loads(file.read_text())
     assert result["interrupted"] and 1 <= len(result["plain"]["loss"]) < 200000
     assert result["plain"].keys() >= RUN_KEYS and "mhc" not in result
+
+
+def test_the_defaults_learn_more_than_the_frequencies_of_bytes_in_half_a_minute(tmp_path):
+    """On this project's own text; half a minute on a slow core that does nothing else, which a test cannot ask for."""
+    code, _, err = run("--device", "cpu", "--json", str(tmp_path / "lm.json"))
+    assert code == 0, err
+    result = json.loads((tmp_path / "lm.json").read_text())
+    for name in ("mhc", "plain"):
+        assert len(result[name]["loss"]) == 60
+        assert result[name]["loss"][-1] < result["unigram_nats"] - 0.1
+
+
+@pytest.fixture(scope="module")
+def twelve(text, tmp_path_factory) -> tuple[Path, dict]:
+    """examples/mhc_lm_large.sh at a size of seconds, cut short and called again."""
+    folder = tmp_path_factory.mktemp("twelve")
+    sizes = "--dim 16 --layers 1 --heads 2 --seq 16 --batch 2 --steps 3".split()
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "PYTHON": sys.executable, "JOBS": "1"}
+    environment |= {"TEXT": str(text), "OUT": str(folder), "DEVICE": "cpu"}
+
+    def command(*more):
+        script = ["sh", str(ROOT / "examples" / "mhc_lm_large.sh"), *sizes, *more]
+        return subprocess.run(script, env=environment, capture_output=True, text=True, timeout=300)
+
+    for model, seed in itertools.product(("deepseek", "small", "identity"), (0, 1, 2)):  # as an earlier call left them
+        (folder / f"{model}-{seed}.json").write_text(json.dumps(fabricated("mhc", model, seed)))
+    (folder / "plain-2.json").write_text(json.dumps(fabricated("plain", None, 2)))
+    (folder / "plain-1.json.part").write_text('{"interrupted": true}')
+    return folder, {"wrong": command("--lr", "nan"), "first": command(), "second": command()}
+
+
+def fabricated(residual, init, seed) -> dict:
+    own = {"residual": residual, "init": init, "seed": seed, "finished": True, "params": 9, "peak_bytes": 2**30}
+    own |= {
+        "loss": [5.0, 4.0, 3.0 + seed],
+        "val_loss": 3.0 + seed,
+        "val_curve": [[2, 4.0], [3, 3.0 + seed]],
+        "tokens_per_s": 7.0,
+    }
+    size = {"dim": 16, "layers": 1, "heads": 2, "n": 4, "seq": 16, "batch": 2, "steps": 3, "lr": 1e-3, "bytes": 6721}
+    return {"runs": [own], "unigram_nats": 4.2, "conditions": {**size, "device": "CPU", "torch": "2"}}
+
+
+def test_a_comparison_goes_on_where_it_was_cut_short(twelve):
+    folder, called = twelve
+    assert called["wrong"].returncode != 0 and "--lr nan: a positive number is needed" in called["wrong"].stdout
+    assert called["first"].returncode == 0, called["first"].stdout + called["first"].stderr
+    made = [line for line in called["first"].stdout.splitlines() if "already" not in line]
+    assert made == [str(folder / f"plain-{seed}.json") for seed in (0, 1)]
+    assert called["second"].stdout.count("is there already") == 12 and called["second"].returncode == 0
+    runs = [json.loads(path.read_text())["runs"] for path in sorted(folder.glob("*.json"))]
+    assert [len(run) for run in runs] == [1] * 12 and not list(folder.glob("*.part"))
+    words = " ".join(ElementTree.fromstring((folder / "curves.svg").read_text()).itertext())
+    assert all(name in words for name in ("mhc (deepseek)", "mhc (small)", "mhc (identity)", "plain", "3 seeds"))
+
+
+def test_results_of_different_sizes_do_not_become_one_picture(tmp_path):
+    for dim in (16, 32):
+        result = fabricated("plain", None, 0)
+        result["conditions"]["dim"] = dim
+        (tmp_path / f"{dim}.json").write_text(json.dumps(result))
+    curves = [sys.executable, str(ROOT / "examples" / "loss_curves.py")]
+    done = subprocess.run([*curves, "16.json", "32.json", "lm.svg"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and not (tmp_path / "lm.svg").exists()
+    assert done.stderr == "loss_curves: the results differ in dim: they do not belong into one picture\n"
+
+
+def test_the_page_shows_what_the_seeds_say_together(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import language_model
+
+    monkeypatch.setattr(language_model, "FOLDER", tmp_path)
+    assert language_model.losses(table) == "No comparison yet.\n"
+    results = [fabricated("plain", None, seed) for seed in (0, 1, 2)]
+    for model, shift in (("small", [-0.1, -0.2, -0.3]), ("deepseek", [0.1, 0.2, 0.3]), ("identity", [0.1, -0.2, 0.0])):
+        for seed, change in enumerate(shift):
+            results.append(fabricated("mhc", model, seed))
+            results[-1]["runs"][0]["val_loss"] += change
+    kept = language_model.reduced(results, [fabricated("plain", None, 0)])
+    (tmp_path / "card.json").write_text(json.dumps(kept))
+    page = language_model.losses(table)
+    assert "mhc (small) minus plain, seed by seed: -0.1000, -0.2000, -0.3000. Lower with every one of 3 seeds." in page
+    assert "+0.1000, +0.2000, +0.3000. Higher with every one of 3 seeds." in page
+    assert "+0.1000, -0.2000, +0.0000. The seeds do not agree in sign: no difference is shown." in page
+    assert "| plain | 4.0000 | 3.0000 to 5.0000 | 4.0000 | 9 | 7 | 1.00 |" in page
+    assert "images/language-model-card.svg" in page
+
+
+def table(titles, rows) -> str:
+    return "".join("| " + " | ".join(line) + " |\n" for line in [titles, *rows])
 
 
 @pytest.mark.parametrize(
