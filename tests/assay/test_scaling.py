@@ -59,6 +59,25 @@ def test_swallowed_nan_and_inf_are_certain_where_they_matter():
     assert scaled(relu, relu).ok
 
 
+def test_zero_times_inf_at_a_masked_element_is_an_accident_of_the_goldens_formula():
+    """Attention that skips what its mask hides is finite where 0 * Inf makes the golden NaN."""
+
+    def mask(x):
+        return torch.ones(len(x), len(x), dtype=torch.bool).tril()
+
+    def golden(x, w):
+        p = torch.softmax((x @ x.T).masked_fill(~mask(x), -torch.inf), -1)
+        return p @ (x * w)
+
+    def skips(x, w):
+        rows = [torch.softmax(x[i] @ x[: i + 1].T, -1) @ (x[: i + 1] * w) for i in range(len(x))]
+        return torch.stack(rows)
+
+    one = target(skips, golden, backward=None)
+    for seed in range(4):
+        assay.check(one, probes="scaling", seed=seed)
+
+
 def test_nan_where_the_golden_is_finite_is_certain():
     def mean_of_all(x, w, eps):
         return rmsnorm(x, w, eps) + 0 * x.sum()

@@ -118,7 +118,7 @@ def _special(session: Session, label: str, value: float, there: Callable[[Tensor
         if bool((~there(tensor) & there(expected) & torch.isfinite(tensor)).any()):
             lost[name] = ~there(tensor) & there(expected) & torch.isfinite(tensor)
     _leaked(session, golden, label, leak, there)
-    _swallowed(session, label, places, done, lost)
+    _swallowed(session, label, value, there, done, lost)
 
 
 def _leaked(
@@ -129,28 +129,34 @@ def _leaked(
         mask = mask if honest is None else mask & ~there(honest)
         if bool(mask.any()):
             where = session.locate(name, mask)
-            session.find(
-                CERTAIN, NAME, name, f"{label}: {name} is not finite where the golden is: {where.text}", where=where
-            )
+            text = f"{label}: {name} is not finite where the golden is: {where.text}"
+            session.find(CERTAIN, NAME, name, text, where=where)
 
 
-def _swallowed(session: Session, label: str, places: dict[str, int], done: Run, lost: dict[str, Tensor]) -> None:
-    """Finite where the golden is NaN counts only where that element matters: a finite change there moves the golden."""
+def _swallowed(
+    session: Session, label: str, value: float, there: Callable[[Tensor], Tensor], done: Run, lost: dict[str, Tensor]
+) -> None:
+    """Finite where the golden is not counts only where the element of one input makes it so, and matters there.
+
+    It matters where a finite change moves the golden: 0 * Inf at a masked element is an accident of its formula.
+    """
     if not lost:
         return
-    moved = session.references(_planted(session, places, None), done, taken(session, done))
+    real = {name: torch.zeros_like(mask) for name, mask in lost.items()}
+    for input, place in _places(session).items():
+        special, finite = (
+            session.references(_planted(session, {input: place}, v), done, taken(session, done)).values
+            for v in (value, None)
+        )
+        for name in lost:
+            before = session.ref.bounded[name]
+            real[name] |= there(special[name]) & ((finite[name] - before.value).abs() > 2 * before.bound)
     for name, mask in lost.items():
-        before = session.ref.bounded[name]
-        mask = mask & ((moved.values[name] - before.value).abs() > 2 * before.bound)
+        mask = mask & real[name]
         if bool(mask.any()):
             where = session.locate(name, mask)
-            session.find(
-                CERTAIN,
-                NAME,
-                name,
-                f"{label} is swallowed: {name} is finite where the golden is not: {where.text}",
-                where=where,
-            )
+            text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}"
+            session.find(CERTAIN, NAME, name, text, where=where)
 
 
 def _places(session: Session) -> dict[str, int]:
