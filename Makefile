@@ -3,9 +3,9 @@
 # make check   format, lint, types, import floors, exports, documentation
 # make bench   verify, then time (needs a GPU for most rows)
 #
-# All paths are relative, so `make -C` works from anywhere and the checkout's path may hold spaces.
+# Works from anywhere with `make -C`; the checkout's path may hold spaces.
 
-REPORT ?= build/verify.html
+REPORT ?= $(CURDIR)/build/verify.html
 WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -13,7 +13,7 @@ BENCH_ARGS ?=
 .PHONY: verify test check bench setup
 
 verify: setup
-	@mkdir -p "$(dir $(REPORT))"
+	@mkdir -p "$$(dirname "$(REPORT)")"
 	@.venv/bin/goldsmith verify --html "$(REPORT)"
 
 test: setup

@@ -113,6 +113,20 @@ def test_the_first_python_that_will_do_is_taken(checkout, machine):
     assert "python3.12 scripts/setup.py" in done.stdout
 
 
+def test_the_report_goes_to_the_checkout_from_wherever_make_is_called(checkout, machine):
+    fingerprint = [sys.executable, "-c", "import setup; print(setup.fingerprint(), end='')"]
+    stamp = subprocess.run(
+        fingerprint, env={"PYTHONPATH": str(checkout / "scripts")}, cwd=checkout, capture_output=True
+    )
+    script(checkout / ".venv/bin/python", NOTING_PYTHON)
+    script(checkout / ".venv/bin/goldsmith", '#!/bin/sh\nfor word in "$@"; do echo "<$word>"; done\n')
+    (checkout / ".venv/.installed").write_bytes(stamp.stdout)
+    done = make(checkout, machine("git", "g++", python3=f'#!/bin/sh\nexec {sys.executable} "$@"\n'), "verify")
+    assert done.returncode == 0, done.stderr
+    assert f"<{checkout}/build/verify.html>" in done.stdout
+    assert (checkout / "build").is_dir()
+
+
 def set_up(checkout):
     command = [sys.executable, str(checkout / "scripts/setup.py")]
     return subprocess.run(command, capture_output=True, text=True, cwd="/")
