@@ -1,5 +1,29 @@
-"""The command line: `goldsmith verify | bench | doctor`."""
+"""The command line: `goldsmith verify | bench | doctor`.
 
-from .main import app
+Typer, rich and jinja2 are imported when a command is asked for: what other code takes from here (`targets`) needs torch
+alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
 
 __all__ = ["app"]
+
+NEEDED = ("typer", "click", "rich", "jinja2", "markupsafe")
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from .main import app
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in NEEDED:
+            raise
+        sys.stderr.write(f"goldsmith's commands need the package {package}, which is not installed here: ")
+        sys.stderr.write(f"pip install {package}\n")
+        raise SystemExit(2) from None
+    return app

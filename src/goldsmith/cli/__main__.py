@@ -1,5 +1,5 @@
 """`python -m goldsmith.cli`: the same as the `goldsmith` command."""
 
-from .main import app
+from . import app
 
 app(prog_name="goldsmith")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -77,7 +78,8 @@ class _Worker:
             text=True,
             start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends its workers
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         if self.process.stdout is not None:
@@ -109,12 +111,20 @@ class _Worker:
             how = f"by signal {-status} ({name})"
         self.stderr.seek(0, os.SEEK_END)
         self.stderr.seek(max(0, self.stderr.tell() - LAST_WORDS))
-        return Died(how, self.stderr.read().decode(errors="replace").strip())
+        words = self.stderr.read().decode(errors="replace").strip()
+        self.close()
+        return Died(how, words)
 
-    def kill(self) -> None:
+    def close(self) -> None:
+        """End the process if it still runs, and let go of its pipes."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        self.reader.join()
+        for pipe in (self.process.stdin, self.process.stdout, self.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # what was still to be written to it
+                    pipe.close()
 
 
 class Pool:
@@ -132,7 +142,7 @@ class Pool:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for worker in self.workers:
-            worker.kill()
+            worker.close()
         self.workers.clear()
 
     def _start(self) -> None:

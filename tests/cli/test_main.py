@@ -1,0 +1,106 @@
+"""The `goldsmith` command itself: alone, asked for its version, given what it does not know, without its packages."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import goldsmith
+from goldsmith.cli import app, doctor
+from goldsmith.cli.bench import command as bench
+from goldsmith.core.device import machine
+from goldsmith.core.op import Op
+
+SOURCE = Path(goldsmith.__file__).resolve().parents[1]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_alone_it_says_what_it_can_do():
+    result = run()
+    assert result.exit_code == 0
+    assert all(command in result.output for command in ("verify", "doctor", "bench"))
+
+
+@pytest.mark.parametrize("command", ["verify", "doctor", "bench"])
+def test_every_command_explains_itself(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0 and "--json" in result.output
+
+
+def test_it_says_its_version():
+    result = run("--version")
+    assert (result.exit_code, result.output) == (0, f"goldsmith {goldsmith.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["polish"], "No such command 'polish'"),
+        (["verify", "--colour"], "No such option: --colour"),
+        (["verify", "--dtype", "int8"], "'--dtype'"),
+        (["verify", "--jobs", "0"], "'--jobs'"),
+        (["verify", "--quick", "--thorough"], "--quick and --thorough exclude one another"),
+        (["bench", "nosuch"], "no operator 'nosuch'; there are: mhc.boundary"),
+        (["bench", "--against", "nosuch"], "no peer 'nosuch'; there are: eager, compile, liger, and none"),
+        (["bench", "--device", "tpu"], "'tpu' is no device"),
+        (["bench", "mhc.post", "--case", "nosuch"], "whose name contains nosuch; there are: decode[T=1,D=4096]"),
+    ],
+)
+def test_a_mistake_is_one_readable_paragraph_and_status_2(arguments, said, monkeypatch):
+    monkeypatch.setattr(bench, "machine", lambda: replace(machine(), interpreter=False))
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.replace("│", " ").split())
+    assert "Traceback" not in result.output and isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_a_missing_package_is_named_instead_of_a_traceback(package):
+    code = f"import sys, runpy; sys.modules[{package!r}] = None; sys.argv[1:] = ['doctor']; "
+    code += "runpy.run_module('goldsmith.cli', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE)})
+    assert done.returncode == 2
+    assert f"need the package {package}, which is not installed here: pip install {package}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_targets_need_none_of_the_command_lines_packages():
+    code = "import sys; import goldsmith.cli.targets; print(*sorted({'typer', 'rich', 'jinja2'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE)})
+    assert (done.returncode, done.stdout.strip()) == (0, "")
+
+
+def test_the_doctor_answers_for_every_backend_of_every_operator():
+    result = run("doctor", "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert {op["name"]: set(op["backends"]) for op in report["operators"]} == {
+        name: set(op.backends) for name, op in Op.all().items()
+    }
+    for op in report["operators"]:
+        assert op["backends"]["reference"] is None and op["backends"][op["auto"]] is None
+        assert all(reason is None or len(reason) > 10 for reason in op["backends"].values())
+
+
+def test_the_doctor_says_each_reason_once_and_whom_it_concerns(monkeypatch):
+    reason = "needs a CUDA device; the inputs are on cpu"
+    monkeypatch.setattr(Op, "why_not", lambda op, backend, *tensors, **options: reason if backend == "triton" else None)
+    result = run("doctor")
+    assert result.exit_code == 0
+    assert result.output.count(reason) == 1
+    for name in Op.all():
+        assert name in result.output
+
+
+def test_the_doctor_says_in_words_that_numpy_is_too_new_for_the_interpreter(monkeypatch):
+    reason = "the interpreter of Triton 3.6.0 needs numpy < 2.4; numpy 2.5.2 is installed (pip install 'numpy<2.4')"
+    monkeypatch.setattr(doctor, "interpreter_unavailable", lambda: reason)
+    assert "needs numpy < 2.4; numpy 2.5.2 is installed" in " ".join(run("doctor").output.split())
+    assert json.loads(run("doctor", "--json").stdout)["interpreter"] == reason

@@ -1,0 +1,239 @@
+"""`goldsmith verify` as a user runs it, on kernels of their own and on ours: matrix, evidence, files, exit status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import goldsmith
+from goldsmith.assay.results import Finding, Note, ProbeRun, Report
+from goldsmith.cli import app
+from goldsmith.cli.verify import command, merge, pool, show, work
+from goldsmith.cli.verify.select import Job
+
+HERE = Path(__file__).resolve().parent
+SOURCE = Path(goldsmith.__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _from_the_folder_of_the_kernels(monkeypatch):
+    monkeypatch.chdir(HERE)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["verify", *arguments])
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+def test_right_kernels_pass_whatever_they_print(tmp_path):
+    page, results = tmp_path / "new" / "page.html", tmp_path / "results.json"
+    result = run("own_kernels:several", "--html", str(page), "--json", str(results))
+    assert result.exit_code == 0, result.output
+    assert "Everything holds (2 proofs, 4 cases" in words(result.stdout)
+    assert "Run: 4 cases through all probes." in words(result.stdout)
+    data = json.loads(results.read_text())
+    assert {"schema", "goldsmith", "ok", "interrupted", "remarks", "seconds", "machine", "proofs"} <= set(data)
+    assert data["ok"] and [p["operator"] for p in data["proofs"]] == ["scaled", "prints"]
+    reports = [Report.from_json(p["report"]) for p in data["proofs"]]
+    assert all(report.ok and report.cases == ["rows[T=1]", "rows[T=5]"] for report in reports)
+    assert reports[0].stages == ["scaled", "y", "x.grad"]
+    text = page.read_text()
+    assert "<h1>Every operator is certified.</h1>" in text and "Run: 4 cases through all probes." in text
+
+
+def test_a_wrong_kernel_and_one_that_crashes_are_rows_beside_the_others(tmp_path):
+    results = tmp_path / "results.json"
+    result = run("own_kernels:wrong", "own_kernels:crashing", "own_kernels:target", "--json", str(results))
+    assert result.exit_code == 1
+    said = words(result.stdout)
+    assert "2 of 3 proofs failed" in said
+    assert "FAIL off case rows[T=1], probe values, CERTAIN y exceeds its rounding bound" in said
+    assert "the process ended by signal 11 (SIGSEGV) while the candidate ran, in crashes" in said
+    assert "its last line: 'about to fall over'" in said
+    proofs = {p["operator"]: p for p in json.loads(results.read_text())["proofs"]}
+    assert {name: p["verdict"] for name, p in proofs.items()} == {"off": "fail", "crashes": "fail", "scaled": "pass"}
+    assert proofs["crashes"]["report"]["cases"] == ["rows[T=1]", "rows[T=5]"]
+    assert {f["case"] for f in proofs["crashes"]["report"]["findings"]} == {"rows[T=5]"}
+
+
+def test_a_golden_at_fault_and_a_case_that_cannot_be_drawn_are_told_apart_from_a_wrong_kernel(tmp_path):
+    results = tmp_path / "results.json"
+    result = run("own_kernels:at_fault", "own_kernels:undrawn", "--quick", "--json", str(results))
+    assert result.exit_code == 1
+    assert "REFERENCE" in result.stdout and "the golden computes in float32" in words(result.stdout)
+    result = run("own_kernels:undrawn", "own_kernels:target", "--json", str(results))
+    assert result.exit_code == 2
+    assert "could not be drawn: RuntimeError: the file with the inputs is gone" in words(result.stdout)
+    proofs = {p["operator"]: p for p in json.loads(results.read_text())["proofs"]}
+    assert proofs["scaled (own_kernels:target)"]["verdict"] == "pass"
+    assert proofs["scaled"]["verdict"] == "partial"
+
+
+def test_an_operator_is_proved_on_every_backend_and_says_how_and_what_was_left_out():
+    result = run("mhc.expand", "--quick", "--interpret", "--json", "-")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert [(p["backend"], p["how"], p["verdict"]) for p in data["proofs"]] == [
+        ("triton", "interpreter", "pass"),
+        ("reference", "", "pass"),
+    ]
+    said = words(result.stderr)
+    assert "Triton kernels ran through Triton's interpreter on the CPU (as asked)" in said
+    assert "cases that --quick leaves out" in said and "Everything holds (2 proofs, 2 cases" in said
+
+
+def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process_behind(tmp_path):
+    results, seen = tmp_path / "results.json", b""
+    arguments = [
+        "own_kernels:target",
+        "own_kernels:hanging",
+        "own_kernels:wrong",
+        "--jobs",
+        "1",
+        "--json",
+        str(results),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "goldsmith.cli", "verify", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        while b"pass" not in seen:  # the first proof's line
+            seen += process.stderr.read1()
+        time.sleep(1)
+        workers = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"Interrupted: what follows is what was finished." in err and b"Traceback" not in err
+    assert b"Nothing wrong in what was finished" in out
+    proofs = json.loads(results.read_text())["proofs"]
+    assert [p["verdict"] for p in proofs] == ["pass", "absent", "absent"] or proofs[1]["verdict"] == "partial"
+    assert workers and not any(alive(pid) for pid in workers)
+
+
+def children(pid):
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["nosuch"], "no operator 'nosuch'; there are: mhc.boundary, mhc.coefficients"),
+        (["mhc", "--html", "/proc/none/page.html"], "cannot write /proc/none/page.html: No such file or directory."),
+    ],
+)
+def test_a_request_that_cannot_be_carried_out_is_one_paragraph_and_status_2(arguments, said):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert said in words(result.stderr) and "Traceback" not in result.output
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        ({"names": ["nosuch"]}, "no operator 'nosuch'; there are: mhc.boundary"),
+        ({"names": ["nosuch"]}, "families: mhc. A target of your own is named package.module:target."),
+        ({"names": ["own_kernels.py"]}, "a module's dotted name, not a file"),
+        ({"names": ["no_such_module:target"]}, "there is no module 'no_such_module', neither in the current directory"),
+        ({"names": ["own_kernels:nosuch"]}, "own_kernels has no 'nosuch'; targets there: at_fault, crashing"),
+        ({"names": ["own_kernels:not_a_target"]}, "is int; it must be a goldsmith.assay.Target, or a list of them."),
+        ({"names": ["mhc"], "backend": "cuda"}, "unknown backend 'cuda'; known: reference, triton"),
+        ({"names": ["mhc"], "device": "tpu"}, "'tpu' is no device; use cpu, cuda or cuda:1"),
+        ({"names": ["mhc"], "device": "cuda:99"}, "--device cuda:99: "),
+    ],
+)
+def test_a_wrong_name_is_answered_with_what_exists(asked, said):
+    request = {"do": "plan", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
+    assert said in work.Session().answer(request | asked)["problem"]
+
+
+def test_a_module_that_fails_while_it_is_imported_is_told_with_its_line(tmp_path, monkeypatch):
+    (tmp_path / "breaks_on_import.py").write_text("import math\nmath.sqrt(-1)\n")
+    monkeypatch.chdir(tmp_path)
+    request = {"do": "plan", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
+    problem = work.Session().answer({**request, "names": ["breaks_on_import:target"]})["problem"]
+    assert "importing breaks_on_import failed with ValueError: math domain error" in problem
+    assert "breaks_on_import.py, line 2" in problem
+
+
+def test_a_worker_that_cannot_start_is_told_with_its_last_words(monkeypatch):
+    monkeypatch.setattr(pool.sys, "executable", "/bin/false")
+    result = run("mhc.expand")
+    assert result.exit_code == 2
+    assert "ended with status 1. It said nothing more." in words(result.stderr)
+
+
+def test_a_backend_that_cannot_run_is_a_line_with_its_reason():
+    reason = "needs a CUDA device; the inputs are on cpu"
+    proof = merge.Proof("mhc.post", "triton", "cpu", [], "", reason)
+    ran = merge.Proof("mhc.post", "reference", "cpu", [Job("a", "float32", "a")], reports=[report("a")], done=1)
+    outcome = command.Outcome([proof, ran], {})
+    assert outcome.status == 0
+    assert show.remarks(outcome.entries)[0] == f"Not run: {reason} (mhc.post on triton)."
+    assert command.Outcome([proof], {}).status == 2, "nothing was proved"
+    assert "Nothing was proved" in show.conclusion([proof.entry()], 1.0)
+
+
+def test_a_proof_in_which_nothing_was_judged_is_not_called_right():
+    note = Note("not_judged", "k", "cannot run in the interpreter: no atomics", "a")
+    proof = merge.Proof("kernel", "", "cpu", [Job("a", "float32", "a")], done=1)
+    proof.reports = [Report("kernel", cases=["a"], notes=[note])]
+    assert proof.entry().report is None and "no atomics" in proof.entry().reason
+    assert command.Outcome([proof], {}).status == 2
+
+
+def report(*cases, probes=(), findings=(), **options):
+    return Report("mhc.post", cases=list(cases), probes=list(probes), findings=list(findings), **options)
+
+
+def test_reports_are_merged_with_their_costs_added_and_each_note_once():
+    note = Note("tie", "y", "two scores are equal", "a")
+    runs = [ProbeRun("values", True, "", 1.0, 2), ProbeRun("taint", True, "", 3.0, 9)]
+    skipped = [ProbeRun("values", True, "", 0.5, 2), ProbeRun("taint", False, "not selected")]
+    bad = Finding("CERTAIN", "values", "y", None, 2.0, 1.0, "y is wrong", "b")
+    environment = {"torch": "2", "runs": {"candidate": 5, "golden": 7}}
+    merged = merge.merge(
+        "mhc.post",
+        [
+            report("a", probes=runs, notes=[note], seconds=4.0, environment=environment),
+            report(
+                "b", probes=skipped, notes=[note], seconds=1.0, environment=environment, findings=[bad], verdict="fail"
+            ),
+        ],
+    )
+    assert (merged.verdict, merged.cases, merged.seconds, len(merged.notes)) == ("fail", ["a", "b"], 5.0, 1)
+    values, taint = merged.probes
+    assert (values.seconds, values.runs, values.reason) == (1.5, 4, "")
+    assert (taint.ran, taint.reason) == (True, "1 of 2 cases; the others with --thorough")
+    assert merged.environment["runs"] == {"candidate": 10, "golden": 14}
+
+
+def test_a_reference_at_fault_anywhere_is_not_hidden_by_cases_that_pass():
+    assert merge.merge("op", [report("a"), report("b", verdict="reference_fault")]).verdict == "reference_fault"
+    faults = [report("a", verdict="reference_fault"), report("b", verdict="fail")]
+    assert merge.merge("op", faults).verdict == "fail"
+
+
+def test_what_is_left_out_is_counted_over_all_proofs():
+    proofs = [merge.Proof("a", "b", "cpu", [], left_out=[(n, "large cases")]) for n in (2, 3)]
+    proofs[0].left_out.append((1200, "small cases"))
+    assert show.left_out(proofs) == ["Not run: 5 large cases; 1,200 small cases."]
+    assert show.left_out([]) == []
