@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import sys
@@ -48,23 +47,23 @@ def run(request: Request, *, out: str | None = None) -> int:
     prover = Prover(request.verify, device, err)
     stream.print(f"[dim]{conditions}[/]")
     status = 0
-    rows = 0
+    tables = _Tables(stream)
     try:
         prover.prove_all([(s.op, s.entry.dtype) for s in subjects if s.op is not None], request.backend or "auto")
         bench = Bench(request, conditions, clock(device), peers, prover, err)
-        for shown in _by_case(bench.run(_told(subjects, device, err))):
-            rows += len(shown)
-            _keep(target, shown)
-            stream.print(show.table(shown))
-            for row in shown:
-                if row.median_us is None:
-                    stream.print(show.broken(row))
+        for row in bench.run(_told(subjects, device, err)):
+            if target is not None:
+                target.write(json.dumps(row.to_json()) + "\n")
+                target.flush()
+            tables.add(row)
     except KeyboardInterrupt:
         err.print("[yellow]Interrupted: the rows so far are kept.[/]")
         status = INTERRUPTED
     finally:
+        tables.show()
         if target is not None and target is not sys.stdout:
             target.close()
+    rows = tables.shown
     if rows:
         stream.print(show.legend(conditions.device))
     for line in prover.rejections():
@@ -84,15 +83,25 @@ class _Planned:
     op: Op | None
 
 
-def _by_case(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    for _, group in itertools.groupby(rows, key=lambda row: (row.op, row.case)):
-        yield list(group)
+class _Tables:
+    """One table a case, shown when its last row has come."""
 
+    def __init__(self, stream: Console) -> None:
+        self.stream, self.pending, self.shown = stream, list[Row](), 0
 
-def _keep(target: IO[str] | None, rows: list[Row]) -> None:
-    if target is not None:
-        target.writelines(json.dumps(row.to_json()) + "\n" for row in rows)
-        target.flush()
+    def add(self, row: Row) -> None:
+        if self.pending and (self.pending[0].op, self.pending[0].case) != (row.op, row.case):
+            self.show()
+        self.pending.append(row)
+
+    def show(self) -> None:
+        if self.pending:
+            self.stream.print(show.table(self.pending))
+            for row in self.pending:
+                if row.median_us is None:
+                    self.stream.print(show.broken(row))
+            self.shown += len(self.pending)
+            self.pending = []
 
 
 def _told(subjects: list[_Planned], device: str, err: Console) -> Iterator[Callable[[], Subject]]:

@@ -1,0 +1,307 @@
+"""`goldsmith bench`: proved before timed, rows with every condition, peers in words; with a clock of straw."""
+
+import json
+from dataclasses import fields, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from goldsmith.assay.results import Finding, Report
+from goldsmith.cli import app
+from goldsmith.cli.bench import command, prove, timing
+from goldsmith.cli.bench.composites import Connection
+from goldsmith.cli.bench.rows import Conditions, Row, timed
+from goldsmith.cli.bench.subject import MakeThere, Subject
+from goldsmith.cli.bench.timing import CpuClock, CudaClock, Timing
+from goldsmith.cli.verify.command import Outcome
+from goldsmith.cli.verify.merge import Proof
+from goldsmith.cli.verify.select import Job
+from goldsmith.core.device import machine
+from goldsmith.core.op import Op
+
+PREFIX = ["bench", "--device", "cpu", "--backend", "reference", "--commit", "abc1234", "--json"]
+
+
+class Clock(CpuClock):
+    """Every call takes 100 us, a peer's twice as long, and memory copies 1000 bytes a microsecond."""
+
+    def compare(self, calls, budget_s):
+        for call in calls.values():
+            call()
+        return {
+            name: Timing(100.0 * k, 90.0 * k, 120.0 * k, 7, 130.0) for name, k in zip(calls, range(1, 9), strict=False)
+        }
+
+    def copy_rate(self):
+        return 1000.0
+
+
+@pytest.fixture(autouse=True)
+def _as_outside_of_the_interpreter_and_without_a_clock(monkeypatch):
+    monkeypatch.setattr(command, "machine", lambda: replace(machine(), interpreter=False))
+    monkeypatch.setattr(command, "clock", lambda device: Clock())
+
+
+def run(*arguments, to="-"):
+    return CliRunner().invoke(app, [*PREFIX, str(to), *arguments])
+
+
+def rows(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+def outcome_of(request, *, verdict="pass", findings=()):
+    """What verify would have found, without running it."""
+    proofs = []
+    for name in request.names:
+        made = Report(name, verdict, cases=["a float32"], findings=list(findings))
+        proofs.append(Proof(name, request.backend, "cpu", [Job("a", "float32", "a float32")], reports=[made], done=1))
+    return Outcome(proofs, {})
+
+
+def test_a_row_says_everything_that_a_table_needs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(prove.verify, "verify", lambda request, say: asked.append(request) or outcome_of(request))
+    result = run("mhc.post", "--case", "T=1,D=4096", "--against", "eager")
+    assert result.exit_code == 0, result.output
+    assert [(r.names, r.backend, r.device, r.dtype) for r in asked] == [(("mhc.post",), "reference", "cpu", "bfloat16")]
+    ours, eager = rows(result)
+    assert list(ours) == [f.name for f in fields(Row)]
+    assert (ours["op"], ours["case"], ours["peer"], ours["backend"]) == (
+        "mhc.post", "decode[T=1,D=4096]", "goldsmith", "reference",
+    )  # fmt: skip
+    assert (ours["direction"], ours["mode"], ours["dtype"], ours["device"]) == ("forward", "wall", "bfloat16", "cpu")
+    assert (ours["median_us"], ours["p10"], ours["p90"], ours["runs"], ours["wall_us"]) == (100, 90, 120, 7, 130)
+    assert ours["bytes"] == 18 * 4096 and ours["copy_gb_s"] == 1.0
+    assert ours["floor_us"] == pytest.approx(73.728) and ours["share_of_ceiling"] == pytest.approx(0.73728)
+    assert (ours["verified"], eager["verified"]) == (True, None)
+    assert ours["verified_by"] == "goldsmith verify, 1 cases, bfloat16"
+    assert eager["peer"] == "eager" and eager["median_us"] == 200
+    assert 0 < ours["error"] < 1e-2 and ours["commit"] == "abc1234" and ours["versions"]["torch"] == torch.__version__
+    said = words(result.stderr)
+    assert "2.00x faster" in said and "1 of 1: mhc.post decode[T=1,D=4096]" in said
+
+
+def test_what_the_assay_rejects_is_not_timed(monkeypatch):
+    bad = Finding("CERTAIN", "values", "y", None, 9.0, 1.0, "x_next exceeds its rounding bound", "a")
+    monkeypatch.setattr(
+        prove.verify, "verify", lambda request, say: outcome_of(request, verdict="fail", findings=[bad])
+    )
+    result = run("mhc.post", "--case", "T=1,D=4096", "--against", "none")
+    assert result.exit_code == 1 and rows(result) == []
+    assert "mhc.post on reference was not timed: x_next exceeds its rounding bound" in words(result.stderr)
+
+
+def test_what_could_not_be_proved_at_all_is_not_timed(monkeypatch):
+    def nothing(request, say):
+        return Outcome([Proof("mhc.post", "reference", "cpu", [], reason="none of its cases applies")], {})
+
+    monkeypatch.setattr(prove.verify, "verify", nothing)
+    result = run("mhc.post", "--case", "T=1,D=4096", "--against", "none")
+    assert result.exit_code == 1 and rows(result) == []
+    assert "nothing could be proved: none of its cases applies" in words(result.stderr)
+
+
+def test_a_real_proof_goes_before_a_timing(tmp_path):
+    file = tmp_path / "new" / "rows.jsonl"
+    result = run("mhc.expand", "--case", "T=1,D=4096", "--against", "none", to=file)
+    assert result.exit_code == 0, result.output
+    (row,) = [json.loads(line) for line in file.read_text().splitlines()]
+    assert row["verified"] is True and "cases, bfloat16" in row["verified_by"]
+
+
+def test_without_a_proof_the_rows_say_so():
+    result = run("mhc.expand", "--case", "T=1,D=4096", "--against", "none", "--no-verify")
+    (row,) = rows(result)
+    assert (row["verified"], row["verified_by"]) == (None, "not verified (--no-verify)")
+
+
+def test_a_composite_is_proved_here_and_timed(monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        prove, "check", lambda target, case, **options: tried.append((target.name, case.name)) or Report("x")
+    )
+    result = run("mhc.connection", "--case", "T=1,D=4096", "--against", "eager")
+    assert result.exit_code == 0, result.output
+    assert {name for name, _ in tried} == {"mhc.connection on reference"} and len(tried) == 4
+    ours, eager = rows(result)
+    assert ours["op"] == "mhc.connection" and ours["verified_by"] == "assay.check, 4 cases, bfloat16"
+    assert ours["error"] == pytest.approx(eager["error"], rel=0.2)
+
+
+def test_a_composite_that_the_assay_rejects_is_not_timed(monkeypatch):
+    bad = Finding("CERTAIN", "values", "y", None, 9.0, 1.0, "phi.grad is wrong", "a")
+    monkeypatch.setattr(prove, "check", lambda *_, **__: Report("x", "fail", findings=[bad]))
+    result = run("mhc.connection", "--case", "T=1,D=4096", "--against", "none")
+    assert result.exit_code == 1 and rows(result) == []
+    assert "mhc.connection on reference was not timed: one_token: phi.grad is wrong" in words(result.stderr)
+
+
+def test_forward_and_backward_of_a_training_case_are_rows_of_their_own(monkeypatch):
+    entry = replace(Op.get("mhc.expand").bench[0], sizes={"T": 3, "n": 4, "dim": 8})
+    small = Subject(Op.get("mhc.expand"), replace(entry, build=lambda **_: drawn()), "cpu")
+    monkeypatch.setattr(command, "_told", lambda *_: [lambda: small])
+    result = run("mhc.expand", "--case", "T=4096", "--against", "eager", "--no-verify")
+    assert [(r["direction"], r["peer"]) for r in rows(result)] == [
+        ("forward", "goldsmith"), ("forward", "eager"), ("backward", "goldsmith"), ("backward", "eager"),
+    ]  # fmt: skip
+
+
+def drawn():
+    return {"x": torch.randn(3, 8), "n": 4}
+
+
+def test_a_peer_that_breaks_is_a_row_and_ends_nothing(monkeypatch):
+    def prepare(subject):
+        raise ImportError("its library is for another machine\nand so on")
+
+    broken = SimpleNamespace(NAME="broken", missing=lambda: None, prepare=prepare)
+    monkeypatch.setattr(command, "PEERS", {"broken": broken})
+    result = run("mhc.expand", "--case", "T=1,D=4096", "--no-verify")
+    assert result.exit_code == 0
+    by_peer = {row["peer"]: row for row in rows(result)}
+    assert by_peer["goldsmith"]["median_us"] == 100
+    assert by_peer["broken"]["median_us"] is None
+    assert by_peer["broken"]["note"] == "did not run: ImportError: its library is for another machine"
+    assert "broken did not run: ImportError" in words(result.stderr)
+
+
+def test_a_peer_that_is_missing_is_said_in_words(monkeypatch):
+    absent = SimpleNamespace(NAME="liger", missing=lambda: "liger-kernel is not installed", prepare=None)
+    monkeypatch.setattr(command, "PEERS", {"liger": absent})
+    result = run("mhc.expand", "--case", "T=1,D=4096", "--no-verify")
+    assert result.exit_code == 0 and "peer liger is left out: liger-kernel is not installed" in result.stderr
+    result = run("mhc.expand", "--case", "T=1,D=4096", "--no-verify", "--against", "liger")
+    assert result.exit_code == 2 and "--against liger: liger-kernel is not installed." in result.stderr
+
+
+def test_times_of_the_interpreter_are_refused(monkeypatch):
+    monkeypatch.setattr(command, "machine", lambda: replace(machine(), interpreter=True))
+    result = run("mhc.expand")
+    assert result.exit_code == 2 and "times of Triton's interpreter mean nothing" in result.stderr
+
+
+def test_on_a_cpu_only_sizes_that_a_cpu_can_hold_are_taken_unless_named():
+    def cases(**options):
+        request = command.Request(names=("mhc.post",), **options)
+        return [planned.entry.name for planned in command._subjects(request, "cpu")]
+
+    assert all(name.startswith("decode") for name in cases()) and cases()
+    assert cases(cases=("train[T=4096",)) == ["train[T=4096,D=2560]"]
+
+
+def test_ctrl_c_keeps_the_rows_so_far(monkeypatch, tmp_path):
+    class Interrupted(Clock):
+        calls = 0
+
+        def compare(self, calls, budget_s):
+            Interrupted.calls += 1
+            if Interrupted.calls > 1:
+                raise KeyboardInterrupt
+            return super().compare(calls, budget_s)
+
+    monkeypatch.setattr(command, "clock", lambda device: Interrupted())
+    file = tmp_path / "rows.jsonl"
+    result = run("mhc.expand", "--case", "T=1,", "--against", "none", "--no-verify", to=file)
+    assert result.exit_code == 130 and len(file.read_text().splitlines()) == 1
+    assert "Interrupted: the rows so far are kept." in result.stderr
+
+
+def test_floor_and_share_come_from_the_copy_rate_of_the_run():
+    figures = timed(Timing(40.0, 36.0, 44.0, 5, 60.0), 1000, 50.0, divide=2)
+    assert figures["floor_us"] == 20.0 and figures["median_us"] == 20.0 and figures["share_of_ceiling"] == 1.0
+    assert (figures["p10"], figures["p90"], figures["wall_us"]) == (18.0, 22.0, 30.0)
+    assert timed(Timing(40.0, 36.0, 44.0, 5), None, 50.0)["share_of_ceiling"] is None
+
+
+def test_medians_and_spreads_are_those_of_the_samples():
+    made = Timing.of([float(k) for k in range(11, 0, -1)], wall=3.0)
+    assert (made.median, made.p10, made.p90, made.runs, made.wall) == (6.0, 2.0, 10.0, 11, 3.0)
+
+
+def test_variants_take_turns_on_the_cpu():
+    seen = []
+    timings = CpuClock().compare({"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}, 0.0)
+    assert "".join(seen) == "ab" * (1 + timing.LEAST_ROUNDS)
+    assert timings["a"].runs == timing.LEAST_ROUNDS and timings["b"].median > 0
+
+
+def test_the_commit_is_asked_of_git_unless_it_is_given():
+    assert Conditions.here("cpu", "abc").commit == "abc"
+    assert len(Conditions.here("cpu").commit.rstrip("+")) in (0, *range(7, 13))
+
+
+def test_bench_inputs_are_drawn_on_the_device_and_repeat():
+    first, again = (MakeThere(torch.bfloat16, "cpu", 3) for _ in range(2))
+    assert torch.equal(first.normal(4, 5, std=2.0), again.normal(4, 5, std=2.0))
+    drawn = first.uniform(1000)
+    assert drawn.dtype == torch.bfloat16 and bool((drawn < 1).all()) and bool((drawn >= 0).all())
+    assert first.integers(0, 9, 6).dtype == torch.int64
+
+
+def test_the_composite_of_pre_and_post_is_held_to_the_same_bytes_as_its_parts():
+    post = {entry.name: entry for entry in Op.get("mhc.post").bench}
+    pre = {entry.name: entry for entry in Op.get("mhc.pre").bench}
+    for entry in Connection.entries():
+        assert entry.forward_bytes == pre[entry.name].forward_bytes + post[entry.name].forward_bytes
+
+
+# the clock of a GPU, on a device of straw: what it queues, and in which order
+
+
+class Straw:
+    """Stands in for torch.cuda: events read a clock that sleeping and calling move on."""
+
+    def __init__(self):
+        self.now, self.log = 0.0, []
+
+    def event(self, enable_timing):
+        straw = self
+
+        class Event:
+            def record(self):
+                straw.log.append("event")
+                self.at = straw.now
+
+            def elapsed_time(self, end):
+                return (end.at - self.at) / 1e3
+
+        return Event()
+
+    def sleep(self, cycles):
+        self.log.append("sleep")
+        self.now += cycles / timing.CYCLES_PER_US
+
+
+@pytest.fixture
+def straw(monkeypatch):
+    made = Straw()
+    monkeypatch.setattr(torch.cuda, "Event", made.event)
+    monkeypatch.setattr(torch.cuda, "_sleep", made.sleep)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    return made
+
+
+def test_a_gpu_timing_sees_the_call_alone_after_the_queue_is_filled_and_the_cache_flushed(straw):
+    clock = object.__new__(CudaClock)
+    clock.device = torch.device("cpu")
+    clock.flush = SimpleNamespace(zero_=lambda: straw.log.append("flush"))
+
+    def call(name, cost):
+        def made():
+            straw.log.append(name)
+            straw.now += cost
+
+        return made
+
+    timings = clock.compare({"a": call("a", 10.0), "b": call("b", 30.0)}, 0.0)
+    assert timings["a"].median == pytest.approx(10.0) and timings["b"].median == pytest.approx(30.0)
+    assert timings["a"].runs == timing.LEAST_ROUNDS
+    turn = ["sleep", "flush", "event", "a", "event", "sleep", "flush", "event", "b", "event"]
+    assert straw.log[-10:] == turn
