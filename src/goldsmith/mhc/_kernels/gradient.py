@@ -98,6 +98,7 @@ def stream_gradient(
     u [T, D] with h_pre [T, n] adds the collapse; grad [T, n, D] is added as it is, or through h_res [T, n, n].
     """
     T, N, D = x.shape
+    h_res = None if grad is None else h_res  # there is nothing to mix
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     planes = phi_planes(phi, gamma, dm.shape[2], 3 if x.dtype == torch.float32 else 2)
     given = lambda v: kappa if v is None else v  # noqa: E731
