@@ -199,7 +199,26 @@ def one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def assay_rates() -> str:
+    """False alarms and escapes of the assay, from the rows of benchmarks/assay_rates.py."""
+    path = RESULTS / "assay_rates.json"
+    if not path.exists():
+        return "No measurement is in benchmarks/results yet.\n"
+    found = json.loads(path.read_text())["summary"]
+    caught = found["wrong_checks"] - found["escapes"]
+    highest, lowest = found["false_alarm_rate_95"][1], found["detection_rate_95"][0]
+    rows = [
+        ["right kernels drawn at random, sums in random legal orders", f"{found['clean_runs']:,}"]
+        + [f"{found['false_alarms']} fail; at most {highest:.2%} with 95 % confidence"],
+        [f"{found['wrong_kernels']} wrong kernels, each under several seeds", f"{found['wrong_checks']:,}"]
+        + [f"{caught} fail; at least {lowest:.1%} with 95 % confidence"],
+        ["right kernels that look like wrong ones", f"{found['twin_checks']:,}", f"{found['twins_accused']} fail"],
+    ]
+    return table(["what was checked", "checks", "verdicts"], rows) + f"\n{found['machine']}; `{found['command']}`.\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "assay_rates": assay_rates,
     "support": support,
     "speed": speed,
     "speed_all": speed_all,
