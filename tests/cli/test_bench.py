@@ -172,6 +172,26 @@ def test_a_peer_that_breaks_is_a_row_and_ends_nothing(monkeypatch):
     assert "broken did not run: ImportError" in words(result.stderr)
 
 
+def test_our_own_breaking_at_a_size_is_told_and_ends_nothing_else(monkeypatch):
+    ours = Subject.ours
+
+    def sometimes(subject, backend):
+        if subject.entry.name == "decode[T=1,D=7168]":
+            raise RuntimeError("out of shared memory")
+        return ours(subject, backend)
+
+    monkeypatch.setattr(Subject, "ours", sometimes)
+    monkeypatch.setattr(prove.verify, "verify", lambda request, say: outcome_of(request))
+    result = run("mhc.expand", "mhc.post", "--case", "T=1,", "--against", "none")
+    assert result.exit_code == 1
+    assert [(r["op"], r["case"]) for r in rows(result)] == [
+        ("mhc.expand", "decode[T=1,D=4096]"), ("mhc.post", "decode[T=1,D=4096]"),
+    ]  # fmt: skip
+    assert "mhc.post on reference was not timed: decode[T=1,D=7168]: RuntimeError: out of shared memory" in words(
+        result.stderr
+    )
+
+
 def test_a_peer_that_is_missing_is_said_in_words(monkeypatch):
     absent = SimpleNamespace(NAME="liger", missing=lambda: "liger-kernel is not installed", prepare=None)
     monkeypatch.setattr(command, "PEERS", {"liger": absent})

@@ -42,6 +42,10 @@ class Prover:
             if verdict is False
         ]
 
+    def reject(self, subject: Subject, backend: str, why: str) -> None:
+        """It broke at a size that it was to be timed at: nothing more of it is timed."""
+        self.proved[subject.name, backend, subject.entry.dtype] = (False, why)
+
     def prove_all(self, wanted: Iterable[tuple[Op, torch.dtype]], backend: str) -> None:
         """Every operator in the dtype that it is timed in, on the backend that will run: `goldsmith verify`'s run."""
         groups: dict[tuple[str, torch.dtype], list[str]] = {}

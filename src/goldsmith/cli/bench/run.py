@@ -71,6 +71,9 @@ class Bench:
             variant, broken = self._ready(subject, name, make)
             if variant is not None:
                 usable.append(variant)
+            elif name == OURS:
+                self.prover.reject(subject, backend, f"{subject.entry.name}: {broken}")
+                return
             elif broken:
                 stand_in = Variant(name, lambda: (), [], note=f"did not run: {broken}")
                 yield self._row(subject, stand_in, proof, None, "forward", "", NOT_TIMED, rate)
@@ -93,7 +96,7 @@ class Bench:
     def _ready(
         self, subject: Subject, name: str, make: Callable[[], Variant | None]
     ) -> tuple[Variant | None, str | None]:
-        """The variant, compiled and warm, or why it does not run: a peer that breaks does not end the run."""
+        """The variant, compiled and warm, or why it does not run: what breaks at one size does not end the run."""
         try:
             with self.say.status(f"[dim]warming up {name} for {subject.name} {subject.entry.name}[/]"):
                 variant = make()
@@ -107,8 +110,6 @@ class Bench:
                 if isinstance(self.clock, CudaClock):
                     torch.cuda.synchronize()
         except Exception as error:
-            if name == OURS:
-                raise
             return None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         return variant, None
 
