@@ -109,7 +109,7 @@ class Bench:
                         variant.backward()()
                 if isinstance(self.clock, CudaClock):
                     torch.cuda.synchronize()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever a variant raises is what is said of it
             return None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         return variant, None
 
