@@ -22,6 +22,7 @@ from torch import Tensor
 from .bounds import Bounded, smallest_subnormal, unit_roundoff
 
 WIDEN = 1.5
+SHORT_LINE = 4  # elements that an axis must have: four are hardly near the golden all at once
 SLOPE_Z = 6.0
 BIAS_FLOOR = 1.0  # a bias counts only when it is larger than the noise itself
 BIAS_UNITS = 8  # and larger than 8 u of the value: constants, exp and division of legal formulas are biased by a few u
@@ -57,13 +58,20 @@ class Noise:
 
     @cached_property
     def unit(self) -> Tensor:
-        """What errors are divided by: the bound; where open, a store's rounding and the members' largest error."""
+        """What errors are divided by: the bound; where open, a store's rounding and the members' largest error.
+
+        Members that share a rounded intermediate are one sample rather than eight: where its rounding happens to
+        cancel, all of them are near the golden at once, and the next honest run is not. So no element is taken for
+        quieter than its line: the open elements along an axis, and of the axes the quietest, so that rows and columns
+        of different scale do not hide one another.
+        """
         bound, value = self.bounded.bound, self.bounded.value
         if not bool(self.bounded.open.any()):
             return bound
         spread = torch.zeros_like(bound)
         for member in self.members:
             spread = torch.maximum(spread, torch.nan_to_num((member.to(torch.float64) - value).abs(), torch.inf))
+        spread = torch.maximum(spread, _of_line(spread, self.bounded.open))
         spread = spread + unit_roundoff(self.store) * value.abs() + smallest_subnormal(self.store)
         return torch.where(self.bounded.open, spread, bound)
 
@@ -144,6 +152,19 @@ class Noise:
     def excess(self, r: Tensor) -> Tensor:
         """|r| / s: how many times the noise each error is."""
         return torch.where(self.judged, r.abs() / self.scale.clamp(min=1e-30), 0.0)
+
+
+def _of_line(spread: Tensor, use: Tensor) -> Tensor:
+    """The least of the rms of `spread` over the elements in `use` along each axis that is long enough."""
+    least = min(SHORT_LINE, max(spread.shape, default=0))
+    square = torch.where(use & torch.isfinite(spread), spread, 0.0).square()
+    number = (use & torch.isfinite(spread)).to(torch.float64)
+    found = torch.full_like(spread, torch.inf)
+    for axis, length in enumerate(spread.shape):
+        if length >= least > 1:
+            line = (square.sum(axis, keepdim=True) / number.sum(axis, keepdim=True).clamp(min=1.0)).sqrt()
+            found = torch.minimum(found, line)
+    return torch.where(torch.isfinite(found), found, 0.0)
 
 
 def ulps(y: Tensor, golden: Tensor, store: torch.dtype) -> Tensor:
