@@ -212,7 +212,7 @@ def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, ori
 def _post_fits(x: Any, f: Any, h_post: Any, h_res: Any) -> bool:
     if not all(isinstance(t, Tensor) for t in (x, f, h_post, h_res)) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
         return False
-    batch, n, dim = x.shape[:-2], *x.shape[-2:]
+    batch, (n, dim) = x.shape[:-2], x.shape[-2:]
     return (
         n * dim > 0
         and f.shape == (*batch, dim)
