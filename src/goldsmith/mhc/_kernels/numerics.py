@@ -56,7 +56,7 @@ def exp(x):
 
     tl.exp rounds x * log2(e) first, which costs |x| units; here only the remainder within +-ln(2)/2 is scaled.
     """
-    # below -104 e^x is 0 in float32, and -inf would give inf - inf; tl.maximum would make a number of NaN (on a GPU alone)
+    # below -104 e^x is 0 in float32, and -inf would give inf - inf; on a GPU tl.maximum would make a number of NaN
     x = tl.where(x < -104.0, -104.0, x)
     k = tl.floor(x * 1.4426950408889634 + 0.5)
     rest = tl.fma(k, -0.693145751953125, x)
