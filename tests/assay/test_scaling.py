@@ -29,6 +29,33 @@ def test_an_absolute_epsilon_shows_at_small_scale_only():
     assert probes_of(report) == {"scaling"} and where(report) == {"scale:2^-12"}
 
 
+def test_a_constant_below_every_bound_breaks_exact_scaling():
+    """1e-14 beside a mean square of 1 is nothing; beside 2^-24 it is a few units in the last place."""
+
+    def golden(x, w, eps):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+
+    def absolute(x, w, eps):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-14)
+
+    report = scaled(absolute, golden, backward=None)
+    assert [f.rung for f in report.findings] == ["SYSTEMATIC"] and "(scale:2^-12)" in report.findings[0].text
+    assert scaled(golden, golden).ok
+
+
+def test_exact_scaling_is_not_asked_of_kernels_that_never_repeat():
+    generator = torch.Generator().manual_seed(0)
+
+    def any_order(x, w):
+        p = torch.randperm(x.shape[1], generator=generator)
+        y = torch.zeros(len(x))
+        for d in p.tolist():
+            y = y + x[:, d] * w[d]
+        return y
+
+    assert assay.check(target(any_order), probes="scaling").ok
+
+
 def test_a_softmax_without_its_maximum_overflows_at_large_scale():
     report = scaled(lambda x, w, eps: torch.exp(x) / torch.exp(x).sum(-1, keepdim=True), softmax)
     assert any(t.startswith("y has NaN where the golden is a number") for t in texts(report))
@@ -108,6 +135,21 @@ def test_what_overflows_in_the_compute_precision_is_not_asked_of_the_candidate()
 
     report = assay.check(target(cubed, cubed, backward=None), probes="scaling", raises=False)
     assert report.ok, str(report)
+
+
+def test_what_overflows_in_a_store_is_not_asked_of_what_follows():
+    """y leaves float16 at 2^12, and the kernel goes on with what it stored."""
+
+    def golden(x, w, eps):
+        y = assay.stage("y0", x * x)
+        return y, assay.stage("z", torch.softmax(y, -1))
+
+    def kernel(x, w, eps):
+        y = (x.float() * x.float()).to(x.dtype)
+        return y, torch.softmax(y.float(), -1).to(x.dtype)
+
+    report = scaled(kernel, golden, dtypes=(torch.float16,), backward=None)
+    assert report.ok and "compute_range" in {n.id for n in report.notes}, str(report)
 
 
 def test_values_that_a_kernel_refuses_are_a_note():

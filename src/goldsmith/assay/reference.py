@@ -161,11 +161,13 @@ class References:
 
     @cached_property
     def honest(self) -> dict[str, Tensor]:
-        """One plain run of the golden in compute precision: what overflows in it overflows honestly."""
+        """One run of the golden in compute precision, stores included: what overflows in it overflows honestly."""
         self._count("plain")
-        lower = {n: t.to(self.compute) if t.is_floating_point() else t for n, t in self.leaves.items()}
-        with _blaming_the_golden(), golden.default_dtype(self.compute):
-            return self.evaluate(lower)
+        with _blaming_the_golden():
+            return ensemble.legal_runs(
+                self.evaluate, self.leaves, compute=self.compute, stores=self.stores, k=1, seed=self.seed,
+                dot=self.material.target.dot,
+            )[0]  # fmt: skip
 
     def _count(self, what: str, runs: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + runs
@@ -194,13 +196,14 @@ class References:
         self._count("self_check", 4)
         wanted = self.material.target.wanted_grads(self.material.inputs)
         visible = [n for n in self.run.outputs if not n.startswith("saved.")]
+        fixed = self._decided()
 
         def forward(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-            found = self.evaluate({**self.leaves, **leaves}, gradients=False)
+            found = fixed.evaluate({**self.leaves, **leaves}, gradients=False)
             return {n: found[n] for n in visible if n in found}
 
         def gradient(leaves: dict[str, Tensor], cotangents: dict[str, Tensor]) -> dict[str, Tensor]:
-            found = self.evaluate({**self.leaves, **leaves, **cotangents})
+            found = fixed.evaluate({**self.leaves, **leaves, **cotangents})
             return {n: found[f"{n}.grad"] for n in wanted}
 
         inputs = {n: self.leaves[n] for n in self.material.inputs}
@@ -208,6 +211,13 @@ class References:
         return golden.self_check(
             forward, gradient if self.run.cotangents else None, inputs, shapes=shapes, seed=self.material.seed
         )
+
+    def _decided(self) -> References:
+        """The golden held to its own decisions, so that none of them flips along a difference."""
+        if not self.material.target.decisions:
+            return self
+        own = {n: self.values[n] for n in self.material.target.decisions if n in self.values}
+        return References(self.material, self.run, own, self.seed)
 
 
 class _blaming_the_golden:

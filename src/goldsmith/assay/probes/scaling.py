@@ -1,7 +1,8 @@
 """Other magnitudes: inputs times 2^12 and 2^-12, zeros and equal values, a large offset, one NaN, one Inf.
 
-Finds absolute epsilons, a softmax without its maximum, swallowed NaN, cancellation that a two-pass sum avoids. What the
-golden itself cannot hold in compute precision is not asked of the candidate.
+Finds absolute epsilons (by bits where the golden scales exactly: scaling_exact.py), a softmax without its maximum,
+swallowed NaN, cancellation that a two-pass sum avoids. What the golden itself cannot hold in compute precision is not
+asked of the candidate.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..reference import References
 from ..results import CERTAIN
 from ..run import How, Material, Run
 from ..session import Session, decided
-from . import decisions, values
+from . import decisions, scaling_exact, values
 from .layouts import REFUSALS
 
 NAME = "scaling"
@@ -28,7 +29,10 @@ def run(session: Session) -> None:
     if not _floating(session):
         return
     for exponent in (12, -12):
-        _held(session, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
+        change = partial(_changed, session, change=partial(_scaled, exponent=exponent))
+        done, material = _held(session, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
+        if done.error is None:
+            scaling_exact.held(session, NAME, f"scale:2^{exponent}", done, material, change)
     _held(session, "values:flat", _flat)
     _held(session, "values:offset", lambda t: t - OFFSET if bool((t < 0).any()) else t + OFFSET)
     _special(session, "values:nan", float("nan"), torch.isnan)
@@ -55,17 +59,16 @@ def _flat(t: Tensor) -> Tensor:
     return flat
 
 
-def _changed(session: Session, change: Callable[[Tensor], Tensor]) -> Material:
-    inputs = session.material.inputs
-    return session.material.with_inputs({n: change(inputs[n]) for n in _floating(session)})
+def _changed(session: Session, material: Material, change: Callable[[Tensor], Tensor]) -> Material:
+    return material.with_inputs({n: change(material.inputs[n]) for n in _floating(session)})
 
 
-def _held(session: Session, label: str, change: Callable[[Tensor], Tensor]) -> None:
+def _held(session: Session, label: str, change: Callable[[Tensor], Tensor]) -> tuple[Run, Material]:
     """Judge a run by the bounds at these values; where it fails, the golden in compute precision must be right."""
-    material = _changed(session, change)
+    material = _changed(session, session.material, change)
     done = session.execute(NAME, label, material=material)
     if session.raised(NAME, label, done):
-        return
+        return done, material
     reference = decisions.settle(session, done, session.references(material, done))
     open_ends = {n for n, b in reference.bounded.items() if not bool(torch.isfinite(b.value).all())}
     before = list(session.findings)
@@ -78,6 +81,7 @@ def _held(session: Session, label: str, change: Callable[[Tensor], Tensor]) -> N
         names = ", ".join(sorted(excused))
         text = f"{names}: the golden in compute precision leaves its own bounds at {label}; not judged there"
         session.note("compute_range", names, text)
+    return done, material
 
 
 def _honest_passes(session: Session, reference: References, name: str) -> bool:

@@ -1,0 +1,83 @@
+"""Where golden(2^k x) = 2^(k d) golden(x) exactly, the candidate keeps to it bit for bit, overflow and underflow apart.
+
+Powers of two pass through sums, products, quotients and roots of even powers without another rounding, in any order.
+What does not keep to it holds an absolute constant, or takes another path at another magnitude.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..compare import same_bits
+from ..results import SYSTEMATIC
+from ..run import Material, Run
+from ..session import Session
+
+Change = Callable[[Material], Material]
+
+
+def held(session: Session, probe: str, label: str, done: Run, material: Material, change: Change) -> None:
+    """Compare a scaled run with the plain one; what differs must differ under a fresh seed, too."""
+    broken = _broken(session, session.material, session.first, material, done)
+    broken = {n: m for n, m in broken.items() if n not in session.bad}
+    if not broken:
+        return
+    again = session.execute(probe, f"{label} again", look=False)
+    steady = {n for n, _, t in session.first.results() if same_bits(t, dict(_results(again)).get(n))}
+    plain = session.variant(300)
+    scaled = change(plain)
+    runs = [session.execute(probe, f"{label} fresh seed", material=m, look=False) for m in (plain, scaled)]
+    repeated = {} if any(r.error is not None for r in runs) else _broken(session, plain, runs[0], scaled, runs[1])
+    for name, mask in broken.items():
+        if name in steady and name in repeated:
+            where = session.locate(name, mask)
+            text = f"{name} does not scale with its inputs bit for bit, as the golden does ({label}): {where.text}; "
+            text += "an absolute constant, or another path at another magnitude; a fresh seed repeats it"
+            session.find(SYSTEMATIC, probe, name, text, where=where)
+
+
+def _results(done: Run) -> list[tuple[str, Tensor]]:
+    return [(n, t) for n, _, t in done.results() if t is not None and t.is_floating_point()]
+
+
+def _broken(session: Session, plain: Material, first: Run, scaled: Material, done: Run) -> dict[str, Tensor]:
+    """Results that are not the plain run's times the golden's power of two, with where."""
+    if session.target.decisions:
+        return {}
+    pairs = [(plain.inputs[n], t) for n, t in scaled.inputs.items() if t.is_floating_point()]
+    if any(factor(a, b) is None for a, b in pairs):
+        return {}  # the inputs themselves were rounded, or hold nothing but zeros
+    before = session.ref if first is session.first else session.references(plain, first)
+    after = session.references(scaled, done).values
+    known, out = dict(_results(first)), {}
+    for name, y in _results(done):
+        was = known.get(name)
+        power = factor(before.values[name], after[name]) if name in before.values and name in after else None
+        if was is None or power is None or was.shape != y.shape or was.dtype != y.dtype:
+            continue
+        wanted = was.double() * power
+        mask = _normal(was, was.dtype) & _normal(y, y.dtype) & _normal(wanted, y.dtype) & (y.double() != wanted)
+        if bool(mask.any()):
+            out[name] = mask
+    return out
+
+
+def factor(a: Tensor, b: Tensor) -> float | None:
+    """The power of two with b = a times it, exactly and in every element; None when there is none."""
+    a, b = a.double(), b.double()
+    nonzero = a != 0
+    if a.shape != b.shape or not bool(nonzero.any()) or not torch.equal(nonzero, b != 0):
+        return None
+    ratio = float((b[nonzero] / a[nonzero]).flatten()[0])
+    power = math.isfinite(ratio) and ratio > 0 and math.frexp(ratio)[0] == 0.5
+    return ratio if power and torch.equal(a * ratio, b) else None
+
+
+def _normal(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Neither subnormal nor Inf nor NaN in that dtype; zeros are left to the ladder."""
+    limits = torch.finfo(dtype)
+    return (t.abs() >= limits.smallest_normal) & (t.abs() <= limits.max)
