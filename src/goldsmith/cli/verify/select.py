@@ -65,10 +65,10 @@ def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtyp
 
     quick     one small case, through what its first run shows
     default   GPU: every case in every dtype, small ones with second call and repeats, those tagged "every_probe"
-              through all probes, large ones through what their first run shows. CPU, and the reference everywhere:
-              likewise, but every case in the first dtype (small ones on a CPU), and one case in the others. The
-              interpreter: at most eight cases in float32, through what their first run shows; one also with second
-              call and layouts
+              through all probes, large ones through what their first run shows. The reference: every case in the first
+              dtype (small ones on a CPU) through what its first run shows, those tagged and one more through all
+              probes, one case in the other dtypes. The interpreter: at most eight cases in float32, through what their
+              first run shows; one also with second call and layouts
     thorough  every case in every dtype through all probes; in the interpreter the small cases
 
     bfloat16 is not proved in the interpreter unless asked for by name: there its stores truncate where hardware rounds.
@@ -100,9 +100,9 @@ def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtyp
         jobs = [job(c, dtypes[0], CONTRACT if c is typical else VALUES) for c in kept]
         left_out.append((len(everything) - len(jobs), "small cases in the interpreter, which --thorough runs"))
     elif on_gpu and backend != "reference":
-        jobs = [job(c, d, _ordinary(c, typical)) for c, d in everything]
+        jobs = [job(c, d, _ordinary(c, typical, USUAL)) for c, d in everything]
     else:
-        jobs = [job(c, dtypes[0], _ordinary(c, typical)) for c in cases]
+        jobs = [job(c, dtypes[0], _ordinary(c, typical, VALUES)) for c in cases]
         jobs += [job(typical, d, VALUES) for d in dtypes[1:]]
         left_out.append((len(everything) - len(jobs), "cases in further dtypes, which --thorough runs"))
     return Choice(jobs, _some(left_out))
@@ -138,10 +138,11 @@ def examined(jobs: Iterable[Job]) -> str:
     return f"Run: {'; '.join(said)}." if numbers else ""
 
 
-def _ordinary(case: Any, typical: Any) -> tuple[str, ...] | None:
+def _ordinary(case: Any, typical: Any, most: tuple[str, ...]) -> tuple[str, ...] | None:
+    """What a case goes through in an ordinary run: `most` of them, unless it is large, tagged or the typical one."""
     if "large" in case.tags:
         return VALUES
-    return None if EVERY_PROBE in case.tags or case is typical else USUAL
+    return None if EVERY_PROBE in case.tags or case is typical else most
 
 
 def _typical(cases: Sequence[Any]) -> Any:
