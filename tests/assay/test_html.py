@@ -144,6 +144,7 @@ def test_the_matrix_has_a_square_for_every_case_and_a_reason_for_every_absence()
     assert len(squares) == 9 + 1 + 6 + 40 + 3 + 2
     assert squares.count("s bad") >= 6 + 1
     assert "needs a CUDA device; the inputs are on cpu" in reader.said()
+    assert "triton interpreter" in reader.said()
     for remark in REMARKS:
         assert remark in reader.said()
 

@@ -32,6 +32,7 @@ class Entry:
     backend: str = ""
     report: Report | None = None
     reason: str = ""
+    how: str = ""  # "interpreter", where kernels did not run on their device
 
     @property
     def name(self) -> str:

@@ -57,7 +57,7 @@ class Proof:
         report = self.report() if self.reports else None
         nothing = unjudged(report) if report is not None and report.verdict == PASS else ""
         if report is not None and not nothing:
-            return Entry(self.operator, self.backend, report)
+            return Entry(self.operator, self.backend, report, how=self.how)
         reason = self.problem or self.reason or nothing
         if not reason and self.skipped:
             reason = next(iter(self.skipped.values()))
