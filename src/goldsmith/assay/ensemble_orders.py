@@ -75,9 +75,10 @@ def sequential(x: Tensor, dim: int, product: bool = False) -> Tensor:
 
         a = x.contiguous().numpy()
         f = numpy.multiply if product else numpy.add
-        if a.shape[-1] < 2 or dim == a.ndim - 1:  # a lone column would be summed pairwise
-            return torch.from_numpy(numpy.ascontiguousarray(f.accumulate(a, axis=dim).take(-1, axis=dim)))
-        return torch.from_numpy(numpy.asarray(f.reduce(a, axis=dim)))
+        with numpy.errstate(invalid="ignore", over="ignore"):
+            if a.shape[-1] < 2 or dim == a.ndim - 1:  # a lone column would be summed pairwise
+                return torch.from_numpy(numpy.ascontiguousarray(f.accumulate(a, axis=dim).take(-1, axis=dim)))
+            return torch.from_numpy(numpy.asarray(f.reduce(a, axis=dim)))
     steps = x.unbind(dim)
     acc = steps[0].clone()
     for step in steps[1:]:
@@ -105,7 +106,8 @@ def _running(rows: Tensor) -> Tensor:
     if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
         import numpy
 
-        return torch.from_numpy(numpy.add.accumulate(rows.contiguous().numpy(), axis=0))
+        with numpy.errstate(invalid="ignore", over="ignore"):
+            return torch.from_numpy(numpy.add.accumulate(rows.contiguous().numpy(), axis=0))
     acc = [rows[0]] if rows.shape[0] else []
     for row in rows[1:]:
         acc.append(acc[-1] + row)

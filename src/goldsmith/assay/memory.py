@@ -130,8 +130,8 @@ class Arena:
         if value.numel():
             mark, unit = band_mark(value.dtype)
             buffer.raw[buffer.start : buffer.start + buffer.size].view(unit).fill_(mark)  # gaps are like the bands
-            distinct = _distinct(buffer.tensor)
-            distinct.copy_(value.as_strided(distinct.shape, value.stride()) if distinct.shape != value.shape else value)
+            own = distinct(buffer.tensor)
+            own.copy_(value.as_strided(own.shape, value.stride()) if own.shape != value.shape else value)
         buffer.before = buffer.raw.clone()
         self.inputs[name] = buffer
         return buffer.tensor
@@ -188,7 +188,7 @@ def _holds(tensor: Tensor, pattern: int) -> Tensor | None:
     return mask if bool(mask.any()) else None
 
 
-def _distinct(tensor: Tensor) -> Tensor:
+def distinct(tensor: Tensor) -> Tensor:
     """The tensor without its stride-0 repetitions, so that each byte is written once."""
     shape = [1 if s == 0 and n > 1 else n for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
     return tensor.as_strided(shape, tensor.stride(), tensor.storage_offset())

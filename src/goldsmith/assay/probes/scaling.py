@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import ladder
+from ..memory import distinct
 from ..reference import References
 from ..results import CERTAIN
 from ..run import How, Material, Run
@@ -48,7 +49,9 @@ def _scaled(t: Tensor, exponent: int) -> Tensor:
     top = float(t.abs().amax())
     while exponent > 0 and top * 2.0**exponent > torch.finfo(t.dtype).max / 4:
         exponent -= 1
-    return t * 2.0**exponent
+    scaled = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)  # another layout, another path
+    distinct(scaled).copy_(distinct(t) * 2.0**exponent)
+    return scaled
 
 
 def _flat(t: Tensor) -> Tensor:
