@@ -62,7 +62,6 @@ class Session:
         self.bad: set[str] = set()
         self.repeated = 0  # runs of the same inputs after the first
         self.candidate_runs = 0
-        self.golden_runs = 0
         self.stages: list[str] = []
         self.material = self.draw(case)
         self._references: list[References] = []
@@ -130,7 +129,7 @@ class Session:
 
     @property
     def golden_count(self) -> int:
-        return self.golden_runs + sum(sum(r.counts.values()) for r in self._references)
+        return sum(sum(r.counts.values()) for r in self._references)
 
     # findings
 

@@ -37,11 +37,8 @@ def run(session: Session) -> None:
 
 
 def _value(session: Session, name: str) -> Tensor:
-    return (
-        session.material.inputs[name]
-        if name in session.material.inputs
-        else session.first.cotangents[name.removeprefix("grad_")]
-    )
+    given = session.material.inputs.get(name)
+    return session.first.cotangents[name.removeprefix("grad_")] if given is None else given
 
 
 def _differs(session: Session, name: str, layout: str) -> bool:
@@ -80,16 +77,8 @@ def _agrees(session: Session, layout: str, names: list[str], *, report: bool) ->
     reference = session.ref
     if not session.same_decisions(done):
         reference = decisions.settle(session, done, session.references(session.material, done))
-    failed = values.judge(
-        session,
-        done,
-        reference,
-        NAME,
-        label,
-        noise="ensemble" in session.selected,
-        repeat=how,
-        skip=frozenset(session.bad),
-    )
+    noise, skip = "ensemble" in session.selected, frozenset(session.bad)
+    failed = values.judge(session, done, reference, NAME, label, noise=noise, repeat=how, skip=skip)
     if not report:
         session.findings = findings
     return not failed
@@ -100,9 +89,8 @@ def _refused(session: Session, layout: str, names: list[str]) -> None:
     label = f"layout:{layout}({', '.join(names)})"
     done = session.execute(NAME, label, How(layouts=dict.fromkeys(names, layout)))
     if isinstance(done.error, REFUSALS):
-        session.note(
-            "refused_layout", ", ".join(names), f"{layout} inputs are refused, as declared: {_first_line(done.error)}"
-        )
+        text = f"{layout} inputs are refused, as declared: {_first_line(done.error)}"
+        session.note("refused_layout", ", ".join(names), text)
     elif done.error is not None:
         session.raised(NAME, label, done)
     else:
