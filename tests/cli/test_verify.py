@@ -226,6 +226,13 @@ def test_reports_are_merged_with_their_costs_added_and_each_note_once():
     assert merged.environment["runs"] == {"candidate": 10, "golden": 14}
 
 
+def test_cases_keep_their_order_however_the_workers_finish():
+    proof = merge.Proof("op", "", "cpu", [Job(name, "float32", name) for name in "abcd"], done=4)
+    proof.reports = [report("d"), report("b"), report("a")]
+    proof.skipped = {"c": "it takes float64 only"}
+    assert proof.report().cases == ["a", "b", "c", "d"]
+
+
 def test_a_reference_at_fault_anywhere_is_not_hidden_by_cases_that_pass():
     assert merge.merge("op", [report("a"), report("b", verdict="reference_fault")]).verdict == "reference_fault"
     faults = [report("a", verdict="reference_fault"), report("b", verdict="fail")]

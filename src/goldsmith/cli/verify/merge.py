@@ -66,9 +66,11 @@ class Proof:
         return Entry(self.operator, self.backend, None, reason or "it has no cases")
 
     def report(self) -> Report:
-        merged = merge(self.name, self.reports)
+        planned = {job.label: k for k, job in enumerate(self.jobs)}  # workers finish in any order
+        merged = merge(self.name, sorted(self.reports, key=lambda r: planned.get(r.cases[0], len(planned))))
         merged.notes += [Note(CANNOT_RUN, "", reason, case) for case, reason in self.skipped.items()]
         merged.cases += [case for case in self.skipped if case not in merged.cases]
+        merged.cases.sort(key=lambda case: planned.get(case, len(planned)))
         if not self.complete:
             merged.partial = f"{INTERRUPTED} after {self.done} of {len(self.jobs)} cases"
         if self.problem:
