@@ -8,15 +8,18 @@ import triton.language as tl
 
 @triton.jit
 def split(v, PARTS: tl.constexpr, INTERPRET: tl.constexpr):
-    """v as a tuple of bfloat16 tiles, the greatest first: exact with 3 (8 + 8 + 8 bits), to 2^-17 with 2."""
-    if INTERPRET:  # the interpreter's bfloat16 dot returns garbage: one float32 part
-        parts = (v.to(tl.float32),)
-    else:
-        parts = (v.to(tl.bfloat16),)
-        rest = v.to(tl.float32)
-        for i in tl.static_range(1, PARTS):
-            rest -= parts[i - 1].to(tl.float32)
-            parts = parts + (rest.to(tl.bfloat16),)
+    """v as a tuple of bfloat16 tiles, the greatest first: exact with 3 (8 + 8 + 8 bits), to 2^-17 with 2.
+
+    An infinity is (inf, 0, 0), so that its product with what is finite is infinite. The interpreter, whose bfloat16 dot
+    returns garbage, gets the same numbers in float32.
+    """
+    rest = v.to(tl.float32)
+    parts = ()
+    for i in tl.static_range(PARTS):
+        part = rest.to(tl.bfloat16)
+        if i + 1 < PARTS:
+            rest = tl.where(tl.abs(part.to(tl.float32)) == float("inf"), 0.0, rest - part.to(tl.float32))
+        parts = parts + (part.to(tl.float32) if INTERPRET else part,)
     return parts
 
 

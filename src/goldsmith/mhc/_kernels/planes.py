@@ -1,7 +1,7 @@
 """A float32 matrix as bfloat16 planes whose sum it is, so that a kernel that uses it often splits it once.
 
-Rows are padded with zeros to what the tensor cores take. The interpreter, whose bfloat16 dot is garbage, gets one
-float32 plane.
+Rows are padded with zeros to what the tensor cores take. In the interpreter, whose bfloat16 dot is garbage, the planes
+hold the same numbers in float32.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def _phi_planes_kernel(phi_ptr, gamma_ptr, planes_ptr, M, K, HAS_GAMMA: tl.const
 
 
 def new_planes(count: int, *shape: int, device: torch.device) -> Tensor:
-    dtype, count = (torch.float32, 1) if INTERPRET else (torch.bfloat16, count)
-    return torch.empty((count, *shape), dtype=dtype, device=device)
+    return torch.empty((count, *shape), dtype=torch.float32 if INTERPRET else torch.bfloat16, device=device)
 
 
 def phi_planes(phi: Tensor, gamma: Tensor | None, rows: int, count: int) -> Tensor:
@@ -74,6 +73,6 @@ def to_planes(v: Tensor, like: Tensor) -> Tensor:
     """v [T, columns] in the form of `like` [count, T, padded]."""
     planes, rest = torch.zeros_like(like), v.float()
     for plane in planes:
-        plane[:, : v.shape[1]] = rest
+        plane[:, : v.shape[1]] = rest.bfloat16()
         rest = rest - plane[:, : v.shape[1]].float()
     return planes

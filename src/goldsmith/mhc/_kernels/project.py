@@ -50,8 +50,8 @@ def _project_kernel(
         squares += wide * wide
     m = tl.arange(0, MP)
     base = part_ptr + s.to(tl.int64) * (M + 1) * T
-    tl.store(base + m[None, :] * T + t[:, None], acc, mask=(t < T)[:, None] & (m < M)[None, :])
     tl.store(base + M * T + t, tl.sum(squares, axis=1), mask=t < T)
+    tl.store(base + m[None, :] * T + t[:, None], acc, mask=(t < T)[:, None] & (m < M)[None, :])
 
 
 def project(x: Tensor, phi: Tensor, gamma: Tensor | None) -> Tensor:
