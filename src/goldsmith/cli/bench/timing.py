@@ -44,7 +44,8 @@ class CudaClock:
     name = "cuda"
 
     def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
+        index = torch.device(device).index
+        self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         torch.cuda.set_device(self.device)
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=self.device)
         self.settled = False
