@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -129,7 +130,11 @@ def test_the_report_goes_to_the_checkout_from_wherever_make_is_called(checkout, 
 
 def set_up(checkout):
     command = [sys.executable, str(checkout / "scripts/setup.py")]
-    return subprocess.run(command, capture_output=True, text=True, cwd="/")
+
+    def as_in_a_terminal():  # a runner in the background ignores Ctrl-C, and so would its children
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.run(command, capture_output=True, text=True, cwd="/", preexec_fn=as_in_a_terminal)
 
 
 def installations(checkout):
