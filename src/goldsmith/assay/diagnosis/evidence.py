@@ -1,0 +1,183 @@
+"""Everything that a rule may read about one failing case. All of it is data; nothing here runs a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ..results import Location, Report
+
+OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED = "ok", "culprit", "inherited", "observed", "not judged"
+STATES = (OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED)
+
+
+@dataclass(frozen=True)
+class StageState:
+    """One line of the stage table; names are those of a run (`h`, `h.grad`, `y`, `saved.h`, `x.grad`).
+
+    kind         "stage", "output", "saved" or "grad"
+    propagated   worst |error| / bound in the candidate's own run; None: the candidate does not name it
+    isolated     the same with every earlier stage on the golden's values; None: could not be isolated
+    state        "ok"; "culprit": wrong on right inputs; "inherited": wrong only because of what came before;
+                 "observed": wrong, and the candidate ignores substituted values before it; "not judged"
+    """
+
+    name: str
+    kind: str
+    propagated: float | None = None
+    isolated: float | None = None
+    state: str = NOT_JUDGED
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One term of the residual y - g, found by regression.
+
+    term, factor      residual = coefficient * factor * term; factor "1" is none
+    reading           "missing", "repeated", "sign_flipped" or "factor" against the golden's own coefficient of the term
+    coefficient       as measured, with its standard error
+    exact             the number it was snapped to within that error, or None; `named` says what that number is
+    golden            the golden's own coefficient of the term (None: the golden has no such term)
+    gain, r2          share of the residual that this term explains on top of those before it, and of all terms together
+    condition         of the chosen columns
+    also              other explanations that cannot be told from this one
+    where             "" for the whole tensor, or the segment it was fitted in
+    """
+
+    tensor: str
+    term: str
+    factor: str
+    reading: str
+    coefficient: float
+    error: float
+    exact: float | None = None
+    named: str = ""
+    golden: float | None = None
+    gain: float = 0.0
+    r2: float = 0.0
+    condition: float = 1.0
+    also: tuple[str, ...] = ()
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """y / g is constant over a group: the whole tensor, a segment, or each row along an axis.
+
+    ratio    the constant (for rows: its median); spread: relative, within the group
+    named    what the number is (`4`, `n^2`, `a_res`, `1/tiles`); "" when it is nothing known
+    also     other names of the same number
+    scope    "tensor", "segment" or "row"; group: the segment's name, or "axis 1 [3..7]"
+    """
+
+    tensor: str
+    scope: str
+    group: str
+    ratio: float
+    spread: float
+    named: str = ""
+    also: tuple[str, ...] = ()
+    fraction: float = 1.0
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The tensor is the golden rearranged or stored otherwise.
+
+    kind     "permuted", "transposed", "shifted", "reversed", "half_filled", "dtype_width" or "swapped"
+    match    share of the wrong part (by squares) that the pattern explains, 1 at best
+    params   for example {"axis": 0, "step": 1}, {"axes": [0, 1]}, {"dtype": "bfloat16"}, {"with": "w.grad"}
+    also     other patterns that explain it equally well
+    """
+
+    tensor: str
+    kind: str
+    match: float
+    params: Mapping[str, Any] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class RunFact:
+    """What came of another run of the same case: a second call, a repeat, one thread, a layout, a scale.
+
+    wrong    the tensors that fail in it; same: bit-equal to the first run; difference: largest |difference| to it
+    """
+
+    name: str
+    wrong: tuple[str, ...] = ()
+    same: bool = True
+    difference: float = 0.0
+    error: str = ""
+    text: str = ""
+
+    @property
+    def right(self) -> bool:
+        return not self.wrong and not self.error
+
+
+@dataclass(frozen=True)
+class Influence:
+    """Which slices of an input the golden depends on and the candidate does not, and the other way round.
+
+    Ranges are inclusive. `outputs` are the results in which it shows.
+    """
+
+    input: str
+    axis: int
+    missing: tuple[tuple[int, int], ...] = ()
+    extra: tuple[tuple[int, int], ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MemoryFact:
+    """Something done to memory.
+
+    kind     "overrun", "stray_read", "input_modified", "output_modified", "aliased" or "never_written"
+    """
+
+    kind: str
+    tensor: str
+    text: str
+    location: Location | None = None
+
+
+@dataclass
+class Evidence:
+    """One failing case, examined.
+
+    tensor, golden, got   the first wrong tensor, both float64 (None when the candidate gave none)
+    other                 results of the same run by name, candidate and golden: (got, golden), float64
+    runs                  by name: "second_call", "other_inputs", "back", "backward_twice", "repeat 1", "one thread",
+                          "layout transposed(x)", "scale 2^12", ...
+    scalars, sizes        of the case; both may name causes
+    """
+
+    report: Report
+    stages: list[StageState] = field(default_factory=list)
+    first_wrong: str | None = None
+    tensor: str = ""
+    golden: Tensor | None = None
+    got: Tensor | None = None
+    location: Location | None = None
+    fits: list[Fit] = field(default_factory=list)
+    ratios: list[Ratio] = field(default_factory=list)
+    permutations: list[Pattern] = field(default_factory=list)
+    runs: dict[str, RunFact] = field(default_factory=dict)
+    influence: dict[str, Influence] = field(default_factory=dict)
+    memory: list[MemoryFact] = field(default_factory=list)
+    error: str | None = None
+    other: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    scalars: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+
+    def stage(self, name: str) -> StageState | None:
+        """The stage of that name, if it is in the table."""
+        return next((s for s in self.stages if s.name == name), None)
