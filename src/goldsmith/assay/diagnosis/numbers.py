@@ -1,0 +1,84 @@
+"""What a measured number may be called: a small integer, a size, a scalar, their squares, reciprocals and products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+_SMALL = {0.0: "0", 1.0: "1", -1.0: "-1", 2.0: "2", -2.0: "-2", 0.5: "1/2", -0.5: "-1/2"}
+_ELEMENTS = 8  # inputs of at most so many elements may name a number, one by one
+_LARGEST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Named:
+    """The simplest name of a number, its exact value, and every other name that fits as well."""
+
+    value: float
+    name: str
+    also: tuple[str, ...] = ()
+
+
+def known(scalars: Mapping[str, Any], sizes: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, float]:
+    """Names and values of a case's sizes, scalars and the elements of its small inputs; 0, 1 and -1 explain nothing."""
+    found: dict[str, float] = {}
+    for name, value in [*scalars.items(), *sizes.items()]:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found.setdefault(name, float(value))
+    for name, tensor in inputs.items():
+        if tensor.is_floating_point() and 0 < tensor.numel() <= _ELEMENTS:
+            values = tensor.detach().double().flatten().tolist()
+            single = len(values) == 1
+            found.update({name if single else f"{name}[{i}]": v for i, v in enumerate(values)})
+    return {n: v for n, v in found.items() if math.isfinite(v) and v not in (0.0, 1.0, -1.0)}
+
+
+def name(value: float, tolerance: float, numbers: Mapping[str, float]) -> Named | None:
+    """What `value`, known to +- tolerance, is; None when nothing simple lies within. Simpler names come first."""
+    fitting: dict[str, float] = {}
+    best: float | None = None
+    for said, number in _candidates(value, numbers):
+        if abs(number - value) <= tolerance:
+            fitting.setdefault(said, number)
+            best = number if best is None else best
+    if best is None:
+        return None
+    first, *others = fitting
+    return Named(best, first, tuple(others[:6]))
+
+
+def _candidates(value: float, numbers: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    for number, said in _SMALL.items():
+        yield said, number
+    singles = list(numbers.items())
+    yield from singles
+    yield from ((f"-{n}", -v) for n, v in singles)
+    yield from ((f"1/{n}", 1 / v) for n, v in singles)
+    yield from ((f"{n}^2", v * v) for n, v in singles)
+    nearest = round(value) if math.isfinite(value) else 0
+    if 1 < abs(nearest) <= _LARGEST:
+        yield str(nearest), float(nearest)
+    if value and 1 < abs(round(1 / value)) <= 4096:
+        yield f"1/{round(1 / value)}", 1.0 / round(1 / value)
+    for n, v in singles:
+        yield f"1/{n}^2", 1 / (v * v)
+        yield f"1-{n}", 1 - v
+        yield f"sqrt({n})", math.sqrt(v) if v > 0 else math.inf
+        yield f"1/sqrt({n})", 1 / math.sqrt(v) if v > 0 else math.inf
+    for i, (n, v) in enumerate(singles):
+        for m, w in singles[i + 1 :]:
+            yield f"{n}*{m}", v * w
+            yield f"1/({n}*{m})", 1 / (v * w)
+            yield f"{n}/{m}", v / w
+            yield f"{m}/{n}", w / v
+    if value and math.isfinite(value):
+        power = math.log2(abs(value - 1)) if value != 1 else 0.0
+        if power == power and abs(power) < 64 and round(power) < -1:
+            sign = "+" if value > 1 else "-"
+            yield f"1{sign}2^{round(power)}", 1 + math.copysign(2.0 ** round(power), value - 1)
+        whole = round(math.log2(abs(value)))
+        yield f"{'-' if value < 0 else ''}2^{whole}", math.copysign(2.0**whole, value)
