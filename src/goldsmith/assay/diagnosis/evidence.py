@@ -38,7 +38,8 @@ class Fit:
     """One term of the residual y - g, found by regression.
 
     term, factor      residual = coefficient * factor * term; factor "1" is none
-    reading           "missing", "repeated", "sign_flipped" or "factor" against the golden's own coefficient of the term
+    reading           against the golden's own coefficient: "missing", "repeated", "sign_flipped", "factor" (`named` is
+                      what multiplies the golden's term: "a_res", "1/inv_rms"), or "added" (no term of the golden)
     coefficient       as measured, with its standard error
     exact             the number it was snapped to within that error, or None; `named` says what that number is
     golden            the golden's own coefficient of the term (None: the golden has no such term)
