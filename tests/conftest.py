@@ -4,9 +4,14 @@ import hashlib
 import importlib.util
 import os
 import random
+import signal
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # xdist runs a process per core; more threads only fight each other
+
+# A runner in the background ignores Ctrl-C, and every process started by a test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch

@@ -110,12 +110,15 @@ def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process_behind(tmp_path):
         stderr=subprocess.PIPE,
         start_new_session=True,
     ) as process:
-        while b"pass" not in seen:  # the first proof's line
-            seen += process.stderr.read1()
-        time.sleep(1)
-        workers = children(process.pid)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        try:
+            while b"pass" not in seen:  # the first proof's line
+                seen += process.stderr.read1()
+            time.sleep(1)
+            workers = children(process.pid)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert b"Interrupted: what follows is what was finished." in err and b"Traceback" not in err
     assert b"Nothing wrong in what was finished" in out

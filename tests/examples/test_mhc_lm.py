@@ -110,8 +110,11 @@ def test_ctrl_c_ends_with_the_results_so_far(text, tmp_path):
     file = tmp_path / "lm.json"
     process = start(*SMALL, "--text", str(text), "--steps", "200000", "--residual", "plain", "--json", str(file))
     assert any("step " in line for line in iter(process.stderr.readline, ""))
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130 and "Traceback" not in err and "plain" in out
     result = json.loads(file.read_text())
     assert result["interrupted"] and 1 <= len(result["plain"]["loss"]) < 200000
