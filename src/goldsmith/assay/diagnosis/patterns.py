@@ -1,0 +1,217 @@
+"""Is the candidate the golden rearranged, half filled, or stored in another dtype's width?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .evidence import Pattern
+
+_MATCH = 0.99  # share of the error's squares that a pattern has to explain
+_ROWS = 512  # slices of an axis that are matched with one another at most
+_FLOATS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9, torch.float32: 2.0**-18, torch.float64: 2.0**-18}
+
+
+def patterns(
+    tensor: str,
+    got: Tensor,
+    golden: Tensor,
+    *,
+    bound: Tensor | None = None,
+    others: Mapping[str, Tensor] | None = None,
+) -> list[Pattern]:
+    """Patterns that explain 99 % of the error, the best and simplest first; nothing where there is no error.
+
+    got     as the candidate stored it: its dtype's bytes are read, too
+    golden  float64; others: the golden's other results, which might have been exchanged with this one
+    """
+    if got.shape != golden.shape or golden.numel() < 2:
+        return []
+    got = got.detach()
+    y = got.double()
+    finite = torch.isfinite(y)
+    allowed = 1e-6 * golden.abs() if bound is None else torch.where(torch.isfinite(bound), bound, 0.0)
+    wrong = torch.where(finite, y - golden, 0.0)
+    if bool(finite.all()) and not bool((wrong.abs() > 1.02 * allowed).any()):
+        return []
+    found = [] if not bool(finite.all()) else _rearrangements(tensor, y, golden, allowed, others or {})
+    return [*found, *_half_filled(tensor, y, golden, allowed), *_widths(tensor, got, golden)]
+
+
+def _match(y: Tensor, golden: Tensor, other: Tensor) -> float:
+    """Share of the error of y that is gone when it is held to `other` instead of the golden."""
+    wrong = float((y - golden).square().sum())
+    return 1 - float((y - other).square().sum()) / wrong if wrong else 0.0
+
+
+# rearranged
+
+
+def _rearrangements(tensor: str, y: Tensor, g: Tensor, allowed: Tensor, others: Mapping[str, Tensor]) -> list[Pattern]:
+    found = []
+    for kind, params, text, other in _whole(g):
+        match = _match(y, g, other)
+        if match >= _MATCH:
+            found.append(Pattern(tensor, kind, match, params, (), f"{tensor} is the golden {text}"))
+    for other_name, other in others.items():
+        if (
+            other_name != tensor
+            and other.numel() == g.numel()
+            and (match := _match(y, g, other.reshape(g.shape))) >= _MATCH
+        ):
+            text = f"{tensor} holds the golden's {other_name}"
+            found.append(Pattern(tensor, "swapped", match, {"with": other_name}, (), text))
+    shifts = list(_shifts(tensor, y, g))
+    found += [p for p in shifts if p.params["around"]][:1] or shifts[:1]
+    if not found:
+        found += _permutations(tensor, y, g, allowed)
+    return _told_apart(found)
+
+
+def _whole(g: Tensor) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
+    for i, j in combinations(range(g.dim()), 2):
+        if g.shape[i] > 1 and g.shape[j] > 1:
+            same = g.shape[i] == g.shape[j]
+            text = f"with axes {i} and {j} transposed" + ("" if same else " in the other's strides")
+            yield "transposed", {"axes": [i, j]}, text, g.transpose(i, j).reshape(g.shape)
+    for i, j in combinations(range(g.dim()), 2):
+        if g.shape[i] > 1 and g.shape[j] > 1 and g.shape[i] != g.shape[j]:
+            shape = list(g.shape)
+            shape[i], shape[j] = shape[j], shape[i]
+            text = f"with axes {i} and {j} exchanged in its strides"
+            yield "transposed", {"axes": [i, j], "inverse": True}, text, g.reshape(shape).transpose(i, j)
+    for axis in range(g.dim()):
+        if g.shape[axis] > 1:
+            yield "reversed", {"axis": axis}, f"reversed along axis {axis}", g.flip(axis)
+
+
+def _shifts(tensor: str, y: Tensor, g: Tensor) -> Iterator[Pattern]:
+    """Every axis, and the memory as a whole (axis None); the step that correlates best is tried, round or cut off."""
+    views = [(axis, y.movedim(axis, -1), g.movedim(axis, -1)) for axis in range(g.dim())]
+    tries: list[tuple[int | None, Tensor, Tensor]] = [*views] if g.dim() > 0 else []
+    if g.dim() > 1:
+        tries.append((None, y.flatten(), g.flatten()))
+    for axis, a, b in tries:
+        n = a.shape[-1]
+        step = _best_step(a, b) if n > 2 else 0
+        if step == 0:
+            continue
+        rolled = b.roll(step, -1)
+        match = _match(a, b, rolled)
+        # cut off: the overlap alone has to fit, and to be most of the axis
+        lo, hi = max(step, 0), n + min(step, 0)
+        inner = _match(a[..., lo:hi], b[..., lo:hi], rolled[..., lo:hi]) if hi - lo >= max(2, n // 2) else 0.0
+        if max(match, inner) < _MATCH:
+            continue
+        where = "in memory" if axis is None else f"along axis {axis}"
+        around = match >= _MATCH
+        text = f"{tensor} is the golden shifted by {step:+d} {where}" + ("" if around else ", cut off at the end")
+        params = {"axis": axis, "step": step, "around": around}
+        yield Pattern(tensor, "shifted", max(match, inner), params, (), text)
+
+
+def _best_step(a: Tensor, b: Tensor) -> int:
+    """The circular shift of b along the last axis that correlates best with a, in -n/2..n/2."""
+    n = a.shape[-1]
+    product = torch.fft.rfft(a.reshape(-1, n)) * torch.fft.rfft(b.reshape(-1, n)).conj()
+    step = int(torch.fft.irfft(product.sum(0), n=n).argmax())
+    return step if step <= n // 2 else step - n
+
+
+def _permutations(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterator[Pattern]:
+    """Slices of an axis in another order, or each taken from somewhere else."""
+    for axis in range(g.dim()):
+        rows, own = (t.movedim(axis, 0).reshape(t.shape[axis], -1) for t in (y, g))
+        n, width = own.shape
+        if not 2 <= n <= _ROWS or n * n * width > 1 << 24 or (width < 2 and n < 4):
+            continue
+        squares = rows.square().sum(1)[:, None] + own.square().sum(1)[None] - 2 * rows @ own.T
+        index = squares.argmin(1)
+        if bool((index == torch.arange(n)).all()):
+            continue
+        other = own[index]
+        match = _match(rows, own, other)
+        bijective = len(set(index.tolist())) == n
+        few = width < 3  # a number finds a near one by chance
+        if match < _MATCH or few and not bijective or not _close(rows, other, allowed if few else None):
+            continue
+        moved = int((index != torch.arange(n)).sum())
+        if not bijective and len(set(index.tolist())) < 2:
+            continue
+        what = "in another order" if bijective else "with slices taken from elsewhere"
+        text = f"{tensor} is the golden {what} along axis {axis}: {moved} of {n} slices moved"
+        params = {"axis": axis, "index": index.tolist(), "bijective": bijective, "moved": moved}
+        yield Pattern(tensor, "permuted", match, params, (), text)
+
+
+def _close(a: Tensor, b: Tensor, allowed: Tensor | None) -> bool:
+    """Nearest slices are always near; these have to be equal but for rounding."""
+    tolerance = 2e-2 * float(b.abs().max()) if allowed is None else 4 * float(allowed.max())
+    return bool((a - b).abs().max() <= tolerance)
+
+
+def _told_apart(found: list[Pattern]) -> list[Pattern]:
+    """Patterns that explain the same name one another."""
+    labels = [p.text for p in found]
+    return [
+        Pattern(p.tensor, p.kind, p.match, p.params, tuple(t for t in labels if t != p.text), p.text)
+        for p in sorted(found, key=lambda p: -round(p.match, 6))
+    ]
+
+
+# filled to a part, or read in another width
+
+
+def _half_filled(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterator[Pattern]:
+    """Right up to some point and empty (zero or NaN) after it: in memory, or along one axis."""
+    matters = (g.abs() > 4 * allowed).flatten()
+    empty = ((y == 0) | torch.isnan(y)).flatten() | ~matters
+    if not bool((empty & matters).any()) or bool(empty.all()):
+        return
+    views: list[tuple[int | None, Tensor]] = [
+        (a, empty.view(g.shape).movedim(a, 0).reshape(g.shape[a], -1).all(1)) for a in range(g.dim())
+    ]
+    for axis, flags in [*(views if g.dim() > 1 else []), (None, empty)]:
+        n = len(flags)
+        full = torch.nonzero(~flags).flatten()
+        first = int(full[-1]) + 1 if len(full) else n
+        outside = empty.view(g.shape) if axis is not None else empty
+        strays = int((outside & matters.view(outside.shape)).sum())
+        part = torch.zeros_like(outside)
+        part.narrow(0 if axis is None else axis, first, n - first).fill_(True)
+        if first == n or strays != int((part & outside & matters.view(outside.shape)).sum()):
+            continue
+        where = "in memory" if axis is None else f"along axis {axis}"
+        text = f"{tensor} is empty from {first} of {n} on, {where}"
+        params = {"axis": axis, "from": first, "of": n, "share": first / n}
+        yield Pattern(tensor, "half_filled", 1.0, params, (), text)
+        return
+
+
+def _widths(tensor: str, got: Tensor, g: Tensor) -> Iterator[Pattern]:
+    """The bytes, read as another dtype, are the golden: as many elements of it as the bytes hold."""
+    if got.dtype not in _FLOATS:
+        return
+    raw = got.contiguous().flatten()
+    flat = g.flatten()
+    for dtype, precision in _FLOATS.items():
+        if dtype == got.dtype or (raw.numel() * raw.element_size()) % dtype.itemsize:
+            continue
+        # of a wider dtype written into this one's buffer only the first elements fit
+        read = raw.view(torch.uint8).view(dtype).double()
+        count = min(len(read), len(flat))
+        # a narrower dtype fills the first part of the buffer; what follows belongs to nobody
+        a, b = read[:count], flat[:count]
+        scale = float(b.square().mean()) ** 0.5
+        if count < 2 or not scale or not bool(torch.isfinite(a).all()):
+            continue
+        near = (a - b).abs() <= 2 * precision * b.abs() + 1e-6 * scale + precision * 1e-2 * scale
+        share = float(near.double().mean())
+        if share >= _MATCH:
+            stored, declared = str(dtype).removeprefix("torch."), str(got.dtype).removeprefix("torch.")
+            text = f"the bytes of {tensor} ({declared}) are the golden's first {count} elements in {stored}"
+            yield Pattern(tensor, "dtype_width", share, {"dtype": stored, "in": declared, "elements": count}, (), text)
