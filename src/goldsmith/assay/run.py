@@ -31,7 +31,7 @@ class How:
     twice       run the backward a second time on the same graph
     threads     number of CPU threads (None: as set)
     debug       answer yes to `assay.tracing()`
-    substitute  stage -> value to go on with
+    substitute  stage -> value to go on with; also result -> value that a backward of the target's own is given
     fresh       call the target's `reset` first
     backward    False: forward only
     """
@@ -196,6 +196,8 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
         run.cotangents[name] = sent = material.cotangent(name, output) if sent is None else sent
         placed[f"grad_{name}"] = arena.place(f"grad_{name}", sent, how.layouts.get(f"grad_{name}"))
     step = _autograd if target.backward == "auto" else _own_backward
+    if step is _own_backward and how.substitute:
+        named = {n: _instead(n, t, target, how.substitute) for n, t in named.items()}
     call = step(material, supply, placed, named, visible, wanted, tracer, how.twice)
     with Poison(arena):
         run.grads = call(run)
@@ -210,6 +212,12 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
 def _passed(name: str, placed: Tensor, target: Target) -> Tensor:
     """A leaf that requires grad cannot be written in place, so a declared one is handed over as a copy."""
     return placed.clone() if name in target.mutates and placed.requires_grad else placed
+
+
+def _instead(name: str, result: Tensor, target: Target, substitute: Mapping[str, Tensor]) -> Tensor:
+    """What the backward is given for a result of the forward."""
+    wanted = substitute.get(_label(name, target))
+    return result if wanted is None or wanted.shape != result.shape else wanted.detach().to(result).clone()
 
 
 def _label(name: str, target: Target) -> str:

@@ -36,7 +36,8 @@ def tracing(name: str | None = None) -> bool:
 class Tracer:
     """Records the stages of one run, and substitutes some of them.
 
-    substitute: stage name -> the value to continue with, given in the stage's own dtype.
+    substitute: stage name -> the value to continue with, given in the stage's own dtype. `h.grad` is what autograd's
+    backward continues with where `h` is substituted, too.
     debug: whether `tracing()` answers yes; when it answered no although asked, `asked` says so.
     live: keep the very tensors, so that autograd can be asked for their gradients (otherwise copies are kept).
     store: (name, value) -> the value as it is read back after having been stored (a golden models 16-bit stages so).
@@ -85,19 +86,26 @@ class Tracer:
             raise ValueError(f"stage {name!r} has shape {list(value.shape)}, its substitute {list(wanted.shape)}")
         self.substituted.add(name)
         wanted = wanted.detach().to(device=value.device, dtype=value.dtype)
-        return _Substitute.apply(value, wanted) if value.requires_grad else wanted.clone()
+        if not value.requires_grad:
+            return wanted.clone()
+        grad = self.substitute.get(f"{name}.grad")
+        return _Substitute.apply(value, wanted, None if grad is None else grad.detach().to(wanted))
 
 
 class _Substitute(torch.autograd.Function):
-    """y = the substitute, dy/dvalue = 1: keeps the graph bit for bit, which adding a difference would not."""
+    """y = the substitute, dy/dvalue = 1: keeps the graph bit for bit, which adding a difference would not.
+
+    With a gradient to go on with, that one goes on to what made the value, in place of the one that came.
+    """
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, wanted: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Tensor, wanted: Tensor, grad: Tensor | None) -> Tensor:
+        ctx.grad = grad
         return wanted.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return (grad if ctx.grad is None else ctx.grad.clone()), None, None
 
 
 @contextmanager

@@ -1,0 +1,353 @@
+"""Which stage goes wrong first: every named stage on the golden's inputs (isolation) and on the candidate's own.
+
+One run isolates all stages at once: each hands in what it made and goes on with the golden's value. A stage that is
+bad in it was wrong on right inputs. Every stage that is bad in the candidate's own run is then tried alone: does
+anything after it move (else its returned value is ignored), and does anything that was right go wrong (else it is
+only defined otherwise than in the golden).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .. import ladder
+from ..bounds import SLACK
+from ..probes import decisions
+from ..reference import References
+from ..run import How, Run
+from ..session import Session
+from .evidence import CULPRIT, INHERITED, NOT_JUDGED, OBSERVED, OK, StageState
+
+PROBE = "isolation"
+_ALONE = 8  # stages that are tried alone, at most
+_FARTHER = 1.1  # times as far off as before
+_ROUNDS = 4  # isolation is repeated without stages that are defined otherwise, at most
+
+
+@dataclass
+class Isolation:
+    """The stage table in golden order, the stage that is wrong first, and what it rests on.
+
+    ignored    stages whose returned value the candidate does not use
+    otherwise  stages that the candidate defines otherwise than the golden, and rightly
+    suspects   golden stages that the candidate does not name, any of which could make exactly these wrong elements
+    own, run   the candidate's own run with its stages, and the isolated one (None: it raised, or nothing to isolate)
+    """
+
+    stages: list[StageState] = field(default_factory=list)
+    first_wrong: str | None = None
+    ignored: set[str] = field(default_factory=set)
+    otherwise: set[str] = field(default_factory=set)
+    suspects: list[str] = field(default_factory=list)
+    own: Run | None = None
+    run: Run | None = None
+
+
+def isolate(session: Session) -> Isolation:
+    """The stage table of a session whose probe `values` has run.
+
+    Costs one run of the candidate, one more for every wrong stage that it names (8 at most), and for stages that the
+    candidate does not name one run of the golden each.
+    """
+    own = session.first
+    if own.asked:
+        own = _execute(session, {}, debug=True)
+        own = session.first if own.error is not None else own
+    work = _Work(session, own)
+    names = order(session.ref, own)
+    table = Isolation(own=own)
+    work.own_states(names)
+    if not any(bad for _, bad in work.propagated.values()):
+        table.stages = work.states(names, table)
+        return table
+    for _ in range(_ROUNDS):
+        table.run = work.isolate(skip=table.otherwise)
+        found = work.try_alone(names, table)
+        if not found:
+            break
+        table.otherwise |= found
+    table.stages = work.states(names, table)
+    table.first_wrong = _first(table.stages)
+    table.suspects = suspects(session, own, names, table) if table.first_wrong is not None else []
+    return table
+
+
+def order(ref: References, own: Run) -> list[str]:
+    """Names as the golden makes them: stages, outputs, backward stages (autograd's in reverse), gradients."""
+    wanted = [f"{n}.grad" for n in ref.material.target.wanted_grads(ref.material.inputs)]
+    made = [n for n in ref.order if n not in wanted]
+    seen = set(made)
+    outputs = [made.index(n) for n in ref.outputs if n in seen]
+    after = max(outputs, default=len(made) - 1) + 1
+    made[after:after] = [n for n in ref.bounded if n.startswith("saved.") and n not in seen]
+    hooked = [f"{n}.grad" for n in reversed(made) if f"{n}.grad" in ref.bounded and f"{n}.grad" not in seen]
+    last = [n for n in wanted if n in ref.bounded]
+    names = list(dict.fromkeys([*made, *hooked, *last]))
+    return [n for n in names if n in ref.bounded]
+
+
+def named(done: Run) -> dict[str, tuple[str, Tensor | None]]:
+    """Everything of a run that has a name: results and stages, with their kind."""
+    found: dict[str, tuple[str, Tensor | None]] = {n: ("stage", t) for n, t in done.stages.items()}
+    found.update({n: (k, t) for n, k, t in done.results()})
+    return found
+
+
+def _execute(session: Session, substitute: Mapping[str, Tensor], *, debug: bool) -> Run:
+    how = How(substitute=substitute, debug=debug)
+    return session.execute(PROBE, "isolation", how, look=False)
+
+
+def _first(stages: list[StageState]) -> str | None:
+    for state in (CULPRIT, OBSERVED, INHERITED):
+        for stage in stages:
+            if stage.state == state:
+                return stage.name
+    return None
+
+
+class _Work:
+    """The runs of one table and what they said."""
+
+    def __init__(self, session: Session, own: Run):
+        self.session, self.own = session, own
+        self.propagated: dict[str, tuple[float, bool]] = {}
+        self.isolated: dict[str, tuple[float, bool]] = {}
+        self.substituted: frozenset[str] = frozenset()
+        self.alone: dict[str, Run] = {}
+        self._fresh: tuple[Run, References] | None = None
+
+    # runs
+
+    def own_states(self, names: list[str]) -> None:
+        self.propagated = self.judge(self.own, names, frozenset(), isolated=False)
+
+    def golden(self, ref: References, run: Run, skip: frozenset[str] | set[str] = frozenset()) -> dict[str, Tensor]:
+        """The golden's value for every name of the run that has its shape."""
+        out = {}
+        for name, (_, tensor) in named(run).items():
+            bounded = ref.bounded.get(name)
+            if bounded is not None and tensor is not None and tensor.shape == bounded.value.shape and name not in skip:
+                out[name] = bounded.value
+        return out
+
+    def isolate(self, skip: set[str]) -> Run | None:
+        substitute = self.golden(self.session.ref, self.own, skip)
+        done = _execute(self.session, substitute, debug=self.own is not self.session.first)
+        self.isolated = {}
+        if done.error is not None:
+            return None
+        self.substituted = frozenset(substitute)
+        self.isolated = self.judge(done, list(self.propagated), frozenset(skip), isolated=True)
+        return done
+
+    def judge(
+        self, done: Run, names: list[str], skip: frozenset[str], *, isolated: bool
+    ) -> dict[str, tuple[float, bool]]:
+        """name -> (worst error over bound, whether the ladder rejects it); decisions are judged elsewhere."""
+        out: dict[str, tuple[float, bool]] = {}
+        mine = named(done)
+        noise = "ensemble" in self.session.selected
+        for name in names:
+            if name not in mine or name in self.session.target.decisions:
+                continue
+            kind, tensor = mine[name]
+            ref = self.session.ref.reference(name, kind, noise=noise)
+            if ref is None:
+                continue
+            if tensor is None and kind == "grad":
+                tensor = torch.zeros_like(self.session.material.inputs[name.removesuffix(".grad")])
+            confirm = self._confirm(name, kind, skip, isolated) if noise else None
+            said = ladder.judge(name, tensor, ref, probe=PROBE, confirm=confirm)
+            ratio = said.row.max_over_bound
+            out[name] = (said.row.max_error if ratio is None else ratio, not said.ok)
+        return out
+
+    def _confirm(self, name: str, kind: str, skip: frozenset[str], isolated: bool) -> ladder.Confirm:
+        """The same tensor on a fresh seed; made only when an alarm asks for it."""
+
+        def confirm(attempt: int) -> tuple[Tensor, ladder.Reference]:
+            plain, ref = self.fresh()
+            done = plain
+            if isolated:
+                done = self._isolated_fresh(skip)
+            tensor = named(done).get(name, (kind, None))[1]
+            reference = ref.reference(name, kind)
+            if reference is None:
+                raise RuntimeError(f"{name}: the golden has it under one seed and not under another")
+            return torch.zeros_like(reference.bounded.value) if tensor is None else tensor, reference
+
+        return confirm
+
+    def fresh(self) -> tuple[Run, References]:
+        if self._fresh is None:
+            material = self.session.variant(211)
+            how = How(debug=self.own is not self.session.first)
+            done = self.session.execute(PROBE, "isolation, fresh seed", how, material, look=False)
+            plain = self.session.references(material, done)
+            self._fresh = done, decisions.settle(self.session, done, plain)
+        return self._fresh
+
+    def _isolated_fresh(self, skip: frozenset[str]) -> Run:
+        plain, ref = self.fresh()
+        how = How(substitute=self.golden(ref, plain, skip), debug=self.own is not self.session.first)
+        return self.session.execute(PROBE, "isolation, fresh seed", how, ref.material, look=False)
+
+    # stages alone
+
+    def try_alone(self, names: list[str], table: Isolation) -> set[str]:
+        """Each wrong stage alone on the golden's value: fills `ignored`; returns those only defined otherwise."""
+        otherwise = set()
+        results = {n for n, _, _ in self.own.results()}
+        for name in names:
+            _, bad = self.propagated.get(name, (0.0, False))
+            if not bad or name in results or name in self.alone or len(self.alone) >= _ALONE:
+                continue
+            bounded = self.session.ref.bounded[name]
+            substitute = {name: bounded.value}
+            if name.endswith(".grad"):  # autograd's own: replaced where its stage is
+                stage = name.removesuffix(".grad")
+                if stage in self.own.stages:
+                    substitute[stage] = self.own.stages[stage]
+            if self.own.stages[name].shape != bounded.value.shape:
+                continue
+            done = self.alone[name] = _execute(self.session, substitute, debug=self.own is not self.session.first)
+            if done.error is not None:
+                continue
+            if not self._moved(name, done):
+                table.ignored.add(name)
+            elif self._worse(name, names, done):
+                otherwise.add(name)
+        return otherwise
+
+    def _moved(self, name: str, done: Run) -> bool:
+        mine, theirs = named(self.own), named(done)
+        for other, (_, tensor) in mine.items():
+            second = theirs.get(other, ("", None))[1]
+            if other not in (name, f"{name}.grad") and not _same(tensor, second):
+                return True
+        return False
+
+    def _worse(self, name: str, names: list[str], done: Run) -> bool:
+        """Whether the golden's value harms what follows: something right goes wrong, or the nearest thing wrong goes
+        further off. Then what follows counts on the candidate's own value."""
+        before, mine = named(self.own), named(done)
+        nearest = True
+        for other in names:
+            own = self.propagated.get(other)
+            if other in (name, f"{name}.grad") or own is None or other not in mine:
+                continue
+            kind, tensor = mine[other]
+            ref = self.session.ref.reference(other, kind, noise=False)
+            if ref is None or tensor is None or _same(before[other][1], tensor):
+                continue
+            if not own[1] and not ladder.judge(other, tensor, ref, probe=PROBE).ok:
+                return True
+            if own[1] and nearest and _off(tensor, ref) > _FARTHER * _off(before[other][1], ref):
+                return True
+            nearest = False
+        return False
+
+    # the table
+
+    def states(self, names: list[str], table: Isolation) -> list[StageState]:
+        mine = named(self.own)
+        blind = {s: reach(self.session, s) for s in table.ignored}
+        rows = []
+        for name in names:
+            kind = mine[name][0] if name in mine else _kind(self.session, name)
+            own, alone = self.propagated.get(name), self.isolated.get(name)
+            if own is None:
+                text = "the candidate does not name it" if name not in mine else "a decision: judged by its margins"
+                rows.append(StageState(name, kind, state=NOT_JUDGED, text=text))
+                continue
+            state, text = self._state(name, own, alone, table, blind)
+            rows.append(StageState(name, kind, own[0], None if alone is None else alone[0], state, text))
+        return rows
+
+    def _state(
+        self, name: str, own: tuple[float, bool], alone: tuple[float, bool] | None, table: Isolation,
+        blind: Mapping[str, Mapping[str, Tensor]],
+    ) -> tuple[str, str]:  # fmt: skip
+        if not own[1]:
+            return OK, ""
+        if name in table.otherwise:
+            return NOT_JUDGED, "defined otherwise than in the golden: with the golden's value what follows goes wrong"
+        if alone is None:
+            return OBSERVED, "wrong; it could not be isolated" + ("" if table.run else ": the isolated run raised")
+        if not alone[1]:
+            return INHERITED, "right on the golden's inputs"
+        before = [s for s, reached in blind.items() if s != name and name in reached and bool(reached[name].any())]
+        if before:
+            return OBSERVED, f"wrong, and the candidate ignores a substituted {', '.join(before)}"
+        return CULPRIT, "wrong on the golden's inputs" if self.substituted - {
+            name
+        } else "wrong; nothing before it named"
+
+
+def _kind(session: Session, name: str) -> str:
+    outputs = session.ref.outputs
+    return "output" if name in outputs else "saved" if name.startswith("saved.") else "stage"
+
+
+def _off(tensor: Tensor | None, ref: ladder.Reference) -> float:
+    """Root mean square of the error, over finite elements."""
+    golden = ref.bounded.value
+    if tensor is None or tensor.shape != golden.shape:
+        return float("inf")
+    error = (tensor.double() - golden)[torch.isfinite(tensor) & torch.isfinite(golden)]
+    return float(error.square().mean().sqrt()) if error.numel() else 0.0
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+# stages that the candidate does not name
+
+
+def reach(session: Session, stage: str) -> dict[str, Tensor]:
+    """Which elements of every golden result and stage depend on `stage`: NaN in its place, and where it arrives."""
+    ref = session.ref
+    value = ref.values[stage]
+    if not value.is_floating_point():
+        return {}
+    replaced = {**ref.decisions, stage: torch.full_like(value, torch.nan)}
+    stem = stage.removesuffix(".grad")
+    if stem != stage and stem in ref.values:
+        replaced[stem] = ref.values[stem]
+    changed = References(ref.material, ref.run, replaced, ref.seed).values
+    return {n: torch.isnan(t) & ~torch.isnan(ref.values[n]) for n, t in changed.items() if n in ref.values}
+
+
+def suspects(session: Session, own: Run, names: list[str], table: Isolation) -> list[str]:
+    """Golden stages that the candidate does not name and that reach every wrong element, those that reach fewest first.
+
+    A stage that reaches a right stage's every element is no suspect unless it reaches the wrong ones by another way,
+    so only the reach over wrong and right results decides: the closer it fits the wrong elements, the earlier named.
+    """
+    mine = named(own)
+    wrong: dict[str, Tensor] = {}
+    for name, (_, tensor) in mine.items():
+        bounded = session.ref.bounded.get(name)
+        if bounded is None or tensor is None or name in table.otherwise or tensor.shape != bounded.value.shape:
+            continue
+        y = tensor.double()
+        wrong[name] = ~((y - bounded.value).abs() <= SLACK * bounded.bound) & ~torch.isnan(bounded.value)
+    if not any(bool(mask.any()) for mask in wrong.values()):
+        return []
+    found: list[tuple[int, int, str]] = []
+    for place, stage in enumerate(names):
+        if stage in mine or stage not in session.ref.values:
+            continue
+        reached = reach(session, stage)
+        if all(bool((reached.get(n, torch.zeros_like(m)) | ~m).all()) for n, m in wrong.items()):
+            size = sum(int(reached[n].sum()) for n in wrong if n in reached)
+            found.append((size, -place, stage))
+    return [stage for _, _, stage in sorted(found)]
