@@ -10,8 +10,11 @@ from .golden import storage
 from .results import AssayError, ErrorMap, Finding, Location, Note, ProbeRun, Report, Row, TargetError
 from .stage import stage, tracing
 from .target import Target
+from .watch import watch
+from .watch_facts import Event, NonFinite
 
 __all__ = [
-    "AssayError", "Case", "ErrorMap", "Finding", "Location", "Make", "Note", "ProbeRun", "Report", "Row", "Target",
-    "TargetError", "argmax", "case", "check", "given", "sign", "stage", "storage", "topk", "tracing",
+    "AssayError", "Case", "ErrorMap", "Event", "Finding", "Location", "Make", "NonFinite", "Note", "ProbeRun", "Report",
+    "Row", "Target", "TargetError", "argmax", "case", "check", "given", "sign", "stage", "storage", "topk", "tracing",
+    "watch",
 ]  # fmt: skip

@@ -1,0 +1,101 @@
+"""What a watch costs: a small transformer is trained with and without it: `python benchmarks/assay_watch.py`.
+
+The variants take turns, step by step; medians of a step are compared as ratios within this run. One JSON row a variant
+with --json FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+
+import torch
+
+from goldsmith import assay
+
+VARIANTS = {
+    "off": None,
+    "operators and modules": {"norms": False},
+    "with norms": {},
+    "flags (sync=False)": {"norms": False, "sync": False},
+    "flags with norms": {"sync": False},
+    "every=10, with norms": {"every": 10},
+}
+
+
+def main() -> int:
+    arguments = _arguments()
+    device = torch.device(arguments.device)
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(arguments.dim, 4, 4 * arguments.dim, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, arguments.layers, enable_nested_tensor=False).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(arguments.batch, arguments.tokens, arguments.dim, device=device)
+    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for turn in range(arguments.rounds + 1):
+        for name, how in VARIANTS.items():
+            watch = contextlib.nullcontext() if how is None else assay.watch(model, **how)
+            with watch:
+                taken = [_step(model, optimizer, x) for _ in range(arguments.steps)]
+            if turn:  # the first round warms up
+                times[name] += [sum(taken) / len(taken)]
+    rows = [_row(name, times, arguments, device) for name in VARIANTS]
+    print(f"{'watch':<24}{'ms a step':>10}{'ratio':>8}")
+    for row in rows:
+        print(f"{row['watch']:<24}{row['median_ms']:>10.2f}{row['ratio']:>8.2f}")
+    first = rows[0]
+    print(
+        f"{first['machine']}, torch {first['torch']}, {first['threads']} thread(s); {arguments.layers} layers, dim "
+        f"{arguments.dim}, {arguments.batch} x {arguments.tokens} tokens; medians of {arguments.rounds} rounds"
+    )
+    if arguments.json:
+        arguments.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return 0
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> float:
+    started = time.perf_counter()
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+    return time.perf_counter() - started
+
+
+def _row(name: str, times: dict[str, list[float]], arguments: argparse.Namespace, device: torch.device) -> dict:
+    ratios = [mine / off for mine, off in zip(times[name], times["off"], strict=True)]
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "watch": name, "median_ms": 1000 * statistics.median(times[name]), "ratio": statistics.median(ratios),
+        "lowest": min(ratios), "highest": max(ratios), "machine": gpu or platform.machine(),
+        "torch": torch.__version__, "threads": torch.get_num_threads(), "dim": arguments.dim,
+        "layers": arguments.layers, "tokens": arguments.batch * arguments.tokens, "rounds": arguments.rounds,
+    }  # fmt: skip
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=10, help="steps of a variant in a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
