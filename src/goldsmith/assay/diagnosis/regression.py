@@ -226,7 +226,8 @@ def _golden_coefficients(matrix: Tensor, g: Tensor, columns: list[_Column], tens
     solved = _select(matrix[:, mine], g, 1e-12 * total)
     if solved is None or solved.left > 1e-10 * total or solved.condition > CONDITION:
         return own
-    return own | {mine[i]: c for i, c in zip(solved.chosen, solved.coefficients, strict=True)}
+    whole = [float(round(c)) if abs(c - round(c)) < 1e-9 else c for c in solved.coefficients]
+    return own | {mine[i]: c for i, c in zip(solved.chosen, whole, strict=True)}
 
 
 # what the coefficients mean

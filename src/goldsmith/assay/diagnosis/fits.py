@@ -1,0 +1,129 @@
+"""The wrong tensor held against everything that the golden knows: terms, ratios and patterns of one tensor.
+
+Terms are the golden's stages, inputs and output gradients that fit the tensor's shape, sums of larger ones over their
+leading axes, and for a gradient the contribution of the paths through each forward stage: what is lost of the
+golden's gradient when that stage's own gradient is zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .. import ladder
+from ..reference import References
+from ..session import Session
+from .evidence import Fit, Pattern, Ratio
+from .numbers import known
+from .patterns import patterns
+from .ratios import ratios
+from .regression import regress
+
+_PATHS = 12  # forward stages whose paths are followed, at most: one run of the golden each
+
+
+@dataclass
+class Fitted:
+    """What was found of one tensor."""
+
+    fits: list[Fit] = field(default_factory=list)
+    ratios: list[Ratio] = field(default_factory=list)
+    patterns: list[Pattern] = field(default_factory=list)
+
+
+def fit(session: Session, name: str, kind: str, got: Tensor) -> Fitted:
+    """Terms, ratios and patterns of tensor `name`, as the candidate made it (in its own dtype)."""
+    ref = session.ref
+    against = ref.reference(name, kind, noise=False)
+    if against is None or not got.is_floating_point() or got.shape != against.bounded.value.shape:
+        return Fitted()
+    golden, bound = against.bounded.value, against.bounded.bound
+    names = known(session.material.scalars, session.material.sizes, session.material.inputs)
+    same = {n: t for n, t in ref.values.items() if n != name and t.is_floating_point() and t.numel() == golden.numel()}
+    results = {n for n, _, _ in session.first.results()}
+    out = Fitted()
+    out.patterns = patterns(name, got, golden, bound=bound, others={n: t for n, t in same.items() if n in results})
+    y = got.detach().double()
+    factors = {n: t for n, t in _everything(ref, name, golden).items() if 1 < t.numel() < golden.numel()}
+    rows = {n: t for n, t in ref.values.items() if t.is_floating_point() and t.dim() and n != name}
+    out.ratios = ratios(name, y, golden, bound=bound, segments=against.segments, numbers=names, factors=rows)
+    terms = {**_everything(ref, name, golden), **_paths(ref, name)}
+    out.fits = regress(name, y, golden, terms, factors=factors, bound=bound, numbers=names)
+    if not out.fits:
+        out.fits = _by_segment(name, y, against, terms, factors, names)
+    return out
+
+
+def _by_segment(
+    name: str, y: Tensor, against: ladder.Reference, terms: dict[str, Tensor], factors: dict[str, Tensor],
+    names: dict[str, float],
+) -> list[Fit]:  # fmt: skip
+    golden, bound = against.bounded.value, against.bounded.bound
+    found = []
+    for segment, (axis, lo, hi) in against.segments.items():
+
+        def part(tensor: Tensor, axis: int = axis, lo: int = lo, hi: int = hi) -> Tensor:
+            return tensor.expand_as(golden).narrow(axis, lo, hi - lo)
+
+        found += regress(
+            name, part(y), part(golden), {n: part(t) for n, t in terms.items()},
+            factors={n: part(t) for n, t in factors.items()}, bound=part(bound), numbers=names, where=segment,
+        )  # fmt: skip
+    return found
+
+
+def _everything(ref: References, name: str, like: Tensor) -> dict[str, Tensor]:
+    """Stages, results, inputs and output gradients, laid out so that they broadcast to the tensor."""
+    found: dict[str, Tensor] = {}
+    for source in (ref.values, ref.leaves):
+        for other, tensor in source.items():
+            if other in (name, f"saved.{name}", name.removeprefix("saved.")) or not tensor.is_floating_point():
+                continue
+            laid = aligned(tensor, like)
+            if laid is not None:
+                found.setdefault(other, laid)
+            else:
+                summed = _summed(tensor, like)
+                if summed is not None:
+                    found.setdefault(f"sum({other})", summed)
+    return found
+
+
+def aligned(tensor: Tensor, like: Tensor) -> Tensor | None:
+    """The tensor such that it broadcasts to `like`: as it is, or with axes of length 1 after those that it shares."""
+    for shape in (tensor.shape, (*tensor.shape, *[1] * (like.dim() - tensor.dim()))):
+        try:
+            torch.broadcast_to(tensor.reshape(shape), like.shape)
+        except RuntimeError:
+            continue
+        return tensor.reshape(shape)
+    return tensor.reshape(like.shape) if tensor.numel() == like.numel() else None
+
+
+def _summed(tensor: Tensor, like: Tensor) -> Tensor | None:
+    """Summed over its leading axes, where the others are the tensor's own."""
+    extra = tensor.dim() - like.dim()
+    if extra < 1 or tuple(tensor.shape[extra:]) != tuple(like.shape):
+        return None
+    return tensor.sum(tuple(range(extra)))
+
+
+def _paths(ref: References, name: str) -> dict[str, Tensor]:
+    """For a gradient that autograd makes in the golden: what comes through each forward stage."""
+    if not name.endswith(".grad") or ref.material.target.golden_backward is not None:
+        return {}
+    golden = ref.values[name]
+    found: dict[str, Tensor] = {}
+    stages = [n for n in ref.order if f"{n}.grad" in ref.values and n in ref.values and f"{n}.grad" != name]
+    for stage in stages[:_PATHS]:
+        gradient = ref.values[f"{stage}.grad"]
+        cut = {**ref.decisions, stage: ref.values[stage], f"{stage}.grad": torch.zeros_like(gradient)}
+        without = References(ref.material, ref.run, cut, ref.seed).values.get(name)
+        if without is None or without.shape != golden.shape:
+            continue
+        through = golden - without
+        if bool(through.count_nonzero()) and not torch.equal(through, golden):
+            found[f"path through {stage}"] = through
+    return found

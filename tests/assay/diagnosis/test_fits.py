@@ -1,0 +1,96 @@
+"""One wrong tensor of a target, explained by what its golden names."""
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import adapter, layer, session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.fits import aligned, fit
+from goldsmith.assay.diagnosis.isolate import isolate, named
+
+
+def first_fit(target):
+    session = session_of(target)
+    table = isolate(session)
+    kind, got = named(table.run)[table.first_wrong]
+    return table.first_wrong, fit(session, table.first_wrong, kind, got)
+
+
+def test_a_flipped_bias():
+    stage, found = first_fit(layer("z"))
+    (term,) = found.fits
+    assert (stage, term.term, term.reading, term.exact) == ("z", "b", "sign_flipped", -2.0)
+    assert found.ratios == [] and found.patterns == []
+
+
+def test_another_factor_of_an_output():
+    stage, found = first_fit(layer("y"))
+    (ratio,) = found.ratios
+    assert (stage, ratio.scope, ratio.ratio) == ("y", "tensor", pytest.approx(1.25, rel=1e-6))
+
+
+def test_a_missing_addend_of_a_backward():
+    stage, found = first_fit(adapter("missing"))
+    (term,) = found.fits
+    assert (stage, term.term, term.reading) == ("x.grad", "base", "missing")
+
+
+def test_a_missing_scalar_is_named():
+    stage, found = first_fit(adapter("dlow"))
+    (ratio,) = found.ratios
+    assert (stage, ratio.ratio) == ("dlow", pytest.approx(4)) and "1/scale" in (ratio.named, *ratio.also)
+
+
+def test_what_was_not_computed_is_the_golden_times_nothing():
+    stage, found = first_fit(adapter("not_computed"))
+    assert (stage, found.ratios[0].ratio, found.fits[0].reading) == ("a.grad", 0.0, "missing")
+
+
+def test_a_truncated_sum_is_none_of_these():
+    stage, found = first_fit(layer("h"))
+    assert stage == "h" and not found.fits and not found.ratios and not found.patterns
+
+
+@assay.case(T=[7], D=[24])
+def norm_case(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(D), "eps": 1e-5}
+
+
+def norm_golden(x, w, eps):
+    inv_rms = assay.stage("inv_rms", torch.rsqrt(x.square().mean(-1) + eps))
+    return x * inv_rms[:, None] * w
+
+
+class NormWithoutTheRms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w, eps):
+        r = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, w, r)
+        return x * r * w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w, r = ctx.saved_tensors
+        return g * w * r, (g * x * r).sum(0), None
+
+
+def test_a_path_of_a_gradient_is_a_term_without_being_declared():
+    stage, found = first_fit(assay.Target(NormWithoutTheRms.apply, norm_golden, cases=norm_case, outputs=("y",)))
+    (term,) = found.fits
+    assert (stage, term.term, term.reading) == ("x.grad", "path through inv_rms", "missing")
+
+
+def test_a_factor_per_row_of_a_whole_result_is_named():
+    def kernel(x, w, eps):
+        return x * w
+
+    stage, found = first_fit(assay.Target(kernel, norm_golden, cases=norm_case))
+    assert stage == "y" and [(r.scope, r.named) for r in found.ratios][:1] == [("row", "1/inv_rms")]
+
+
+def test_how_tensors_are_laid_out():
+    like = torch.zeros(5, 4)
+    assert aligned(torch.zeros(4), like).shape == (4,)
+    assert aligned(torch.zeros(5), like).shape == (5, 1)
+    assert aligned(torch.zeros(3), like) is None
+    assert aligned(torch.zeros(20), like).shape == (5, 4)
