@@ -1,0 +1,105 @@
+"""Causes in order: what the rules say, calibrated; nothing where nothing is wrong, `unknown` where nothing fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..results import QUALITY, REFERENCE_FAULT
+from . import rules
+from .evidence import Evidence
+from .rules.reading import Match, Reading
+
+FILE = Path(__file__).with_name("calibration.json")
+WEAK = 0.3
+LEAST = 0.05  # causes below are not named
+Calibration = Mapping[str, Sequence[Sequence[float]]]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One explanation of what is wrong.
+
+    id        of the catalogue
+    score     in [0, 1]: how often the rule was right on the development faults with evidence like this
+    tensor    the first wrong tensor
+    evidence  sentences with numbers
+    params    what the rule found: {"input": "x", "axis": 1, "missing": [32, 128]}
+    text      the sentence; mend: the likely mend, or the next experiment
+    """
+
+    id: str
+    score: float
+    tensor: str
+    evidence: list[str]
+    params: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+    mend: str = ""
+
+    @property
+    def weak(self) -> bool:
+        return self.score < WEAK
+
+
+def rank(evidence: Evidence, calibration: Calibration | None = None) -> list[Cause]:
+    """Causes, the best first. Empty when nothing is wrong: ties and other notes are nobody's fault.
+
+    A golden at fault is the only cause there is then. `unknown` stands alone, with the evidence, where no rule fires.
+    """
+    report = evidence.report
+    if report.verdict == REFERENCE_FAULT:
+        match = rules.CATALOGUE[rules.REFERENCE_FAULT].rule(Reading(evidence))
+        return [_cause(rules.REFERENCE_FAULT, match, 1.0, "")] if match is not None else []
+    if report.ok:
+        return []
+    known = _calibration() if calibration is None else calibration
+    found = [
+        _cause(id, match, calibrated(id, match.score, known), evidence.tensor)
+        for id, match in rules.matches(evidence).items()
+    ]
+    found = sorted((c for c in found if c.score >= LEAST), key=lambda c: -c.score)
+    return found or [_unknown(evidence)]
+
+
+def calibrated(id: str, raw: float, table: Calibration) -> float:
+    """The share of right answers at that raw score: linear between the points of the id, or of all ids together.
+
+    Without points, the raw score.
+    """
+    points = table.get(id) or table.get("all")
+    raw = min(max(raw, 0.0), 1.0)
+    if not points:
+        return raw
+    before, after = points[0], points[-1]
+    for low, high in zip(points, points[1:], strict=False):
+        if low[0] <= raw <= high[0]:
+            before, after = low, high
+            break
+    if raw <= before[0] or after[0] == before[0]:
+        return float(before[1])
+    if raw >= after[0]:
+        return float(after[1])
+    return float(before[1] + (after[1] - before[1]) * (raw - before[0]) / (after[0] - before[0]))
+
+
+@cache
+def _calibration() -> Calibration:
+    """{cause or "all": [[raw score, share of right answers], ...]}, ascending; empty where it was never measured."""
+    return json.loads(FILE.read_text(encoding="utf-8"))["points"] if FILE.exists() else {}
+
+
+def _cause(id: str, match: Match, score: float, tensor: str) -> Cause:
+    entry = rules.CATALOGUE[id]
+    text = f"{tensor} is wrong: {entry.text}" if tensor else entry.text
+    return Cause(id, round(score, 4), tensor, list(match.sentences), dict(match.params), text, entry.mend)
+
+
+def _unknown(evidence: Evidence) -> Cause:
+    findings = [f.text for f in evidence.report.findings if f.rung != QUALITY]
+    entry = rules.CATALOGUE[rules.UNKNOWN]
+    text = f"{evidence.tensor} is wrong: {entry.text}" if evidence.tensor else entry.text
+    return Cause(rules.UNKNOWN, 0.0, evidence.tensor, findings[:8], {}, text, entry.mend)

@@ -1,0 +1,124 @@
+"""The closed catalogue of causes: for each id its rule, what it says, and what to try next.
+
+A rule is a function of a Reading (evidence, read once) that returns a Match, or None where it sees nothing. Rules read
+evidence, never names of operators; several may fire, and `rank` orders them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..evidence import Evidence
+from . import memory, parts, places, reductions, state, terms, values, written
+from .reading import Match, Reading
+
+Rule = Callable[[Reading], Match | None]
+UNKNOWN, REFERENCE_FAULT = "unknown", "reference_fault"
+NOTES = ("tie", "order_nondeterminism", "flushes_subnormals", "not_proven", "refused_layout")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cause: id, rule, the rest of the sentence "<tensor> is wrong: ...", and the likely mend."""
+
+    id: str
+    rule: Rule
+    text: str
+    mend: str
+
+
+def _nothing(r: Reading) -> Match | None:
+    return None
+
+
+_ENTRIES = (
+    Entry("never_written", written.never_written, "part of it is never written",
+          "launch a program for every element: look at the grid, the ceiling division and the store's mask"),
+    Entry("not_computed", written.not_computed, "it is not computed at all",
+          "look for an early return, a null pointer or a branch that skips it"),
+    Entry("truncated_reduction", reductions.truncated_reduction, "a reduction is cut short",
+          "loop over the whole axis: the block is smaller than it"),
+    Entry("off_by_one", reductions.off_by_one, "a bound is off by one",
+          "compare `<` with `<=` and the loop's end with the axis' length"),
+    Entry("wrong_mask", reductions.wrong_mask, "a mask is wrong",
+          "mask loads and stores at the tail, with the neutral element of the reduction as `other`"),
+    Entry("wrong_axis", reductions.wrong_axis, "it is reduced along another axis", "check the reduction's axis"),
+    Entry("overwritten_accumulator", reductions.overwritten_accumulator, "an accumulator is overwritten",
+          "write `acc += ...`, not `acc = ...`, inside the loop"),
+    Entry("uninitialised_accumulator", reductions.uninitialised_accumulator, "a sum begins from uninitialised memory",
+          "zero the buffer before every launch that adds to it (autotuning's reset runs only while it tunes)"),
+    Entry("lost_update", reductions.lost_update, "updates of one place are lost",
+          "accumulate with atomics, or sort first"),
+    Entry("low_precision_accumulation", reductions.low_precision_accumulation, "it is accumulated too narrowly",
+          "keep sums in float32 and convert once, at the store"),
+    Entry("missing_rescale", reductions.missing_rescale, "earlier blocks are not rescaled",
+          "multiply the running sums by exp(old maximum - new maximum)"),
+    Entry("missing_term", terms.missing_term, "a term is missing", "add the term"),
+    Entry("repeated_term", terms.repeated_term, "a term is added more than once",
+          "look for an accumulation inside a loop or grid that repeats it"),
+    Entry("sign_flip", terms.sign_flip, "a sign is flipped", "check the sign of the term"),
+    Entry("wrong_factor", terms.wrong_factor, "a factor is wrong", "check where the factor is applied"),
+    Entry("scale_bias", terms.scale_bias, "it is scaled by a constant close to 1",
+          "check constants and approximate functions on the way"),
+    Entry("transposed", places.transposed, "it, or an operand, is transposed", "check the order of the axes"),
+    Entry("permuted", places.permuted, "its rows are in another order", "apply the permutation, or its inverse, once"),
+    Entry("shifted", places.shifted, "it is shifted along an axis", "check the offset of the load or the store"),
+    Entry("wrong_stride", places.wrong_stride, "a stride is wrong", "pass the tensor's own strides, in their order"),
+    Entry("swapped_results", places.swapped_results, "results are exchanged", "check the order of what is returned"),
+    Entry("dtype_width", places.dtype_width, "it is stored in another width than its buffer's",
+          "convert to the buffer's dtype, or allocate it in the stored one"),
+    Entry("wrong_format", places.wrong_format, "bytes are read in another format",
+          "check the storage format's decoding"),
+    Entry("layout_assumption", places.layout_assumption, "a layout is taken for granted",
+          "use the strides, or call `.contiguous()`, gradients included"),
+    Entry("expanded_gradient", places.expanded_gradient, "a gradient of stride 0 is read as dense",
+          "use the gradient's strides, or call `.contiguous()` in the backward"),
+    Entry("overrun", memory.overrun, "memory outside a buffer is written", "check sizes, strides and the store's mask"),
+    Entry("stray_read", memory.stray_read, "memory outside a buffer is read", "mask the load and give it `other=`"),
+    Entry("aliased", memory.aliased, "two tensors share memory", "give each a buffer of its own"),
+    Entry("input_modified", memory.input_modified, "an input is modified",
+          "store elsewhere, or declare it in `mutates=`"),
+    Entry("use_after_free", memory.use_after_free, "memory is read after it was given back", "keep the tensor alive"),
+    Entry("stale_state", state.stale_state, "state is left from an earlier call", "reset it at the start of a call"),
+    Entry("stale_copy", state.stale_copy, "a copy of an input is not refreshed",
+          "key the copy by version, or copy again"),
+    Entry("stale_config", state.stale_config, "a configuration of other sizes is used", "key the cache by every size"),
+    Entry("race", state.race, "threads or programs race", "give each its own buffer, or order them"),
+    Entry("missing_sync", state.missing_sync, "a result is used before it is there", "synchronise, or record an event"),
+    Entry("overflow", values.overflow, "an intermediate overflows", "compute it in a wider range, or scale first"),
+    Entry("missing_max_shift", values.missing_max_shift, "exponentials are taken without their maximum",
+          "subtract the row's maximum before exp"),
+    Entry("nan_swallowed", values.nan_swallowed, "NaN is swallowed",
+          "let NaN through: remove nan_to_num or the comparison"),
+    Entry("absolute_eps", values.absolute_eps, "an absolute epsilon is too large for small inputs",
+          "put epsilon where the definition has it"),
+    Entry("truncating_store", values.truncating_store, "it is truncated where it should be rounded",
+          "convert with round to nearest even"),
+    Entry("index_overflow", values.index_overflow, "an offset overflows 32 bits", "compute offsets in int64"),
+    Entry("invalid_index", memory.invalid_index, "an invalid index is used",
+          "mask what has no valid index, such as -1"),
+    Entry("wrong_decision", parts.wrong_decision, "a choice is not legal", "compare the scores of chosen and left out"),
+    Entry("wrong_saved_tensor", parts.wrong_saved_tensor, "the backward was given another tensor",
+          "compare what the forward saves with what the backward reads"),
+    Entry("missing_partition", parts.missing_partition, "the work is not divided among ranks",
+          "slice by rank, and add the rank's offset"),
+    Entry("mask_shift", parts.mask_shift, "a mask is shifted by one", "compare `<` with `<=` in the mask"),
+    Entry("dropout_mismatch", parts.dropout_mismatch, "forward and backward drop different elements",
+          "use one seed and one offset in both"),
+    Entry("empty_group", parts.empty_group, "an empty group is mishandled", "return early, or guard the division"),
+    Entry("single_element", memory.single_element, "one element is wrong", "look at what is special about its index"),
+    Entry("exception", parts.exception, "the candidate raises", "read the error"),
+    Entry("bad_config", parts.bad_config, "a configuration is not possible", "refuse it with a message, or handle it"),
+    Entry(REFERENCE_FAULT, parts.reference_fault, "the golden is at fault", "mend the golden first"),
+    Entry(UNKNOWN, _nothing, "no known cause explains it", "name stages with assay.stage and diagnose again"),
+)  # fmt: skip
+
+CATALOGUE: dict[str, Entry] = {entry.id: entry for entry in _ENTRIES}
+
+
+def matches(evidence: Evidence) -> dict[str, Match]:
+    """What every rule says of the evidence, by cause; silent ones are left out."""
+    reading = Reading(evidence)
+    found = {id: entry.rule(reading) for id, entry in CATALOGUE.items()}
+    return {id: match for id, match in found.items() if match is not None}

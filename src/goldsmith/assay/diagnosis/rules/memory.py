@@ -1,0 +1,112 @@
+"""What is done to memory that is not the result's own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, plain, run_named
+
+
+def overrun(r: Reading) -> Match | None:
+    """Bytes outside a buffer were written."""
+    fact = r.memory("overrun")
+    found = r.said(" bytes written ", "guard")
+    text = fact.text if fact is not None else found.text if found is not None else ""
+    if not text:
+        return None
+    return Match(EXACT + 0.02, (text,), {"tensor": fact.tensor if fact is not None else r.e.tensor})
+
+
+def stray_read(r: Reading) -> Match | None:
+    """What lies outside a buffer shows in a result."""
+    fact = r.memory("stray_read")
+    found = r.said("a stray read", "guard")
+    if fact is not None or found is not None:
+        text = fact.text if fact is not None else found.text if found is not None else ""
+        late = plain(run_named(text)).startswith("layout")
+        return Match(HINT if late else EXACT, (text,), {"tensor": fact.tensor if fact is not None else r.e.tensor})
+    if r.memory("overrun") is not None:
+        return None
+    if r.y is not None and r.g is not None and r.memory("never_written") is None:
+        stray = torch.isnan(r.y) & torch.isfinite(r.g)
+        if bool(stray.any()) and bool(torch.isfinite(r.y).any()) and r.right("zeroed memory"):
+            return Match(HINT, (f"NaN in {int(stray.sum())} elements, with NaN only around the buffers",), {})
+    return None
+
+
+def input_modified(r: Reading) -> Match | None:
+    """An input, or an output gradient, holds other bytes after the run."""
+    fact = r.memory("input_modified")
+    found = r.said(" was modified: ", "alias")
+    if fact is None and found is None:
+        return None
+    text = fact.text if fact is not None else found.text if found is not None else ""
+    name = fact.tensor if fact is not None else found.tensor if found is not None else ""
+    said = [text]
+    if r.memory("never_written") is not None or r.said("uninitialised memory", "poison"):
+        said.append("and a result was never written: it may have been stored into the input")
+    return Match(EXACT + 0.03, tuple(said), {"input": name})
+
+
+def aliased(r: Reading) -> Match | None:
+    """Two results, or a result and an input, share memory; or the backward writes over a result."""
+    fact = r.memory("aliased", "output_modified")
+    found = r.said(" shares memory with ", "alias") or r.said(", which the forward returned", "alias")
+    if fact is not None or found is not None:
+        text = fact.text if fact is not None else found.text if found is not None else ""
+        name = fact.tensor if fact is not None else found.tensor if found is not None else ""
+        return Match(EXACT + 0.01, (text,), {"tensor": name})
+    over = r.said("a later call overwrote what the first returned")
+    return Match(LIKELY, (over.text, "a buffer that is used again was handed out"), {}) if over is not None else None
+
+
+def use_after_free(r: Reading) -> Match | None:
+    """Memory that had been given back is read."""
+    fact = r.memory("use_after_free")
+    if fact is not None:
+        return Match(EXACT, (fact.text,), {"tensor": fact.tensor})
+    freed = r.fails("poison on free") or r.fails("freed")
+    if freed is not None:
+        text = freed.text or "freed memory, filled with NaN, shows in the result"
+        return Match(EXACT, (text,), {})
+    over = r.said("a later call overwrote what the first returned")
+    return Match(FAINT, (over.text,), {}) if over is not None else None
+
+
+def invalid_index(r: Reading) -> Match | None:
+    """An index outside its range: refused, chosen, or wrapped to the neighbour's place."""
+    chosen = r.said("an index out of range", "decisions")
+    if chosen is not None:
+        return Match(EXACT, (chosen.text,), {})
+    error = (r.e.error or "").lower()
+    if "index" in error and ("out of range" in error or "out of bounds" in error):
+        return Match(SEEN, (r.e.error or "",), {})
+    if r.pair is None or r.wrong is None or not r.spans or not r.block and len(r.spans) != 1:
+        return None
+    y, g = r.pair
+    for axis, spans in r.spans.items():
+        n = r.length(axis)
+        ends = [(lo, hi) for lo, hi in spans if lo == hi and lo in (0, n - 1)]
+        if n < 3 or not ends or len(ends) != len(spans):
+            continue
+        more = float(y[r.wrong].norm()) > 1.05 * float(g[r.wrong].norm())
+        extra = float((y - g).sum())
+        if more or (bool((g == g.round()).all()) and extra > 0):
+            which = " and ".join(str(lo) for lo, _ in ends)
+            text = f"only index {which} of axis {axis} (of {n}) is wrong, and holds too much ({extra:+.3g} in all)"
+            return Match(LIKELY, (text, "entries without a valid index, such as -1, land there"), {"axis": axis})
+    return None
+
+
+def single_element(r: Reading) -> Match | None:
+    """One element of many is wrong."""
+    if r.wrong is None or r.wrong_count != 1 or r.wrong.numel() < 8 or r.y is None or r.g is None:
+        return None
+    at = [int(i) for i in r.wrong.nonzero()[0]]
+    got, golden = float(r.y[tuple(at)]), float(r.g[tuple(at)])
+    short = r.wrong.dim() == 1 and at[0] in (0, r.wrong.numel() - 1)
+    text = f"one element of {r.wrong.numel()} is wrong: {at}, got {got:.6g}, golden {golden:.6g}"
+    score = LIKELY if short or not math.isfinite(got) else EXACT
+    return Match(score, (text,), {"index": at})

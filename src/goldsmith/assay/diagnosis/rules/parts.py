@@ -1,0 +1,199 @@
+"""Choices, what the backward was given, ranks, groups and masks; and what could not run at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ...results import REFERENCE_FAULT
+from ..evidence import CULPRIT
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, half_open, say
+
+_CONFIG = re.compile(
+    r"zerodivision|division by zero|modulo by zero|floating.point exception|sigfpe|out of resource|shared memory|"
+    r"must be (a )?(power|multiple|divisible|positive)|not divisible|invalid (launch|config|argument)|num_warps|"
+    r"block.?size|group.?size|illegal (instruction|launch)",
+    re.IGNORECASE,
+)
+_RANKS = ("rank", "world", "shard", "partition", "device", "parts")
+
+
+def wrong_decision(r: Reading) -> Match | None:
+    """A choice that no rounding makes legal."""
+    for f in r.findings("decisions"):
+        if "not a legal choice" in f.text or "wrong side" in f.text or "drops" in f.text:
+            score = LIKELY if "out of range" in f.text else EXACT
+            return Match(score, (f.text,), {"decision": f.tensor})
+    return None
+
+
+def wrong_saved_tensor(r: Reading) -> Match | None:
+    """The outputs are right, and the backward works on other tensors than the golden's."""
+    grads = r.e.tensor.endswith(".grad")
+    if grads and r.right("golden saved"):
+        return Match(EXACT + 0.02, ("on the golden's saved tensors the backward is right",), {})
+    saved = [s for s in r.e.stages if s.kind == "saved" and s.state == CULPRIT]
+    outputs = [s for s in r.e.stages if s.kind == "output" and s.state not in ("ok", "not judged")]
+    named = r.e.tensor if r.e.tensor.startswith("saved.") else saved[0].name if saved else ""
+    if named and not outputs:
+        rearranged = bool(r.e.permutations)
+        text = f"{named} is wrong, while the outputs are right"
+        return Match(LIKELY if rearranged else SEEN, (text,), {"saved": named})
+    if r.fails("golden saved") is not None or not grads or outputs:
+        return None
+    others = [s for s in r.e.stages if s.kind == "grad" and s.state == "ok"]
+    outright = [s for s in r.e.stages if s.kind == "output" and s.state == "ok"]
+    if outright and others and not r.e.fits and not r.e.ratios and not r.e.permutations and not r.spans:
+        return Match(FAINT, ("outputs and other gradients are right; no term or factor explains this one",), {})
+    return None
+
+
+def missing_partition(r: Reading) -> Match | None:
+    """Every rank did the whole, or all of them the first one's part."""
+    ratio = r.ratio()
+    if ratio is not None and ratio.ratio >= 1.5 and any(word in ratio.named.lower() for word in _RANKS):
+        text = f"y / g is {ratio.ratio:g} = {ratio.named}: each of them contributes the whole"
+        return Match(EXACT + 0.01, (text,), {"times": ratio.ratio, "named": ratio.named})
+    for name, parts in _parts(r):
+        if ratio is not None and abs(ratio.ratio - parts) < 1e-3 * parts:
+            text = f"the {parts} parts of {name} are equal, and y / g is {parts}: each holds the whole"
+            return Match(EXACT + 0.01, (text,), {"times": parts, "stage": name})
+    return _halves(r)
+
+
+def _parts(r: Reading) -> Iterator[tuple[str, int]]:
+    """Stages whose slices along the first axis are all equal though the golden's are not."""
+    for name, (got, golden) in r.e.other.items():
+        if got is None or golden is None or got.dim() < 2 or got.shape != golden.shape or not 2 <= len(got) <= 64:
+            continue
+        same = bool((got - got[:1]).abs().max() <= 1e-3 * got.abs().max())
+        if same and not bool((golden - golden[:1]).abs().max() <= 1e-3 * golden.abs().max()):
+            yield name, len(got)
+
+
+def _halves(r: Reading) -> Match | None:
+    """One of k equal blocks is filled, with another block or with the sum of all; the others are zero."""
+    if r.pair is None or not 0.3 < r.zeros < 1:
+        return None
+    y, g = r.pair
+    for axis in range(g.dim()):
+        for k in (2, 3, 4, 8):
+            if g.shape[axis] % k or g.shape[axis] < 2 * k:
+                continue
+            blocks = y.chunk(k, axis)
+            full = [i for i, b in enumerate(blocks) if bool((b != 0).any())]
+            if len(full) != 1:
+                continue
+            wanted = g.chunk(k, axis)
+            sums: list[Tensor] = [torch.stack(wanted).sum(0), *(w for i, w in enumerate(wanted) if i != full[0])]
+            if any(close(blocks[full[0]], w, r.unit) for w in sums):
+                text = f"of {k} equal parts of axis {axis} only part {full[0]} is filled, with what belongs to others"
+                return Match(EXACT, (text, "each rank wrote at the first one's offset"), {"axis": axis, "parts": k})
+            if close(blocks[full[0]], wanted[full[0]], r.unit):
+                text = f"of {k} equal parts of axis {axis} only part {full[0]} is filled, the others are zero"
+                return Match(HINT, (text,), {"axis": axis, "parts": k})
+    return None
+
+
+def mask_shift(r: Reading) -> Match | None:
+    """A triangular mask that lies one further: every row but the one at the end is wrong."""
+    axis = _all_but_an_end(r)
+    for i in r.influences:
+        if i.extra or i.missing:
+            kind, spans = ("extra", i.extra) if i.extra else ("missing", i.missing)
+            narrow = all(hi - lo <= 1 for lo, hi in spans)
+            if axis is not None and narrow:
+                what = f"{i.input}[axis {i.axis}: {say(spans)}] has influence {kind}"
+                text = f"{what}; all but an end of axis {axis} is wrong"
+                return Match(SEEN + 0.02, (text,), {"input": i.input, "axis": i.axis, kind: half_open(spans)})
+    if axis is not None and r.pair is not None and r.share > 0.5 and not r.e.fits and r.ratio() is None:
+        return Match(HINT - 0.05, (f"every index of axis {axis} is wrong but one at its end",), {"axis": axis})
+    return None
+
+
+def _all_but_an_end(r: Reading) -> int | None:
+    for axis, spans in r.spans.items():
+        n = r.length(axis)
+        if len(spans) == 1 and n > 3 and spans[0] in ((0, n - 2), (1, n - 1)):
+            return axis
+    return None
+
+
+def dropout_mismatch(r: Reading) -> Match | None:
+    """Forward and backward drop different elements: zeros and numbers in each other's place."""
+    if r.y is None or r.g is None or r.pair is None:
+        return None
+    y, g = r.pair
+    ours, theirs = y == 0, g == 0
+    lost, gained = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    count = g.numel()
+    if min(lost, gained) < max(3, 0.02 * count) or r.block and r.spans:
+        return None
+    both = ~ours & ~theirs
+    agree = float(((y - g).abs() <= 1e-2 * g.abs())[both].double().mean()) if bool(both.any()) else 0.0
+    text = f"{lost} elements are zero that should not be, {gained} are not that should: another mask"
+    return Match(SEEN if agree > 0.9 else HINT + 0.1, (text, f"{agree:.0%} of what both keep agrees"), {})
+
+
+def empty_group(r: Reading) -> Match | None:
+    """Only a case with an empty group, or with no elements, is wrong."""
+    empty = [k for k, v in r.e.sizes.items() if isinstance(v, int) and not isinstance(v, bool) and v == 0]
+    counts = [k for k, (_, g) in r.e.other.items() if g is not None and _is_counts(g)]
+    if empty:
+        what = r.e.error or f"the case has {', '.join(f'{k} = 0' for k in empty)}"
+        return Match(SEEN, (what,), {"sizes": empty})
+    if r.y is None or r.g is None or r.wrong is None or not r.wrong_count:
+        return None
+    rows = [s for axis, s in r.spans.items() if axis == 0]
+    nan = bool((~torch.isfinite(r.y[r.wrong])).all()) and bool((r.g[r.wrong] == 0).all())
+    dead = bool((r.g[r.wrong] == 0).all()) and r.block and bool(rows)
+    if nan or dead:
+        place = f"{say(rows[0])} of axis 0" if rows else "in part"
+        text = f"only where the golden is exactly zero: {place}, a group with nothing in it"
+        return Match(LIKELY if nan else HINT + 0.1, (text,), {"counts": counts})
+    return None
+
+
+def _is_counts(g: Tensor) -> bool:
+    return (
+        g.dim() == 1
+        and g.numel() > 1
+        and bool((g == g.round()).all())
+        and bool((g >= 0).all())
+        and bool((g == 0).any())
+    )
+
+
+# what could not run
+
+
+def exception(r: Reading) -> Match | None:
+    """The candidate raised."""
+    text = _error(r)
+    return Match(HINT + 0.15, (text,), {}) if text else None
+
+
+def _error(r: Reading) -> str:
+    if r.e.error:
+        return r.e.error
+    found = r.said("the candidate raised in its")
+    return found.text if found is not None else ""
+
+
+def bad_config(r: Reading) -> Match | None:
+    """The error speaks of sizes, divisions or launches."""
+    text = _error(r)
+    if text and _CONFIG.search(text):
+        return Match(SEEN, (text,), {})
+    return None
+
+
+def reference_fault(r: Reading) -> Match | None:
+    """The golden failed its own check: nothing is said of the candidate."""
+    if r.e.report.verdict != REFERENCE_FAULT:
+        return None
+    said = tuple(f.text for f in r.e.report.findings if f.probe == "golden")
+    return Match(1.0, said or ("the golden failed its own check",), {})

@@ -1,0 +1,207 @@
+"""Right numbers in the wrong place, or in the wrong form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..evidence import Pattern
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close
+
+
+def _pattern(r: Reading, found: Pattern, score: float = EXACT) -> Match:
+    said = [found.text or f"{found.tensor} is the golden {found.kind} ({_told(found)}), match {found.match:.4f}"]
+    if found.also:
+        said.append(f"also explained by {', '.join(found.also)}")
+    return Match(score - 0.1 * bool(found.also), tuple(said), {**found.params, "also": list(found.also)})
+
+
+def _told(found: Pattern) -> str:
+    return ", ".join(f"{k} {v}" for k, v in found.params.items())
+
+
+def transposed(r: Reading) -> Match | None:
+    found = r.pattern("transposed")
+    if found is not None:
+        return _pattern(r, found)
+    if r.pair is not None and r.pair[0].dim() >= 2:
+        y, g = r.pair
+        if g.shape[-1] == g.shape[-2] and close(y, g.mT, r.unit) and not close(y, g, r.unit):
+            return Match(EXACT, ("it is the golden with its last two axes transposed",), {"axes": [-2, -1]})
+    return None
+
+
+def permuted(r: Reading) -> Match | None:
+    found = r.pattern("permuted", "reversed")
+    if found is not None:
+        return _pattern(r, found, EXACT if found.params.get("bijective", True) else LIKELY)
+    for axis, index in _rows(r):
+        if len(index.unique()) == len(index) and _shift(index) is None:
+            moved = int((index != torch.arange(len(index), device=index.device)).sum())
+            text = f"{moved} of the {len(index)} rows of axis {axis} are the golden's in another order"
+            return Match(EXACT, (text,), {"axis": axis, "index": index.tolist()})
+    return None
+
+
+def shifted(r: Reading) -> Match | None:
+    found = r.pattern("shifted")
+    if found is not None:
+        return _pattern(r, found)
+    for axis, index in _rows(r):
+        step = _shift(index)
+        if step is not None:
+            text = f"along axis {axis} it is the golden shifted by {step}"
+            return Match(EXACT, (text,), {"axis": axis, "step": step})
+    return None
+
+
+def _shift(index: Tensor) -> int | None:
+    """The step by which rows moved, when all but one or two of them moved alike."""
+    n = len(index)
+    step = (torch.arange(n, device=index.device) - index) % n
+    usual = int(step.mode().values)
+    return (usual if usual <= n // 2 else usual - n) if usual and int((step != usual).sum()) <= 2 else None
+
+
+def _rows(r: Reading) -> Iterator[tuple[int, Tensor]]:
+    """(axis, which of the golden's rows each row is), for axes along which every row is one of the golden's."""
+    if r.pair is None:
+        return
+    y, g = r.pair
+    for axis in range(g.dim()):
+        rows, wanted = (t.movedim(axis, 0).reshape(t.shape[axis], -1) for t in (y, g))
+        if not 2 < len(rows) <= 1024 or rows.shape[1] < 2:
+            continue
+        apart = torch.cdist(rows, wanted)
+        best, index = apart.min(1)
+        size = float(wanted.norm(dim=1).mean())
+        moved = (index != torch.arange(len(index), device=index.device)).any()
+        if bool((best <= max(1e-3, 8 * r.unit) * size).all()) and bool(moved) and size > 0:
+            yield axis, index
+
+
+def wrong_stride(r: Reading) -> Match | None:
+    """Read with other strides: of another order, or of a partition's size."""
+    found = r.pattern("transposed")
+    if found is not None and _oblong(r, found):
+        return _pattern(r, found, EXACT + 0.01)
+    if r.pair is not None and r.pair[0].dim() >= 2 and r.pair[0].shape[-1] != r.pair[0].shape[-2]:
+        y, g = r.pair
+        for other in (g.mT.reshape(g.shape), g.reshape(*g.shape[:-2], g.shape[-1], g.shape[-2]).mT):
+            if close(y, other, r.unit) and not close(y, g, r.unit):
+                return Match(EXACT, ("it is the golden read with its last two strides exchanged",), {"axes": [-2, -1]})
+    for axis, index in _rows(r):
+        n, step = len(index), index.diff()
+        if len(index.unique()) == n or int(index[0]):
+            continue
+        said = f"along axis {axis} its rows are the golden's {index.tolist()[:6]}..."
+        params = {"axis": axis, "index": index.tolist()}
+        if bool((step >= 0).all()) and int(index[-1]) < n - 1:
+            factor = (n - 1) / max(int(index[-1]), 1)
+            return Match(SEEN, (said, f"a stride {factor:.2g} times too small"), params)
+        if bool(((index - int(index[1]) * torch.arange(n, device=index.device)) % n == 0).all()):
+            return Match(SEEN, (said, f"a stride {int(index[1])} times too large"), params)
+    if found is None:
+        return None
+    return Match(HINT, ("a transposition is also a stride that was exchanged",), dict(found.params))
+
+
+def _oblong(r: Reading, found: Pattern) -> bool:
+    """Whether the exchanged axes have different lengths: the tensor's shape is kept, so its strides are exchanged."""
+    axes = found.params.get("axes", ())
+    return r.g is not None and len({r.g.shape[a] for a in axes}) > 1
+
+
+def swapped_results(r: Reading) -> Match | None:
+    """It holds another result, or another result holds its share."""
+    found = r.pattern("swapped")
+    if found is not None:
+        return _pattern(r, found, EXACT + 0.02)
+    if r.y is None or r.g is None or not r.wrong_count or float(r.g.norm()) == 0:
+        return None
+    for name, (got, golden) in r.e.other.items():
+        if name == r.e.tensor or got is None or golden is None or got.shape != r.g.shape or golden.shape != r.g.shape:
+            continue
+        if close(r.y, golden, r.unit) and not close(r.g, golden, r.unit):
+            both = close(got, r.g, r.unit)
+            text = f"{r.e.tensor} holds what should be {name}" + (f", and {name} holds {r.e.tensor}" if both else "")
+            return Match(EXACT + 0.03 if both else SEEN, (text,), {"with": name})
+        if not bool((r.y != 0).any()) and close(got, golden + r.g, r.unit):
+            text = f"{r.e.tensor} is zero, and {name} is its own gradient plus that of {r.e.tensor}"
+            return Match(EXACT + 0.03, (text,), {"with": name})
+        if not bool((got != 0).any()) and close(r.y, golden + r.g, r.unit) and float(golden.norm()) > 0:
+            text = f"{name} is zero, and {r.e.tensor} holds its share as well"
+            return Match(EXACT + 0.03, (text,), {"with": name})
+    return None
+
+
+def dtype_width(r: Reading) -> Match | None:
+    """Written in another width: the first half is full, and holds two numbers for one."""
+    found = r.pattern("dtype_width", "half_filled")
+    if found is not None:
+        return _pattern(r, found, EXACT if found.kind == "dtype_width" else LIKELY)
+    if r.y is None or r.g is None or r.y.numel() < 4 or r.e.dtype not in ("float32", "float64"):
+        return None
+    raw = r.y.to(getattr(torch, r.e.dtype)).contiguous().flatten()
+    for kind in (torch.bfloat16, torch.float16, torch.float32):
+        if kind.itemsize >= raw.element_size():
+            continue
+        seen = raw.view(kind).double()[: r.g.numel()]
+        wanted = r.g.flatten()[: len(seen)]
+        if bool(torch.isfinite(seen).all()) and close(seen, wanted, torch.finfo(kind).eps, 0.02):
+            name = str(kind).removeprefix("torch.")
+            text = f"viewed as {name}, its bytes are the golden: {name} numbers were stored into a {r.e.dtype} buffer"
+            return Match(EXACT + 0.02, (text,), {"dtype": name})
+    half = raw.numel() // 2
+    flat, wanted = r.y.flatten(), r.g.flatten()
+    if bool((flat[half:] == 0).all()) and bool((wanted[half:] != 0).any()) and not close(flat[:half], wanted[:half], 0):
+        return Match(HINT, ("only the first half of its bytes is filled",), {"half_filled": True})
+    return None
+
+
+def wrong_format(r: Reading) -> Match | None:
+    """Numbers of another size altogether that have nothing to do with the golden's."""
+    if r.y is None or r.g is None or r.share < 0.5 or r.e.permutations or r.pair is None:
+        return None
+    y, g = r.pair
+    broken = float((~torch.isfinite(r.y) & torch.isfinite(r.g)).double().mean())
+    size, wanted = float(y.abs().median()), float(g.abs().median())
+    far = wanted > 0 and (size > 1e3 * wanted or 0 < size < 1e-3 * wanted)
+    if abs(r.alike) > 0.3 or not (far or 0 < broken < 1 and r.memory("never_written") is None):
+        return None
+    text = f"the typical size is {size:.2g} where the golden has {wanted:.2g}, the correlation {r.alike:+.2f}"
+    nans = f"{broken:.1%} of the elements are not finite"
+    return Match(LIKELY if far else FAINT + 0.1, (text, nans) if broken else (text,), {"not_finite": broken})
+
+
+def _layouts(r: Reading) -> tuple[list[str], list[str]]:
+    """(layouts that fail, among them those with stride 0), when the case's own layouts are right."""
+    if r.plain_wrong:
+        return [], []
+    failing = [run for run in r.runs("layout") if not run.right]
+    names = [run.name for run in failing]
+    return names, [n for n in names if "stride0" in n or "expanded" in n]
+
+
+def layout_assumption(r: Reading) -> Match | None:
+    """Right on contiguous tensors, wrong on the same values laid out otherwise."""
+    names, expanded = _layouts(r)
+    if not names:
+        return None
+    others = [n for n in names if n not in expanded]
+    text = f"right on contiguous tensors; wrong with {', '.join((others or expanded)[:3])}"
+    return Match(EXACT if others else HINT, (text,), {"layouts": names})
+
+
+def expanded_gradient(r: Reading) -> Match | None:
+    """Wrong where the output gradient has stride 0, as `y.sum().backward()` sends it."""
+    names, expanded = _layouts(r)
+    sent = [n for n in expanded if "grad" in n]
+    if not sent:
+        return None
+    only = len(expanded) == len(names)
+    text = f"wrong with an output gradient of stride 0 ({sent[0]})"
+    said = (text, "every other layout is right") if only else (text,)
+    return Match(EXACT if only else LIKELY, said, {"layouts": expanded})

@@ -1,0 +1,267 @@
+"""What the rules share: evidence read once, with the figures that several of them ask for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...results import QUALITY, SYSTEMATIC, Finding
+from ..evidence import Evidence, Fit, Influence, MemoryFact, Pattern, Ratio, RunFact
+
+EXACT, SEEN, LIKELY, HINT, FAINT = 0.95, 0.9, 0.75, 0.5, 0.3
+PLAIN = ("values", "ensemble", "statistics", "decisions", "poison", "guard", "alias", "float32")
+_LABEL = re.compile(r"\(((?:[^()]|\([^()]*\))*)\)")
+_RUNS = ("second", "back", "other", "layout", "scale", "offset", "flat", "nan", "inf", "repeat", "debug")
+_NOISE = 16.0  # in units of the dtype's rounding: less is not looked at
+
+
+@dataclass(frozen=True)
+class Match:
+    """A rule's answer: how well the evidence fits (raw, before calibration), in sentences, with parameters."""
+
+    score: float
+    sentences: tuple[str, ...]
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+class Reading:
+    """One failing case's evidence, with what is computed from it at most once."""
+
+    def __init__(self, evidence: Evidence):
+        self.e = evidence
+        same = evidence.golden is not None and evidence.got is not None and evidence.golden.shape == evidence.got.shape
+        self.g: Tensor | None = evidence.golden if same else None
+        self.y: Tensor | None = evidence.got if same else None
+
+    # the wrong tensor
+
+    @cached_property
+    def pair(self) -> tuple[Tensor, Tensor] | None:
+        """(got, golden) without NaN and Inf, when the tensor is wrong and has at least two elements."""
+        if self.y is None or self.g is None or self.y.numel() < 2 or not self.wrong_count:
+            return None
+        finite = torch.isfinite(self.y) & torch.isfinite(self.g)
+        if not bool(finite.any()):
+            return None
+        zero = torch.zeros((), dtype=torch.float64, device=self.g.device)
+        return torch.where(finite, self.y, zero), torch.where(finite, self.g, zero)
+
+    @cached_property
+    def unit(self) -> float:
+        """Relative rounding of the case's dtype."""
+        kind = getattr(torch, self.e.dtype, torch.float32)
+        return torch.finfo(kind).eps if kind.is_floating_point else 0.0
+
+    @cached_property
+    def wrong(self) -> Tensor | None:
+        """Elements that are wrong by more than rounding. Small errors beside large ones count as right."""
+        if self.y is None or self.g is None or not self.y.numel():
+            return None
+        special = ~torch.isfinite(self.y) & ~((self.y == self.g) | (self.y != self.y) & (self.g != self.g))
+        error = (self.y - self.g).abs().nan_to_num(0.0, 0.0, 0.0)
+        size = self.g.abs().nan_to_num(0.0, 0.0, 0.0)
+        rms = float(size.square().mean().sqrt())
+        noise = _NOISE * self.unit * torch.clamp(size, min=rms)
+        return (error > torch.clamp(noise, min=float(error.max()) * 1e-6)) | special
+
+    @cached_property
+    def wrong_count(self) -> int:
+        return 0 if self.wrong is None else int(self.wrong.sum())
+
+    @cached_property
+    def share(self) -> float:
+        """Of the elements, how many are wrong."""
+        return self.wrong_count / self.wrong.numel() if self.wrong is not None and self.wrong.numel() else 0.0
+
+    @cached_property
+    def relative(self) -> float:
+        """|y - g| / |g|"""
+        if self.pair is None:
+            return 0.0
+        y, g = self.pair
+        norm = float(g.norm())
+        return float((y - g).norm()) / norm if norm else 0.0
+
+    @cached_property
+    def alike(self) -> float:
+        """<y, g> / (|y| |g|)"""
+        if self.pair is None:
+            return 0.0
+        y, g = self.pair
+        norm = float(y.norm() * g.norm())
+        return float((y * g).sum()) / norm if norm else 0.0
+
+    @cached_property
+    def zeros(self) -> float:
+        """Of the golden's nonzero elements, how many the candidate has as exact zeros."""
+        if self.y is None or self.g is None:
+            return 0.0
+        nonzero = (self.g != 0) & torch.isfinite(self.g)
+        count = int(nonzero.sum())
+        return float(((self.y == 0) & nonzero).sum()) / count if count else 0.0
+
+    @cached_property
+    def spans(self) -> dict[int, list[tuple[int, int]]]:
+        """Per axis, the inclusive ranges that hold wrong elements; axes that are wrong throughout are left out."""
+        if self.wrong is None or not self.wrong_count:
+            return {}
+        out = {}
+        for axis in range(self.wrong.dim()):
+            others = [d for d in range(self.wrong.dim()) if d != axis]
+            flags = self.wrong.any(dim=others) if others else self.wrong
+            if not bool(flags.all()):
+                out[axis] = ranges(flags)
+        return out
+
+    @cached_property
+    def block(self) -> bool:
+        """Whether the wrong elements fill the product of their ranges: a block, not a scatter."""
+        if self.wrong is None or not self.spans:
+            return False
+        inside = torch.ones_like(self.wrong)
+        for axis, spans in self.spans.items():
+            flags = torch.zeros(self.wrong.shape[axis], dtype=torch.bool, device=self.wrong.device)
+            for lo, hi in spans:
+                flags[lo : hi + 1] = True
+            shape = [1] * self.wrong.dim()
+            shape[axis] = -1
+            inside = inside & flags.view(shape)
+        return self.wrong_count >= 0.9 * int(inside.sum())
+
+    def length(self, axis: int) -> int:
+        return self.wrong.shape[axis] if self.wrong is not None else 0
+
+    # what the report says
+
+    def findings(self, probe: str) -> list[Finding]:
+        return [f for f in self.e.report.findings if f.probe == probe and f.rung != QUALITY]
+
+    def said(self, text: str, probe: str | None = None) -> Finding | None:
+        """The first finding that says so."""
+        found = (f for f in self.e.report.findings if probe in (None, f.probe) and text in f.text)
+        return next(found, None)
+
+    @cached_property
+    def plain_wrong(self) -> bool:
+        """Whether the first call is wrong, on the case's own inputs, layouts and magnitudes."""
+        if self.e.error:
+            return True
+        for f in self.e.report.findings:
+            if f.probe in PLAIN and f.rung != QUALITY and label(f) in ("", "values", "debug outputs"):
+                return True
+        return not self.e.report.findings and bool(self.wrong_count)
+
+    @cached_property
+    def systematic(self) -> list[Finding]:
+        return [f for f in self.e.report.findings if f.rung == SYSTEMATIC]
+
+    # runs
+
+    def runs(self, prefix: str) -> Iterator[RunFact]:
+        """Facts of the runs whose name begins so; a finding with such a label counts as one."""
+        known = set()
+        for name, fact in self.e.runs.items():
+            known.add(plain(name))
+            if plain(name).startswith(prefix):
+                yield fact
+        for f in self.e.report.findings:
+            name = plain(label(f)) or (plain(f.probe) if f.probe in ("second_call",) else "")
+            if f.rung != QUALITY and name and name not in known and name.startswith(prefix):
+                yield RunFact(name, wrong=(f.tensor,), same=False, text=f.text)
+
+    def fails(self, prefix: str) -> RunFact | None:
+        """The first run of that name that is wrong or raises."""
+        return next((r for r in self.runs(prefix) if not r.right), None)
+
+    def right(self, prefix: str) -> bool:
+        """Whether there is a run of that name, and all such are right."""
+        found = list(self.runs(prefix))
+        return bool(found) and all(r.right for r in found)
+
+    # memory, fits, patterns, influence
+
+    def memory(self, *kinds: str) -> MemoryFact | None:
+        """The first fact of one of these kinds; those of the wrong tensor come first."""
+        found = sorted((m for m in self.e.memory if m.kind in kinds), key=lambda m: m.tensor != self.e.tensor)
+        return found[0] if found else None
+
+    def fit(self, reading: str) -> Fit | None:
+        """The strongest term of that reading."""
+        found = [f for f in self.e.fits if f.reading == reading]
+        return max(found, key=lambda f: f.gain, default=None)
+
+    def ratio(self) -> Ratio | None:
+        """A constant ratio, of the whole tensor before a segment's before a row's."""
+        order = {"tensor": 0, "segment": 1, "row": 2}
+        found = [r for r in self.e.ratios if r.fraction > 0.9 and abs(r.ratio - 1) > 4 * max(r.spread, 1e-12)]
+        return min(found, key=lambda r: (order.get(r.scope, 3), r.spread), default=None)
+
+    def pattern(self, *kinds: str) -> Pattern | None:
+        found = [p for p in self.e.permutations if p.kind in kinds and p.match >= 0.98]
+        return max(found, key=lambda p: p.match, default=None)
+
+    @property
+    def influences(self) -> list[Influence]:
+        return list(self.e.influence.values())
+
+
+def plain(name: str) -> str:
+    """A run's name, however it is written: `values:offset` and `offset` are the same."""
+    return name.lower().replace("_", " ").replace(":", " ").removeprefix("values ").strip()
+
+
+def label(finding: Finding) -> str:
+    """The run that a finding is of: what stands in brackets, where that names a run."""
+    return run_named(finding.text) or _leading(finding)
+
+
+def run_named(said: str) -> str:
+    """The last bracket of a sentence that names a run; "" where none does."""
+    for found in reversed(_LABEL.findall(said)):
+        text = found.split(", by the")[0]
+        first = plain(text).split(" ")[0].split("(")[0]
+        if first in _RUNS or text == "values" or re.fullmatch(r"\d+ threads?", text):
+            return text
+    return ""
+
+
+def _leading(finding: Finding) -> str:
+    """`values:nan is swallowed: ...` and `layout:stride0(grad_y) is refused: ...` begin with their run."""
+    for head in ("values:nan", "values:inf", "values:offset", "values:flat", "scale:2^", "layout:"):
+        if finding.text.startswith(head):
+            return finding.text.split(" is ")[0].split(": ")[0]
+    return ""
+
+
+def ranges(flags: Tensor) -> list[tuple[int, int]]:
+    """Inclusive ranges of the True elements of a vector."""
+    out: list[tuple[int, int]] = []
+    for i in torch.nonzero(flags).flatten().tolist():
+        if out and i == out[-1][1] + 1:
+            out[-1] = (out[-1][0], i)
+        else:
+            out.append((i, i))
+    return out
+
+
+def say(spans: list[tuple[int, int]] | tuple[tuple[int, int], ...]) -> str:
+    """3, 8..12 and 4 more"""
+    text = ", ".join(str(lo) if lo == hi else f"{lo}..{hi}" for lo, hi in spans[:4])
+    return text + (f" and {len(spans) - 4} more" if len(spans) > 4 else "")
+
+
+def half_open(spans: tuple[tuple[int, int], ...]) -> list[list[int]]:
+    """Inclusive ranges as [first, one past the last]."""
+    return [[lo, hi + 1] for lo, hi in spans]
+
+
+def close(a: Tensor, b: Tensor, unit: float, tolerance: float = 1e-3) -> bool:
+    """Whether two tensors are the same but for a thousandth of their size (more where rounding is coarser)."""
+    size = float(b.norm())
+    return a.shape == b.shape and size > 0 and float((a - b).norm()) <= max(tolerance, 8 * unit) * size

@@ -1,0 +1,199 @@
+"""Sums that leave something out, or keep too little of it."""
+
+from __future__ import annotations
+
+import torch
+
+from ..evidence import Influence
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, half_open, say
+
+
+def _missing(r: Reading) -> list[Influence]:
+    """Influences that miss something, the largest missing range first."""
+    found = [i for i in r.influences if i.missing]
+    return sorted(found, key=lambda i: -sum(hi - lo + 1 for lo, hi in i.missing))
+
+
+def truncated_reduction(r: Reading) -> Match | None:
+    """A contiguous part of an input has no influence, in the golden it has."""
+    for i in _missing(r):
+        lo, hi = i.missing[0]
+        text = f"{i.input}[axis {i.axis}: {say(i.missing)}] has no influence, in the golden it has"
+        params = {"input": i.input, "axis": i.axis, "missing": [lo, hi + 1]}
+        if len(i.missing) > 1:
+            return Match(HINT, (text,), {**params, "missing": half_open(i.missing)})
+        if lo == 0:
+            return Match(LIKELY - 0.05, (text, "what is missing is the beginning"), params)
+        return Match(SEEN + 0.02 if hi > lo else LIKELY + 0.07, (text,), params)
+    found = r.said("has no influence on", "taint")
+    return Match(LIKELY, (found.text,), {}) if found is not None else None
+
+
+def overwritten_accumulator(r: Reading) -> Match | None:
+    """Only the last part of a reduction has influence: every block replaces the one before."""
+    for i in _missing(r):
+        lo, hi = i.missing[0]
+        if len(i.missing) == 1 and lo == 0 and hi > 0:
+            text = f"of {i.input} on axis {i.axis} only what comes after {hi} has influence"
+            said = (text, "the last block replaces the sum")
+            return Match(SEEN, said, {"input": i.input, "axis": i.axis, "missing": [0, hi + 1]})
+    return None
+
+
+def off_by_one(r: Reading) -> Match | None:
+    """One index at an end is missing, is read beyond, or is the only wrong one."""
+    for i in r.influences:
+        for kind, at in (("missing", i.missing), ("extra", i.extra)):
+            if len(at) == 1 and at[0][0] == at[0][1]:
+                text = f"{i.input}[axis {i.axis} = {at[0][0]}], one index, has influence {kind}"
+                return Match(SEEN, (text,), {"input": i.input, "axis": i.axis, kind: [at[0][0], at[0][0] + 1]})
+    fact = r.memory("overrun")
+    if fact is not None and any(f"{n} bytes written past" in fact.text for n in (2, 4, 8)):
+        return Match(LIKELY, (fact.text, "one element past the end"), {"tensor": fact.tensor})
+    for axis, spans in r.spans.items():
+        n = r.length(axis)
+        if len(r.spans) == 1 and len(spans) == 1 and n > 2 and spans[0] in ((0, 0), (n - 1, n - 1)) and r.block:
+            which = "first" if spans[0][0] == 0 else "last"
+            return Match(
+                HINT, (f"only the {which} index of axis {axis} is wrong",), {"axis": axis, "index": spans[0][0]}
+            )
+    return None
+
+
+def wrong_mask(r: Reading) -> Match | None:
+    """Only a tail is wrong, or masked elements take part in a reduction."""
+    for axis, spans in r.spans.items():
+        n, (lo, hi) = r.length(axis), spans[0]
+        if len(r.spans) == 1 and len(spans) == 1 and hi == n - 1 and 1 <= n - lo <= n / 2 and r.block:
+            text = f"only the tail of axis {axis} is wrong: {lo}..{hi} of {n}"
+            power = max(p for p in (1, 2, 4, 8, 16, 32, 64, 128, 256) if lo % p == 0)
+            whole = power >= 8 and n % power != 0
+            score = LIKELY + 0.1 if whole else HINT + 0.1
+            said = (text, f"{lo} is a multiple of {power}, and {n} is not: a partial block") if whole else (text,)
+            return Match(score, said, {"axis": axis, "range": [lo, hi + 1]})
+    if r.pair is not None and r.wrong is not None and r.g is not None and r.y is not None and r.wrong_count > 0:
+        got, wanted = r.y[r.wrong], r.g[r.wrong]
+        if r.zeros > 0 and bool((got == 0).all()) and bool((wanted < 0).all()) and bool((r.g > 0).any()):
+            return Match(SEEN, ("zero wherever the golden is negative: masked elements enter a maximum as 0",), {})
+    for i in r.influences:
+        if i.extra:
+            text = f"{i.input}[axis {i.axis}: {say(i.extra)}] has influence, in the golden it has none"
+            return Match(LIKELY, (text,), {"input": i.input, "axis": i.axis, "extra": half_open(i.extra)})
+    found = r.said("a wrong mask, or a stray read", "taint")
+    return Match(HINT, (found.text,), {}) if found is not None else None
+
+
+def wrong_axis(r: Reading) -> Match | None:
+    """Reduced or normalised over another axis."""
+    for i in r.influences:
+        for j in r.influences:
+            if i.input == j.input and i.axis != j.axis and i.missing and j.extra:
+                text = f"{i.input}: influence is missing along axis {i.axis} and too much along axis {j.axis}"
+                return Match(SEEN, (text,), {"input": i.input, "axis": j.axis, "golden_axis": i.axis})
+    form = r.said(" came, expected shape")
+    if form is not None:
+        return Match(HINT, (form.text,), {})
+    axes = _separable(r)
+    if axes is not None:
+        text = f"y / g is a number per index of axis {axes[0]} times a number per index of axis {axes[1]}"
+        return Match(LIKELY + 0.1, (text, "a sum was taken along one instead of the other"), {"axes": list(axes)})
+    return None
+
+
+def _separable(r: Reading) -> tuple[int, int] | None:
+    """log |y / g| = a_i + b_j over the last two axes with both parts: another normalisation."""
+    if r.pair is None or r.pair[0].dim() < 2:
+        return None
+    y, g = (t.reshape(-1, *t.shape[-2:]) for t in r.pair)
+    if min(y.shape[-2:]) < 3 or bool((y == 0).any()) or bool((g == 0).any()):
+        return None
+    log = (y / g).abs().log()
+    row, column = log.mean(-1, keepdim=True), log.mean(-2, keepdim=True)
+    rest = log - row - column + log.mean((-2, -1), keepdim=True)
+    spread = float(rest.abs().max())
+    both = min(float(row.std(-2).max()), float(column.std(-1).max()))
+    dims = r.pair[0].dim()
+    return (dims - 2, dims - 1) if both > 1e-2 and spread < 1e-2 * both else None
+
+
+def uninitialised_accumulator(r: Reading) -> Match | None:
+    """Poison comes through, and zeroed memory mends it: the sum began from what was there."""
+    fact, found = r.memory("never_written"), r.said("uninitialised memory", "poison")
+    if fact is None and found is None:
+        return None
+    text = fact.text if fact is not None else found.text if found is not None else ""
+    where = fact.location if fact is not None else found.location if found is not None else None
+    if r.right("zeroed memory"):
+        return Match(EXACT, (text, "on zeroed memory the result is right: it is added to what was there"), {})
+    if r.fails("zeroed memory"):
+        return Match(FAINT, (text,), {})
+    whole = where is None or where.fraction >= 1
+    return Match(LIKELY + 0.02 if whole else HINT, (text, "every element is concerned" if whole else "in part"), {})
+
+
+def lost_update(r: Reading) -> Match | None:
+    """Of several updates of one place only some arrive."""
+    for i in _missing(r):
+        if len(i.missing) > 2:
+            text = f"{i.input}: {len(i.missing)} separate ranges of axis {i.axis} have no influence ({say(i.missing)})"
+            return Match(LIKELY, (text, "several updates go to one place, and some are lost"), {"input": i.input})
+    if r.pair is None or r.wrong is None or r.share > 0.95 or not r.wrong_count:
+        return None
+    y, g = r.pair
+    got, wanted = y[r.wrong], g[r.wrong]
+    counts = bool((g == g.round()).all()) and bool((y == y.round()).all())
+    if counts and bool((got.abs() < wanted.abs()).all()) and bool((got.sign() * wanted.sign() >= 0).all()):
+        lost = float((wanted - got).abs().sum())
+        return Match(
+            SEEN, (f"counts are too small at {r.wrong_count} places: {lost:g} updates are lost",), {"lost": lost}
+        )
+    if not r.block and r.wrong_count > 2 and float(got.norm()) < 0.9 * float(wanted.norm()):
+        text = f"scattered places are wrong ({r.wrong_count}), and too small there; the others are right"
+        return Match(HINT, (text,), {})
+    return None
+
+
+def low_precision_accumulation(r: Reading) -> Match | None:
+    """Errors like rounding, but larger: no place, no slope, no term."""
+    if r.pair is None or r.ratio() is not None or any(f.r2 > 0.5 for f in r.e.fits):
+        return None
+    y, g = r.pair
+    narrow = narrower(r)
+    if not 0 < r.relative < 0.1 or r.zeros > 0 or r.spans and r.block:
+        return None
+    if narrow is not None:
+        worst = float(((y - g).abs() / g.abs().clamp(min=1e-300)).median())
+        text = f"every element is a {narrow} number, although {r.e.dtype} is stored; half are off by over {worst:.1g}"
+        return Match(SEEN - 0.05, (text,), {"dtype": narrow})
+    slope = abs(float((y * g).sum() / g.square().sum()) - 1)
+    if slope > 0.5 * r.relative or r.relative < 4 * r.unit or r.relative > 0.05:
+        return None
+    bits = -torch.tensor(r.relative).log2().item()
+    return Match(
+        HINT + 0.1, (f"errors without place or sign, about 2^-{bits:.0f} of the size",), {"rel_l2": r.relative}
+    )
+
+
+def narrower(r: Reading) -> str | None:
+    """The narrower dtype whose grid holds every element of the candidate's, though not the golden's."""
+    if r.pair is None:
+        return None
+    y, g = r.pair
+    wide = getattr(torch, r.e.dtype, torch.float32)
+    for kind in (torch.bfloat16, torch.float16, torch.float32):
+        if not wide.is_floating_point or torch.finfo(kind).eps <= torch.finfo(wide).eps:
+            continue
+        if bool((y.to(kind).double() == y).all()) and not bool((g.to(kind).double() == g.to(wide).double()).all()):
+            return str(kind).removeprefix("torch.")
+    return None
+
+
+def missing_rescale(r: Reading) -> Match | None:
+    """Wrong where the running maximum moves: small or equal inputs are right."""
+    if not r.plain_wrong or not r.right("scale 2^-12"):
+        return None
+    if r.fails("nan") or r.e.error or r.y is None or not bool(torch.isfinite(r.y).all()):
+        return None
+    said = "wrong at these inputs, right at inputs times 2^-12: an exponential's shift is not made good between blocks"
+    flat = r.right("flat")
+    return Match(LIKELY + 0.05 if flat else HINT, (said, "right at equal inputs, too") if flat else (said,), {})

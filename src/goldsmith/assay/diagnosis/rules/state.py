@@ -1,0 +1,94 @@
+"""What is left from an earlier call, and what depends on time."""
+
+from __future__ import annotations
+
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading
+
+
+def _mended(r: Reading) -> bool:
+    """Whether uninitialised or shared memory explains that calls differ."""
+    return r.memory("never_written", "aliased", "output_modified") is not None or bool(r.said("", "poison"))
+
+
+def stale_state(r: Reading) -> Match | None:
+    """The second call of the same inputs raises or differs."""
+    if r.plain_wrong and r.fails("repeat") is not None:
+        return None
+    again = r.fails("second call")
+    twice = r.fails("backward twice") or r.said("the backward run twice on one graph")
+    back = r.fails("back")
+    if again is not None:
+        said = again.text or again.error or "the second call of the same inputs gives another result"
+        raises = bool(again.error) or "raised" in again.text
+        score = EXACT if raises and not r.plain_wrong else SEEN
+        return Match(min(score, HINT) if _mended(r) else score, (said, "the first call is right"), {"run": again.name})
+    if twice is not None:
+        return Match(
+            LIKELY, (twice.text or "the backward run twice gives another gradient",), {"run": "backward twice"}
+        )
+    if back is not None and not r.plain_wrong:
+        text = back.text or "the first inputs again, after others, give another result"
+        return Match(LIKELY, (text,), {"run": back.name})
+    return None
+
+
+def stale_copy(r: Reading) -> Match | None:
+    """Other inputs of the same shapes give the first result."""
+    others = r.fails("other inputs") or r.fails("others")
+    if others is None or r.plain_wrong:
+        return None
+    raises = bool(others.error) or "raised" in others.text
+    if raises:
+        return Match(FAINT, (others.text or others.error,), {})
+    if others.same:
+        return Match(EXACT, ("other inputs give, bit for bit, the result of the first ones",), {"run": others.name})
+    text = others.text or "with other inputs of the same shapes the result is wrong, though the first call is right"
+    return Match(SEEN if r.fails("second call") is None else HINT, (text,), {"run": others.name})
+
+
+def stale_config(r: Reading) -> Match | None:
+    """After a call of other sizes the sizes of the first are used."""
+    sizes = r.fails("other sizes") or r.fails("sizes")
+    if sizes is not None:
+        score = EXACT if not r.plain_wrong or r.right("fresh") else LIKELY
+        text = sizes.text or "wrong after a call of other sizes, right in a fresh process"
+        return Match(score, (text,), {"run": sizes.name})
+    if r.plain_wrong and r.right("fresh"):
+        return Match(SEEN, ("right in a fresh start, wrong after cases of other sizes",), {})
+    if r.fails("other inputs") is not None and not r.plain_wrong:
+        return Match(FAINT, ("something is kept between calls",), {})
+    return None
+
+
+def race(r: Reading) -> Match | None:
+    """Right with one thread, or the same call gives several results."""
+    one = [x for name in ("one thread", "1 thread") for x in r.runs(name)]
+    if r.plain_wrong and one and all(x.right for x in one):
+        return Match(EXACT, ("right with one thread, wrong with several",), {"run": one[0].name})
+    repeats = list(r.runs("repeat"))
+    differing = [x for x in repeats if not x.same]
+    wider = r.said("wider than any legal order", "repeats")
+    if r.plain_wrong and any(x.right for x in repeats):
+        good = sum(x.right for x in repeats)
+        return Match(SEEN, (f"{good} of {len(repeats)} repeats of the same call are right",), {"right": good})
+    if differing or wider is not None:
+        text = wider.text if wider is not None else ""
+        text = text or f"{len(differing)} of {len(repeats)} repeats of the same call give another result"
+        return Match(HINT if _mended(r) else LIKELY + 0.1, (text,), {"differing": len(differing)})
+    threads = r.fails("2 threads") or (r.fails("one thread") if not r.plain_wrong else None)
+    if threads is not None:
+        return Match(LIKELY, (threads.text or f"the result depends on the threads ({threads.name})",), {})
+    return None
+
+
+def missing_sync(r: Reading) -> Match | None:
+    """A wait makes it right."""
+    waited = list(r.runs("sync"))
+    if r.plain_wrong and waited and all(x.right for x in waited):
+        return Match(EXACT + 0.02, ("right when every call is waited for, wrong without",), {"run": waited[0].name})
+    repeats = list(r.runs("repeat"))
+    one = [x for name in ("one thread", "1 thread") for x in r.runs(name)]
+    still = bool(one) and not any(x.right for x in one)
+    if r.plain_wrong and any(x.right for x in repeats) and still:
+        return Match(HINT, ("right in some repeats, and not mended by one thread",), {})
+    return None

@@ -1,0 +1,133 @@
+"""Terms and factors of a formula."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import torch
+
+from ..evidence import Fit
+from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading
+
+
+def _fitted(r: Reading, reading: str) -> Match | None:
+    fit = r.fit(reading)
+    if fit is None or fit.gain < 0.05:
+        return None
+    score = EXACT if fit.exact is not None and fit.r2 > 0.999 else LIKELY if fit.r2 > 0.98 else HINT * fit.r2 + 0.1
+    score -= 0.1 * bool(fit.also)
+    number = f"{fit.exact if fit.exact is not None else fit.coefficient:g}"
+    named = f" = {fit.named}" if fit.named and fit.named != number else ""
+    factor = "" if fit.factor in ("", "1") else f" {fit.factor}"
+    place = f" in {fit.where}" if fit.where else ""
+    said = [f"the error{place} is {number}{named} times{factor} {fit.term} (R^2 {fit.r2:.4f}, +- {fit.error:.1g})"]
+    if fit.also:
+        said.append(f"cannot be told apart from {', '.join(fit.also)}")
+    return Match(score, tuple(said), _params(fit))
+
+
+def _params(fit: Fit) -> dict:
+    return {
+        "term": fit.term, "factor": fit.factor, "coefficient": fit.exact if fit.exact is not None else fit.coefficient,
+        "named": fit.named, "golden": fit.golden, "where": fit.where, "also": list(fit.also),
+    }  # fmt: skip
+
+
+def missing_term(r: Reading) -> Match | None:
+    return _fitted(r, "missing")
+
+
+def _count(ratio: float, spread: float) -> int:
+    """The whole number from 2 that a ratio is, or 0."""
+    near = round(ratio)
+    return near if near >= 2 and abs(ratio - near) <= max(1e-4, 4 * spread) * near else 0
+
+
+def repeated_term(r: Reading) -> Match | None:
+    """A term entered once more, or the whole several times."""
+    fitted = _fitted(r, "repeated")
+    ratio = r.ratio()
+    if ratio is None or ratio.scope == "row":
+        return fitted
+    times = _count(ratio.ratio, ratio.spread)
+    if times:
+        where = "" if ratio.scope == "tensor" else f" in {ratio.group}"
+        named = f" = {ratio.named}" if ratio.named and ratio.named != str(times) else ""
+        text = f"y / g is {times}{named}{where}: it is added {times} times"
+        score = SEEN + 0.02 - 0.1 * (named != "" and not _of_sizes(r, ratio.named))
+        whole = Match(score, (text,), {"times": times, "named": ratio.named, "where": ratio.group})
+        return max(filter(None, (fitted, whole)), key=lambda m: m.score)
+    return fitted
+
+
+def _of_sizes(r: Reading, named: str) -> bool:
+    """Whether the name speaks of sizes alone: a count, rather than a scalar that happens to be whole."""
+    return not any(name in named for name in r.e.scalars if name not in r.e.sizes)
+
+
+def sign_flip(r: Reading) -> Match | None:
+    ratio = r.ratio()
+    if ratio is not None and math.isclose(ratio.ratio, -1, abs_tol=max(1e-4, 4 * ratio.spread)):
+        return Match(EXACT, (f"y / g is -1 in {ratio.group or 'every element'}",), {"coefficient": -1.0})
+    fitted = _fitted(r, "sign_flipped")
+    if fitted is None and r.alike < -0.999:
+        return Match(SEEN, (f"the correlation with the golden is {r.alike:.4f}",), {"coefficient": -1.0})
+    return fitted
+
+
+def wrong_factor(r: Reading) -> Match | None:
+    """A factor too many, missing, or of another value; of the whole, of a segment, of each row, or of one term."""
+    fitted = _fitted(r, "factor") or _added(r)
+    ratio = r.ratio()
+    if ratio is None or _bias(ratio.ratio) and not _given(r, ratio.named):
+        return fitted
+    named = ratio.named and ratio.named not in ("1", "-1")
+    score = SEEN if named else HINT + 0.15
+    if _count(ratio.ratio, ratio.spread) and (not named or _of_sizes(r, ratio.named)):
+        score = LIKELY
+    if math.isclose(ratio.ratio, -1, abs_tol=1e-4):
+        score = HINT
+    where = {"tensor": "in every element", "segment": f"in {ratio.group}", "row": f"constant per index, {ratio.group}"}
+    text = f"y / g is {ratio.ratio:.6g}{f' = {ratio.named}' if named else ''} {where.get(ratio.scope, '')}".rstrip()
+    said = [text] + ([f"also {', '.join(ratio.also)}"] if ratio.also else [])
+    params = {"ratio": ratio.ratio, "factor": ratio.named, "where": ratio.group, "also": list(ratio.also)}
+    whole = Match(score, tuple(said), params)
+    return max(filter(None, (fitted, whole)), key=lambda m: m.score)
+
+
+def _added(r: Reading) -> Match | None:
+    """An addend that the golden is not known to have: a hint, since it may stand for a changed factor."""
+    fitted = _fitted(r, "added")
+    return None if fitted is None else replace(fitted, score=fitted.score * HINT)
+
+
+def _given(r: Reading, named: str) -> bool:
+    """Whether a number's name speaks of something that the case gives."""
+    return any(re.search(rf"\b{re.escape(name)}\b", named) for name in (*r.e.scalars, *r.e.sizes))
+
+
+def _bias(ratio: float) -> bool:
+    return abs(ratio - 1) < 2.0**-5
+
+
+def scale_bias(r: Reading) -> Match | None:
+    """y = (1 + b) g with a small b that is no known factor."""
+    if r.pair is None or r.y is None or not bool(torch.isfinite(r.y).all()):
+        return None
+    y, g = r.pair
+    norm = float(g.square().sum())
+    slope = float((y * g).sum()) / norm - 1 if norm else 0.0
+    left = float((y - (1 + slope) * g).norm()) / max(float((y - g).norm()), 1e-300)
+    known = r.ratio()
+    if known is not None and known.named and (not _bias(known.ratio) or _given(r, known.named)):
+        return None
+    listed = next((f for f in r.systematic if "proportional to the value" in f.text or "slope" in f.text), None)
+    if not _bias(1 + slope) or abs(slope) < 2 * r.unit or left > 0.5 and listed is None:
+        return None
+    if left > 0.9:
+        return None
+    text = f"the golden times {1 + slope:.8g} leaves {left:.1%} of the error"
+    said = (text, listed.text) if listed is not None else (text,)
+    return Match(SEEN if left < 0.2 else LIKELY, said, {"bias": slope})

@@ -1,0 +1,51 @@
+"""Results that nobody wrote."""
+
+from __future__ import annotations
+
+import math
+
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, say
+
+
+def never_written(r: Reading) -> Match | None:
+    """Poison is left, and the same memory zeroed does not mend it."""
+    fact = r.memory("never_written")
+    found = r.said("uninitialised memory", "poison")
+    if fact is None and found is None:
+        return _zero_block(r)
+    text = fact.text if fact is not None else found.text if found is not None else ""
+    where = fact.location if fact is not None else found.location if found is not None else None
+    share = where.fraction if where is not None else 1.0
+    params = {"fraction": share, "axes": dict(where.axes) if where is not None else {}}
+    if r.right("zeroed memory"):
+        return Match(FAINT, (text, "on zeroed memory the result is right"), params)
+    if r.fails("zeroed memory"):
+        return Match(EXACT, (text, "on zeroed memory it is wrong, too"), params)
+    return Match(SEEN if share < 1 else LIKELY, (text,), params)
+
+
+def _zero_block(r: Reading) -> Match | None:
+    """Memory that was zeroed when it was made hides it: a block of exact zeros where the golden has numbers."""
+    if not 0 < r.zeros < 1 or not r.block or r.y is None or r.wrong is None:
+        return None
+    if bool((r.y[r.wrong] != 0).any()):
+        return None
+    spans = "; ".join(f"axis {a}: {say(s)}" for a, s in r.spans.items())
+    return Match(HINT + 0.1, (f"exactly zero at {spans}, and right elsewhere",), {"spans": r.spans})
+
+
+def not_computed(r: Reading) -> Match | None:
+    """All zeros, or no tensor at all."""
+    missing = r.said("no tensor came")
+    if missing is not None:
+        return Match(SEEN, (missing.text,), {})
+    if r.y is None or r.g is None or not r.wrong_count:
+        return None
+    if r.zeros == 1.0 and math.isclose(r.relative, 1.0):
+        return Match(SEEN + 0.02, (f"{r.e.tensor} is all zeros: its relative L2 error is exactly 1",), {"rel_l2": 1.0})
+    if r.y.numel() > 1 and bool((r.y == r.y.flatten()[0]).all()) and not bool((r.g == r.g.flatten()[0]).all()):
+        value = float(r.y.flatten()[0])
+        return Match(HINT, (f"{r.e.tensor} holds {value:g} in every element",), {"value": value})
+    if _zero_block(r) is not None:
+        return Match(HINT - 0.1, (f"{r.zeros:.0%} of the elements are exactly zero, the others right",), {})
+    return None

@@ -1,0 +1,89 @@
+"""Every rule names its own fault first, is silent on right kernels, and lower than the right one on other faults."""
+
+import functools
+
+import pytest
+
+from assay import kernels
+from assay.diagnosis.fault_table import TABLE, G
+from assay.diagnosis.faulty import checked, pair, report
+from goldsmith.assay.diagnosis.evidence import Evidence, RunFact
+from goldsmith.assay.diagnosis.rank import rank
+from goldsmith.assay.diagnosis.rules import CATALOGUE, NOTES, matches
+
+IDS = """never_written not_computed
+truncated_reduction off_by_one wrong_mask wrong_axis overwritten_accumulator uninitialised_accumulator lost_update
+low_precision_accumulation missing_rescale missing_term repeated_term sign_flip wrong_factor scale_bias
+transposed permuted shifted wrong_stride swapped_results dtype_width wrong_format layout_assumption expanded_gradient
+overrun stray_read aliased input_modified use_after_free stale_state stale_copy stale_config race missing_sync
+overflow missing_max_shift nan_swallowed absolute_eps truncating_store index_overflow
+invalid_index wrong_decision wrong_saved_tensor missing_partition mask_shift dropout_mismatch empty_group single_element
+exception bad_config reference_fault unknown""".split()
+NAMES = [f"{cause}: {name}" for cause, name, _ in TABLE]
+
+
+@functools.cache
+def ranked(i):
+    return rank(TABLE[i][2](), {})
+
+
+def test_the_catalogue_is_closed():
+    assert sorted(CATALOGUE) == sorted(IDS)
+    assert all(entry.text and entry.mend for entry in CATALOGUE.values())
+    assert not set(NOTES) & set(CATALOGUE)
+    assert {cause for cause, _, _ in TABLE} == set(IDS) - {"unknown"}
+
+
+@pytest.mark.parametrize("i", range(len(TABLE)), ids=NAMES)
+def test_a_rule_names_its_own_fault_first(i):
+    found = ranked(i)
+    assert found[0].id == TABLE[i][0], [(c.id, c.score, c.evidence) for c in found[:4]]
+    assert found[0].evidence and all(found[0].evidence) and found[0].mend and 0.5 <= found[0].score <= 1
+    assert len(found) == 1 or found[1].score < found[0].score
+
+
+@pytest.mark.parametrize("i", range(len(TABLE)), ids=NAMES)
+def test_a_rule_is_lower_on_other_faults(i):
+    cause = TABLE[i][0]
+    others = [j for j in range(len(TABLE)) if TABLE[j][0] != cause]
+    for j in others:
+        scores = {c.id: c.score for c in ranked(j)}
+        assert scores.get(cause, 0) < scores[TABLE[j][0]], NAMES[j]
+
+
+def right():
+    again = ("second_call", "other_inputs", "back", "repeat 1", "one thread")
+    runs = {n: RunFact(n) for n in (*again, "layout transposed(x)", "scale 2^12", "scale 2^-12", "flat", "offset")}
+    return pair(G.float(), G, report=report(verdict="pass"), runs=runs)
+
+
+@pytest.mark.parametrize("cause", IDS)
+def test_a_rule_is_silent_on_a_right_kernel(cause):
+    assert cause not in matches(right())
+    assert rank(right()) == []
+
+
+def test_a_check_that_passes_has_no_causes():
+    evidence = checked(kernels.plain_sum, probes="quick")
+    assert evidence.report.ok and rank(evidence) == [] and matches(evidence) == {}
+
+
+def test_nothing_that_fits_is_unknown_with_its_evidence():
+    evidence = Evidence(report=report("y exceeds the proven bound"), tensor="y")
+    (cause,) = rank(evidence)
+    assert (cause.id, cause.score, cause.weak) == ("unknown", 0.0, True)
+    assert cause.evidence == ["y exceeds the proven bound"] and cause.text.startswith("y is wrong: no known cause")
+
+
+def test_a_golden_at_fault_accuses_nobody_else():
+    evidence = pair(G * 2, G, report=report("float32 inside", probe="golden", verdict="reference_fault"))
+    assert [c.id for c in rank(evidence)] == ["reference_fault"]
+
+
+def test_scores_go_through_the_calibration():
+    evidence = pair(G * 16, G, numbers={"n": 4})
+    raw = {c.id: c.score for c in rank(evidence, {})}
+    table = {"repeated_term": [[0.5, 0.2], [1.0, 0.4]], "all": [[0.0, 0.0], [1.0, 0.5]]}
+    scores = {c.id: c.score for c in rank(evidence, table)}
+    assert scores["repeated_term"] == pytest.approx(0.2 + 0.2 * (raw["repeated_term"] - 0.5) / 0.5, abs=1e-4)
+    assert scores["wrong_factor"] == pytest.approx(raw["wrong_factor"] / 2, abs=1e-4)
