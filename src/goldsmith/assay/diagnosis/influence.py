@@ -1,0 +1,142 @@
+"""Which slices of an input the candidate depends on, against the golden: where influence is missing, where it leaks.
+
+A slice is changed to a large finite number in candidate and golden; it has influence on a result where that moves.
+Groups of slices are halved: a group whose influence agrees everywhere it reaches needs no further run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..bounds import SLACK
+from ..probes.scaling import far, taken
+from ..reference import References
+from ..session import Session
+from .evidence import Influence
+from .isolate import named
+
+PROBE = "influence"
+_RUNS = 24  # per axis: two edges of 2^9 slices and some more
+
+
+def influence(
+    session: Session, wrong: set[str], *, spent: Callable[[], bool] = lambda: False, runs: int = _RUNS
+) -> dict[str, Influence]:
+    """By "input[axis]": the index ranges that have no influence and should, or have one and should not.
+
+    wrong: the results and stages to look at, best the first wrong one alone: what follows is moved through it. Each axis costs one run where all is as it should be, `runs` at most elsewhere.
+    """
+    out = {}
+    for name, tensor in session.material.inputs.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        for axis in range(tensor.dim()):
+            if tensor.shape[axis] < 2 or spent():
+                continue
+            found = _Axis(session, name, axis, wrong, spent, runs).find()
+            if found is not None:
+                out[f"{name}[{axis}]"] = found
+    return out
+
+
+class _Axis:
+    """One axis of one input, searched by halving."""
+
+    def __init__(self, session: Session, name: str, axis: int, wrong: set[str], spent: Callable[[], bool], runs: int):
+        self.session, self.name, self.axis, self.wrong = session, name, axis, wrong
+        self.spent, self.left = spent, runs
+        self.length = session.material.inputs[name].shape[axis]
+        self.first = {n: t for n, (_, t) in named(session.first).items() if t is not None}
+        self.outputs: set[str] = set()
+        self.missing: list[tuple[int, int]] = []
+        self.extra: list[tuple[int, int]] = []
+
+    def find(self) -> Influence | None:
+        ends = [(0, 0), (self.length - 1, self.length - 1)]
+        states = [self.state(*e) for e in ends]
+        middle = (1, self.length - 2)
+        self._note(ends[0], states[0])
+        if middle[0] <= middle[1]:
+            self._halve(*middle, states[0], states[1])
+        self._note(ends[1], states[1])
+        if not self.missing and not self.extra:
+            return None
+        return Influence(self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)))
+
+    def _halve(self, lo: int, hi: int, before: str, after: str) -> None:
+        """Between two known ends: where both agree a slice in the middle speaks for all, else the edge is searched."""
+        if lo > hi:
+            return
+        middle = (lo + hi) // 2
+        state = self.state(middle, middle)
+        if before == state == after:
+            self._note((lo, hi), state)
+            return
+        if state == before:
+            self._note((lo, middle), state)
+        else:
+            self._halve(lo, middle - 1, before, state)
+            self._note((middle, middle), state)
+        if state == after:
+            self._note((middle + 1, hi), state)
+        else:
+            self._halve(middle + 1, hi, state, after)
+
+    def _note(self, span: tuple[int, int], state: str) -> None:
+        if span[0] <= span[1] and state in ("missing", "extra"):
+            (self.missing if state == "missing" else self.extra).append(span)
+
+    def state(self, lo: int, hi: int) -> str:
+        """ "as in the golden", "missing" or "extra"; unknown counts as the former."""
+        if self.left <= 0 or self.spent():
+            return "same"
+        self.left -= 1
+        session = self.session
+        copy = session.material.inputs[self.name].clone(memory_format=torch.contiguous_format)
+        part = copy.narrow(self.axis, lo, hi - lo + 1)
+        signs = torch.randint(0, 2, part.shape, generator=torch.Generator().manual_seed(lo)) * 2 - 1
+        part.copy_(signs.to(part.device, part.dtype) * far(session.material.inputs[self.name]))
+        material = session.material.with_inputs({self.name: copy})
+        done = session.execute(PROBE, f"influence of {self.name}", material=material, look=False)
+        if done.error is not None:
+            return "same"
+        ref = session.references(material, done, taken(session, done))
+        said = "same"
+        for name, (_, tensor) in named(done).items():
+            if name not in self.wrong or tensor is None or name in session.target.decisions:
+                continue
+            missing, extra = self._moved(name, tensor, ref)
+            if missing or extra:
+                self.outputs.add(name)
+                said = "missing" if missing else said if said == "missing" else "extra"
+        return said
+
+    def _moved(self, name: str, tensor: Tensor, ref: References) -> tuple[bool, bool]:
+        """(moves in the golden alone, in the candidate alone), in some element.
+
+        The golden counts as moved where it goes farther than rounding; the candidate as still where no bit changes.
+        """
+        now, before, mine = ref.bounded.get(name), self.session.ref.bounded.get(name), self.first.get(name)
+        if now is None or before is None or mine is None or now.value.shape != tensor.shape:
+            return False, False
+        change = (now.value - before.value).abs()
+        nans = torch.isnan(tensor) & torch.isnan(mine)
+        still = (tensor == mine) | nans
+        moves = change > SLACK * (now.bound + before.bound)
+        lost = still & moves & ~nans
+        step = (tensor.double() - mine.double()).abs()
+        leaks = (change == 0) & (step > 4 * SLACK * (now.bound + before.bound)) & torch.isfinite(step)
+        return bool(lost.any()), bool(leaks.any())
+
+
+def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    out: list[tuple[int, int]] = []
+    for lo, hi in sorted(spans):
+        if out and lo == out[-1][1] + 1:
+            out[-1] = (out[-1][0], hi)
+        else:
+            out.append((lo, hi))
+    return tuple(out)

@@ -1,0 +1,118 @@
+"""The same case run otherwise: again, on other memory, with other threads, layouts and magnitudes.
+
+`check` asks whether a run agrees with the first one, and looks past tensors that the first run has wrong already. A
+diagnosis asks of every run whether each result is right: what is right in one run and wrong in another tells races,
+stale state, layouts and scales apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from .. import ladder
+from ..memory import DIRT_FILL, LAYOUTS, ZERO_FILL
+from ..probes import decisions
+from ..run import How, Material, Run
+from ..session import Session
+from .evidence import RunFact
+
+PROBE = "runs"
+GOLDEN_SAVED = "golden saved"  # the gradients alone are judged: what was saved is as wrong as before
+
+
+def facts(
+    session: Session, *, repeats: int = 3, spent: Callable[[], bool] = lambda: False
+) -> tuple[dict[str, RunFact], int]:
+    """What came of each other run, by name, and how many were left out because `spent()` said so.
+
+    Names: "zeroed memory", "second call", "other inputs", "back", "repeat 1".., "1 thread" (or "2 threads"),
+    "layout transposed".., "layout stride0", "golden saved", "scale 2^12", "scale 2^-12", "offset", "flat".
+    """
+    out: dict[str, RunFact] = {}
+    left = 0
+    for name, how, material in _plan(session, repeats):
+        if spent():
+            left += 1
+            continue
+        out[name] = _fact(session, name, how, material)
+    return out, left
+
+
+def _plan(session: Session, repeats: int) -> Iterator[tuple[str, How, Material]]:
+    """Runs in order of what they usually tell; those that leave state behind come where that is meant."""
+    first, same = session.first, session.material
+    yield "zeroed memory", How(fill=ZERO_FILL), same
+    yield "second call", How(fill=DIRT_FILL, fresh=False), same
+    yield "other inputs", How(fresh=False), session.variant(1)
+    yield "back", How(fresh=False), same
+    for i in range(repeats):
+        yield f"repeat {i + 1}", How(), same
+    if same.device.type == "cpu":
+        threads = 1 if torch.get_num_threads() > 1 else 2
+        yield f"{threads} thread{'s' * (threads > 1)}", How(threads=threads), same
+    golden = {f"saved.{n}": session.ref.values[f"saved.{n}"] for n in first.saved if f"saved.{n}" in session.ref.values}
+    if golden and callable(session.target.backward):
+        yield GOLDEN_SAVED, How(substitute=golden), same
+    tensors = [*same.inputs, *(f"grad_{n}" for n in first.cotangents)]
+    for layout in ("contiguous", *LAYOUTS):
+        yield f"layout {layout}", How(layouts=dict.fromkeys(tensors, layout)), same
+    sent = {n: c.flatten()[:1].reshape([1] * c.dim()).expand(c.shape) for n, c in first.cotangents.items() if c.numel()}
+    if sent:
+        yield "layout stride0", How(cotangents=sent), same
+    for exponent in (12, -12):
+        yield f"scale 2^{exponent}", How(), _changed(same, lambda t, e=exponent: t * 2.0**e)
+    yield "offset", How(), _changed(same, lambda t: t + 128)
+    yield "flat", How(), _changed(same, lambda t: t.flatten()[:1].expand(t.numel()).reshape(t.shape).clone())
+
+
+def _changed(material: Material, change: Callable[[Tensor], Tensor]) -> Material:
+    moved = {n: change(t) for n, t in material.inputs.items() if t.is_floating_point() and t.numel()}
+    return material.with_inputs({n: t for n, t in moved.items() if bool(torch.isfinite(t).all())})
+
+
+def _fact(session: Session, name: str, how: How, material: Material) -> RunFact:
+    done = session.execute(PROBE, name, how, material, look=False)
+    if done.error is not None:
+        said = str(done.error).strip().splitlines() or [""]
+        error = f"{type(done.error).__name__}: {said[0][:200]}"
+        return RunFact(name, same=False, error=error, text=f"{name}: the {done.phase} raises {error}")
+    like_first = material is session.material and not how.cotangents
+    if like_first and session.same_decisions(done):
+        ref = session.ref
+    else:
+        ref = decisions.settle(session, done, session.references(material, done))
+    wrong = []
+    for tensor, kind, got in done.results():
+        against = ref.reference(tensor, kind, noise=False)
+        if against is None or tensor in session.target.decisions or (name == GOLDEN_SAVED and kind != "grad"):
+            continue
+        if got is None and kind == "grad" and not bool(against.bounded.value.count_nonzero()):
+            continue
+        if not ladder.judge(tensor, got, against, probe=PROBE).ok:
+            wrong.append(tensor)
+    same, apart = (True, 0.0) if not like_first else _compared(session.first, done)
+    text = f"{name}: {'right' if not wrong else ', '.join(wrong) + ' wrong'}"
+    text += "" if same else f"; up to {apart:.3g} from the first run"
+    return RunFact(name, tuple(wrong), same, apart, text=text)
+
+
+def _compared(first: Run, done: Run) -> tuple[bool, float]:
+    """Whether all results are equal bit for bit (NaN equals NaN), and how far they are apart at most."""
+    mine = {n: t for n, _, t in first.results()}
+    same, apart = True, 0.0
+    for name, _, tensor in done.results():
+        other = mine.get(name)
+        if tensor is None or other is None or tensor.shape != other.shape:
+            same &= tensor is other
+            continue
+        a, b = tensor.double(), other.double()
+        differs = ~((a == b) | ((a != a) & (b != b)))
+        if bool(differs.any()):
+            same = False
+            away = (a - b).abs()[differs]
+            finite = away[torch.isfinite(away)]
+            apart = max(apart, float(finite.max()) if finite.numel() else float("inf"))
+    return same, apart
