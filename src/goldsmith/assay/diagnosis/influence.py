@@ -27,7 +27,8 @@ def influence(
 ) -> dict[str, Influence]:
     """By "input[axis]": the index ranges that have no influence and should, or have one and should not.
 
-    wrong: the results and stages to look at, best the first wrong one alone: what follows is moved through it. Each axis costs one run where all is as it should be, `runs` at most elsewhere.
+    wrong: the results and stages to look at, best the first wrong one alone: what follows is moved through it.
+    Each axis costs one run where all is as it should be, `runs` at most elsewhere.
     """
     out = {}
     for name, tensor in session.material.inputs.items():

@@ -8,6 +8,7 @@ stale state, layouts and scales apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def _plan(session: Session, repeats: int) -> Iterator[tuple[str, How, Material]]
     if sent:
         yield "layout stride0", How(cotangents=sent), same
     for exponent in (12, -12):
-        yield f"scale 2^{exponent}", How(), _changed(same, lambda t, e=exponent: t * 2.0**e)
+        yield f"scale 2^{exponent}", How(), _changed(same, partial(torch.mul, other=2.0**exponent))
     yield "offset", How(), _changed(same, lambda t: t + 128)
     yield "flat", How(), _changed(same, lambda t: t.flatten()[:1].expand(t.numel()).reshape(t.shape).clone())
 
