@@ -68,6 +68,30 @@ def test_a_check_that_passes_has_no_causes():
     assert evidence.report.ok and rank(evidence) == [] and matches(evidence) == {}
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_a_kernel_that_is_always_wrong_has_no_state_race_or_layout(same):
+    again = "zeroed memory,second call,other inputs,back,repeat 1,repeat 2,1 thread,2 threads,golden saved"
+    other = "layout transposed,layout stride0,scale 2^12,scale 2^-12,offset,flat"
+    names = f"{again},{other}".split(",")
+    runs = {n: RunFact(n, wrong=("y",), same=same, difference=1e-7) for n in names}
+    late = "stale_state stale_copy stale_config race missing_sync layout_assumption expanded_gradient absolute_eps"
+    assert not set(late.split()) & set(matches(pair(G * 3, G, runs=runs)))
+
+
+def test_orders_that_differ_within_the_noise_are_no_race():
+    runs = {n: RunFact(n, same=False, difference=1e-7) for n in ("repeat 1", "repeat 2", "2 threads")}
+    assert matches(pair(G, G, runs=runs, report=report(verdict="pass"))) == {}
+
+
+def test_repeats_that_differ_by_the_size_of_the_error_are_a_race():
+    got = G.clone()
+    got[3] = 0
+    runs = {
+        n: RunFact(n, wrong=("y",), same=False, difference=float(G[3].abs().max())) for n in ("repeat 1", "repeat 2")
+    }
+    assert rank(pair(got, G, runs=runs), {})[0].id == "race"
+
+
 def test_nothing_that_fits_is_unknown_with_its_evidence():
     evidence = Evidence(report=report("y exceeds the proven bound"), tensor="y")
     (cause,) = rank(evidence)

@@ -198,7 +198,7 @@ def layout_assumption(r: Reading) -> Match | None:
 def expanded_gradient(r: Reading) -> Match | None:
     """Wrong where the output gradient has stride 0, as `y.sum().backward()` sends it."""
     names, expanded = _layouts(r)
-    sent = [n for n in expanded if "grad" in n]
+    sent = [n for n in expanded if "grad" in n or "(" not in n]
     if not sent:
         return None
     only = len(expanded) == len(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..evidence import RunFact
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading
 
 
@@ -40,8 +41,8 @@ def stale_copy(r: Reading) -> Match | None:
     raises = bool(others.error) or "raised" in others.text
     if raises:
         return Match(FAINT, (others.text or others.error,), {})
-    if others.same:
-        return Match(EXACT, ("other inputs give, bit for bit, the result of the first ones",), {"run": others.name})
+    if r.e.tensor and others.difference == 0 and "bit for bit" in others.text:
+        return Match(EXACT, (others.text,), {"run": others.name})
     text = others.text or "with other inputs of the same shapes the result is wrong, though the first call is right"
     return Match(SEEN if r.fails("second call") is None else HINT, (text,), {"run": others.name})
 
@@ -49,15 +50,23 @@ def stale_copy(r: Reading) -> Match | None:
 def stale_config(r: Reading) -> Match | None:
     """After a call of other sizes the sizes of the first are used."""
     sizes = r.fails("other sizes") or r.fails("sizes")
-    if sizes is not None:
-        score = EXACT if not r.plain_wrong or r.right("fresh") else LIKELY
-        text = sizes.text or "wrong after a call of other sizes, right in a fresh process"
-        return Match(score, (text,), {"run": sizes.name})
+    if sizes is not None and not r.plain_wrong:
+        text = sizes.text or "wrong after a call of other sizes, right before"
+        return Match(EXACT, (text,), {"run": sizes.name})
     if r.plain_wrong and r.right("fresh"):
         return Match(SEEN, ("right in a fresh start, wrong after cases of other sizes",), {})
     if r.fails("other inputs") is not None and not r.plain_wrong:
         return Match(FAINT, ("something is kept between calls",), {})
     return None
+
+
+def _apart(r: Reading, run: RunFact) -> bool:
+    """Whether a repeat differs by more than legal orders do: it is wrong where others are right, or by far."""
+    if not r.plain_wrong:
+        return not run.right
+    if r.pair is None:
+        return run.difference > 0
+    return run.difference > 0.1 * float((r.pair[0] - r.pair[1]).abs().max())
 
 
 def race(r: Reading) -> Match | None:
@@ -66,7 +75,7 @@ def race(r: Reading) -> Match | None:
     if r.plain_wrong and one and all(x.right for x in one):
         return Match(EXACT, ("right with one thread, wrong with several",), {"run": one[0].name})
     repeats = list(r.runs("repeat"))
-    differing = [x for x in repeats if not x.same]
+    differing = [x for x in repeats if not x.same and _apart(r, x)]
     wider = r.said("wider than any legal order", "repeats")
     if r.plain_wrong and any(x.right for x in repeats):
         good = sum(x.right for x in repeats)
@@ -75,8 +84,8 @@ def race(r: Reading) -> Match | None:
         text = wider.text if wider is not None else ""
         text = text or f"{len(differing)} of {len(repeats)} repeats of the same call give another result"
         return Match(HINT if _mended(r) else LIKELY + 0.1, (text,), {"differing": len(differing)})
-    threads = r.fails("2 threads") or (r.fails("one thread") if not r.plain_wrong else None)
-    if threads is not None:
+    threads = r.fails("2 threads") or r.fails("one thread") or r.fails("1 thread")
+    if threads is not None and not r.plain_wrong:
         return Match(LIKELY, (threads.text or f"the result depends on the threads ({threads.name})",), {})
     return None
 
