@@ -1,0 +1,184 @@
+"""Bundles: one failing case as a folder of data, to be sent around and replayed. No code in it, and no pickle.
+
+    <target>-<case>-<hash8>/
+        bundle.json             what it is: sizes, seed, dtype, device, threads, versions, scalars, verdict, causes, and
+                                for every tensor its dtype, shape, strides, offset, and the storage that it lies in
+        inputs.safetensors, golden.safetensors, outputs.safetensors
+
+A tensor that fills its storage in order lies in the file under its own name; any other as its storage's bytes, which
+several tensors may share. Bits survive, payloads of NaN among them. Reading runs nothing and imports nothing that a
+bundle names; whatever does not fit raises ValueError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..check import environment
+from ..run import Material
+from .bundle_read import FILES, JSON, SCHEMA, name_of, read
+
+LIMIT = 256 << 20  # bytes, beyond which outputs are left out
+TRIM = 64 << 20  # bytes of a storage around a tensor that are kept with it
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a bundle holds: `meta` is bundle.json."""
+
+    inputs: dict[str, Tensor]
+    scalars: dict[str, Any]
+    golden: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+def save(
+    folder: str | os.PathLike,
+    material: Material,
+    dtype: torch.dtype,
+    *,
+    golden: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+    layouts: Mapping[str, str] | None = None,
+    verdict: str = "fail",
+    stage: str | None = None,
+    causes: Sequence[Mapping[str, Any]] = (),
+) -> Path:
+    """Write one case as a bundle into `folder`; returns the bundle's own folder.
+
+    material  what the candidate ran on;  golden, outputs  what came of it, by result name
+    causes    as JSON values, best first; layouts  input or "grad_<output>" -> layout, where it matters
+    """
+    parts: dict[str, Mapping[str, Tensor]] = {"inputs": material.inputs, "golden": golden, "outputs": outputs}
+    size = sum(t.numel() * t.element_size() for part in parts.values() for t in part.values())
+    left_out = ["outputs"] if size > LIMIT else []
+    target, case = material.target.name or "target", material.case
+    meta: dict[str, Any] = {
+        "schema": SCHEMA, "target": target, "case": case, "sizes": {k: _scalar(v) for k, v in material.sizes.items()},
+        "seed": material.seed, "dtype": name_of(dtype), "device": str(material.device),
+        "threads": torch.get_num_threads(), "versions": versions(material.device), "layouts": dict(layouts or {}),
+        "scalars": {k: _scalar(v) for k, v in material.scalars.items()}, "verdict": verdict, "stage": stage,
+        "causes": [dict(c) for c in causes], "left_out": left_out, "tensors": {},
+    }  # fmt: skip
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=".bundle-", dir=folder))
+    try:
+        digest = hashlib.sha256()
+        for part in FILES:
+            if part in left_out:
+                continue
+            entries, stored = _packed(parts[part])
+            meta["tensors"][part] = entries
+            _write(made / f"{part}.safetensors", stored)
+            digest.update((made / f"{part}.safetensors").read_bytes())
+        text = json.dumps(meta, indent=1, allow_nan=False, sort_keys=True)
+        digest.update(text.encode())
+        (made / JSON).write_text(text, encoding="utf-8")
+        final = Path(folder) / f"{_plain(target)}-{_plain(case)}-{digest.hexdigest()[:8]}"
+        if final.exists():  # the very same bytes
+            return final
+        made.chmod(0o755)
+        return made.rename(final)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def load_bundle(path: str | os.PathLike) -> Bundle:
+    """The data of a bundle's folder. Reads only; raises ValueError that says what is wrong with it."""
+    parts, scalars, meta = read(Path(path))
+    return Bundle(parts["inputs"], scalars, parts["golden"], parts["outputs"], meta)
+
+
+def versions(device: str | torch.device) -> dict[str, str]:
+    """What may matter for a number, as text."""
+    known = environment(device)
+    return {k: str(known[k]) for k in ("torch", "triton", "python", "machine", "gpu") if known.get(k) is not None}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_=,.]+", "_", name).strip("._")[:60] or "unnamed"
+
+
+def _scalar(value: Any) -> Any:
+    """A scalar as JSON that brings back its bits; what is not plain data is kept as text, and comes back as text."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return {"float": float(value).hex()}
+    if isinstance(value, torch.dtype):
+        return {"dtype": name_of(value)}
+    if isinstance(value, list | tuple):
+        return {"list" if isinstance(value, list) else "tuple": [_scalar(v) for v in value]}
+    return {"text": repr(value)[:1000]}
+
+
+def _packed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Any]], dict[str, Tensor]]:
+    """(what bundle.json says of each tensor, what the file holds)"""
+    ordinary = {name: _ordinary(name, tensor) for name, tensor in tensors.items()}
+    sharing: dict[int, list[str]] = {}
+    for name, tensor in ordinary.items():
+        sharing.setdefault(tensor.untyped_storage().data_ptr() if tensor.numel() else -1 - len(sharing), []).append(
+            name
+        )
+    entries: dict[str, dict[str, Any]] = {}
+    stored: dict[str, Tensor] = {}
+    for names in sharing.values():
+        group = {n: ordinary[n] for n in names}
+        tensor = group[names[0]]
+        if len(names) == 1 and tensor.is_contiguous() and tensor.storage_offset() == 0:
+            key, base = names[0], 0
+            stored[key] = tensor.cpu().clone()
+        else:
+            key = f"storage:{len(stored)}"
+            while key in ordinary:
+                key += ":"
+            base, end = _span(group.values())
+            storage = tensor.untyped_storage()
+            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            stored[key] = raw[base:end].cpu().clone()
+        for name, member in group.items():
+            entries[name] = {
+                "key": key, "dtype": name_of(member.dtype), "shape": list(member.shape),
+                "stride": list(member.stride()),
+                "offset": member.storage_offset() - base // member.element_size(),
+            }  # fmt: skip
+    return entries, stored
+
+
+def _span(tensors: Any) -> tuple[int, int]:
+    """The bytes of a storage to keep: all of it, or, of a far larger one, what they lie in, aligned as before."""
+    tensors = list(tensors)
+    whole = tensors[0].untyped_storage().nbytes()
+    low, high = whole, 0
+    for t in tensors:
+        last = t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+        low = min(low, t.storage_offset() * t.element_size())
+        high = max(high, (last + 1) * t.element_size())
+    return (0, whole) if whole - (high - low) <= TRIM else (low - low % 256, high)
+
+
+def _ordinary(name: str, tensor: Tensor) -> Tensor:
+    if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
+        raise TypeError(f"bundle: {name!r} is no ordinary strided tensor ({tensor.layout}, {tensor.device})")
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _write(path: Path, stored: dict[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(stored, path)

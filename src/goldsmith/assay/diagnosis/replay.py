@@ -1,0 +1,103 @@
+"""Replays a bundle: the same inputs, on the same number of threads, held to the target's golden once more."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..case import Case, Make
+from ..check import check
+from ..results import Note, Report
+from ..run import How, Material, execute
+from ..target import Target
+from .bundle import Bundle, load_bundle, versions
+from .bundle_read import DTYPES
+
+REPRODUCED, NOT_REPRODUCED, DIFFERS = "reproduced", "not reproduced", "differs"
+
+
+def replay(path: str | os.PathLike, target: Target) -> Report:
+    """The report of a bundle's inputs on this machine, with the answer in `report.environment["replay"]`:
+
+    "reproduced"      the verdict is the bundle's, and the same results have the same bits
+    "differs"         it fails here too, but otherwise (or passes too, with other bits)
+    "not reproduced"  the verdict is another one
+
+    Versions that differ stand side by side. Raises ValueError for a bundle that cannot be read, or does not fit.
+    """
+    bundle = load_bundle(path)
+    if not isinstance(target, Target):
+        raise TypeError(f"replay: expected an assay.Target, got {type(target).__name__}")
+    device, remark = _device(bundle.meta["device"])
+    meta, dtype = bundle.meta, DTYPES[bundle.meta["dtype"]]
+    inputs = {n: _on(t, device) for n, t in bundle.inputs.items()}
+    supply = {**inputs, **bundle.scalars}
+
+    def draw(make: Make) -> dict[str, Any]:
+        return dict(supply)
+
+    case = Case(meta["case"], draw, given=True)
+    material = Material(target, meta["case"], {}, inputs, bundle.scalars, meta["seed"])
+    threads, state = torch.get_num_threads(), torch.random.get_rng_state()
+    torch.set_num_threads(meta["threads"])
+    try:
+        report = check(target, case, dtype=dtype, device=device, seed=meta["seed"], raises=False)
+        run = execute(material, replace(How(), layouts=meta["layouts"]))
+    finally:
+        torch.set_num_threads(threads)
+        torch.random.set_rng_state(state)
+    mine = {name: tensor for name, _, tensor in run.results() if tensor is not None}
+    other = _other_bits(bundle, mine)
+    answer = _answer(meta["verdict"], report.verdict, other)
+    before, now = meta["versions"], versions(device)
+    apart = {k: [before.get(k, "-"), now.get(k, "-")] for k in {**before, **now} if before.get(k) != now.get(k)}
+    report.environment["replay"] = {"answer": answer, "versions": apart, "bits": other}
+    report.notes.insert(0, Note("replay", "", _said(answer, meta, report, other, apart, remark), case.name))
+    return report
+
+
+def _answer(before: str, now: str, other: list[str]) -> str:
+    if before != now:
+        return NOT_REPRODUCED
+    return DIFFERS if other else REPRODUCED
+
+
+def _said(answer: str, meta: dict, report: Report, other: list[str], apart: dict, remark: str) -> str:
+    words = [f"{answer}: the verdict was {meta['verdict']}, here it is {report.verdict}"]
+    if other:
+        words.append(f"other bits in {', '.join(other)}")
+    if "outputs" in meta["left_out"]:
+        words.append("the bundle holds no outputs, so that bits were not compared")
+    words += [f"{name} was {was}, here {here}" for name, (was, here) in sorted(apart.items())]
+    return "; ".join(words + [remark] * bool(remark))
+
+
+def _other_bits(bundle: Bundle, mine: dict[str, Tensor]) -> list[str]:
+    """Results of the bundle that came otherwise here, or not at all."""
+    return [n for n, was in bundle.outputs.items() if n in mine or "." not in n if not _same(was, mine.get(n))]
+
+
+def _same(was: Tensor, now: Tensor | None) -> bool:
+    if now is None or was.shape != now.shape or was.dtype != now.dtype:
+        return False
+    bits = [t.cpu().contiguous().reshape(-1).view(torch.uint8) for t in (was, now)]
+    return torch.equal(*bits)
+
+
+def _device(wanted: str) -> tuple[torch.device, str]:
+    if wanted.startswith("cuda") and torch.cuda.is_available():
+        return torch.device("cuda"), ""
+    return torch.device("cpu"), f"it ran on {wanted}, which is not here" if not wanted.startswith("cpu") else ""
+
+
+def _on(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor with its strides and offset on a device."""
+    if device.type == "cpu":
+        return tensor
+    raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).to(device)
+    place = (raw.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    return torch.empty(0, dtype=tensor.dtype, device=device).set_(*place)

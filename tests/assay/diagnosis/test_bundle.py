@@ -1,0 +1,273 @@
+"""Bundles: every bit comes back, hostile ones are refused, and a replay says what is the same here."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+
+from goldsmith import assay
+from goldsmith.assay.binding import inputs_and_scalars
+from goldsmith.assay.diagnosis import bundle as bundles
+from goldsmith.assay.diagnosis.replay import replay
+from goldsmith.assay.run import Material, execute
+
+
+def golden(x, w, eps):
+    return x * w + eps
+
+
+def wrong(x, w, eps):
+    return x * w * 1.5 + eps
+
+
+def target(candidate=wrong):
+    return assay.Target(candidate, golden, cases={"x": torch.randn(3, 4), "w": torch.randn(4), "eps": 0.5}, name="mul")
+
+
+def material(supply, of=None):
+    inputs, scalars = inputs_and_scalars(supply)
+    return Material(of or target(), "rows[T=3,D=4]", {"T": 3, "D": 4}, inputs, scalars, 7)
+
+
+def plain():
+    return {"x": torch.randn(3, 4), "w": torch.randn(4), "eps": 0.5}
+
+
+def saved(folder, supply=None, of=None, **more):
+    made = material(supply or plain(), of)
+    run = execute(made)
+    outputs = {n: t for n, _, t in run.results() if t is not None}
+    return bundles.save(folder, made, torch.float32, golden={}, outputs=outputs, **more)
+
+
+def stored(folder, tensors):
+    path = bundles.save(folder, material(tensors), torch.float32, golden={}, outputs={})
+    return bundles.load_bundle(path).inputs
+
+
+def bits(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = saved(tmp_path, causes=[{"id": "scale_bias", "score": 0.9}], stage="y")
+    assert path.parent == tmp_path and path.name.startswith("mul-rows_T=3,D=4-")
+    bundle = bundles.load_bundle(path)
+    assert set(bundle.inputs) == {"x", "w"} and bundle.scalars == {"eps": 0.5}
+    assert bundle.meta["causes"] == [{"id": "scale_bias", "score": 0.9}] and bundle.meta["stage"] == "y"
+    assert bundle.meta["sizes"] == {"T": 3, "D": 4} and bundle.meta["versions"]["torch"] == torch.__version__
+    assert {"y", "x.grad", "w.grad"} <= set(bundle.outputs)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
+    assert saved(tmp_path, bundle.inputs | bundle.scalars, causes=bundle.meta["causes"], stage="y") == path
+
+
+PAYLOADS = [0x7FC00001, 0xFFABCDEF - 2**32, 0x7F800001, 0x80000000 - 2**32, 1]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda t: t,
+        lambda t: t.t(),
+        lambda t: t[::2],
+        lambda t: t[1:, 1:3],
+        lambda t: t[1:],
+        lambda t: t[:1].expand(6, 4),
+        lambda t: t[0, 0],
+        lambda t: t[:0],
+    ],
+    ids=["dense", "transposed", "stepped", "sliced", "offset", "expanded", "scalar", "empty"],
+)
+def test_bits_strides_and_offsets_survive(tmp_path, layout):
+    whole = torch.randint(-(2**31), 2**31 - 1, (5, 4), dtype=torch.int32)
+    whole[:, 1] = torch.tensor(PAYLOADS, dtype=torch.int32)
+    value = layout(whole.view(torch.float32))
+    back = stored(tmp_path, {"x": value})["x"]
+    assert (back.shape, back.stride(), back.dtype) == (value.shape, value.stride(), value.dtype)
+    assert back.storage_offset() == value.storage_offset() or not value.numel()
+    assert torch.equal(bits(back), bits(value))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "float16", "bfloat16", "float64", "complex64"])
+def test_every_dtype_comes_back(tmp_path, dtype):
+    value = torch.randint(0, 2, (3, 4)).to(getattr(torch, dtype))
+    for view in (value, value.t()):
+        back = stored(tmp_path, {"x": view})["x"]
+        assert back.dtype == view.dtype and torch.equal(back, view) and back.stride() == view.stride()
+
+
+def test_inputs_that_share_memory_share_it_again(tmp_path):
+    whole = torch.randn(4, 6)
+    back = stored(tmp_path, {"a": whole[:, :4], "b": whole[:, 2:], "c": torch.randn(2)})
+    back["a"][0, 2] = 42.0
+    assert back["b"][0, 0] == 42.0
+    assert back["c"].untyped_storage().data_ptr() != back["a"].untyped_storage().data_ptr()
+
+
+def test_of_a_far_larger_storage_only_the_part_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundles, "TRIM", 1024)
+    whole = torch.randn(1 << 16)
+    value = whole[1001:1201:2]
+    path = bundles.save(tmp_path, material({"x": value}), torch.float32, golden={}, outputs={})
+    assert (path / "inputs.safetensors").stat().st_size < 4096
+    back = bundles.load_bundle(path).inputs["x"]
+    assert torch.equal(back, value) and back.stride() == (2,)
+
+
+def test_scalars_come_back_bit_for_bit(tmp_path):
+    scalars = {"a": 0.1, "b": math.inf, "c": True, "d": 3, "e": "ieee", "f": None, "g": (1, 2.5), "h": torch.bfloat16}
+    bundle = bundles.load_bundle(
+        bundles.save(tmp_path, material(scalars | {"n": math.nan}), torch.float32, golden={}, outputs={})
+    )
+    assert math.isnan(bundle.scalars.pop("n")) and bundle.scalars == scalars
+    assert bundle.scalars["c"] is True and type(bundle.scalars["d"]) is int
+
+
+def test_outputs_beyond_the_limit_are_left_out_and_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundles, "LIMIT", 16)
+    path = saved(tmp_path)
+    bundle = bundles.load_bundle(path)
+    assert bundle.outputs == {} and bundle.meta["left_out"] == ["outputs"]
+    assert not (path / "outputs.safetensors").exists() and set(bundle.inputs) == {"x", "w"}
+
+
+# hostile bundles
+
+
+def change(path, edit):
+    meta = json.loads((path / "bundle.json").read_text())
+    edit(meta)
+    (path / "bundle.json").write_text(json.dumps(meta))
+
+
+def entry(**values):
+    return lambda meta: meta["tensors"]["inputs"]["x"].update(values)
+
+
+@pytest.mark.parametrize(
+    "edit, says",
+    [
+        (entry(offset=1), "leave its 48 bytes"),
+        (entry(shape=[4, 4]), "leave its 48 bytes"),
+        (entry(stride=[5, 1]), "leave its 48 bytes"),
+        (entry(stride=[2**61, 1]), "leave its 48 bytes"),
+        (entry(dtype="float64"), "leave its 48 bytes"),
+        (entry(shape=[0, 4], offset=2**40), "leave its 48 bytes"),
+        (entry(stride=[-4, 1]), "whole numbers from 0"),
+        (entry(offset=-1), "whole numbers from 0"),
+        (entry(offset=True), "whole numbers from 0"),
+        (entry(shape=[3.0, 4]), "whole numbers from 0"),
+        (entry(shape="34"), "whole numbers from 0"),
+        (entry(shape=[2**63, 1]), "whole numbers from 0"),
+        (entry(shape=[2**40, 4], stride=[0, 1]), "at most"),
+        (entry(shape=[3]), "1 sizes with 2 strides"),
+        (entry(dtype="object"), "dtype 'object'"),
+        (entry(dtype=["float32"]), "dtype"),
+        (entry(dtype="bool", shape=[1], stride=[1]), "no bool"),
+        (entry(key="../outputs"), "does not hold"),
+        (entry(key=["x"]), "does not hold"),
+        (lambda m: m.update(schema=2), "schema 2"),
+        (lambda m: m.update(schema=True), "schema True"),
+        (lambda m: m.pop("seed"), "'seed' is missing"),
+        (lambda m: m.update(seed=-1), "out of range"),
+        (lambda m: m.update(threads=10**9), "out of range"),
+        (lambda m: m.update(dtype="os.system"), "dtype 'os.system'"),
+        (lambda m: m.update(left_out=["inputs"]), "left_out"),
+        (lambda m: m.update(left_out=[["inputs"]]), "left_out"),
+        (lambda m: m.update(tensors={}), "says nothing"),
+        (lambda m: m["tensors"].update(inputs=[1]), "says nothing"),
+        (lambda m: m["tensors"]["inputs"].update(x=3), "does not hold"),
+        (lambda m: m["scalars"].update(eps={"eval": "1"}), "scalars.eps"),
+        (lambda m: m["scalars"].update(eps={"float": "zz"}), "scalars.eps"),
+        (lambda m: m["scalars"].update(eps={"dtype": []}), "scalars.eps"),
+        (lambda m: m["scalars"].update(x=1), "an input and a scalar"),
+        (lambda m: m.update(layouts={"x": 1}), "layouts"),
+    ],
+)
+def test_a_bundle_that_does_not_fit_is_refused_with_the_reason(tmp_path, edit, says):
+    path = saved(tmp_path)
+    change(path, edit)
+    with pytest.raises(ValueError, match=says):
+        bundles.load_bundle(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "[" * 100_000, '{"schema": 1e999}', '{"schema": NaN}', "\udcff"], ids=range(7)
+)
+def test_what_is_no_json_is_refused(tmp_path, text):
+    path = saved(tmp_path)
+    (path / "bundle.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"bundle\.json"):
+        bundles.load_bundle(path)
+
+
+@pytest.mark.parametrize("cut", [0, 4, 20, -1])
+def test_a_broken_tensor_file_is_refused(tmp_path, cut):
+    path = saved(tmp_path)
+    file = path / "inputs.safetensors"
+    file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=r"inputs\.safetensors"):
+        bundles.load_bundle(path)
+
+
+def test_a_missing_file_a_link_and_no_folder_are_refused(tmp_path):
+    path = saved(tmp_path)
+    with pytest.raises(ValueError, match="has no file"):
+        bundles.load_bundle(tmp_path / "nosuch")
+    shutil.copy(path / "inputs.safetensors", tmp_path / "elsewhere")
+    (path / "inputs.safetensors").unlink()
+    (path / "inputs.safetensors").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"has no file inputs\.safetensors"):
+        bundles.load_bundle(path)
+
+
+def test_reading_imports_nothing_that_a_bundle_names(tmp_path, monkeypatch):
+    (tmp_path / "trap.py").write_text("raise SystemError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = saved(tmp_path / "out")
+    change(path, lambda meta: meta.update(target="trap:target", case="trap", stage="trap"))
+    assert bundles.load_bundle(path).meta["target"] == "trap:target"
+
+
+# replay
+
+
+def test_a_replay_reproduces_bit_for_bit(tmp_path):
+    report = replay(saved(tmp_path), target())
+    assert report.verdict == "fail" and report.environment["replay"]["answer"] == "reproduced"
+    assert report.notes[0].text.startswith("reproduced: the verdict was fail, here it is fail")
+    assert report.environment["replay"]["versions"] == {}
+
+
+def test_a_kernel_that_was_mended_does_not_reproduce(tmp_path):
+    report = replay(saved(tmp_path), target(golden))
+    assert report.ok and report.environment["replay"]["answer"] == "not reproduced"
+
+
+def test_another_mistake_on_the_same_inputs_differs(tmp_path):
+    report = replay(saved(tmp_path), target(lambda x, w, eps: x * w - eps))
+    assert report.environment["replay"]["answer"] == "differs" and "y" in report.environment["replay"]["bits"]
+
+
+def test_the_candidate_sees_the_layout_that_was_saved(tmp_path):
+    seen = []
+
+    def looks(x, w, eps):
+        seen.append(x.stride())
+        return wrong(x, w, eps)
+
+    supply = plain() | {"x": torch.randn(4, 3).t()}
+    path = saved(tmp_path, supply, target(looks))
+    seen.clear()
+    assert replay(path, target(looks)).environment["replay"]["answer"] == "reproduced"
+    assert (1, 3) in seen and seen[-1] == (1, 3)
+
+
+def test_other_versions_stand_side_by_side(tmp_path):
+    path = saved(tmp_path)
+    change(path, lambda meta: meta["versions"].update(torch="1.0"))
+    report = replay(path, target())
+    assert report.environment["replay"]["versions"] == {"torch": ["1.0", torch.__version__]}
+    assert f"torch was 1.0, here {torch.__version__}" in report.notes[0].text
