@@ -1,0 +1,122 @@
+"""shrink: the smallest case that keeps the failure, in at most 64 runs."""
+
+import pytest
+import torch
+
+from goldsmith import assay
+from goldsmith.assay.case import given
+from goldsmith.assay.diagnosis.shrink import shrink
+from goldsmith.assay.results import TargetError
+
+
+@assay.case(T=[5], D=[100], flag=[True], mode=["a"])
+def rows(make, T, D, flag, mode):
+    return {"x": make.normal(T, D), "w": make.normal(D), "index": make.integers(1, 5, T), "eps": 1e-6}
+
+
+def drawn(trial):
+    return trial.case.build(torch.float32, "cpu", 0)
+
+
+@pytest.mark.parametrize(
+    "wrong, smallest",
+    [
+        (lambda T, D: True, (0, 0)),
+        (lambda T, D: D > 32, (0, 33)),
+        (lambda T, D: T >= 2 and D % 32 != 0, (2, 1)),
+        (lambda T, D: D % 32 not in range(4), (0, 4)),
+        (lambda T, D: T * D >= 100, (5, 20)),
+        (lambda T, D: T == 5 and D == 100, (5, 100)),
+        (lambda T, D: T > 0 and D > 64, (1, 65)),
+    ],
+    ids=["always", "block", "tail", "holes", "product", "there_alone", "both"],
+)
+def test_sizes_are_walked_down(wrong, smallest):
+    def keeps(trial):
+        return wrong(*drawn(trial)["x"].shape)
+
+    found = shrink(rows[0], keeps)
+    sizes = found.case.sizes
+    assert (sizes["T"], sizes["D"]) == smallest
+    assert found.runs <= 64 and sizes["flag"] is True and sizes["mode"] == "a"
+    assert found.case.name == f"rows[T={sizes['T']},D={sizes['D']},flag=True,mode=a]"
+
+
+def test_what_cannot_be_drawn_or_judged_is_not_kept():
+    def keeps(trial):
+        if drawn(trial)["x"].shape[1] < 10:
+            raise TargetError("no such size")
+        return True
+
+    assert shrink(rows[0], keeps).case.sizes["D"] == 10
+
+
+def test_axes_of_one_length_are_cut_together():
+    case = given({"x": torch.randn(6, 40), "w": torch.randn(40, 7), "k": 2})
+
+    def keeps(trial):
+        supply = drawn(trial)
+        assert supply["x"].shape[1] == supply["w"].shape[0] and supply["k"] == 2
+        return supply["x"].shape[1] >= 9 and supply["w"].shape[1] >= 1
+
+    found = shrink(case, keeps)
+    supply = drawn(found.trial)
+    assert supply["x"].shape == (0, 9) and supply["w"].shape == (9, 1)
+    assert found.case.name == "given[6->0,7->1,40->9]"
+
+
+def test_cut_values_are_those_that_were_given():
+    x = torch.randn(8, 3)
+    found = shrink(given({"x": x}), lambda t: bool((drawn(t)["x"][1:, 1:] == x[1:2, 1:2]).any()))
+    assert torch.equal(drawn(found.trial)["x"], x[:2, :2])
+
+
+def test_values_become_simple_where_the_failure_stays():
+    def keeps(trial):
+        supply = drawn(trial)
+        return len(set(supply["x"].flatten().tolist())) > 1 and bool((supply["w"] != 0).all()) and len(supply["w"]) > 0
+
+    found = shrink(rows[0], keeps)
+    supply = drawn(found.trial)
+    assert torch.equal(supply["w"], torch.ones_like(supply["w"]))
+    assert torch.equal(supply["x"], supply["x"].round()) and supply["x"].abs().max() <= 8
+    assert not supply["index"].any()
+    assert "w: ones" in found.steps and "x: whole numbers" in found.steps
+
+
+def test_layouts_that_do_not_matter_are_dropped():
+    case = given({"x": torch.randn(3, 4).t(), "w": torch.randn(4, 3).t()})
+
+    def keeps(trial):
+        return not drawn(trial)["x"].is_contiguous() and trial.layouts.get("grad_y") == "transposed"
+
+    found = shrink(case, keeps, layouts={"grad_y": "transposed", "w": "stepped"})
+    supply = drawn(found.trial)
+    assert found.trial.layouts == {"grad_y": "transposed"}
+    assert not supply["x"].is_contiguous() and supply["w"].is_contiguous()
+
+
+def test_the_runs_are_counted_and_end():
+    count = []
+    found = shrink(rows[0], lambda trial: bool(count.append(1)) or drawn(trial)["x"].shape[1] > 32, runs=9)
+    assert len(count) == found.runs == 9 and found.partial
+    assert found.case.sizes["D"] < 100
+    assert not shrink(rows[0], lambda trial: False).partial
+
+
+def test_the_smallest_case_of_a_wrong_kernel_still_fails():
+    @assay.case(T=[13], D=[100])
+    def tokens(make, T, D):
+        return {"x": make.normal(T, D)}
+
+    def kernel(x):
+        return x[:, :32].sum(-1)
+
+    target = assay.Target(kernel, lambda x: x.sum(-1), cases=tokens)
+
+    def keeps(trial):
+        return assay.check(target, trial.case, probes=("values",), raises=False).verdict == "fail"
+
+    found = shrink(target.cases[0], keeps)
+    assert found.case.sizes == {"T": 1, "D": 33} and found.runs <= 64
+    assert keeps(found.trial)
