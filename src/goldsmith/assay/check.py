@@ -52,24 +52,46 @@ def check(
     _arguments(target, dtype, budget_s)
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = target.cases if case is None else (target.case(case),)
+    report, _ = examine(target, cases, dtype, device, seed, selected, budget_s, strict=strict)
+    if raises and not report.ok:
+        raise AssayError(report)
+    return report
+
+
+def examine(
+    target: Target,
+    cases: Sequence[Case],
+    dtype: torch.dtype | None,
+    device: str | torch.device,
+    seed: int,
+    selected: frozenset[str],
+    budget_s: float | None,
+    *,
+    strict: bool = False,
+    until_failing: bool = False,
+) -> tuple[Report, list[Session]]:
+    """The report of a check. `until_failing` ends with the first session that fails, and gives that one, too."""
     budget = Budget(budget_s, time.perf_counter())
     report = Report(target.name or "", environment=environment(device), device=str(device), seed=seed, strict=strict)
     tally = _Tally()
+    sessions: list[Session] = []  # a session holds every run's tensors: only the one that is asked for is kept
     state = torch.random.get_rng_state()
     try:
         for each in cases:
             for drawn, only_values in _dtypes(target, each, dtype, selected):
+                if sessions:
+                    break
                 session = Session(target, each, drawn, device, seed, selected, _label(each, drawn, target, dtype))
                 _examine(session, budget, tally, only_values)
                 _collect(report, session)
+                if until_failing and _verdict(report) != PASS:
+                    sessions.append(session)
     finally:
         torch.random.set_rng_state(state)
     report.probes = tally.runs(selected)
     report.verdict = _verdict(report)
     report.seconds = time.perf_counter() - budget.started
-    if raises and not report.ok:
-        raise AssayError(report)
-    return report
+    return report, sessions
 
 
 def _arguments(target: Any, dtype: Any, budget_s: Any) -> None:

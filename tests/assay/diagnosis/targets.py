@@ -64,7 +64,7 @@ def scaled_inside(fault=None):
 @assay.case(T=[6], D=[10], R=[4], E=[8])
 def adapter_case(make, T, D, R, E):
     return {
-        "x": make.normal(T, D), "w": make.normal(D, E), "a": make.normal(D, R), "b": make.normal(R, E), "scale": 0.25
+        "x": make.normal(T, D), "w": make.normal(D, E), "a": make.normal(D, R), "b": make.normal(R, E), "scale": 0.3
     }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def adapter(fault=None, named=True):
 
     def forward(x, w, a, b, scale):
         low = tell("low", x @ a)
-        kept = low + 1 if fault == "saved" else low
+        kept = low.abs() if fault == "saved" else low
         return x @ w + scale * (low @ b), kept
 
     def backward(x, w, a, b, scale, low, grad_y):

@@ -126,7 +126,8 @@ class RunFact:
 class Influence:
     """Which slices of an input the golden depends on and the candidate does not, and the other way round.
 
-    Ranges are inclusive. `outputs` are the results in which it shows.
+    Ranges are inclusive. `outputs` are the results in which it shows. `none`: the input has no influence at all, and
+    should (`missing` is empty then: nothing is cut short).
     """
 
     input: str
@@ -134,6 +135,7 @@ class Influence:
     missing: tuple[tuple[int, int], ...] = ()
     extra: tuple[tuple[int, int], ...] = ()
     outputs: tuple[str, ...] = ()
+    none: bool = False
 
 
 @dataclass(frozen=True)

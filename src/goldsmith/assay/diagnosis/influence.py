@@ -65,6 +65,8 @@ class _Axis:
         self._note(ends[1], states[1])
         if not self.missing and not self.extra:
             return None
+        if _joined(self.missing) == ((0, self.length - 1),):
+            return Influence(self.name, self.axis, (), _joined(self.extra), tuple(sorted(self.outputs)), none=True)
         return Influence(self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)))
 
     def _halve(self, lo: int, hi: int, before: str, after: str) -> None:
@@ -116,7 +118,7 @@ class _Axis:
         return said
 
     def _moved(self, name: str, tensor: Tensor, ref: References) -> tuple[bool, bool]:
-        """(moves in the golden alone, in the candidate alone), in some element.
+        """(moves in the golden and nowhere in the candidate, moves in the candidate alone in some element).
 
         The golden counts as moved where it goes farther than rounding; the candidate as still where no bit changes.
         """
@@ -127,10 +129,10 @@ class _Axis:
         nans = torch.isnan(tensor) & torch.isnan(mine)
         still = (tensor == mine) | nans
         moves = change > SLACK * (now.bound + before.bound)
-        lost = still & moves & ~nans
+        lost = bool(moves.any()) and bool((still & ~nans)[moves].all())
         step = (tensor.double() - mine.double()).abs()
         leaks = (change == 0) & (step > 4 * SLACK * (now.bound + before.bound)) & torch.isfinite(step)
-        return bool(lost.any()), bool(leaks.any())
+        return lost, bool(leaks.any())
 
 
 def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -21,6 +21,7 @@ from ..session import Session
 from .evidence import RunFact
 
 PROBE = "runs"
+_OPEN = 0.1  # share of open bounds beyond which "right" would only mean "not judged"
 GOLDEN_SAVED = "golden saved"  # the gradients alone are judged: what was saved is as wrong as before
 
 
@@ -38,7 +39,9 @@ def facts(
         if spent():
             left += 1
             continue
-        out[name] = _fact(session, name, how, material)
+        fact = _fact(session, name, how, material)
+        if fact is not None:
+            out[name] = fact
     return out, left
 
 
@@ -74,7 +77,8 @@ def _changed(material: Material, change: Callable[[Tensor], Tensor]) -> Material
     return material.with_inputs({n: t for n, t in moved.items() if bool(torch.isfinite(t).all())})
 
 
-def _fact(session: Session, name: str, how: How, material: Material) -> RunFact:
+def _fact(session: Session, name: str, how: How, material: Material) -> RunFact | None:
+    """What came of one run; None where it can say nothing: wrong tensors that no bound judges at these values."""
     done = session.execute(PROBE, name, how, material, look=False)
     if done.error is not None:
         said = str(done.error).strip().splitlines() or [""]
@@ -85,7 +89,7 @@ def _fact(session: Session, name: str, how: How, material: Material) -> RunFact:
         ref = session.ref
     else:
         ref = decisions.settle(session, done, session.references(material, done))
-    wrong = []
+    wrong, silent = [], False
     for tensor, kind, got in done.results():
         against = ref.reference(tensor, kind, noise=False)
         if against is None or tensor in session.target.decisions or (name == GOLDEN_SAVED and kind != "grad"):
@@ -94,6 +98,10 @@ def _fact(session: Session, name: str, how: How, material: Material) -> RunFact:
             continue
         if not ladder.judge(tensor, got, against, probe=PROBE).ok:
             wrong.append(tensor)
+        elif tensor in session.bad:
+            silent |= bool(against.bounded.open.double().mean() > _OPEN)
+    if silent and not wrong:
+        return None
     same, apart = (True, 0.0) if not like_first else _compared(session.first, done)
     text = f"{name}: {'right' if not wrong else ', '.join(wrong) + ' wrong'}"
     text += "" if same else f"; up to {apart:.3g} from the first run"

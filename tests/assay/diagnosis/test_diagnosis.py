@@ -1,0 +1,85 @@
+"""From a target to the stage and the cause: what `diagnose` says of kernels whose fault is known."""
+
+import json
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import adapter, layer, layer_case, layer_golden
+from goldsmith import assay
+from goldsmith.assay.diagnosis.diagnosis import diagnose
+
+
+@pytest.mark.parametrize(
+    "target, stage, cause",
+    [
+        (layer("h"), "h", "truncated_reduction"),
+        (layer("z"), "z", "sign_flip"),
+        (layer("y"), "y", "wrong_factor"),
+        (adapter("dlow"), "dlow", "wrong_factor"),
+        (adapter("missing"), "x.grad", "missing_term"),
+        (adapter("saved"), "saved.low", "wrong_saved_tensor"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_the_stage_and_the_likeliest_cause(target, stage, cause):
+    found = diagnose(target, probes="quick")
+    assert (found.verdict, found.first_wrong_stage) == ("fail", stage)
+    assert found.causes[0].id == cause, str(found)
+    assert stage in str(found) and f"({cause}, score" in str(found)
+
+
+def test_a_right_kernel_is_not_accused():
+    found = diagnose(layer(), probes="quick")
+    assert found.ok and found.first_wrong_stage is None and found.causes == [] and str(found).startswith("PASS")
+
+
+def test_a_golden_at_fault_accuses_nobody():
+    def golden(x, w, b):
+        return layer_golden(x.float(), w.float(), b.float())
+
+    found = diagnose(assay.Target(layer("h").candidate, golden, cases=layer_case), probes="quick")
+    assert found.verdict == "reference_fault" and found.first_wrong_stage is None
+    assert [c.id for c in found.causes] == ["reference_fault"] and str(found).startswith("REFERENCE FAULT")
+
+
+def test_a_candidate_that_raises_is_a_cause():
+    def kernel(x, w, b):
+        raise IndexError("pop from empty list")
+
+    found = diagnose(assay.Target(kernel, layer_golden, cases=layer_case), probes="quick")
+    assert found.verdict == "fail" and found.causes[0].id == "exception", str(found)
+
+
+def test_the_ranges_that_a_cut_reduction_leaves_out_are_parameters():
+    best = diagnose(layer("h"), probes="quick").causes[0]
+    assert best.params["missing"] == [16, 20] and best.params["axis"] in (0, 1)
+
+
+def test_it_is_plain_json_and_the_same_every_time():
+    first, second = (diagnose(layer("z"), probes="quick").to_json() for _ in range(2))
+    assert json.loads(json.dumps(first)) == first
+    assert first["causes"] == second["causes"] and first["stages"] == second["stages"]
+    assert first["case"]["sizes"] == {"T": 6, "D": 20, "E": 12}
+
+
+def test_cases_with_a_size_of_one_come_last():
+    @assay.case(T=[1, 5], D=[8], E=[4])
+    def cases(make, T, D, E):
+        return {"x": make.normal(T, D), "w": make.normal(D, E), "b": make.normal(E)}
+
+    target = assay.Target(lambda x, w, b: torch.softmax(x @ w - b, -1) * 2, layer_golden, cases=cases)
+    assert diagnose(target, probes="quick").case["sizes"]["T"] == 5
+    assert diagnose(target, cases[0], probes="quick").case["sizes"]["T"] == 1
+
+
+def test_a_spent_budget_is_said_and_the_stage_is_known_all_the_same():
+    found = diagnose(layer("h"), probes="quick", budget_s=0.05)
+    assert found.partial and found.first_wrong_stage in ("h", None)
+
+
+def test_what_is_not_a_target_is_refused():
+    with pytest.raises(TypeError, match="assay.Target"):
+        diagnose(layer_golden)
+    with pytest.raises(ValueError, match="budget_s"):
+        diagnose(layer(), budget_s=0)
