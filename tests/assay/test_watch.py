@@ -72,6 +72,31 @@ def test_what_carries_an_event_on_is_no_event_of_its_own(sync):
 
 
 @both
+def test_the_watch_does_not_watch_itself(sync):
+    class Masked(torch.nn.Module):
+        def forward(self, x):
+            scores = (x @ x.mT).masked_fill(torch.ones(3, 3, dtype=torch.bool).triu(1), -math.inf)
+            return torch.softmax(scores, -1) @ x
+
+    masked = Masked()
+    with assay.watch(masked, sync=sync) as w:
+        for _ in range(3):
+            masked(torch.randn(3, 4))
+    assert w.first is None
+
+
+@both
+def test_running_statistics_that_turn_nan_are_the_same_event(sync):
+    model = torch.nn.Sequential(torch.nn.Conv1d(2, 2, 1), torch.nn.BatchNorm1d(2))
+    with torch.no_grad():
+        model[0].bias[0] = math.nan
+    with assay.watch(model, sync=sync) as w:
+        for _ in range(2):
+            model(torch.randn(2, 2, 5)).sum().backward()
+    assert [e.source for e in w.events] == ["0.bias"]
+
+
+@both
 def test_a_parameter_that_is_not_finite_is_named_once(model, sync):
     with torch.no_grad():
         model[2].weight[0, 1] = math.inf

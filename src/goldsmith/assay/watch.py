@@ -121,7 +121,8 @@ class Watch:
     def _finish(self) -> None:
         if self._norms is not None:
             self._norms.read()
-        self._ear.flush()
+        with torch.utils._python_dispatch._disable_current_modes():  # the watch does not watch itself
+            self._ear.flush()
 
     def _next(self) -> None:
         self._finish()

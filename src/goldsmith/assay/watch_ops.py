@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .watch import Watch
 
 PURE_WRITERS = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "set_"}
+UNSAID = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 PURGE = 1 << 14  # storages, after which dead ones are forgotten
 FLUSH = 1 << 16  # operators, after which on-device flags are read although the step goes on
 BACKWARD, FORWARD = "backward", "forward"
@@ -61,6 +62,7 @@ class Plan:
     writes: tuple[int | str, ...]
     reads: bool
     many: bool  # lists of tensors go in and come out: result i is made of the i-th of every list
+    unsaid: tuple[int, ...]  # arguments that it changes although its schema does not say so
 
 
 def plan_of(func: Any) -> Plan:
@@ -72,7 +74,8 @@ def plan_of(func: Any) -> Plan:
             writes.append(argument.name if argument.kwarg_only else place)
     view = not writes and any(r.alias_info is not None for r in schema.returns)
     reads = bool(writes) and stem not in PURE_WRITERS and not any(isinstance(w, str) for w in writes)
-    return Plan(view, func in _EMPTY, schema.name, tuple(writes), reads, stem.startswith(("_foreach", "_fused")))
+    many = stem.startswith(("_foreach", "_fused"))
+    return Plan(view, func in _EMPTY, schema.name, tuple(writes), reads, many, UNSAID.get(stem, ()))
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class Ear(TorchDispatchMode):
         if self.fresh:
             self._judge_fresh(read, plan.name)
         before: dict[int, float | Tensor] = {}
-        if not self.watch.sync or plan.reads:  # afterwards they are overwritten
+        if not self.watch.sync or plan.reads or plan.unsaid:  # afterwards they are overwritten
             before = {id(t): self._peak(t) for t in read}
         out = func(*args, **kwargs)
         made = written or list(facts.leaves(out))
@@ -147,6 +150,9 @@ class Ear(TorchDispatchMode):
                 label = "what it changed" if written else f"result {number}" if len(made) > 1 else "its result"
                 of = [a[number] for a in lists if facts.plain(a[number])] if plan.many else read
                 self._judge(func, plan, args, kwargs, tensor, label, of, before)
+        for tensor in (_at(args, place) for place in plan.unsaid):
+            if facts.plain(tensor):
+                self._judge(func, plan, args, kwargs, tensor, "what it changed", read, before)
         self.last = plan.name
         return out
 
