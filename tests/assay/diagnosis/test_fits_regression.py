@@ -71,12 +71,28 @@ def test_a_missing_term_with_a_factor_per_row():
     assert (found.term, found.factor, found.reading, found.exact) == ("A", "r", "missing", pytest.approx(-1))
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_many_columns_do_not_explain_a_few_elements(seed):
+    golden = draw(24, seed=seed)
+    terms = {f"t{i}": draw(24, seed=100 * seed + i + 1) for i in range(30)}
+    wrong = golden.clone()
+    wrong[8:] *= 0.37
+    assert fit(wrong, golden, terms, {}) == []
+
+
 @pytest.mark.parametrize("power, named", [(0, "1/r"), (2, "r")])
 def test_a_row_factor_dropped_or_taken_twice(power, named):
     terms, factors, golden = three_addends()
     wrong = golden - terms["A"] * factors["r"] + terms["A"] * factors["r"] ** power
     (found,) = fit(wrong, golden, terms, factors)
     assert (found.term, found.factor, found.reading, found.named) == ("A", "r", "factor", named)
+
+
+def test_a_row_factor_taken_once_too_little_of_a_term_that_holds_it_already():
+    terms, factors, golden = three_addends()
+    terms["A"] = terms["A"] * factors["r"]
+    (found,) = fit(golden - terms["A"] + terms["A"] / factors["r"], golden, terms, factors)
+    assert (found.term, found.reading, found.named) == ("A", "factor", "1/r")
 
 
 def test_two_mistakes_are_two_terms():

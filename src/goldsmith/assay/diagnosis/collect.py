@@ -58,7 +58,8 @@ def collect(
     if not spent():
         evidence.runs, _ = facts(session, repeats=repeats, spent=spent)
     if not spent() and table.first_wrong is not None:
-        looked = {table.first_wrong} if table.first_wrong in named(session.first) else set(session.bad)
+        known = table.first_wrong in named(session.first) and not table.suspects
+        looked = {table.first_wrong} if known else session.bad | {table.first_wrong}
         evidence.influence = influence(session, looked, spent=spent)
     return evidence, table
 

@@ -19,7 +19,7 @@ from .numbers import name
 _SAMPLE = 20_000  # elements at most; more are drawn with a fixed seed
 _COLUMNS = 600
 _TERMS = 6  # a mistake in one line changes few terms
-_EXPLAINED = 0.98  # share of the residual below which a fit says nothing
+_EXPLAINED = 0.9999  # share of the residual below which a fit says nothing: many columns explain much of anything
 _ALIKE = 1.02  # another explanation whose squares left over are at most so many times the best one's
 _COLLINEAR = 1e-9  # 1 - |cos| of two columns that are one explanation
 _FLOOR = 1e-6  # relative to the golden: without a bound nothing smaller is an error
@@ -60,7 +60,7 @@ def regress(
     numbers: Mapping[str, float] | None = None,
     where: str = "",
 ) -> list[Fit]:
-    """What the error of `got` is made of, or nothing when no few terms explain 98 % of it (or there is no error).
+    """What the error of `got` is made of, or nothing when no few terms explain 99.99 % of it (or there is no error).
 
     terms    tensors that broadcast to the golden's shape (stages, inputs, output gradients, contributions of paths)
     factors  tensors that a term may be multiplied by (per row, per column); their pairs are tried as well
@@ -146,6 +146,7 @@ def _products(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = {n: f.double() for n, f in items}
     for i, (n, f) in enumerate(items):
         found[f"{n}^2"] = f.double().square()
+        found[f"1/{n}"] = 1 / f.double()
         for m, other in items[i + 1 :]:
             try:
                 found[f"{n} * {m}"] = f.double() * other.double()
