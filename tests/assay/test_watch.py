@@ -152,7 +152,7 @@ def test_an_overflow_is_told_from_an_undefined_value():
         torch.log(torch.tensor([-1.0, 2.0]))
     assert [e.likely.id for e in w.events] == ["overflow", "overflow", "overflow", "unknown"]
     assert "9e+04" in w.first.likely.evidence and "6.55e+04" in w.first.likely.evidence
-    assert "1 of its inputs are zero or negative" in w.events[3].likely.evidence
+    assert "zero or negative inputs: 1" in w.events[3].likely.evidence
 
 
 def nan_empty(monkeypatch):
@@ -262,6 +262,14 @@ def test_a_jump_and_a_gradient_of_zeros_are_remarked_on(model):
     assert remarks[1, "2", "output"] == "jump" and remarks[0, "2", "output"] == ""
     assert remarks[1, "0.weight", "gradient"] == "all zero"
     assert "jump" in w.table() and "all zero" in w.table()
+
+
+def test_a_compiled_function_is_watched_operator_by_operator():
+    compiled = torch.compile(lambda x: (x / x.sum()).sin(), backend="eager")
+    compiled(torch.ones(3))
+    with assay.watch() as w:
+        compiled(torch.zeros(3))
+    assert w.first.op == "aten::div" and "the divisor holds 1 zero" in w.first.likely.evidence
 
 
 def test_lists_of_tensors_are_judged_one_by_one():

@@ -218,10 +218,11 @@ def _undefined(op: str, tensors: list[Tensor]) -> str:
     stem = op.split("::")[1]
     last = tensors[-1]
     if stem in ("div", "reciprocal", "rsqrt") and bool((last == 0).any()):
-        below = int((last < 0).sum()) if stem == "rsqrt" else 0
-        return f"the divisor holds {int((last == 0).sum())} zeros" + (f" and {below} negative values" if below else "")
+        zeros, below = int((last == 0).sum()), int((last < 0).sum()) if stem == "rsqrt" else 0
+        said = f"the divisor holds {zeros} zero{'' if zeros == 1 else 's'}"
+        return said + (f" and {below} negative value{'' if below == 1 else 's'}" if below else "")
     if stem in ("log", "log2", "log10", "sqrt", "rsqrt", "pow"):
-        return f"{int((tensors[0] <= 0).sum())} of its inputs are zero or negative"
+        return f"zero or negative inputs: {int((tensors[0] <= 0).sum())}"
     return f"{stem} is not defined there"
 
 
