@@ -95,6 +95,13 @@ def test_a_row_factor_taken_once_too_little_of_a_term_that_holds_it_already():
     assert (found.term, found.reading, found.named) == ("A", "factor", "1/r")
 
 
+def test_a_dropped_factor_beside_an_addend_that_nobody_named():
+    terms, factors, golden = three_addends()
+    golden = golden + draw(12, 40, seed=55)
+    (found,) = fit(golden - terms["A"] * factors["r"] + terms["A"], golden, terms, factors)
+    assert (found.term, found.factor, found.reading, found.named) == ("A", "r", "factor", "1/r")
+
+
 def test_two_mistakes_are_two_terms():
     terms, factors, golden = three_addends()
     found = fit(golden - terms["B"] + 3 * terms["C"], golden, terms, factors)

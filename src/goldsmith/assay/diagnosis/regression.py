@@ -304,13 +304,14 @@ def _alternatives(
 
 def _changed_factors(fits: list[Fit]) -> list[Fit]:
     """A term gone with one factor and there with another is one mistake: the factor; `named` is new over old."""
-    gone = [f for f in fits if f.reading == "missing" and f.golden is not None]
+    gone = [f for f in fits if f.reading == "missing"]
     merged: dict[int, Fit] = {}
     used: set[int] = set()
     for fit in gone:
         for other in fits:
-            if other.golden is None and other.term == fit.term and id(other) not in used and fit.golden is not None:
-                if abs(other.coefficient - fit.golden) <= 4 * (other.error + fit.error) + 1e-5 * abs(fit.golden):
+            unit = 1.0 if fit.golden is None else fit.golden
+            if other.golden is None and other.term == fit.term and other is not fit and id(other) not in used:
+                if abs(other.coefficient - unit) <= 4 * (other.error + fit.error) + 1e-5 * abs(unit):
                     named = _quotient(other.factor, fit.factor)
                     gain, also = fit.gain + other.gain, tuple(dict.fromkeys((*fit.also, *other.also)))
                     merged[id(fit)] = replace(
