@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...results import REFERENCE_FAULT
 from ..evidence import CULPRIT
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, half_open, say
+from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading, close, half_open, say
 
 _CONFIG = re.compile(
     r"zerodivision|division by zero|modulo by zero|floating.point exception|sigfpe|out of resource|shared memory|"
@@ -25,7 +25,7 @@ def wrong_decision(r: Reading) -> Match | None:
     """A choice that no rounding makes legal."""
     for f in r.findings("decisions"):
         if "not a legal choice" in f.text or "wrong side" in f.text or "drops" in f.text:
-            score = LIKELY if "out of range" in f.text else EXACT
+            score = LIKELY if "out of range" in f.text else EXACT + 0.03
             return Match(score, (f.text,), {"decision": f.tensor})
     return None
 
@@ -46,22 +46,29 @@ def wrong_saved_tensor(r: Reading) -> Match | None:
         return None
     others = [s for s in r.e.stages if s.kind == "grad" and s.state == "ok"]
     outright = [s for s in r.e.stages if s.kind == "output" and s.state == "ok"]
-    if outright and others and not r.e.fits and not r.e.ratios and not r.e.permutations and not r.spans:
-        return Match(FAINT, ("outputs and other gradients are right; no term or factor explains this one",), {})
+    if outright and not r.explained and not r.influences and not r.spans:
+        said = "outputs and other gradients are right" if others else "outputs are right"
+        return Match(HINT - 0.1, (f"{said}; no term or factor explains this gradient",), {})
     return None
 
 
 def missing_partition(r: Reading) -> Match | None:
     """Every rank did the whole, or all of them the first one's part."""
     ratio = r.ratio()
-    if ratio is not None and ratio.ratio >= 1.5 and any(word in ratio.named.lower() for word in _RANKS):
-        text = f"y / g is {ratio.ratio:g} = {ratio.named}: each of them contributes the whole"
+    names = [n for n in (ratio.named, *ratio.also) if _of_ranks(n)] if ratio is not None else []
+    names += [k for k, v in r.e.sizes.items() if ratio is not None and _of_ranks(k) and v == round(ratio.ratio)]
+    if ratio is not None and ratio.ratio >= 1.5 and names and abs(ratio.ratio - round(ratio.ratio)) < 1e-3:
+        text = f"y / g is {ratio.ratio:g} = {names[0]}: each of them contributes the whole"
         return Match(EXACT + 0.01, (text,), {"times": ratio.ratio, "named": ratio.named})
     for name, parts in _parts(r):
         if ratio is not None and abs(ratio.ratio - parts) < 1e-3 * parts:
             text = f"the {parts} parts of {name} are equal, and y / g is {parts}: each holds the whole"
             return Match(EXACT + 0.01, (text,), {"times": parts, "stage": name})
     return _halves(r)
+
+
+def _of_ranks(name: str) -> bool:
+    return any(word in name.lower() for word in _RANKS)
 
 
 def _parts(r: Reading) -> Iterator[tuple[str, int]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..evidence import Pattern
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, say
 
 
 def _pattern(r: Reading, found: Pattern, score: float = EXACT) -> Match:
@@ -103,6 +103,10 @@ def wrong_stride(r: Reading) -> Match | None:
             return Match(SEEN, (said, f"a stride {factor:.2g} times too small"), params)
         if bool(((index - int(index[1]) * torch.arange(n, device=index.device)) % n == 0).all()):
             return Match(SEEN, (said, f"a stride {int(index[1])} times too large"), params)
+    for i in r.influences:
+        if i.missing and i.extra:
+            said = f"{i.input}, axis {i.axis}: {say(i.missing)} has no influence, {say(i.extra)} has too much"
+            return Match(SEEN + 0.03, (said, "another place is read"), {"input": i.input, "axis": i.axis})
     if found is None:
         return None
     return Match(HINT, ("a transposition is also a stride that was exchanged",), dict(found.params))
@@ -141,7 +145,8 @@ def dtype_width(r: Reading) -> Match | None:
     """Written in another width: the first half is full, and holds two numbers for one."""
     found = r.pattern("dtype_width", "half_filled")
     if found is not None:
-        return _pattern(r, found, EXACT if found.kind == "dtype_width" else LIKELY)
+        half = SEEN + 0.03 if r.share > 0.6 else FAINT  # what is filled is right: it is not another width
+        return _pattern(r, found, EXACT if found.kind == "dtype_width" else half)
     if r.y is None or r.g is None or r.y.numel() < 4 or r.e.dtype not in ("float32", "float64"):
         return None
     raw = r.y.to(getattr(torch, r.e.dtype)).contiguous().flatten()
@@ -178,7 +183,7 @@ def wrong_format(r: Reading) -> Match | None:
 
 def _layouts(r: Reading) -> tuple[list[str], list[str]]:
     """(layouts that fail, among them those with stride 0), when the case's own layouts are right."""
-    if r.plain_wrong:
+    if r.plain_wrong or r.unsteady:
         return [], []
     failing = [run for run in r.runs("layout") if not run.right]
     names = [run.name for run in failing]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...results import QUALITY, SYSTEMATIC, Finding
+from ...results import CERTAIN, QUALITY, SYSTEMATIC, Finding
 from ..evidence import Evidence, Fit, Influence, MemoryFact, Pattern, Ratio, RunFact
 
 EXACT, SEEN, LIKELY, HINT, FAINT = 0.95, 0.9, 0.75, 0.5, 0.3
@@ -158,6 +158,23 @@ class Reading:
         return not self.e.report.findings and bool(self.wrong_count)
 
     @cached_property
+    def numbers_wrong(self) -> bool:
+        """Whether the first call's own numbers are certainly wrong: other runs can then be compared with it."""
+        found = [f for f in self.e.report.findings if f.probe == "values" and f.rung == CERTAIN]
+        return any(label(f) in ("", "values", "debug outputs") for f in found)
+
+    @cached_property
+    def explained(self) -> bool:
+        """Whether terms, a ratio or a rearrangement make up the whole error."""
+        return any(f.r2 > 0.98 for f in self.e.fits) or self.ratio() is not None or bool(self.e.permutations)
+
+    @cached_property
+    def unsteady(self) -> bool:
+        """Whether the same call again is wrong although the first is right: nothing can be said of other runs then."""
+        again = [r for name in ("second call", "repeat", "layout contiguous") for r in self.runs(name)]
+        return not self.plain_wrong and any(not r.right for r in again)
+
+    @cached_property
     def systematic(self) -> list[Finding]:
         return [f for f in self.e.report.findings if f.rung == SYSTEMATIC]
 
@@ -208,7 +225,18 @@ class Reading:
 
     @property
     def influences(self) -> list[Influence]:
-        return list(self.e.influence.values())
+        """Without inputs that have no influence at all: no reduction over a part of them is to blame."""
+        return [i for i in self.e.influence.values() if not self.absent(i)]
+
+    def absent(self, i: Influence) -> bool:
+        """Whether the input has no influence along its whole axis."""
+        if len(i.missing) != 1 or i.missing[0][0] or not i.missing[0][1]:
+            return False
+        length = i.missing[0][1] + 1
+        pair = self.e.other.get(f"{i.input}.grad")
+        if pair is not None and pair[1] is not None and pair[1].dim() > i.axis:
+            return length == pair[1].shape[i.axis]
+        return length in self.e.sizes.values()
 
 
 def plain(name: str) -> str:

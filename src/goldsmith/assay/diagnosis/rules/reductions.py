@@ -46,7 +46,8 @@ def off_by_one(r: Reading) -> Match | None:
         for kind, at in (("missing", i.missing), ("extra", i.extra)):
             if len(at) == 1 and at[0][0] == at[0][1]:
                 text = f"{i.input}[axis {i.axis} = {at[0][0]}], one index, has influence {kind}"
-                return Match(SEEN, (text,), {"input": i.input, "axis": i.axis, kind: [at[0][0], at[0][0] + 1]})
+                score = HINT if kind == "extra" and r.explained else SEEN
+                return Match(score, (text,), {"input": i.input, "axis": i.axis, kind: [at[0][0], at[0][0] + 1]})
     fact = r.memory("overrun")
     if fact is not None and any(f"{n} bytes written past" in fact.text for n in (2, 4, 8)):
         return Match(LIKELY, (fact.text, "one element past the end"), {"tensor": fact.tensor})
@@ -68,7 +69,7 @@ def wrong_mask(r: Reading) -> Match | None:
             text = f"only the tail of axis {axis} is wrong: {lo}..{hi} of {n}"
             power = max(p for p in (1, 2, 4, 8, 16, 32, 64, 128, 256) if lo % p == 0)
             whole = power >= 8 and n % power != 0
-            score = LIKELY + 0.1 if whole else HINT + 0.1
+            score = (LIKELY + 0.1 if whole else HINT + 0.1) - 0.15 * (lo == hi)
             said = (text, f"{lo} is a multiple of {power}, and {n} is not: a partial block") if whole else (text,)
             return Match(score, said, {"axis": axis, "range": [lo, hi + 1]})
     if r.pair is not None and r.wrong is not None and r.g is not None and r.y is not None and r.wrong_count > 0:
@@ -123,6 +124,8 @@ def uninitialised_accumulator(r: Reading) -> Match | None:
         return None
     text = fact.text if fact is not None else found.text if found is not None else ""
     where = fact.location if fact is not None else found.location if found is not None else None
+    if any(x.right and not x.same for x in r.runs("repeat")):
+        return Match(FAINT, (text, "repeats are right"), {})
     if r.right("zeroed memory"):
         return Match(EXACT, (text, "on zeroed memory the result is right: it is added to what was there"), {})
     if r.fails("zeroed memory"):
@@ -155,7 +158,8 @@ def lost_update(r: Reading) -> Match | None:
 
 def low_precision_accumulation(r: Reading) -> Match | None:
     """Errors like rounding, but larger: no place, no slope, no term."""
-    if r.pair is None or r.ratio() is not None or any(f.r2 > 0.5 for f in r.e.fits):
+    ratio = r.ratio()
+    if r.pair is None or ratio is not None and ratio.scope != "row" or any(f.r2 > 0.98 for f in r.e.fits):
         return None
     y, g = r.pair
     narrow = narrower(r)
@@ -166,7 +170,10 @@ def low_precision_accumulation(r: Reading) -> Match | None:
         text = f"every element is a {narrow} number, although {r.e.dtype} is stored; half are off by over {worst:.1g}"
         return Match(SEEN - 0.05, (text,), {"dtype": narrow})
     slope = abs(float((y * g).sum() / g.square().sum()) - 1)
-    if slope > 0.5 * r.relative or r.relative < 4 * r.unit or r.relative > 0.05:
+    if slope > 0.9 * r.relative or r.relative < 4 * r.unit or r.relative > 0.02:
+        return None
+    error = (y - g).abs()
+    if float(error.max()) > 16 * float(error.square().mean().sqrt()):
         return None
     bits = -torch.tensor(r.relative).log2().item()
     return Match(
@@ -190,10 +197,11 @@ def narrower(r: Reading) -> str | None:
 
 def missing_rescale(r: Reading) -> Match | None:
     """Wrong where the running maximum moves: small or equal inputs are right."""
-    if not r.plain_wrong or not r.right("scale 2^-12"):
+    if not r.numbers_wrong or r.explained or r.influences or not (r.right("scale 2^-12") or r.right("flat")):
         return None
     if r.fails("nan") or r.e.error or r.y is None or not bool(torch.isfinite(r.y).all()):
         return None
-    said = "wrong at these inputs, right at inputs times 2^-12: an exponential's shift is not made good between blocks"
-    flat = r.right("flat")
-    return Match(LIKELY + 0.05 if flat else HINT, (said, "right at equal inputs, too") if flat else (said,), {})
+    flat, small = r.right("flat"), r.right("scale 2^-12")
+    names = [n for n, right in (("inputs times 2^-12", small), ("equal inputs", flat)) if right]
+    said = f"wrong at these inputs, right at {' and '.join(names)}: where a running maximum stays"
+    return Match(LIKELY + 0.05 if flat and small else HINT + 0.1 * flat, (said,), {})

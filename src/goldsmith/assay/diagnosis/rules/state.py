@@ -72,12 +72,12 @@ def _apart(r: Reading, run: RunFact) -> bool:
 def race(r: Reading) -> Match | None:
     """Right with one thread, or the same call gives several results."""
     one = [x for name in ("one thread", "1 thread") for x in r.runs(name)]
-    if r.plain_wrong and one and all(x.right for x in one):
+    if r.numbers_wrong and one and all(x.right and not x.same for x in one):
         return Match(EXACT, ("right with one thread, wrong with several",), {"run": one[0].name})
     repeats = list(r.runs("repeat"))
     differing = [x for x in repeats if not x.same and _apart(r, x)]
     wider = r.said("wider than any legal order", "repeats")
-    if r.plain_wrong and any(x.right for x in repeats):
+    if r.plain_wrong and any(x.right and not x.same for x in repeats):
         good = sum(x.right for x in repeats)
         return Match(SEEN, (f"{good} of {len(repeats)} repeats of the same call are right",), {"right": good})
     if differing or wider is not None:
@@ -93,11 +93,14 @@ def race(r: Reading) -> Match | None:
 def missing_sync(r: Reading) -> Match | None:
     """A wait makes it right."""
     waited = list(r.runs("sync"))
-    if r.plain_wrong and waited and all(x.right for x in waited):
+    if r.numbers_wrong and waited and all(x.right for x in waited):
         return Match(EXACT + 0.02, ("right when every call is waited for, wrong without",), {"run": waited[0].name})
     repeats = list(r.runs("repeat"))
     one = [x for name in ("one thread", "1 thread") for x in r.runs(name)]
     still = bool(one) and not any(x.right for x in one)
-    if r.plain_wrong and any(x.right for x in repeats) and still:
+    poison = r.memory("never_written") is not None
+    if poison and any(x.right and not x.same for x in repeats):
+        return Match(SEEN + 0.02, ("unwritten memory was read in one call, and not in its repeats",), {})
+    if r.plain_wrong and any(x.right and not x.same for x in repeats) and still:
         return Match(HINT, ("right in some repeats, and not mended by one thread",), {})
     return None

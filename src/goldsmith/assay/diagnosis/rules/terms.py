@@ -81,10 +81,14 @@ def wrong_factor(r: Reading) -> Match | None:
     """A factor too many, missing, or of another value; of the whole, of a segment, of each row, or of one term."""
     fitted = _fitted(r, "factor") or _added(r)
     ratio = r.ratio()
-    if ratio is None or _bias(ratio.ratio) and not _given(r, ratio.named):
+    if ratio is None or not ratio.ratio or _bias(ratio.ratio) and not _given(r, ratio.named):
         return fitted
     named = ratio.named and ratio.named not in ("1", "-1")
     score = SEEN if named else HINT + 0.15
+    absent = [i.input for i in r.e.influence.values() if r.absent(i)]
+    if ratio.scope == "row" and absent:
+        text = f"y / g is constant per index ({ratio.group}), and {absent[0]} has no influence: the factor is dropped"
+        return Match(EXACT + 0.02, (text,), {"factor": absent[0]})
     if _count(ratio.ratio, ratio.spread) and (not named or _of_sizes(r, ratio.named)):
         score = LIKELY
     if math.isclose(ratio.ratio, -1, abs_tol=1e-4):
@@ -124,6 +128,8 @@ def scale_bias(r: Reading) -> Match | None:
     if known is not None and known.named and (not _bias(known.ratio) or _given(r, known.named)):
         return None
     listed = next((f for f in r.systematic if "proportional to the value" in f.text or "slope" in f.text), None)
+    if r.right("scale 2^12") and r.fails("scale 2^-12") is not None:
+        return None
     if not _bias(1 + slope) or abs(slope) < 2 * r.unit or left > 0.5 and listed is None:
         return None
     if left > 0.9:

@@ -84,12 +84,12 @@ def absolute_eps(r: Reading) -> Match | None:
     if large is not None and "bit for bit" in large.text and not r.plain_wrong:
         said = (large.text, small.text) if small is not None and small.text else (large.text,)
         return Match(SEEN + 0.02 if small is not None else LIKELY, said, {})
-    if small is None or large is not None:
+    if small is None or large is not None or r.unsteady:
         return None
     text = small.text or "with inputs times 2^-12 the result is wrong"
-    if r.right("scale 2^12") or not r.plain_wrong:
+    if not r.plain_wrong or r.right("scale 2^12") and r.relative < 0.05 and not r.influences:
         return Match(SEEN + 0.02, (text, "with inputs times 2^12 it is right: a constant is added to what scales"), {})
-    return Match(HINT, (text,), {})
+    return Match(FAINT, (text,), {})
 
 
 def truncating_store(r: Reading) -> Match | None:

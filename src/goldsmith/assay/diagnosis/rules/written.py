@@ -42,7 +42,9 @@ def not_computed(r: Reading) -> Match | None:
     if r.y is None or r.g is None or not r.wrong_count:
         return None
     if r.zeros == 1.0 and math.isclose(r.relative, 1.0):
-        return Match(SEEN + 0.02, (f"{r.e.tensor} is all zeros: its relative L2 error is exactly 1",), {"rel_l2": 1.0})
+        return Match(
+            EXACT + 0.025, (f"{r.e.tensor} is all zeros: its relative L2 error is exactly 1",), {"rel_l2": 1.0}
+        )
     if r.y.numel() > 1 and bool((r.y == r.y.flatten()[0]).all()) and not bool((r.g == r.g.flatten()[0]).all()):
         value = float(r.y.flatten()[0])
         return Match(HINT, (f"{r.e.tensor} holds {value:g} in every element",), {"value": value})
