@@ -7,7 +7,7 @@ import pytest
 from assay import kernels
 from assay.diagnosis.fault_table import TABLE, G
 from assay.diagnosis.faulty import checked, pair, report
-from goldsmith.assay.diagnosis.evidence import Evidence, RunFact
+from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact
 from goldsmith.assay.diagnosis.rank import rank
 from goldsmith.assay.diagnosis.rules import CATALOGUE, NOTES, matches
 
@@ -90,6 +90,14 @@ def test_repeats_that_differ_by_the_size_of_the_error_are_a_race():
         n: RunFact(n, wrong=("y",), same=False, difference=float(G[3].abs().max())) for n in ("repeat 1", "repeat 2")
     }
     assert rank(pair(got, G, runs=runs), {})[0].id == "race"
+
+
+@pytest.mark.parametrize("influence", [Influence("a", 1, none=True), Influence("a", 1, missing=((0, 39),))])
+def test_an_input_without_any_influence_is_no_shortened_reduction(influence):
+    evidence = pair(G * 0, G, influence={"a[1]": influence}, sizes={"K": 40})
+    found = rank(evidence, {})
+    assert found[0].id == "not_computed"
+    assert not {"truncated_reduction", "overwritten_accumulator", "off_by_one"} & {c.id for c in found}
 
 
 def test_nothing_that_fits_is_unknown_with_its_evidence():

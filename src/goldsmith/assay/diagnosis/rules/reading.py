@@ -230,6 +230,8 @@ class Reading:
 
     def absent(self, i: Influence) -> bool:
         """Whether the input has no influence along its whole axis."""
+        if i.none:
+            return True
         if len(i.missing) != 1 or i.missing[0][0] or not i.missing[0][1]:
             return False
         length = i.missing[0][1] + 1
