@@ -204,6 +204,20 @@ def test_a_value_that_is_finite_when_it_is_read_again_was_read_too_early(monkeyp
     assert w.first.likely.id == "missing_sync"
 
 
+def test_an_operator_that_is_finite_when_it_runs_again_read_too_early(monkeypatch):
+    late, measure = torch.tensor([math.nan] * 3), watch_facts.peak
+
+    def peak(tensor):
+        found = measure(tensor)
+        late.fill_(1)  # the copy arrives while the watch looks
+        return found
+
+    monkeypatch.setattr(watch_facts, "peak", peak)
+    with assay.watch() as w:
+        late + 1
+    assert w.first.likely.id == "missing_sync" and w.first.born
+
+
 def test_stop_raises_where_it_happens(model):
     equal_rows(model)
     with pytest.raises(assay.NonFinite, match="Inf in the forward of step 0: aten::div in 1") as caught:
