@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import cdiv, power_of_2, run
-from .numerics import dot
+from .numerics import dot, wide
 from .planes import load_planes, phi_planes
 
 # Tiles of BLOCK_D a program: the loads of both are under way at once, into shared memory (341 us at T = 8192, D = 4096,
@@ -62,6 +62,7 @@ def _gradient_kernel(
     block = tl.program_id(0)
     t = (tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     m = tl.arange(0, MP)
+    stride_xn, stride_gn = wide(stride_xn), wide(stride_gn)
     dm = load_planes(dm_ptr, t[:, None] * MP + m[None, :], T.to(tl.int64) * MP, (t < T)[:, None], DM_PLANES)
     kappa = load_columns(kappa_ptr, t, T, 1)[0]
     if HAS_U:

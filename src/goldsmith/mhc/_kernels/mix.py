@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import cdiv, power_of_2, run
+from .numerics import wide
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -20,6 +21,7 @@ def _mix_fwd_kernel(
     N: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
+    stride_xn = wide(stride_xn)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     x = ()
     for j in tl.static_range(N):
@@ -66,6 +68,7 @@ def _mix_bwd_kernel(
     N: tl.constexpr, TRANSPOSED: tl.constexpr, NEEDS_DX: tl.constexpr, VECTOR: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
+    stride_xn, stride_gn = wide(stride_xn), wide(stride_gn)
     LANES: tl.constexpr = BLOCK_D // VECTOR
     dots = ()
     for _ in tl.static_range(N * N + N):

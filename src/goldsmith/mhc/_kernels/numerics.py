@@ -7,6 +7,12 @@ import triton.language as tl
 
 
 @triton.jit
+def wide(stride):
+    """A stride in int64: streams that lie outermost are T * D apart, and three times that passes 2^31."""
+    return tl.cast(stride, tl.int64)
+
+
+@triton.jit
 def split(v, PARTS: tl.constexpr, INTERPRET: tl.constexpr):
     """v as a tuple of bfloat16 tiles, the greatest first: exact with 3 (8 + 8 + 8 bits), to 2^-17 with 2.
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import INTERPRET, PARTS, cdiv, power_of_2, run, token_chunks
-from .numerics import dot, split, transposed
+from .numerics import dot, split, transposed, wide
 from .planes import load_planes
 
 
@@ -26,6 +26,7 @@ def _psi_kernel(
     j = block % N
     d = (block // N) * BLOCK_D + tl.arange(0, BLOCK_D)
     p = tl.program_id(1)
+    stride_xn = wide(stride_xn)
     m = tl.arange(0, MP)
     psi = tl.zeros(
         (BLOCK_D, MP), tl.float32
