@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -148,7 +149,13 @@ def _attempt(check: SelfCheck, what: str, watch, call, leaves) -> dict[str, Tens
 def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not _internal(f.filename)]
-    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    return f" ({_from_here(own[-1].filename)}:{own[-1].lineno})" if own else ""
+
+
+def _from_here(filename: str) -> str:
+    """The path as one in the current folder would type it: reports travel, and a machine's folders are its own."""
+    path, here = Path(filename), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
 
 
 def _internal(filename: str) -> bool:
@@ -183,7 +190,7 @@ class _NarrowerThanFloat64(TorchDispatchMode):
     def _report(self, func, out: Tensor) -> None:
         dtype = str(out.dtype).removeprefix("torch.")
         frame = next((f for f in reversed(traceback.extract_stack()) if not _internal(f.filename)), None)
-        place = f" at {frame.filename}:{frame.lineno}" if frame else ""
+        place = f" at {_from_here(frame.filename)}:{frame.lineno}" if frame else ""
         name = f"{func.namespace}.{func._schema.name.split('::')[-1]}"
         text = f"the golden computes in {dtype}: {name} made it{place}; the golden must stay in float64"
         if not any(f" {dtype}:" in known for known in self.found):  # the first of each dtype; the rest follow from it
