@@ -21,7 +21,8 @@ case $0 in plain) residual="--residual plain" ;; *) residual="--residual mhc --i
   >"$OUT/$0-$1.log" 2>&1 || { echo "$0, seed $1 did not end:"; tail -n 5 "$OUT/$0-$1.log"; exit 255; }
 mv "$done.part" "$done" && echo "$done"
 '
-for seed in 0 1 2; do
-  for model in plain deepseek small identity; do echo "$model $seed"; done
-done | xargs -P "${JOBS:-3}" -L 1 sh -c "$training" || exit 1
+{
+  for seed in 0 1 2; do echo "plain $seed"; echo "deepseek $seed"; done
+  for seed in 0 1 2; do echo "small $seed"; echo "identity $seed"; done
+} | xargs -P "${JOBS:-3}" -L 1 sh -c "$training" || exit 1
 exec "$PYTHON" examples/loss_curves.py "$OUT"/*.json "$OUT/curves.svg"

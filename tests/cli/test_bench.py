@@ -201,6 +201,13 @@ def test_a_peer_that_is_missing_is_said_in_words(monkeypatch):
     assert result.exit_code == 2 and "--against liger: liger-kernel is not installed." in result.stderr
 
 
+def test_a_peer_may_be_timed_at_some_cases_only():
+    result = run("mhc.expand", "--case", "T=1,", "--no-verify", "--against", "eager:expand decode[T=1,D=7168")
+    assert [(r["case"], r["peer"]) for r in rows(result)] == [
+        ("decode[T=1,D=4096]", "goldsmith"), ("decode[T=1,D=7168]", "goldsmith"), ("decode[T=1,D=7168]", "eager"),
+    ]  # fmt: skip
+
+
 def test_times_of_the_interpreter_are_refused(monkeypatch):
     monkeypatch.setattr(command, "machine", lambda: replace(machine(), interpreter=True))
     result = run("mhc.expand")

@@ -121,7 +121,10 @@ def bench(
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(help="Peers to time in the same run: eager, compile, liger, none. Default: all installed."),
+        typer.Option(
+            help="Peers to time in the same run: eager, compile, liger, none; liger:TEXT times it only where "
+            "'OP CASE' contains the text (a peer that tunes itself takes minutes). Default: all installed."
+        ),
     ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only benchmark cases whose name contains this.")] = None,
     backend: Annotated[

@@ -150,12 +150,12 @@ def _elements(entry: Any) -> int:
 
 
 def _peers(request: Request, err: Console) -> dict[str, Any]:
-    asked = request.peers
+    asked = None if request.peers is None else [wanted.partition(":")[0] for wanted in request.peers]
     unknown = [name for name in asked or () if name not in (*PEERS, NOBODY)]
     if unknown:
         raise Problem(f"no peer {unknown[0]!r}; there are: {', '.join(PEERS)}, and {NOBODY}.")
     chosen: dict[str, Any] = {}
-    for name in PEERS if asked is None else [name for name in asked if name != NOBODY]:
+    for name in PEERS if asked is None else [name for name in dict.fromkeys(asked) if name != NOBODY]:
         reason = PEERS[name].missing()
         if reason is None:
             chosen[name] = PEERS[name]

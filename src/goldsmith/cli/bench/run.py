@@ -25,13 +25,18 @@ class Request:
     """What was asked for on the command line."""
 
     names: tuple[str, ...] = ()
-    peers: tuple[str, ...] | None = None
+    peers: tuple[str, ...] | None = None  # PEER, or PEER:TEXT for the cases whose "OP CASE" contains the text
     cases: tuple[str, ...] = ()
     backend: str | None = None
     device: str | None = None
     seconds: float = 0.5
     verify: bool = True
     commit: str = ""
+
+    def against(self, peer: str, subject: str) -> bool:
+        """Whether this peer is timed beside the subject "OP CASE"."""
+        texts = [wanted.partition(":")[2] for wanted in self.peers or () if wanted.partition(":")[0] == peer]
+        return not texts or any(text in subject for text in texts)
 
 
 @dataclass
@@ -90,7 +95,8 @@ class Bench:
     def _makers(self, subject: Subject, backend: str) -> dict[str, Callable[[], Variant | None]]:
         makers: dict[str, Callable[[], Variant | None]] = {OURS: lambda: subject.ours(backend)}
         for name, peer in self.peers.items():
-            makers[name] = partial(peer.prepare, subject)
+            if self.request.against(name, f"{subject.name} {subject.entry.name}"):
+                makers[name] = partial(peer.prepare, subject)
         return makers
 
     def _ready(
