@@ -87,7 +87,7 @@ def failing(target="mhc.pre", cases=6):
     report = passing(target, cases)
     report.verdict, report.findings = "fail", findings
     report.rows = rows(names, bad=("bias.grad",))
-    report.maps = {"bias.grad": error_map()}
+    report.maps = {"bias.grad": error_map(case=names[-1])}
     return report
 
 

@@ -13,7 +13,7 @@ from goldsmith.cli import app
 from goldsmith.cli.bench import command, prove, timing
 from goldsmith.cli.bench.composites import Connection
 from goldsmith.cli.bench.rows import Conditions, Row, timed
-from goldsmith.cli.bench.subject import MakeThere, Subject
+from goldsmith.cli.bench.subject import MakeThere, Subject, Variant
 from goldsmith.cli.bench.timing import CpuClock, CudaClock, Timing
 from goldsmith.cli.verify.command import Outcome
 from goldsmith.cli.verify.merge import Proof
@@ -83,9 +83,27 @@ def test_a_row_says_everything_that_a_table_needs(monkeypatch):
     assert (ours["verified"], eager["verified"]) == (True, None)
     assert ours["verified_by"] == "goldsmith verify, 1 cases, bfloat16"
     assert eager["peer"] == "eager" and eager["median_us"] == 200
-    assert 0 < ours["error"] < 1e-2 and ours["commit"] == "abc1234" and ours["versions"]["torch"] == torch.__version__
+    assert ours["error"] == float(f"{error_of_the_reference('mhc.post', 'decode[T=1,D=4096]'):.5g}"), "as JSON has it"
+    assert ours["commit"] == "abc1234" and ours["versions"]["torch"] == torch.__version__
     said = words(result.stderr)
     assert "2.00x faster" in said and "1 of 1: mhc.post decode[T=1,D=4096]" in said
+
+
+def error_of_the_reference(name, case):
+    """|got - golden| / |golden| of the first result, on the very inputs that were timed."""
+    op = Op.get(name)
+    subject = Subject(op, next(c for c in op.bench if c.name == case), "cpu")
+    golden = subject.reference()({n: t if t is None else t.double() for n, t in subject.tensors.items()})[0]
+    got = op(*subject.tensors.values(), backend="reference", **subject.options)
+    return float((got.double() - golden).norm() / golden.norm())
+
+
+def test_the_error_is_that_of_the_first_result_and_is_not_said_where_it_means_nothing():
+    golden = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    made = Variant("ours", lambda: (torch.tensor([3.0, 5.0]), torch.tensor([9.0])), [])
+    assert prove.relative_error(golden, made) == 0.2
+    assert prove.relative_error(golden, replace(made, comparable=False)) is None
+    assert prove.relative_error(None, made) is None and prove.relative_error(golden * 0, made) is None
 
 
 def test_what_the_assay_rejects_is_not_timed(monkeypatch):

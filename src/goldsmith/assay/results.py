@@ -107,6 +107,7 @@ class ErrorMap:
     error_over_limit: list[list[float]]
     segments: dict[str, tuple[int, int]] = field(default_factory=dict)
     bad: bool = False
+    run: str = "values"
 
 
 @dataclass

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..results import ErrorMap
 from . import svg
-
-
-def pick_maps(maps: Iterable[ErrorMap], most: int) -> list[ErrorMap]:
-    return sorted(maps, key=lambda m: not m.bad)[:most]
 
 
 def map_view(m: ErrorMap, cells: int) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..results import FAIL, PASS, REFERENCE_FAULT, RUNGS, Finding, Note, Report, Row
+from ..results import FAIL, PASS, REFERENCE_FAULT, RUNGS, ErrorMap, Finding, Note, Report, Row
 from . import svg
-from .maps import map_view, pick_maps
+from .maps import map_view
 from .strip import SEVERITY, stage_strip
 
 RUNG_MEANING = {
-    "CERTAIN": "no legal order of roundings explains it",
-    "STATISTICAL": "beyond the noise of every legal order, twice",
+    "CERTAIN": "more than rounding can do to the reference's formula in any order of its sums, or no matter of rounding",
+    "STATISTICAL": "far beyond the noise of eight legal orders of the reference, and again on a fresh seed",
     "SYSTEMATIC": "the errors share a slope, a sign or a pattern",
     "QUALITY": "within bounds, worse than an honest implementation",
 }
@@ -64,6 +64,18 @@ def unjudged(report: Report) -> str:
 def ranked(report: Report) -> list[Finding]:
     """Findings, the surest first; those about the reference before all."""
     return sorted(report.findings, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)))
+
+
+def shown_maps(report: Report, most: int) -> dict[str, ErrorMap]:
+    """At most so many maps: those of the findings' own tensors and cases, the surest first; if all is right, any.
+
+    A finding without a map (an input modified, a process that ended) gets none: another tensor's would mislead.
+    """
+    if report.ok:
+        return dict(list(report.maps.items())[:most])
+    drawn = {(m.case, m.tensor): key for key, m in report.maps.items() if m.bad}
+    keys = [drawn[f.case, f.tensor] for f in ranked(report) if (f.case, f.tensor) in drawn]
+    return {key: report.maps[key] for key in list(dict.fromkeys(keys))[:most]}
 
 
 def number(value: float | None) -> str:
@@ -149,7 +161,7 @@ def section(entry: Entry, *, max_rows: int = MAX_ROWS, map_cells: int = 64, max_
         elsewhere=[finding_view(f) for f in elsewhere],
         more_findings=len(findings) - len(here[:MAX_FINDINGS]) - len(elsewhere),
         notes=notes_view(report.notes),
-        maps=[map_view(m, map_cells) for m in pick_maps(report.maps.values(), max_maps)],
+        maps=[map_view(m, map_cells) for m in shown_maps(report, max_maps).values()],
         tensors=tensor_view(report.rows),
         rows=[r for r in report.rows if id(r) in keep],
         rows_total=len(report.rows),

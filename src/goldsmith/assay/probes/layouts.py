@@ -73,14 +73,14 @@ def _agrees(session: Session, layout: str, names: list[str], *, report: bool) ->
     first = {n: t for n, _, t in session.first.results()}
     if all(same_bits(first.get(n), t) for n, _, t in done.results()):
         return True
-    findings = list(session.findings)
+    before = list(session.findings), dict(session.maps)
     reference = session.ref
     if not session.same_decisions(done):
         reference = decisions.settle(session, done, session.references(session.material, done))
     noise, skip = "ensemble" in session.selected, frozenset(session.bad)
     failed = values.judge(session, done, reference, NAME, label, noise=noise, repeat=how, skip=skip)
     if not report:
-        session.findings = findings
+        session.findings, session.maps = before
     return not failed
 
 
@@ -137,7 +137,7 @@ def _expanded_agrees(session: Session, sent: dict[str, Tensor], inputs: dict[str
     done = session.execute(NAME, label, How(cotangents=sent), material, look=report)
     if done.error is not None and inputs and session.target.mutates:
         return True
-    before = list(session.findings), list(session.rows)
+    before = list(session.findings), list(session.rows), dict(session.maps)
     if done.error is not None:
         text = f"{label} is refused: {_first_line(done.error)}"
         session.find(CERTAIN, NAME, done.phase, text)
@@ -147,7 +147,7 @@ def _expanded_agrees(session: Session, sent: dict[str, Tensor], inputs: dict[str
         skip = frozenset(session.bad)
         good = not values.judge(session, done, settled, NAME, label, noise=False, repeat=None, skip=skip)
     if not good and not report:
-        session.findings, session.rows = before
+        session.findings, session.rows, session.maps = before
     return good and not done.hits
 
 

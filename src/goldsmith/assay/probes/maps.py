@@ -3,35 +3,51 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from ..ladder import Reference
+from ..reference import References
 from ..results import ErrorMap
+from ..run import Run
 from ..session import Session
 
 CELLS_BAD, CELLS_GOOD = 128, 32
 
 
 def draw(session: Session) -> None:
-    """One map for every tensor that fails, or else for the first output."""
+    """Of the plain run: one map for every tensor that fails, or else for the first output."""
     results = {n: (k, t) for n, k, t in session.first.results() if t is not None}
     bad = [n for n in results if n in session.bad]
     good = [n for n, (kind, _) in results.items() if kind == "output"][:1]
     for name in bad or good:
-        kind, tensor = results[name]
-        reference = session.ref.reference(name, kind, noise=False)
-        if reference is None or not tensor.is_floating_point() or not tensor.numel():
-            continue
-        if tensor.shape == reference.bounded.value.shape:
-            cells = CELLS_BAD if name in session.bad else CELLS_GOOD
-            session.maps[f"{session.label} {name}"] = error_map(
-                session.label, tensor, reference, cells, name in session.bad
-            )
+        draw_one(session, "values", *results[name], session.ref, name, bad=bool(bad))
 
 
-def error_map(case: str, got: Tensor, reference: Reference, cells: int, bad: bool) -> ErrorMap:
+def draw_run(session: Session, done: Run, reference: References, run: str, names: Iterable[str]) -> None:
+    """Of another run: the tensors that are wrong in it, beside the golden of its very inputs."""
+    results = {n: (k, t) for n, k, t in done.results() if t is not None}
+    for name in names:
+        if name in results:
+            draw_one(session, run, *results[name], reference, name)
+
+
+def draw_one(
+    session: Session, run: str, kind: str, tensor: Tensor, references: References, name: str, *, bad: bool = True
+) -> None:
+    """A case shows each tensor once, in the first run that has it wrong."""
+    key = f"{session.label} {name}"
+    reference = references.reference(name, kind, noise=False)
+    if (key in session.maps and session.maps[key].bad) or reference is None:
+        return
+    if tensor.is_floating_point() and tensor.numel() and tensor.shape == reference.bounded.value.shape:
+        cells = CELLS_BAD if bad else CELLS_GOOD
+        session.maps[key] = error_map(session.label, run, tensor, reference, cells, bad)
+
+
+def error_map(case: str, run: str, got: Tensor, reference: Reference, cells: int, bad: bool) -> ErrorMap:
     """|got - golden| / bound and both values, rows = all axes but the last, as at most cells x cells blocks."""
     golden, bound = reference.bounded.value, reference.bounded.bound
     error = (got.double() - golden).abs()
@@ -40,7 +56,9 @@ def error_map(case: str, got: Tensor, reference: Reference, cells: int, bad: boo
     last = {n: (lo, hi) for n, (axis, lo, hi) in reference.segments.items() if axis in (-1, got.dim() - 1)}
     grids = [_blocks(t.detach().reshape(fold), cells) for t in (golden, got.double(), ratio)]
     rows, columns = golden.reshape(fold).shape
-    return ErrorMap(reference.name, case, (rows, columns), grids[0], grids[1], grids[2], segments=last, bad=bad)
+    return ErrorMap(
+        reference.name, case, (rows, columns), grids[0], grids[1], grids[2], segments=last, bad=bad, run=run
+    )
 
 
 def _blocks(t: Tensor, cells: int) -> list[list[float]]:

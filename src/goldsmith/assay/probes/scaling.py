@@ -77,13 +77,14 @@ def _held(
         return done, material
     reference = decisions.settle(session, done, session.references(material, done))
     open_ends = {n for n, b in reference.bounded.items() if not bool(torch.isfinite(b.value).all())}
-    before = list(session.findings)
+    before, drawn = list(session.findings), dict(session.maps)
     failed = values.judge(
         session, done, reference, NAME, label, noise=False, repeat=None, skip=frozenset(session.bad | open_ends)
     )
     excused = {n for n in failed if not _honest_passes(session, reference, n)}
     if excused:
         session.findings = before + [f for f in session.findings[len(before) :] if f.tensor not in excused]
+        session.maps = drawn | {k: m for k, m in session.maps.items() if m.tensor not in excused}
         names = ", ".join(sorted(excused))
         text = f"{names}: the golden in compute precision leaves its own bounds at {label}; not judged there"
         session.note("compute_range", names, text)

@@ -11,7 +11,7 @@ from ..memory import DIRT_FILL
 from ..results import CERTAIN, STATISTICAL
 from ..run import How, Run
 from ..session import Session
-from . import decisions, values
+from . import decisions, maps, values
 
 NAME = "second_call"
 DIRTY = "the second call with the same inputs, on memory that holds other bytes, gives another result"
@@ -58,6 +58,8 @@ def agree(session: Session, probe: str, label: str, done: Run, text: str) -> boo
         rung = CERTAIN if apart.certain else STATISTICAL
         said = f"{text}: {apart.text} ({label})"
         session.find(rung, probe, name, said, where=where, measured=apart.measured, limit=apart.limit)
+        if tensor is not None:
+            maps.draw_one(session, label, kind, tensor, session.ref, name)
     return good
 
 
@@ -74,7 +76,8 @@ def _workspace(session: Session, first: Run) -> None:
 
 def _backward_twice(session: Session, done: Run) -> None:
     for name, grad in done.grads.items():
-        apart = difference(grad, (done.again or {}).get(name), session.ref.reference(name, "grad"))
+        again = (done.again or {}).get(name)
+        apart = difference(grad, again, session.ref.reference(name, "grad"))
         if not apart.equal and not apart.lawful and name not in session.bad:
             where = None if apart.mask is None else session.locate(name, apart.mask)
             session.find(
@@ -84,6 +87,8 @@ def _backward_twice(session: Session, done: Run) -> None:
                 f"the backward run twice on one graph gives another gradient: {apart.text}",
                 where=where,
             )
+            if again is not None:
+                maps.draw_one(session, "backward twice", "grad", again, session.ref, name)
 
 
 def _others(session: Session) -> None:

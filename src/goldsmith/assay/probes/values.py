@@ -88,6 +88,8 @@ def judge(
             failed.add(name)
     if label == "values":
         session.bad |= failed
+    else:
+        maps.draw_run(session, done, reference, label, failed)
     return failed
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...assay.html.view import Entry, unjudged
+from ...assay.html.view import Entry, shown_maps, unjudged
 from ...assay.results import (
     CERTAIN,
     FAIL,
@@ -120,9 +120,8 @@ def _added(runs: Sequence[ProbeRun]) -> ProbeRun:
 
 
 def _fewer(report: Report) -> dict[str, Any]:
-    bad = {k: m for k, m in report.maps.items() if m.bad}
-    if bad:
-        return dict(list(bad.items())[:BAD_MAPS])
+    if not report.ok:
+        return shown_maps(report, BAD_MAPS)
     good = sorted(report.maps.items(), key=lambda item: item[1].shape[0] * item[1].shape[1])
     return dict(good[-GOOD_MAPS:])
 

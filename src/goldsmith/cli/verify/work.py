@@ -10,6 +10,7 @@ import torch
 
 from ...assay.check import check
 from ...assay.html.maps import shrink
+from ...assay.html.view import shown_maps
 from ...assay.results import ErrorMap, Report, TargetError
 from ...assay.target import Target
 from ...core.device import machine
@@ -118,11 +119,9 @@ def _proof(
 
 
 def smaller(report: Report) -> Report:
-    """The report with its maps reduced to what the page draws: bad tensors first, one good one."""
-    bad = [(k, m) for k, m in report.maps.items() if m.bad][:BAD_MAPS]
-    good = [(k, m) for k, m in report.maps.items() if not m.bad][: 0 if bad else 1]
-    maps = {k: _reduced(m, BAD_CELLS) for k, m in bad} | {k: _reduced(m, GOOD_CELLS) for k, m in good}
-    return replace(report, maps=maps)
+    """The report with its maps reduced to what the page draws: those of its findings, or a good one."""
+    most, cells = (1, GOOD_CELLS) if report.ok else (BAD_MAPS, BAD_CELLS)
+    return replace(report, maps={key: _reduced(m, cells) for key, m in shown_maps(report, most).items()})
 
 
 def _reduced(m: ErrorMap, cells: int) -> ErrorMap:
