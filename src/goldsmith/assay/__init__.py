@@ -6,6 +6,7 @@ Imports torch alone, and nothing else of ours.
 from .case import Case, Make, case
 from .check import check
 from .decisions import argmax, given, sign, topk
+from .diagnosis import Bundle, Cause, Diagnosis, diagnose, load_bundle, replay
 from .golden import storage
 from .results import AssayError, ErrorMap, Finding, Location, Note, ProbeRun, Report, Row, TargetError
 from .stage import stage, tracing
@@ -14,7 +15,7 @@ from .watch import watch
 from .watch_facts import Event, NonFinite
 
 __all__ = [
-    "AssayError", "Case", "ErrorMap", "Event", "Finding", "Location", "Make", "NonFinite", "Note", "ProbeRun", "Report",
-    "Row", "Target", "TargetError", "argmax", "case", "check", "given", "sign", "stage", "storage", "topk", "tracing",
-    "watch",
+    "AssayError", "Bundle", "Case", "Cause", "Diagnosis", "ErrorMap", "Event", "Finding", "Location", "Make",
+    "NonFinite", "Note", "ProbeRun", "Report", "Row", "Target", "TargetError", "argmax", "case", "check", "diagnose",
+    "given", "load_bundle", "replay", "sign", "stage", "storage", "topk", "tracing", "watch",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from .session import Budget, Ended, Session
 from .target import Target
 
 NARROW = (torch.bfloat16, torch.float16)
+INTERRUPTED = "interrupted"
 
 
 def check(
@@ -70,7 +71,10 @@ def examine(
     strict: bool = False,
     until_failing: bool = False,
 ) -> tuple[Report, list[Session]]:
-    """The report of a check. `until_failing` ends with the first session that fails, and gives that one, too."""
+    """The report of a check. `until_failing` ends with the first session that fails, and gives that one, too.
+
+    It also ends with an interrupt from the keyboard then: the report has what was found, and is marked partial.
+    """
     budget = Budget(budget_s, time.perf_counter())
     report = Report(target.name or "", environment=environment(device), device=str(device), seed=seed, strict=strict)
     tally = _Tally()
@@ -79,10 +83,15 @@ def examine(
     try:
         for each in cases:
             for drawn, only_values in _dtypes(target, each, dtype, selected):
-                if sessions:
+                if sessions or report.partial:
                     break
                 session = Session(target, each, drawn, device, seed, selected, _label(each, drawn, target, dtype))
-                _examine(session, budget, tally, only_values)
+                try:
+                    _examine(session, budget, tally, only_values)
+                except KeyboardInterrupt:
+                    if not until_failing:
+                        raise
+                    report.partial = INTERRUPTED
                 _collect(report, session)
                 if until_failing and _verdict(report) != PASS:
                     sessions.append(session)

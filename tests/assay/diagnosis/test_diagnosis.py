@@ -60,7 +60,7 @@ def test_it_is_plain_json_and_the_same_every_time():
     first, second = (diagnose(layer("z"), probes="quick").to_json() for _ in range(2))
     assert json.loads(json.dumps(first)) == first
     assert first["causes"] == second["causes"] and first["stages"] == second["stages"]
-    assert first["case"]["sizes"] == {"T": 6, "D": 20, "E": 12}
+    assert first["examined"]["sizes"] == {"T": 6, "D": 20, "E": 12}
 
 
 def test_cases_with_a_size_of_one_come_last():
@@ -69,8 +69,8 @@ def test_cases_with_a_size_of_one_come_last():
         return {"x": make.normal(T, D), "w": make.normal(D, E), "b": make.normal(E)}
 
     target = assay.Target(lambda x, w, b: torch.softmax(x @ w - b, -1) * 2, layer_golden, cases=cases)
-    assert diagnose(target, probes="quick").case["sizes"]["T"] == 5
-    assert diagnose(target, cases[0], probes="quick").case["sizes"]["T"] == 1
+    assert diagnose(target, probes="quick").examined["sizes"]["T"] == 5
+    assert diagnose(target, cases[0], probes="quick").examined["sizes"]["T"] == 1
 
 
 def test_a_spent_budget_is_said_and_the_stage_is_known_all_the_same():
@@ -83,3 +83,65 @@ def test_what_is_not_a_target_is_refused():
         diagnose(layer_golden)
     with pytest.raises(ValueError, match="budget_s"):
         diagnose(layer(), budget_s=0)
+
+
+def test_the_smallest_case_keeps_stage_and_cause():
+    found = diagnose(layer("h"))
+    assert (found.case["sizes"]["T"], found.case["sizes"]["D"]) == (1, 18), found.case
+    assert found.examined["sizes"] == {"T": 6, "D": 20, "E": 12}
+    assert "layer_case[T=1,D=18," in str(found) and found.case["runs"] <= 64
+    trial = assay.diagnose(layer("h"), layer_case[0])
+    assert (trial.first_wrong_stage, trial.causes[0].id) == (found.first_wrong_stage, found.causes[0].id)
+
+
+def test_a_failure_of_a_later_call_is_made_small_too():
+    calls = []
+
+    def kernel(x, w, b):
+        calls.append(0)
+        y = layer_golden(x, w, b)
+        return y + (len(calls) > 1) * 0.1
+
+    found = diagnose(assay.Target(kernel, layer_golden, cases=layer_case, reset=calls.clear))
+    assert found.causes[0].id == "stale_state" and found.case["sizes"]["T"] == 1, str(found)
+
+
+def test_out_holds_a_bundle_that_replays(tmp_path):
+    target = layer("h")
+    found = assay.diagnose(target, out=tmp_path)
+    assert found.bundle.parent == tmp_path and f"--replay {found.bundle}" in str(found)
+    meta = assay.load_bundle(found.bundle).meta
+    assert (meta["stage"], meta["causes"][0]["id"]) == ("h", "truncated_reduction")
+    assert meta["sizes"] == found.case["sizes"]
+    again = assay.replay(found.bundle, target)
+    assert again.environment["replay"]["answer"] == "reproduced" and not again.ok
+    assert assay.replay(found.bundle, layer()).environment["replay"]["answer"] == "not reproduced"
+
+
+def test_nothing_is_written_of_a_right_kernel(tmp_path):
+    found = assay.diagnose(layer(), probes="quick", out=tmp_path)
+    assert found.ok and found.bundle is None and not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="no failing case"):
+        found.save(tmp_path)
+
+
+@pytest.mark.parametrize("after", [1, 4, 40])
+def test_an_interrupt_gives_what_is_known(after):
+    calls = []
+    wrong = layer("h").candidate
+
+    def kernel(x, w, b):
+        calls.append(0)
+        if len(calls) == after:
+            raise KeyboardInterrupt
+        return wrong(x, w, b)
+
+    found = diagnose(assay.Target(kernel, layer_golden, cases=layer_case))
+    assert found.partial == "interrupted" and "partial: interrupted" in str(found)
+    assert found.verdict == ("pass" if after == 1 else "fail")
+    assert after < 40 or found.first_wrong_stage == "h"
+
+
+def test_a_stage_in_a_segment_is_drawn():
+    text = str(diagnose(layer("h"), probes="quick", budget_s=None))
+    assert "Where  every element" in text and "############" in text and "6 x 12 elements" in text

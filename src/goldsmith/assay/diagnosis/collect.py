@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .. import ladder
 from ..bounds import SLACK
-from ..results import QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location, Report
+from ..probes.maps import CELLS_BAD, error_map
+from ..results import QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location, Report, TargetError
 from ..run import Run
 from ..session import Session
 from .evidence import Evidence, MemoryFact
@@ -19,6 +21,7 @@ from .influence import influence
 from .isolate import Isolation, isolate, named
 from .runs import facts
 
+Result = TypeVar("Result")
 _MEMORY = (
     ("guard", " bytes written ", "overrun"),
     ("guard", "", "stray_read"),
@@ -29,13 +32,8 @@ _MEMORY = (
 )
 
 
-def collect(
-    session: Session, report: Report, *, repeats: int = 3, spent: Callable[[], bool] = lambda: False
-) -> tuple[Evidence, Isolation]:
-    """Everything about a session whose check has failed, and its stage table.
-
-    In order of what it usually tells; what `spent()` leaves no time for is left out, and the table is always made.
-    """
+def begin(session: Session, report: Report) -> Evidence:
+    """What the check alone says, before anything further has run."""
     evidence = Evidence(
         report,
         memory=_memory(report),
@@ -43,41 +41,77 @@ def collect(
         sizes=dict(session.material.sizes),
         dtype=str(session.dtype).removeprefix("torch."),
     )
-    first = _finding(report)
+    first = surest(report)
     if first is not None:
         evidence.tensor, evidence.location = first.tensor, first.location
-    if report.verdict == REFERENCE_FAULT or first is None:
-        return evidence, Isolation()
-    if session._first is None or session.first.error is not None or session._ref is None:
-        return _raised(session, evidence), Isolation()
-    table = isolate(session)
-    evidence.stages, evidence.first_wrong = table.stages, table.first_wrong or first.tensor
-    if table.first_wrong is not None:
-        _first_wrong(session, evidence, table)
-    evidence.other = _others(session, table.own or session.first, evidence.tensor)
-    if not spent():
-        evidence.runs, _ = facts(session, repeats=repeats, spent=spent)
-    if not spent() and table.first_wrong is not None:
-        known = table.first_wrong in named(session.first) and not table.suspects
-        looked = {table.first_wrong} if known else session.bad | {table.first_wrong}
-        evidence.influence = influence(session, looked, spent=spent)
-    return evidence, table
-
-
-def _finding(report: Report) -> Finding | None:
-    """The surest finding; of the golden before all others."""
-    failing = [f for f in report.findings if f.rung != QUALITY]
-    return min(failing, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)), default=None)
-
-
-def _raised(session: Session, evidence: Evidence) -> Evidence:
-    """The candidate raised before there was anything to compare."""
+        evidence.first_wrong = first.tensor
     done = session._first
-    if done is not None and done.error is not None:
+    if report.verdict != REFERENCE_FAULT and done is not None and done.error is not None:
         said = (str(done.error).strip().splitlines() or [""])[0]
         evidence.error = f"{type(done.error).__name__}: {said}"[:300]
         evidence.first_wrong = evidence.tensor = done.phase
     return evidence
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How much is asked.
+
+    repeats    of the same call
+    runs       names of other runs must begin so; None: all of them; (): none
+    influence  the "input[axis]" to look at; None: all of them; (): none
+    """
+
+    repeats: int = 3
+    runs: tuple[str, ...] | None = None
+    influence: tuple[str, ...] | None = None
+
+
+def collect(
+    session: Session, evidence: Evidence, depth: Depth = Depth(), *, spent: Callable[[], bool] = lambda: False
+) -> Isolation:
+    """Fill in everything about a session whose check has failed; returns its stage table.
+
+    In order of what it usually tells; what `spent()` leaves no time for is left out, and the table is always made.
+    What a step itself stumbles over is left out, too, and said in `evidence.left_out`: the other steps still tell.
+    """
+    first = surest(evidence.report)
+    unjudged = session._first is None or session._first.error is not None or session._ref is None
+    if evidence.report.verdict == REFERENCE_FAULT or first is None or unjudged:
+        return Isolation()
+    table = _step(evidence, "isolation", lambda: isolate(session)) or Isolation()
+    evidence.stages, evidence.first_wrong = table.stages, table.first_wrong or first.tensor
+    if table.first_wrong is not None:
+        _step(evidence, "fits", lambda: _first_wrong(session, evidence, table))
+    evidence.other = _others(session, table.own or session.first, evidence.tensor)
+    if not spent():
+        _step(
+            evidence,
+            "runs",
+            lambda: facts(session, repeats=depth.repeats, only=depth.runs, into=evidence.runs, spent=spent),
+        )
+    if not spent() and table.first_wrong is not None:
+        known = table.first_wrong in named(session.first) and not table.suspects
+        looked = {table.first_wrong} if known else session.bad | {table.first_wrong}
+        found = _step(evidence, "influence", lambda: influence(session, looked, only=depth.influence, spent=spent))
+        evidence.influence = found or {}
+    return table
+
+
+def _step(evidence: Evidence, name: str, run: Callable[[], Result]) -> Result | None:
+    try:
+        return run()
+    except TargetError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a diagnosis never raises for what a wrong kernel makes of its numbers
+        evidence.left_out[name] = f"{type(error).__name__}: {str(error).strip()[:200]}"
+        return None
+
+
+def surest(report: Report) -> Finding | None:
+    """The surest finding; of the golden before all others."""
+    failing = [f for f in report.findings if f.rung != QUALITY]
+    return min(failing, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)), default=None)
 
 
 def _first_wrong(session: Session, evidence: Evidence, table: Isolation) -> None:
@@ -97,6 +131,10 @@ def _first_wrong(session: Session, evidence: Evidence, table: Isolation) -> None
         return
     evidence.got = got.detach().double()
     evidence.location = _location(evidence.got, against)
+    if got.is_floating_point() and got.numel() and got.shape == against.bounded.value.shape:
+        evidence.map = error_map(
+            session.label, "isolated" if done is table.run else "values", got, against, CELLS_BAD, True
+        )
     found = fit(session, name, kind, got)
     evidence.fits, evidence.ratios, evidence.permutations = found.fits, found.ratios, found.patterns
 

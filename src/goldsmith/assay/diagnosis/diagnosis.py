@@ -2,75 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
 from .. import probes as catalogue
 from ..case import Case
-from ..check import examine
-from ..results import FAIL, PASS, REFERENCE_FAULT, Location, Report, TargetError
-from ..results import _plain as plain_json
+from ..check import INTERRUPTED, examine
+from ..results import FAIL, PASS, REFERENCE_FAULT, ErrorMap, Report, TargetError, _plain
 from ..session import Session
 from ..target import Target
-from .collect import collect, described
-from .evidence import Evidence, StageState
-from .rank import Cause, rank
+from . import bundle
+from .collect import Depth, begin, collect, described
+from .evidence import Evidence
+from .rank import rank
+from .result import Diagnosis
+from .smallest import smallest
 
 _CHECKING = 0.5  # of the budget, at most, goes to finding a failing case
+_COLLECTING = 0.8  # of the budget is over when no further evidence is sought; the rest makes the case small
 _REPEATS = 10
-
-
-@dataclass
-class Diagnosis:
-    """What is wrong, where, why we think so; nothing where nothing is wrong.
-
-    first_wrong_stage  None when the target passes
-    causes             the best first
-    stages             the table: propagated error, isolated error, state
-    suspects           golden stages that the candidate does not name, which could make exactly what is wrong
-    case               the failing case: name, sizes, seed, dtype, device, threads, strides
-    partial            why there is less than there could be: the budget, or an interrupt
-    """
-
-    verdict: str
-    report: Report
-    first_wrong_stage: str | None = None
-    location: Location | None = None
-    causes: list[Cause] = field(default_factory=list)
-    stages: list[StageState] = field(default_factory=list)
-    suspects: list[str] = field(default_factory=list)
-    case: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-    partial: str = ""
-    evidence: Evidence | None = field(default=None, repr=False)
-
-    @property
-    def ok(self) -> bool:
-        return self.verdict == PASS
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, the report among them; tensors are left to the bundle."""
-        return {
-            "verdict": self.verdict,
-            "first_wrong_stage": self.first_wrong_stage,
-            "location": plain_json(asdict(self.location)) if self.location is not None else None,
-            "causes": [plain_json(asdict(c)) for c in self.causes],
-            "stages": [plain_json(asdict(s)) for s in self.stages],
-            "suspects": list(self.suspects),
-            "case": plain_json(self.case),
-            "seconds": self.seconds,
-            "partial": self.partial,
-            "report": self.report.to_json(),
-        }
-
-    def __str__(self) -> str:
-        from .text import render
-
-        return render(self)
 
 
 def diagnose(
@@ -82,31 +37,54 @@ def diagnose(
     seed: int = 0,
     probes: str | Sequence[str] = "all",
     budget_s: float | None = 60.0,
+    out: str | os.PathLike | None = None,
 ) -> Diagnosis:
     """Find the first wrong stage of a target and rank the causes that fit. Never raises for a wrong kernel.
 
     case      a Case, its name, or None: cases are tried until one fails, those with a size of 0 or 1 last
+    dtype     what inputs are drawn in; None: each of the target's dtypes
     probes    as in `check`; the cheap ones go first, the others where those find nothing
     budget_s  seconds in all; half of them, at most, to find a case that fails. None: as long as it takes
+    out       a folder for the bundle of the smallest failing case; None: nothing is written
 
     Returns a Diagnosis; an interrupt from the keyboard ends it with what is known, marked partial. Raises TargetError
     for a mistake in the declaration.
     """
     if not isinstance(target, Target):
         raise TypeError(f"diagnose: expected an assay.Target, got {type(target).__name__}")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype: expected a torch dtype or None, got {dtype!r}")
     if budget_s is not None and budget_s <= 0:
         raise TargetError(f"budget_s: expected a positive number of seconds or None, got {budget_s}")
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
-    started = time.perf_counter()
     cases = _informative(list(target.cases)) if case is None else [target.case(case)]
-    report, sessions = _failing(target, cases, dtype, device, seed, selected, budget_s)
-    found = Diagnosis(report.verdict, report)
-    failing = next((s for s in sessions if s.problems or _wrong(s)), None)
+    clock = _Clock(budget_s)
+    report, failing = _failing(target, cases, dtype, device, seed, selected, budget_s)
+    found = Diagnosis(report.verdict, report, partial=report.partial)
+    state = torch.random.get_rng_state()
     if failing is not None:
-        found.case = described(failing)
-        _explain(found, failing, started, budget_s)
-    found.seconds = time.perf_counter() - started
+        try:
+            _explain(found, failing, clock)
+        except KeyboardInterrupt:
+            found.partial = INTERRUPTED
+        finally:
+            torch.random.set_rng_state(state)
+    if clock.spent() and not found.partial:
+        found.partial = f"the budget of {budget_s:g} s was spent"
+    found.seconds = time.perf_counter() - clock.started
+    if out is not None and found.write_bundle is not None:
+        found.save(out)
     return found
+
+
+class _Clock:
+    """How much of the budget is over."""
+
+    def __init__(self, seconds: float | None):
+        self.seconds, self.started = seconds, time.perf_counter()
+
+    def spent(self, share: float = 1.0) -> bool:
+        return self.seconds is not None and time.perf_counter() - self.started > share * self.seconds
 
 
 def _informative(cases: list[Case]) -> list[Case]:
@@ -117,36 +95,55 @@ def _informative(cases: list[Case]) -> list[Case]:
 def _failing(
     target: Target, cases: list[Case], dtype: torch.dtype | None, device: str | torch.device, seed: int,
     selected: frozenset[str], budget_s: float | None,
-) -> tuple[Report, list[Session]]:  # fmt: skip
+) -> tuple[Report, Session | None]:  # fmt: skip
     """The check that fails, cheap probes on all cases first; the last one where none does."""
     quick = selected & frozenset(catalogue.QUICK)
     share = None if budget_s is None else _CHECKING * budget_s / 2
     report, sessions = examine(target, cases, dtype, device, seed, quick, share, until_failing=True)
-    if report.verdict != PASS or quick == selected:
-        return report, sessions
-    return examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
+    if report.verdict == PASS and quick != selected and not report.partial:
+        report, sessions = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
+    return report, sessions[0] if sessions else None
 
 
-def _wrong(session: Session) -> bool:
-    return any(f.rung != "QUALITY" for f in session.findings)
-
-
-def _explain(found: Diagnosis, session: Session, started: float, budget_s: float | None) -> None:
-    def spent() -> bool:
-        return budget_s is not None and time.perf_counter() - started > budget_s
-
-    state = torch.random.get_rng_state()
+def _explain(found: Diagnosis, session: Session, clock: _Clock) -> None:
+    """Evidence, causes and the smallest case, each kept as soon as it is there."""
+    found.case = found.examined = described(session)
+    evidence = found.evidence = begin(session, found.report)
+    found.write_bundle = _writer(session)
     try:
-        evidence, table = collect(session, found.report, repeats=_REPEATS, spent=spent)
-    except KeyboardInterrupt:
-        found.partial = "interrupted"
-        return
+        if not found.partial:
+            table = collect(session, evidence, Depth(_REPEATS), spent=lambda: clock.spent(_COLLECTING))
+            found.suspects = table.suspects
     finally:
-        torch.random.set_rng_state(state)
-    if spent():
-        found.partial = f"the budget of {budget_s:g} s was spent"
-    found.evidence, found.stages, found.suspects = evidence, table.stages, table.suspects
-    found.first_wrong_stage, found.location = evidence.first_wrong, evidence.location
-    if found.verdict == REFERENCE_FAULT:
-        found.first_wrong_stage = None
-    found.causes = rank(evidence) if found.verdict in (FAIL, REFERENCE_FAULT) else []
+        found.stages, found.location, found.map = evidence.stages, evidence.location, _map(evidence)
+        found.causes = rank(evidence) if found.verdict in (FAIL, REFERENCE_FAULT) else []
+        found.first_wrong_stage = None if found.verdict == REFERENCE_FAULT else evidence.first_wrong
+    if found.verdict == FAIL and not found.partial and not clock.spent():
+        _make_small(found, session, clock)
+
+
+def _map(evidence: Evidence) -> ErrorMap | None:
+    """The picture of the first wrong tensor, or, where only another run has it wrong, that run's."""
+    others = (m for m in evidence.report.maps.values() if m.bad and m.tensor == evidence.tensor)
+    return evidence.map if evidence.map is not None else next(others, None)
+
+
+def _make_small(found: Diagnosis, session: Session, clock: _Clock) -> None:
+    if found.evidence is None or not found.causes:
+        return
+    shrunk, small = smallest(session, found.evidence, found.first_wrong_stage, found.causes[0].id, spent=clock.spent)
+    found.case = described(small) | {"steps": list(shrunk.steps), "runs": shrunk.runs, "partial": shrunk.partial}
+    found.write_bundle = _writer(small)
+
+
+def _writer(session: Session) -> Callable[[Diagnosis, Path], Path]:
+    def write(found: Diagnosis, folder: Path) -> Path:
+        first, ref = session._first, session._ref
+        outputs = {} if first is None else {n: t for n, _, t in first.results() if t is not None}
+        golden = {} if ref is None else dict(ref.values)
+        return bundle.save(
+            folder, session.material, session.dtype, golden=golden, outputs=outputs, verdict=found.verdict,
+            stage=found.first_wrong_stage, causes=[_plain(asdict(c)) for c in found.causes],
+        )  # fmt: skip
+
+    return write

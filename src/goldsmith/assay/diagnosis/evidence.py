@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..results import Location, Report
+from ..results import ErrorMap, Location, Report
 
 OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED = "ok", "culprit", "inherited", "observed", "not judged"
 STATES = (OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED)
@@ -160,6 +160,8 @@ class Evidence:
     runs                  by name: "second_call", "other_inputs", "back", "backward_twice", "repeat 1", "one thread",
                           "layout transposed(x)", "scale 2^12", ...
     scalars, sizes        of the case; both may name causes
+    left_out              steps that could not be taken, and why
+    map                   the first wrong tensor as a small picture
     """
 
     report: Report
@@ -180,6 +182,8 @@ class Evidence:
     scalars: dict[str, Any] = field(default_factory=dict)
     sizes: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
+    left_out: dict[str, str] = field(default_factory=dict)
+    map: ErrorMap | None = None
 
     def stage(self, name: str) -> StageState | None:
         """The stage of that name, if it is in the table."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..bounds import SLACK
 from ..probes.scaling import far, taken
-from ..reference import References
+from ..reference import GoldenError, References
 from ..session import Session
 from .evidence import Influence
 from .isolate import named
@@ -23,10 +23,16 @@ _RUNS = 24  # per axis: two edges of 2^9 slices and some more
 
 
 def influence(
-    session: Session, wrong: set[str], *, spent: Callable[[], bool] = lambda: False, runs: int = _RUNS
+    session: Session,
+    wrong: set[str],
+    *,
+    only: tuple[str, ...] | None = None,
+    spent: Callable[[], bool] = lambda: False,
+    runs: int = _RUNS,
 ) -> dict[str, Influence]:
     """By "input[axis]": the index ranges that have no influence and should, or have one and should not.
 
+    only: look at these "input[axis]" alone
     wrong: the results and stages to look at, best the first wrong one alone: what follows is moved through it.
     Each axis costs one run where all is as it should be, `runs` at most elsewhere.
     """
@@ -35,7 +41,7 @@ def influence(
         if not tensor.is_floating_point() or not tensor.numel():
             continue
         for axis in range(tensor.dim()):
-            if tensor.shape[axis] < 2 or spent():
+            if tensor.shape[axis] < 2 or spent() or (only is not None and f"{name}[{axis}]" not in only):
                 continue
             found = _Axis(session, name, axis, wrong, spent, runs).find()
             if found is not None:
@@ -106,7 +112,10 @@ class _Axis:
         done = session.execute(PROBE, f"influence of {self.name}", material=material, look=False)
         if done.error is not None:
             return "same"
-        ref = session.references(material, done, taken(session, done))
+        try:
+            ref = session.references(material, done, taken(session, done))
+        except GoldenError:
+            return "same"
         said = "same"
         for name, (_, tensor) in named(done).items():
             if name not in self.wrong or tensor is None or name in session.target.decisions:

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import ladder
 from ..memory import DIRT_FILL, LAYOUTS, ZERO_FILL
 from ..probes import decisions
+from ..reference import GoldenError
 from ..run import How, Material, Run
 from ..session import Session
 from .evidence import RunFact
@@ -26,16 +27,24 @@ GOLDEN_SAVED = "golden saved"  # the gradients alone are judged: what was saved 
 
 
 def facts(
-    session: Session, *, repeats: int = 3, spent: Callable[[], bool] = lambda: False
+    session: Session,
+    *,
+    repeats: int = 3,
+    only: tuple[str, ...] | None = None,
+    into: dict[str, RunFact] | None = None,
+    spent: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, RunFact], int]:
     """What came of each other run, by name, and how many were left out because `spent()` said so.
 
     Names: "zeroed memory", "second call", "other inputs", "back", "repeat 1".., "1 thread" (or "2 threads"),
-    "layout transposed".., "layout stride0", "golden saved", "scale 2^12", "scale 2^-12", "offset", "flat".
+    "layout transposed".., "layout stride0", "golden saved", "scale 2^12", "scale 2^-12", "offset", "flat"; with
+    `only` those that begin so. `into` is filled as they come, so that an interrupt leaves what is known.
     """
-    out: dict[str, RunFact] = {}
+    out = {} if into is None else into
     left = 0
     for name, how, material in _plan(session, repeats):
+        if only is not None and not name.startswith(only):
+            continue
         if spent():
             left += 1
             continue
@@ -88,7 +97,10 @@ def _fact(session: Session, name: str, how: How, material: Material) -> RunFact 
     if like_first and session.same_decisions(done):
         ref = session.ref
     else:
-        ref = decisions.settle(session, done, session.references(material, done))
+        try:
+            ref = decisions.settle(session, done, session.references(material, done))
+        except GoldenError:  # it has no answer at these values
+            return None
     wrong, silent = [], False
     for tensor, kind, got in done.results():
         against = ref.reference(tensor, kind, noise=False)

@@ -54,14 +54,14 @@ class _Spent(Exception):
 class _Search:
     """The best trial so far, and the runs that are left."""
 
-    def __init__(self, trial: Trial, keeps: Callable[[Trial], bool], runs: int):
-        self.best, self.keeps, self.most = trial, keeps, runs
+    def __init__(self, trial: Trial, keeps: Callable[[Trial], bool], runs: int, spent: Callable[[], bool]):
+        self.best, self.keeps, self.most, self.spent = trial, keeps, runs, spent
         self.runs = 0
         self.steps: list[str] = []
 
     def tried(self, trial: Trial) -> bool:
         """Whether a trial keeps the failure; then it is the best. What cannot be drawn or judged does not keep it."""
-        if self.runs >= self.most:
+        if self.runs >= self.most or self.spent():
             raise _Spent
         self.runs += 1
         try:
@@ -81,13 +81,15 @@ def shrink(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     runs: int = MOST_RUNS,
+    spent: Callable[[], bool] = lambda: False,
 ) -> Shrunk:
-    """The smallest trial for which `keeps` says yes, within so many calls of it. `case` itself is taken to be kept.
+    """The smallest trial for which `keeps` says yes, within so many calls of it and until `spent()`. `case` itself
+    is taken to be kept.
 
     Sizes of a drawn case are walked down; of given tensors, axes of equal length are cut together. Then every input in
     turn becomes zeros, ones, or whole numbers, and lies densely.
     """
-    search = _Search(Trial(case, dict(layouts or {})), keeps, runs)
+    search = _Search(Trial(case, dict(layouts or {})), keeps, runs, spent)
     partial = False
     try:
         _sizes(search, _axes(case, dtype, seed) if case.given else None)

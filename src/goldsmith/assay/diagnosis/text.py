@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from ..results import PASS, REFERENCE_FAULT
+from ..bounds import SLACK
+from ..results import PASS, REFERENCE_FAULT, ErrorMap
 from .evidence import StageState
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 SHOWN_CAUSES, SHOWN_SENTENCES = 5, 6
+ROWS, COLUMNS = 8, 64  # of the map
 
 
 def render(found: Diagnosis) -> str:
@@ -25,8 +28,11 @@ def render(found: Diagnosis) -> str:
         parts.append("Why\n" + "\n".join(_wrapped(line, 4) for line in lines))
     if any(s.state != "not judged" for s in found.stages):
         parts.append(_table(found.stages))
-    if found.location is not None and found.location.text:
-        parts.append(_wrapped(f"Where  {found.location.text}", 7))
+    where = [_wrapped(f"Where  {found.location.text}", 7)] if found.location and found.location.text else []
+    where += [_drawn(found.map)] if found.map is not None and max(found.map.shape) > 1 else []
+    if where:
+        parts.append("\n".join(where))
+    parts += [_wrapped(sentence, 2) for sentence in found.undecided]
     if found.suspects:
         names = ", ".join(found.suspects[:6])
         parts.append(_wrapped(f"Stages that the candidate does not name, and that could be meant: {names}", 2))
@@ -36,6 +42,9 @@ def render(found: Diagnosis) -> str:
         parts.append("Other causes\n" + "\n".join(lines))
     if found.case:
         parts.append(_wrapped(_case(found), 6))
+    if found.bundle is not None:
+        command = f"goldsmith diagnose {found.report.target or 'TARGET'} --replay {found.bundle}"
+        parts.append(f"Bundle  {found.bundle}\n        {command}")
     tail = f"{found.seconds:.2f} s" + (f"; partial: {found.partial}" if found.partial else "")
     return "\n\n".join([*parts, tail]) + "\n"
 
@@ -63,13 +72,33 @@ def _table(stages: list[StageState]) -> str:
     return "\n".join(lines) + "\n(largest error as a multiple of the proven bound)"
 
 
+def _drawn(m: ErrorMap) -> str:
+    """The map in characters: `#` wrong, `.` right; each stands for a block, whose worst element counts."""
+    rows = _folded([_folded(row, COLUMNS, max) for row in m.error_over_limit], ROWS, _worst)
+    lines = ["       " + "".join("#" if not v <= SLACK else "." for v in row) for row in rows]
+    shape = f"{m.shape[0]} x {m.shape[1]}"
+    return "\n".join([*lines, f"       (# wrong, . right; {shape} elements, rows are all axes but the last)"])
+
+
+def _folded(values: list[Any], most: int, worst: Callable[[list[Any]], Any]) -> list[Any]:
+    size = -(-len(values) // most)
+    return [worst(values[i : i + size]) for i in range(0, len(values), size)]
+
+
+def _worst(rows: list[list[float]]) -> list[float]:
+    return [max(column) for column in zip(*rows, strict=True)]
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
 def _case(found: Diagnosis) -> str:
     case = found.case
-    return f"Case  {case['name']}, {case['dtype']} on {case['device']}, seed {case['seed']}, {case['threads']} threads"
+    text = f"Case  {case['name']}, {case['dtype']} on {case['device']}, seed {case['seed']}, {case['threads']} threads"
+    values = [step for step in case.get("steps", ()) if " -> " not in step]
+    text += f"; {', '.join(values)}" if values else ""
+    return text + (f" (smallest; found in {found.examined['name']})" if case["name"] != found.examined["name"] else "")
 
 
 def _wrapped(text: str, hang: int) -> str:

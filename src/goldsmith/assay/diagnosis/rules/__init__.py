@@ -118,7 +118,18 @@ CATALOGUE: dict[str, Entry] = {entry.id: entry for entry in _ENTRIES}
 
 
 def matches(evidence: Evidence) -> dict[str, Match]:
-    """What every rule says of the evidence, by cause; silent ones are left out."""
+    """What every rule says of the evidence, by cause; silent ones are left out.
+
+    A rule that stumbles over the numbers of a wrong kernel is silent, too, and `evidence.left_out` says so.
+    """
     reading = Reading(evidence)
-    found = {id: entry.rule(reading) for id, entry in CATALOGUE.items()}
-    return {id: match for id, match in found.items() if match is not None}
+    found = {}
+    for id, entry in CATALOGUE.items():
+        try:
+            match = entry.rule(reading)
+        except Exception as error:  # noqa: BLE001 - one rule's mistake must not cost the others' answer
+            evidence.left_out[f"rule {id}"] = f"{type(error).__name__}: {str(error).strip()[:200]}"
+            continue
+        if match is not None:
+            found[id] = match
+    return found

@@ -1,0 +1,105 @@
+"""What a diagnosis says; plain data but for the evidence, which holds tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..results import PASS, ErrorMap, Location, Report
+from ..results import _plain as plain_json
+from .evidence import Evidence, StageState
+from .rank import Cause
+
+SCHEMA = 1
+_TABLES = ("fits", "ratios", "permutations", "memory")
+
+
+@dataclass
+class Diagnosis:
+    """What is wrong, where, why we think so; nothing where nothing is wrong.
+
+    first_wrong_stage  None when the target passes, or when the golden is at fault
+    location, map      where in that stage, in words and as a small picture
+    causes             the best first
+    stages             the table: propagated error, isolated error, state
+    suspects           golden stages that the candidate does not name, which could make exactly what is wrong
+    undecided          sentences: what could not be told apart, and what would tell it
+    case               the smallest failing case: name, sizes, seed, dtype, device, threads, strides, layouts, steps
+    examined           the case that stages, location and causes were found in
+    bundle             folder of the bundle, where one was written
+    partial            why there is less than there could be: the budget, or an interrupt
+    evidence           everything that the causes rest on (None when nothing is wrong)
+    """
+
+    verdict: str
+    report: Report
+    first_wrong_stage: str | None = None
+    location: Location | None = None
+    map: ErrorMap | None = None
+    causes: list[Cause] = field(default_factory=list)
+    stages: list[StageState] = field(default_factory=list)
+    suspects: list[str] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
+    case: dict[str, Any] = field(default_factory=dict)
+    examined: dict[str, Any] = field(default_factory=dict)
+    bundle: Path | None = None
+    seconds: float = 0.0
+    partial: str = ""
+    evidence: Evidence | None = field(default=None, repr=False)
+    write_bundle: Callable[[Diagnosis, Path], Path] | None = field(default=None, repr=False)
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict == PASS
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, the report among them; tensors are left to the bundle."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "first_wrong_stage": self.first_wrong_stage,
+            "location": plain_json(asdict(self.location)) if self.location is not None else None,
+            "map": plain_json(asdict(self.map)) if self.map is not None else None,
+            "causes": [plain_json(asdict(c)) for c in self.causes],
+            "stages": [plain_json(asdict(s)) for s in self.stages],
+            "suspects": list(self.suspects),
+            "undecided": list(self.undecided),
+            "case": plain_json(self.case),
+            "examined": plain_json(self.examined),
+            "bundle": None if self.bundle is None else str(self.bundle),
+            "seconds": self.seconds,
+            "partial": self.partial,
+            "evidence": self._evidence(),
+            "report": self.report.to_json(),
+        }
+
+    def _evidence(self) -> dict[str, Any]:
+        if self.evidence is None:
+            return {}
+        tables = {name: [plain_json(asdict(row)) for row in getattr(self.evidence, name)] for name in _TABLES}
+        by_name = {name: getattr(self.evidence, name) for name in ("runs", "influence")}
+        return tables | {name: {k: plain_json(asdict(v)) for k, v in rows.items()} for name, rows in by_name.items()}
+
+    def to_html(self, path: str | os.PathLike) -> None:
+        """Write one self-contained HTML page."""
+        from ..html import diagnosis_page  # type: ignore[attr-defined]
+
+        diagnosis_page.write(self, path)
+
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Write the smallest failing case as a bundle into `folder`; returns the bundle's own folder.
+
+        Raises ValueError when there is no failing case to write.
+        """
+        if self.write_bundle is None:
+            raise ValueError(f"save: the verdict is {self.verdict!r}: there is no failing case to write")
+        self.bundle = self.write_bundle(self, Path(folder))
+        return self.bundle
+
+    def __str__(self) -> str:
+        from .text import render
+
+        return render(self)

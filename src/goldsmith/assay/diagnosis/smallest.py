@@ -1,0 +1,87 @@
+"""The failing case made small: every trial is checked, and its stage and best cause compared with what is known.
+
+A trial runs no more than what the cause rests on: where terms or ratios alone name it, no other run is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..check import examine
+from ..results import FAIL, Finding
+from ..session import Session
+from .collect import Depth, begin, collect, surest
+from .evidence import Evidence
+from .rank import rank
+from .shrink import Shrunk, Trial, shrink
+
+_ALWAYS = ("values", "decisions", "poison", "guard", "alias")
+_GROUPS = (
+    ("zeroed memory",), ("second call", "other inputs", "back"), ("repeat",), ("1 thread", "2 threads"),
+    ("golden saved",), ("layout",), ("scale", "offset", "flat"),
+)  # fmt: skip
+
+
+def smallest(
+    session: Session, evidence: Evidence, stage: str | None, cause: str, *, spent: Callable[[], bool]
+) -> tuple[Shrunk, Session]:
+    """The smallest case that keeps the stage and the best cause, with its session; at worst the session's own."""
+    same = _Same(session, evidence, stage, cause, spent)
+    found = shrink(session.case, same, dtype=session.dtype, seed=session.seed, spent=spent)
+    return found, same.best
+
+
+class _Same:
+    """Whether a trial fails at the same stage for the same reason; keeps the session of the last that did."""
+
+    def __init__(self, session: Session, evidence: Evidence, stage: str | None, cause: str, spent: Callable[[], bool]):
+        self.best, self.stage, self.cause, self.spent = session, stage, cause, spent
+        first = surest(evidence.report)
+        self.probes = frozenset(_ALWAYS) | _owner(first)
+        self.depth = depth(evidence, cause)
+
+    def __call__(self, trial: Trial) -> bool:
+        s = self.best
+        report, sessions = examine(
+            s.target, [trial.case], s.dtype, s.device, s.seed, self.probes, None, until_failing=True
+        )
+        if report.partial:
+            raise KeyboardInterrupt
+        if not sessions or report.verdict != FAIL:
+            return False
+        evidence = begin(sessions[0], report)
+        collect(sessions[0], evidence, self.depth, spent=self.spent)
+        causes = rank(evidence)
+        if not causes or causes[0].id != self.cause or evidence.first_wrong != self.stage:
+            return False
+        self.best = sessions[0]
+        return True
+
+
+def _owner(finding: Finding | None) -> frozenset[str]:
+    """The probe that found it, with what it leans on."""
+    if finding is None or finding.probe == "float32":
+        return frozenset()
+    return frozenset([finding.probe, "ensemble"] if finding.probe == "statistics" else [finding.probe])
+
+
+def depth(evidence: Evidence, cause: str) -> Depth:
+    """The least that still gives this cause, among what has been found."""
+
+    def enough(**less: object) -> bool:
+        found = rank(replace(evidence, **less))  # type: ignore[arg-type]
+        return bool(found) and found[0].id == cause
+
+    moved = tuple(evidence.influence)
+    if enough(runs={}, influence={}):
+        return Depth(runs=(), influence=())
+    if enough(runs={}):
+        return Depth(runs=(), influence=moved)
+    for group in _GROUPS:
+        some = {n: f for n, f in evidence.runs.items() if n.startswith(group)}
+        if some and enough(runs=some, influence={}):
+            return Depth(runs=group, influence=())
+    if enough(influence={}):
+        return Depth(influence=())
+    return Depth(influence=moved)
