@@ -126,6 +126,24 @@ def test_an_interrupt_and_the_machines_own_limits_are_not_evidence():
             assay.check(target(kernel))
 
 
+def test_an_interrupt_hands_over_what_was_finished():
+    @assay.case(T=[3, 5, 7])
+    def sized(make, T):
+        return {"x": make.normal(T, 8), "w": make.normal(8)}
+
+    def kernel(x, w):
+        if len(x) == 5:
+            raise KeyboardInterrupt
+        return plain_sum(x, w)
+
+    for raises in (True, False):
+        with pytest.raises(KeyboardInterrupt, match="the check of kernel was interrupted") as stopped:
+            assay.check(target(kernel, cases=sized), probes="quick", raises=raises)
+    report = stopped.value.report
+    assert report.partial == "interrupted" and report.cases == ["sized[T=3]", "sized[T=5]"]
+    assert {r.case for r in report.rows} == {"sized[T=3]"} and not report.findings
+
+
 def test_wrong_shapes_nan_and_missing_results_are_certain():
     def texts_of(kernel):
         return texts(assay.check(target(kernel, backward=None), probes="values", raises=False))
@@ -205,7 +223,7 @@ def test_reset_is_called_before_every_run_that_must_start_fresh():
     assert len(count) == 1
 
 
-def test_a_kernel_that_cannot_run_in_the_interpreter_is_not_accused():
+def test_a_kernel_that_cannot_run_in_the_interpreter_is_neither_accused_nor_certified():
     """Triton's interpreter lacks things; what it raises then says nothing about the kernel."""
 
     class InterpreterError(Exception):
@@ -217,8 +235,8 @@ def test_a_kernel_that_cannot_run_in_the_interpreter_is_not_accused():
         except AttributeError as error:
             raise InterpreterError(repr(error)) from error
 
-    report = assay.check(target(kernel))
-    assert report.ok and [n.id for n in report.notes] == ["not_judged"]
+    report = assay.check(target(kernel), raises=False)
+    assert report.verdict == "unjudged" and not report.findings and [n.id for n in report.notes] == ["not_judged"]
     assert report.notes[0].text.startswith("cannot run in the interpreter: InterpreterError: AttributeError")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import time
@@ -15,7 +16,19 @@ from . import probes as catalogue
 from .case import Case
 from .probes import values
 from .reference import GoldenError
-from .results import FAIL, PASS, QUALITY, REFERENCE_FAULT, AssayError, Finding, ProbeRun, Report, TargetError
+from .results import (
+    FAIL,
+    NOT_JUDGED,
+    PASS,
+    QUALITY,
+    REFERENCE_FAULT,
+    UNJUDGED,
+    AssayError,
+    Finding,
+    ProbeRun,
+    Report,
+    TargetError,
+)  # fmt: skip
 from .run import How
 from .session import Budget, Ended, Session
 from .target import Target
@@ -48,12 +61,17 @@ def check(
     strict    findings of rung QUALITY fail, too
     raises    raise AssayError when the verdict is not "pass"; otherwise only return the report
 
-    Returns a Report. Raises AssayError (its text is the report) and TargetError for a mistake in the declaration.
+    Returns a Report. Raises AssayError (its text is the report) and TargetError for a mistake in the declaration; an
+    interrupt from the keyboard goes on as KeyboardInterrupt, whose `.report` has what was finished.
     """
     _arguments(target, dtype, budget_s)
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = target.cases if case is None else (target.case(case),)
     report, _ = examine(target, cases, dtype, device, seed, selected, budget_s, strict=strict)
+    if report.partial:
+        stopped = KeyboardInterrupt(f"the check of {report.target} was interrupted; .report has what was finished")
+        stopped.report = report  # type: ignore[attr-defined]
+        raise stopped
     if raises and not report.ok:
         raise AssayError(report)
     return report
@@ -73,7 +91,7 @@ def examine(
 ) -> tuple[Report, list[Session]]:
     """The report of a check. `until_failing` ends with the first session that fails, and gives that one, too.
 
-    It also ends with an interrupt from the keyboard then: the report has what was found, and is marked partial.
+    It also ends with an interrupt from the keyboard: the report has what was found, and is marked partial.
     """
     budget = Budget(budget_s, time.perf_counter())
     report = Report(target.name or "", environment=environment(device), device=str(device), seed=seed, strict=strict)
@@ -89,16 +107,16 @@ def examine(
                 try:
                     _examine(session, budget, tally, only_values)
                 except KeyboardInterrupt:
-                    if not until_failing:
-                        raise
                     report.partial = INTERRUPTED
                 _collect(report, session)
-                if until_failing and _verdict(report) != PASS:
+                if not only_values:
+                    tally.asked(session)
+                if until_failing and _verdict(report, tally) in (FAIL, REFERENCE_FAULT):
                     sessions.append(session)
     finally:
         torch.random.set_rng_state(state)
     report.probes = tally.runs(selected)
-    report.verdict = _verdict(report)
+    report.verdict = _verdict(report, tally)
     report.seconds = time.perf_counter() - budget.started
     return report, sessions
 
@@ -179,7 +197,8 @@ def _float32(session: Session, tally: _Tally) -> None:
 def _warm_up(session: Session) -> None:
     """One run beforehand where kernels may be autotuned: tuning runs them many times on the same buffers."""
     if session.material.device.type == "cuda" and "triton" in sys.modules:
-        session.execute("values", "warm-up", How(), look=False)
+        with contextlib.suppress(Ended):  # the first run will say the same
+            session.execute("values", "warm-up", How(), look=False)
 
 
 class _Tally:
@@ -189,6 +208,20 @@ class _Tally:
         self.seconds: dict[str, float] = {}
         self.candidate: dict[str, int] = {}
         self.reasons: dict[str, str] = {}
+        self.cases: dict[torch.dtype, list[tuple[str, bool]]] = {}  # (label, whether every input has elements)
+
+    def asked(self, session: Session) -> None:
+        """A case in a dtype that was asked for (float32 beside a 16-bit one was not)."""
+        filled = all(t.numel() for t in session.material.inputs.values())
+        self.cases.setdefault(session.dtype, []).append((session.label, filled))
+
+    def judged(self, report: Report) -> bool:
+        """Whether some dtype was judged: on a case with elements, where it was refused on others."""
+        refused = {n.case for n in report.notes if n.id == NOT_JUDGED}
+        return not self.cases or any(
+            not refused & {label for label, _ in cases} or any(f for label, f in cases if label not in refused)
+            for cases in self.cases.values()
+        )
 
     def timing(self, name: str, session: Session) -> _Timing:
         return _Timing(self, name, session)
@@ -247,11 +280,11 @@ def _collect(report: Report, session: Session) -> None:
     spent["golden"] += session.golden_count
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: Report, tally: _Tally) -> str:
     if any(f.probe == "golden" for f in report.findings):
         return REFERENCE_FAULT
     failing = [f for f in report.findings if report.strict or f.rung != QUALITY]
-    return FAIL if failing else PASS
+    return FAIL if failing else PASS if tally.judged(report) else UNJUDGED
 
 
 def environment(device: str | torch.device) -> dict[str, Any]:

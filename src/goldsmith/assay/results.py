@@ -12,7 +12,8 @@ from typing import Any
 
 CERTAIN, STATISTICAL, SYSTEMATIC, QUALITY = "CERTAIN", "STATISTICAL", "SYSTEMATIC", "QUALITY"
 RUNGS = (CERTAIN, STATISTICAL, SYSTEMATIC, QUALITY)
-PASS, FAIL, REFERENCE_FAULT = "pass", "fail", "reference_fault"
+PASS, FAIL, REFERENCE_FAULT, UNJUDGED = "pass", "fail", "reference_fault", "unjudged"
+NOT_JUDGED = "not_judged"  # id of the note that says why a case was neither right nor wrong
 SCHEMA = 1
 
 

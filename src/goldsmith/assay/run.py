@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .interpreter import Interpreted, watching
 from .memory import NAN_FILL, Arena, Hit, Poison, band_read, poison_left
 from .results import TargetError
 from .stage import Tracer, listening
@@ -76,6 +77,7 @@ class Run:
     aliases: set[tuple[str, str]] = field(default_factory=set)
     live: dict[str, Tensor] = field(default_factory=dict)
     asked: bool = False
+    interpreted: Interpreted = field(default_factory=Interpreted)
 
     def results(self) -> Iterator[tuple[str, str, Tensor | None]]:
         """(name, kind, tensor) of everything that a user receives: outputs, saved results, gradients."""
@@ -147,7 +149,7 @@ def execute(material: Material, how: How | None = None) -> Run:
     arena = Arena(how.fill)
     tracer = Tracer(substitute=how.substitute, debug=how.debug)
     _seed(material)
-    with _threads(how.threads), listening(tracer):
+    with _threads(how.threads), listening(tracer), watching() as run.interpreted:
         try:
             _forward_and_backward(material, how, arena, tracer, run)
             _synchronise(material.device)

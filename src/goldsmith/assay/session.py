@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from . import ladder
+from . import interpreter, ladder
 from .binding import inputs_and_scalars
 from .case import Case
 from .memory import NAN_FILL, ZERO_FILL
 from .reference import References
-from .results import CERTAIN, QUALITY, STATISTICAL, SYSTEMATIC, ErrorMap, Finding, Location, Note, Row
+from .results import CERTAIN, NOT_JUDGED, QUALITY, STATISTICAL, SYSTEMATIC, ErrorMap, Finding, Location, Note, Row
 from .run import How, Material, Run, execute
 from .target import Target
 
@@ -89,6 +89,9 @@ class Session:
         if how.fill == NAN_FILL and "poison" not in self.selected:
             how = replace(how, fill=ZERO_FILL)
         done = execute(material or self.material, how)
+        if interpreter.distrusted(done.interpreted, self.target.compute):
+            self.note(NOT_JUDGED, self.target.name or "", interpreter.NO_BFLOAT16)
+            raise Ended("bfloat16 in Triton's interpreter")
         if look:
             self.look(run, done)
         return done
@@ -183,7 +186,7 @@ class Session:
             return False
         what = f"{type(done.error).__name__}: {_one_line(done.error)}"
         if from_interpreter(done.error):
-            self.note("not_judged", self.target.name or "", f"cannot run in the interpreter: {what}")
+            self.note(NOT_JUDGED, self.target.name or "", f"cannot run in the interpreter: {what}")
             raise Ended("interpreter")
         self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {what}")
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-from .results import FAIL, REFERENCE_FAULT, RUNGS, Finding, Note, Report, Row
+from .results import FAIL, NOT_JUDGED, REFERENCE_FAULT, RUNGS, UNJUDGED, Finding, Note, Report, Row
 
 WIDTH = 80
 SHOWN_FINDINGS, SHOWN_ROWS, SHOWN_NOTES = 8, 16, 8
@@ -33,9 +33,13 @@ def headline(report: Report) -> str:
         return f"REFERENCE FAULT  {name} is not accused: {findings[0].text}"
     if report.verdict == FAIL:
         return f"FAIL  {name}: {findings[0].text}"
+    refused = {n.case: n.text for n in report.notes if n.id == NOT_JUDGED}
+    if report.verdict == UNJUDGED:
+        return f"NOT JUDGED  {name}: {next(iter(refused.values()))}"
     judged = sum(r.state != "not judged" for r in report.rows)
-    sentence = f"PASS  {name}: {judged} results right in {_plural(len(report.cases), 'case')}"
-    return sentence + (f", {_plural(len(findings), 'remark')} on quality" if findings else "")
+    sentence = f"PASS  {name}: {judged} results right in {_plural(len(report.cases) - len(refused), 'case')}"
+    sentence += f", {_plural(len(findings), 'remark')} on quality" if findings else ""
+    return sentence + (f"; {_plural(len(refused), 'case')} not judged, see the notes" if refused else "")
 
 
 def ranked(report: Report) -> list[Finding]:

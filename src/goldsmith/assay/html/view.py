@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..results import FAIL, PASS, REFERENCE_FAULT, RUNGS, ErrorMap, Finding, Note, Report, Row
+from ..results import FAIL, PASS, REFERENCE_FAULT, RUNGS, UNJUDGED, ErrorMap, Finding, Note, Report, Row
 from . import svg
 from .maps import map_view
 from .strip import SEVERITY, stage_strip
@@ -47,7 +47,7 @@ class Entry:
         if self.report is None:
             return "absent"
         unfinished = self.report.partial or unjudged(self.report)
-        return "partial" if unfinished and self.report.verdict == PASS else self.report.verdict
+        return "partial" if unfinished and self.report.verdict in (PASS, UNJUDGED) else self.report.verdict
 
     @property
     def failed(self) -> bool:
@@ -57,6 +57,8 @@ class Entry:
 def unjudged(report: Report) -> str:
     """Why no case of it was judged (Triton's interpreter lacks something, for one); "" when some were."""
     judged = {r.case for r in report.rows} | {f.case for f in report.findings}
+    if report.verdict == UNJUDGED:  # what was judged beside it is not what was asked
+        judged = set()
     reasons = {n.case: n.text for n in report.notes if n.id in NOT_JUDGED and n.case not in judged}
     return next(iter(reasons.values())) if reasons and not judged else ""
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...assay.html.view import Entry, shown_maps, unjudged
+from ...assay.html.view import NOT_JUDGED, Entry, shown_maps, unjudged
 from ...assay.results import (
     CERTAIN,
     FAIL,
     PASS,
     REFERENCE_FAULT,
+    UNJUDGED,
     Finding,
     Note,
     ProbeRun,
@@ -55,7 +56,7 @@ class Proof:
     def entry(self) -> Entry:
         """The proof as the page and the matrix show it."""
         report = self.report() if self.reports else None
-        nothing = unjudged(report) if report is not None and report.verdict == PASS else ""
+        nothing = unjudged(report) if report is not None and report.verdict in (PASS, UNJUDGED) else ""
         if report is not None and not nothing:
             return Entry(self.operator, self.backend, report, how=self.how)
         reason = self.problem or self.reason or nothing
@@ -82,15 +83,18 @@ def merge(name: str, reports: Sequence[Report]) -> Report:
     """One report out of many: findings and rows one after another, probes added up, each note once."""
     verdicts = {r.verdict for r in reports}
     verdict = next((v for v in (FAIL, REFERENCE_FAULT) if v in verdicts), PASS)
+    if UNJUDGED in verdicts and verdict == PASS and not any(_shows(r) for r in reports):
+        verdict = UNJUDGED
     merged = Report(name, verdict)
-    notes: dict[tuple[str, str, str], Note] = {}
+    notes: dict[tuple[str, str, str, str], Note] = {}
     probes: dict[str, list[ProbeRun]] = {}
     for report in reports:
         merged.findings += report.findings
         merged.rows += report.rows
         merged.cases += [case for case in report.cases if case not in merged.cases]
         for note in report.notes:
-            notes.setdefault((note.id, note.tensor, note.text), note)
+            case = note.case if note.id in NOT_JUDGED else ""  # these say of every case that it was not judged
+            notes.setdefault((note.id, note.tensor, note.text, case), note)
         for probe in report.probes:
             probes.setdefault(probe.name, []).append(probe)
         merged.maps |= {f"{key} {report.cases[0]}": m for key, m in report.maps.items()}
@@ -106,6 +110,11 @@ def merge(name: str, reports: Sequence[Report]) -> Report:
     merged.probes = [_added(runs) for runs in probes.values()]
     merged.maps = _fewer(merged)
     return merged
+
+
+def _shows(report: Report) -> bool:
+    """Whether a report says anything of the candidate: that no tokens give none does not."""
+    return report.verdict == PASS and any(r.kind == "output" and 0 not in r.shape for r in report.rows)
 
 
 def _added(runs: Sequence[ProbeRun]) -> ProbeRun:
