@@ -68,6 +68,7 @@ def test_a_right_kernel_is_not_accused_of_the_interpreters_bfloat16_and_not_cert
 
 def test_what_is_judged_beside_it_passes_and_says_what_was_not():
     report = assay.check(scale(torch.float32, torch.bfloat16, torch.float16))
+    assert report.environment["interpreted"]
     assert str(report).startswith("PASS  scale: ") and "; 1 case not judged, see the notes" in str(report)
     assert {r.case for r in report.rows} == {
         "tokens[T=0] float32", "tokens[T=7] float32", "tokens[T=0] bfloat16", "tokens[T=0] float16",
@@ -85,7 +86,8 @@ def test_a_wrong_kernel_is_accused_in_the_other_dtypes():
 @pytest.mark.parametrize("factor, verdict", [(1.7, "pass"), (1.6, "fail")])
 def test_plain_torch_in_bfloat16_is_judged_although_the_interpreter_is_on(factor, verdict):
     plain = scale(torch.bfloat16, kernel=lambda x: (x.float() * factor).to(x.dtype))
-    assert assay.check(plain, raises=False).verdict == verdict
+    report = assay.check(plain, raises=False)
+    assert report.verdict == verdict and not report.environment["interpreted"]
 
 
 @assay.case()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.metadata
 import platform
 import sys
 import time
@@ -68,10 +70,6 @@ def check(
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = target.cases if case is None else (target.case(case),)
     report, _ = examine(target, cases, dtype, device, seed, selected, budget_s, strict=strict)
-    if report.partial:
-        stopped = KeyboardInterrupt(f"the check of {report.target} was interrupted; .report has what was finished")
-        stopped.report = report  # type: ignore[attr-defined]
-        raise stopped
     if raises and not report.ok:
         raise AssayError(report)
     return report
@@ -91,13 +89,14 @@ def examine(
 ) -> tuple[Report, list[Session]]:
     """The report of a check. `until_failing` ends with the first session that fails, and gives that one, too.
 
-    It also ends with an interrupt from the keyboard: the report has what was found, and is marked partial.
+    It also ends with an interrupt from the keyboard then: the report has what was found, and is marked partial.
     """
     budget = Budget(budget_s, time.perf_counter())
     report = Report(target.name or "", environment=environment(device), device=str(device), seed=seed, strict=strict)
     tally = _Tally()
     sessions: list[Session] = []  # a session holds every run's tensors: only the one that is asked for is kept
     state = torch.random.get_rng_state()
+    stopped: KeyboardInterrupt | None = None
     try:
         for each in cases:
             for drawn, only_values in _dtypes(target, each, dtype, selected):
@@ -106,8 +105,8 @@ def examine(
                 session = Session(target, each, drawn, device, seed, selected, _label(each, drawn, target, dtype))
                 try:
                     _examine(session, budget, tally, only_values)
-                except KeyboardInterrupt:
-                    report.partial = INTERRUPTED
+                except KeyboardInterrupt as error:
+                    report.partial, stopped = INTERRUPTED, error
                 _collect(report, session)
                 if not only_values:
                     tally.asked(session)
@@ -118,6 +117,10 @@ def examine(
     report.probes = tally.runs(selected)
     report.verdict = _verdict(report, tally)
     report.seconds = time.perf_counter() - budget.started
+    if stopped is not None and not until_failing:
+        stopped.report = report  # type: ignore[attr-defined]
+        stopped.add_note(f"The check of {report.target} was interrupted; .report has what was finished.")
+        raise stopped
     return report, sessions
 
 
@@ -272,9 +275,11 @@ def _collect(report: Report, session: Session) -> None:
     report.notes += session.notes
     report.rows += session.rows
     report.maps.update(session.maps)
+    report.environment["interpreted"] |= session.interpreted
     for name in session.stages:
         if name not in report.stages:
             report.stages.append(name)
+    report.environment["interpreted"] += session.interpreted
     spent = report.environment["runs"]
     spent["candidate"] += session.candidate_runs
     spent["golden"] += session.golden_count
@@ -288,15 +293,25 @@ def _verdict(report: Report, tally: _Tally) -> str:
 
 
 def environment(device: str | torch.device) -> dict[str, Any]:
-    """Versions and machine, as far as they can matter for a number."""
-    triton = sys.modules.get("triton")
+    """Versions and machine, as far as they can matter for a number; interpreted: launches in Triton's interpreter."""
     gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
     return {
         "torch": torch.__version__,
-        "triton": getattr(triton, "__version__", None),
+        "triton": _triton(),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "threads": torch.get_num_threads(),
+        "interpreted": 0,
         "runs": {"candidate": 0, "golden": 0},
+        "interpreted": False,  # whether a kernel ran in Triton's interpreter
     }
+
+
+@functools.cache
+def _triton() -> str | None:
+    """The version that is installed: a candidate may import it only when it runs."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None
