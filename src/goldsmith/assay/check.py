@@ -275,7 +275,6 @@ def _collect(report: Report, session: Session) -> None:
     report.notes += session.notes
     report.rows += session.rows
     report.maps.update(session.maps)
-    report.environment["interpreted"] |= session.interpreted
     for name in session.stages:
         if name not in report.stages:
             report.stages.append(name)
@@ -304,7 +303,6 @@ def environment(device: str | torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "interpreted": 0,
         "runs": {"candidate": 0, "golden": 0},
-        "interpreted": False,  # whether a kernel ran in Triton's interpreter
     }
 
 

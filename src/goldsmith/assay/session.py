@@ -62,7 +62,6 @@ class Session:
         self.bad: set[str] = set()
         self.repeated = 0  # runs of the same inputs after the first
         self.candidate_runs = 0
-        self.interpreted = False
         self.interpreted = 0  # kernels that ran in Triton's interpreter
         self.stages: list[str] = []
         self.material = self.draw(case)
@@ -92,7 +91,6 @@ class Session:
             how = replace(how, fill=ZERO_FILL)
         done = execute(material or self.material, how)
         self.interpreted += done.interpreted.launches
-        self.interpreted |= done.interpreted.launches > 0
         if interpreter.distrusted(done.interpreted, self.target.compute):
             self.note(NOT_JUDGED, self.target.name or "", interpreter.NO_BFLOAT16)
             raise Ended("bfloat16 in Triton's interpreter")
