@@ -71,7 +71,8 @@ def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtyp
               first run shows; one also with second call and layouts
     thorough  every case in every dtype through all probes; in the interpreter the small cases
 
-    bfloat16 is not proved in the interpreter unless asked for by name: there its stores truncate where hardware rounds.
+    bfloat16 is not tried in the interpreter, where its stores truncate; what is asked for by name is, and `check` says
+    of each case that it was not judged.
     """
     known = [_name(d) for d in op_dtypes(op)]
     on_gpu = device.startswith("cuda")
@@ -113,7 +114,10 @@ def _some(left_out: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def choose_own(target: Any, size: str, dtype: str | None) -> Choice:
-    """The jobs of a target of the user's own: every case in every dtype through all probes, or one with --quick."""
+    """The jobs of a target of the user's own: every case in every dtype through all probes, or one with --quick.
+
+    Whether its kernels run in the interpreter shows when they run: `check` then does not judge them in bfloat16.
+    """
     known = [_name(d) for d in target.dtypes]
     job, dtypes = _Jobs(known), known if dtype is None else [dtype]
     if size == "quick":
