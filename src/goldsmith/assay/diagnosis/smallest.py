@@ -43,9 +43,12 @@ class _Same:
 
     def __call__(self, trial: Trial) -> bool:
         s = self.best
-        report, sessions = examine(
-            s.target, [trial.case], s.dtype, s.device, s.seed, self.probes, None, until_failing=True
-        )
+        try:
+            report, sessions = examine(
+                s.target, [trial.case], s.dtype, s.device, s.seed, self.probes, None, until_failing=True
+            )
+        except Exception:  # noqa: BLE001 - segments, scalars or shapes that do not go with these sizes
+            return False
         if report.partial:
             raise KeyboardInterrupt
         if not sessions or report.verdict != FAIL:
