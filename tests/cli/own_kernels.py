@@ -1,9 +1,12 @@
 """A stranger's kernels for `goldsmith verify own_kernels:NAME`: right, wrong, crashing, hanging, misdeclared."""
 
+import functools
 import os
 import signal
 import sys
 import time
+
+import torch
 
 from goldsmith import assay
 
@@ -38,6 +41,32 @@ def hangs(x, k):
     return x * k + 1
 
 
+def crashes_deep(x, k, depth=60):
+    """Faulthandler's report of such a stack is longer than 4,000 bytes."""
+    if x.shape[0] == 5:
+        if depth:
+            return crashes_deep(x, k, depth - 1)
+        os.abort()
+    return x * k + 1
+
+
+def interrupts(x, k):
+    if x.shape[0] == 5:
+        raise KeyboardInterrupt
+    return x * k + 1
+
+
+def leaves(x, k):
+    if x.shape[0] == 5:
+        sys.exit("not today")
+    return x * k + 1
+
+
+def off_by_little(x, k):
+    """One part in a thousand: bfloat16 hides it, the second run with float32 inputs does not."""
+    return ((x.float() * k + 1) * 1.0005).to(x.dtype)
+
+
 def prints(x, k):
     print('{"id": 1, "verdict": "pass"}')  # must not be taken for the worker's answer
     sys.stdout.flush()
@@ -62,5 +91,11 @@ hanging = assay.Target(hangs, golden, cases=rows)
 talking = assay.Target(prints, golden, cases=rows)
 undrawn = assay.Target(scaled, golden, cases=undrawable)
 at_fault = assay.Target(scaled, narrow_golden, cases=rows)
+aborting = assay.Target(lambda x, k: crashes_deep(x, k), golden, cases=rows)
+interrupting = assay.Target(interrupts, golden, cases=rows)
+leaving = assay.Target(leaves, golden, cases=rows)
+nameless = [assay.Target(lambda x, k: x * k + 1, golden, cases=rows) for _ in range(2)]
+partial = assay.Target(functools.partial(scaled), golden, cases=rows)
+little = assay.Target(off_by_little, golden, cases=rows, dtypes=(torch.bfloat16,))
 several = [target, talking]
 not_a_target = 3

@@ -156,7 +156,7 @@ def test_a_request_that_cannot_be_carried_out_is_one_paragraph_and_status_2(argu
         ({"names": ["nosuch"]}, "families: mhc. A target of your own is named package.module:target."),
         ({"names": ["own_kernels.py"]}, "a module's dotted name, not a file"),
         ({"names": ["no_such_module:target"]}, "there is no module 'no_such_module', neither in the current directory"),
-        ({"names": ["own_kernels:nosuch"]}, "own_kernels has no 'nosuch'; targets there: at_fault, crashing"),
+        ({"names": ["own_kernels:nosuch"]}, "own_kernels has no 'nosuch'; targets there: aborting, at_fault, crashing"),
         ({"names": ["own_kernels:not_a_target"]}, "is int; it must be a goldsmith.assay.Target, or a list of them."),
         ({"names": ["mhc"], "backend": "cuda"}, "unknown backend 'cuda'; known: reference, triton"),
         ({"names": ["mhc"], "device": "tpu"}, "'tpu' is no device; use cpu, cuda or cuda:1"),
@@ -192,7 +192,7 @@ def test_a_backend_that_cannot_run_is_a_line_with_its_reason():
     assert outcome.status == 0
     assert show.remarks(outcome.entries)[0] == f"Not run: {reason} (mhc.post on triton)."
     assert command.Outcome([proof], {}).status == 2, "nothing was proved"
-    assert "Nothing was proved" in show.conclusion([proof.entry()], 1.0)
+    assert "Nothing was proved" in show.conclusion(command.Outcome([proof], {}))
 
 
 def test_a_proof_in_which_nothing_was_judged_is_not_called_right():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import shutil
+import signal
 import sys
 import textwrap
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -34,6 +37,24 @@ def in_a_paragraph(command: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(USAGE) from None
 
     return wrapped
+
+
+@contextmanager
+def ends_like_ctrl_c() -> Iterator[None]:
+    """Inside, being told to terminate or to hang up ends the work as Ctrl-C does: with what was finished."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def console(*, stderr: bool = False) -> Console:

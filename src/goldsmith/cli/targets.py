@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ..assay.target import Target
 from ..core.op import Op
 
 DTYPES = ("float32", "bfloat16", "float16")
+NAMELESS = ("candidate", "partial")  # what a target is called after a lambda, and after a functools.partial
 
 
 class UnknownName(ValueError):
@@ -192,7 +193,14 @@ def load_targets(name: str) -> list[Target]:
     if wrong or not values:
         kind = wrong[0] if wrong else "an empty list"
         raise UnknownName(f"{name} is {kind}; it must be a goldsmith.assay.Target, or a list of them.")
-    return values
+    return [_named(target, name, number if len(values) > 1 else 0) for number, target in enumerate(values, 1)]
+
+
+def _named(target: Target, source: str, number: int) -> Target:
+    """A target that has no name, nor its candidate one that says anything, is called by what the user typed."""
+    if target.name not in NAMELESS:
+        return target
+    return replace(target, name=f"{source} #{number}" if number else source)
 
 
 def _import_failed(name: str, module_name: str, error: BaseException) -> str:

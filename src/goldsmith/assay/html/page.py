@@ -77,6 +77,7 @@ def _render(
         "sections": sections,
         "groups": _groups(entries),
         "summary": summary(entries),
+        "timed": not conditions,  # those that were given say how long all of it took
         "conditions": list(conditions) or _conditions(entries),
         "remarks": list(remarks),
         "environment": _environment(entries),
@@ -94,7 +95,7 @@ def summary(entries: Sequence[Entry]) -> dict[str, str]:
     failed = [e for e in run if e.failed]
     partial = [e for e in run if e.verdict == "partial"]
     operators = len({e.operator for e in run})
-    cases = sum(len(e.report.cases) for e in run if e.report)
+    cases = sum(view.judged_cases(e.report) for e in run if e.report)
     runs = sum(len({(r.case, r.run) for r in e.report.rows}) for e in run if e.report)
     counts = f"{view.count(operators, 'operator')}, {view.count(len(run), 'proof')}, {view.count(cases, 'case')}"
     counts += f", {view.count(runs, 'run')}"
@@ -131,17 +132,22 @@ def _conditions(entries: Sequence[Entry]) -> list[str]:
 
 
 def _environment(entries: Sequence[Entry]) -> dict[str, str]:
-    """Versions and machine as the first report that has them says; runs added up."""
+    """Versions and machine as the first report that has them says; runs and launches added up."""
     merged: dict[str, str] = {}
     runs: dict[str, int] = {}
+    interpreted = 0
     for entry in entries:
         for key, value in (entry.report.environment if entry.report is not None else {}).items():
             if key == "runs" and isinstance(value, dict):
                 runs = {k: runs.get(k, 0) + value.get(k, 0) for k in {**runs, **value}}
+            elif key == "interpreted" and isinstance(value, int):
+                interpreted += value
             elif value is not None:
                 merged.setdefault(str(key), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
     if runs:
         merged["runs"] = ", ".join(f"{number:,} of the {who}" for who, number in runs.items())
+    if interpreted:
+        merged["interpreter"] = f"{interpreted:,} launches in Triton's interpreter"
     return merged
 
 

@@ -14,12 +14,13 @@ from .maps import map_view
 from .strip import SEVERITY, stage_strip
 
 RUNG_MEANING = {
-    "CERTAIN": "more than rounding can do to the reference's formula in any order of its sums, or no matter of rounding",
+    "CERTAIN": "more than rounding can do to the reference's formula in any order of its sums, or not rounding at all",
     "STATISTICAL": "far beyond the noise of eight legal orders of the reference, and again on a fresh seed",
     "SYSTEMATIC": "the errors share a slope, a sign or a pattern",
     "QUALITY": "within bounds, worse than an honest implementation",
 }
 VERDICT_WORD = {PASS: "pass", FAIL: "fail", REFERENCE_FAULT: "reference at fault"}
+ABSENT = "absent"  # state of a case that was not judged
 NOT_JUDGED = ("cannot_run", "not_judged")  # ids of notes: a case that this backend or the interpreter cannot take
 MAX_ROWS, MAX_FINDINGS, MAX_NOTES = 400, 60, 8
 
@@ -130,6 +131,7 @@ class Section:
     entry: Entry
     report: Report
     headline: str
+    cases: int  # that came to a verdict
     strip: list[dict[str, str]]
     findings: list[dict[str, Any]]  # of the case that the headline is about
     elsewhere: list[dict[str, Any]]  # of other cases
@@ -158,6 +160,7 @@ def section(entry: Entry, *, max_rows: int = MAX_ROWS, map_cells: int = 64, max_
         entry=entry,
         report=report,
         headline=headline(report),
+        cases=judged_cases(report),
         strip=stage_strip(report),
         findings=[finding_view(f) for f in here[:MAX_FINDINGS]],
         elsewhere=[finding_view(f) for f in elsewhere],
@@ -183,7 +186,7 @@ def headline(report: Report) -> str:
         return f"Nothing was judged: {sentence(unjudged(report))}"
     runs = len({(r.case, r.run) for r in report.rows})
     tensors = len({r.tensor for r in report.rows})
-    checked = f"{count(len(report.cases), 'case')}, {count(runs, 'run')}, {count(tensors, 'tensor')}"
+    checked = f"{count(judged_cases(report), 'case')}, {count(runs, 'run')}, {count(tensors, 'tensor')}"
     if report.partial:
         return f"Nothing wrong so far ({checked}); {sentence(report.partial)}"
     return f"Nothing is wrong: {checked}, all within what rounding allows."
@@ -278,13 +281,16 @@ def case_states(report: Report) -> dict[str, str]:
         if SEVERITY.get(row.state, 1) > SEVERITY.get(states.get(row.case, "ok"), 0) and row.state in ("bad", "quality"):
             states[row.case] = row.state
     judged = {row.case for row in report.rows}
-    states |= {
-        n.case: "absent" for n in report.notes if n.id in NOT_JUDGED and n.case in states and n.case not in judged
-    }
+    states |= {n.case: ABSENT for n in report.notes if n.id in NOT_JUDGED and n.case in states and n.case not in judged}
     for finding in report.findings:
         if finding.case in states:
             states[finding.case] = "quality" if finding.rung == "QUALITY" and states[finding.case] != "bad" else "bad"
     return states
+
+
+def judged_cases(report: Report) -> int:
+    """How many of its cases came to a verdict."""
+    return sum(state != ABSENT for state in case_states(report).values())
 
 
 def matrix_row(entry: Entry) -> dict[str, Any]:

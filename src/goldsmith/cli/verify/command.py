@@ -13,12 +13,13 @@ from typing import Any
 from rich.markup import escape
 
 from ... import __version__
-from ..say import Problem, console, duration
+from ..say import Problem, console, duration, ends_like_ctrl_c
 from . import show
 from .pool import Died, Pool, WorkersFailed
 from .select import Job, examined
 
 INTERRUPTED = 130
+INTERPRETER = "interpreter"  # how kernels ran that did not run on their device
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,6 @@ def run(request: Request, *, html: Path | None = None, json_to: str | None = Non
     show.failures(out, entries)
     show.problems(out, outcome)
     out.print()
-    out.print(show.conclusion(entries, outcome.seconds))
     if html is not None:
         from ...assay.html import page
 
@@ -115,17 +115,18 @@ def run(request: Request, *, html: Path | None = None, json_to: str | None = Non
     elif json_to is not None:
         Path(json_to).write_text(json.dumps(outcome.to_json()) + "\n", encoding="utf-8")
         out.print(f"JSON: {json_to}", soft_wrap=True)
+    out.print(show.conclusion(outcome))
     return outcome.status
 
 
 def verify(request: Request, err: Any) -> Outcome:
-    """Plan and check. Ctrl-C ends it early, with what was finished."""
+    """Plan and check. Ctrl-C ends it early, with what was finished; so does being told to terminate."""
     began = time.monotonic()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = request.jobs or max(1, min(cores, 8))
     arguments = ("--interpret",) if request.interpret else ()
     try:
-        with Pool(size, arguments=arguments, threads=max(1, cores // size)) as pool:
+        with ends_like_ctrl_c(), Pool(size, arguments=arguments, threads=max(1, cores // size)) as pool:
             with err.status("[dim]loading operators[/]"):
                 outcome = _plan(pool, request)
             if outcome.device.startswith("cuda") and request.jobs is None:
@@ -146,8 +147,7 @@ def verify(request: Request, err: Any) -> Outcome:
     problems = [p.problem for p in outcome.proofs if p.problem]
     if problems and not any(p.reports for p in outcome.proofs):
         raise Problem(problems[0])
-    if not outcome.interrupted and not outcome.broken:
-        outcome.remarks += filter(None, [examined(job for proof in outcome.proofs for job in proof.jobs)])
+    outcome.remarks += _remarks(outcome, request)
     outcome.seconds = time.monotonic() - began
     return outcome
 
@@ -177,6 +177,8 @@ def _plan(pool: Pool, request: Request) -> Outcome:
         raise Problem(f"Importing {names or 'the operators'} ended the process: a worker {error}") from error
     if "problem" in reply:
         raise Problem(reply["problem"])
+    if "ended" in reply:
+        raise Problem(f"Importing {', '.join(request.names)} raised {reply['ended']}, {reply['where']}.")
     if "broken" in reply:
         raise Problem(f"Planning failed: {reply['broken']}")
     proofs = [
@@ -193,19 +195,26 @@ def _plan(pool: Pool, request: Request) -> Outcome:
         )
         for p in reply["proofs"]
     ]
-    outcome = Outcome(proofs, reply["machine"], device=reply["device"])
-    if any(p.how == "interpreter" for p in proofs):
+    return Outcome(proofs, reply["machine"], device=reply["device"])
+
+
+def _remarks(outcome: Outcome, request: Request) -> list[str]:
+    """What is to be said of the whole run: how kernels ran, and which cases went through which probes."""
+    said = []
+    if any(p.how == INTERPRETER for p in outcome.proofs):
         why = "as asked" if request.interpret else "there is no CUDA device here"
-        outcome.remarks.append(
+        said.append(
             f"Triton kernels ran through Triton's interpreter on the CPU ({why}), at small sizes: this proves their "
             "arithmetic and masks, not their behaviour on a GPU."
         )
-    return outcome
+    finished = not outcome.interrupted and not outcome.broken
+    said += filter(None, [examined(job for proof in outcome.proofs for job in proof.judged)] if finished else [])
+    return said
 
 
 def _check(pool: Pool, outcome: Outcome, request: Request, err: Any) -> None:
     from ...assay.results import Report
-    from .merge import broken_report, crash_report
+    from .merge import broken_report, crash_report, ended_report
 
     jobs: list[dict[str, Any]] = []
     for number, proof in enumerate(outcome.proofs):
@@ -222,6 +231,8 @@ def _check(pool: Pool, outcome: Outcome, request: Request, err: Any) -> None:
                     proof.reports.append(crash_report(proof, case, dtype, reply))
                 elif "problem" in reply:
                     proof.problem = reply["problem"]
+                elif "ended" in reply:
+                    proof.reports.append(ended_report(proof, case, dtype, reply["ended"], reply["where"]))
                 elif "broken" in reply:
                     proof.reports.append(broken_report(proof, case, dtype, reply["broken"]))
                 elif "memory" in reply and not alone:
@@ -233,6 +244,7 @@ def _check(pool: Pool, outcome: Outcome, request: Request, err: Any) -> None:
                     proof.skipped[case] = reply["skipped"]
                 else:
                     proof.reports.append(Report.from_json(reply["report"]))
+                    proof.how = INTERPRETER if reply["interpreted"] else proof.how
                 proof.done += 1
                 now = pool.running[0] if pool.running else job
                 watcher.finished(proof, job["cost"], f"{outcome.proofs[now['proof']].name}: {now['case']}")
@@ -258,7 +270,7 @@ def _conditions(outcome: Outcome) -> list[str]:
     lines = [gpus[0] if gpus and outcome.device.startswith("cuda") else f"{machine['cpu']}, {machine['cores']} cores"]
     lines.append(f"torch {machine['torch']}")
     if machine.get("triton"):
-        interpreted = any(p.how == "interpreter" for p in outcome.proofs)
+        interpreted = any(p.how == INTERPRETER for p in outcome.proofs)
         lines.append(
             f"Triton {machine['triton']}" + (", kernels through its interpreter, small sizes" if interpreted else "")
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...assay.html.view import NOT_JUDGED, Entry, shown_maps, unjudged
+from ...assay.html.view import ABSENT, NOT_JUDGED, Entry, case_states, shown_maps, unjudged
 from ...assay.results import (
     CERTAIN,
     FAIL,
@@ -23,6 +23,7 @@ from .select import Job
 
 GOOD_MAPS, BAD_MAPS = 1, 6
 INTERRUPTED = "interrupted"
+PROCESS = "process"  # the probe that found that the candidate ended its process
 CANNOT_RUN = "cannot_run"
 NOT_SELECTED = "not selected"  # what assay.check says of a probe that was not asked for
 
@@ -52,6 +53,13 @@ class Proof:
     @property
     def complete(self) -> bool:
         return self.done == len(self.jobs)
+
+    @property
+    def judged(self) -> list[Job]:
+        """Those that came to a verdict."""
+        report = self.entry().report
+        states = case_states(report) if report is not None else {}
+        return [job for job in self.jobs if states.get(job.label, ABSENT) != ABSENT]
 
     def entry(self) -> Entry:
         """The proof as the page and the matrix show it."""
@@ -98,9 +106,7 @@ def merge(name: str, reports: Sequence[Report]) -> Report:
         for probe in report.probes:
             probes.setdefault(probe.name, []).append(probe)
         merged.maps |= {f"{key} {report.cases[0]}": m for key, m in report.maps.items()}
-        spent = [r.environment.get("runs") or {} for r in (merged, report)]
-        merged.environment = {**report.environment, **merged.environment}
-        merged.environment["runs"] = {k: sum(s.get(k, 0) for s in spent) for k in {**spent[0], **spent[1]}}
+        merged.environment = _environment(merged.environment, report.environment)
         merged.seconds += report.seconds
         merged.dtypes += [d for d in report.dtypes if d not in merged.dtypes]
         merged.stages += [s for s in report.stages if s not in merged.stages]
@@ -110,6 +116,14 @@ def merge(name: str, reports: Sequence[Report]) -> Report:
     merged.probes = [_added(runs) for runs in probes.values()]
     merged.maps = _fewer(merged)
     return merged
+
+
+def _environment(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """What the first says, with what was spent added up."""
+    spent = [e.get("runs") or {} for e in (one, other)]
+    runs = {k: sum(s.get(k, 0) for s in spent) for k in {**spent[0], **spent[1]}}
+    interpreted = sum(e.get("interpreted", 0) for e in (one, other))
+    return {**other, **one, "runs": runs, "interpreted": interpreted}
 
 
 def _shows(report: Report) -> bool:
@@ -140,7 +154,14 @@ def crash_report(proof: Proof, case: str, dtype: str, died: Died) -> Report:
     text = f"the process ended {died.how} while the candidate ran"
     text += f", {died.frame}" if died.frame else ""
     text += f"; its last line: {died.last_line!r}" if died.last_line else ""
-    finding = Finding(CERTAIN, "process", "", None, None, None, text, case)
+    finding = Finding(CERTAIN, PROCESS, "", None, None, None, text, case)
+    return Report(proof.name, FAIL, findings=[finding], cases=[case], dtypes=[dtype], device=proof.device)
+
+
+def ended_report(proof: Proof, case: str, dtype: str, what: str, where: str) -> Report:
+    """The candidate raised what ends a program (KeyboardInterrupt, SystemExit), not what a caller can handle."""
+    text = f"the candidate raised {what}, which would have ended the program: {where}"
+    finding = Finding(CERTAIN, PROCESS, "", None, None, None, text, case)
     return Report(proof.name, FAIL, findings=[finding], cases=[case], dtypes=[dtype], device=proof.device)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-LAST_WORDS = 4000  # bytes of stderr kept from a worker that died
+LAST_WORDS = 100_000  # bytes of stderr read of a worker that died: deep stacks and long lists of modules stand in it
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,14 @@ class Died:
     @property
     def last_line(self) -> str:
         """What it last said of its own accord: not faulthandler's report."""
-        said = self.words.partition("Fatal Python error")[0] or self.words
+        said, faulted, _ = self.words.partition("Fatal Python error")
         lines = [line.strip() for line in said.splitlines() if line.strip()]
-        return "" if not lines or lines[-1].startswith("Fatal Python error") else lines[-1][:200]
+        if not faulted:  # a report that is longer than what was read of it
+            lines = [line for line in lines if not line.startswith(_REPORT)]
+        return lines[-1][:200] if lines else ""
 
 
+_REPORT = ("File ", "Thread 0x", "Current thread 0x", "Extension modules: ", "Garbage-collecting", "<no Python frame>")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 

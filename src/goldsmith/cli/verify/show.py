@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,10 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from ...assay.html.view import NOT_JUDGED, Entry, case_states, number, ranked, worst_ratio
+from ...assay.html.view import NOT_JUDGED, Entry, case_states, judged_cases, number, ranked, worst_ratio
 from ...assay.results import QUALITY, Finding
 from ..say import count, duration
-from .merge import INTERRUPTED, Proof
+from .merge import INTERRUPTED, PROCESS, Proof
 
 if TYPE_CHECKING:
     from .command import Outcome
@@ -77,7 +78,8 @@ def _line(proof: Proof) -> str:
     entry = proof.entry()
     word = WORDS[entry.verdict]
     seconds = sum(r.seconds for r in proof.reports)
-    return f"{word}  {escape(proof.name)}  [dim]{count(len(proof.jobs), 'case')}, {duration(seconds)}[/]"
+    cases = judged_cases(entry.report) if entry.report is not None else len(proof.jobs)
+    return f"{word}  {escape(proof.name)}  [dim]{count(cases, 'case')}, {duration(seconds)}[/]"
 
 
 def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
@@ -96,14 +98,12 @@ def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
         if entry.report is None:
             table.add_row(operator, backend, WORDS["partial" if INTERRUPTED in entry.reason else "absent"], "", "", "")
             continue
-        states = case_states(entry.report)
-        right = sum(s in ("ok", "quality") for s in states.values())
-        absent = sum(s == "absent" for s in states.values())
+        right = sum(s in ("ok", "quality") for s in case_states(entry.report).values())
         table.add_row(
             operator,
             backend,
             WORDS[entry.verdict],
-            f"{right}/{len(states) - absent}",
+            f"{right}/{judged_cases(entry.report)}",
             number(worst_ratio(entry.report)),
             duration(entry.report.seconds),
         )
@@ -176,18 +176,41 @@ def failures(console: Console, entries: Sequence[Entry]) -> None:
             console.print(f"  [dim]and {count(more, 'further finding')}{others}: --html FILE shows them[/]")
 
 
-def conclusion(entries: Sequence[Entry], seconds: float) -> str:
+def conclusion(outcome: Outcome) -> str:
+    """One sentence, the last line: what came out, and what ended before its time."""
+    entries = outcome.entries
     made = [e for e in entries if e.report is not None]
     failed = [e for e in made if e.failed]
     unfinished = [e for e in entries if e.verdict == "partial" or INTERRUPTED in e.reason]
     absent = len(entries) - len(made)
-    cases = sum(len(e.report.cases) for e in made if e.report)
-    counted = f"{count(len(made), 'proof')}, {count(cases, 'case')}, {duration(seconds)}"
-    rest = f"; {count(absent, 'proof')} cannot be made on this machine" if absent and not unfinished else ""
+    cases = sum(judged_cases(e.report) for e in made if e.report)
+    counted = f"{count(len(made), 'proof')}, {count(cases, 'case')}, {duration(outcome.seconds)} in all"
+    if absent and not unfinished:
+        counted += f"; {count(absent, 'proof')} cannot be made on this machine"
+    if outcome.interrupted:
+        counted += "; interrupted"
+    elif outcome.broken:
+        counted += "; ended early: no worker process was left"
     if failed:
-        return f"[bold red]{len(failed)} of {count(len(made), 'proof')} failed[/] [dim]({counted}{rest})[/]"
-    if unfinished:
+        return f"[bold red]{len(failed)} of {count(len(made), 'proof')} failed[/]{_deaths(failed)} [dim]({counted})[/]"
+    if unfinished or outcome.broken:
         return f"[yellow]Nothing wrong in what was finished[/] [dim]({counted})[/]"
     if not made:
         return "[yellow]Nothing was proved: no backend asked for can run here[/]"
-    return f"[bold green]Everything holds[/] [dim]({counted}{rest})[/]"
+    return f"[bold green]Everything holds[/] [dim]({counted})[/]"
+
+
+def _deaths(failed: Sequence[Entry]) -> str:
+    """Which of them ended their process, and how."""
+    said = []
+    for entry in failed:
+        ends = [f for f in entry.report.findings if f.probe == PROCESS] if entry.report else []
+        if ends:
+            more = f" and {count(len(ends) - 1, 'other case')}" if len(ends) > 1 else ""
+            what = (
+                re.split(" while |, which ", ends[0].text)[0]
+                .removeprefix("the process ")
+                .removeprefix("the candidate ")
+            )
+            said.append(f"{entry.name} {what} in case {ends[0].case}{more}")
+    return escape(": " + "; ".join(said)) if said else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 
 from ...assay.check import check
 from ...assay.html.maps import shrink
-from ...assay.html.view import shown_maps
-from ...assay.results import ErrorMap, Report, TargetError
+from ...assay.html.view import NOT_JUDGED, shown_maps
+from ...assay.results import UNJUDGED, ErrorMap, Finding, Report, Row, TargetError
 from ...assay.target import Target
 from ...core.device import machine
 from ...core.op import Op
@@ -48,8 +47,7 @@ class Session:
         device, size, dtype = _device(request), request["size"], request["dtype"]
         if named.target is not None:
             choice = choose_own(named.target, size, dtype)
-            how = "interpreter" if machine().interpreter and "triton" in sys.modules else ""
-            return [_proof(named.name, "", device, choice, how, "", named.source, named.index)]
+            return [_proof(named.name, "", device, choice, "", "", named.source, named.index)]
         op = named.op
         if op is None:
             raise ValueError(f"{named.name} is neither operator nor target")
@@ -82,7 +80,8 @@ class Session:
         finally:
             if device.startswith("cuda"):
                 torch.cuda.empty_cache()  # the other workers share the card
-        return {"report": smaller(report).to_json()}
+        interpreted = bool(report.environment.get("interpreted"))
+        return {"report": smaller(one_case(report, request["label"])).to_json(), "interpreted": interpreted}
 
     def _target(self, request: dict[str, Any]) -> Target:
         key = (request["source"], request["index"], request["backend"])
@@ -116,6 +115,32 @@ def _proof(
         "source": source,
         "index": index,
     }
+
+
+def one_case(report: Report, label: str) -> Report:
+    """What float32 inputs said of a 16-bit case, under that case's name: it is no case of its own."""
+    if report.ok or report.verdict == UNJUDGED:
+        if any(note.id in NOT_JUDGED and note.case == label for note in report.notes):
+            return replace(report, cases=[label])  # what was judged beside it is not what was asked
+
+    def mine(item: Any) -> Any:
+        if item.case == label:
+            return item
+        told = {"text": f"{item.text} (float32 inputs)"} if isinstance(item, Finding) else {}
+        return replace(item, case=label, **({"run": "float32 inputs"} if isinstance(item, Row | ErrorMap) else told))
+
+    maps: dict[str, ErrorMap] = {}
+    for m in report.maps.values():  # the plain run's first: a later one takes the place of what is right alone
+        key = f"{label} {m.tensor}"
+        maps[key] = mine(m) if key not in maps or (m.bad and not maps[key].bad) else maps[key]
+    return replace(
+        report,
+        cases=[label],
+        maps=maps,
+        findings=[mine(f) for f in report.findings],
+        notes=[mine(n) for n in report.notes],
+        rows=[mine(r) for r in report.rows],
+    )
 
 
 def smaller(report: Report) -> Report:

@@ -31,11 +31,17 @@ def main() -> None:
         request = json.loads(line)
         try:
             reply = session.answer(request)
-        except KeyboardInterrupt:
-            return
+        except (KeyboardInterrupt, SystemExit) as error:  # a Ctrl-C of the user's goes to the parent, never to a worker
+            reply = {"ended": f"{type(error).__name__} {error}".strip(), "where": _where(error)}
         except Exception as error:  # noqa: BLE001  whatever breaks in the assay must reach the parent, not end the run
             reply = {"broken": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         _send(replies, {"id": request["id"], **reply})
+
+
+def _where(error: BaseException) -> str:
+    """The innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def _die_with_parent() -> None:

@@ -1,0 +1,158 @@
+"""What `goldsmith verify` says: how a process ended, how many cases, under which name, and how kernels ran."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import goldsmith
+from goldsmith.assay.results import ErrorMap, Finding, Note, Report, Row
+from goldsmith.cli import app
+from goldsmith.cli.verify import command, merge, pool, show, work
+from goldsmith.cli.verify.select import Job
+from goldsmith.core.device import triton_interpreted, triton_version
+
+HERE = Path(__file__).resolve().parent
+SOURCE = Path(goldsmith.__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _from_the_folder_of_the_kernels(monkeypatch):
+    monkeypatch.chdir(HERE)
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+def test_whatever_ends_its_process_is_told_in_the_last_sentence_and_loses_nothing(tmp_path):
+    results = tmp_path / "results.json"
+    names = ("aborting", "interrupting", "leaving", "target")
+    command_line = ["verify", *(f"own_kernels:{name}" for name in names), "--json", str(results)]
+    result = CliRunner().invoke(app, command_line)
+    assert result.exit_code == 1
+    said = words(result.stdout)
+    assert said.rpartition("JSON: ")[2].partition(" ")[2].rpartition(", ")[0] == (
+        "3 of 4 proofs failed: own_kernels:aborting ended by signal 6 (SIGABRT) in case rows[T=5]; "
+        "interrupts raised KeyboardInterrupt in case rows[T=5]; leaves raised SystemExit not today in case rows[T=5] "
+        "(4 proofs, 8 cases"
+    )
+    assert "the process ended by signal 6 (SIGABRT) while the candidate ran, in crashes_deep" in said
+    assert "Extension modules" not in said, "that is faulthandler's report, not the candidate's last line"
+    assert "which would have ended the program: in interrupts" in said
+    proofs = json.loads(results.read_text())["proofs"]
+    assert [p["verdict"] for p in proofs] == ["fail", "fail", "fail", "pass"]
+    assert [{row["case"] for row in p["report"]["rows"]} for p in proofs[:3]] == [{"rows[T=1]"}] * 3
+
+
+def test_what_a_worker_said_last_is_found_in_a_report_that_was_cut():
+    cut = pool.Died("by signal 11", 'in deep\n  File "a.py", line 3 in f\nExtension modules: numpy, torch (total: 2)')
+    assert cut.last_line == "in deep"
+    whole = pool.Died("by signal 11", "free(): invalid pointer\nFatal Python error: Aborted\n\nCurrent thread 0x1")
+    assert whole.last_line == "free(): invalid pointer"
+
+
+def test_being_told_to_terminate_keeps_what_is_finished(tmp_path):
+    results, seen = tmp_path / "results.json", b""
+    arguments = ["own_kernels:target", "own_kernels:hanging", "--jobs", "1", "--json", str(results)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "goldsmith.cli", "verify", *arguments],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            while b"pass" not in seen:  # the first proof's line
+                seen += process.stderr.read1()
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert words(out.decode()).endswith("in all; interrupted)")
+    assert json.loads(results.read_text())["proofs"][0]["verdict"] == "pass"
+
+
+def test_a_run_that_no_worker_could_finish_does_not_say_that_all_holds():
+    ran = merge.Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
+    said = show.conclusion(command.Outcome([ran], {}, broken="A worker process ended by signal 9 (SIGKILL)."))
+    assert "Nothing wrong in what was finished" in said and "ended early: no worker process was left" in said
+
+
+def plan(*names):
+    request = {"backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
+    return work.Session().answer({"do": "plan", "names": list(names), **request})["proofs"]
+
+
+def test_a_target_without_a_name_is_called_what_the_user_typed():
+    assert [p["operator"] for p in plan("own_kernels:partial", "own_kernels:target")] == [
+        "own_kernels:partial",
+        "scaled",
+    ]
+    assert [p["operator"] for p in plan("own_kernels:nameless")] == [
+        "own_kernels:nameless #1",
+        "own_kernels:nameless #2",
+    ]
+
+
+def check(name, case, dtype="float32", probes=("values",), backend="", **more):
+    request = {"do": "check", "source": name, "index": 0, "name": name, "backend": backend, "device": "cpu", "seed": 0}
+    return work.Session().answer(
+        {**request, "case": case, "label": case, "dtype": dtype, "probes": list(probes), "cost": 1, **more}
+    )
+
+
+def test_only_kernels_that_ran_in_the_interpreter_are_said_to_have_done_so():
+    assert plan("own_kernels:target")[0]["how"] == ""
+    assert check("own_kernels:target", "rows[T=1]")["interpreted"] is False
+    if triton_interpreted():
+        assert check("mhc.expand", "three_streams", backend="triton")["interpreted"] is True
+
+
+def test_versions_are_said_of_the_first_target_too():
+    assert check("own_kernels:target", "rows[T=1]")["report"]["environment"]["triton"] == triton_version()
+
+
+def test_the_second_run_in_float32_is_no_case_of_its_own():
+    reply = check("own_kernels:little", "rows[T=5]", "bfloat16", ("values", "ensemble", "float32"))
+    report = Report.from_json(reply["report"])
+    assert report.cases == ["rows[T=5]"] and {r.case for r in report.rows} == {"rows[T=5]"}
+    assert {(r.dtype, r.run) for r in report.rows} >= {
+        ("float32", "float32 inputs"),
+        ("bfloat16", "values"),
+    }
+    assert {(f.case, f.probe) for f in report.findings} == {("rows[T=5]", "float32")}
+    assert all(f.text.endswith("(float32 inputs)") for f in report.findings)
+    assert {m.run for m in report.maps.values()} == {"float32 inputs"}
+    proof = merge.Proof("little", "", "cpu", [Job("rows[T=5]", "bfloat16", "rows[T=5]")], reports=[report], done=1)
+    console = show.Console(width=100, file=None, record=True, quiet=False)
+    console.print(show.matrix([proof.entry()], {}))
+    assert " 0/1 " in console.export_text()
+    assert "(1 proof, 1 case" in show.conclusion(command.Outcome([proof], {}))
+
+
+def test_a_case_that_was_not_judged_is_counted_nowhere():
+    jobs = [Job(name, "float32", name) for name in "ab"]
+    reports = [Report("op", cases=["a"], rows=[Row("a", "values", "y", "output", "float32", (1,), 0.0)])]
+    reports.append(Report("op", cases=["b"], notes=[Note("not_judged", "op", "cannot run in the interpreter", "b")]))
+    proof = merge.Proof("op", "", "cpu", jobs, reports=reports, done=2)
+    assert [job.label for job in proof.judged] == ["a"]
+    assert show._line(proof).startswith("[green]pass[/]  op  [dim]1 case,")
+    assert "(1 proof, 1 case" in show.conclusion(command.Outcome([proof], {}))
+
+
+def test_what_float32_says_does_not_stand_for_a_dtype_that_was_not_judged():
+    twin = Row("a float32", "values", "y", "output", "float32", (1,), 0.0)
+    note = Note("not_judged", "op", "bfloat16 was not judged", "a")
+    one = work.one_case(Report("op", rows=[twin], notes=[note], cases=["a", "a float32"]), "a")
+    assert one.cases == ["a"] and one.rows == [twin]
+    bad = Finding("CERTAIN", "float32", "y", None, 2.0, 1.0, "y is off", "a float32")
+    maps = {key: ErrorMap("y", key, (1, 1), [[1.0]], [[2.0]], [[9.0]], bad=key != "a") for key in ("a", "a float32")}
+    one = work.one_case(Report("op", "fail", [bad], [note], [twin], maps=maps, cases=["a", "a float32"]), "a")
+    assert [f.case for f in one.findings] == ["a"] and one.maps["a y"].run == "float32 inputs"
