@@ -1,5 +1,6 @@
 """Other magnitudes: powers of two, equal values, an offset, NaN and Inf."""
 
+import pytest
 import torch
 
 from assay.kernels import normed, plain_sum, probes_of, rmsnorm, target, texts
@@ -7,7 +8,8 @@ from goldsmith import assay
 
 
 def scaled(kernel, golden, cases=normed, **more):
-    return assay.check(target(kernel, golden, cases, **more), probes="scaling", raises=False)
+    probes = more.pop("probes", "scaling")
+    return assay.check(target(kernel, golden, cases, **more), probes=probes, raises=False)
 
 
 def softmax(x, w, eps):
@@ -62,18 +64,33 @@ def test_a_softmax_without_its_maximum_overflows_at_large_scale():
     assert {"scale:2^12", "values:offset"} & where(report)
 
 
-def test_cancellation_in_one_pass_shows_at_an_offset():
-    def golden(x, w, eps):
-        d = x - x.mean(-1, keepdim=True)
-        return d.square().mean(-1)
+@assay.case(T=[13], D=[100, 256, 1000, 4096])
+def wide(make, T, D):
+    return {"x": make.normal(T, D), "eps": 1e-5}
 
-    def one_pass(x, w, eps):
-        return x.square().mean(-1) - x.mean(-1).square()
 
-    assert where(scaled(one_pass, golden)) == {"values:offset", "values:flat"} or "values:offset" in where(
-        scaled(one_pass, golden)
-    )
-    assert scaled(golden, golden).ok
+def layer_norm(x, eps):
+    d = x - x.mean(-1, keepdim=True)
+    return d * torch.rsqrt(d.square().mean(-1, keepdim=True) + eps)
+
+
+def in_one_pass(x, eps):
+    mean = x.mean(-1, keepdim=True)
+    return (x - mean) * torch.rsqrt(x.square().mean(-1, keepdim=True) - mean.square() + eps)
+
+
+@pytest.mark.parametrize("case", wide, ids=str)
+def test_cancellation_in_one_pass_shows_at_an_offset(case):
+    """From some hundred terms on it is within the bound of every order, and far outside the noise of any honest one."""
+    report = scaled(in_one_pass, layer_norm, case, probes=("scaling", "ensemble"))
+    assert where(report) == {"values:offset"} and probes_of(report) == {"scaling"}
+    assert {f.tensor for f in report.findings} == {"y", "x.grad"}
+    assert any(f.rung == "CERTAIN" for f in report.findings) == (case.sizes["D"] == 100)
+
+
+@pytest.mark.parametrize("case", wide, ids=str)
+def test_two_passes_are_left_alone_at_an_offset(case):
+    assert scaled(layer_norm, layer_norm, case, probes=("scaling", "ensemble")).ok
 
 
 def test_swallowed_nan_and_inf_are_certain_where_they_matter():

@@ -37,12 +37,14 @@ def legal_runs(
     k: int = 8,
     seed: int = 0,
     dot: str = "ieee",
+    nudged: bool = False,
 ) -> list[dict[str, Tensor]]:
     """k runs of `fn` in `compute` precision, each with every reduction in its own random legal order.
 
     leaves: float64 tensors (they are cast to `compute`; integer and bool tensors are passed as they are).
     fn(leaves) -> {name: tensor}: outputs, stages, saved results and gradients; it may call torch.autograd.grad.
     stores: name -> dtype in which the candidate stores that result (names not in it keep `compute`).
+    nudged: every run takes the leaves one rounding higher or lower at random: what a backward stable formula may do.
     Returns k dicts; every tensor is rounded once to its store dtype, detached, on the leaves' device.
     """
     runs = []
@@ -52,12 +54,23 @@ def legal_runs(
         }
         if compute == torch.float64:
             narrowed = {name: t.clone() for name, t in narrowed.items()}
+        if nudged:
+            narrowed = {name: _nudged(t, compute, seed * 1009 + member) for name, t in narrowed.items()}
         style = STYLES[member % len(STYLES)]
         mode = LegalOrder(style, compute, dot, seed * 1009 + member, list(narrowed.values()))
         with default_dtype(compute), threads_for(leaves), mode:
             results = fn(narrowed)
         runs.append({name: t.detach().to(_store(t, stores.get(name, compute))) for name, t in results.items()})
     return runs
+
+
+def _nudged(t: Tensor, compute: torch.dtype, seed: int) -> Tensor:
+    """t (1 + s 2u), s = 1 or -1 at random"""
+    if not t.is_floating_point():
+        return t
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    signs = torch.randint(0, 2, t.shape, generator=generator).to(t.device, t.dtype) * 2 - 1
+    return t + t * signs * torch.finfo(compute).eps
 
 
 def _store(t: Tensor, dtype: torch.dtype) -> torch.dtype:

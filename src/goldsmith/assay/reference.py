@@ -156,7 +156,7 @@ class References:
         with _blaming_the_golden():
             return ensemble.legal_runs(
                 self.evaluate, self.leaves, compute=self.compute, stores=self.stores, k=RUNS, seed=self.seed,
-                dot=self.material.target.dot,
+                dot=self.material.target.dot, nudged=self.material.nudged,
             )  # fmt: skip
 
     @cached_property

@@ -97,6 +97,7 @@ class Material:
     inputs: Mapping[str, Tensor]
     scalars: Mapping[str, Any]
     seed: int
+    nudged: bool = False  # the noise of honest runs includes that of inputs which are off by one rounding
 
     @property
     def supply(self) -> dict[str, Any]:

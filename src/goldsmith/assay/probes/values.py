@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from .. import ladder
 from ..reference import References
 from ..results import STATISTICAL, TargetError
-from ..run import How, Run
+from ..run import How, Material, Run
 from ..session import Ended, Session
 from . import decisions, maps
 
@@ -54,17 +55,19 @@ def judge(
     noise: bool,
     repeat: How | None,
     skip: frozenset[str] = frozenset(),
+    change: Callable[[Material], Material] | None = None,
 ) -> set[str]:
     """Hold every result of a run to the ladder; returns the names that fail, and keeps those of the first run.
 
     repeat: how to run again on a fresh seed to confirm an alarm; None: only what is certain counts.
+    change: what this run did to the values of its inputs, to be done to the fresh ones as well.
     """
     decided = set(session.target.decisions)
     got = {n: (k, t) for n, k, t in done.results()}
     for name in reference.bounded:
         if name not in got and name in _expected(session, done, reference):
             got[name] = ("grad" if name.endswith(".grad") else "output", None)
-    repeats = _Repeats(session, probe, repeat) if repeat is not None and noise else None
+    repeats = _Repeats(session, probe, repeat, change) if repeat is not None and noise else None
     failed = set()
     for name, (kind, tensor) in got.items():
         if name in decided or name in skip:
@@ -129,8 +132,8 @@ def _told(session: Session, done: Run, name: str) -> Tensor | None:
 class _Repeats:
     """Fresh seeds of the same run, each made once for all tensors that ask."""
 
-    def __init__(self, session: Session, probe: str, how: How):
-        self.session, self.probe, self.how = session, probe, how
+    def __init__(self, session: Session, probe: str, how: How, change: Callable[[Material], Material] | None):
+        self.session, self.probe, self.how, self.change = session, probe, how, change
         self.made: dict[int, tuple[Run, References]] = {}
 
     def of(self, name: str, kind: str) -> ladder.Confirm:
@@ -150,6 +153,7 @@ class _Repeats:
 
     def _make(self, attempt: int) -> tuple[Run, References]:
         material = self.session.variant(100 + attempt)
+        material = material if self.change is None else self.change(material)
         done = self.session.execute(self.probe, "confirmation", self.how, material, look=False)
         if done.error is not None:
             self.session.raised(self.probe, "fresh seed", done)
