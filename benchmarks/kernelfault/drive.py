@@ -1,0 +1,231 @@
+"""Runs the jobs: one child process for each host, backend and fault; rows are kept as they come.
+
+A row is appended to a JSON-lines file at once, so that nothing finished is lost, whatever ends the run; the same
+command goes on where the last one stopped, as long as neither the faults nor the library have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import catalogue
+from catalogue import HERE, ROOT, Fault, Host
+
+ROW_LIMIT = 300.0  # seconds for one row
+_BATCH = 50  # clean runs of a child
+_RESTARTS = 40
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one command asks for."""
+
+    faults: tuple[Fault, ...]
+    hosts: tuple[tuple[Host, str], ...]
+    seeds: int = 5
+    clean: int = 3000
+    baselines: bool = False
+    quick: bool = False
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """One a child process: every fault, every host as it should be, and the clean runs in batches."""
+        common = {"seeds": self.seeds, "baselines": self.baselines, "quick": self.quick}
+        jobs = [
+            {"name": f.key, "kind": "fault", "host": f.host.name, "backend": f.backend, "fault": f.key, **common}
+            for f in self.faults
+        ]
+        jobs += [
+            {"name": f"{h.name} {b}", "kind": "twin", "host": h.name, "backend": b, "fault": None, **common}
+            for h, b in self.hosts
+        ]
+        for first in range(0, self.clean, _BATCH):
+            drawn = list(range(first, min(first + _BATCH, self.clean)))
+            jobs.append({"name": f"clean {drawn[0]}..{drawn[-1]}", "kind": "clean", "draws": drawn})
+        return jobs
+
+
+def digest(plan: Plan) -> str:
+    """Changes with the library, the faults and what is asked for (not with how many clean runs or seeds)."""
+    said = hashlib.sha256()
+    for folder in (ROOT / "src" / "goldsmith", HERE):
+        for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".toml")):
+            if path.name not in ("figures.py", "page.py", "score.py", "fit.py"):
+                said.update(path.read_bytes())
+    said.update((ROOT / "benchmarks" / "assay_clean.py").read_bytes())
+    said.update(f"{plan.baselines} {plan.quick}".encode())
+    return said.hexdigest()[:12]
+
+
+@dataclass
+class Kept:
+    """The rows of a JSON-lines file; a last line that was cut off by an abrupt end is left out."""
+
+    path: Path
+    rows: list[dict] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        if not self.path.exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return
+        whole = []
+        for line in self.path.read_text(encoding="utf-8").split("\n"):
+            try:
+                self.rows.append(json.loads(line))
+            except ValueError:
+                continue
+            whole.append(line)
+        self.path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
+
+    def add(self, row: dict) -> None:
+        with self._lock:
+            self.rows.append(row)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def of(self, job: dict[str, Any]) -> list[dict]:
+        return [r for r in self.rows if r["job"] == job["name"]]
+
+
+def run(plan: Plan, kept: Kept, workers: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Do what is left; yields (jobs done, jobs in all, the job) as jobs end."""
+    jobs = plan.jobs()
+    left = [job for job in jobs if not _whole(job, kept)]
+    done = len(jobs) - len(left)
+    children = _Children()
+    with ThreadPoolExecutor(workers) as pool:
+        futures: dict[Future, dict] = {pool.submit(_job, job, kept, children): job for job in left}
+        try:
+            while futures:
+                ended, _ = wait(futures, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    job = futures.pop(future)
+                    future.result()
+                    done += 1
+                    yield done, len(jobs), job
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            children.end()
+            raise
+
+
+def _whole(job: dict[str, Any], kept: Kept) -> bool:
+    """Whether a job's rows are all there: its end is a row of its own, which says for how many seeds."""
+    if job["kind"] == "clean":
+        return {r["seed"] for r in kept.of(job) if "seed" in r} >= set(job["draws"])
+    return any(r.get("end", 0) >= job["seeds"] for r in kept.of(job))
+
+
+class _Children:
+    """The processes under way, so that an interrupt ends them."""
+
+    def __init__(self) -> None:
+        self.running: set[subprocess.Popen] = set()
+        self.ended = False
+        self.lock = threading.Lock()
+
+    def start(self, job: dict[str, Any]) -> subprocess.Popen:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
+        with self.lock:
+            if self.ended:
+                raise KeyboardInterrupt
+            child = subprocess.Popen(
+                [sys.executable, str(HERE / "worker.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, env=environment,
+            )  # fmt: skip
+            self.running.add(child)
+        return child
+
+    def end(self) -> None:
+        with self.lock:
+            self.ended = True
+            for child in self.running:
+                child.kill()
+
+
+def _job(job: dict[str, Any], kept: Kept, children: _Children) -> None:
+    """One job to its end: a child that dies costs the row it was at, and another child goes on."""
+    for _ in range(_RESTARTS):
+        done = [[r["case"], r["seed"]] for r in kept.of(job) if "seed" in r]
+        if _child({**job, "done": done}, kept, children):
+            return
+    raise RuntimeError(f"{job['name']}: the child process died {_RESTARTS} times")
+
+
+def _child(job: dict[str, Any], kept: Kept, children: _Children) -> bool:
+    """Start a child and keep its rows; whether it came to its end."""
+    child = children.start(job)
+    said: list[str] = []
+    reader = threading.Thread(target=lambda: said.extend(child.stderr), daemon=True)
+    reader.start()
+    child.stdin.write(json.dumps(job))
+    child.stdin.close()
+    watch = _Watch(child)
+    at: dict | None = None
+    ended = False
+    try:
+        for line in child.stdout:
+            row = json.loads(line)
+            watch.again()
+            if "begin" in row:
+                at = row["begin"]
+                continue
+            kept.add({"job": job["name"], **row})
+            ended = "end" in row
+    finally:
+        watch.stop()
+        child.wait()
+        with children.lock:
+            children.running.discard(child)
+    if children.ended:
+        raise KeyboardInterrupt
+    reader.join(1)
+    if not ended:
+        if at is None:
+            raise RuntimeError(f"{job['name']}: {''.join(said)[-1500:].strip() or 'the child process did not start'}")
+        how = "took too long" if watch.struck else f"ended with {child.returncode}"
+        error = {"died": f"the process {how}", "stderr": "".join(said)[-600:]}
+        blank = {"verdict": "died", "stage": None, "causes": [], "raw": {}, "findings": [], "notes": [], "seconds": 0.0}
+        kept.add({"job": job["name"], **at, **blank, **error})
+    return ended
+
+
+class _Watch:
+    """Ends a child that has said nothing for too long."""
+
+    def __init__(self, child: subprocess.Popen) -> None:
+        self.child, self.last, self.struck, self.over = child, time.monotonic(), False, threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+        self.thread.start()
+
+    def again(self) -> None:
+        self.last = time.monotonic()
+
+    def stop(self) -> None:
+        self.over.set()
+
+    def _look(self) -> None:
+        while not self.over.wait(1.0):
+            if time.monotonic() - self.last > ROW_LIMIT:
+                self.struck = True
+                self.child.kill()
+                return
+
+
+def everything(faults: list[Fault], host: str | None, backend: str | None) -> tuple[tuple[Host, str], ...]:
+    """The hosts whose faults are run, each with its backends, to be run without a fault too."""
+    used = {(f.host.name, f.backend) for f in faults}
+    chosen = [(h, b) for h in catalogue.hosts().values() for b in h.backends if (h.name, b) in used]
+    return tuple((h, b) for h, b in chosen if host in (None, h.name) and backend in (None, b))

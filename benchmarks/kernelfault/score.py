@@ -1,0 +1,141 @@
+"""KernelFault: what the assay says of kernels with known faults, and of kernels without any.
+
+    python benchmarks/kernelfault/score.py [--fault M04] [--host H] [--backend B] [--seeds 5] [--clean 3000]
+        [--baselines] [--quick] [--jobs N] [--keep FILE] [--json F] [--html F] [--fit]
+
+Rows are appended to a file as they come (build/kernelfault/ without --keep): Ctrl-C and kill -9 lose nothing, and the
+same command goes on where the last one stopped. Exit status: 0 every fault found and no false alarm, 1 otherwise,
+2 the command cannot be carried out, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
+
+import catalogue  # noqa: E402
+import drive  # noqa: E402
+import figures  # noqa: E402
+import show  # noqa: E402
+
+INTERRUPTED = 130
+
+
+def main(given: list[str] | None = None) -> int:
+    asked = _arguments().parse_args(given)
+    try:
+        faults = catalogue.select(asked.fault, asked.host, asked.backend)
+    except catalogue.CatalogueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not faults:
+        print("no fault has all of that; leave out --fault, --host or --backend.", file=sys.stderr)
+        return 2
+    narrowed = any((asked.fault, asked.host, asked.backend))
+    clean = asked.clean if asked.clean is not None else 0 if narrowed else 3000
+    plan = drive.Plan(
+        tuple(faults), drive.everything(faults, asked.host, asked.backend), asked.seeds, clean, asked.baselines,
+        asked.quick,
+    )  # fmt: skip
+    keep = asked.keep or catalogue.ROOT / "build" / "kernelfault" / f"{drive.digest(plan)}.jsonl"
+    kept = drive.Kept(keep)
+    status = 0
+    try:
+        show.progress(drive.run(plan, kept, asked.jobs), len(plan.jobs()))
+    except KeyboardInterrupt:
+        print(f"interrupted; what was finished is in {keep}, and the same command goes on.", file=sys.stderr)
+        status = INTERRUPTED
+    summary = figures.summarise(_wanted(kept.rows, plan))
+    summary["conditions"] = conditions(plan, given)
+    show.terminal(summary)
+    if asked.json:
+        _write(asked.json, json.dumps(summary, indent=1) + "\n")
+    if asked.html:
+        import page
+
+        _write(asked.html, page.render(summary))
+    if asked.fit:
+        import fit
+
+        print(fit.write(_wanted(kept.rows, plan)))
+    return status or show.status(summary)
+
+
+def _wanted(rows: list[dict], plan: drive.Plan) -> list[dict]:
+    """Of the kept rows those that the command asks for."""
+    names = {job["name"] for job in plan.jobs() if job["kind"] != "clean"}
+    return [
+        r for r in rows
+        if "seed" in r and ((r["kind"] == "clean" and r["seed"] < plan.clean)
+                            or (r["job"] in names and r["seed"] < plan.seeds))
+    ]  # fmt: skip
+
+
+def conditions(plan: drive.Plan, given: list[str] | None) -> dict:
+    """Where and on what the figures were measured."""
+    import torch
+
+    try:
+        import triton
+
+        version = triton.__version__
+    except ImportError:
+        version = None
+    words = " ".join(sys.argv[1:] if given is None else given)
+    return {
+        "command": f"goldsmith bench kernelfault {words}".strip(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "torch": torch.__version__.split("+")[0],
+        "triton": version,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "seeds": plan.seeds,
+        "quick": plan.quick,
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="goldsmith bench kernelfault", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--fault", metavar="ID", help="only this fault: M04, or M04b (default: all)")
+    parser.add_argument("--host", metavar="H", help="only faults in this host")
+    parser.add_argument("--backend", metavar="B", help="only faults in this backend: torch, triton, reference")
+    parser.add_argument("--seeds", type=_positive, default=5, metavar="N", help="seeds of every fault (default 5)")
+    parser.add_argument(
+        "--clean", type=int, metavar="N",
+        help="runs of right kernels drawn at random (default 3000; 0 where faults are narrowed down)",
+    )  # fmt: skip
+    parser.add_argument("--baselines", action="store_true", help="also what the usual rules say of the same kernels")
+    parser.add_argument("--quick", action="store_true", help="one case of every fault")
+    parser.add_argument("--jobs", type=_positive, default=max(1, (os.cpu_count() or 2) - 1), metavar="N",
+                        help="processes at a time (default: all cores but one)")  # fmt: skip
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep rows in this file, and go on from it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one HTML page")
+    parser.add_argument("--fit", action="store_true", help="write the calibration, from development faults alone")
+    return parser
+
+
+def _positive(said: str) -> int:
+    value = int(said)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {said}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

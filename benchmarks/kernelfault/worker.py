@@ -1,0 +1,184 @@
+"""The child process: reads one job as JSON from stdin, loads the host's copy, writes one JSON line for every row.
+
+A wrong kernel may end the process; the rows that are then missing are the parent's to tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+BUDGET = 60.0
+
+
+def main() -> int:
+    job = json.loads(sys.stdin.read())
+    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a kernel prints is not a row
+    sys.path[:0] = [str(HERE), str(HERE.parent)]
+    with tempfile.TemporaryDirectory(prefix="kernelfault-") as folder:
+        for row in rows(job, Path(folder)):
+            results.write(json.dumps(row) + "\n")
+            results.flush()
+    return 0
+
+
+def rows(job: dict, folder: Path) -> Iterator[dict]:
+    """The job's rows; before each one, what is about to be run, and after the last one an end."""
+    import catalogue
+
+    done = {(case, seed) for case, seed in job["done"]}
+    if job["kind"] == "clean":
+        sys.path.append(str(HERE.parents[1] / "src"))
+        _quiet()
+        finished = {seed for _, seed in done}
+        for seed in (s for s in job["draws"] if s not in finished):
+            yield {"begin": {"kind": "clean", "host": "", "backend": "torch", "case": "", "seed": seed}}
+            yield clean(seed)
+        yield {"end": len(job["draws"])}
+        return
+    host = catalogue.hosts()[job["host"]]
+    fault = next((f for f in catalogue.faults() if f.key == job["fault"]), None)
+    path = catalogue.copy(host, job["backend"], fault, folder)
+    sys.path.insert(0, str(path if host.package else HERE.parents[1] / "src"))
+    _quiet()
+    import loading
+
+    make = loading.factory(host, job["backend"], path)
+    cases = list(fault.cases if fault is not None and fault.cases else cases_of(make))
+    for seed, case in itertools.product(range(job["seeds"]), cases[:1] if job["quick"] else cases):
+        if (case, seed) in done:
+            continue
+        row = {"kind": job["kind"], "host": host.name, "backend": job["backend"], "case": case, "seed": seed}
+        if fault is not None:
+            row["fault"] = fault.key
+        yield {"begin": row}
+        row |= examine(make, case, seed, fault.dtype) if fault is not None else twin(make, case, seed)
+        if job["baselines"]:
+            import baselines
+
+            op = loading.operator(host) if host.package else None
+            row["baselines"] = baselines.rejected(make, case, seed, fault.dtype if fault is not None else "", op)
+        yield row
+    yield {"end": job["seeds"]}
+
+
+def _quiet() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+
+
+def cases_of(make: Callable[[], Any]) -> list[str]:
+    return [case.name for case in make().cases]
+
+
+def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "") -> dict:
+    """What `diagnose` says of a faulty host in one case."""
+    import torch
+
+    from goldsmith.assay.diagnosis import rules
+    from goldsmith.assay.diagnosis.diagnosis import diagnose
+
+    started = time.perf_counter()
+    found = diagnose(make(), case, dtype=getattr(torch, dtype) if dtype else None, seed=seed, budget_s=BUDGET)
+    raw = {}
+    if found.evidence is not None and found.verdict == "fail":
+        raw = {id: round(match.score, 4) for id, match in rules.matches(found.evidence).items()}
+    return {
+        "verdict": found.verdict,
+        "stage": found.first_wrong_stage,
+        "causes": [{"id": c.id, "score": c.score, "params": _plain(c.params)} for c in found.causes],
+        "raw": raw,
+        "sentences": found.causes[0].evidence[:3] if found.causes else [],
+        "findings": _findings(found.report),
+        "notes": sorted({n.id for n in found.report.notes}),
+        "sizes": _sizes(make, case),
+        "small": _plain(dict(found.case.get("sizes", {}))),
+        "seconds": round(time.perf_counter() - started, 3),
+        "partial": found.partial,
+    }
+
+
+def twin(make: Callable[[], Any], case: str, seed: int) -> dict:
+    """The same host without a fault: its verdict, and what each part of an examination costs."""
+    import torch
+
+    from goldsmith import assay
+    from goldsmith.assay.diagnosis.isolate import isolate
+    from goldsmith.assay.probes import select, values
+    from goldsmith.assay.run import How, execute
+    from goldsmith.assay.session import Session
+
+    target = make()
+    report = assay.check(target, case, seed=seed, raises=False)
+    chosen = target.case(case)
+    session = Session(target, chosen, target.dtypes[0], "cpu", seed, select(("values",)), chosen.name)
+    state = torch.random.get_rng_state()
+    plain = _timed(lambda: execute(session.material, How(fill="zero")))
+    compare = _timed(lambda: values.run(session))
+    stages = _timed(lambda: isolate(session))
+    torch.random.set_rng_state(state)
+    cost = {"plain": plain, "compare": compare, "stages": compare + stages, "all": report.seconds}
+    return {
+        "verdict": report.verdict,
+        "findings": _findings(report),
+        "notes": sorted({n.id for n in report.notes}),
+        "seconds": report.seconds,
+        "cost": {name: round(seconds, 5) for name, seconds in cost.items()},
+    }
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    with contextlib.suppress(RuntimeError):
+        call()
+    return time.perf_counter() - started
+
+
+def clean(seed: int) -> dict:
+    """A right kernel, drawn at random with its order of sums, layout, dtype and threads, under all probes."""
+    import torch
+
+    import assay_clean
+    from goldsmith import assay
+
+    threads = 1 + seed % 3
+    torch.set_num_threads(threads)
+    target, words = assay_clean.draw(seed)
+    report = assay.check(target, seed=seed, raises=False)
+    return {
+        "kind": "clean", "host": words.split()[0], "backend": "torch", "case": words, "seed": seed, "threads": threads,
+        "verdict": report.verdict, "findings": _findings(report), "seconds": report.seconds,
+    }  # fmt: skip
+
+
+def _sizes(make: Callable[[], Any], case: str) -> dict:
+    return _plain({k: v for k, v in make().case(case).sizes.items() if isinstance(v, int)})
+
+
+def _findings(report: Any) -> list[str]:
+    return [f"{f.rung} {f.probe} {f.tensor}: {f.text}"[:300] for f in report.findings[:6]]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

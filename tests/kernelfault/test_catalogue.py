@@ -1,0 +1,63 @@
+"""KernelFault's faults: every edit fits, every copy is a module, and the truth names what exists."""
+
+import ast
+import sys
+
+import pytest
+
+from goldsmith.assay.diagnosis import rules
+from repo.tree import ROOT
+
+KERNELFAULT = ROOT / "benchmarks" / "kernelfault"
+sys.path.insert(0, str(KERNELFAULT))
+
+import catalogue  # noqa: E402
+
+FAULTS = catalogue.faults()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.key)
+def test_every_edit_fits_once_and_leaves_a_module(fault):
+    source = (ROOT / fault.file).read_text(encoding="utf-8")
+    wrong = catalogue.applied(source, fault)
+    assert wrong != source
+    ast.parse(wrong)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.key)
+def test_truth_names_causes_of_the_catalogue(fault):
+    assert set(fault.causes) <= set(rules.CATALOGUE)
+    assert fault.note in ("", *rules.NOTES)
+    assert fault.verdict in ("fail", "pass", "reference_fault")
+
+
+def test_an_edit_that_no_longer_fits_is_refused():
+    fault = FAULTS[0]
+    source = (ROOT / fault.file).read_text(encoding="utf-8")
+    with pytest.raises(catalogue.CatalogueError, match="occurs 2 times"):
+        catalogue.applied(source + source, fault)
+    with pytest.raises(catalogue.CatalogueError, match="occurs 0 times"):
+        catalogue.applied("", fault)
+
+
+def test_a_copy_leaves_the_host_as_it_is(tmp_path):
+    fault = FAULTS[0]
+    before = (ROOT / fault.file).read_text(encoding="utf-8")
+    path = catalogue.copy(fault.host, fault.backend, fault, tmp_path)
+    assert path.parent == tmp_path
+    assert path.read_text(encoding="utf-8") != before
+    assert (ROOT / fault.file).read_text(encoding="utf-8") == before
+
+
+def test_what_does_not_exist_is_said_with_what_does():
+    with pytest.raises(catalogue.CatalogueError, match="no host 'nobody'; there are: .*router"):
+        catalogue.select(host="nobody")
+    with pytest.raises(catalogue.CatalogueError, match="no fault 'M99'; there are: .*M04"):
+        catalogue.select(fault="M99")
+
+
+def test_sources_hold_no_switch():
+    """Nothing of ours asks for faults: the only faulty code there is are copies."""
+    for path in (ROOT / "src").rglob("*.py"):
+        said = path.read_text(encoding="utf-8").lower()
+        assert "kernelfault" not in said or "cli" in path.parts or path.name == "fit.py", path
