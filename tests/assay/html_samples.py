@@ -1,8 +1,14 @@
 """Reports made by hand: passing, failing, a reference at fault, a backend that cannot run, hostile names."""
 
+import dataclasses
 import math
 import random
+from pathlib import Path
 
+import torch
+
+from goldsmith.assay.diagnosis import Cause, Diagnosis
+from goldsmith.assay.diagnosis.evidence import Evidence, Fit, Influence, MemoryFact, Pattern, Ratio, RunFact, StageState
 from goldsmith.assay.html.view import Entry
 from goldsmith.assay.results import ErrorMap, Finding, Location, Note, ProbeRun, Report, Row
 
@@ -139,3 +145,83 @@ def verify_entries():
         Entry("mhc.sinkhorn", "triton", partial),
         Entry(LONG, "", hostile()),
     ]
+
+
+# diagnoses
+
+SCALAR = "a_res"
+
+
+def diagnosis(name="mhc.pre", **more):
+    """A gradient that carries an extra factor in its last segment, behind two stages that are right."""
+    golden = torch.tensor([[math.sin(1 + 3 * i + j) for j in range(24)] for i in range(4)], dtype=torch.float64)
+    got = golden.clone()
+    got[:, 8:] *= 1.7
+    evidence = Evidence(
+        Report(name, "fail"),
+        tensor="bias.grad",
+        golden=golden,
+        got=got,
+        fits=[Fit("bias.grad", "h.grad", SCALAR, "factor", 0.7, 1e-7, None, SCALAR, 1.0, 0.99, 1.0, also=("n / 4",))],
+        ratios=[Ratio("bias.grad", "segment", "res", 1.7, 1e-7, SCALAR)],
+        permutations=[Pattern("bias.grad", "shifted", 0.2, {"axis": 1, "step": 1})],
+        runs={
+            **{f"repeat {k}": RunFact(f"repeat {k}", ("bias.grad",)) for k in range(1, 11)},
+            "layout stride0": RunFact("layout stride0", (), False, 2e-7),
+            "backward twice": RunFact("backward twice", error="RuntimeError: freed"),
+        },
+        influence={
+            "phi[1]": Influence("phi", 1, missing=((32, 63),), extra=((0, 1),), outputs=("bias.grad",)),
+            "gamma[0]": Influence("gamma", 0, outputs=("bias.grad",), none=True),
+        },
+        memory=[MemoryFact("overrun", "scratch", "64 bytes past the end: exactly 2x the buffer")],
+        left_out={"shrink": "RuntimeError: no memory"},
+        dtype="float32",
+    )
+    case = {"name": "tokens[T=1,D=64]", "dtype": "float32", "device": "cpu", "seed": 0, "threads": 1}
+    case |= {"sizes": {"T": 1, "D": 64}, "steps": ["T: 13 -> 1"], "strides": {"phi": [64, 1]}}
+    found = Diagnosis(
+        "fail",
+        failing(name),
+        "bias.grad",
+        Location("bias.grad", ("res",), {}, 0.667, "segment res; 64 of 96 elements (66.7 %)"),
+        error_map(),
+        [
+            Cause("wrong_factor", 0.9, "bias.grad", [f"y / g is 1.7 = {SCALAR} in res"], {"ratio": 1.7, "where": "res"},
+                  "bias.grad is wrong: a factor is wrong", "check where the factor is applied"),
+            Cause("absolute_eps", 0.2, "bias.grad", ["scale 2^-12: bias.grad wrong"], {}, "an epsilon is absolute", ""),
+        ],
+        [
+            StageState("inv_rms", "stage", 0.2, 0.1, "ok"),
+            StageState("h_mix", "stage", None, None, "not judged", "the candidate does not name it"),
+            StageState("h_in", "output", 44.0, None, "observed"),
+            StageState("bias.grad", "grad", 3.3e6, 3.3e6, "culprit", "wrong on the golden's inputs"),
+            StageState("x.grad", "grad", 2.0e5, 0.1, "inherited"),
+        ],
+        ["h_mix"],
+        ["a missing n / 4 cannot be told from a_res; try n = 8"],
+        case,
+        {**case, "name": "tokens[T=13,D=64]", "sizes": {"T": 4, "D": 24}, "shapes": {"phi": [24, 64], "gamma": [128]}},
+        seconds=2.5,
+        evidence=evidence,
+    )  # fmt: skip
+    return dataclasses.replace(found, **more)
+
+
+def hostile_diagnosis():
+    """Every name and sentence, named to break the page."""
+    made = diagnosis(EVIL + LONG, report=hostile(), first_wrong_stage=EVIL, suspects=[EVIL], undecided=[LONG, EVIL])
+    made.location = Location(EVIL, (EVIL,), {}, 0.5, EVIL)
+    made.map = error_map(EVIL, EVIL)
+    made.causes = [Cause(EVIL, 0.5, EVIL, [EVIL, LONG], {EVIL: EVIL}, EVIL, LONG)]
+    made.stages = [StageState(EVIL, EVIL, 1.0, 2.0, "culprit", EVIL), StageState(LONG, LONG)]
+    made.case = {**made.case, "name": EVIL, "steps": [EVIL], "strides": {EVIL: [1]}, "layouts": {LONG: EVIL}}
+    made.bundle, made.partial = Path(LONG), EVIL
+    evidence = made.evidence
+    evidence.fits = [Fit(EVIL, EVIL, EVIL, EVIL, 1.0, 0.1, named=EVIL, also=(LONG,), where=EVIL)]
+    evidence.ratios = [Ratio(EVIL, EVIL, EVIL, 1.0, 0.1, EVIL, (LONG,))]
+    evidence.permutations = [Pattern(EVIL, EVIL, 1.0, {EVIL: LONG}, (EVIL,), EVIL)]
+    evidence.runs = {EVIL: RunFact(EVIL, (EVIL,), error=LONG)}
+    evidence.influence = {EVIL: Influence(EVIL, 0, ((1, 2),), (), (LONG,))}
+    evidence.memory, evidence.left_out = [MemoryFact(EVIL, LONG, EVIL)], {EVIL: LONG}
+    return made

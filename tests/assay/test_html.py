@@ -1,12 +1,12 @@
 """The page as text: what stands first, nothing fetched or run, names escaped, sizes, contrast."""
 
-import html.parser
 import re
 from pathlib import Path
 
 import pytest
 
 from assay import html_samples as samples
+from assay.html_reader import Reader
 from goldsmith.assay.html import page, view
 from goldsmith.assay.html.view import Entry
 from goldsmith.assay.results import Finding, Note, Report
@@ -20,37 +20,6 @@ PAGES = {
     "hostile": lambda: page.render([samples.hostile()]),
     "verify": lambda: page.render(samples.verify_entries(), conditions=CONDITIONS, remarks=REMARKS),
 }
-VOID = {"meta", "br", "hr", "img", "input", "link"}
-SHAPES = {"path", "rect", "circle", "line", "svg", "title", "a"}
-
-
-class Reader(html.parser.HTMLParser):
-    """The page as a tree of tags: an unclosed one, or one closed twice, raises."""
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.open, self.tags, self.text = [], [], []
-        self.feed(text)
-        self.close()
-        assert not self.open, f"left open: {self.open}"
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes), tuple(self.open)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes), tuple(self.open)))
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
-        self.open.pop()
-
-    def handle_data(self, data):
-        self.text.append((self.open[-1] if self.open else "", data))
-
-    def said(self, *, without=("style",)):
-        return re.sub(r"\s+", " ", "".join(data for tag, data in self.text if tag not in without))
 
 
 @pytest.fixture(params=PAGES, scope="module")

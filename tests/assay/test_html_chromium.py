@@ -12,7 +12,7 @@ import pytest
 
 from assay import chromium
 from assay import html_samples as samples
-from goldsmith.assay.html import page
+from goldsmith.assay.html import diagnosis_page, page
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
 
@@ -23,6 +23,8 @@ PAGES = {
     "reference": lambda path: page.write([samples.reference_fault()], path),
     "hostile": lambda path: page.write([samples.hostile()], path),
     "verify": lambda path: page.write(samples.verify_entries(), path, remarks=REMARKS),
+    "diagnosis": lambda path: diagnosis_page.write(samples.diagnosis(), path),
+    "diagnosis-hostile": lambda path: diagnosis_page.write(samples.hostile_diagnosis(), path),
 }
 
 
@@ -48,14 +50,22 @@ def test_fits_the_width_and_is_drawn_in_the_scheme_asked_for(browser, folder, na
     assert (corner(shot) > 128) == (scheme == "light")
 
 
+UNFOLDED = {
+    "unfolded": lambda: page.render([*samples.verify_entries(), samples.failing()]),
+    "diagnosis-unfolded": lambda: diagnosis_page.render(samples.diagnosis()),
+    "diagnosis-hostile-unfolded": lambda: diagnosis_page.render(samples.hostile_diagnosis()),
+}
+
+
 @pytest.mark.parametrize("width", [380, 1280])
-def test_fits_the_width_with_everything_unfolded(browser, folder, width):
-    path = folder / "unfolded.html"
-    text = page.render([*samples.verify_entries(), samples.failing()])
+@pytest.mark.parametrize("name", UNFOLDED)
+def test_fits_the_width_with_everything_unfolded(browser, folder, name, width):
+    path = folder / f"{name}.html"
+    text = UNFOLDED[name]()
     path.write_text(text.replace("<details", "<details open"), encoding="utf-8")
     browser.open(path, width)
     assert browser.size()[0] == width, "it scrolls sideways"
-    browser.screenshot(folder / f"unfolded-{width}.png")
+    browser.screenshot(folder / f"{name}-{width}.png")
 
 
 def test_a_page_that_is_too_wide_would_be_noticed(browser, tmp_path):

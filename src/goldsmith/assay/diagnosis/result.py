@@ -85,7 +85,7 @@ class Diagnosis:
 
     def to_html(self, path: str | os.PathLike) -> None:
         """Write one self-contained HTML page."""
-        from ..html import diagnosis_page  # type: ignore[attr-defined]
+        from ..html import diagnosis_page
 
         diagnosis_page.write(self, path)
 

@@ -71,7 +71,7 @@ def _render(
     ]
     sections.sort(key=lambda s: not s.entry.failed)
     context: dict[str, Any] = {
-        "style": _style(),
+        "style": style(),
         "title": title or (f"{entries[0].name}: assay" if story else "goldsmith verify"),
         "story": story,
         "sections": sections,
@@ -80,13 +80,13 @@ def _render(
         "timed": not conditions,  # those that were given say how long all of it took
         "conditions": list(conditions) or _conditions(entries),
         "remarks": list(remarks),
-        "environment": _environment(entries),
-        "made": datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
+        "environment": facts(entries),
+        "made": now(),
         "rungs": view.RUNG_MEANING,
         "error_legend": list(enumerate(svg.ERROR_LEGEND)),
         "first_bad": svg.FIRST_BAD,
     }
-    return _template().render(context)
+    return template("page.html.j2").render(context)
 
 
 def summary(entries: Sequence[Entry]) -> dict[str, str]:
@@ -126,12 +126,12 @@ def _groups(entries: Sequence[Entry]) -> list[tuple[str, list[dict[str, Any]]]]:
 
 
 def _conditions(entries: Sequence[Entry]) -> list[str]:
-    environment = _environment(entries)
+    environment = facts(entries)
     known = ("machine", "gpu", "device", "torch", "triton", "python")
     return [f"{k} {environment[k]}" for k in known if environment.get(k)]
 
 
-def _environment(entries: Sequence[Entry]) -> dict[str, str]:
+def facts(entries: Sequence[Entry]) -> dict[str, str]:
     """Versions and machine as the first report that has them says; runs and launches added up."""
     merged: dict[str, str] = {}
     runs: dict[str, int] = {}
@@ -152,12 +152,12 @@ def _environment(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 @functools.cache
-def _style() -> str:
+def style() -> str:
     return (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 
 
 @functools.cache
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -172,4 +172,8 @@ def _template() -> jinja2.Template:
         "shape": lambda shape: "×".join(map(str, shape)) or "scalar",
     }
     environment.globals |= {"glyph": svg.glyph, "seal": svg.seal, "count": view.count, "words": view.VERDICT_WORD}
-    return environment.get_template("page.html.j2")
+    return environment.get_template(name)
+
+
+def now() -> str:
+    return datetime.now().astimezone().strftime("%d %B %Y, %H:%M")

@@ -14,6 +14,8 @@ from markupsafe import Markup, escape
 
 SQUARE, GAP, PER_LINE = 10, 2, 28
 
+Span = tuple[int, int]  # the first and the last index
+
 ERROR_STEPS = (1e-3, 1e-2, 1e-1, 0.5, 1.0, 10.0, 1e3)
 ERROR_LEGEND = ("≤ 0.001", "≤ 0.01", "≤ 0.1", "≤ 0.5", "≤ 1", "≤ 10", "≤ 1000", "beyond")
 FIRST_BAD = 5  # the first step above the limit
@@ -61,9 +63,13 @@ def glyph(state: str) -> Markup:
         "bad": '<path d="M3 3l6 6M9 3l-6 6"/>',
         "quality": '<path d="M6 2.2v5M6 9.4v.4"/>',
         "note": '<circle cx="6" cy="6" r="3.4"/>',
+        "culprit": '<path d="M3 3l6 6M9 3l-6 6"/>',
+        "observed": '<path d="M6 2.2v5M6 9.4v.4"/>',
         "inherited": '<path d="M2.5 9.5c0-4 2-5.500 6.500-5.500M6.800 1.800L9.300 4 6.800 6.200"/>',
     }.get(state, '<path d="M3 6h6"/>')
-    words = {"ok": "right", "bad": "wrong", "not judged": "not judged", "quality": "right, but poor"}.get(state, state)
+    words = {"ok": "right", "bad": "wrong", "quality": "right, but poor", "inherited": "wrong by inheritance"}.get(
+        state, state
+    )
     return Markup(
         f'<svg class="g {_class(state)}" viewBox="0 0 12 12" width="12" height="12" role="img">'
         f"<title>{escape(words)}</title>{drawing}</svg>"
@@ -92,12 +98,12 @@ def squares(cases: Sequence[Square], label: str) -> Markup:
     return Markup("".join(out))
 
 
-def error_map(grid: Sequence[Sequence[float]], title: str, **lines: Iterable[float]) -> Markup:
+def error_map(grid: Sequence[Sequence[float]], title: str, columns: Iterable[float] = ()) -> Markup:
     """Error over limit in eight steps; the last three lie beyond the limit."""
-    return _cells(grid, _error_step, "e", title, **lines)
+    return _cells(grid, _error_step, "e", title, columns)
 
 
-def value_map(grid: Sequence[Sequence[float]], scale: float, title: str, **lines: Iterable[float]) -> Markup:
+def value_map(grid: Sequence[Sequence[float]], scale: float, title: str, columns: Iterable[float] = ()) -> Markup:
     """Signed values in eleven steps between -scale and scale."""
 
     def step(value: float) -> str:
@@ -107,7 +113,7 @@ def value_map(grid: Sequence[Sequence[float]], scale: float, title: str, **lines
             return "i"
         return str(round(5 + 5 * max(-1.0, min(1.0, value / scale if scale else 0.0))))
 
-    return _cells(grid, step, "v", title, **lines)
+    return _cells(grid, step, "v", title, columns)
 
 
 def _error_step(value: float) -> str:
@@ -122,7 +128,7 @@ def _cells(
     prefix: str,
     title: str,
     columns: Iterable[float] = (),
-    rows: Iterable[float] = (),
+    flat: bool = False,
 ) -> Markup:
     """One path for each colour, made of horizontal runs: a map of 4,096 random cells takes about 25 kB."""
     height, width = len(grid), max((len(row) for row in grid), default=0)
@@ -138,9 +144,11 @@ def _cells(
             paths.setdefault(name, []).append(f"M{start} {y}h{x - start}")
     aspect = min(max(width / height, 0.8), 3.2)
     box = f'viewBox="0 -.5 {width} {height}" preserveAspectRatio="none" style="aspect-ratio:{aspect:.3f}"'
+    if flat:
+        box = f'viewBox="0 -.5 {width} {height}" preserveAspectRatio="none" height="14"'
     out = [f'<svg class="map" {box} role="img"><title>{escape(title)}</title>']
     out += [f'<path class="{prefix}{name}" d="{"".join(runs)}"/>' for name, runs in sorted(paths.items())]
-    borders = "".join(f"M{x:g} -.5v{height}" for x in columns) + "".join(f"M0 {y - 0.5:g}h{width}" for y in rows)
+    borders = "".join(f"M{x:g} -.5v{height}" for x in columns)
     if borders:
         out.append(f'<path class="border" d="{borders}"/>')
     out.append("</svg>")
@@ -176,6 +184,36 @@ def excess(measured: float, limit: float, title: str) -> Markup:
         f'<svg class="excess" width="100%" height="14" role="img"><title>{escape(title)}</title>'
         f'<rect class="measured" x="0" y="0" width="{a:.1f}%" height="6" rx="1"/>'
         f'<rect class="allowed" x="0" y="8" width="{b:.1f}%" height="6" rx="1"/></svg>'
+    )
+
+
+def depends(length: int, missing: Sequence[Span], extra: Sequence[Span], title: str) -> Markup:
+    """The indices of an axis: those that have influence filled, those that lack it hollow, those that leak marked."""
+    parts = ['<rect class="d-on" x="0" y="0" width="100%" height="14"/>']
+    for name, spans in (("d-off", missing), ("d-leak", extra)):
+        for lo, hi in spans:
+            x = 100 * lo / max(length, 1)
+            wide = min(max(100 * (hi - lo + 1) / max(length, 1), 0.8), 100 - x)
+            parts.append(f'<rect class="{name}" x="{x:.2f}%" y="0" width="{wide:.2f}%" height="14"/>')
+    return Markup(
+        f'<svg class="depends" width="100%" height="14" role="img"><title>{escape(title)}</title>{"".join(parts)}</svg>'
+    )
+
+
+def profile(shares: Sequence[float], title: str) -> Markup:
+    """The share of wrong elements at each index of an axis, as cells from none to all."""
+    step = {0.0: 1}
+    cells = [[float(step.get(v, 5 if v < 0.5 else 6 if v < 1 else 7)) for v in shares]]
+    return _cells(cells, lambda v: str(int(v)), "e", title, flat=True)
+
+
+def score(value: float, title: str) -> Markup:
+    """A bar between 0 and 1."""
+    wide = 100 * min(max(value, 0.0), 1.0)
+    return Markup(
+        f'<svg class="score" width="100%" height="6" role="img"><title>{escape(title)}</title>'
+        f'<rect class="ground" x="0" y="0" width="100%" height="6" rx="3"/>'
+        f'<rect class="filled" x="0" y="0" width="{wide:.1f}%" height="6" rx="3"/></svg>'
     )
 
 
