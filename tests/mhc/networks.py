@@ -51,8 +51,13 @@ def gradients(function, x, parameters):
     return [y.detach(), *torch.autograd.grad(y, [x, *parameters], cotangent)]
 
 
-def held_to_formulas(module, connections, *, tokens=(2, 3), n=4, dim=DIM, iterations=20, **options):
-    """A module of connections as a target: outputs and every gradient, against the formulas of `hf_connection`."""
+def held_to_formulas(
+    module, connections, *, tokens=(2, 3), n=4, dim=DIM, iterations=20, through=None, meaning=None, **options
+):
+    """A module of connections as a target: outputs and every gradient, against the formulas of `hf_connection`.
+
+    `through` makes another function of x of the module, `meaning` of the formulas.
+    """
     shapes = {name: p.shape for name, p in module.named_parameters()}
     short = {name: name.replace(".", "_") for name in shapes}
 
@@ -64,9 +69,15 @@ def held_to_formulas(module, connections, *, tokens=(2, 3), n=4, dim=DIM, iterat
         return drawn
 
     def candidate(x, **given):
-        return torch.func.functional_call(module, {name: given[short[name]] for name in shapes}, (x,))
+        weights = {name: given[short[name]] for name in shapes}
+        function = lambda x: torch.func.functional_call(module, weights, (x,))  # noqa: E731
+        return (function if through is None else through(function))(x)
 
     def golden(x, **given):
+        function = lambda x: formula(x, given)  # noqa: E731
+        return (function if meaning is None else meaning(function))(x)
+
+    def formula(x, given):
         for prefix in connections:
             fn, base, scale, weight, gain = (
                 given[f"{prefix}{name}"] for name in ("fn", "base", "scale", "layer_weight", "norm_weight")

@@ -2,51 +2,28 @@
 
 import pytest
 import torch
-from torch import nn
 
 from goldsmith import ShapeError, mhc
-
-N, DIM = 4, 7
-X = torch.randn(2, N, DIM)
-PHI, ALPHA, BIAS = torch.randn(24, N * DIM), torch.ones(3), torch.zeros(24)
-F, H_POST, H_RES = torch.randn(2, DIM), torch.rand(2, N), torch.rand(2, N, N)
+from mhc.calls import ALPHA, BIAS, DIM, H_POST, H_RES, PHI, F, N, X, post, pre, says
 
 
-def pre(**changed):
-    given = {"x": X, "phi": PHI, "alpha": ALPHA, "bias": BIAS} | changed
-    positional = [given.pop(name) for name in ("x", "phi", "alpha", "bias")]
-    return mhc.pre(*positional, **given)
-
-
-def post(**changed):
-    given = {"x": X, "f": F, "h_post": H_POST, "h_res": H_RES} | changed
-    positional = [given.pop(name) for name in ("x", "f", "h_post", "h_res")]
-    return mhc.post(*positional, **given)
-
-
-def connection(**changed):
-    return mhc.HyperConnection(**{"dim": DIM, "layer": nn.Identity()} | changed)
-
-
-def says(error, function, *lines):
-    with pytest.raises(error) as caught:
-        function()
-    assert type(caught.value) is error
-    assert str(caught.value).splitlines() == list(lines)
+def listed(rows):
+    """Name, what came and what was expected of each argument, in columns."""
+    first, second = (max(len(row[i]) for row in rows) + 1 for i in (0, 1))
+    return [f"  {name + ':':{first}} {came + ',':{second}} expected {wanted}" for name, came, wanted in rows]
 
 
 def shapes(**changed):
-    """The lines that list what came and what was expected."""
+    """The lines of `pre`, or of `pre` with gamma."""
     given = {"x": "[2, 4, 7]", "phi": "[24, 28]", "alpha": "[3]", "bias": "[24]"} | changed
     wanted = {"x": "[*batch, 4, 7]", "phi": "[24, 28]", "alpha": "[3]", "bias": "[24]"}
-    width = max(len(shape) for shape in given.values()) + 1
-    return [f"  {name}: {shape + ',':{width}} expected {wanted.get(name)}" for name, shape in given.items()]
+    wanted["gamma"] = "[4, 7]" if given.get("gamma", "").count(",") else "[28]"
+    return listed([(name, shape, wanted[name]) for name, shape in given.items()])
 
 
 def post_shapes(f="[2, 7]", h_post="[2, 4]", h_res="[2, 4, 4]"):
     given = {"x": ("[2, 4, 7]", "n, dim"), "f": (f, "dim"), "h_post": (h_post, "n"), "h_res": (h_res, "n, n")}
-    width = max(len(shape) for shape, _ in given.values()) + 1
-    return [f"  {name}: {shape + ',':{width}} expected [*batch, {wanted}]" for name, (shape, wanted) in given.items()]
+    return listed([(name, came, f"[*batch, {wanted}]") for name, (came, wanted) in given.items()])
 
 
 def test_phi_of_the_wrong_shape():
@@ -85,17 +62,11 @@ def test_streams_innermost():
         ShapeError,
         lambda: pre(x=X.mT),
         "mhc.pre: phi has size 24 where 63 is needed",
-        "  x: [2, 7, 4], expected [*batch, 7, 4]",
-        "  phi: [24, 28],  expected [63, 28]",
+        "  x:     [2, 7, 4], expected [*batch, 7, 4]",
+        "  phi:   [24, 28],  expected [63, 28]",
         "  alpha: [3],       expected [3]",
-        "  bias: [24],      expected [63]",
+        "  bias:  [24],      expected [63]",
         "  x looks like [*batch, dim=7, n=4], streams innermost: use mhc.streams_from_te",
-    )
-    says(
-        ShapeError,
-        lambda: connection()(X.mT),
-        "mhc.HyperConnection: x is [2, 7, 4], expected [*batch, n=4, dim=7]; streams are innermost here: "
-        "use mhc.streams_from_te",
     )
 
 
@@ -128,11 +99,9 @@ def test_bias_of_transformer_engine():
 def test_gamma_of_one_stream_or_transposed():
     lines = "  one weight per stream and channel; for one per channel: gamma.repeat(4)"
     wrong = "mhc.pre: gamma has size 7 where 28 is needed"
-    says(ShapeError, lambda: pre(gamma=torch.ones(7)), wrong, *shapes(), "  gamma: [7],       expected [28]", lines)
+    says(ShapeError, lambda: pre(gamma=torch.ones(7)), wrong, *shapes(gamma="[7]"), lines)
     wrong = "mhc.pre: gamma has size 7 where 4 is needed"
-    says(
-        ShapeError, lambda: pre(gamma=torch.ones(7, 4)), wrong, *shapes(), "  gamma: [7, 4],    expected [4, 7]", lines
-    )
+    says(ShapeError, lambda: pre(gamma=torch.ones(7, 4)), wrong, *shapes(gamma="[7, 4]"), lines)
 
 
 def test_dtypes():
@@ -159,7 +128,39 @@ def test_dtypes():
 def test_what_is_no_tensor():
     says(TypeError, lambda: pre(x=[1.0]), "mhc.pre: x is a list, wanted a torch.Tensor")
     says(TypeError, lambda: post(f=None), "mhc.post: f is a NoneType, wanted a torch.Tensor")
-    says(TypeError, lambda: connection()([1.0]), "mhc.HyperConnection: x is a list, wanted a torch.Tensor")
+
+
+def test_a_tensor_that_must_be_there():
+    says(TypeError, lambda: pre(bias=None), "mhc.pre: bias is a NoneType, wanted a tensor [24]")
+    saved = {"inv_rms": torch.ones(2), "h_mix": torch.ones(2, 24), "h_pre": H_POST, "h_post": H_POST}
+
+    def backward(grad_h_in, **more):
+        return mhc.pre_backward(grad_h_in, H_POST, H_RES, X, PHI, ALPHA, **saved, **more)
+
+    name, floats = "mhc.pre_backward", "bfloat16, float16, float32, float64"
+    says(TypeError, lambda: backward(None), f"{name}: grad_h_in is a NoneType, wanted a torch.Tensor")
+    says(TypeError, lambda: backward(F.int()), f"{name}: grad_h_in is int32, wanted one of: {floats}")
+    says(TypeError, lambda: backward(F, grad_x_post=3), f"{name}: grad_x_post is a int, wanted a torch.Tensor")
+
+
+def test_sparse_tensors():
+    dense = "wanted a dense tensor"
+    says(TypeError, lambda: pre(x=X.to_sparse()), f"mhc.pre: x is sparse_coo, {dense}: x.to_dense()")
+    says(TypeError, lambda: pre(bias=BIAS.to_sparse()), f"mhc.pre: bias is sparse_coo, {dense}: bias.to_dense()")
+    says(TypeError, lambda: post(f=F.to_sparse()), f"mhc.post: f is sparse_coo, {dense}: f.to_dense()")
+
+
+def test_a_head_that_is_given_a_connections_weights():
+    says(
+        ShapeError,
+        lambda: mhc.head(X, PHI, ALPHA[:1], BIAS[:4]),
+        "mhc.head: phi has size 24 where 4 is needed",
+        "  x:     [2, 4, 7], expected [*batch, 4, 7]",
+        "  phi:   [24, 28],  expected [4, 28]",
+        "  alpha: [1],       expected [1]",
+        "  bias:  [4],       expected [4]",
+        "  a head has one mix a stream, 4; 24 rows are those of a connection",
+    )
 
 
 def test_too_few_dimensions():
@@ -175,40 +176,6 @@ def test_two_devices():
     says(ValueError, lambda: post(f=F.to("meta")), f"mhc.post: f is on meta, but x is on cpu; {move}")
 
 
-def test_numbers_out_of_range():
-    says(ValueError, lambda: pre(iterations=0), "mhc.pre: iterations=0, wanted a number of at least 1")
-    says(TypeError, lambda: pre(iterations=2.5), "mhc.pre: iterations=2.5, wanted a whole number of at least 1")
-    says(TypeError, lambda: pre(iterations=True), "mhc.pre: iterations=True, wanted a whole number of at least 1")
-    for name in ("rms_eps", "pre_eps", "sinkhorn_eps"):
-        for value in (-1e-6, float("nan")):
-            bad = {name: value}
-            says(ValueError, lambda bad=bad: pre(**bad), f"mhc.pre: {name}={value}, wanted a number of at least 0.0")
-    says(
-        ValueError,
-        lambda: pre(post_mult=0.0),
-        "mhc.pre: post_mult=0.0, wanted a number above 0 (the published model has 2.0)",
-    )
-    says(ValueError, lambda: mhc.expand(F, 0), "mhc.expand: n=0, wanted a number of at least 1")
-    says(TypeError, lambda: mhc.expand(F, 2.0), "mhc.expand: n=2.0, wanted a whole number of at least 1")
-
-
-def test_words_that_mean_nothing_list_those_that_do():
-    forms = "choose one of: 'deepseek', 'megatron', 'log'"
-    ways = "choose one of: 'in_out', 'out_in'"
-    says(ValueError, lambda: pre(form="exact"), f"mhc.pre: form='exact' is unknown; {forms}")
-    says(ValueError, lambda: connection(form="exact"), f"mhc.HyperConnection: form='exact' is unknown; {forms}")
-    says(ValueError, lambda: post(orientation="out"), f"mhc.post: orientation='out' is unknown; {ways}")
-    says(ValueError, lambda: connection(orientation="o"), f"mhc.HyperConnection: orientation='o' is unknown; {ways}")
-    says(
-        ValueError,
-        lambda: connection(init="zero"),
-        "mhc.HyperConnection: init='zero' is unknown; choose one of: 'deepseek', 'small', 'identity'",
-    )
-    says(ValueError, lambda: pre(backend="cuda"), "mhc.pre: unknown backend 'cuda'; known: auto, triton, reference")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'iteration'"):
-        pre(iteration=3)
-
-
 def test_a_layer_output_or_coefficients_that_do_not_fit_the_streams():
     says(
         ShapeError,
@@ -216,6 +183,13 @@ def test_a_layer_output_or_coefficients_that_do_not_fit_the_streams():
         "mhc.post: f has batch=[2, 4], but batch=[2] above",
         *post_shapes(f="[2, 4, 7]"),
         "  f has a stream dimension: it is the layer's output, one row a token",
+    )
+    says(
+        ShapeError,
+        lambda: post(f=F[:, :5]),
+        "mhc.post: f has dim=5, but dim=7 above",
+        *post_shapes(f="[2, 5]"),
+        "  f is the layer's output, 7 channels a token as in x; it has 5",
     )
     says(
         ShapeError,
@@ -260,45 +234,16 @@ def test_the_backward_formula_checks_too():
         ShapeError,
         lambda: mhc.pre_backward(F, H_POST, H_RES, X, PHI, ALPHA, **saved),
         "mhc.pre_backward: h_mix has mixes=23, but mixes=24 above",
-        "  x: [2, 4, 7], expected [*batch, n, dim]",
-        "  phi: [24, 28],  expected [mixes, features]",
-        "  grad_h_in: [2, 7],    expected [*batch, dim]",
+        "  x:           [2, 4, 7], expected [*batch, n, dim]",
+        "  phi:         [24, 28],  expected [mixes, features]",
+        "  grad_h_in:   [2, 7],    expected [*batch, dim]",
         "  grad_h_post: [2, 4],    expected [*batch, n]",
         "  grad_logits: [2, 4, 4], expected [*batch, n, n]",
-        "  inv_rms: [2],       expected [*batch]",
-        "  h_mix: [2, 23],   expected [*batch, mixes]",
-        "  h_pre: [2, 4],    expected [*batch, n]",
-        "  h_post: [2, 4],    expected [*batch, n]",
+        "  inv_rms:     [2],       expected [*batch]",
+        "  h_mix:       [2, 23],   expected [*batch, mixes]",
+        "  h_pre:       [2, 4],    expected [*batch, n]",
+        "  h_post:      [2, 4],    expected [*batch, n]",
     )
-
-
-def test_modules_that_do_not_fit():
-    name = "mhc.HyperConnection"
-    wanted = "expected [*batch, n=4, dim=7]"
-    says(ShapeError, lambda: connection()(F), f"{name}: x is [2, 7], {wanted}; a single stream is widened by "
-         "mhc.expand(x, 4)")  # fmt: skip
-    says(ShapeError, lambda: connection()(X[..., :5]), f"{name}: x is [2, 4, 5], {wanted}")
-    says(ValueError, lambda: connection(n=0), f"{name}: n=0, wanted a whole number of at least 1")
-    says(ValueError, lambda: connection(iterations=0), f"{name}: iterations=0, wanted a number of at least 1")
-    says(TypeError, lambda: connection(layer=3), f"{name}: layer is of type int, wanted a module or function of h_in")
-    returned = f"{name}: layer returned a NoneType, wanted f [*batch, dim] or (f, *rest)"
-    says(TypeError, lambda: connection(layer=lambda h: None)(X), returned)
-    known = "choose one of: None, torch.bfloat16, torch.float16, torch.float32"
-    says(
-        ValueError,
-        lambda: connection(coefficient_dtype=torch.int8),
-        f"{name}: coefficient_dtype=torch.int8 is unknown; {known}",
-    )
-
-
-def test_stacks_that_do_not_fit():
-    name = "mhc.HyperStack"
-    says(TypeError, lambda: mhc.HyperStack([nn.Identity()]),
-         f"{name}: wanted at least one HyperConnection, got ['Identity']")  # fmt: skip
-    says(TypeError, lambda: mhc.HyperStack([]), f"{name}: wanted at least one HyperConnection, got none")
-    says(ValueError, lambda: mhc.HyperStack([connection()], keep_every=2), f"{name}: keep_every=2, only 1 is offered")
-    two = [connection(), connection(n=2)]
-    says(ValueError, lambda: mhc.HyperStack(two), f"{name}: connections differ in (n, dim): [(2, 7), (4, 7)]")
 
 
 @pytest.mark.parametrize("where", [0, 3], ids=["first", "last"])

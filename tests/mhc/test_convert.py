@@ -191,8 +191,11 @@ def test_streams_change_their_place_and_nothing_else():
     ours = mhc.streams_from_te(x)
     assert ours.is_contiguous() and all(torch.equal(ours[..., i, :], x[..., i]) for i in range(N))
     assert torch.equal(mhc.streams_to_te(ours), x) and mhc.streams_to_te(ours).is_contiguous()
-    with pytest.raises(ShapeError, match="mhc.streams_from_te: x has 1 dimensions, wanted at least 2"):
-        mhc.streams_from_te(x[0, 0, 0])
+    for convert, axes in ((mhc.streams_from_te, "dim, n"), (mhc.streams_to_te, "n, dim")):
+        name = f"mhc.{convert.__name__}"
+        with pytest.raises(ShapeError) as caught:
+            convert(x[0, 0, 0])
+        assert str(caught.value) == f"{name}: x is [4], expected [*batch, {axes}]"
 
 
 # -- there and back, and mistakes ------------------------------------------------------------------
@@ -221,7 +224,15 @@ def test_options_carry_what_layouts_do_not():
     }  # fmt: skip
 
 
+def test_the_layers_and_the_norms_own_weights_are_left_alone():
+    made = mhc.HyperConnection(DIM, nn.Linear(DIM, DIM), norm=nn.RMSNorm(DIM))
+    theirs = mhc.to_liger(made.state_dict())
+    weights, _ = mhc.from_liger(theirs | {"layer.weight": torch.ones(2)})
+    assert all(torch.equal(value, getattr(made, name)) for name, value in weights.items())
+
+
 OURS, AND = "fn, base, scale", "fn, base and scale"
+FN = "fn [n*(n+2), n*dim], or [n, n*dim]"
 FIVE = "phi, b, alpha_pre, alpha_post, alpha_res"
 
 
@@ -289,9 +300,49 @@ def without(state, name):
             lambda: mhc.to_te(TE),
             f"mhc.to_te: lacks {OURS}; wanted {OURS} (and perhaps norm_weight); found: phi, alpha, beta",
         ),
+        (lambda: mhc.from_hf(HF | {"fn": torch.ones(M)}), f"mhc.from_hf: fn is [24], wanted {FN}"),
+        (lambda: mhc.from_hf(HF | {"fn": torch.ones(())}), f"mhc.from_hf: fn is [], wanted {FN}"),
+        (lambda: mhc.from_hf(HF | {"fn": torch.ones(M, K - 1)}), f"mhc.from_hf: fn is [24, 23], wanted {FN}"),
+        (lambda: mhc.from_hf(HF | {"fn": torch.ones(M, 0)}), f"mhc.from_hf: fn is [24, 0], wanted {FN}"),
+        (
+            lambda: mhc.from_liger(LIGER | {"alpha_pre": torch.ones(3)}),
+            "mhc.from_liger: alpha_pre is [3], wanted 1 elements",
+        ),
+        (
+            lambda: mhc.from_liger(LIGER | {"phi": torch.ones(())}),
+            "mhc.from_liger: phi is [], wanted phi [K, M] = [n*dim, n*(n+2)]",
+        ),
+        (lambda: mhc.from_te(TE, n="4"), "mhc.from_te: n='4', wanted a whole number of at least 1"),
+        (lambda: mhc.to_hf(HF | {"fn": torch.ones(M)}), "mhc.to_hf: fn is [24], wanted fn [n*(n+2), n*dim]"),
+        (lambda: mhc.to_liger(HF | {"scale": torch.ones(4)}), "mhc.to_liger: scale is [4], wanted 3 elements"),
+        (
+            lambda: mhc.to_te(HF | {"norm_weight": torch.ones(5)}),
+            "mhc.to_te: norm_weight is [5], wanted 24 elements",
+        ),
     ],
 )
 def test_a_wrong_or_missing_key_is_named_with_what_was_found(convert, message):
     with pytest.raises(ValueError) as caught:
         convert()
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("convert", [mhc.from_hf, mhc.from_liger, mhc.from_te, mhc.to_hf, mhc.to_liger, mhc.to_te])
+def test_what_is_no_dict_of_tensors(convert):
+    def says(sentence, given):
+        with pytest.raises(TypeError) as caught:
+            convert(given)
+        assert str(caught.value) == f"mhc.{convert.__name__}: {sentence}"
+
+    says("the weights are a NoneType, wanted a dict of tensors", None)
+    connection = mhc.HyperConnection(DIM, torch.tanh)
+    says("the weights are a HyperConnection, wanted a dict of tensors: its state_dict()", connection)
+    state = {mhc.from_liger: LIGER, mhc.from_te: TE}.get(convert, HF)
+    for name in state:
+        says(f"{name} is a float, wanted a torch.Tensor", state | {name: 1.0})
+    says(f"{name} is int64, wanted one of: bfloat16, float16, float32, float64", state | {name: state[name].long()})
+
+
+def test_a_prefix_that_is_no_string():
+    with pytest.raises(TypeError, match="mhc.from_hf: prefix=3, wanted a string such as 'model.layers.0.attn_hc'"):
+        mhc.from_hf(HF, 3)

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from goldsmith import Op, mhc
-from mhc.networks import DIM, connection, gradients
+from goldsmith.mhc import _repeat
+from mhc.networks import DIM, Layer, Norm, connection, gradients
 from mhc.wrong import equal
 
 GPU = torch.cuda.is_available()
@@ -128,12 +129,91 @@ def test_recomputation_under_autocast_and_with_dropout_in_the_layer_changes_no_b
     assert all(equal(kept, again) for kept, again in zip(*found, strict=True))
 
 
-def test_a_norm_that_does_something_else_the_second_time_is_found_out():
-    dtypes = iter((torch.float32, torch.float64))
-    made = mhc.HyperConnection(DIM, torch.tanh, norm=lambda h: h.to(next(dtypes)), recompute=True, backend="reference")
+class Batch(nn.BatchNorm1d):
+    """Over the tokens; its running statistics are buffers."""
+
+    def forward(self, h):
+        return super().forward(h.flatten(0, -2)).view_as(h)
+
+
+class Counting(Norm):
+    """Scales by how often it was called, which it keeps as a number and as a tensor that is no buffer."""
+
+    calls, total = 0, torch.zeros(())
+
+    def forward(self, h):
+        self.calls += 1
+        self.total = self.total + 1
+        return super().forward(h) * self.calls * self.total
+
+
+class Drawing(Norm):
+    """Noise from a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, h):
+        return super().forward(h) + torch.randn(h.shape, generator=self.generator)
+
+
+def with_noise(module, args, result):
+    return result + torch.randn_like(result)
+
+
+def hooked():
+    norm = nn.RMSNorm(DIM)
+    norm.register_forward_hook(with_noise)
+    return norm
+
+
+UNREPEATABLE = {
+    "dropout": lambda: nn.Sequential(nn.RMSNorm(DIM), nn.Dropout(0.5)),
+    "a_function_with_dropout": lambda: lambda h: nn.functional.dropout(h, 0.5),
+    "a_hook_with_noise": hooked,
+    "batch_norm": lambda: Batch(DIM),
+    "spectral_norm": lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(DIM, DIM)),
+    "attributes": Counting,
+    "a_method": lambda: Counting().forward,
+    "its_own_generator": Drawing,
+}
+
+
+@pytest.mark.parametrize("make", UNREPEATABLE.values(), ids=list(UNREPEATABLE))
+def test_a_norm_that_would_do_something_else_the_second_time_is_not_called_again(make):
+    """Gradients, statistics and the random numbers that follow are those of recompute=False."""
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        made = mhc.HyperConnection(DIM, Layer(), norm=make(), recompute=recompute, backend="reference")
+        x = torch.randn(3, 2, 4, DIM)
+        every = [t for step in x for t in gradients(made, step, list(made.parameters()))]
+        found.append([*every, *made.buffers(), torch.rand(3)])
+    assert all(equal(kept, again) for kept, again in zip(*found, strict=True))
+
+
+def test_a_norm_that_hides_what_it_changes_is_found_out():
+    calls = []
+
+    def norm(h):
+        calls.append(1)
+        return h * len(calls)
+
+    made = mhc.HyperConnection(DIM, torch.tanh, norm=norm, recompute=True, backend="reference")
     y = made(torch.randn(2, 4, DIM))
     with pytest.raises(RuntimeError, match="recomputing a connection gave other tensors than the first time"):
         y.sum().backward()
+
+
+def test_while_a_graph_is_captured_operators_tell_what_they_draw(monkeypatch):
+    """No generator may then be asked for its state; the capture itself is only pretended here."""
+    monkeypatch.setattr(_repeat, "_is_capturing", lambda device: True)
+    for norm, draws in ((nn.Dropout(0.5), True), (nn.Dropout(0.5).eval(), False), (Norm(), False), (Batch(DIM), True)):
+        state, h = _repeat.State(norm, torch.device("cpu")), torch.randn(5, DIM)
+        with state.watching():
+            norm(h)
+        assert state.has_changed() == draws, norm
 
 
 def test_streams_that_are_written_before_a_recomputed_backward_are_found_out():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from goldsmith import mhc
+from goldsmith import BackendUnavailable, mhc
 from mhc.networks import DIM, connection, gradients, held_to_formulas
 from mhc.wrong import check
 
@@ -149,7 +149,7 @@ def test_coefficients_are_rounded_where_asked_as_hfs_decoder_does():
 
 @pytest.mark.parametrize("orientation", ["in_out", "out_in"])
 def test_gradients_go_through_the_rounded_coefficients(orientation):
-    """In float64, where a connection's joint backward and its operators' agree in all but the last digits."""
+    """The joint backward adds the same four addends of dx as the operators' do, and in float64 rounds none of them."""
     made = connection(coefficient_dtype=torch.bfloat16, orientation=orientation).double()
 
     def apart(x):
@@ -159,7 +159,7 @@ def test_gradients_go_through_the_rounded_coefficients(orientation):
 
     x, parameters = x_of(2, 3, dtype=torch.float64), list(made.parameters())
     for joint, separate in zip(gradients(made, x, parameters), gradients(apart, x, parameters), strict=True):
-        torch.testing.assert_close(joint, separate)
+        assert torch.equal(joint, separate)
 
 
 def test_what_the_layer_takes_and_returns_besides_goes_through():
@@ -205,7 +205,7 @@ def test_a_path_that_the_loss_does_not_use_gets_zeros(gradient):
     h_in, h_post, h_res = mhc.pre(plain, *(p.detach() for p in made.mixing[:3]), backend="reference")
     zeros = torch.zeros_like(h_in)
     (mhc.post(plain, zeros, h_post, h_res, backend="reference") if gradient == "x_next" else h_in).sum().backward()
-    torch.testing.assert_close(x.grad, plain.grad)
+    assert torch.equal(x.grad, plain.grad)
 
 
 def test_autocast_reaches_the_layer_and_not_the_coefficients():
@@ -262,6 +262,48 @@ def test_decoding_bypasses_the_dispatcher_and_saves_nothing():
     with Spy():
         head(made(x))
     assert "goldsmith" in called, "the spy would have seen the operators"
+
+
+def tangent(function, x):
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        return torch.autograd.forward_ad.unpack_dual(function(dual)).tangent
+
+
+def derivative(function):
+    return torch.func.grad(lambda x: function(x).square().sum())
+
+
+def directional(function):
+    return lambda x: torch.func.jvp(function, (x,), (x,))[1]
+
+
+TRANSFORMS = {  # of the module, and what that is of the formulas
+    "vmap": (torch.func.vmap, None),
+    "grad": (derivative, derivative),
+    "jvp": (directional, directional),
+    "forward_ad": (lambda function: lambda x: tangent(function, x), directional),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("kind", ["connection", "recomputing", "stack"])
+def test_transforms_of_torch_func_go_through_plain_torch(name, kind):
+    made = connection(backend="auto", iterations=3, recompute=kind == "recomputing")
+    made = mhc.HyperStack([made]) if kind == "stack" else made
+    prefix, (through, meaning) = "connections_0_" if kind == "stack" else "", TRANSFORMS[name]
+    backward = "auto" if name == "vmap" else None
+    check(held_to_formulas(made, [prefix], iterations=3, through=through, meaning=meaning, backward=backward))
+
+
+def test_triton_refuses_what_would_have_no_derivative():
+    made = connection(backend="triton", iterations=2).to(DEVICE)
+    x = x_of(2).to(DEVICE)
+    sentence = "mhc.pre: triton: transforms of torch.func and forward-mode derivatives go through the reference alone"
+    for transform in (lambda: torch.func.vmap(made)(x), lambda: tangent(made, x)):
+        with pytest.raises(BackendUnavailable) as caught:
+            transform()
+        assert str(caught.value) == sentence
 
 
 def test_a_second_derivative_raises():

@@ -11,9 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 if TYPE_CHECKING:
     from .op import Op
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func (vmap, grad, jvp, ...) or a forward-mode derivative is at work.
+
+    They see through plain torch alone: a kernel's result would have no tangent, silently.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def register(op: Op) -> Any:

@@ -91,7 +91,7 @@ def triton_unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | None
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype == torch.float64:
             return f"{name} is float64, which only the reference takes"
-    if triton_interpreted():
+    if triton_interpreted() and (first is None or first.device.type in ("cpu", "cuda")):
         return interpreter_unavailable()
     if first is not None and first.is_cuda:
         return None

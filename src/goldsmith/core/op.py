@@ -90,6 +90,7 @@ class Op:
         self.inputs = tuple(a.name for a in parsed.arguments if _is_tensor(a))
         self.optional = tuple(a.name for a in parsed.arguments if str(a.type) == "Optional[Tensor]")
         self.options = tuple(a.name for a in parsed.arguments if not _is_tensor(a))
+        self._floats = tuple(a.name for a in parsed.arguments if str(a.type) == "float")
         self.results = tuple(r.name for r in parsed.returns)
         self.saved, self.grads, self.stages = saved, grads, stages
         self.outputs = tuple(r for r in self.results if r not in saved)
@@ -130,9 +131,14 @@ class Op:
         dispatch = torch.compiler.is_compiling()  # then the fake checks, and the backend is chosen when the graph runs
         if not dispatch:
             self.check(*tensors, **options)
+            for name in self._floats:  # a kernel would be compiled again for an integer, and has no large ones
+                options[name] = float(options[name])
             backend = self.choose(backend, tensors, options)
             dispatch = _needs_dispatch(tensors)
-        if dispatch:
+        if autograd.transformed():
+            with _undisturbed(tensors):
+                results = self.reference.forward(*tensors, **options)
+        elif dispatch:
             results = self._custom(*tensors, *(options[o] for o in self.options), backend)
             results = results if isinstance(results, (tuple, list)) else (results,)
         else:
@@ -163,7 +169,7 @@ class Op:
         if backend == "auto":
             return next(b for b in self.backends if self.why_not(b, *tensors, **options) is None)
         named = self._named(backend, tensors)
-        reason = self.backends[backend].machine(named)
+        reason = self._cannot_run(backend, named)
         if reason is not None:
             raise BackendUnavailable(f"{self.name}: {backend}: {reason}")
         reason = self._unsupported(backend, named, options)
@@ -174,13 +180,18 @@ class Op:
     def why_not(self, backend: str, *tensors: Tensor | None, **options: Any) -> str | None:
         """Why `backend` cannot run this call, in words; None when it can."""
         named = self._named(backend, tensors)
-        reason = self.backends[backend].machine(named)
+        reason = self._cannot_run(backend, named)
         return self._unsupported(backend, named, options) if reason is None else reason
 
     def _named(self, backend: str, tensors: tuple[Tensor | None, ...]) -> dict[str, Tensor | None]:
-        if backend not in self.backends:
+        if not isinstance(backend, str) or backend not in self.backends:
             raise ValueError(f"{self.name}: unknown backend {backend!r}; known: auto, {', '.join(self.backends)}")
         return dict(zip(self.inputs, tensors, strict=True))
+
+    def _cannot_run(self, backend: str, named: dict[str, Tensor | None]) -> str | None:
+        if backend != "reference" and autograd.transformed():
+            return "transforms of torch.func and forward-mode derivatives go through the reference alone"
+        return self.backends[backend].machine(named)
 
     def _unsupported(self, backend: str, named: dict[str, Tensor | None], options: dict[str, Any]) -> str | None:
         unsupported = getattr(self.backend(backend), "unsupported", None)

@@ -47,9 +47,9 @@ def check_shapes(
 def _fail(op: str, what: str, arguments: Mapping[str, tuple[Tensor, str]], hint: str) -> None:
     lines = [f"{op}: {what}"]
     shapes = {name: _text(tuple(t.shape)) + "," for name, (t, _) in arguments.items()}
-    width = max(len(s) for s in shapes.values())
+    first, second = max(map(len, shapes)) + 1, max(map(len, shapes.values()))
     for name, (_, pattern) in arguments.items():
-        lines.append(f"  {name}: {shapes[name]:{width}} expected [{', '.join(pattern.split())}]")
+        lines.append(f"  {name + ':':{first}} {shapes[name]:{second}} expected [{', '.join(pattern.split())}]")
     if hint:
         lines.append(f"  {hint}")
     raise ShapeError("\n".join(lines))
@@ -68,6 +68,9 @@ def check_dtype(op: str, name: str, tensor: Tensor, allowed: Sequence[torch.dtyp
 def check_tensor(op: str, name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} is a {type(value).__name__}, wanted a torch.Tensor")
+    if value.layout is not torch.strided:
+        layout = str(value.layout).removeprefix("torch.")
+        raise TypeError(f"{op}: {name} is {layout}, wanted a dense tensor: {name}.to_dense()")
 
 
 def check_same_device(op: str, tensors: Mapping[str, Tensor | None]) -> None:

@@ -10,11 +10,12 @@ from .connect_backward import op as _connect_backward  # noqa: F401  registers t
 from .convert import from_hf, from_liger, from_te, streams_from_te, streams_to_te, to_hf, to_liger, to_te
 from .expand.op import expand
 from .head.op import head
-from .modules import HyperConnection, HyperHead, HyperStack
+from .modules import HyperConnection, HyperHead
 from .post.op import post
 from .pre.op import pre
 from .pre_backward.op import pre_backward
 from .sinkhorn.op import sinkhorn
+from .stack import HyperStack
 
 __all__ = [
     "HyperConnection",

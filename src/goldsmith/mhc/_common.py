@@ -24,6 +24,7 @@ ORIENTATIONS = ("in_out", "out_in")
 PRE_GRADIENT_STAGES = ("dh_pre", "dh_post", "dlogits", "dm", "projection", "rms", "collapse")
 MIX_GRADIENTS = ("dx", "dphi", "dalpha", "dbias", "dgamma")
 POST_GRADIENTS = ("dx_post", "df", "dh_post", "dh_res")
+MOST_ITERATIONS = 2**31 - 1  # what an int32 of a kernel counts
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -68,10 +69,18 @@ def check_coefficient(op: str, name: str, value: Tensor, x: Tensor) -> None:
 
 
 def check_mixing(
-    op: str, x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor | None, gamma: Tensor | None, *, head: bool = False
+    op: str,
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor | None,
+    gamma: Tensor | None,
+    *,
+    head: bool = False,
+    biased: bool = True,
 ) -> None:
     """phi, alpha, bias, gamma against x [*batch, n, dim]; `head` has n mixes and one alpha instead of M and three."""
-    if _mixing_fits(x, phi, alpha, bias, gamma, head):
+    if _mixing_fits(x, phi, alpha, bias, gamma, head) and (bias is not None) == biased:
         return
     check_streams(op, "x", x)
     n, dim = (
@@ -87,10 +96,10 @@ def check_mixing(
     _check_vector(op, "alpha", alpha, groups, x)
     given = {"x": (x, f"*batch {n} {dim}"), "phi": (phi, f"{mixes} {n * dim}"), "alpha": (alpha, f"{groups}")}
     hints = {"phi": _hint_phi(x, phi, mixes, head), "alpha": "" if head else "alpha = [pre, post, res], one scale each"}
-    if bias is not None:
-        _check_vector(op, "bias", bias, mixes, x)
-        given["bias"] = (bias, f"{mixes}")
-        hints["bias"] = "[1, M] is TransformerEngine's layout: use mhc.from_te or bias.squeeze(0)"
+    if biased:
+        given["bias"] = (_check_vector(op, "bias", bias, mixes, x), f"{mixes}")
+        if tuple(given["bias"][0].shape) == (1, mixes):
+            hints["bias"] = "[1, M] is TransformerEngine's layout: use mhc.from_te or bias.squeeze(0)"
     if gamma is not None:
         check_coefficient(op, "gamma", gamma, x)
         given["gamma"] = (gamma, f"{n} {dim}" if gamma.dim() == 2 else f"{n * dim}")
@@ -102,7 +111,7 @@ def check_mixing(
 
 def _mixing_fits(x: Any, phi: Any, alpha: Any, bias: Any, gamma: Any, head: bool) -> bool:
     """The usual call, recognised in a few microseconds (the full check takes 90); False decides nothing."""
-    if not all(isinstance(t, Tensor) for t in (x, phi, alpha)) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
+    if not all(map(_is_dense, (x, phi, alpha))) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
         return False
     n, dim = x.shape[-2:]
     mixes, device = n if head else rows(n), x.device
@@ -117,8 +126,12 @@ def _mixing_fits(x: Any, phi: Any, alpha: Any, bias: Any, gamma: Any, head: bool
     )
 
 
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided
+
+
 def _is_float32(value: Any, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> bool:
-    fits = isinstance(value, Tensor) and tuple(value.shape) in shapes
+    fits = _is_dense(value) and tuple(value.shape) in shapes
     return fits and value.dtype == torch.float32 and value.device == device
 
 
@@ -127,7 +140,7 @@ def _hint_phi(x: Tensor, phi: Tensor, mixes: int, head: bool) -> str:
     n, dim = x.shape[-2:]
     shape = tuple(phi.shape)
     if shape == (n * dim, mixes):
-        return "phi looks transposed: Liger's layout? use mhc.from_liger or phi.T"
+        return "phi looks transposed: " + ("use phi.T" if head else "Liger's layout? use mhc.from_liger or phi.T")
     if len(shape) == 2 and shape[1] == n * dim and shape[0] == (dim if head else rows(dim)):
         return f"x looks like [*batch, dim={n}, n={dim}], streams innermost: use mhc.streams_from_te"
     if len(shape) == 2 and shape[0] != mixes and not head:
@@ -135,10 +148,12 @@ def _hint_phi(x: Tensor, phi: Tensor, mixes: int, head: bool) -> str:
         found = streams(shape[0])
         fits = f"for no n: {valid}" if found is None else f"for n={found}, but x has n={n}"
         return f"phi has {shape[0]} rows, which is n*(n+2) {fits}"
+    if len(shape) == 2 and shape[0] == rows(n) and head:
+        return f"a head has one mix a stream, {n}; {shape[0]} rows are those of a connection"
     return f"phi has a column for each of the {n}*{dim} channels of x"
 
 
-def _check_vector(op: str, name: str, value: Any, size: int, x: Tensor) -> None:
+def _check_vector(op: str, name: str, value: Any, size: int, x: Tensor) -> Tensor:
     """alpha or bias: one tensor, where a number or several tensors are the likely mistakes."""
     if isinstance(value, tuple | list):
         joined = "torch.stack" if name == "alpha" else "torch.cat"
@@ -147,23 +162,41 @@ def _check_vector(op: str, name: str, value: Any, size: int, x: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} is a {type(value).__name__}, wanted a tensor [{size}]")
     check_coefficient(op, name, value, x)
+    return value
 
 
 def _shape(t: Tensor) -> str:
     return " ".join(map(str, t.shape))
 
 
+def check_numbers(op: str, **numbers: float) -> None:
+    """iterations from 1, post_mult above 0, every eps from 0; all finite in float32."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int if name == "iterations" else (int, float)):
+            wanted = "a whole number of at least 1" if name == "iterations" else "a number"
+            shown = f" is a {type(value).__name__}" if isinstance(value, Tensor) else f"={value!r}"
+            raise TypeError(f"{op}: {name}{shown}, wanted {wanted}")
+    _check_ranges(op, **numbers)
+
+
 @functools.lru_cache(256, typed=True)
-def check_numbers(op: str, *, iterations: int | None = None, post_mult: float | None = None, **epsilons: float) -> None:
-    """iterations from 1, post_mult above 0, every eps from 0."""
-    if iterations is not None:
-        if not isinstance(iterations, int) or isinstance(iterations, bool):
-            raise TypeError(f"{op}: iterations={iterations!r}, wanted a whole number of at least 1")
-        check_at_least(op, "iterations", iterations, 1)
-    if post_mult is not None and not post_mult > 0:
+def _check_ranges(op: str, *, iterations: int = 1, post_mult: float = 1.0, **epsilons: float) -> None:
+    check_at_least(op, "iterations", iterations, 1)
+    if not post_mult > 0:
         raise ValueError(f"{op}: post_mult={post_mult!r}, wanted a number above 0 (the published model has 2.0)")
     for name, value in epsilons.items():
         check_at_least(op, name, value, 0.0)
+    if iterations > MOST_ITERATIONS:
+        raise ValueError(f"{op}: iterations={iterations!r}, wanted at most {MOST_ITERATIONS}")
+    for name, value in {"post_mult": post_mult, **epsilons}.items():
+        if value > torch.finfo(torch.float32).max:
+            raise ValueError(f"{op}: {name}={value!r}, wanted a number that is finite in float32")
+
+
+def check_flag(op: str, name: str, value: object, hint: str = "") -> None:
+    if not isinstance(value, bool):
+        came = f" is a {type(value).__name__}" if isinstance(value, Tensor) else f"={value!r}"
+        raise TypeError(f"{op}: {name}{came}, wanted True or False{hint}")
 
 
 def check_pre(
@@ -172,6 +205,7 @@ def check_pre(
     """What coefficients, pre and boundary take alike."""
     check_mixing(op, x, phi, alpha, bias, gamma)
     check_form(op, options["form"])
+    check_flag(op, "sinkhorn", options.get("sinkhorn", True))
     check_numbers(op, **{k: v for k, v in options.items() if k not in ("form", "sinkhorn")})
 
 
@@ -197,6 +231,8 @@ def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, ori
         hint = "f has a stream dimension: it is the layer's output, one row a token"
     elif h_res.dim() == x.dim() - 1 and h_res.shape[-1] == x.shape[-2] ** 2:
         hint = f"h_res is flat: h_res.unflatten(-1, ({x.shape[-2]}, {x.shape[-2]}))"
+    elif f.shape[:-1] == x.shape[:-2] and f.shape[-1] != x.shape[-1]:
+        hint = f"f is the layer's output, {x.shape[-1]} channels a token as in x; it has {f.shape[-1]}"
     elif x.shape[-2] != h_res.shape[-1]:
         hint = "h_post and h_res hold one row a stream of x"
     given = {
@@ -210,7 +246,7 @@ def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, ori
 
 
 def _post_fits(x: Any, f: Any, h_post: Any, h_res: Any) -> bool:
-    if not all(isinstance(t, Tensor) for t in (x, f, h_post, h_res)) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
+    if not all(map(_is_dense, (x, f, h_post, h_res))) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
         return False
     batch, (n, dim) = x.shape[:-2], x.shape[-2:]
     return (

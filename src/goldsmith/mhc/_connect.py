@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.autograd import transformed
 from .connect_backward.op import CONNECT_BACKWARD
 from .post.op import POST
 from .pre.op import PRE
@@ -57,8 +58,11 @@ class Settings:
 def enter(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """h_in, h_post, h_res (both as post takes them), and the token for `leave`; None where nothing is recorded."""
-    if not torch.is_grad_enabled():
+    """h_in, h_post, h_res (both as post takes them), and the token for `leave`.
+
+    There is no token where nothing is recorded, and under torch.func, which takes pre and post as they are.
+    """
+    if not torch.is_grad_enabled() or transformed():
         h_in, h_post, h_res = PRE(x, phi, alpha, bias, gamma, **settings.of_pre)
         return h_in, settings.rounded(h_post), settings.rounded(h_res), None
     h_in, h_post, h_res, token = _Enter.apply(x, phi, alpha, bias, gamma, settings)

@@ -6,8 +6,13 @@
         ...
 
 The first note that the backward opens runs build() once more, under the autocast of the first time; all notes are then
-served from that run, and it is freed with the last of them. `build` must give the same again, bit for bit: operators of
-this library do, dropout does not.
+served from that run, and it is freed with the last of them. That is right only if build() gives the same again, bit for
+bit. Operators of this library do; the norm that build() calls on the way may not:
+
+- One that draws random numbers, or writes to its buffers, parameters or attributes (dropout, BatchNorm in training), is
+  not run again: that region keeps everything that it saved, as without recomputation.
+- For what is hidden elsewhere, a sample of its result is compared with the first run's. On a card that would have to
+  wait for the result, so there it is not done.
 """
 
 from __future__ import annotations
@@ -19,7 +24,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
+
+from ._repeat import State, repeats, same, sample
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class _Saved:
     index: int
 
     def open(self) -> Tensor:
-        return self.region.again()[0][self.index]
+        return self.region.again()[0][self.index].open()
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class _Output:
     offset: int
 
     def open(self) -> Tensor:
-        output = self.region.again()[1][self.index]
+        output = self.region.again()[1][self.index].open()
         return output.as_strided(self.size, self.stride, output.storage_offset() + self.offset)
 
 
@@ -75,21 +83,49 @@ class _Made:
 
 
 class Region:
-    def __init__(self, build: Callable[[], tuple[Any, ...]], kept: Sequence[Tensor]) -> None:
-        self._build = build
+    """build() returns tensors; the second of them is what `norm` gave, if there is one."""
+
+    def __init__(
+        self, build: Callable[[], tuple[Any, ...]], kept: Sequence[Tensor], norm: Callable[[Tensor], Tensor] | None
+    ) -> None:
+        fake = isinstance(kept[0], FakeTensor)  # it has no numbers, and nothing is drawn for it
+        self._build, self._doubtful = build, None if fake or repeats(norm) else norm
         self._kept = [_Held(t, t._version) for t in kept]
         device = kept[0].device.type
         self._autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         self._count = 0
         self._outputs: list[_Made] = []
+        self._sample: Tensor | None = None
         self._live: Sequence[Tensor] = ()
-        self._again: tuple[list[Tensor], list[Tensor]] | None = None
+        self._again: tuple[list[_Held], list[_Held]] | None = None
 
     def run(self) -> tuple[Any, ...]:
-        with saved_tensors_hooks(self._note, _open):
-            outputs = self._build()
+        if self._doubtful is None:
+            with saved_tensors_hooks(self._note, _open):
+                outputs = self._build()
+        else:
+            outputs = self._run_watched()
         self._outputs = [_Made(_storage(t), _layout(t), int(t.storage_offset()), t._version) for t in outputs]
         self._live = outputs
+        return outputs
+
+    def _run_watched(self) -> tuple[Any, ...]:
+        saved: list[_Held] = []
+
+        def note(t: Tensor) -> _Held | _Saved:
+            noted = self._note(t)
+            if isinstance(noted, _Saved):
+                saved.append(_Held(t.detach(), t._version))
+            return noted
+
+        device = self._kept[0].tensor.device
+        state = State(self._doubtful, device)
+        with saved_tensors_hooks(note, _open), state.watching():
+            outputs = self._build()
+        if state.has_changed():
+            self._again = saved, [_Held(t.detach(), t._version) for t in outputs]
+        elif device.type == "cpu":
+            self._sample = sample(outputs[1])
         return outputs
 
     @contextmanager
@@ -98,7 +134,7 @@ class Region:
             yield
         self._live = ()  # until here they had to live: a freed storage's address may be given to the next tensor
 
-    def again(self) -> tuple[list[Tensor], list[Tensor]]:
+    def again(self) -> tuple[list[_Held], list[_Held]]:
         """Everything that build() saved, and its outputs."""
         if self._again is None:
             saved: list[Tensor] = []
@@ -109,12 +145,13 @@ class Region:
                 lambda t: None if self._is_kept(t) else saved.append(t.detach()), _open
             ):  # fmt: skip
                 outputs = [t.detach() for t in self._build()]
-            if len(saved) != self._count or [_layout(t) for t in outputs] != [o.layout for o in self._outputs]:
+            alike = len(saved) == self._count and [_layout(t) for t in outputs] == [o.layout for o in self._outputs]
+            if not alike or not (self._sample is None or same(sample(outputs[1]), self._sample)):
                 raise RuntimeError(
                     "recomputing a connection gave other tensors than the first time: its norm must do the same each "
                     "time it is called (recompute=False lifts this)"
                 )
-            self._again = saved, outputs
+            self._again = [_Held(t, t._version) for t in saved], [_Held(t, t._version) for t in outputs]
         return self._again
 
     def _is_kept(self, t: Tensor) -> bool:

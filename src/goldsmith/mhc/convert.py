@@ -1,7 +1,8 @@
 """Weights of other projects' hyper-connections, to and from ours.
 
 A layout alone does not carry the semantics, so `from_*` also return the options that HyperConnection needs. A wrong or
-missing key raises ValueError and names what was found.
+missing key, or a tensor of the wrong shape, raises ValueError and names what was found; what is no tensor of floating
+point numbers raises TypeError. A connection's `layer.*` and `norm.*` are left alone.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..core.shapes import check_shapes, check_tensor
-from ._common import rows, streams
+from ..core.shapes import ShapeError, check_dtype, check_tensor
+from ._common import FLOATS, rows, streams
 
 Weights = dict[str, Tensor]
 TE_RMS_EPS = 1.1920928955078125e-07  # float32's epsilon, fixed in TransformerEngine
@@ -35,10 +36,9 @@ def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: Any = None
     or a mapping) iterations, pre_eps, sinkhorn_eps and rms_eps too. Raises ValueError naming the keys found.
     """
     found = _hf_keys(state, prefix)
-    fn, base, scale = (_float(state[found[name]]) for name in ("fn", "base", "scale"))
+    fn, base, scale = (_float("from_hf", found[name], state[found[name]]) for name in ("fn", "base", "scale"))
     head = scale.numel() == 1
-    n = fn.shape[0] if head else streams(fn.shape[0])
-    _shape("from_hf", found["fn"], fn, 2, n is not None and fn.shape[1] % n == 0, "fn [n*(n+2), n*dim], or [n, n*dim]")
+    n = _streams("from_hf", found["fn"], fn, "fn [n*(n+2), n*dim], or [n, n*dim]", head=head)
     _size("from_hf", found["base"], base, fn.shape[0])
     _size("from_hf", found["scale"], scale, 1 if head else 3)
     options: dict[str, Any] = {"n": n}
@@ -58,28 +58,28 @@ def to_hf(weights: Mapping[str, Tensor]) -> Weights:
     Raises ValueError for norm_weight, which those models do not have (fn * norm_weight gives the same model without
     it).
     """
-    names = ("hc_fn", "hc_base", "hc_scale") if "hc_fn" in weights else ("fn", "base", "scale")
-    _keys("to_hf", weights, names, optional=("norm_weight",))
-    if weights.get("norm_weight") is not None:
-        raise ValueError("mhc.to_hf: there is a norm_weight, which the model has no place for; use fn * norm_weight")
-    return {name: _float(weights[name]) for name in names}
+    if isinstance(weights, Mapping) and "hc_fn" in weights:
+        given = _checked("to_hf", weights, ("hc_fn", "hc_base", "hc_scale"))
+        n = _streams("to_hf", "hc_fn", given["hc_fn"], "hc_fn [n, n*dim]", head=True)
+        _size("to_hf", "hc_base", given["hc_base"], n)
+        _size("to_hf", "hc_scale", given["hc_scale"], 1)
+        return given
+    return _ours("to_hf", weights, no_gamma="the model")[0]
 
 
 def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, dict[str, Any]]:
     """fn = phi^T, base = b, scale = [alpha_pre, alpha_post, alpha_res]        phi [K, M], in float32
 
-    `state` is a LigerMHC's state dict; its `layer.*` are left alone. Options: n, orientation="out_in", pre_eps=0.0.
+    `state` is a LigerMHC's state dict. Options: n, orientation="out_in", pre_eps=0.0.
     Liger's default phi is float16: what that rounding lost stays lost.
     """
-    own = {name: value for name, value in state.items() if not name.startswith("layer.")}
-    _keys("from_liger", own, ("phi", "b", "alpha_pre", "alpha_post", "alpha_res"))
-    phi = _float(own["phi"])
-    n = streams(phi.shape[-1])
-    valid = phi.dim() == 2 and n is not None and phi.shape[0] % n == 0
-    _shape("from_liger", "phi", phi, 2, valid, "phi [K, M] = [n*dim, n*(n+2)]")
-    _size("from_liger", "b", own["b"], phi.shape[1])
-    scale = torch.stack([_float(own[f"alpha_{part}"]).reshape(()) for part in ("pre", "post", "res")])
-    weights = {"fn": phi.T.contiguous(), "base": _float(own["b"]).reshape(-1), "scale": scale}
+    own = _checked("from_liger", state, ("phi", "b", "alpha_pre", "alpha_post", "alpha_res"))
+    n = _streams("from_liger", "phi", own["phi"], "phi [K, M] = [n*dim, n*(n+2)]", across=True)
+    _size("from_liger", "b", own["b"], rows(n))
+    for name in ("alpha_pre", "alpha_post", "alpha_res"):
+        _size("from_liger", name, own[name], 1)
+    scale = torch.stack([own[f"alpha_{part}"].reshape(()) for part in ("pre", "post", "res")])
+    weights = {"fn": own["phi"].T.contiguous(), "base": own["b"].reshape(-1), "scale": scale}
     return weights, {"n": n, "orientation": "out_in", "pre_eps": 0.0}
 
 
@@ -88,12 +88,10 @@ def to_liger(weights: Mapping[str, Tensor]) -> Weights:
 
     Raises ValueError for norm_weight, which Liger does not have (fn * norm_weight gives the same model without it).
     """
-    _keys("to_liger", weights, ("fn", "base", "scale"), optional=("norm_weight",))
-    if weights.get("norm_weight") is not None:
-        raise ValueError("mhc.to_liger: there is a norm_weight, which Liger has no place for; use fn * norm_weight")
-    pre, post, res = _float(weights["scale"]).clone().unbind(0)
-    phi = _float(weights["fn"]).T.contiguous()
-    return {"phi": phi, "b": _float(weights["base"]), "alpha_pre": pre, "alpha_post": post, "alpha_res": res}
+    given, _ = _ours("to_liger", weights, no_gamma="Liger")
+    pre, post, res = given["scale"].clone().unbind(0)
+    phi = given["fn"].T.contiguous()
+    return {"phi": phi, "b": given["base"], "alpha_pre": pre, "alpha_post": post, "alpha_res": res}
 
 
 def from_te(state: Mapping[str, Tensor], n: int = 4) -> tuple[Weights, dict[str, Any]]:
@@ -103,38 +101,29 @@ def from_te(state: Mapping[str, Tensor], n: int = 4) -> tuple[Weights, dict[str,
     them with n streams innermost; activations go through `streams_from_te`. Options: n, form="log", rms_eps=2^-23,
     pre_eps=0.0, orientation="in_out", and gamma=True when norm_weight is there.
     """
-    _keys("from_te", state, ("phi", "alpha", "beta"), optional=("norm_weight",))
-    phi = _float(state["phi"])
-    valid = phi.dim() == 2 and phi.shape[0] == rows(n) and phi.shape[1] % n == 0
-    _shape("from_te", "phi", phi, 2, valid, f"phi [M, K] = [{rows(n)}, dim*{n}] for n={n}")
-    _size("from_te", "beta", state["beta"], rows(n))
-    _size("from_te", "alpha", state["alpha"], 3)
-    weights = {
-        "fn": _outermost(phi, n),
-        "base": _float(state["beta"]).reshape(-1),
-        "scale": _float(state["alpha"]).reshape(-1),
-    }
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        raise ValueError(f"mhc.from_te: n={n!r}, wanted a whole number of at least 1")
+    given = _checked("from_te", state, ("phi", "alpha", "beta"), optional=("norm_weight",))
+    phi = given["phi"]
+    if phi.dim() != 2 or phi.shape[0] != rows(n) or phi.shape[1] % n or not phi.shape[1]:
+        raise _wrong_shape("from_te", "phi", phi, f"phi [M, K] = [{rows(n)}, dim*{n}] for n={n}")
+    _size("from_te", "beta", given["beta"], rows(n))
+    _size("from_te", "alpha", given["alpha"], 3)
+    weights = {"fn": _outermost(phi, n), "base": given["beta"].reshape(-1), "scale": given["alpha"].reshape(-1)}
     options: dict[str, Any] = {"n": n, "form": "log", "rms_eps": TE_RMS_EPS, "pre_eps": 0.0, "orientation": "in_out"}
-    if state.get("norm_weight") is not None:
-        _size("from_te", "norm_weight", state["norm_weight"], phi.shape[1])
-        weights["norm_weight"] = _outermost(_float(state["norm_weight"]).reshape(-1), n)
+    if "norm_weight" in given:
+        _size("from_te", "norm_weight", given["norm_weight"], phi.shape[1])
+        weights["norm_weight"] = _outermost(given["norm_weight"].reshape(-1), n)
         options["gamma"] = True
     return weights, options
 
 
 def to_te(weights: Mapping[str, Tensor]) -> Weights:
     """phi[:, d*n + i] = fn[:, i*dim + d], norm_weight likewise; alpha = scale, beta = base as [1, M]; in float32"""
-    _keys("to_te", weights, ("fn", "base", "scale"), optional=("norm_weight",))
-    fn = _float(weights["fn"])
-    n = streams(fn.shape[0]) or 0
-    _shape("to_te", "fn", fn, 2, n > 0, "fn [n*(n+2), n*dim]")
-    state = {
-        "phi": _innermost(fn, n),
-        "alpha": _float(weights["scale"]),
-        "beta": _float(weights["base"]).reshape(1, -1),
-    }
-    if weights.get("norm_weight") is not None:
-        state["norm_weight"] = _innermost(_float(weights["norm_weight"]).reshape(-1), n)
+    given, n = _ours("to_te", weights)
+    state = {"phi": _innermost(given["fn"], n), "alpha": given["scale"], "beta": given["base"].reshape(1, -1)}
+    if "norm_weight" in given:
+        state["norm_weight"] = _innermost(given["norm_weight"], n)
     return state
 
 
@@ -150,7 +139,8 @@ def streams_to_te(x: Tensor) -> Tensor:
 
 def _swapped(function: str, x: Tensor, axes: str) -> Tensor:
     check_tensor(function, "x", x)
-    check_shapes(function, {"x": (x, f"*batch {axes}")})
+    if x.dim() < 2:
+        raise ShapeError(f"{function}: x is {list(x.shape)}, expected [*batch, {axes}]")
     return x.transpose(-1, -2).contiguous()
 
 
@@ -164,43 +154,84 @@ def _innermost(value: Tensor, n: int) -> Tensor:
     return value.unflatten(-1, (n, -1)).transpose(-1, -2).flatten(-2).contiguous()
 
 
-def _float(value: Tensor) -> Tensor:
+def _float(function: str, name: str, value: Any) -> Tensor:
+    check_tensor(f"mhc.{function}", name, value)
+    check_dtype(f"mhc.{function}", name, value, FLOATS)  # float8 comes with scales, which this would forget
     return value.detach().float()
+
+
+def _ours(function: str, weights: Mapping[str, Tensor], *, no_gamma: str = "") -> tuple[Weights, int]:
+    """fn, base, scale and, where there is one, norm_weight, as HyperConnection has them, in float32; and n."""
+    given = _checked(function, weights, ("fn", "base", "scale"), optional=("norm_weight",))
+    if no_gamma and "norm_weight" in given:
+        raise ValueError(
+            f"mhc.{function}: there is a norm_weight, which {no_gamma} has no place for; use fn * norm_weight"
+        )
+    n = _streams(function, "fn", given["fn"], "fn [n*(n+2), n*dim]")
+    _size(function, "base", given["base"], rows(n))
+    _size(function, "scale", given["scale"], 3)
+    if "norm_weight" in given:
+        _size(function, "norm_weight", given["norm_weight"], given["fn"].shape[1])
+    return {name: value if name == "fn" else value.reshape(-1) for name, value in given.items()}, n
+
+
+def _checked(
+    function: str, state: Mapping[str, Any], wanted: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> Weights:
+    """Exactly the wanted tensors, and those optional ones that are there, in float32."""
+    _mapping(function, state)
+    own = {name: value for name, value in state.items() if not str(name).startswith(("layer.", "norm."))}
+    missing = [name for name in wanted if name not in own]
+    unknown = [str(name) for name in own if name not in wanted + optional]
+    if missing or unknown:
+        what = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(unknown)}"
+        also = f" (and perhaps {', '.join(optional)})" if optional else ""
+        raise ValueError(f"mhc.{function}: {what}; wanted {', '.join(wanted)}{also}; {_listed('found', own)}")
+    present = [*wanted, *(name for name in optional if own.get(name) is not None)]
+    return {name: _float(function, name, own[name]) for name in present}
+
+
+def _mapping(function: str, state: Any) -> None:
+    if not isinstance(state, Mapping):
+        hint = ": its state_dict()" if isinstance(state, nn.Module) else ""
+        raise TypeError(f"mhc.{function}: the weights are a {type(state).__name__}, wanted a dict of tensors{hint}")
+
+
+def _streams(function: str, name: str, fn: Tensor, wanted: str, *, head: bool = False, across: bool = False) -> int:
+    """n of fn [M, n*dim], of a head's [n, n*dim], or `across` of its transposed one."""
+    mixes, features = (reversed(fn.shape) if across else fn.shape) if fn.dim() == 2 else (0, 0)
+    n = mixes if head else streams(mixes)
+    if not n or not features or features % n:
+        raise _wrong_shape(function, name, fn, wanted)
+    return n
 
 
 def _hf_keys(state: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
     """The keys of fn, base and scale, whichever of the two spellings the state has."""
+    _mapping("from_hf", state)
+    if not isinstance(prefix, str):
+        raise TypeError(f"mhc.from_hf: prefix={prefix!r}, wanted a string such as 'model.layers.0.attn_hc'")
     tried = []
     for joint in ("", "hc_") if not prefix or prefix[-1] in "._" else (".", "_", ".hc_"):
         keys = {name: f"{prefix}{joint}{name}" for name in ("fn", "base", "scale")}
         if all(key in state for key in keys.values()):
             return keys
         tried.append(keys["fn"])
-    near = sorted(key for key in state if key.endswith(("fn", "base", "scale")))
+    near = sorted(key for key in map(str, state) if key.endswith(("fn", "base", "scale")))
     raise ValueError(
         f"mhc.from_hf: no fn, base and scale under prefix {prefix!r} (tried {', '.join(dict.fromkeys(tried))}); "
         f"{_listed('keys of hyper-connections', near) if near else _listed('keys', state)}"
     )
 
 
-def _keys(function: str, state: Mapping[str, Any], wanted: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
-    missing = [name for name in wanted if name not in state]
-    unknown = [name for name in state if name not in wanted + optional]
-    if missing or unknown:
-        what = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(unknown)}"
-        also = f" (and perhaps {', '.join(optional)})" if optional else ""
-        raise ValueError(f"mhc.{function}: {what}; wanted {', '.join(wanted)}{also}; {_listed('found', state)}")
-
-
 def _listed(what: str, names: Any) -> str:
-    names = list(names)
+    names = [str(name) for name in names]
     shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
     return f"{what}: {shown or 'nothing'}"
 
 
-def _shape(function: str, name: str, value: Tensor, dims: int, valid: bool, wanted: str) -> None:
-    if value.dim() != dims or not valid:
-        raise ValueError(f"mhc.{function}: {name} is {list(value.shape)}, wanted {wanted}")
+def _wrong_shape(function: str, name: str, value: Tensor, wanted: str) -> ValueError:
+    return ValueError(f"mhc.{function}: {name} is {list(value.shape)}, wanted {wanted}")
 
 
 def _size(function: str, name: str, value: Tensor, size: int) -> None:

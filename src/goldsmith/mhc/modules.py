@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ..core.autograd import transformed
 from ..core.shapes import ShapeError, check_choice
-from ._common import FLOATS, FORMS, ORIENTATIONS, check_numbers, rows
+from ._common import FLOATS, FORMS, ORIENTATIONS, check_flag, check_numbers, rows
 from ._connect import Settings, enter, leave
 from ._recompute import Region
-from .boundary.op import BOUNDARY
 from .head.op import HEAD
-from .post.op import POST
 from .pre.op import PRE
 
 Mixing = tuple[Tensor, Tensor, Tensor, Tensor | None]  # phi, alpha, bias, gamma
@@ -53,13 +52,14 @@ class HyperConnection(_Float32Module):
     n^2; the operators' phi, bias, alpha) and, with gamma=True, norm_weight [n*dim]; always float32, also after
     `.to(bfloat16)`.
 
-    init: "deepseek" draws fn from N(0, 0.02^2), base 0, scale 1; "small" has scale 0.01; "identity" is "small" with 8
-    on the diagonal of base's matrix, so that streams start almost separate. coefficient_dtype: h_post and h_res are
-    rounded to it before post (bfloat16: as HF's DeepseekV4 does). recompute=True keeps for the backward only x, f and
-    what `layer` itself keeps; coefficients, h_in and norm(h_in) are made again, bit for bit, so gradients are
-    identical. `norm` must then do the same each time it is called. orientation, form and the numbers: see `mhc.post`,
-    `mhc.sinkhorn`, `mhc.coefficients`. Raises ShapeError, TypeError, ValueError, BackendUnavailable. Source: Xie et al.
-    2026, mHC; huggingface/transformers deepseek_v4.
+    init: "deepseek" draws fn from N(0, 0.02^2), base 0, scale 1; "small" has scale 0.01; "identity" is "small" with
+    8 on the diagonal of base's matrix, so that streams start almost separate. coefficient_dtype: h_post and h_res
+    are rounded to it before post (bfloat16: as HF's DeepseekV4 does). recompute=True keeps for the backward only x,
+    f and what `layer` itself keeps; coefficients, h_in and norm(h_in) are made again, bit for bit, so gradients are
+    identical. A norm that draws random numbers or writes to its own buffers or attributes is called once alone;
+    what such a connection would make again it then keeps. Hooks of a norm that is called again run again.
+    orientation, form and the numbers: see `mhc.post`, `mhc.sinkhorn`, `mhc.coefficients`. Raises ShapeError,
+    TypeError, ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC; huggingface/transformers deepseek_v4.
     """
 
     def __init__(
@@ -99,8 +99,13 @@ class HyperConnection(_Float32Module):
         check_choice(name, "init", init, INITS)
         check_choice(name, "backend", backend, ("auto", *PRE.backends))
         check_choice(name, "coefficient_dtype", coefficient_dtype, (None, *FLOATS[:3]))
-        if not callable(layer):
-            raise TypeError(f"{name}: layer is of type {type(layer).__name__}, wanted a module or function of h_in")
+        check_flag(name, "recompute", recompute)
+        check_flag(name, "gamma", gamma, "" if not isinstance(gamma, Tensor) else "; its values: load norm_weight")
+        for argument, given, of in (("layer", layer, "h_in"), ("norm", norm, "h_in, or None")):
+            if not callable(given) and not (argument == "norm" and given is None):
+                raise TypeError(
+                    f"{name}: {argument} is of type {type(given).__name__}, wanted a module or function of {of}"
+                )
         self.layer, self.norm, self.recompute, self.init = layer, norm, recompute, init
         self.settings = Settings(
             rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, form, orientation, coefficient_dtype, backend
@@ -127,8 +132,8 @@ class HyperConnection(_Float32Module):
         return self.fn, self.scale, self.base, self.norm_weight
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        _check_x("mhc.HyperConnection", x, self.n, self.dim)
-        if self.recompute and torch.is_grad_enabled():
+        check_x("mhc.HyperConnection", x, self.n, self.dim)
+        if self.recompute and torch.is_grad_enabled() and not transformed():
             if not torch.compiler.is_compiling():
                 return self._recomputed(x, args, kwargs)
             # the compiler has no saved-tensor hooks of ours; it plans the recomputation itself
@@ -143,14 +148,12 @@ class HyperConnection(_Float32Module):
         self, x: Tensor, mixing: Mixing, norm: Callable[[Tensor], Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         h_in, h_post, h_res, token = enter(x, *mixing, self.settings)
-        return h_in, h_in if norm is None else norm(h_in), h_post, h_res, token
-
-    def normed(self, h_in: Tensor) -> Tensor:
-        return h_in if self.norm is None else self.norm(h_in)
+        return h_in, normed(h_in, norm), h_post, h_res, token
 
     def _recomputed(self, x: Tensor, args: tuple, kwargs: dict) -> Any:
         mixing, norm = self.mixing, _as_it_is_now(self.norm)
-        region = Region(lambda: self._enter(x, mixing, norm), (x, *(p for p in mixing if p is not None)))
+        kept = (x, *(p for p in mixing if p is not None))
+        region = Region(lambda: self._enter(x, mixing, norm), kept, self.norm)
         _, h, h_post, h_res, token = region.run()
         with region.watching():
             f, rest = split(self.layer(h, *args, **kwargs))
@@ -200,61 +203,11 @@ class HyperHead(_Float32Module):
         self.hc_scale.fill_(1.0 if self.init == "deepseek" else 0.01)
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_x("mhc.HyperHead", x, self.n, self.dim)
+        check_x("mhc.HyperHead", x, self.n, self.dim)
         return HEAD(x, self.hc_fn, self.hc_scale, self.hc_base, None, **self.settings)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, n={self.n}"
-
-
-class HyperStack(nn.Module):
-    """x = connections[-1](... connections[0](x)), post of one and pre of the next being one `mhc.boundary`
-
-    x [..., n, dim] -> the same shape. Further arguments of forward go to every layer. When layers return (f, *rest),
-    the result is (x, [rest of each connection]). Connections that recompute, or whose backends differ, are joined by
-    post and pre instead. keep_every: only 1 is offered. Raises as HyperConnection does.
-    """
-
-    def __init__(self, connections: Sequence[HyperConnection], *, keep_every: int = 1) -> None:
-        super().__init__()
-        connections = list(connections)
-        wrong = [type(c).__name__ for c in connections if not isinstance(c, HyperConnection)]
-        if wrong or not connections:
-            raise TypeError(f"mhc.HyperStack: wanted at least one HyperConnection, got {wrong or 'none'}")
-        if keep_every != 1:
-            raise ValueError(f"mhc.HyperStack: keep_every={keep_every!r}, only 1 is offered")
-        sizes = {(c.n, c.dim) for c in connections}
-        if len(sizes) > 1:
-            raise ValueError(f"mhc.HyperStack: connections differ in (n, dim): {sorted(sizes)}")
-        self.connections = nn.ModuleList(connections)
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        rests = []
-        connections = cast(list[HyperConnection], list(self.connections))
-        entered = None  # what boundary has already computed of the connection at hand
-        for here, after in zip(connections, [*connections[1:], None], strict=True):
-            if entered is None and not _fusable(here, after):
-                x, rest = split(here(x, *args, **kwargs))
-            else:
-                if entered is None:
-                    _check_x("mhc.HyperStack", x, here.n, here.dim)
-                    entered = PRE(x, *here.mixing, **here.settings.of_pre)
-                h_in, h_post, h_res = entered
-                f, rest = split(here.layer(here.normed(h_in), *args, **kwargs))
-                h_post, h_res = here.settings.rounded(h_post), here.settings.rounded(h_res)
-                if after is not None and _fusable(here, after):
-                    options = after.settings.of_pre | here.settings.of_post
-                    x, *entered = BOUNDARY(x, f, h_post, h_res, *after.mixing, **options)
-                else:
-                    x, entered = POST(x, f, h_post, h_res, **here.settings.of_post), None
-            rests.append(rest)
-        return (x, rests) if any(rests) else x
-
-
-def _fusable(here: HyperConnection, after: HyperConnection | None) -> bool:
-    if after is None or here.recompute or after.recompute:
-        return False
-    return here.settings.backend == after.settings.backend
 
 
 def _as_it_is_now(norm: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
@@ -269,6 +222,13 @@ def _as_it_is_now(norm: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor],
         return norm(h) if same else torch.func.functional_call(norm, now, (h,))
 
     return call
+
+
+def normed(h_in: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+    h = h_in if norm is None else norm(h_in)
+    if not isinstance(h, Tensor):
+        raise TypeError(f"mhc.HyperConnection: norm returned a {type(h).__name__}, wanted one tensor")
+    return h
 
 
 def split(output: Any) -> tuple[Tensor, tuple]:
@@ -296,7 +256,7 @@ def _parameter(device: torch.device | str | None, *shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=torch.float32, device=device))
 
 
-def _check_x(module: str, x: Tensor, n: int, dim: int) -> None:
+def check_x(module: str, x: Tensor, n: int, dim: int) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{module}: x is a {type(x).__name__}, wanted a torch.Tensor")
     if tuple(x.shape[-2:]) == (n, dim):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from ...core.shapes import check_same_device, check_shapes
-from .._common import MIX_GRADIENTS, PRE_GRADIENT_STAGES, check_coefficient, check_mixing, check_numbers
+from ...core.shapes import check_dtype, check_same_device, check_shapes, check_tensor
+from .._common import FLOATS, MIX_GRADIENTS, PRE_GRADIENT_STAGES, check_coefficient, check_mixing, check_numbers
 
 PRE_BACKWARD = Op(
     "mhc.pre_backward",
@@ -61,11 +61,15 @@ def pre_backward(
 def check(*tensors: Any, pre_eps: float, post_mult: float) -> None:
     op, given = "mhc.pre_backward", dict(zip(PRE_BACKWARD.inputs, tensors, strict=True))
     x = given["x"]
-    check_mixing(op, x, given["phi"], given["alpha"], None, given["gamma"])
+    check_mixing(op, x, given["phi"], given["alpha"], None, given["gamma"], biased=False)
     coefficients = {"grad_h_post": "*batch n", "grad_logits": "*batch n n", "inv_rms": "*batch"}
     coefficients |= {"h_mix": "*batch mixes", "h_pre": "*batch n", "h_post": "*batch n"}
     for name in coefficients:
         check_coefficient(op, name, given[name], x)
+    for name in ("grad_h_in", "grad_x_post"):
+        if name == "grad_h_in" or given[name] is not None:
+            check_tensor(op, name, given[name])
+            check_dtype(op, name, given[name], FLOATS)
     streams = {"x": "*batch n dim", "phi": "mixes features", "grad_h_in": "*batch dim", "grad_x_post": "*batch n dim"}
     patterns = streams | coefficients
     check_shapes(op, {name: (given[name], patterns[name]) for name in patterns if given[name] is not None})

@@ -1,0 +1,82 @@
+"""Hyper-connections one after the other, joined where one ends and the next begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from .boundary.op import BOUNDARY
+from .modules import HyperConnection, check_x, normed, split
+from .post.op import POST
+from .pre.op import PRE
+
+
+class HyperStack(nn.Module):
+    """x = connections[-1](... connections[0](x)), post of one and pre of the next being one `mhc.boundary`
+
+    x [..., n, dim] -> the same shape. Further arguments of forward go to every layer. When layers return (f, *rest),
+    the result is (x, [rest of each connection]). Connections that must be called as modules are joined by post and pre
+    instead: those that recompute, have hooks of their own (or global ones apply), are compiled by themselves or change
+    `forward`; and so are neighbours whose backends differ. Values are the same either way. keep_every: only 1 is
+    offered. Raises as HyperConnection does.
+    """
+
+    def __init__(self, connections: Iterable[HyperConnection], *, keep_every: int = 1) -> None:
+        super().__init__()
+        if isinstance(connections, (HyperConnection, Tensor)) or not isinstance(connections, Iterable):
+            came = f"connections is a {type(connections).__name__}"
+            raise TypeError(f"mhc.HyperStack: {came}, wanted a list: mhc.HyperStack([connection, ...])")
+        connections = list(connections)
+        wrong = [type(c).__name__ for c in connections if not isinstance(c, HyperConnection)]
+        if wrong or not connections:
+            raise TypeError(f"mhc.HyperStack: wanted at least one HyperConnection, got {wrong or 'none'}")
+        if isinstance(keep_every, bool) or not isinstance(keep_every, int) or keep_every != 1:
+            raise ValueError(f"mhc.HyperStack: keep_every={keep_every!r}, only 1 is offered")
+        sizes = {(c.n, c.dim) for c in connections}
+        if len(sizes) > 1:
+            raise ValueError(f"mhc.HyperStack: connections differ in (n, dim): {sorted(sizes)}")
+        self.connections = nn.ModuleList(connections)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        rests = []
+        connections = cast(list[HyperConnection], list(self.connections))
+        entered = None  # what boundary has already computed of the connection at hand
+        for here, after in zip(connections, [*connections[1:], None], strict=True):
+            if entered is None and not _fusable(here, after):
+                x, rest = split(here(x, *args, **kwargs))
+            else:
+                if entered is None:
+                    check_x("mhc.HyperStack", x, here.n, here.dim)
+                    entered = PRE(x, *here.mixing, **here.settings.of_pre)
+                h_in, h_post, h_res = entered
+                f, rest = split(here.layer(normed(h_in, here.norm), *args, **kwargs))
+                h_post, h_res = here.settings.rounded(h_post), here.settings.rounded(h_res)
+                if after is not None and _fusable(here, after):
+                    options = after.settings.of_pre | here.settings.of_post
+                    x, *entered = BOUNDARY(x, f, h_post, h_res, *after.mixing, **options)
+                else:
+                    x, entered = POST(x, f, h_post, h_res, **here.settings.of_post), None
+            rests.append(rest)
+        return (x, rests) if any(rests) else x
+
+
+def _fusable(here: HyperConnection, after: HyperConnection | None) -> bool:
+    if after is None or _is_called(here) or _is_called(after):
+        return False
+    return here.settings.backend == after.settings.backend
+
+
+def _is_called(connection: HyperConnection) -> bool:
+    """Whether its `__call__` does more than the formulas: recomputation, hooks, another `forward`."""
+    own = type(connection).forward is HyperConnection.forward and "forward" not in vars(connection)
+    hooks = (
+        connection._forward_pre_hooks
+        or connection._forward_hooks
+        or connection._backward_pre_hooks
+        or connection._backward_hooks
+        or _has_any_global_hook()
+    )
+    return connection.recompute or not own or bool(hooks) or connection._compiled_call_impl is not None

@@ -1,0 +1,131 @@
+"""Bad options and modules: the message names the argument, what came, what was wanted and what would work."""
+
+import pytest
+import torch
+from torch import nn
+
+from goldsmith import ShapeError, mhc
+from mhc.calls import DIM, H_RES, F, X, connection, post, pre, says
+
+INF, NAN = float("inf"), float("nan")
+
+
+def test_numbers_out_of_range():
+    says(ValueError, lambda: pre(iterations=0), "mhc.pre: iterations=0, wanted a number of at least 1")
+    says(TypeError, lambda: pre(iterations=2.5), "mhc.pre: iterations=2.5, wanted a whole number of at least 1")
+    says(TypeError, lambda: pre(iterations=True), "mhc.pre: iterations=True, wanted a whole number of at least 1")
+    for name in ("rms_eps", "pre_eps", "sinkhorn_eps"):
+        for value in (-1e-6, NAN):
+            bad = {name: value}
+            says(ValueError, lambda bad=bad: pre(**bad), f"mhc.pre: {name}={value}, wanted a number of at least 0.0")
+    says(
+        ValueError,
+        lambda: pre(post_mult=0.0),
+        "mhc.pre: post_mult=0.0, wanted a number above 0 (the published model has 2.0)",
+    )
+    says(ValueError, lambda: mhc.expand(F, 0), "mhc.expand: n=0, wanted a number of at least 1")
+    says(TypeError, lambda: mhc.expand(F, 2.0), "mhc.expand: n=2.0, wanted a whole number of at least 1")
+
+
+@pytest.mark.parametrize("name", ["rms_eps", "pre_eps", "sinkhorn_eps", "post_mult"])
+def test_what_is_no_finite_number(name):
+    for value in ("1", None, True, 1j, [1.0]):
+        bad, sentence = {name: value}, f"{name}={value!r}, wanted a number"
+        says(TypeError, lambda bad=bad: pre(**bad), f"mhc.pre: {sentence}")
+        says(TypeError, lambda bad=bad: connection(**bad), f"mhc.HyperConnection: {sentence}")
+    tensor = {name: torch.tensor(1e-6)}
+    says(TypeError, lambda: pre(**tensor), f"mhc.pre: {name} is a Tensor, wanted a number")
+    for value in (INF, 1e39, 10**400):
+        bad, sentence = {name: value}, f"mhc.pre: {name}={value!r}, wanted a number that is finite in float32"
+        says(ValueError, lambda bad=bad: pre(**bad), sentence)
+
+
+def test_numbers_of_the_other_operators():
+    says(TypeError, lambda: mhc.sinkhorn(H_RES, eps="1"), "mhc.sinkhorn: eps='1', wanted a number")
+    infinite = "mhc.sinkhorn: eps=inf, wanted a number that is finite in float32"
+    says(ValueError, lambda: mhc.sinkhorn(H_RES, eps=INF), infinite)
+    says(TypeError, lambda: mhc.HyperHead(DIM, rms_eps="1"), "mhc.HyperHead: rms_eps='1', wanted a number")
+    most = f"mhc.pre: iterations={10**30}, wanted at most 2147483647"
+    says(ValueError, lambda: pre(iterations=10**30), most)
+
+
+def test_whole_numbers_are_numbers():
+    whole, real = (pre(pre_eps=one(0), post_mult=one(2), rms_eps=one(1)) for one in (int, float))
+    assert all(torch.equal(a, b) for a, b in zip(whole, real, strict=True))
+
+
+def test_what_is_neither_true_nor_false():
+    says(TypeError, lambda: pre(sinkhorn="false"), "mhc.pre: sinkhorn='false', wanted True or False")
+    name = "mhc.HyperConnection"
+    says(TypeError, lambda: connection(recompute=1), f"{name}: recompute=1, wanted True or False")
+    says(TypeError, lambda: connection(gamma="no"), f"{name}: gamma='no', wanted True or False")
+    says(
+        TypeError,
+        lambda: connection(gamma=torch.ones(DIM)),
+        f"{name}: gamma is a Tensor, wanted True or False; its values: load norm_weight",
+    )
+
+
+def test_words_that_mean_nothing_list_those_that_do():
+    forms = "choose one of: 'deepseek', 'megatron', 'log'"
+    ways = "choose one of: 'in_out', 'out_in'"
+    says(ValueError, lambda: pre(form="exact"), f"mhc.pre: form='exact' is unknown; {forms}")
+    says(ValueError, lambda: connection(form="exact"), f"mhc.HyperConnection: form='exact' is unknown; {forms}")
+    says(ValueError, lambda: post(orientation="out"), f"mhc.post: orientation='out' is unknown; {ways}")
+    says(ValueError, lambda: connection(orientation="o"), f"mhc.HyperConnection: orientation='o' is unknown; {ways}")
+    says(
+        ValueError,
+        lambda: connection(init="zero"),
+        "mhc.HyperConnection: init='zero' is unknown; choose one of: 'deepseek', 'small', 'identity'",
+    )
+    says(ValueError, lambda: pre(backend="cuda"), "mhc.pre: unknown backend 'cuda'; known: auto, triton, reference")
+    says(ValueError, lambda: pre(backend=["triton"]),
+         "mhc.pre: unknown backend ['triton']; known: auto, triton, reference")  # fmt: skip
+    with pytest.raises(TypeError, match="unexpected keyword argument 'iteration'"):
+        pre(iteration=3)
+
+
+def test_modules_that_do_not_fit():
+    name = "mhc.HyperConnection"
+    wanted = "expected [*batch, n=4, dim=7]"
+    says(TypeError, lambda: connection()([1.0]), f"{name}: x is a list, wanted a torch.Tensor")
+    innermost = f"{name}: x is [2, 7, 4], {wanted}; streams are innermost here: use mhc.streams_from_te"
+    says(ShapeError, lambda: connection()(X.mT), innermost)
+    says(ShapeError, lambda: connection()(F), f"{name}: x is [2, 7], {wanted}; a single stream is widened by "
+         "mhc.expand(x, 4)")  # fmt: skip
+    says(ShapeError, lambda: connection()(X[..., :5]), f"{name}: x is [2, 4, 5], {wanted}")
+    says(ValueError, lambda: connection(n=0), f"{name}: n=0, wanted a whole number of at least 1")
+    says(ValueError, lambda: connection(iterations=0), f"{name}: iterations=0, wanted a number of at least 1")
+    says(TypeError, lambda: connection(layer=3), f"{name}: layer is of type int, wanted a module or function of h_in")
+    returned = f"{name}: layer returned a NoneType, wanted f [*batch, dim] or (f, *rest)"
+    says(TypeError, lambda: connection(layer=lambda h: None)(X), returned)
+    says(
+        TypeError,
+        lambda: connection(norm=3),
+        f"{name}: norm is of type int, wanted a module or function of h_in, or None",
+    )
+    for recompute in (False, True):
+        made = connection(norm=lambda h: (h,), recompute=recompute)
+        says(TypeError, lambda made=made: made(X), f"{name}: norm returned a tuple, wanted one tensor")
+    with pytest.raises(ShapeError, match="f is the layer's output, 7 channels a token as in x; it has 5"):
+        connection(layer=nn.Linear(7, 5))(X)
+    known = "choose one of: None, torch.bfloat16, torch.float16, torch.float32"
+    says(
+        ValueError,
+        lambda: connection(coefficient_dtype=torch.int8),
+        f"{name}: coefficient_dtype=torch.int8 is unknown; {known}",
+    )
+
+
+def test_stacks_that_do_not_fit():
+    name = "mhc.HyperStack"
+    says(TypeError, lambda: mhc.HyperStack([nn.Identity()]),
+         f"{name}: wanted at least one HyperConnection, got ['Identity']")  # fmt: skip
+    says(TypeError, lambda: mhc.HyperStack([]), f"{name}: wanted at least one HyperConnection, got none")
+    says(ValueError, lambda: mhc.HyperStack([connection()], keep_every=2), f"{name}: keep_every=2, only 1 is offered")
+    listed = "wanted a list: mhc.HyperStack([connection, ...])"
+    for given in (connection(), torch.ones(()), None, 3):
+        came = f"{name}: connections is a {type(given).__name__}, {listed}"
+        says(TypeError, lambda given=given: mhc.HyperStack(given), came)
+    two = [connection(), connection(n=2)]
+    says(ValueError, lambda: mhc.HyperStack(two), f"{name}: connections differ in (n, dim): [(2, 7), (4, 7)]")
