@@ -350,3 +350,15 @@ def test_a_gpu_timing_sees_the_call_alone_after_the_queue_is_filled_and_the_cach
     assert timings["a"].runs == timing.LEAST_ROUNDS
     turn = ["sleep", "flush", "event", "a", "event", "sleep", "flush", "event", "b", "event"]
     assert straw.log[-10:] == turn
+
+
+def test_a_sample_that_the_host_was_late_for_is_taken_again(straw, monkeypatch):
+    clock = object.__new__(CudaClock)
+    clock.device, clock.flush = torch.device("cpu"), SimpleNamespace(zero_=lambda: None)
+    host = iter([0.0, 1.0, 1.0, 1.00001])  # a second too late, then 10 us after the stream fell asleep
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(host))
+    clock._once(lambda: straw.log.append("call"), 50.0)
+    assert straw.log.count("call") == 2
+    monkeypatch.setattr(timing.time, "perf_counter", iter(range(100)).__next__)
+    clock._once(lambda: straw.log.append("always late"), 50.0)
+    assert straw.log.count("always late") == timing.TRIES
