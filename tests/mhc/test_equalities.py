@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from goldsmith import Op, mhc
+from goldsmith import Op, assay, mhc
+from goldsmith.assay.case import Case
 from goldsmith.mhc import _repeat
-from mhc.networks import DIM, Layer, Norm, connection, gradients
+from mhc import formulas
+from mhc.networks import DIM, Layer, Norm, connection, gradients, held_to_formulas
 from mhc.wrong import equal
 
 GPU = torch.cuda.is_available()
@@ -20,19 +22,6 @@ BACKENDS = [(backend, dtype) for backend, dtypes in DTYPES.items() for dtype in 
 # -- the plain residual network ---------------------------------------------------------------------------------------
 
 
-class Plain(nn.Module):
-    """x + layer(norm(x)), with the layers of hyper-connections."""
-
-    def __init__(self, connections):
-        super().__init__()
-        self.connections = connections
-
-    def forward(self, x):
-        for c in self.connections:
-            x = x + c.layer(c.norm(x))
-        return x
-
-
 class ScaleFree(nn.Module):
     """An RMSNorm without eps: it gives the same for c x as for x."""
 
@@ -43,22 +32,33 @@ class ScaleFree(nn.Module):
 @pytest.mark.parametrize("stacked", [False, True], ids=["one_by_one", "HyperStack"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
 def test_with_scale_and_base_zero_streams_stay_equal_and_compute_the_plain_residual_network(n, stacked):
-    depth, eps = 6, 1e-6
-    connections = [connection(n=n).double() for _ in range(depth)]
+    """h_in is a multiple of x, which the norm divides out; h_post is 1; the mix scales x by its columns' sum."""
+    depth, eps = 4, 1e-6
+    connections = [mhc.HyperConnection(DIM, Layer(), n=n, norm=ScaleFree(), backend="reference") for _ in range(depth)]
     for c in connections:
-        c.norm = ScaleFree()
-        with torch.no_grad():
-            c.scale.zero_()
-            c.base.zero_()
+        nn.init.zeros_(c.scale)
     module = mhc.HyperStack(connections) if stacked else nn.Sequential(*connections)
-    x = torch.randn(5, DIM, dtype=torch.float64)
-    with torch.no_grad():
-        streams = module(mhc.expand(x, n, backend="reference"))
-        plain = Plain(connections)(x)
-    # h_in is a multiple of x, which the norm divides out; each mix scales x by a column's sum, 1 - 2 eps at worst
-    assert (streams - streams[:, :1]).abs().max() <= 1e-12 * plain.abs().max()
-    off = (streams - plain.unsqueeze(-2)).abs().max() / plain.abs().max()
-    assert 0 < off < 2 * eps * depth * 2, "2 for what the layers make of it"
+    names = [name for name, _ in module.named_parameters() if name.endswith("layer.weight")]
+    flat = torch.zeros(n, n, dtype=torch.float64)
+    column = formulas.sinkhorn_deepseek(flat, 20, eps).sum(-2)[0].item()
+    # the last step divides a column by its sum s + eps; rows, divided by r + eps with r <= 1 + n eps just before, leave
+    # s >= 1 - eps, so that s / (s + eps) >= 1 - eps / (1 - eps)
+    assert 1 - eps / (1 - eps) <= column < 1, "a plain residual network, but for about eps a layer"
+
+    def draw(make):
+        weights = {f"weight_{i}": make.normal(DIM, DIM, std=0.4) for i in range(depth)}
+        return {"x": make.normal(5, DIM), **weights}
+
+    def streams(x, **weights):
+        given = dict(zip(names, weights.values(), strict=True))
+        return torch.func.functional_call(module, given, (mhc.expand(x, n, backend="reference"),))
+
+    def plain(x, **weights):
+        for weight in weights.values():
+            x = column * x + torch.tanh(ScaleFree()(x) @ weight.mT)
+        return torch.stack([x] * n, -2)
+
+    assay.check(assay.Target(streams, plain, cases=[Case("network", draw)]), probes=["values"])
 
 
 # -- boundary ---------------------------------------------------------------------------------------------------------
@@ -230,19 +230,21 @@ def test_streams_that_are_written_before_a_recomputed_backward_are_found_out():
 
 @pytest.mark.parametrize("n", [3, 4])
 def test_a_permutation_of_the_streams_permutes_what_comes_out(n):
-    """x, phi's columns, and the rows of phi and bias permuted alike; sums then run in another order, hence float64."""
+    """x, phi's columns, and the rows of phi and bias permuted alike."""
     torch.manual_seed(n)
-    made = connection(n=n, normed=False).double()
     order = torch.randperm(n)
     assert order.tolist() != list(range(n))
     matrix = torch.arange(2 * n, 2 * n + n * n).reshape(n, n)[order][:, order].flatten()
     mixes = torch.cat([order, n + order, matrix])
-    twin = connection(n=n, normed=False).double()
-    twin.layer = made.layer
-    with torch.no_grad():
-        twin.fn.copy_(made.fn[mixes].unflatten(1, (n, DIM))[:, order].flatten(1))
-        twin.base.copy_(made.base[mixes])
-        twin.scale.copy_(made.scale)
-    x = torch.randn(5, n, DIM, dtype=torch.float64)
-    torch.testing.assert_close(twin(x[:, order]), made(x)[:, order])
-    assert not torch.allclose(twin(x[:, order]), made(x))
+    held = held_to_formulas(connection(n=n), [""], n=n)
+
+    def permuted(x, fn, base, **given):
+        fn = fn[mixes].unflatten(1, (n, DIM))[:, order].flatten(1)
+        return held.golden(x[..., order, :], fn=fn, base=base[mixes], **given)
+
+    def back(x, **given):
+        return permuted(x, **given)[..., order.argsort(), :]
+
+    assay.check(assay.Target(held.candidate, back, cases=held.cases), probes=["values"])
+    report = assay.check(assay.Target(held.candidate, permuted, cases=held.cases), probes=["values"], raises=False)
+    assert report.verdict == "fail"

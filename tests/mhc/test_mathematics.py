@@ -1,11 +1,15 @@
 """The formulas: explicit backwards against central differences in float64, and what Sinkhorn's three forms promise."""
 
+import math
+
 import pytest
 import torch
 
-from goldsmith import Op, mhc
+from goldsmith import Op, assay, mhc
+from goldsmith.assay.case import Case
 from goldsmith.assay.golden import self_check
-from mhc.wrong import through_fixed_point
+from goldsmith.mhc.sinkhorn.cases import matrices
+from mhc.wrong import check, through_fixed_point
 
 OPS = {name: op for name, op in Op.all().items() if op.grads}
 NAMES = ("published", "three_streams", "near_identity", "large_epsilons", "out_in", "cann", "megatron", "log", "no_eps")
@@ -65,52 +69,62 @@ def test_the_orientations_are_two_models():
     assert (mhc.sinkhorn(given) - transposed).abs().max() > 0.05
 
 
-def test_the_gradient_is_that_of_the_steps_and_not_of_their_fixed_point():
-    """On near-identity logits the two differ by most of their size."""
-    given = (0.5 * logits(1.0, 64) + 8 * torch.eye(4, dtype=torch.float64)).requires_grad_()
-    cotangent = torch.randn(given.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    p = mhc.sinkhorn(given)
-    (ours,) = torch.autograd.grad(p, given, cotangent)
-    (steps,) = OPS["mhc.sinkhorn"].reference.forward(given, iterations=20, eps=1e-6, form="deepseek")
-    (unrolled,) = torch.autograd.grad(steps, given, cotangent)
-    fixed_point = through_fixed_point(p.detach(), cotangent)
-
-    def off(g):
-        return ((g - unrolled).flatten(1).norm(dim=1) / unrolled.flatten(1).norm(dim=1)).median()
-
-    assert off(ours) < 1e-9 and off(fixed_point) > 0.3
+def test_the_gradient_of_the_fixed_point_is_off_by_as_much_as_the_documents_say():
+    """73 % in the median, on near-identity logits. That ours is that of the steps, every operator's own test holds."""
+    values = Case("near_identity", matrices, {"T": 4096, "n": 4, "std": 0.5, "diagonal": 8.0}).build(torch.float64)
+    logits = values.pop("logits").requires_grad_()
+    p = mhc.sinkhorn(logits, **values)
+    cotangent = torch.randn(p.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (steps,) = torch.autograd.grad(p, logits, cotangent)
+    apart = (through_fixed_point(p.detach(), cotangent) - steps).flatten(1).norm(dim=1)
+    shares = (apart / steps.flatten(1).norm(dim=1)).sort().values
+    # how many of N values lie below the true median is binomial: N/2, with a standard deviation of sqrt(N)/2
+    middle, four_deviations = len(shares) // 2, 2 * math.isqrt(len(shares))
+    assert shares[middle - four_deviations] <= 0.73 <= shares[middle + four_deviations]
 
 
 def test_gamma_can_be_absorbed_into_phi():
-    """The definition of gamma: (gamma * X) phi^T = X (phi * gamma)^T, so the two differ by rounding alone."""
-    values = next(c for c in OPS["mhc.coefficients"].cases if c.name == "odd_dim").build(torch.float64)
-    x, phi, alpha, bias, gamma = (values[name] for name in ("x", "phi", "alpha", "bias", "gamma"))
-    with_gamma = mhc.coefficients(x, phi, alpha, bias, gamma=gamma)
-    flat = mhc.coefficients(x, phi, alpha, bias, gamma=gamma.reshape(-1))
-    absorbed = mhc.coefficients(x, phi * gamma.reshape(-1), alpha, bias)
-    for a, b, c in zip(with_gamma, flat, absorbed, strict=True):
-        assert torch.equal(a, b)
-        torch.testing.assert_close(a, c)
+    """The definition of gamma: (gamma * X) phi^T = X (phi * gamma)^T."""
+    coefficients = OPS["mhc.coefficients"]
+
+    def absorbed(x, phi, alpha, bias, gamma, **options):
+        found = coefficients.reference.forward(x, phi * gamma.reshape(-1), alpha, bias, None, **options)
+        return dict(zip(coefficients.outputs, found, strict=False))
+
+    def with_gamma(x, phi, alpha, bias, gamma, **options):
+        found = mhc.coefficients(x, phi, alpha, bias, gamma=gamma, backend="reference", **options)
+        return dict(zip(coefficients.outputs, found, strict=True))
+
+    case = next(c for c in coefficients.cases if c.name == "odd_dim")
+    check(assay.Target(with_gamma, absorbed, cases=[case], outputs=coefficients.outputs))
+    values = case.build(torch.float32)
+    flat = values | {"gamma": values["gamma"].reshape(-1)}
+    assert all(
+        torch.equal(a, b) for a, b in zip(with_gamma(**values).values(), with_gamma(**flat).values(), strict=True)
+    )
 
 
 def test_the_explicit_backward_is_the_backward_of_pre_without_sinkhorn():
-    """`pre_backward` gets s from h_pre - pre_eps, the operator from the logits: equal up to rounding in float64."""
-    values = next(c for c in OPS["mhc.pre"].cases if c.name == "large_epsilons").build(torch.float64) | {
-        "sinkhorn": False
-    }
-    leaves = [values.pop(name).requires_grad_() for name in ("x", "phi", "alpha", "bias", "gamma")]
-    saved = OPS["mhc.pre"].all_results(*leaves, **values)
-    outputs = [saved[name] for name in ("h_in", "h_post", "h_res")]
-    grads = [torch.randn_like(o) for o in outputs]
-    from_autograd = torch.autograd.grad(outputs, leaves, grads)
-    h_pre = mhc.coefficients(*leaves[:4], gamma=leaves[4], **values)[0]
-    with torch.no_grad():
-        explicit = mhc.pre_backward(
-            *grads, *leaves[:3], inv_rms=saved["inv_rms"], h_mix=saved["h_mix"], h_pre=h_pre, h_post=saved["h_post"],
-            gamma=leaves[4], pre_eps=values["pre_eps"], post_mult=values["post_mult"],
-        )  # fmt: skip
-        assert mhc.pre_backward(
-            *grads, *leaves[:3], inv_rms=saved["inv_rms"], h_mix=saved["h_mix"], h_pre=h_pre, h_post=saved["h_post"]
-        )[4] is None  # fmt: skip
-    for a, b in zip(explicit, from_autograd, strict=True):
-        torch.testing.assert_close(a, b)
+    """`pre_backward` on what pre saved, as the gradient of pre; the golden's is autograd through its forward."""
+    pre = OPS["mhc.pre"]
+
+    def explicit(h_pre, **given):
+        grads = [given[name] for name in ("grad_h_in", "grad_h_post", "grad_h_res", "x", "phi", "alpha")]
+        kept = {name: given[name] for name in ("inv_rms", "h_mix", "h_post", "gamma", "pre_eps", "post_mult")}
+        found = mhc.pre_backward(*grads, h_pre=h_pre, **kept)
+        return dict(zip(("x", "phi", "alpha", "bias", "gamma"), found, strict=True))
+
+    def forward(x, phi, alpha, bias, gamma, **options):
+        h_pre, *_ = OPS["mhc.coefficients"].reference.forward(x, phi, alpha, bias, gamma, **options)
+        return *pre.reference.forward(x, phi, alpha, bias, gamma, **options), h_pre
+
+    case = next(c for c in pre.cases if c.name == "large_epsilons")
+    case = Case("large_epsilons", case.draw, {**case.sizes, "sinkhorn": False})
+    outputs, saved = (*pre.results, "h_pre"), (*pre.saved, "h_pre")
+    check(assay.Target(forward, forward, cases=[case], outputs=outputs, saved=saved, backward=explicit))
+
+
+def test_without_gamma_there_is_no_gradient_of_it():
+    values = next(c for c in Op.get("mhc.pre_backward").cases if c.name == "published").build(torch.float32)
+    inputs = [values.pop(name) for name in ("grad_h_in", "grad_h_post", "grad_logits", "x", "phi", "alpha")]
+    assert mhc.pre_backward(*inputs, **values)[4] is None
