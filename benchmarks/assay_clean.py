@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import assay_clean_kinks
 from goldsmith import assay
 
 ORDERS = ("torch", "sequential", "reversed", "permuted", "tiles", "pairwise", "split")
@@ -265,7 +266,7 @@ def _attention(plan: Plan):
 
 OPERATORS: dict[str, Callable[[Plan], tuple]] = {
     "rmsnorm": _rmsnorm, "layernorm": _layernorm, "softmax": _softmax, "matmul": _matmul, "weighted_sum": _weighted_sum,
-    "swiglu": _swiglu, "cross_entropy": _cross_entropy, "attention": _attention,
+    "swiglu": _swiglu, "cross_entropy": _cross_entropy, "attention": _attention, **assay_clean_kinks.OPERATORS,
 }  # fmt: skip
 
 

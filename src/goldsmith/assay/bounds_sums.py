@@ -14,7 +14,7 @@ from torch import Tensor
 from .bounds_rules import exact, scaled, total
 
 if TYPE_CHECKING:
-    from .bounds import RunningErrors
+    from .bounds import Error, RunningErrors
 
 
 def _count(x: Tensor, y: Tensor) -> int:
@@ -102,32 +102,60 @@ def _extremum(name: str) -> Callable:
         v, e = m(x)
         if exact(e):
             return (0.0, 0.0) if isinstance(y, tuple | list) else 0.0
+        e = e + 0 * v
         f = getattr(torch, name)
         ends = [_reduce(f, v + s * e, dim, keepdim) for s in (1, -1)]
         out = torch.maximum((ends[0] - values).abs(), (values - ends[1]).abs())
-        return (out, 0.0) if isinstance(y, tuple | list) else out
+        if not isinstance(y, tuple | list):
+            return out
+        index = _unsure_choice(v, values, e.amax(dim, keepdim=True), dim) if v.dim() and v.numel() else 0.0
+        return out, index
 
     return rule
 
 
-def _select(m, y, x, *args, **kwargs):
-    """topk, sort, kthvalue, median: no order statistic moves by more than the largest error along the axis."""
-    v, e = m(x)
-    if exact(e):
-        return 0.0, 0.0
-    values = y[0]
-    dim = _dim_of(x, values, args, kwargs)
-    worst = (e + 0 * v).amax(dim, keepdim=True) if v.dim() else e
-    return (worst.expand_as(values) if worst.dim() == values.dim() else worst.squeeze(dim)), 0.0
+def _select(takes_k: bool) -> Callable:
+    """topk, sort, kthvalue, median: no order statistic moves by more than the largest error along the axis.
+
+    Which element it is may be uncertain: where another lies within their errors.
+    """
+
+    def rule(m, y, x, *args, **kwargs):
+        v, e = m(x)
+        if isinstance(y, Tensor):  # the median of all elements
+            return 0.0 if exact(e) or not v.numel() else (e + 0 * v).amax()
+        if exact(e) or not v.dim() or not v.numel():
+            return e, 0.0
+        dim = _dim_of(takes_k, args, kwargs)
+        worst = (e + 0 * v).amax(dim, keepdim=True)
+        keep = worst.dim() == y[0].dim()
+        error = worst.expand_as(y[0]) if keep else worst.squeeze(dim)
+        return error, _unsure_choice(v, y[0], worst, dim)
+
+    return rule
 
 
-def _dim_of(x: Tensor, values: Tensor, args, kwargs) -> int:
-    """sort(x, dim), topk(x, k, dim), kthvalue(x, k, dim): the axis is the last integer before the flags, default -1."""
+def _unsure_choice(v: Tensor, values: Tensor, worst: Tensor, dim: int) -> Error:
+    """1 where an element that was left out lies within the errors of one that was chosen; exact copies are certain."""
+    keep = values.dim() == v.dim()
+    chosen = values if keep else values.unsqueeze(dim)
+    ordered = torch.nan_to_num(v).sort(dim).values.movedim(dim, -1).contiguous()
+    at, reach = torch.nan_to_num(chosen).movedim(dim, -1).contiguous(), 2 * worst.movedim(dim, -1)
+    last = ordered.shape[-1] - 1
+    above = torch.searchsorted(ordered, at, right=True)
+    below = torch.searchsorted(ordered, at) - 1
+    near = (above <= last) & (ordered.gather(-1, above.clamp(max=last)) - at <= reach)
+    near |= (below >= 0) & (at - ordered.gather(-1, below.clamp(min=0)) <= reach)
+    near = near.to(torch.float64).movedim(-1, dim)
+    return (near if keep else near.squeeze(dim)) if bool(near.any()) else 0.0
+
+
+def _dim_of(takes_k: bool, args, kwargs) -> int:
+    """sort(x, dim), median(x, dim), topk(x, k, dim), kthvalue(x, k, dim); default -1."""
     if "dim" in kwargs:
         return kwargs["dim"]
     ints = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
-    takes_k = x.dim() and values.shape != x.shape
-    return ints[1] if takes_k and len(ints) > 1 else ints[0] if ints and not takes_k else -1
+    return (ints[1] if len(ints) > 1 else -1) if takes_k else ints[0] if ints else -1
 
 
 # softmax family
@@ -251,7 +279,7 @@ RULES: dict[str, Callable] = {
     "sum": _sum, "mean": _mean, "prod": _prod, "cumsum": _cumulative, "cumprod": _cumprod,
     "linalg_vector_norm": _norm, "amax": _extremum("amax"), "amin": _extremum("amin"),
     "max": _extremum("amax"), "min": _extremum("amin"),
-    "topk": _select, "sort": _select, "kthvalue": _select,
+    "topk": _select(True), "kthvalue": _select(True), "sort": _select(False), "median": _select(False),
     "_softmax": _softmax, "_log_softmax": _log_softmax, "logsumexp": _logsumexp,
     "_softmax_backward_data": _softmax_backward,
     "mm": _mm(torch.mm), "bmm": _mm(torch.bmm), "mv": _mm(torch.mv), "dot": _mm(torch.dot), "vdot": _mm(torch.dot),

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _STEP = torch.finfo(torch.float64).eps ** (1 / 3)
 _RELATIVE = 1e-6
+_ASIDE, _BESIDE = 1e-3, 3  # how far (in rms), and at how many points beside a tie the gradient is looked at
 _SMALL = 2**17  # elements of all inputs together up to which one thread is faster than two
 _inside = threading.local()
 
@@ -115,7 +116,7 @@ def _checks(check: SelfCheck, forward, gradient, leaves, shapes, seed) -> None:
     _twice(check, "the golden", forward, leaves)
     grads = None if gradient is None else _twice(check, "the golden's backward", backward, leaves)
     if grads is not None and not check.problems:
-        _differences(check, forward, grads, cotangents, leaves, generator)
+        _differences(check, forward, backward, grads, cotangents, leaves, generator)
 
 
 def _twice(check: SelfCheck, what: str, call, leaves) -> dict[str, Tensor] | None:
@@ -203,7 +204,7 @@ _NARROW = {torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.
 # gradients against differences
 
 
-def _differences(check: SelfCheck, forward, grads, cotangents, leaves, generator, directions: int = 2) -> None:
+def _differences(check, forward, backward, grads, cotangents, leaves, generator, directions: int = 2) -> None:
     names = [name for name in grads if name in leaves and leaves[name].is_floating_point() and leaves[name].numel()]
     for name in names:
         if grads[name].shape != leaves[name].shape:
@@ -214,7 +215,7 @@ def _differences(check: SelfCheck, forward, grads, cotangents, leaves, generator
         line = _Line(forward, cotangents, leaves, _direction(leaves, names, generator))
         if not _confirms(line, grads):
             others = [line.along(_direction(leaves, names, generator)) for _ in range(2)]
-            _explain(check, line, others, grads)
+            _explain(check, line, others, grads, backward)
             return
 
 
@@ -237,7 +238,7 @@ class _Line:
 
     def __init__(self, forward, cotangents, leaves, direction):
         self._forward, self._cotangents = forward, cotangents
-        self._leaves, self.direction = leaves, direction
+        self.leaves, self.direction = leaves, direction
         self._known: dict[float, float] = {}
         self.noise = 0.0
 
@@ -245,7 +246,7 @@ class _Line:
         if t not in self._known:
             moved = {
                 name: x + t * self.direction[name] if name in self.direction else x.clone()
-                for name, x in self._leaves.items()
+                for name, x in self.leaves.items()
             }
             with torch.no_grad():
                 results = self._forward(moved)
@@ -257,7 +258,11 @@ class _Line:
 
     def along(self, direction: dict[str, Tensor]) -> _Line:
         """The same function along another direction."""
-        return _Line(self._forward, self._cotangents, self._leaves, direction)
+        return _Line(self._forward, self._cotangents, self.leaves, direction)
+
+    def at(self, leaves: dict[str, Tensor]) -> _Line:
+        """The same direction through another point."""
+        return _Line(self._forward, self._cotangents, leaves, self.direction)
 
     def told(self, grads: dict[str, Tensor]) -> tuple[float, float]:
         """<gradient, d>, and the size that it has when its terms have random signs."""
@@ -287,8 +292,22 @@ def _confirms(line: _Line, grads: dict[str, Tensor]) -> bool:
     return False
 
 
-def _explain(check: SelfCheck, line: _Line, others: list[_Line], grads: dict[str, Tensor]) -> None:
-    """A kink at the point is a note, an unsmooth function likewise; otherwise the gradient is wrong, input by input.
+def _beside(line: _Line, grads: dict[str, Tensor], backward) -> bool | None:
+    """Whether the gradient is right at points beside the inputs, where no tie is; None when those are no smoother."""
+    smooth = False
+    generator = torch.Generator().manual_seed(_BESIDE)
+    for _ in range(_BESIDE):
+        away = _direction(line.leaves, list(line.direction), generator)
+        moved = {n: t + _ASIDE * away[n] if n in away else t.clone() for n, t in line.leaves.items()}
+        there = line.at(moved)
+        if _confirms(there, backward(moved)):
+            return True
+        smooth = smooth or not there.bends(_STEP / 16)
+    return False if smooth else None
+
+
+def _explain(check: SelfCheck, line: _Line, others: list[_Line], grads: dict[str, Tensor], backward) -> None:
+    """A kink or tie at the point is a note, an unsmooth function likewise; otherwise the gradient is wrong.
 
     others: further directions, since the two sides of a kink may agree along one by chance.
     """
@@ -296,13 +315,18 @@ def _explain(check: SelfCheck, line: _Line, others: list[_Line], grads: dict[str
     if not all(abs(v) < float("inf") for v in (measured, told)):
         check.notes.append("the golden's gradient is not confirmed: NaN or Inf along the way")
         return
-    for bent in (o for o in (line, *others) if o.bends(_STEP / 16)):
+    beside = _beside(line, grads, backward)
+    for bent in (o for o in (line, *others) if beside is not False and o.bends(_STEP / 16)):
         h = _STEP / 128
         left, right = (bent(0.0) - bent(-h)) / h, (bent(h) - bent(0.0)) / h
         check.notes.append(f"a kink: the golden's slope is {left:.6g} on one side and {right:.6g} on the other")
         return
     if abs(line.richardson(_STEP / 4) - measured) > 1e-2 * abs(measured - told) + _RELATIVE * size:
         check.notes.append("the golden's gradient is not confirmed: differences at two step sizes disagree")
+        return
+    if beside:
+        text = f"a tie: the golden's slope is {told:.6g}, differences give {measured:.6g}; beside it they agree"
+        check.notes.append(text)
         return
     wrong = []
     for name, d in line.direction.items():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import bounds, ensemble, golden, ladder
+from . import bounds, ensemble, golden, kinks, ladder
 from .run import Material, Run, aliases, name_gradients, name_results
 from .stage import Tracer, listening
 
@@ -158,6 +158,20 @@ class References:
                 self.evaluate, self.leaves, compute=self.compute, stores=self.stores, k=RUNS, seed=self.seed,
                 dot=self.material.target.dot, nudged=self.material.nudged,
             )  # fmt: skip
+
+    @cached_property
+    def swings(self) -> dict[str, kinks.Swing]:
+        """How far each gradient jumps when inputs move by less than a rounding: several are legal at kinks and ties."""
+        self._count("plain", kinks.NUDGES)
+        inputs = {n: self.leaves[n] for n in self.material.inputs}
+        with _blaming_the_golden(), golden.default_dtype(torch.float64):
+            return kinks.swings(self.evaluate, self.leaves, inputs, self.values, bounds.unit_roundoff(self.compute))
+
+    def kink(self, name: str) -> Tensor:
+        """The elements of a gradient that lie on a kink; none of any other result."""
+        if name not in self.swings:
+            return torch.zeros(self.values[name].shape, dtype=torch.bool, device=self.values[name].device)
+        return self.swings[name].kink(self.bounded[name], self.stores.get(name, self.compute), [])
 
     @cached_property
     def honest(self) -> dict[str, Tensor]:

@@ -44,11 +44,16 @@ class Slice:
         part = self.of(copy)
         if value is None:
             generator = torch.Generator().manual_seed(session.seed + self.axis)
-            signs = torch.randint(0, 2, part.shape, generator=generator).to(part.device, part.dtype) * 2 - 1
-            part.copy_(signs * far(session.material.inputs[self.name]))
+            part.copy_(spread(part, generator) * far(session.material.inputs[self.name]))
         else:
             part.fill_(value)
         return material.with_inputs({self.name: copy})
+
+
+def spread(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Numbers of random sign between 1/2 and 1: of one and the same number a maximum would make ties."""
+    signs = torch.randint(0, 2, like.shape, generator=generator) * 2 - 1
+    return (signs * (0.5 + 0.5 * torch.rand(like.shape, generator=generator, dtype=torch.float64))).to(like.device)
 
 
 def run(session: Session) -> None:
@@ -128,7 +133,7 @@ def _second_opinion(session: Session, part: Slice, suspects: list[tuple[str, Ten
         still = tensor == first[name]
         _missing(session, part, name, silent & still, tensor, references)
         unmoved = references.values[name] == session.ref.values[name]
-        _extra(session, part, name, leaking & unmoved, "NaN")
+        _extra(session, part, name, leaking & unmoved, "NaN", references)
 
 
 def _finite(session: Session, part: Slice) -> None:
@@ -149,7 +154,7 @@ def _finite(session: Session, part: Slice) -> None:
         if bool(stepped.any()):  # at these inputs rounding may be larger than at the first ones
             now = references.bounded[name]
             stepped &= ~((tensor.double() - now.value).abs() <= SLACK * now.bound)
-            _extra(session, part, name, stepped, "a large number")
+            _extra(session, part, name, stepped, "a large number", references)
 
 
 def _missing(session: Session, part: Slice, name: str, mask: Tensor, tensor: Tensor, references: References) -> None:
@@ -163,6 +168,7 @@ def _missing(session: Session, part: Slice, name: str, mask: Tensor, tensor: Ten
         reach = _spread(references, name) + _spread(session.ref, name)
         proven |= unproven & ((now.value - before.value).abs() > reach)
     mask = mask & proven
+    mask = _off_kinks(session, name, mask, references)
     if bool(mask.any()):
         where = session.locate(name, mask)
         text = f"{part.text} has no influence on {name} ({where.text}), in the golden it has: "
@@ -181,7 +187,15 @@ def _spread(references: References, name: str) -> Tensor:
     return 16 * (out + rounding * golden.abs() + torch.finfo(torch.float32).tiny)
 
 
-def _extra(session: Session, part: Slice, name: str, mask: Tensor, what: str) -> None:
+def _off_kinks(session: Session, name: str, mask: Tensor, references: References) -> Tensor:
+    """Without the elements of a gradient at which the golden ties or kinks, before or after the change."""
+    if not name.endswith(".grad") or not bool(mask.any()):
+        return mask
+    return mask & ~session.ref.kink(name) & ~references.kink(name)
+
+
+def _extra(session: Session, part: Slice, name: str, mask: Tensor, what: str, references: References) -> None:
+    mask = _off_kinks(session, name, mask, references)
     if bool(mask.any()):
         where = session.locate(name, mask)
         text = f"{what} in {part.text} reaches {name} ({where.text}), in the golden it does not: "

@@ -22,7 +22,7 @@ from ..bounds import SLACK
 from ..reference import References
 from ..run import Material, Run
 from ..session import Session
-from .taint import Slice, nan_masks, ran, results
+from .taint import Slice, nan_masks, ran, results, spread
 
 Footprint = dict[str, Tensor]
 
@@ -75,7 +75,7 @@ def _right(name: str, y: Tensor, references: References) -> bool:
 
 
 def _changed(session: Session, slices: list[Slice]) -> Material:
-    """The inputs with these slices at +-2 rms (8 in 16 bits); a slice gets the same numbers whatever the others are."""
+    """The inputs with these slices at about 2 rms (8 in 16 bits); each has its numbers whatever the others are."""
     changed: dict[str, Tensor] = {}
     for part in slices:
         tensor = session.material.inputs[part.name]
@@ -83,11 +83,10 @@ def _changed(session: Session, slices: list[Slice]) -> Material:
             changed[part.name] = tensor.clone(memory_format=torch.contiguous_format)
         place = part.of(changed[part.name])
         generator = torch.Generator().manual_seed(session.seed + 31 * part.index + part.axis)
-        signs = torch.randint(0, 2, place.shape, generator=generator).to(place.device, torch.float64) * 2 - 1
         rms = float(tensor.double().square().mean().sqrt())
         # enough to show above the rounding of a store, and short of saturating what is not saturated
         size = (8 if tensor.dtype.itemsize == 2 else 2) * (rms if rms > 0 else 1.0)
-        place.copy_(signs * min(size, torch.finfo(tensor.dtype).max / 8))
+        place.copy_(spread(place, generator) * min(4 / 3 * size, torch.finfo(tensor.dtype).max / 8))
     return session.material.with_inputs(changed)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import ladder
 from ..reference import References
-from ..results import STATISTICAL, TargetError
+from ..results import STATISTICAL, Finding, TargetError
 from ..run import How, Material, Run
 from ..session import Ended, Session
 from . import decisions, maps
@@ -68,6 +68,11 @@ def judge(
         if name not in got and name in _expected(session, done, reference):
             got[name] = ("grad" if name.endswith(".grad") else "output", None)
     repeats = _Repeats(session, probe, repeat, change) if repeat is not None and noise else None
+
+    def look(name: str, tensor: Tensor | None, against: ladder.Reference, confirm: ladder.Confirm | None):
+        judged = ladder.judge(name, tensor, against, case=session.label, run=label, probe=probe, confirm=confirm)
+        return judged, _far_off(session, probe, label, name, tensor, against)
+
     failed = set()
     for name, (kind, tensor) in got.items():
         if name in decided or name in skip:
@@ -82,12 +87,18 @@ def judge(
         if told is not None and tensor is not None and told.shape == golden.shape:
             tensor = torch.where(told, golden.to(tensor.dtype), tensor)
         confirm = repeats.of(name, kind) if repeats is not None else None
-        judgement = ladder.judge(name, tensor, against, case=session.label, run=label, probe=probe, confirm=confirm)
+        judgement, gross = look(name, tensor, against, confirm)
+        if kind == "grad" and tensor is not None and (gross is not None or not judgement.ok):
+            tensor, excused = _other_side(session, reference, name, tensor, against)
+            if excused:
+                judgement, gross = look(name, tensor, against, confirm)
         if label != "values":
             judgement.findings = [replace(f, text=f"{f.text} ({label})") for f in judgement.findings]
         if told is not None:
             judgement.row = replace(judgement.row, max_error=math.inf, state="bad")
-        if session.absorb(judgement) or told is not None or _far_off(session, probe, label, name, tensor, against):
+        if gross is not None:
+            session.find(STATISTICAL, probe, name, gross.text, measured=gross.measured, limit=gross.limit)
+        if session.absorb(judgement) or told is not None or gross is not None:
             failed.add(name)
     if label == "values":
         session.bad |= failed
@@ -98,28 +109,42 @@ def judge(
 
 def _far_off(
     session: Session, probe: str, label: str, name: str, tensor: Tensor | None, against: ladder.Reference
-) -> bool:
+) -> Finding | None:
     """Another run's result, judged without an ensemble, where its bound is open: is it wrong by much of its size?
 
     That is, by more than GROSS of it, where the plain run's legal orders differ by a thousandth of that at most.
     """
     before = None if label == "values" or against.ensemble else session.ref.reference(name, against.kind)
     if before is None or tensor is None or probe == "scaling" or tensor.shape != against.bounded.value.shape:
-        return False
+        return None
     size = max(_rms(before.bounded.value), _rms(against.bounded.value))  # the golden may vanish in one of the two runs
     noise = max((_rms((m.double() - before.bounded.value)[before.bounded.open]) for m in before.ensemble), default=0.0)
     measured = _rms((tensor.double() - against.bounded.value)[against.bounded.open])
     if not measured > GROSS * size or noise > GROSS / 1000 * size:
-        return False
+        return None
     text = f"{name} is off by {measured / size:.3g} of its size, where legal orders of the plain run differ by "
-    session.find(STATISTICAL, probe, name, f"{text}{noise / size:.3g} ({label})", measured=measured / size, limit=GROSS)
-    return True
+    text += f"{noise / size:.3g} ({label})"
+    return Finding(STATISTICAL, probe, name, None, measured / size, GROSS, text, session.label)
 
 
 def _rms(t: Tensor) -> float:
     """Of the finite elements; 0 where there are none."""
     finite = t[torch.isfinite(t)]
     return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+
+
+def _other_side(
+    session: Session, references: References, name: str, tensor: Tensor, against: ladder.Reference
+) -> tuple[Tensor, bool]:
+    """A gradient with the golden's own in place of what another convention at ties and kinks explains."""
+    golden, swing = against.bounded, references.swings.get(name)
+    if swing is None or tensor.shape != golden.value.shape:
+        return tensor, False
+    mask = swing.excuses(tensor.double(), golden, against.store, against.ensemble)
+    if bool(mask.any()):
+        text = f"{int(mask.sum())} of {mask.numel()} elements of {name} lie where the golden has a tie or a kink"
+        session.note("tie", name, f"{text}; there its gradient is one of several, and the candidate's is another")
+    return torch.where(mask, golden.value.to(tensor.dtype), tensor), bool(mask.any())
 
 
 def _told(session: Session, done: Run, name: str) -> Tensor | None:

@@ -1,0 +1,198 @@
+"""At ties and kinks several gradients are right; off them one is, and what is far from all of them is wrong."""
+
+import pytest
+import torch
+
+from assay.kernels import target, texts
+from goldsmith import assay
+from goldsmith.assay.bounds import running_bounds
+
+
+class Chosen(torch.autograd.Function):
+    """The maximum of every row; `gets(tied)` says which of the elements that tie get its gradient."""
+
+    @staticmethod
+    def forward(ctx, x, gets):
+        y = x.amax(-1, keepdim=True)
+        ctx.save_for_backward(gets((x == y) | (x != x)).to(x.dtype))
+        return y.squeeze(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        (share,) = ctx.saved_tensors
+        return g.unsqueeze(-1) * share, None
+
+
+def first(tied):
+    return tied & (tied.cumsum(-1) == 1)
+
+
+def last(tied):
+    return first(tied.flip(-1)).flip(-1)
+
+
+def equal(tied):
+    return tied / tied.sum(-1, keepdim=True)
+
+
+@assay.case(levels=[4, 1000000])
+def levels(make, levels):
+    return {"x": make.tied(13, 40, levels=levels)}
+
+
+def maxima(gets, golden):
+    return target(lambda x: Chosen.apply(x, gets), golden, levels, backward="auto")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_golden_whose_median_ties_is_no_golden_at_fault(seed):
+    @assay.case(T=[7])
+    def tied(make, T):
+        return {"x": make.tied(T, 31, levels=3)}
+
+    def median(x):
+        return x.median(-1).values
+
+    assert assay.check(target(median, median, tied), seed=seed, probes="values").ok
+
+
+def test_ties_hide_no_golden_whose_gradient_is_wrong():
+    @assay.case(T=[7])
+    def tied(make, T):
+        return {"x": make.tied(T, 31, levels=3)}
+
+    golden = lambda x: x.median(-1).values + gate(torch.sin, lambda x: 1.01 * torch.cos(x))(x).sum(-1)  # noqa: E731
+    report = assay.check(target(golden, golden, tied, backward="auto"), probes="values", raises=False)
+    assert report.verdict == "reference_fault" and "disagrees with central differences" in texts(report)[0]
+
+
+GOLDENS = {"amax": lambda x: x.amax(-1), "max": lambda x: x.max(-1).values, "topk": lambda x: x.topk(1).values[..., 0]}
+
+
+@pytest.mark.parametrize("gets", [first, last, equal])
+@pytest.mark.parametrize("golden", GOLDENS)
+def test_whoever_of_equal_elements_gets_the_gradient_is_right(golden, gets):
+    report = assay.check(maxima(gets, GOLDENS[golden]))
+    assert {n.case for n in report.notes if n.id == "tie"} <= {"levels[levels=4]"}
+
+
+def test_the_note_says_where_another_choice_was_made():
+    report = assay.check(maxima(last, GOLDENS["amax"]), "levels[levels=4]", probes="values")
+    (note,) = [n for n in report.notes if n.id == "tie"]
+    assert note.tensor == "x.grad" and "of 520 elements of x.grad lie where the golden has a tie or a kink" in note.text
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda tied: first(tied) * 7.0, lambda tied: first(tied).roll(1, -1), lambda tied: first(tied) * -1.0]
+)
+def test_what_no_choice_explains_is_wrong(wrong):
+    report = assay.check(maxima(wrong, GOLDENS["amax"]), levels[1], probes="values", raises=False)
+    assert [f.tensor for f in report.findings] == ["x.grad"] and report.findings[0].rung == "CERTAIN"
+
+
+def test_what_lies_beside_the_ties_is_judged_as_ever():
+    shifted = maxima(lambda tied: first(tied).roll(1, -1), GOLDENS["amax"])
+    report = assay.check(shifted, levels[0], probes="values", raises=False)
+    assert [f.tensor for f in report.findings] == ["x.grad"] and report.findings[0].rung == "CERTAIN"
+
+
+def test_a_pool_of_nothing_but_zeros_may_give_its_gradient_to_any_of_them():
+    @assay.case(T=[5])
+    def zeros(make, T):
+        return {"x": torch.relu(make.normal(T, 30) - 1.5)}
+
+    def pooled(x):
+        return Chosen.apply(x.unfold(-1, 5, 2), last)
+
+    assert assay.check(target(pooled, lambda x: torch.nn.functional.max_pool1d(x, 5, 2), zeros, backward="auto")).ok
+
+
+def gate(f, slope):
+    class Gate(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(slope(x).to(x.dtype))
+            return f(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.saved_tensors[0]
+
+    return Gate.apply
+
+
+@assay.case(T=[13])
+def with_zeros(make, T):
+    x = make.normal(T, 24)
+    return {"x": torch.where(x.abs() < 0.5, 0.0, x)}
+
+
+GATES = {
+    "relu open": (torch.relu, lambda x: x >= 0),
+    "relu shut": (torch.relu, lambda x: x > 0),
+    "abs": (torch.abs, lambda x: torch.where(x < 0, -1.0, 1.0)),
+    "clamp shut": (lambda x: x.clamp(0, 1), lambda x: (x > 0) & (x < 1)),
+    "clamp open": (lambda x: x.clamp(0, 1), lambda x: (x >= 0) & (x <= 1)),
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_a_gate_on_its_kink_may_be_open_or_shut(name):
+    f, slope = GATES[name]
+    assert assay.check(target(gate(f, slope), f, with_zeros, backward="auto")).ok
+
+
+def test_a_gate_that_is_open_below_its_kink_is_wrong():
+    leaking = gate(torch.relu, lambda x: x > -1.0)
+    report = assay.check(target(leaking, torch.relu, with_zeros, backward="auto"), probes="values", raises=False)
+    assert [f.rung for f in report.findings] == ["CERTAIN"] and report.findings[0].tensor == "x.grad"
+
+
+def test_gates_that_are_added_up_behind_a_product_are_left_alone():
+    @assay.case(T=[13])
+    def sparse(make, T):
+        return {"a": torch.where(make.normal(T, 4).abs() < 1, 0.0, make.normal(T, 4)), "b": make.normal(4, 9)}
+
+    gated = gate(torch.relu, lambda x: x >= 0)
+    assert assay.check(target(lambda a, b: gated(a @ b), lambda a, b: torch.relu(a @ b), sparse, backward="auto")).ok
+
+
+def test_a_maximum_over_windows_is_left_alone_by_the_slices_that_the_taint_probe_changes():
+    @assay.case(T=[4], D=[9])
+    def rows(make, T, D):
+        return {"x": make.normal(T, 3, D)}
+
+    def pooled(x):
+        return Chosen.apply(x.unfold(-1, 3, 1), last)
+
+    golden = lambda x: torch.nn.functional.max_pool1d(x, 3, 1)  # noqa: E731
+    assert assay.check(target(pooled, golden, rows, backward="auto"), probes=("taint", "scaling")).ok
+
+
+def test_a_maximum_that_does_not_look_at_its_last_column_shows_where_that_is_the_smallest():
+    @assay.case(T=[4], D=[9])
+    def rows(make, T, D):
+        return {"x": torch.cat([make.normal(T, D - 1), make.full(T, 1, value=-50.0)], 1)}
+
+    report = assay.check(target(lambda x: x[:, :8].amax(1), lambda x: x.amax(1), rows), probes="taint", raises=False)
+    assert any("x[axis D = 8] has no influence on y" in t for t in texts(report, "taint"))
+
+
+@pytest.mark.parametrize(
+    "choose", [lambda x: x.sort(0).values[1], lambda x: x.kthvalue(2, 0).values, lambda x: x.median(0).values,
+               lambda x: x.max(0).values, lambda x: x.topk(2, 0).values[0]],
+)  # fmt: skip
+def test_which_element_is_chosen_is_uncertain_among_those_that_rounding_cannot_tell_apart(choose):
+    generator = torch.Generator().manual_seed(0)
+    apart = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    weight = 1 + torch.rand(3, 5, generator=generator, dtype=torch.float64)
+
+    def fn(leaves):
+        x = leaves["x"].requires_grad_()
+        y = choose(x * weight)
+        return {"y": y, "x.grad": torch.autograd.grad(y.sum(), x)[0]}
+
+    for x, known in ((apart, True), (1 / weight, False)):  # 1 / weight * weight: equal, but for a rounding
+        found = running_bounds(fn, {"x": x.float().double()}, compute=torch.float32, stores={})
+        assert not bool(found["y"].open.any()) and not found["y"].notes
+        assert bool(found["x.grad"].open.any()) != known
