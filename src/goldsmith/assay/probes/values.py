@@ -69,7 +69,9 @@ def judge(
             got[name] = ("grad" if name.endswith(".grad") else "output", None)
     repeats = _Repeats(session, probe, repeat, change) if repeat is not None and noise else None
 
-    def look(name: str, tensor: Tensor | None, against: ladder.Reference, confirm: ladder.Confirm | None):
+    def look(
+        name: str, tensor: Tensor | None, against: ladder.Reference, confirm: ladder.Confirm | None
+    ) -> tuple[ladder.Judgement, Finding | None]:
         judged = ladder.judge(name, tensor, against, case=session.label, run=label, probe=probe, confirm=confirm)
         return judged, _far_off(session, probe, label, name, tensor, against)
 
