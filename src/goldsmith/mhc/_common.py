@@ -24,6 +24,9 @@ ORIENTATIONS = ("in_out", "out_in")
 PRE_GRADIENT_STAGES = ("dh_pre", "dh_post", "dlogits", "dm", "projection", "rms", "collapse")
 MIX_GRADIENTS = ("dx", "dphi", "dalpha", "dbias", "dgamma")
 POST_GRADIENTS = ("dx_post", "df", "dh_post", "dh_res")
+PRE_OPTIONS = (
+    "float rms_eps, float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn"
+)
 MOST_ITERATIONS = 2**31 - 1  # what an int32 of a kernel counts
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 

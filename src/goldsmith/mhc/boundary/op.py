@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import POST_GRADIENTS, check_post, check_pre
+from .._common import POST_GRADIENTS, PRE_OPTIONS, check_post, check_pre
 from ..pre.op import fake as fake_pre
 
 BOUNDARY = Op(
     "mhc.boundary",
     schema="(Tensor x, Tensor f, Tensor h_post, Tensor h_res, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, "
-    "float rms_eps, float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn, "
-    "str orientation) "
+    f"{PRE_OPTIONS}, str orientation) "
     "-> (Tensor x_next, Tensor h_in, Tensor h_post_next, Tensor h_res_next, Tensor inv_rms, Tensor h_mix)",
     saved=("inv_rms", "h_mix"),
     residuals=("x", "f", "h_post", "h_res", "phi", "alpha", "bias", "gamma", "x_next", "inv_rms", "h_mix"),

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import MIX_GRADIENTS, check_pre, rows, wide
+from .._common import MIX_GRADIENTS, PRE_OPTIONS, check_pre, rows, wide
 
 COEFFICIENTS = Op(
     "mhc.coefficients",
-    schema="(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, float rms_eps, float pre_eps, "
-    "float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn) "
+    schema=f"(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, {PRE_OPTIONS}) "
     "-> (Tensor h_pre, Tensor h_post, Tensor h_res, Tensor inv_rms, Tensor h_mix)",
     saved=("inv_rms", "h_mix"),
     package=__package__,

@@ -7,6 +7,7 @@ from typing import Any
 from ...assay.case import Make
 from .._cases import DERIVATIVE_SEGMENTS, bench, named, pre_inputs
 from .._common import wide
+from .._joint_cases import JOINT_CASES
 from ..coefficients import reference as coefficients
 
 
@@ -43,35 +44,14 @@ def gradients(
     }
 
 
-CASES = named(
-    gradients,
-    {
-        "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "zero parameter gradients of the right shape"),
-        "one_token": ({"T": 1, "n": 4, "dim": 64, "iterations": 3}, "the sums over tokens have one term"),
-        "published": ({"T": 3, "n": 4, "dim": 64, "gamma": False, "std": 1.28}, "DeepSeek's form"),
-        "out_in": ({"T": 3, "n": 4, "dim": 7, "orientation": "out_in", "iterations": 3}, "the other orientation"),
-        "odd_dim": ({"T": 2, "n": 4, "dim": 65, "iterations": 2}, "one past a power of two"),
-        "one_channel": ({"T": 3, "n": 4, "dim": 1, "iterations": 2}, "a block over dim that is almost all mask"),
-        "two_slices": ({"T": 2, "n": 1, "dim": 515, "iterations": 1}, "one slice of the sum is almost all mask"),
-        "two_blocks": ({"T": 67, "n": 2, "dim": 3, "iterations": 2}, "more tokens than a block of any kernel holds"),
-        "one_stream": ({"T": 2, "n": 1, "dim": 5, "iterations": 2}, "softmax of one number: dL is 0"),
-        "three_streams": (
-            {"T": 3, "n": 3, "dim": 5, "std": 3.0, "sinkhorn_eps": 1e-2, "iterations": 3},
-            "n and M = 15 are no powers of two",
-        ),
-        "two_streams": ({"T": 3, "n": 2, "dim": 5, "iterations": 2, "diagonal": 4.0}, "half way to the identity"),
-        "eight_streams": ({"T": 2, "n": 8, "dim": 5, "std": 0.5, "iterations": 2}, "M = 80"),
-        "large_logits": ({"T": 2, "n": 4, "dim": 5, "std": 10.0}, "Sinkhorn far from converged; softmax saturated"),
-        "near_identity": ({"T": 2, "n": 4, "dim": 5, "std": 0.5, "diagonal": 8.0}, "the trained state"),
-        "only_h_in": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("h_in",)}, "x_next was not used"),
-        "only_x_next": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("x_next",)}, "frozen layer"),
-        "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "dim": 5, "iterations": 2}, "leading dimensions"),
-        "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than any one block"),
-        "usual_width": ({"T": 129, "n": 4, "dim": 4096, "std": 1.28}, "the width that is usual in training"),
-        "wide": ({"T": 33, "n": 4, "dim": 7168, "std": 2.56}, "DeepSeek's widest K"),
-    },
-    every_probe=("three_streams",),
-)
+OWN_CASES = {
+    "odd_dim": ({"T": 2, "n": 4, "dim": 65, "iterations": 2}, "one past a power of two"),
+    "two_blocks": ({"T": 67, "n": 2, "dim": 3, "iterations": 2}, "more tokens than a block of any kernel holds"),
+    "only_h_in": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("h_in",)}, "x_next was not used"),
+    "only_x_next": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("x_next",)}, "frozen layer"),
+}
+
+CASES = named(gradients, JOINT_CASES | OWN_CASES, every_probe=("three_streams",))
 
 SEGMENTS = DERIVATIVE_SEGMENTS
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import MIX_GRADIENTS, PRE_GRADIENT_STAGES, check_pre, rows, wide
+from .._common import MIX_GRADIENTS, PRE_GRADIENT_STAGES, PRE_OPTIONS, check_pre, rows, wide
 
 PRE = Op(
     "mhc.pre",
-    schema="(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, float rms_eps, float pre_eps, "
-    "float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn) "
+    schema=f"(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, {PRE_OPTIONS}) "
     "-> (Tensor h_in, Tensor h_post, Tensor h_res, Tensor inv_rms, Tensor h_mix)",
     saved=("inv_rms", "h_mix"),
     package=__package__,
