@@ -22,7 +22,7 @@ _ID = re.compile(r"[MG]\d\d[a-z]?")
 _HOST_KEYS = {"name", "about", "backends", "held_out", "package", "cases"}
 _FAULT_KEYS = {
     "id", "backend", "what", "file", "edit", "verdict", "stages", "causes", "params", "cases", "note", "equivalent",
-    "amended", "dtype",
+    "amended", "dtype", "together",
 }  # fmt: skip
 
 
@@ -60,6 +60,8 @@ class Fault:
     note        id of the note that must be there instead of an accusation
     equivalent  why no golden can tell it from the right kernel; listed then, not counted
     amended     why the truth was changed after a run (only when it was demonstrably wrong)
+    dtype       of the inputs, where it is not the host's own
+    together    it shows only in a case after another one: all cases are examined in one row
     """
 
     id: str
@@ -77,6 +79,7 @@ class Fault:
     equivalent: str = ""
     amended: str = ""
     dtype: str = ""
+    together: bool = False
 
     @property
     def key(self) -> str:
@@ -130,7 +133,7 @@ def _fault(path: Path, host: Host, entry: dict[str, Any]) -> Fault:
     fault = Fault(
         id=entry["id"], host=host, backend=backend, what=entry["what"],
         file=entry.get("file", host.backends[backend]), edits=edits, verdict=entry.get("verdict", "fail"),
-        params=entry.get("params", {}),
+        params=entry.get("params", {}), together=entry.get("together", False),
         **{k: tuple(entry.get(k, ())) for k in ("stages", "causes", "cases")},
         **{k: entry.get(k, "") for k in ("note", "equivalent", "amended", "dtype")},
     )  # fmt: skip

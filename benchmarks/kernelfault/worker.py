@@ -19,6 +19,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 BUDGET = 60.0
+TOGETHER = "all cases"
 
 
 def main() -> int:
@@ -56,6 +57,8 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
 
     make = loading.factory(host, job["backend"], path)
     cases = list(fault.cases if fault is not None and fault.cases else cases_of(make))
+    if fault is not None and fault.together:
+        cases = [TOGETHER]
     for seed, case in itertools.product(range(job["seeds"]), cases[:1] if job["quick"] else cases):
         if (case, seed) in done:
             continue
@@ -64,7 +67,7 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
             row["fault"] = fault.key
         yield {"begin": row}
         row |= examine(make, case, seed, fault.dtype) if fault is not None else twin(make, case, seed)
-        if job["baselines"]:
+        if job["baselines"] and case != TOGETHER:
             import baselines
 
             op = loading.operator(host) if host.package else None
@@ -92,7 +95,8 @@ def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "") -> d
     from goldsmith.assay.diagnosis.diagnosis import diagnose
 
     started = time.perf_counter()
-    found = diagnose(make(), case, dtype=getattr(torch, dtype) if dtype else None, seed=seed, budget_s=BUDGET)
+    one = None if case == TOGETHER else case
+    found = diagnose(make(), one, dtype=getattr(torch, dtype) if dtype else None, seed=seed, budget_s=BUDGET)
     raw = {}
     if found.evidence is not None and found.verdict == "fail":
         raw = {id: round(match.score, 4) for id, match in rules.matches(found.evidence).items()}
@@ -104,7 +108,7 @@ def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "") -> d
         "sentences": found.causes[0].evidence[:3] if found.causes else [],
         "findings": _findings(found.report),
         "notes": sorted({n.id for n in found.report.notes}),
-        "sizes": _sizes(make, case),
+        "sizes": _sizes(make, one or found.case["name"]),
         "small": _plain(dict(found.case.get("sizes", {}))),
         "seconds": round(time.perf_counter() - started, 3),
         "partial": found.partial,

@@ -11,7 +11,7 @@ from repo.tree import ROOT
 KERNELFAULT = ROOT / "benchmarks" / "kernelfault"
 sys.path.insert(0, str(KERNELFAULT))
 
-import catalogue  # noqa: E402
+import catalogue
 
 FAULTS = catalogue.faults()
 
