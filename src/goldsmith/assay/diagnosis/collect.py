@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,8 +21,11 @@ from .fits import fit
 from .influence import influence
 from .isolate import Isolation, isolate, named
 from .runs import facts
+from .whatif import explain
+from .whatif.engine import seconds
 
 Result = TypeVar("Result")
+_WHAT_IF = 6.0  # seconds, at most, for changed goldens
 _MEMORY = (
     ("guard", " bytes written ", "overrun"),
     ("guard", "", "stray_read"),
@@ -60,11 +64,13 @@ class Depth:
     repeats    of the same call
     runs       names of other runs must begin so; None: all of them; (): none
     influence  the "input[axis]" to look at; None: all of them; (): none
+    whatif     changed goldens of these causes are tried; None: of all
     """
 
     repeats: int = 3
     runs: tuple[str, ...] | None = None
     influence: tuple[str, ...] | None = None
+    whatif: frozenset[str] | None = None
 
 
 def collect(
@@ -83,7 +89,10 @@ def collect(
     evidence.stages, evidence.first_wrong = table.stages, table.first_wrong or first.tensor
     if table.first_wrong is not None:
         _step(evidence, "fits", lambda: _first_wrong(session, evidence, table))
-    evidence.other = _others(session, table.own or session.first, evidence.tensor)
+    own = table.own or session.first
+    evidence.other = _others(session, own, evidence.tensor)
+    if depth.whatif != frozenset() and not spent() and table.first_wrong in named(own):
+        _step(evidence, "whatif", lambda: _what_if(session, evidence, own, depth.whatif, spent))
     if not spent():
         _step(
             evidence,
@@ -139,6 +148,15 @@ def _first_wrong(session: Session, evidence: Evidence, table: Isolation) -> None
     evidence.fits, evidence.ratios, evidence.permutations = found.fits, found.ratios, found.patterns
 
 
+def _what_if(
+    session: Session, evidence: Evidence, own: Run, causes: frozenset[str] | None, spent: Callable[[], bool]
+) -> None:
+    got = named(own)[evidence.tensor][1]
+    if got is not None:
+        limit = seconds(time.perf_counter(), _WHAT_IF)
+        evidence.whatif = explain(session, evidence.tensor, got, own, causes=causes, spent=lambda: spent() or limit())
+
+
 def _location(got: Tensor, against: ladder.Reference) -> Location | None:
     bounded = against.bounded
     if got.shape != bounded.value.shape:
@@ -174,6 +192,7 @@ def described(session: Session) -> dict[str, Any]:
     return {
         "name": session.case.name,
         "sizes": dict(session.material.sizes),
+        "shapes": {n: list(t.shape) for n, t in inputs.items()},
         "seed": session.seed,
         "dtype": str(session.dtype).removeprefix("torch."),
         "device": str(session.device),

@@ -139,6 +139,28 @@ class Influence:
 
 
 @dataclass(frozen=True)
+class WhatIf:
+    """A change of the golden that makes what the candidate made.
+
+    cause    the id that such a change is of; text: what was changed
+    match    share of the error's squares that is gone; exact: every element is the candidate's, within rounding
+    whole    the change explains the whole tensor; otherwise the wrong part alone, and the golden the rest
+    others   share of the candidate's other results that it makes as well
+    prior    how common such a mistake is, among the changes that were tried
+    """
+
+    cause: str
+    text: str
+    tensor: str
+    match: float
+    exact: bool
+    params: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = True
+    others: float = 1.0
+    prior: float = 0.5
+
+
+@dataclass(frozen=True)
 class MemoryFact:
     """Something done to memory.
 
@@ -157,6 +179,7 @@ class Evidence:
 
     tensor, golden, got   the first wrong tensor, both float64 (None when the candidate gave none)
     other                 results of the same run by name, candidate and golden: (got, golden), float64
+    whatif                changes of the golden that make the tensor, the best first
     runs                  by name: "second_call", "other_inputs", "back", "backward_twice", "repeat 1", "one thread",
                           "layout transposed(x)", "scale 2^12", ...
     scalars, sizes        of the case; both may name causes
@@ -177,6 +200,7 @@ class Evidence:
     runs: dict[str, RunFact] = field(default_factory=dict)
     influence: dict[str, Influence] = field(default_factory=dict)
     memory: list[MemoryFact] = field(default_factory=list)
+    whatif: list[WhatIf] = field(default_factory=list)
     error: str | None = None
     other: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     scalars: dict[str, Any] = field(default_factory=dict)

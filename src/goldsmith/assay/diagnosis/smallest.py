@@ -76,15 +76,17 @@ def depth(evidence: Evidence, cause: str) -> Depth:
         found = rank(replace(evidence, **less))  # type: ignore[arg-type]
         return bool(found) and found[0].id == cause
 
-    moved = tuple(evidence.influence)
+    moved, made = tuple(evidence.influence), frozenset([cause])
+    if enough(runs={}, influence={}, whatif=[]):
+        return Depth(runs=(), influence=(), whatif=frozenset())
     if enough(runs={}, influence={}):
-        return Depth(runs=(), influence=())
-    if enough(runs={}):
-        return Depth(runs=(), influence=moved)
+        return Depth(runs=(), influence=(), whatif=made)
+    if enough(runs={}, whatif=[]):
+        return Depth(runs=(), influence=moved, whatif=frozenset())
     for group in _GROUPS:
         some = {n: f for n, f in evidence.runs.items() if n.startswith(group)}
-        if some and enough(runs=some, influence={}):
-            return Depth(runs=group, influence=())
-    if enough(influence={}):
-        return Depth(influence=())
-    return Depth(influence=moved)
+        if some and enough(runs=some, influence={}, whatif=[]):
+            return Depth(runs=group, influence=(), whatif=frozenset())
+    if enough(influence={}, whatif=[]):
+        return Depth(influence=(), whatif=frozenset())
+    return Depth(influence=moved, whatif=made)

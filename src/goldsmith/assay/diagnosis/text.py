@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..bounds import SLACK
-from ..results import PASS, REFERENCE_FAULT, ErrorMap
+from ..results import PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap
+from ..text import headline as report_headline
 from .evidence import StageState
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ SHOWN_CAUSES, SHOWN_SENTENCES = 5, 6
 ROWS, COLUMNS = 8, 64  # of the map
 
 
-def render(found: Diagnosis) -> str:
-    """The whole diagnosis as text; the report itself is printed by `report`."""
+def render(found: Diagnosis, command: str = "") -> str:
+    """The whole diagnosis as text; the report itself is printed by `report`. command: what replays the bundle."""
     parts = [_wrapped(headline(found), 6)]
     if found.causes:
         best = found.causes[0]
@@ -43,7 +44,7 @@ def render(found: Diagnosis) -> str:
     if found.case:
         parts.append(_wrapped(_case(found), 6))
     if found.bundle is not None:
-        command = f"goldsmith diagnose {found.report.target or 'TARGET'} --replay {found.bundle}"
+        command = command or f"goldsmith diagnose {found.report.target or 'TARGET'} --replay {found.bundle}"
         parts.append(f"Bundle  {found.bundle}\n        {command}")
     tail = f"{found.seconds:.2f} s" + (f"; partial: {found.partial}" if found.partial else "")
     return "\n\n".join([*parts, tail]) + "\n"
@@ -54,6 +55,8 @@ def headline(found: Diagnosis) -> str:
     name = found.report.target or "the target"
     if found.verdict == PASS:
         return f"PASS  {name}: nothing wrong was found"
+    if found.verdict == UNJUDGED:
+        return report_headline(found.report)
     if found.verdict == REFERENCE_FAULT:
         text = found.causes[0].evidence[0] if found.causes and found.causes[0].evidence else "the golden is at fault"
         return f"REFERENCE FAULT  {name} is not accused: {text}"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..evidence import Evidence
-from . import memory, parts, places, reductions, state, terms, values, written
+from . import changed, memory, parts, places, reductions, state, terms, values, written
 from .reading import Match, Reading
 
 Rule = Callable[[Reading], Match | None]
@@ -132,4 +132,4 @@ def matches(evidence: Evidence) -> dict[str, Match]:
             continue
         if match is not None:
             found[id] = match
-    return found
+    return changed.merged(evidence, found)

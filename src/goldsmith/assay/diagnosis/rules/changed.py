@@ -1,0 +1,55 @@
+"""What the changed goldens say: the strongest evidence that there is, since a change makes the very numbers."""
+
+from __future__ import annotations
+
+from ..evidence import Evidence, WhatIf
+from .reading import Match
+
+_BEST, _PART, _NEAR = 0.97, 0.85, 0.75
+_CAP = 0.8  # of what rests on the look of the numbers alone, beside a change that makes them
+_LOOKS = frozenset(
+    """truncated_reduction off_by_one wrong_mask wrong_axis overwritten_accumulator lost_update missing_rescale
+    low_precision_accumulation missing_term repeated_term sign_flip wrong_factor scale_bias transposed permuted shifted
+    wrong_stride swapped_results wrong_format missing_partition mask_shift single_element absolute_eps overflow
+    wrong_saved_tensor invalid_index truncating_store index_overflow missing_max_shift dropout_mismatch""".split()
+)
+
+
+def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
+    """The rules' matches with those of the changes: a change that makes every number outranks a look at them."""
+    if not evidence.whatif:
+        return found
+    best = evidence.whatif[0]
+    out = dict(found)
+    if best.exact and best.whole:
+        named = {w.cause for w in evidence.whatif}
+        out = {
+            id: Match(min(m.score, _CAP), m.sentences, m.params) if id in _LOOKS - named and not _simple(id, m) else m
+            for id, m in out.items()
+        }
+    for what in reversed(evidence.whatif):
+        match = _match(what, best, evidence.whatif)
+        before = out.get(what.cause)
+        if before is not None and before.score > match.score:
+            match = Match(before.score, (*before.sentences, match.sentences[0]), {**match.params, **before.params})
+        elif before is not None and what.cause in found:
+            match = Match(match.score, (*match.sentences, *before.sentences[:2]), {**before.params, **match.params})
+        out[what.cause] = match
+    return out
+
+
+def _simple(id: str, match: Match) -> bool:
+    """A rearrangement or a ratio of the whole tensor is as exact, and simpler than a change inside."""
+    return match.score >= 0.95 and id in ("transposed", "permuted", "shifted", "swapped_results", "repeated_term")
+
+
+def _match(what: WhatIf, best: WhatIf, all: list[WhatIf]) -> Match:
+    score = (
+        (_NEAR if not what.exact else _BEST if what.whole else _PART)
+        - 0.3 * max(0.0, best.prior - what.prior)
+        - 0.02 * (1 - what.others)
+    )
+    said = f"the golden makes this {what.tensor} when {what.text} (R^2 {what.match:.6f})"
+    also = [w.text for w in all if w is not what and w.cause == what.cause]
+    sentences = (said, f"cannot be told from: {'; '.join(also[:3])}") if also else (said,)
+    return Match(score, sentences, {**what.params, "also": also[:6]})

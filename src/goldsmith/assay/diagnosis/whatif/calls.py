@@ -1,0 +1,229 @@
+"""What the golden does, operator by operator, and what a change of one of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Key = str | int  # a leaf's name, or the index of the operator that made a tensor
+Changed = Callable[[Any, tuple, dict], Any]  # (func, args, kwargs) -> what the operator returns instead
+
+
+@dataclass
+class Call:
+    """One operator of the golden's run, with its operands and what they are called."""
+
+    index: int
+    name: str
+    args: tuple
+    kwargs: dict[str, Any]
+    out: Any
+    operands: tuple[str, ...]  # of the tensors among args, in their order
+    backward: bool
+    made: tuple[Key, ...] = ()  # who made those tensors
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [a for a in self.args if isinstance(a, Tensor)]
+
+    @property
+    def said(self) -> str:
+        """`x * inv_rms`, `sum(x)`"""
+        return _said(self.name, self.operands, self.args)
+
+    def operand(self, i: int) -> str:
+        """The name of the i-th argument; "" where it has none."""
+        at = sum(isinstance(a, Tensor) for a in self.args[:i])
+        return self.operands[at] if i < len(self.args) and isinstance(self.args[i], Tensor) else str(self.args[i])
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing to try.
+
+    at       index of the operator; -1: the golden's leaves are changed instead
+    change   what the operator returns (of func, args, kwargs); with `free`, of a number first: the one that fits best
+             is sought, from `free` on
+    leaves   for at = -1: input or output gradient -> what it is instead
+    prior    how common the mistake is: of two that explain the same, the higher one comes first
+    wrap     "around" or "clamp": what becomes of indices out of range, which the golden's own never are
+    saved    (what, by): the backward reads the second of two forward tensors where the golden reads the first
+    """
+
+    cause: str
+    text: str
+    at: int
+    change: Callable[..., Any] | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    prior: float = 0.5
+    free: float | None = None
+    leaves: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
+    wrap: str = ""
+    saved: tuple[Key, Key] | None = None
+
+
+class Listening(TorchDispatchMode):
+    """Counts the operators of a run, records them when asked to, and changes some."""
+
+    def __init__(
+        self, changes: Mapping[int, Changed] | None = None, *, wrap: str = "", saved: tuple[Key, Key] | None = None
+    ):
+        super().__init__()
+        self.changes, self.wrap, self.saved = dict(changes or {}), wrap, saved
+        self.count = 0
+        self.backward = False
+        self.calls: list[Call] | None = None
+        self.names: dict[int, str] = {}  # storage -> what it is called
+        self.keys: dict[int, Key] = {}  # storage -> who made it
+        self.held: dict[Key, Tensor] = {}
+        self.alive: list[Any] = []  # so that no storage's address is used again
+
+    def record(self) -> Listening:
+        self.calls = []
+        return self
+
+    @property
+    def follows(self) -> bool:
+        return self.calls is not None or self.saved is not None
+
+    def call_it(self, tensor: Tensor, name: str, *, leaf: bool = False) -> None:
+        """A tensor of that storage is called so from now on."""
+        if self.follows and tensor.numel():
+            place = tensor.untyped_storage().data_ptr()
+            self.names[place] = name
+            self.alive.append(tensor)
+            if leaf:
+                self.keys[place], self.held[name] = name, tensor.detach()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        index, self.count = self.count, self.count + 1
+        if self.wrap:
+            args = _within(func, args, self.wrap)
+        if self.saved is not None and self.backward:
+            args = tuple(self._instead(a) for a in args)
+        change = self.changes.get(index)
+        if not self.follows:
+            out = func(*args, **kwargs) if change is None else change(func, args, kwargs)
+            self.alive.append(out)  # as when recording: torch detaches what a factory made and another still holds
+            return out
+        before = tuple(a.clone() if isinstance(a, Tensor) else a for a in args) if _writes(func) else args
+        out = func(*args, **kwargs)
+        self._followed(func, index, before, args, kwargs, out)
+        return out
+
+    def _instead(self, a: Any) -> Any:
+        what, by = self.saved or ("", "")
+        if not isinstance(a, Tensor) or not a.numel() or self.keys.get(a.untyped_storage().data_ptr()) != what:
+            return a
+        new = self.held.get(by)
+        return new if new is not None and a.shape == new.shape == self.held[what].shape else a
+
+    def _followed(self, func: Any, index: int, before: tuple, args: tuple, kwargs: dict, out: Any) -> None:
+        name = func._schema.name.split("::")[1]
+        operands = tuple(self._name(a) for a in args if isinstance(a, Tensor))
+        if self.calls is not None:
+            made = tuple(self._key(a) for a in args if isinstance(a, Tensor))
+            self.calls.append(Call(index, name, before, kwargs, out, operands, self.backward, made))
+        self.alive.append((args, out))
+        if isinstance(out, Tensor) and out.numel():
+            place = out.untyped_storage().data_ptr()
+            if place not in self.keys:
+                self.keys[place] = index
+                if not self.backward:
+                    self.held[index] = out  # no operator here: it would be counted
+            self.names.setdefault(place, _said(name, operands, args))
+
+    def _name(self, tensor: Tensor) -> str:
+        return self.names.get(tensor.untyped_storage().data_ptr(), "") if tensor.numel() else ""
+
+    def _key(self, tensor: Tensor) -> Key:
+        return self.keys.get(tensor.untyped_storage().data_ptr(), -1) if tensor.numel() else -1
+
+
+_SIGNS = {"mul": "*", "div": "/", "add": "+", "sub": "-", "mm": "@", "bmm": "@"}
+_LONG = 36
+
+
+def _said(name: str, operands: tuple[str, ...], args: tuple) -> str:
+    """A short expression: `x * inv_rms`, `sum(...)`."""
+    parts = list(operands)
+    if len(args) > 1 and len(parts) == 1 and isinstance(args[1], int | float) and name in _SIGNS:
+        parts.append(f"{args[1]:g}")
+    sign = _SIGNS.get(name.rstrip("_"))
+    if sign and len(parts) == 2:
+        text = f" {sign} ".join(f"({p})" if " " in p and not p.endswith(")") else p for p in parts)
+    else:
+        text = f"{name.strip('_')}({', '.join(p for p in parts if p)})"
+    return text if len(text) <= _LONG else f"{name.strip('_')}(...)"
+
+
+def _within(func: Any, args: tuple, how: str) -> tuple:
+    """The arguments with every index put into its range."""
+    name = func._schema.name.split("::")[1].rstrip("_")
+
+    def inside(i: Any, n: int) -> Any:
+        if not whole(i) or not n:
+            return i
+        return i % n if how == "around" else i.clamp(0, n - 1)
+
+    if name in ("index_add", "index_select", "gather", "scatter_add", "scatter", "index_copy") and len(args) > 2:
+        return replaced(args, 2, inside(args[2], args[0].shape[args[1]] if args[0].dim() else 0))
+    if name in ("index", "index_put"):
+        new = [inside(i, args[0].shape[d]) if isinstance(i, Tensor) else i for d, i in enumerate(args[1])]
+        return replaced(args, 1, new)
+    return args
+
+
+def _writes(func: Any) -> bool:
+    return bool(func._schema.is_mutable)
+
+
+def moved(change: Callable[..., Tensor]) -> Changed:
+    """The operator's result, changed."""
+
+    def run(func: Any, args: tuple, kwargs: dict) -> Any:
+        out = func(*args, **kwargs)
+        if not isinstance(out, Tensor):
+            return out
+        new = change(out)
+        return out.copy_(new) if _writes(func) else new
+
+    return run
+
+
+def given(change: Callable[..., tuple]) -> Changed:
+    """The operator on other arguments."""
+
+    def run(func: Any, args: tuple, kwargs: dict) -> Any:
+        return func(*change(args), **kwargs)
+
+    return run
+
+
+def instead(make: Callable[..., Tensor]) -> Changed:
+    """Something else of the same arguments, in place where the operator is."""
+
+    def run(func: Any, args: tuple, kwargs: dict) -> Any:
+        if _writes(func):
+            return args[0].copy_(make(args[0].clone(), *args[1:], **kwargs))
+        return make(*args, **kwargs)
+
+    return run
+
+
+def replaced(args: tuple, i: int, value: Any) -> tuple:
+    return (*args[:i], value, *args[i + 1 :])
+
+
+def floating(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype in (torch.float64, torch.float32)
+
+
+def whole(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

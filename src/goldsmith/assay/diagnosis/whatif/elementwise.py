@@ -1,0 +1,210 @@
+"""Terms, factors, signs, epsilons and functions: what goes wrong in an operator on elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .calls import Call, Change, floating, given, instead, moved, replaced
+
+_ADDS = ("add", "add_", "sub", "sub_", "rsub")
+_SCALES = ("mul", "mul_", "div", "div_")
+_ROOTS = ("rsqrt", "rsqrt_", "sqrt", "sqrt_", "reciprocal", "log", "log_")
+_BENDS = (
+    "exp", "exp_", "sigmoid", "tanh", "_softmax", "silu", "gelu", "_log_softmax", "relu", "softplus", "sin", "cos",
+    "logsumexp",
+)  # fmt: skip
+_SKIPPED = (*_ROOTS, "exp", "sigmoid", "tanh", "silu", "gelu", "relu", "softplus", "square", "abs", "sin", "cos")
+
+
+def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+    if call.name in _ADDS and len(call.args) > 1:
+        yield from _sums(call)
+    if call.name in _SCALES and len(call.args) > 1:
+        yield from _products(call)
+    if call.name in ("addmm", "baddbmm", "addcmul", "addmv"):
+        yield from _biased(call)
+    if call.name in _ROOTS:
+        yield from _epsilons(call, calls)
+    if call.name in _BENDS or call.name in _ROOTS:
+        yield from _scaled_arguments(call)
+    if call.name in _SKIPPED:
+        yield _skipped(call)
+    if call.name in ("square", "pow"):
+        yield _absolute(call)
+    if isinstance(call.out, Tensor) and floating(call.out) and call.out.numel() and call.name not in _MOVES:
+        yield Change("sign_flip", f"{call.said} has the other sign", call.index, moved(torch.neg), {}, 0.3)
+
+
+_MOVES = frozenset(
+    """clone detach copy_ view expand unsqueeze t transpose permute alias squeeze slice select zeros ones full
+    zeros_like ones_like cat _to_copy _unsafe_view fill_ zero_ new_zeros empty_like new_empty scalar_tensor arange
+    as_strided lift_fresh""".split()
+)  # what is wrong with their result is wrong elsewhere
+
+
+def _name(call: Call, i: int) -> str:
+    return call.operand(i) or f"an operand of {call.name}"
+
+
+def _sums(call: Call) -> Iterator[Change]:
+    """a + s b and a - s b: a term missing, twice, or with the other sign."""
+    a, b = call.args[0], call.args[1]
+    sign = -1.0 if call.name.startswith("sub") else 1.0
+    if call.name == "rsub":
+        a, b = b, a
+        sign = -1.0
+    s = sign * float(call.kwargs.get("alpha", 1))
+    scalar = not isinstance(b, Tensor) or not isinstance(a, Tensor)
+    flip = call.name == "rsub"
+    first, second = (_name(call, 1), _name(call, 0)) if flip else (_name(call, 0), _name(call, 1))
+
+    def of(x: float, y: float) -> Any:
+        def make(p: Any, q: Any, **kwargs: Any) -> Tensor:
+            p, q = (q, p) if flip else (p, q)
+            total = (x * p if x else 0) + (y * s * q if y else 0)
+            shape = torch.broadcast_shapes(*(t.shape for t in (p, q) if isinstance(t, Tensor)))
+            return (total if isinstance(total, Tensor) else torch.zeros(())).expand(shape).clone()
+
+        return instead(make)
+
+    eps = scalar and isinstance(b, float) and abs(b) < 1e-2
+    for name, (x, y) in ((second, (1, 0)), (first, (0, 1))):
+        if scalar and (x, y) == (0, 1):
+            continue
+        cause, prior = ("absolute_eps", 0.75) if eps else ("missing_term", 0.8)
+        yield Change(cause, f"{name} is left out of {call.said}", call.index, of(x, y), {"term": name}, prior)
+    for name, (x, y) in ((second, (1, 2)), (first, (2, 1))):
+        if not scalar:
+            text = f"{name} is added twice in {call.said}"
+            yield Change("repeated_term", text, call.index, of(x, y), {"term": name, "times": 2}, 0.6)
+    yield Change(
+        "sign_flip", f"{second} has the other sign in {call.said}", call.index, of(1, -1), {"term": second}, 0.8
+    )
+    if not scalar:
+        yield Change(
+            "sign_flip", f"{first} has the other sign in {call.said}", call.index, of(-1, 1), {"term": first}, 0.7
+        )
+
+
+def _products(call: Call) -> Iterator[Change]:
+    """a b and a / b: a factor missing, twice, or dividing where it should multiply."""
+    division = call.name.startswith("div")
+    kinds = [(0, 1)] if division else [(0, 1), (1, 0)]
+    for keep, other in kinds:
+        value = call.args[other]
+        if isinstance(value, Tensor) and not value.is_floating_point():
+            continue
+        name = _name(call, other)
+        inverse = name if division else f"1/{name}"
+        power = f"1/{name}" if division else name
+        scalar = not isinstance(value, Tensor)
+        if isinstance(call.args[keep], Tensor):
+
+            def dropped(*args: Any, keep: int = keep, other: int = other, **kwargs: Any) -> Tensor:
+                shapes = [a.shape for a in args[:2] if isinstance(a, Tensor)]
+                return args[keep].expand(torch.broadcast_shapes(*shapes)).clone()
+
+            params = {"factor": name, "named": inverse}
+            yield Change(
+                "wrong_factor", f"{name} is left out of {call.said}", call.index, instead(dropped), params, 0.8
+            )
+
+        def again(func: Any, args: tuple, kwargs: dict, other: int = other) -> Any:
+            out = func(*args, **kwargs)
+            new = out / args[other] if division else out * args[other]
+            return out.copy_(new) if func._schema.is_mutable else new
+
+        def inverted(func: Any, args: tuple, kwargs: dict, other: int = other) -> Any:
+            out = func(*args, **kwargs)
+            new = out * args[other] ** 2 if division else out / args[other] ** 2
+            return out.copy_(new) if func._schema.is_mutable else new
+
+        params = {"factor": name, "named": power}
+        yield Change("wrong_factor", f"{name} enters {call.said} twice", call.index, again, params, 0.75)
+        if floating(value) or (scalar and value):
+            params = {"factor": name, "named": f"{name}^2" if division else f"1/{name}^2"}
+            how = "multiplies" if division else "divides"
+            yield Change("wrong_factor", f"{name} {how} in {call.said}", call.index, inverted, params, 0.5)
+        if scalar and isinstance(value, float | int):
+            yield _free_scale(call)
+
+
+def _free_scale(call: Call) -> Change:
+    def make(c: float) -> Any:
+        return moved(lambda out: out * c)
+
+    return Change("wrong_factor", f"{call.said} is multiplied by", call.index, make, {}, 0.45, free=1.0)
+
+
+def _biased(call: Call) -> Iterator[Change]:
+    name = _name(call, 0)
+
+    def dropped(bias: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        base: dict[str, Any] = {"addmm": torch.mm, "baddbmm": torch.bmm, "addcmul": torch.mul, "addmv": torch.mv}
+        return base[call.name](*args)
+
+    def signed(factor: float) -> Any:
+        return given(lambda args: replaced(args, 0, args[0] * factor))
+
+    yield Change(
+        "missing_term", f"{name} is left out of {call.said}", call.index, instead(dropped), {"term": name}, 0.8
+    )
+    yield Change("sign_flip", f"{name} has the other sign in {call.said}", call.index, signed(-1), {"term": name}, 0.7)
+    text = f"{name} is added twice in {call.said}"
+    yield Change("repeated_term", text, call.index, signed(2), {"term": name, "times": 2}, 0.6)
+
+
+def _epsilons(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
+    """f(x + c): a constant that is added where the golden adds another, or none; and f(x) + c."""
+
+    def inside(c: float) -> Any:
+        return given(lambda args: replaced(args, 0, args[0] + c))
+
+    yield Change("absolute_eps", f"the argument of {call.said} is shifted by", call.index, inside, {}, 0.55, free=0.0)
+    eps = _added(call, calls)
+    if not call.name.startswith(("rsqrt", "sqrt")):
+        return
+
+    def outside(c: float) -> Any:
+        return instead(lambda x: (x - eps).sqrt() + c if call.name.startswith("sqrt") else 1 / ((x - eps).sqrt() + c))
+
+    text = f"outside of the root of {call.said} stands"
+    if eps:
+        yield Change("absolute_eps", f"{text} {eps:g}", call.index, outside(eps), {"eps": eps}, 0.7)
+    yield Change("absolute_eps", text, call.index, outside, {}, 0.5, free=eps or 1e-9)
+
+
+def _added(call: Call, calls: Sequence[Call]) -> float:
+    """The constant that the golden adds just before; 0 where it adds none."""
+    made = call.made[0] if call.made else -1
+    if not isinstance(made, int) or not 0 <= made < len(calls):
+        return 0.0
+    before = calls[made]
+    number = before.args[1] if before.name in ("add", "add_") and len(before.args) > 1 else 0.0
+    return float(number) if isinstance(number, int | float) else 0.0
+
+
+def _scaled_arguments(call: Call) -> Iterator[Change]:
+    """f(c x): a factor that does not come out as a factor."""
+
+    def make(c: float) -> Any:
+        return given(lambda args: replaced(args, 0, args[0] * c))
+
+    text = f"the argument of {call.said} is multiplied by"
+    yield Change("wrong_factor", text, call.index, make, {}, 0.6, free=1.0)
+
+
+def _skipped(call: Call) -> Change:
+    text = f"{call.name} is not applied to {_name(call, 0)}"
+    cause = "wrong_saved_tensor" if call.backward else "wrong_factor"
+    return Change(cause, text, call.index, instead(lambda x, *a, **k: x.clone()), {"function": call.name}, 0.35)
+
+
+def _absolute(call: Call) -> Change:
+    text = f"|{_name(call, 0)}| stands in place of {call.said}"
+    params = {"factor": _name(call, 0)}
+    return Change("wrong_factor", text, call.index, instead(lambda x, *a, **k: x.abs()), params, 0.3)

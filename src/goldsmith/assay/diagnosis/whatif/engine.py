@@ -1,0 +1,309 @@
+"""Runs the changed goldens and keeps those that make what the candidate made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...bounds import SLACK
+from ...golden import default_dtype
+from ...reference import References
+from ...run import Run
+from ...session import Session
+from ..evidence import WhatIf
+from ..isolate import named
+from ..numbers import known, name
+from . import elementwise, leaves, moves, saved, sums
+from .calls import Call, Change, Key, Listening
+
+_EXACT = 4.0  # times the bound: both are rounded, and the changed golden's bound is not known
+_EXPLAINED = 0.999  # of the error's squares
+_ALL = 1 - 1e-8  # of them: elements that rounding alone moves farther are forgiven
+_MOST = 4000  # changes that are tried
+_STEPS = 6  # of the search for a number
+_KEPT = 12
+_PART = 6  # wrong elements, at least, for a change in a part of a tensor
+
+
+class _Reached(Exception):
+    """No error: the run is over."""
+
+    def __init__(self, value: Tensor):
+        self.value = value
+
+
+class _Golden(References):
+    """The golden, which ends where the wanted stage is reached, and tells names to who listens."""
+
+    def __init__(self, ref: References):
+        super().__init__(ref.material, ref.run, ref.decisions, ref.seed)
+        self.until = ""
+        self.mode: Listening | None = None
+
+    def _store(self, name: str, value: Tensor) -> Tensor:
+        value = super()._store(name, value)
+        if self.mode is not None:
+            self.mode.call_it(value, name)
+        if name == self.until and (self.mode is None or not name.endswith(".grad") or self.mode.backward):
+            raise _Reached(value.detach().clone())
+        return value
+
+    def _gradients(self, *args: Any) -> dict[str, Tensor]:
+        if self.mode is not None:
+            self.mode.backward = True
+        return super()._gradients(*args)
+
+    def run_under(self, mode: Listening, leaves: Mapping[str, Tensor], until: str = "") -> dict[str, Tensor]:
+        """Everything of a run, or `until` alone."""
+        self.mode, self.until = mode, until.removeprefix("saved.")
+        supply = {n: t.clone() for n, t in leaves.items()}
+        for n, t in supply.items():
+            mode.call_it(t, n, leaf=True)
+        try:
+            with default_dtype(torch.float64), mode:
+                return self.evaluate(supply)
+        except _Reached as reached:
+            return {until: reached.value}
+        finally:
+            self.mode, self.until = None, ""
+
+
+class _Judge:
+    """Whether a tensor is the candidate's, within rounding."""
+
+    def __init__(self, got: Tensor, golden: Tensor, bound: Tensor):
+        self.got, self.finite = got.double(), torch.isfinite(got)
+        self.wrong_at = ~((self.got - golden).abs() <= SLACK * bound) & ~((got == golden) | (got != got))
+        scale = float(golden[torch.isfinite(golden)].abs().mean()) if golden.numel() else 0.0
+        floor = 1e-13 * (golden.abs() + scale) + 1e-300
+        self.bound = torch.where(torch.isfinite(bound), bound, 1e-6 * golden.abs()).clamp_min(floor)
+        self.error = self._units(golden)
+        self.golden = golden
+
+    def _units(self, value: Tensor) -> float:
+        away = torch.where(self.finite & torch.isfinite(value), (self.got - value) / self.bound, 0.0)
+        return float(away.square().sum())
+
+    def residual(self, value: Tensor) -> Tensor:
+        return torch.where(self.finite, (self.got - value) / self.bound, 0.0).flatten()
+
+    def explained(self, value: Tensor | None) -> tuple[float, bool]:
+        """(share of the error's squares that is gone, whether every element is the candidate's within rounding)."""
+        if value is None or value.shape != self.got.shape or not value.is_floating_point():
+            return 0.0, False
+        if bool((torch.isfinite(value) != self.finite).any()):
+            return 0.0, False
+        size, wanted = (t.abs().nan_to_num(0, 0, 0) for t in (value, self.golden))
+        grown = (size / wanted.clamp_min(1e-300)).clamp(1.0, 16 * max(1.0, float(size.sum() / wanted.sum())))
+        near = ((self.got - value).abs() <= _EXACT * self.bound * grown) | (self.got == value) | ~self.finite
+        share = 1 - self._units(value) / self.error
+        return share, bool(near.all()) or share > _ALL
+
+    def explained_where_wrong(self, value: Tensor | None) -> tuple[float, bool]:
+        """The same where the candidate is wrong, with the golden elsewhere: the change was made for a part alone."""
+        count = int(self.wrong_at.sum())
+        if value is None or value.shape != self.got.shape or not _PART <= count <= 0.75 * self.wrong_at.numel():
+            return 0.0, False
+        return self.explained(torch.where(self.wrong_at, value, self.golden))
+
+
+def explain(
+    session: Session,
+    tensor: str,
+    got: Tensor,
+    own: Run,
+    *,
+    causes: frozenset[str] | None = None,
+    spent: Callable[[], bool] = lambda: False,
+) -> list[WhatIf]:
+    """Changes of the golden that make `got`, the candidate's wrong `tensor`; the best first.
+
+    causes  only changes of these are tried; None: all
+    own     the run that `got` comes from; of several changes that make it, those that make its other results are better
+    """
+    bounded = session.ref.bounded.get(tensor)
+    if bounded is None or got.shape != bounded.value.shape or not got.is_floating_point() or not got.numel():
+        return []
+    judge = _Judge(got.detach(), bounded.value, bounded.bound)
+    if not judge.error or not bool(judge.finite.any()):
+        return []
+    return _Search(session, tensor, judge, own, causes, spent).run()
+
+
+class _Search:
+    def __init__(
+        self, session: Session, tensor: str, judge: _Judge, own: Run, causes: frozenset[str] | None,
+        spent: Callable[[], bool],
+    ):  # fmt: skip
+        self.session, self.tensor, self.judge, self.own, self.spent = session, tensor, judge, own, spent
+        self.causes = causes
+        self.golden = _Golden(session.ref)
+        self.leaves = session.ref.leaves
+        material = session.material
+        self.numbers = known(material.scalars, material.sizes, material.inputs)
+
+    def run(self) -> list[WhatIf]:
+        mode = Listening().record()
+        self.golden.run_under(mode, self.leaves, self.tensor)
+        calls = mode.calls or []
+        found: list[tuple[Change, WhatIf]] = []
+        seen: set[tuple[str, str]] = set()
+        for count, change in enumerate(self._all(calls)):
+            if self.spent() or count >= _MOST:
+                break
+            what = self._tried(change)
+            if what is not None and (what.cause, what.text) not in seen:
+                seen.add((what.cause, what.text))
+                found.append((change, what))
+        return self._ordered(found)
+
+    def _all(self, calls: list[Call]) -> Iterator[Change]:
+        """Leaves first, then operators that reach what is wrong, the common mistakes of all before the rare ones."""
+        waiting: list[Change] = list(leaves.changes(self.session, self.leaves))
+        waiting += saved.changes(calls)
+        for call in calls:
+            made = [c for source in (elementwise, sums, moves) for c in source.changes(call, calls) if self._asked(c)]
+            if made and self._reaches(call):
+                waiting += made
+        yield from sorted(filter(self._asked, waiting), key=lambda c: -c.prior)
+
+    def _asked(self, change: Change) -> bool:
+        return self.causes is None or change.cause in self.causes or change.free is not None
+
+    def _reaches(self, call: Call) -> bool:
+        """Whether NaN in the operator's result arrives at every wrong element."""
+
+        def poisoned(func: Any, args: tuple, kwargs: dict) -> Any:
+            out = func(*args, **kwargs)
+            if isinstance(out, Tensor) and out.is_floating_point():
+                return out.fill_(torch.nan) if func._schema.is_mutable else torch.full_like(out, torch.nan)
+            return out
+
+        if not isinstance(call.out, Tensor) or not call.out.is_floating_point():
+            return True
+        value = self._value(call.index, poisoned)
+        return value is None or bool((torch.isnan(value) | ~self.judge.wrong_at).all())
+
+    def _value(
+        self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None = None
+    ) -> Tensor | None:
+        found = self._run(at, change, given, self.tensor)
+        return None if found is None else found.get(self.tensor)
+
+    def _run(
+        self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None, until: str,
+        wrap: str = "", saved: tuple[Key, Key] | None = None,
+    ) -> dict[str, Tensor] | None:  # fmt: skip
+        mode = Listening({at: change} if change is not None else {}, wrap=wrap, saved=saved)
+        try:
+            return self.golden.run_under(mode, self.leaves if given is None else given, until)
+        except Exception:  # noqa: BLE001 - shapes that no longer fit: the candidate has not done this
+            return None
+
+    def _made(self, change: Change, until: str) -> dict[str, Tensor] | None:
+        given = {**self.leaves, **change.leaves(self.leaves)} if change.leaves is not None else None
+        return self._run(change.at, change.change, given, until, change.wrap, change.saved)
+
+    def _tried(self, change: Change) -> WhatIf | None:
+        if change.free is not None:
+            return self._sought(change)
+        value = (self._made(change, self.tensor) or {}).get(self.tensor)
+        if value is None or not bool(value.count_nonzero()):  # that nothing comes needs no explanation by a change
+            return None
+        share, exact = self.judge.explained(value)
+        text, whole = change.text, True
+        if share < _EXPLAINED:
+            share, exact = self.judge.explained_where_wrong(value)
+            text, whole = f"{text}, in the wrong part alone", False
+        if share < _EXPLAINED:
+            return None
+        return WhatIf(change.cause, text, self.tensor, share, exact, dict(change.params), whole, prior=change.prior)
+
+    def _sought(self, change: Change) -> WhatIf | None:
+        """Gauss and Newton in one number; what it is called."""
+        if change.change is None or change.free is None:
+            return None
+        number, make = change.free, change.change
+
+        def at(c: float) -> Tensor | None:
+            return self._value(change.at, make(c))
+
+        best: tuple[float, float, bool] | None = None
+        for _ in range(_STEPS):
+            value, step = at(number), 1e-5 * max(1.0, abs(number)) if number else 1e-7
+            if value is None or value.shape != self.judge.got.shape:
+                return None
+            share, exact = self.judge.explained(value)
+            if best is not None and share <= best[1]:
+                break
+            best = number, share, exact
+            further = at(number + step)
+            if further is None:
+                return None
+            left = self.judge.residual(value)
+            slope = (further - value).flatten() / step / self.judge.bound.flatten()
+            slope = torch.where(torch.isfinite(slope) & torch.isfinite(left), slope, 0.0)
+            size = float(slope.square().sum())
+            if not size:
+                return None
+            number += float((slope * left.nan_to_num(0, 0, 0)).sum()) / size
+            if not -1e12 < number < 1e12 or (best[1] < 0 and abs(number) < 1e-12):
+                return None
+        if best is None or best[1] < _EXPLAINED or best[0] == change.free:
+            return None
+        return self._number(change, *best)
+
+    def _number(self, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:
+        """What the number that fits best means."""
+        if abs(number) < 1e-4 and change.free == 1.0:
+            return None  # a term that is missing: another change says so
+        said = name(number, 1e-3 * abs(number), self.numbers) if change.free == 1.0 else None
+        called = said.name if said is not None else ""
+        cause, prior = change.cause, change.prior - 0.1
+        if change.free == 1.0:
+            near = abs(number - 1) < 2.0**-5
+            cause = "scale_bias" if near else "sign_flip" if abs(number + 1) < 1e-3 else cause
+            prior -= 0.2 * near
+        text = f"{change.text} {number:.6g}" + (f" = {called}" if called and called != f"{number:g}" else "")
+        params = {**change.params, "value": number, "named": called}
+        return WhatIf(cause, text, self.tensor, share, exact, params, prior=prior)
+
+    def _ordered(self, found: list[tuple[Change, WhatIf]]) -> list[WhatIf]:
+        """Exact ones first, then those that make the other results, too, then the common ones."""
+        for better in (lambda w: w.exact, lambda w: w.whole):
+            if any(better(w) for _, w in found):
+                found = [(c, w) for c, w in found if better(w)]
+        scored = [(self._others(c), w) for c, w in found[: 4 * _KEPT]]
+        best = max((s for s, _ in scored), default=0.0)
+        kept = [replace(w, others=s) for s, w in scored if s >= best - 1e-9]
+        kept.sort(key=lambda w: (-w.exact, -w.prior, -w.match))
+        return kept[:_KEPT]
+
+    def _others(self, change: Change) -> float:
+        """The share of the candidate's other results that the change makes as well."""
+        if change.free is not None:
+            return 1.0
+        values = self._made(change, "")
+        if values is None:
+            return 0.0
+        same = total = 0
+        for other, (_, mine) in named(self.own).items():
+            bounded = self.session.ref.bounded.get(other)
+            if bounded is None or mine is None or not mine.is_floating_point() or other == self.tensor:
+                continue
+            if mine.shape != bounded.value.shape or not mine.numel():
+                continue
+            total += 1
+            judge = _Judge(mine.detach(), bounded.value, bounded.bound)
+            same += judge.explained(values.get(other))[1]
+        return same / total if total else 1.0
+
+
+def seconds(started: float, share: float) -> Callable[[], bool]:
+    """Whether so many seconds are over."""
+    return lambda: time.perf_counter() - started > share

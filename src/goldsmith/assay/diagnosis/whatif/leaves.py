@@ -1,0 +1,116 @@
+"""Inputs and output gradients taken for others: exchanged, transposed, in another order, in another format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from ...session import Session
+from .calls import Change, floating
+from .sums import strides_exchanged
+
+Leaves = Mapping[str, Tensor]
+
+
+def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
+    for name, t in leaves.items():
+        if floating(t) and t.numel() > 1:
+            yield from _rearranged(name, t)
+            yield from _valued(name)
+            yield from _formats(session, name)
+    for (a, s), (b, t) in combinations(leaves.items(), 2):
+        if s.shape == t.shape and s.dtype == t.dtype and s.numel() and not torch.equal(s, t):
+
+            def exchanged(now: Leaves, a: str = a, b: str = b) -> Leaves:
+                return {a: now[b], b: now[a]}
+
+            def twice(now: Leaves, a: str = a, b: str = b) -> Leaves:
+                return {b: now[a]}
+
+            yield _change("swapped_results", f"{a} and {b} are exchanged", exchanged, {"exchanged": [a, b]}, 0.75)
+            yield _change("swapped_results", f"{a} is read in place of {b}", twice, {"exchanged": [a, b]}, 0.5)
+            yield _change("swapped_results", f"{b} is read in place of {a}",
+                          lambda now, a=a, b=b: {a: now[b]}, {"exchanged": [a, b]}, 0.5)  # fmt: skip
+
+
+def _change(cause: str, text: str, leaves: Callable[..., Leaves], params: dict, prior: float) -> Change:
+    return Change(cause, text, -1, None, params, prior, leaves=leaves)
+
+
+def _one(name: str, change: Callable[..., Tensor]) -> Callable[[Leaves], Leaves]:
+    return lambda now: {name: change(now[name])}
+
+
+def _rearranged(name: str, t: Tensor) -> Iterator[Change]:
+    for i, j in combinations(range(t.dim()), 2):
+        if t.shape[i] == t.shape[j] > 1:
+            text = f"axes {i} and {j} of {name} are transposed"
+            change = _one(name, lambda t, i=i, j=j: t.transpose(i, j).contiguous())
+            yield _change("transposed", text, change, {"operand": name, "axes": [i, j]}, 0.75)
+    if t.dim() >= 2 and t.shape[-1] != t.shape[-2] and min(t.shape[-2:]) > 1:
+        for text, read in strides_exchanged(name):
+            yield _change("wrong_stride", text, _one(name, read), {"operand": name}, 0.65)
+    for axis in range(t.dim()):
+        if t.shape[axis] < 2:
+            continue
+        for step in (1, -1):
+            text = f"{name} is shifted by {step:+d} along axis {axis}"
+            yield _change("shifted", text, _one(name, lambda t, s=step, d=axis: t.roll(s, d)),
+                          {"operand": name, "axis": axis, "step": step}, 0.6)  # fmt: skip
+            yield _change("shifted", f"{text}, its end repeated", _one(name, lambda t, s=step, d=axis: _slid(t, s, d)),
+                          {"operand": name, "axis": axis, "step": step}, 0.5)  # fmt: skip
+        text = f"{name} is reversed along axis {axis}"
+        yield _change("permuted", text, _one(name, lambda t, d=axis: t.flip(d)), {"operand": name, "axis": axis}, 0.5)
+        half = t.shape[axis] // 2
+        if half > 0:
+            yield _change("wrong_stride", f"every second index of axis {axis} of {name} is read twice",
+                          _one(name, lambda t, d=axis: t.index_select(d, torch.arange(t.shape[d]) // 2)),
+                          {"operand": name, "axis": axis}, 0.45)  # fmt: skip
+            yield _change("wrong_stride", f"{name} is read with twice its stride along axis {axis}",
+                          _one(name, lambda t, d=axis: t.index_select(d, torch.arange(t.shape[d]) * 2 % t.shape[d])),
+                          {"operand": name, "axis": axis}, 0.45)  # fmt: skip
+            text = f"the second half of axis {axis} of {name} is read as the first"
+            change = _one(name, lambda t, d=axis, h=half: _halved(t, d, h))
+            yield _change("missing_partition", text, change, {"operand": name, "axis": axis}, 0.45)
+
+
+def _halved(t: Tensor, axis: int, half: int) -> Tensor:
+    first, rest = t.narrow(axis, 0, half), t.narrow(axis, 2 * half, t.shape[axis] - 2 * half)
+    return torch.cat([first, first, rest], axis)
+
+
+def _slid(t: Tensor, step: int, axis: int) -> Tensor:
+    n = t.shape[axis]
+    return t.index_select(axis, (torch.arange(n) - step).clamp(0, n - 1))
+
+
+def _valued(name: str) -> Iterator[Change]:
+    for text, change, prior in (
+        ("has the other sign", torch.neg, 0.5),
+        ("counts as one", torch.ones_like, 0.55),
+        ("counts as zero", torch.zeros_like, 0.5),
+        ("is squared", torch.square, 0.4),
+        ("is taken without its sign", torch.abs, 0.3),
+    ):
+        cause = "sign_flip" if "other sign" in text else "missing_term" if "zero" in text else "wrong_factor"
+        params = {
+            "factor": name,
+            "term": name,
+            "named": {"counts as one": f"1/{name}", "is squared": name}.get(text, ""),
+        }
+        yield _change(cause, f"{name} {text}", _one(name, change), params, prior)
+
+
+def _formats(session: Session, name: str) -> Iterator[Change]:
+    """Rounded more narrowly than it came."""
+    given = session.material.inputs.get(name)
+    if given is None or given.dtype != torch.float32:
+        return
+    for dtype in (torch.bfloat16, torch.float16):
+        said = str(dtype).removeprefix("torch.")
+        text = f"{name} is rounded to {said} before it is used"
+        change = _one(name, lambda t, dtype=dtype: t.to(dtype).to(t.dtype))
+        yield _change("low_precision_accumulation", text, change, {"input": name, "dtype": said}, 0.5)

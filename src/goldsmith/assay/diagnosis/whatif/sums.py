@@ -1,0 +1,277 @@
+"""Sums, means, maxima, softmax and products of matrices: cut short, over another axis, padded, not rescaled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .calls import Call, Change, floating, given, instead, moved, replaced
+
+_REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
+_BLOCKS = (8, 16, 32, 64, 128, 256)
+_PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "dot": (0, 0), "mv": (1, 0), "addmm": (1, 0), "baddbmm": (2, 1)}
+
+
+def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+    if call.name in _REDUCES and call.args and floating(call.args[0]):
+        yield from _reductions(call)
+    if call.name in _PRODUCTS:
+        yield from _products(call)
+    if call.name in ("_softmax", "_log_softmax"):
+        yield from _softmax(call)
+
+
+def cuts(n: int) -> dict[int, str]:
+    """Where a reduction over n may end, and why."""
+    found = {n - 1: "one short"}
+    for block in _BLOCKS:
+        found.setdefault(n - n % block, f"the last part of a block of {block} is left out")
+        found.setdefault(block, f"the first block of {block} alone")
+        found.setdefault(n - block, f"one block of {block} short")
+        found.setdefault((n - 1) // block * block, f"the last block of {block} is left out")
+    found.setdefault(n // 2, "the first half alone")
+    return {k: why for k, why in found.items() if 0 < k < n}
+
+
+def starts(n: int) -> dict[int, str]:
+    """Where it may begin."""
+    found = {1: "from the second on"}
+    for block in _BLOCKS:
+        found.setdefault((n - 1) // block * block, f"the last block of {block} alone")
+        found.setdefault(block, f"without the first block of {block}")
+    found.setdefault(n // 2, "the second half alone")
+    return {k: why for k, why in found.items() if 0 < k < n}
+
+
+def _axes(call: Call) -> list[int]:
+    x = call.args[0]
+    said = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    if call.name == "linalg_vector_norm":
+        said = call.args[2] if len(call.args) > 2 else None
+    if isinstance(said, bool) or said is None:
+        said = list(range(x.dim()))
+    axes = [said] if isinstance(said, int) else list(said)
+    return [a % x.dim() for a in axes] if x.dim() and axes else list(range(x.dim()))
+
+
+def _cut(name: str, operand: str, axis: int, n: int) -> Iterator[tuple[str, str, int, int, dict, float]]:
+    """(cause, text, lo, hi, params, prior): what of [0, n) is left."""
+    of = f"over {operand}" if operand else ""
+    for k, why in cuts(n).items():
+        one = k == n - 1 and n % 8 != 1
+        cause, prior = ("off_by_one", 0.7) if one else ("truncated_reduction", 0.7)
+        text = f"{name} runs {of} [0, {k}) of {n}: {why}".replace("  ", " ")
+        yield cause, text, 0, k, {"input": operand, "axis": axis, "missing": [k, n]}, prior
+    for k, why in starts(n).items():
+        cause = "off_by_one" if k == 1 else "overwritten_accumulator" if k >= n / 2 else "truncated_reduction"
+        text = f"{name} runs {of} [{k}, {n}) of {n}: {why}".replace("  ", " ")
+        yield cause, text, k, n, {"input": operand, "axis": axis, "missing": [0, k]}, 0.6
+
+
+def _neutral(name: str) -> float:
+    if name in ("amax", "logsumexp", "max", "argmax"):
+        return -torch.inf
+    return torch.inf if name == "amin" else 1.0 if name == "prod" else 0.0
+
+
+def _only(x: Tensor, axis: int, lo: int, hi: int, fill: float) -> Tensor:
+    """x with all but [lo, hi) of the axis replaced by the neutral element."""
+    out = torch.full_like(x, fill)
+    out.narrow(axis, lo, hi - lo).copy_(x.narrow(axis, lo, hi - lo))
+    return out
+
+
+def _reductions(call: Call) -> Iterator[Change]:
+    x, axes = call.args[0], _axes(call)
+    operand, fill = call.operand(0), _neutral(call.name)
+    for axis in axes:
+        n = x.shape[axis]
+        for cause, text, lo, hi, params, prior in _cut(call.name, operand, axis, n):
+
+            def part(args: tuple, axis: int = axis, lo: int = lo, hi: int = hi) -> tuple:
+                return replaced(args, 0, _only(args[0], axis, lo, hi, fill))
+
+            yield Change(cause, text, call.index, given(part), params, prior)
+            if call.name == "mean":
+                yield Change(cause, f"{text}, divided by what it runs over", call.index, _mean(part, n / (hi - lo)),
+                             params, prior - 0.1)  # fmt: skip
+    for i, (kind, (text, factor)) in enumerate(_counts(call, axes).items()):
+        scale = moved(lambda out, factor=factor: out * factor)
+        yield Change("wrong_factor", text, call.index, scale, {"named": kind}, 0.5 - 0.01 * i)
+    if call.name in ("sum", "mean", "amax", "logsumexp", "linalg_vector_norm"):
+        yield from _other_axes(call, axes)
+    if call.name == "amax":
+        text = f"{call.said} takes part of zeros: padding enters the maximum"
+        yield Change("wrong_mask", text, call.index, moved(lambda out: out.clamp(min=0)), {"operator": call.name}, 0.7)
+    if call.name in ("sum", "mean") and len(axes) == 1:
+        yield from _repeats(call, axes[0])
+
+
+def _mean(part: Callable[[tuple], tuple], factor: float) -> Any:
+    def run(func: Any, args: tuple, kwargs: dict) -> Any:
+        return func(*part(args), **kwargs) * factor
+
+    return run
+
+
+def _counts(call: Call, axes: list[int]) -> dict[str, tuple[str, float]]:
+    """Divided by the wrong number, or not at all."""
+    n = 1
+    for axis in axes:
+        n *= call.args[0].shape[axis]
+    if n < 2:
+        return {}
+    found = {}
+    if call.name == "mean":
+        found[str(n)] = (f"{call.said} is not divided by its count {n}", float(n))
+        found[f"{n}/{n - 1}"] = (f"{call.said} is divided by {n - 1}, one less than its count", n / (n - 1))
+        for block in _BLOCKS:
+            padded = -(-n // block) * block
+            if padded != n:
+                found.setdefault(f"{n}/{padded}", (f"{call.said} is divided by {padded}, its count padded to {block}",
+                                                   n / padded))  # fmt: skip
+    if call.name == "sum":
+        found[f"1/{n}"] = (f"{call.said} is divided by its count {n}", 1.0 / n)
+    return found
+
+
+def _other_axes(call: Call, axes: list[int]) -> Iterator[Change]:
+    x = call.args[0]
+    if len(axes) != 1 or x.dim() < 2:
+        return
+    for axis in range(x.dim()):
+        if axis == axes[0] or x.shape[axis] < 2:
+            continue
+
+        def along(args: tuple, axis: int = axis) -> tuple:
+            return replaced(args, 1, [axis] if isinstance(args[1], list | tuple) else axis)
+
+        if len(call.args) > 1:
+            text = f"{call.said} runs along axis {axis} instead of {axes[0]}"
+            params = {"input": call.operand(0), "axis": axis, "golden_axis": axes[0]}
+            yield Change("wrong_axis", text, call.index, given(along), params, 0.7)
+
+
+def _repeats(call: Call, axis: int) -> Iterator[Change]:
+    """The last element, or the tail block, counted twice: clamped indices instead of a mask."""
+    n = call.args[0].shape[axis]
+    for block in _BLOCKS:
+        pad = -n % block
+        if pad and n > 1:
+
+            def padded(args: tuple, pad: int = pad) -> tuple:
+                x = args[0]
+                last = x.narrow(axis, x.shape[axis] - 1, 1)
+                return replaced(args, 0, torch.cat([x, last.expand([pad if d == axis else s for d, s in
+                                                                    enumerate(x.shape)])], axis))  # fmt: skip
+
+            if call.name == "sum":
+                text = (
+                    f"{call.said} counts the last element {pad + 1} times: the block of {block} is clamped, not masked"
+                )
+                yield Change("wrong_mask", text, call.index, given(padded), {"axis": axis}, 0.4)
+
+
+def _products(call: Call) -> Iterator[Change]:
+    left, right = _PRODUCTS[call.name]
+    first = 1 if call.name in ("addmm", "baddbmm") else 0
+    a, b = call.args[first], call.args[first + 1]
+    if not floating(a) or not floating(b):
+        return
+    n = a.shape[left]
+    operand = call.operand(first) or call.operand(first + 1)
+    for cause, text, lo, hi, params, prior in _cut(call.name, operand, left, n):
+
+        def part(args: tuple, lo: int = lo, hi: int = hi) -> tuple:
+            args = replaced(args, first, _only(args[first], left, lo, hi, 0.0))
+            return replaced(args, first + 1, _only(args[first + 1], right, lo, hi, 0.0))
+
+        yield Change(cause, text, call.index, given(part), params, prior)
+    for i, t in ((first, a), (first + 1, b)):
+        if t.dim() >= 2 and t.shape[-1] == t.shape[-2] > 1:
+            flip = given(lambda args, i=i: replaced(args, i, args[i].mT))
+            name = call.operand(i) or "an operand"
+            yield Change(
+                "transposed", f"{name} is transposed in {call.said}", call.index, flip, {"operand": name}, 0.75
+            )
+        elif t.dim() >= 2 and min(t.shape[-2:]) > 1:
+            name = call.operand(i) or "an operand"
+            for text, read in strides_exchanged(name):
+                change = given(lambda args, i=i, read=read: replaced(args, i, read(args[i])))
+                yield Change("wrong_stride", f"{text} in {call.said}", call.index, change, {"operand": name}, 0.6)
+
+
+def strides_exchanged(name: str) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
+    """The last two axes read with one another's strides, both ways."""
+    return [
+        (f"the strides of {name} are exchanged", lambda t: t.mT.reshape(t.shape)),
+        (
+            f"{name} is read as if its axes were exchanged",
+            lambda t: t.reshape(*t.shape[:-2], t.shape[-1], t.shape[-2]).mT,
+        ),
+    ]
+
+
+# softmax
+
+
+def _softmax(call: Call) -> Iterator[Change]:
+    x, axis = call.args[0], call.args[1] % max(call.args[0].dim(), 1)
+    n, name = x.shape[axis], call.name
+    log = name == "_log_softmax"
+    for cause, text, lo, hi, params, prior in _cut("the sum of the softmax", call.operand(0), axis, n):
+
+        def part(x: Tensor, *args: Any, lo: int = lo, hi: int = hi) -> Tensor:
+            total = torch.logsumexp(x.narrow(axis, lo, hi - lo), axis, keepdim=True)
+            return x - total if log else torch.exp(x - total)
+
+        yield Change(cause, text, call.index, instead(part), params, prior)
+        alone = given(lambda args, lo=lo, hi=hi: replaced(args, 0, _only(args[0], axis, lo, hi, -torch.inf)))
+        text = text.replace("the sum of the softmax", call.said)
+        yield Change(cause, text, call.index, alone, params, prior)
+    for width in dict.fromkeys(_widths(n)):
+
+        def padded(x: Tensor, *args: Any, count: int = width - n) -> Tensor:
+            total = torch.logaddexp(torch.logsumexp(x, axis, keepdim=True), torch.tensor(float(count)).double().log())
+            return x - total if log else torch.exp(x - total)
+
+        text = f"{width - n} zeros take part in {call.said}: its tail up to {width} is not masked"
+        params = {"axis": axis, "padded": width}
+        yield Change("wrong_mask", text, call.index, instead(padded), params, 0.75)
+    other = given(lambda args: replaced(args, 1, (axis - 1) % args[0].dim()))
+    if x.dim() > 1:
+        text = f"{call.said} runs along axis {(axis - 1) % x.dim()} instead of {axis}"
+        yield Change("wrong_axis", text, call.index, other, {"axis": (axis - 1) % x.dim(), "golden_axis": axis}, 0.65)
+    if not log:
+        yield from _unscaled(call, axis, n)
+        keep = instead(lambda x, *a: torch.exp(x - x.amax(axis, keepdim=True)))
+        yield Change("wrong_factor", f"{call.said} is not divided by its sum", call.index, keep, {}, 0.5)
+
+
+def _widths(n: int) -> Iterator[int]:
+    yield 1 << max(n - 1, 1).bit_length() if n & (n - 1) else n * 2
+    for block in _BLOCKS:
+        if -n % block:
+            yield n + -n % block
+
+
+def _unscaled(call: Call, axis: int, n: int) -> Iterator[Change]:
+    """Online softmax whose running sum, or accumulator, or both, are not rescaled when the maximum moves."""
+    for block in (1, 2, 4, *_BLOCKS):
+        if block >= n:
+            continue
+        for which in ("sum", "accumulator", "sum and accumulator"):
+
+            def online(x: Tensor, *args: Any, block: int = block, which: str = which) -> Tensor:
+                running = torch.cummax(torch.stack([b.amax(axis) for b in x.split(block, axis)], axis), axis).values
+                then = running.repeat_interleave(block, axis).narrow(axis, 0, n)
+                early, final = torch.exp(x - then), torch.exp(x - x.amax(axis, keepdim=True))
+                up = early if "accumulator" in which else final
+                down = early if "sum" in which else final
+                return (up / down.sum(axis, keepdim=True)).nan_to_num()
+
+            text = f"the {which} of an online softmax in blocks of {block} is not rescaled"
+            yield Change("missing_rescale", text, call.index, instead(online), {"block": block, "which": which}, 0.6)
