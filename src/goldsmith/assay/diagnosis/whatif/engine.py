@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -25,7 +26,7 @@ _EXACT = 4.0  # times the bound: both are rounded, and the changed golden's boun
 _EXPLAINED = 0.999  # of the error's squares
 _ALL = 1 - 1e-8  # of them: elements that rounding alone moves farther are forgiven
 _MOST = 4000  # changes that are tried
-_STEPS = 6  # of the search for a number
+_STEPS = 14  # of the search for a number
 _KEPT = 12
 _PART = 6  # wrong elements, at least, for a change in a part of a tensor
 
@@ -225,49 +226,59 @@ class _Search:
         return WhatIf(change.cause, text, self.tensor, share, exact, dict(change.params), whole, prior=change.prior)
 
     def _sought(self, change: Change) -> WhatIf | None:
-        """Gauss and Newton in one number; what it is called."""
+        """Gauss and Newton in one number, a factor by its logarithm; a step that does not help is halved."""
         if change.change is None or change.free is None:
             return None
-        number, make = change.free, change.change
+        make, factor = change.change, change.free == 1.0
 
-        def at(c: float) -> Tensor | None:
-            return self._value(change.at, make(c))
+        def at(t: float) -> Tensor | None:
+            value = self._value(change.at, make(math.exp(t) if factor else t))
+            return value if value is not None and value.shape == self.judge.got.shape else None
 
+        t, step = (0.0, 0.0) if factor else (change.free, 0.0)
         best: tuple[float, float, bool] | None = None
+        halved = 0
         for _ in range(_STEPS):
-            value, step = at(number), 1e-5 * max(1.0, abs(number)) if number else 1e-7
-            if value is None or value.shape != self.judge.got.shape:
-                return None
+            value = at(t)
             share, exact = self.judge.explained(value)
-            if best is not None and share <= best[1]:
+            if value is None or (best is not None and share <= best[1]):
+                if best is None or halved > 3 or best[2]:
+                    break
+                halved, step = halved + 1, step / 2
+                t = best[0] + step
+                continue
+            best = t, share, exact
+            step = self._step(at, t, value)
+            if abs(step) < 1e-9 * max(abs(t), 1e-9) or not abs(step) < 1e9:
                 break
-            best = number, share, exact
-            further = at(number + step)
-            if further is None:
-                return None
-            left = self.judge.residual(value)
-            slope = (further - value).flatten() / step / self.judge.bound.flatten()
-            slope = torch.where(torch.isfinite(slope) & torch.isfinite(left), slope, 0.0)
-            size = float(slope.square().sum())
-            if not size:
-                return None
-            number += float((slope * left.nan_to_num(0, 0, 0)).sum()) / size
-            if not -1e12 < number < 1e12 or (best[1] < 0 and abs(number) < 1e-12):
-                return None
-        if best is None or best[1] < _EXPLAINED or best[0] == change.free:
+            step = max(-3.0, min(3.0, step)) if factor else step
+            t += step
+        if best is None or best[1] < _EXPLAINED or best[0] == (0.0 if factor else change.free):
             return None
-        return self._number(change, *best)
+        return self._number(change, math.exp(best[0]) if factor else best[0], *best[1:])
+
+    def _step(self, at: Callable[[float], Tensor | None], t: float, value: Tensor) -> float:
+        small = 1e-5 * max(1.0, abs(t)) if t else 1e-7
+        further = at(t + small)
+        if further is None:
+            return 0.0
+        left = self.judge.residual(value)
+        slope = (further - value).flatten() / small / self.judge.bound.flatten()
+        good = torch.isfinite(slope) & torch.isfinite(left)
+        slope, left = slope[good], left[good]
+        size = float(slope.square().sum())
+        return float((slope * left).sum()) / size if size else 0.0
 
     def _number(self, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:
         """What the number that fits best means."""
-        if abs(number) < 1e-4 and change.free == 1.0:
-            return None  # a term that is missing: another change says so
+        if change.free == 1.0 and not 1e-4 < number < 1e6:
+            return None  # a term that is missing, or all there is: another change says so
         said = name(number, 1e-3 * abs(number), self.numbers) if change.free == 1.0 else None
         called = said.name if said is not None else ""
         cause, prior = change.cause, change.prior - 0.1
         if change.free == 1.0:
             near = abs(number - 1) < 2.0**-5
-            cause = "scale_bias" if near else "sign_flip" if abs(number + 1) < 1e-3 else cause
+            cause = "scale_bias" if near else cause
             prior -= 0.2 * near
         text = f"{change.text} {number:.6g}" + (f" = {called}" if called and called != f"{number:g}" else "")
         params = {**change.params, "value": number, "named": called}
