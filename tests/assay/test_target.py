@@ -194,7 +194,7 @@ def test_check_says_which_of_its_arguments_is_wrong():
 
 
 def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration():
-    with pytest.raises(assay.TargetError, match="^outputs: the candidate returned 1 results, declared are 2: y, z$"):
+    with pytest.raises(assay.TargetError, match="^outputs: the candidate returned 1 result, declared are 2: y, z$"):
         assay.check(made(outputs=("y", "z")))
     with pytest.raises(assay.TargetError, match="^outputs: the candidate's 'y' is a str, not a tensor$"):
         assay.check(made(candidate=lambda x, w: "three"))
@@ -306,3 +306,34 @@ def test_segments_may_depend_on_the_sizes_and_are_named_where_a_tensor_is_wrong(
 def test_the_stage_of_the_golden_that_a_stranger_forgot_to_return_is_no_output():
     report = assay.check(target(plain_sum, weighted_sum), probes="values")
     assert [r.tensor for r in report.rows] == ["y", "x.grad", "w.grad"]
+
+
+NUMBERS = "^outputs: the {} returned a list of 3 numbers; return them as one tensor$"
+ONE = {"candidate": lambda x, w: x, "golden": lambda x, w: x}
+RESULTS = [
+    ({"candidate": lambda x, w: [1.0, 2.0, 3.0]}, NUMBERS.format("candidate")),
+    ({"candidate": lambda x, w: [1.0, 2.0, 3.0], "outputs": ("y",)}, NUMBERS.format("candidate")),
+    ({"golden": lambda x, w: [1.0, 2.0, 3.0]}, NUMBERS.format("golden")),
+    ({"golden": lambda x, w: None}, "^golden: returned None; it must return a tensor, or a tuple or dict of tensors$"),
+    ({"golden": lambda x, w: ()}, "^outputs: the golden returned 0 results, the candidate 1: y$"),
+    ({"candidate": lambda x, w: (x, x)}, "^outputs: the golden returned 1 result, the candidate 2: y0, y1$"),
+    ({"golden": lambda x, w: x.numpy()}, "^outputs: the golden's 'y' is a ndarray, not a tensor$"),
+]
+
+
+@pytest.mark.parametrize("changes, text", RESULTS, ids=[str(i) for i in range(len(RESULTS))])
+def test_what_is_returned_is_a_matter_of_the_declaration_and_accuses_nobody(changes, text):
+    with pytest.raises(assay.TargetError, match=text):
+        assay.check(made(**{**ONE, **changes}, backward=None))
+
+
+def test_a_result_that_is_missing_is_called_by_its_place():
+    both = made(candidate=lambda x, w: (x, None), golden=lambda x, w: (x, x * 2))
+    report = assay.check(both, raises=False)
+    assert [f.text for f in report.findings if f.probe == "values"] == ["y1: no tensor came, expected shape [3, 4]"]
+
+
+def test_a_golden_that_returns_a_number_proves_nothing_of_it():
+    number = made(candidate=lambda x, w: (x * w).sum(), golden=lambda x, w: float((x * w).sum()), backward=None)
+    report = assay.check(number)
+    assert {n.id for n in report.notes} == {"not_proven"}

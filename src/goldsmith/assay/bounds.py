@@ -100,6 +100,8 @@ def _run(fn, leaves, compute, stores, dot, careful) -> tuple[dict[str, Bounded],
         raise ValueError(f"unknown dot {dot!r}; known: ieee, tf32")
     mode = RunningErrors(compute, dot, careful)
     leaves = {name: t.detach().clone() for name, t in leaves.items()}  # a golden that writes on them harms nobody
+    for leaf in leaves.values():
+        mode.error_of(leaf)  # before anything can escape
     with default_dtype(torch.float64), threads_for(leaves):
         with mode:
             results = fn(leaves)
@@ -257,7 +259,11 @@ class RunningErrors(TorchDispatchMode):
         twin = self._twins.get(storage._cdata)
         if twin is None:  # a leaf or a constant: wrong by as much as `compute` cannot represent it
             error = None
-            if t.is_floating_point() and self.compute != torch.float64:
+            if self.poisoned:  # it may be made of a number that has left the tensors
+                error = torch.full(
+                    (storage.nbytes() // t.element_size(),), torch.inf, dtype=torch.float64, device=t.device
+                )
+            elif t.is_floating_point() and self.compute != torch.float64:
                 flat = t.detach().as_strided((storage.nbytes() // t.element_size(),), (1,), 0).to(torch.float64)
                 gap = (flat - flat.to(self.compute).to(torch.float64)).abs()
                 gap = torch.where(torch.isfinite(gap), gap, 0.0)  # beyond the largest number: nothing to say

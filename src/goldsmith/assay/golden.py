@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .results import TargetError
+
 _STEP = torch.finfo(torch.float64).eps ** (1 / 3)
 _RELATIVE = 1e-6
 _ASIDE, _BESIDE = 1e-3, 3  # how far (in rms), and at how many points beside a tie the gradient is looked at
@@ -137,6 +139,8 @@ def _attempt(check: SelfCheck, what: str, watch, call, leaves) -> dict[str, Tens
         else:
             with watch:
                 results = call(own)
+    except TargetError:  # a mistake in the declaration, which is nobody's arithmetic
+        raise
     except Exception as error:  # noqa: BLE001 - whatever a stranger's golden raises is the finding
         check.problems.append(f"{what} raised {type(error).__name__}: {error}{_where(error)}")
         return None

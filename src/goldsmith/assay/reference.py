@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from . import bounds, ensemble, golden, kinks, ladder
-from .run import Material, Run, aliases, name_gradients, name_results
+from .results import TargetError
+from .run import Material, Run, aliases, name_gradients, names_of, only_tensors
 from .stage import Tracer, listening
 
 RUNS = 8  # legal orders in an ensemble
@@ -84,13 +85,17 @@ class References:
     def _named(self, result: Any) -> dict[str, Tensor]:
         """The golden may return the visible outputs alone, or all of them."""
         declared, saved = self.material.target.outputs, self.material.target.saved
-        if declared is None and self.run.outputs and not isinstance(result, Mapping):
-            declared = tuple(n.removeprefix("saved.") for n in self.run.outputs)
+        said = "declared are"
+        if declared is None and self.run.names and not isinstance(result, Mapping):
+            declared, said = self.run.names, "the candidate"
         if declared is not None and saved:
             count = len(result) if isinstance(result, list | tuple | Mapping) else 1
             if count != len(declared):
                 declared = tuple(n for n in declared if n not in saved)
-        return name_results(result, declared, "golden")
+        pairs = names_of(result, declared, "golden", said)
+        if pairs and all(value is None for _, value in pairs):
+            raise TargetError("golden: returned None; it must return a tensor, or a tuple or dict of tensors")
+        return only_tensors(pairs, "golden")
 
     def _gradients(
         self, supply: dict[str, Any], named: dict[str, Tensor], leaves: Mapping[str, Tensor], sent: list[str],
@@ -241,7 +246,7 @@ class _blaming_the_golden:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, GoldenError | NotImplementedError):
+        if isinstance(error, Exception) and not isinstance(error, GoldenError | TargetError | NotImplementedError):
             raise GoldenError(f"{type(error).__name__}: {error}") from error
 
 

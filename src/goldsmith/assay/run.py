@@ -52,6 +52,7 @@ class How:
 class Run:
     """What came out of a run. Names: outputs `y`, saved outputs `saved.h`, gradients `x.grad`, stages by their own.
 
+    names        of everything that the forward returned, None as well
     changed      input or output gradient -> mask of the elements that were overwritten
     by_forward   those of them that the forward overwrote
     overwritten  output -> mask of the elements that the backward overwrote
@@ -60,6 +61,7 @@ class Run:
     aliases      pairs (result, what it shares memory with)
     """
 
+    names: tuple[str, ...] = ()
     outputs: dict[str, Tensor] = field(default_factory=dict)
     grads: dict[str, Tensor | None] = field(default_factory=dict)
     again: dict[str, Tensor | None] | None = None
@@ -116,28 +118,37 @@ class Material:
         return torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
 
 
-def name_results(result: Any, names: tuple[str, ...] | None, who: str = "candidate") -> dict[str, Tensor]:
-    """A callable's return value by output name; results that are None are left out."""
+def names_of(result: Any, names: tuple[str, ...] | None, who: str, said: str = "declared are") -> list[tuple[str, Any]]:
+    """A callable's return value as (output name, value); `said` is where the names come from."""
     if isinstance(result, Mapping):
-        pairs = list(result.items())
-    else:
-        values = list(result) if isinstance(result, list | tuple) else [result]
-        plain = ("y",) if not isinstance(result, list | tuple) else tuple(f"y{i}" for i in range(len(values)))
-        known = plain if names is None else names
-        if len(known) != len(values):
-            raise TargetError(
-                f"outputs: the {who} returned {len(values)} results, declared are {len(known)}: {', '.join(known)}"
-            )
-        pairs = list(zip(known, values, strict=True))
+        return [(str(name), value) for name, value in result.items()]
+    values = list(result) if isinstance(result, list | tuple) else [result]
+    fits = names is not None and len(names) == len(values)
+    if isinstance(result, list) and values and not fits and all(_is_number(v) for v in values):
+        raise TargetError(f"outputs: the {who} returned a list of {len(values)} numbers; return them as one tensor")
+    plain = ("y",) if not isinstance(result, list | tuple) else tuple(f"y{i}" for i in range(len(values)))
+    known = plain if names is None else names
+    if len(known) != len(values):
+        came = "1 result" if len(values) == 1 else f"{len(values)} results"
+        raise TargetError(f"outputs: the {who} returned {came}, {said} {len(known)}: {', '.join(known)}")
+    return list(zip(known, values, strict=True))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float)
+
+
+def only_tensors(pairs: list[tuple[str, Any]], who: str) -> dict[str, Tensor]:
+    """Results by name; those that are None are left out, and a number becomes a tensor."""
     named = {}
     for name, value in pairs:
         if value is None:
             continue
         if not isinstance(value, Tensor):
-            if not isinstance(value, bool | int | float):
+            if not _is_number(value):
                 raise TargetError(f"outputs: the {who}'s {name!r} is a {type(value).__name__}, not a tensor")
             value = torch.tensor(value)
-        named[str(name)] = value
+        named[name] = value
     return named
 
 
@@ -183,7 +194,9 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
             placed[name].requires_grad_()
     supply = {**{n: _passed(n, t, target) for n, t in placed.items()}, **material.scalars}
     with Poison(arena):
-        named = name_results(target.bound("candidate", supply)(supply), target.outputs)
+        pairs = names_of(target.bound("candidate", supply)(supply), target.outputs, "candidate")
+        named = only_tensors(pairs, "candidate")
+    run.names = tuple(name for name, _ in pairs)
     run.saved = tuple(n for n in named if n in target.saved)
     run.live = {_label(n, target): t.detach() for n, t in named.items()}
     run.outputs = {n: t.clone() for n, t in run.live.items()}
