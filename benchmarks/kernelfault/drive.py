@@ -60,7 +60,7 @@ def digest(plan: Plan) -> str:
     said = hashlib.sha256()
     for folder in (ROOT / "src" / "goldsmith", HERE):
         for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".toml")):
-            if path.name not in ("figures.py", "page.py", "score.py", "fit.py"):
+            if path.name not in ("figures.py", "page.py", "show.py", "score.py", "fit.py"):
                 said.update(path.read_bytes())
     said.update((ROOT / "benchmarks" / "assay_clean.py").read_bytes())
     said.update(f"{plan.baselines} {plan.quick}".encode())
@@ -187,11 +187,13 @@ def _child(job: dict[str, Any], kept: Kept, children: _Children) -> bool:
     finally:
         watch.stop()
         child.wait()
+        child.stdout.close()
         with children.lock:
             children.running.discard(child)
     if children.ended:
         raise KeyboardInterrupt
     reader.join(1)
+    child.stderr.close()
     if not ended:
         if at is None:
             raise RuntimeError(f"{job['name']}: {''.join(said)[-1500:].strip() or 'the child process did not start'}")

@@ -18,6 +18,7 @@ def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
+        from .bench.kernelfault import register
         from .main import app
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -26,4 +27,5 @@ def __getattr__(name: str) -> Any:
         sys.stderr.write(f"goldsmith's commands need the package {package}, which is not installed here: ")
         sys.stderr.write(f"pip install {package}\n")
         raise SystemExit(2) from None
+    register(app)
     return app

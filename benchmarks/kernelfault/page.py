@@ -1,0 +1,85 @@
+"""The report as one HTML page: no network, no script, light and dark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jinja2
+import show
+from baselines_names import RULES
+from catalogue import HERE, ROOT
+
+STYLE = ROOT / "src" / "goldsmith" / "assay" / "html" / "style.css"
+
+
+def render(summary: dict[str, Any]) -> str:
+    """The page's text; whatever stands in the rows is escaped."""
+    loader = jinja2.FileSystemLoader(HERE)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    rates = {n: r for n, r in summary["rates"].items() if r["detected"]["of"]}
+    whole = summary["rates"]["all"]
+    return environment.get_template("page.html.j2").render(
+        s=summary, c=summary["conditions"], style=STYLE.read_text(encoding="utf-8"), all=whole,
+        titles=list(show.TITLES.values()),
+        rates=[
+            (name, {**r, "cells": [show.percent(r[k]) for k in show.TITLES]}) for name, r in rates.items()
+        ],
+        **{k: _of(whole[k]) for k in ("detected", "stage", "top1")},
+        right=rows_of_right(summary), cost=rows_of_cost(summary), confusion=confusion(summary),
+        baselines=rows_of_baselines(summary),
+    )  # fmt: skip
+
+
+def _of(figure: dict[str, Any]) -> str:
+    return "-" if not figure["of"] else f"{100 * figure['share']:.1f} %"
+
+
+def rows_of_right(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Alarms on what is right."""
+    accused = summary["accused"]
+    return [
+        ("right kernels drawn at random, failed", show.percent(summary["clean"])),
+        ("the hosts without a fault, failed", show.percent(summary["twins"])),
+        ("ties and goldens at fault, accused all the same", f"{accused['hits']} of {accused['of']}"),
+    ]
+
+
+def rows_of_cost(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Median seconds, and what a report takes."""
+    names = {
+        "plain": "one run, forward and backward", "compare": "comparison with the golden",
+        "stages": "comparison and stages", "all": "every probe",
+    }  # fmt: skip
+    cost = [
+        (names[k], f"{1000 * v['seconds']:.0f} ms ({v['runs']:.0f} times a run)") for k, v in summary["cost"].items()
+    ]
+    report = summary["report"]
+    if report:
+        cost.append(("a diagnosis", f"{report['median_seconds']:.1f} s, 90 % within {report['p90_seconds']:.1f} s"))
+        if report["small"] is not None:
+            cost.append(("the smallest failing case", f"{100 * report['small']:.0f} % of the case's size"))
+    return cost
+
+
+def rows_of_baselines(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The assay's own row first."""
+    if not summary["baselines"]:
+        return []
+    ours = ("goldsmith.assay", show.percent(summary["rates"]["all"]["detected"]), show.percent(summary["twins"]))
+    told = summary["baselines"]
+    return [ours] + [
+        (show.RULE_TITLES[r], show.percent(told[r]["faults"]), show.percent(told[r]["right_kernels"]))
+        for r in RULES if r in told
+    ]  # fmt: skip
+
+
+def confusion(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each true cause: how often it was right, and what was said instead."""
+    out = []
+    for truth, said in summary["confusion"].items():
+        others = sorted(((n, id) for id, n in said.items() if id != truth), reverse=True)
+        out.append({
+            "truth": truth, "right": said.get(truth, 0), "of": sum(said.values()),
+            "others": ", ".join(f"{id} {n}" for n, id in others),
+        })  # fmt: skip
+    return out

@@ -1,0 +1,164 @@
+"""KernelFault's driver and figures: a few faults end to end, going on after an abrupt end, intervals, calibration."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+
+from repo.tree import ROOT
+
+KERNELFAULT = ROOT / "benchmarks" / "kernelfault"
+sys.path.insert(0, str(KERNELFAULT))
+
+import catalogue
+import drive
+import figures
+import fit
+import page
+
+SCORE = [sys.executable, str(KERNELFAULT / "score.py")]
+
+
+def plan(*keys, **more):
+    chosen = tuple(f for f in catalogue.faults() if f.key in keys)
+    assert len(chosen) == len(keys)
+    return drive.Plan(chosen, (), **{"seeds": 1, "clean": 0, "quick": True, **more})
+
+
+def run(what, path, workers=1):
+    kept = drive.Kept(path)
+    for _ in drive.run(what, kept, workers):
+        pass
+    return kept
+
+
+def row(key, verdict="fail", stage=None, causes=(), **more):
+    causes = [{"id": id, "score": 0.9, "params": {}} for id in causes]
+    fault = next(f for f in catalogue.faults() if f.key == key)
+    told = {"kind": "fault", "job": key, "fault": key, "host": fault.host.name, "backend": fault.backend}
+    return {
+        **told, "case": "c", "seed": 0, "verdict": verdict, "stage": stage, "causes": causes, "raw": {}, "notes": [],
+        "findings": [], "sizes": {}, "small": {}, "seconds": 1.0, **more,
+    }  # fmt: skip
+
+
+def test_a_fault_is_found_with_its_stage_and_cause_a_tie_and_a_golden_at_fault_are_not_accused(tmp_path):
+    what = plan("M03 router_scatter torch", "M01 router torch", "M15 rmsnorm torch")
+    kept = run(what, tmp_path / "rows.jsonl", workers=2)
+    found = {r["fault"]: r for r in kept.rows if "seed" in r}
+    assert found["M03 router_scatter torch"]["stage"] == "dsy"
+    assert found["M03 router_scatter torch"]["causes"][0]["id"] == "uninitialised_accumulator"
+    summary = figures.summarise(kept.rows)
+    assert summary["rates"]["all"]["top1"]["hits"] == summary["rates"]["all"]["detected"]["of"] == 1
+    assert (summary["accused"]["hits"], summary["accused"]["of"]) == (0, 2)
+
+
+def test_a_run_that_was_cut_off_goes_on_and_does_nothing_twice(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    what = plan("M03 router_scatter torch", quick=False)
+    whole = run(what, path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:1]) + "\n" + lines[1][: len(lines[1]) // 2])  # as kill -9 leaves it
+    again = run(what, path)
+    assert [(r["case"], r["seed"]) for r in again.rows if "seed" in r] == [
+        (r["case"], r["seed"]) for r in whole.rows if "seed" in r
+    ]
+    before = path.read_text()
+    run(what, path)
+    assert path.read_text() == before
+
+
+def test_a_child_that_dies_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        "import json, os, sys\n"
+        "job = json.loads(sys.stdin.read())\n"
+        "done = [c for c, _ in job['done']]\n"
+        "for case in [c for c in ('one', 'two', 'three') if c not in done]:\n"
+        "    at = {'kind': 'fault', 'fault': job['fault'], 'host': 'h', 'backend': 'b', 'case': case, 'seed': 0}\n"
+        "    print(json.dumps({'begin': at}), flush=True)\n"
+        "    if case == 'two':\n"
+        "        os.abort()\n"
+        "    print(json.dumps({**at, 'verdict': 'fail'}), flush=True)\n"
+        "print(json.dumps({'end': 1}), flush=True)\n"
+    )
+    monkeypatch.setattr(drive, "HERE", tmp_path)
+    kept = run(plan("M03 router_scatter torch"), tmp_path / "rows.jsonl")
+    assert [(r["case"], r["verdict"]) for r in kept.rows if "seed" in r] == [
+        ("one", "fail"), ("two", "died"), ("three", "fail"),
+    ]  # fmt: skip
+    assert kept.rows[1]["died"] == "the process ended with -6"
+
+
+def test_the_truth_decides_what_is_right():
+    key = "M04 mhc_backward torch"
+    sizes = {"n": 4, "D": 48}
+    good = row(key, stage="h_pre.grad", causes=["truncated_reduction"], sizes=sizes)
+    good["causes"][0]["params"] = {"missing": [[32, 48]]}
+    fault = next(f for f in catalogue.faults() if f.key == key)
+    assert all(figures.judged(good, fault).values())
+    second = row(key, stage="x.grad", causes=["wrong_mask", "truncated_reduction"], sizes=sizes)
+    assert figures.judged(second, fault) == {
+        "detected": True, "stage": False, "top1": False, "top3": True, "params": False,
+    }  # fmt: skip
+    assert not any(figures.judged(row(key, verdict="pass", sizes=sizes), fault).values())
+
+
+def test_accusations_are_counted():
+    summary = figures.summarise([row("M01 router torch", verdict="fail", causes=["wrong_decision"])])
+    assert summary["accused"]["hits"] == 1
+    assert summary["rates"]["all"]["detected"]["of"] == 0
+
+
+def test_wilson_is_the_95_percent_interval():
+    assert figures.wilson(0, 3000)[1] == pytest.approx(0.00128, abs=1e-5)
+    low, high = figures.wilson(78, 80)
+    assert (low, high) == (pytest.approx(0.9134, abs=1e-3), pytest.approx(0.9931, abs=1e-3))
+    assert figures.wilson(0, 0) is None
+
+
+def test_calibration_leaves_held_out_hosts_out_and_never_falls():
+    held = [f.key for f in catalogue.faults() if f.host.held_out and f.counted][0]
+    mine = "M05 mhc_backward torch"
+    rows = [row(mine, raw={"wrong_factor": 0.9, "wrong_mask": 0.75}) for _ in range(12)]
+    rows += [row(mine, raw={"wrong_factor": 0.5, "wrong_mask": 0.5})]
+    points, used = fit.fitted(rows)
+    assert fit.fitted([*rows, row(held, raw={"missing_term": 0.1})]) == (points, used)
+    assert used == 13
+    assert all(a[1] <= b[1] for line in points.values() for a, b in zip(line, line[1:], strict=False))
+    assert points["wrong_factor"][-1][1] > 0.9 > 0.1 > points["wrong_mask"][-1][1]
+
+
+def test_the_page_escapes_what_kernels_say(tmp_path):
+    summary = figures.summarise([row("M05 mhc_backward torch", findings=["<script>alert(1)</script>"], case="<b>")])
+    summary["conditions"] = dict.fromkeys(("command", "machine", "torch", "triton", "python", "date"), "x")
+    text = page.render(summary)
+    assert "<script" not in text and "&lt;script&gt;" in text
+    assert figures.AUTHOR in text
+
+
+def test_figures_are_plain_json():
+    summary = figures.summarise([row("M05 mhc_backward torch", stage="bias.grad", causes=["wrong_factor"])])
+    assert json.loads(json.dumps(summary)) == summary
+    assert math.isclose(summary["rates"]["development"]["stage"]["share"], 1.0)
+
+
+def test_what_is_not_there_is_said_in_one_sentence():
+    done = subprocess.run([*SCORE, "--host", "nobody"], capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 2
+    assert done.stderr.startswith("no host 'nobody'; there are: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_command_says_when_there_is_no_source_checkout(monkeypatch):
+    from pathlib import Path
+
+    from goldsmith.cli.bench import kernelfault
+    from goldsmith.cli.say import Problem
+
+    monkeypatch.setattr(kernelfault, "__file__", str(Path("/usr/lib/python3/site-packages/goldsmith/cli/bench/x.py")))
+    with pytest.raises(Problem, match="needs a source checkout of goldsmith"):
+        kernelfault._script()
