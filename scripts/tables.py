@@ -12,9 +12,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from enum import Enum
-from inspect import cleandoc, signature
+from inspect import Parameter, cleandoc, signature
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 os.environ["TRITON_INTERPRET"] = "1"  # so that a machine without a GPU can say what the kernels take
 
@@ -166,17 +166,20 @@ def commands() -> str:
     for command in app.registered_commands:
         name = command.name or command.callback.__name__
         hints = get_type_hints(command.callback, include_extras=True)
-        arguments, options = [], []
+        arguments, options, usage = [], [], ["goldsmith", name]
         for parameter in signature(command.callback).parameters.values():
             kind, about = get_args(hints[parameter.name])[:2]
             said = one_line(about.help) + default(parameter.default, about.help)
             if isinstance(about, ArgumentInfo):
                 arguments.append([f"`{about.metavar}`", said])
+                many = "..." if any(get_origin(k) is list for k in (kind, *get_args(kind))) else ""
+                usage.append(about.metavar if parameter.default is Parameter.empty else f"[{about.metavar}]{many}")
             else:
                 flags = ", ".join(about.param_decls or [f"--{parameter.name.replace('_', '-')}"])
                 options.append([f"`{flags}{value(kind, about.metavar)}`", said])
-        usage = " ".join(["goldsmith", name, *(f"[{cell.strip('`')}]..." for cell, _ in arguments), "[options]"])
-        text += f"## goldsmith {name}\n\n`{usage}`\n\n{cleandoc(command.callback.__doc__)}\n\n"
+        text += (
+            f"## goldsmith {name}\n\n`{' '.join([*usage, '[options]'])}`\n\n{cleandoc(command.callback.__doc__)}\n\n"
+        )
         text += table(["argument or option", "what it does"], arguments + options) + "\n"
     return text.removesuffix("\n")
 
@@ -192,7 +195,7 @@ def value(kind: object, metavar: str | None) -> str:
 
 
 def default(given: object, about: str) -> str:
-    return "" if given in (None, False) or "Default" in about else f" Default: {given}."
+    return "" if given in (None, False, Parameter.empty) or "Default" in about else f" Default: {given}."
 
 
 def one_line(text: str) -> str:

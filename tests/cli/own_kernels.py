@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -62,6 +63,15 @@ def leaves(x, k):
     return x * k + 1
 
 
+def slow_and_wrong(x, k, seen=[]):  # noqa: B006  counts its own calls
+    """Says, on its tenth call, that enough is known to be interrupted."""
+    seen.append(1)
+    if len(seen) > 9:
+        Path(os.environ["OWN_KERNELS_STARTED"]).touch()
+        time.sleep(0.5)
+    return x * k * 1.5 + 1
+
+
 def off_by_little(x, k):
     """One part in a thousand: bfloat16 hides it, the second run with float32 inputs does not."""
     return ((x.float() * k + 1) * 1.0005).to(x.dtype)
@@ -97,5 +107,6 @@ leaving = assay.Target(leaves, golden, cases=rows)
 nameless = [assay.Target(lambda x, k: x * k + 1, golden, cases=rows) for _ in range(2)]
 partial = assay.Target(functools.partial(scaled), golden, cases=rows)
 little = assay.Target(off_by_little, golden, cases=rows, dtypes=(torch.bfloat16,))
+slow = assay.Target(slow_and_wrong, golden, cases=rows)
 several = [target, talking]
 not_a_target = 3

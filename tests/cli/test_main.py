@@ -25,10 +25,10 @@ def run(*arguments):
 def test_alone_it_says_what_it_can_do():
     result = run()
     assert result.exit_code == 0
-    assert all(command in result.output for command in ("verify", "doctor", "bench"))
+    assert all(command in result.output for command in ("verify", "diagnose", "replay", "doctor", "bench"))
 
 
-@pytest.mark.parametrize("command", ["verify", "doctor", "bench"])
+@pytest.mark.parametrize("command", ["verify", "diagnose", "replay", "doctor", "bench"])
 def test_every_command_explains_itself(command):
     result = run(command, "--help")
     assert result.exit_code == 0 and "--json" in result.output

@@ -96,8 +96,8 @@ def test_a_target_without_a_name_is_called_what_the_user_typed():
         "scaled",
     ]
     assert [p["operator"] for p in plan("own_kernels:nameless")] == [
-        "own_kernels:nameless #1",
-        "own_kernels:nameless #2",
+        "own_kernels:nameless#1",
+        "own_kernels:nameless#2",
     ]
 
 

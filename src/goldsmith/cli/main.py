@@ -97,6 +97,90 @@ def verify(
     raise typer.Exit(run(request, html=html, json_to=json))
 
 
+Html = Annotated[Path | None, typer.Option("--html", help="Write one HTML page.", metavar="FILE")]
+Json = Annotated[str | None, typer.Option("--json", help="Write everything as JSON; - is stdout.", metavar="FILE")]
+
+
+@app.command()
+@in_a_paragraph
+def diagnose(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="An operator (mhc.post), or a target of your own: package.module:target."
+        ),
+    ],
+    backend: Annotated[str | None, typer.Option(help="Of an operator. Default: the first that can run here.")] = None,
+    case: Annotated[str | None, typer.Option(help="Only this case. Default: cases are tried until one fails.")] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Draw inputs in this dtype. Default: each that is declared.")
+    ] = None,
+    device: Device = None,
+    interpret: Annotated[
+        bool, typer.Option("--interpret", help="Run Triton kernels through its interpreter, on the CPU.")
+    ] = False,
+    budget: Annotated[float, typer.Option(help="Seconds in all.", min=0.1)] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the smallest failing case here, with a page.", metavar="DIR")
+    ] = None,
+    replay: Annotated[Path | None, typer.Option(help="Diagnose the case of this bundle.", metavar="BUNDLE")] = None,
+    html: Html = None,
+    json: Json = None,
+) -> None:
+    """Say which stage goes wrong first, and why: ranked causes with their evidence, and the smallest failing case.
+
+    Exit status: 0 nothing is wrong, 1 something is, 2 the command cannot be carried out.
+    """
+    from .diagnose.command import Request, run
+
+    request = Request(
+        "diagnose",
+        target,
+        backend=backend,
+        case=case,
+        dtype=dtype.value if dtype else None,
+        device=device,
+        interpret=interpret,
+        budget=budget,
+        seed=seed,
+        out=None if out is None else str(out),
+        bundle=None if replay is None else str(replay),
+        html=None if html is None else str(html),
+        json=json is not None,
+    )
+    raise typer.Exit(run(request, json))
+
+
+@app.command()
+@in_a_paragraph
+def replay(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that diagnose or a test has left.")],
+    target: Annotated[
+        str | None, typer.Argument(metavar="TARGET", help="package.module:target. Default: the operator that it names.")
+    ] = None,
+    device: Device = None,
+    html: Html = None,
+    json: Json = None,
+) -> None:
+    """Run a bundle's inputs once more, and say whether they fail as they did.
+
+    Exit status: 0 nothing is wrong here, 1 something is, 2 the command cannot be carried out.
+    """
+    from .diagnose.command import Request, run
+
+    request = Request(
+        "replay",
+        target or "",
+        device=device,
+        budget=None,
+        bundle=str(bundle),
+        html=None if html is None else str(html),
+        json=json is not None,
+    )
+    raise typer.Exit(run(request, json))
+
+
 @app.command()
 @in_a_paragraph
 def doctor(

@@ -200,7 +200,7 @@ def _named(target: Target, source: str, number: int) -> Target:
     """A target that has no name, nor its candidate one that says anything, is called by what the user typed."""
     if target.name not in NAMELESS:
         return target
-    return replace(target, name=f"{source} #{number}" if number else source)
+    return replace(target, name=f"{source}#{number}" if number else source)
 
 
 def _import_failed(name: str, module_name: str, error: BaseException) -> str:

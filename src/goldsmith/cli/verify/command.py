@@ -93,7 +93,7 @@ def run(request: Request, *, html: Path | None = None, json_to: str | None = Non
     err = console(stderr=True)
     out = err if json_to == "-" else console()
     for path in (html, Path(json_to) if json_to not in (None, "-") else None):
-        _writable(path)
+        writable(path)
     outcome = verify(request, err)
     entries = outcome.entries
     hows = {p.name: p.how for p in outcome.proofs}
@@ -279,7 +279,7 @@ def _conditions(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _writable(path: Path | None) -> None:
+def writable(path: Path | None) -> None:
     """Say now, not after two minutes, that a result cannot be written."""
     if path is None:
         return

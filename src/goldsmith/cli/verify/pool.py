@@ -13,12 +13,13 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+PATIENCE = 10.0  # seconds after a Ctrl-C that was passed on
 LAST_WORDS = 100_000  # bytes of stderr read of a worker that died: deep stacks and long lists of modules stand in it
 
 
@@ -133,8 +134,19 @@ class _Worker:
 class Pool:
     """Up to `size` workers, started when there is work; a context manager that leaves no process behind."""
 
-    def __init__(self, size: int, *, arguments: tuple[str, ...] = (), threads: int = 1) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        arguments: tuple[str, ...] = (),
+        threads: int = 1,
+        told: Callable[[dict[str, Any]], None] | None = None,
+        passes_on: bool = False,
+    ) -> None:
+        """told: is given what a worker says of its progress; passes_on: the first Ctrl-C goes to the workers at work,
+        which then answer with what they know, and the second ends them."""
         self.size, self.arguments, self.threads = size, arguments, threads
+        self.told, self.passes_on, self.interrupted = told, passes_on, False
         self.inbox: queue.Queue = queue.Queue()
         self.workers: list[_Worker] = []
         self.started = 0
@@ -172,7 +184,7 @@ class Pool:
                 if worker.ready and worker.job is None and pending:
                     worker.job = pending.popleft()
                     worker.send({"id": id(worker.job), **worker.job})
-            worker, reply = self.inbox.get()
+            worker, reply = self._next()
             if reply is None:
                 if worker not in self.workers:
                     continue
@@ -190,10 +202,27 @@ class Pool:
                 yield job, died
             elif "ready" in reply:
                 worker.ready = True
+            elif "progress" in reply:
+                if self.told is not None:
+                    self.told(reply["progress"])
             else:
                 job, worker.job = worker.job, None
                 open_jobs -= 1
                 yield job, reply
+
+    def _next(self) -> tuple[_Worker, dict[str, Any] | None]:
+        while True:
+            try:
+                return self.inbox.get(timeout=PATIENCE if self.interrupted else None)
+            except queue.Empty:
+                raise KeyboardInterrupt from None  # what runs there does not stop
+            except KeyboardInterrupt:
+                at_work = [w for w in self.workers if w.job is not None]
+                if not self.passes_on or self.interrupted or not at_work:
+                    raise
+                self.interrupted = True
+                for worker in at_work:
+                    worker.process.send_signal(signal.SIGINT)
 
     @property
     def running(self) -> list[dict[str, Any]]:

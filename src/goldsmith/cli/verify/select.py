@@ -125,7 +125,13 @@ def choose_own(target: Any, size: str, dtype: str | None) -> Choice:
         return Choice(
             [job(_typical(target.cases), dtypes[0], VALUES)], _some([(number, "cases that --quick leaves out")])
         )
-    return Choice([job(case, d, None) for d in dtypes for case in target.cases], [])
+    drawn, literal = ([c for c in target.cases if c.given == given] for given in (False, True))
+    jobs = [job(case, d, None) for d in dtypes for case in drawn]  # what is given as it is has a dtype of its own
+    return Choice(jobs + [job(case, dtype or _own_dtype(case, dtypes[0]), None) for case in literal], [])
+
+
+def _own_dtype(case: Any, otherwise: str) -> str:
+    return next((_name(d) for d in case.own_dtypes), otherwise)
 
 
 def examined(jobs: Iterable[Job]) -> str:

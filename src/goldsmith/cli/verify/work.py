@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +24,17 @@ BAD_CELLS, GOOD_CELLS, BAD_MAPS = 64, 40, 3
 class Session:
     """Keeps the targets of one worker, so that each is declared once."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[dict[str, Any]], None] = lambda progress: None) -> None:
+        self.tell = tell
         self.targets: dict[tuple[str, int, str], Target] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["do"] == "plan":
             return self.plan(request)
+        if request["do"] in ("diagnose", "replay"):
+            from ..diagnose import work
+
+            return getattr(work, request["do"])(request, self.tell)
         return self.check(request)
 
     def plan(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -41,10 +47,10 @@ class Session:
         known = sorted({b for named in found if named.op for b in named.op.backends})
         if request["backend"] and known and request["backend"] not in known:
             return {"problem": f"unknown backend {request['backend']!r}; known: {', '.join(known)}"}
-        return {"proofs": proofs, "machine": machine().to_json(), "device": _device(request)}
+        return {"proofs": proofs, "machine": machine().to_json(), "device": device_of(request)}
 
     def _proofs(self, named: Named, request: dict[str, Any]) -> list[dict[str, Any]]:
-        device, size, dtype = _device(request), request["size"], request["dtype"]
+        device, size, dtype = device_of(request), request["size"], request["dtype"]
         if named.target is not None:
             choice = choose_own(named.target, size, dtype)
             return [_proof(named.name, "", device, choice, "", "", named.source, named.index)]
@@ -53,7 +59,7 @@ class Session:
             raise ValueError(f"{named.name} is neither operator nor target")
         proofs = []
         for backend in (b for b in op.backends if request["backend"] in (None, b)):
-            reason = _machine_reason(op, backend, device)
+            reason = machine_reason(op, backend, device)
             interpreted = backend == "triton" and machine().interpreter
             choice = Choice([], []) if reason else choose(op, backend, device, interpreted, size, dtype)
             if not reason and not choice.jobs:
@@ -156,7 +162,7 @@ def _reduced(m: ErrorMap, cells: int) -> ErrorMap:
     return replace(m, golden=small(m.golden), candidate=small(m.candidate), error_over_limit=small(m.error_over_limit))
 
 
-def _device(request: dict[str, Any]) -> str:
+def device_of(request: dict[str, Any]) -> str:
     wanted = request["device"]
     if wanted is None:
         return "cuda" if torch.cuda.is_available() and not request["interpret"] else "cpu"
@@ -173,7 +179,7 @@ def _device(request: dict[str, Any]) -> str:
     return str(device)
 
 
-def _machine_reason(op: Op, backend: str, device: str) -> str | None:
+def machine_reason(op: Op, backend: str, device: str) -> str | None:
     """Why no case at all can run, judged without inputs."""
     probe = torch.empty(1, device=device)
     return op.backends[backend].machine({op.inputs[0]: probe})

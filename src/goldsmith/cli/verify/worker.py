@@ -21,11 +21,14 @@ DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 def main() -> None:
     _die_with_parent()
     requests, replies = _private_pipes()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a parent in the background ignores it, its child need not
     faulthandler.enable()  # a fatal signal then leaves the Python frames that led to it on stderr
     _choose_interpreter("on" if "--interpret" in sys.argv else "auto")
     from . import work
 
-    session = work.Session()
+    session = work.Session(lambda progress: _send(replies, {"progress": progress}))
     _send(replies, {"ready": True})
     for line in requests:
         request = json.loads(line)

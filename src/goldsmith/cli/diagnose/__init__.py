@@ -1,0 +1,1 @@
+"""`goldsmith diagnose` and `goldsmith replay`."""

@@ -1,0 +1,169 @@
+"""`goldsmith diagnose` and `goldsmith replay`: the candidate runs in a child process, whose death is evidence, too."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..say import Problem, console, duration, ends_like_ctrl_c
+from ..verify.command import INTERRUPTED, writable
+from ..verify.pool import Died, Pool, WorkersFailed
+
+STATUS = {"pass": 0, "fail": 1, "reference_fault": 1, "unjudged": 2}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line; `do` is "diagnose" or "replay"."""
+
+    do: str
+    name: str
+    backend: str | None = None
+    case: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    interpret: bool = False
+    budget: float | None = 60.0
+    seed: int = 0
+    out: str | None = None
+    bundle: str | None = None
+    html: str | None = None
+    json: bool = False
+
+
+def run(request: Request, json_to: str | None = None) -> int:
+    """The whole command; returns the exit status."""
+    for path in (request.html, json_to if json_to != "-" else None):
+        writable(None if path is None else Path(path))
+    if request.bundle is not None and not Path(request.bundle).is_dir():
+        raise Problem(f"{request.bundle} is no bundle: there is no such folder.")
+    err = console(stderr=True)
+    out = err if json_to == "-" else console()
+    began = time.monotonic()
+    with _Watcher(err, request) as watcher:
+        reply = _asked(request, watcher)
+    if isinstance(reply, Died):
+        reply = _died(request, reply, watcher.last, time.monotonic() - began)
+    if "problem" in reply:
+        raise Problem(reply["problem"])
+    if "broken" in reply:
+        raise Problem(f"The assay itself failed: {reply['broken']}")
+    out.print(reply["text"].rstrip("\n"), markup=False, soft_wrap=True)
+    for path in reply["pages"]:
+        out.print(f"Page  {path}", markup=False, soft_wrap=True)
+    if json_to == "-":
+        sys.stdout.write(json.dumps(reply["json"]) + "\n")
+        sys.stdout.flush()
+    elif json_to is not None:
+        Path(json_to).write_text(json.dumps(reply["json"]) + "\n", encoding="utf-8")
+    if reply["interrupted"] and reply["verdict"] == "pass":
+        return INTERRUPTED
+    return STATUS[reply["verdict"]]
+
+
+def _asked(request: Request, watcher: _Watcher) -> dict[str, Any] | Died:
+    arguments = ("--interpret",) if request.interpret else ()
+    try:
+        with ends_like_ctrl_c(), Pool(1, arguments=arguments, told=watcher.told, passes_on=True) as pool:
+            for _, reply in pool.run([asdict(request)]):
+                if isinstance(reply, dict) and "ended" in reply:
+                    return _ended(request, reply, watcher.last, pool.interrupted)
+                if isinstance(reply, dict) and reply.get("interrupted") and not pool.interrupted:
+                    return _wrong(request, "the candidate raised KeyboardInterrupt", watcher.last, 0.0)
+                return reply
+    except WorkersFailed as error:
+        raise Problem(f"A worker process {error}") from error
+    except KeyboardInterrupt:
+        at = f": {watcher.last['case']}, {watcher.last['run']} was running, and did not stop" if watcher.last else ""
+        raise Problem(f"Interrupted before anything was known{at}.") from None
+    raise Problem("No worker answered.")
+
+
+def _ended(request: Request, reply: dict[str, Any], last: dict[str, Any], interrupted: bool) -> dict[str, Any]:
+    """KeyboardInterrupt or SystemExit that reached the worker: the user's, an import's, or the candidate's."""
+    if interrupted:
+        raise Problem("Interrupted before anything was known.")
+    said = f"raised {reply['ended']}, {reply['where']}"
+    if not last:
+        return {"problem": f"Importing {request.name} {said}."}
+    return _wrong(request, f"the candidate {said}", last, 0.0)
+
+
+def _died(request: Request, died: Died, last: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The death of the process as a diagnosis: what ended it, in which run, at which line."""
+    said = f"the process ended {died.how}" + (f", {died.frame}" if died.frame else "")
+    if not last:
+        return {
+            "problem": f"Importing {request.name or 'the target'} ended the process: {said}. {died.last_line}".strip()
+        }
+    said += f"; its last line: {died.last_line!r}" if died.last_line else ""
+    return _wrong(request, said, last, seconds)
+
+
+def _wrong(request: Request, said: str, last: dict[str, Any], seconds: float) -> dict[str, Any]:
+    from ...assay.diagnosis import Cause, Diagnosis
+    from ...assay.diagnosis.rules import CATALOGUE
+    from ...assay.diagnosis.text import render
+    from ...assay.html import diagnosis_page
+    from ...assay.results import CERTAIN, FAIL, Finding, Report
+
+    place = f"in run {last['run']!r} of probe {last['probe']}"
+    finding = Finding(CERTAIN, "process", "", None, None, None, f"{said} ({place})", last["case"])
+    report = Report(request.name, FAIL, findings=[finding], cases=[last["case"]], seconds=seconds)
+    known = CATALOGUE["exception"]
+    mend = "run that case alone (--case); compute-sanitizer or valgrind then names the access"
+    cause = Cause(
+        known.id, 1.0, "", [f"{said}", f"{place}, case {last['case']}"], {}, f"{request.name} ends its process", mend
+    )
+    found = Diagnosis(FAIL, report, causes=[cause], seconds=seconds)
+    if request.html:
+        diagnosis_page.write(found, request.html)
+    return {
+        "text": render(found),
+        "verdict": FAIL,
+        "interrupted": False,
+        "pages": [request.html] if request.html else [],
+        "json": found.to_json(),
+    }
+
+
+class _Watcher:
+    """On a terminal: what runs, how many runs, and how much of the time is over. It also keeps what ran last."""
+
+    def __init__(self, err: Any, request: Request) -> None:
+        self.last: dict[str, Any] = {}
+        self.progress = Progress(
+            TextColumn("{task.description}", style="dim"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[runs]}"),
+            TimeElapsedColumn(),
+            TextColumn(f"of at most {duration(request.budget)}" if request.budget else ""),
+            console=err,
+            transient=True,
+            disable=not err.is_terminal,
+        )
+        self.began = time.monotonic()
+        self.task = self.progress.add_task("starting".ljust(34), total=request.budget, runs="")
+
+    def __enter__(self) -> _Watcher:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def told(self, last: dict[str, Any]) -> None:
+        self.last = last
+        now = f"{last['case']}, {last['run']}"
+        self.progress.update(
+            self.task,
+            description=now[:34].ljust(34),
+            completed=time.monotonic() - self.began,
+            runs=f"{last['runs']} runs",
+        )

@@ -1,0 +1,209 @@
+"""What a worker does for `goldsmith diagnose` and `goldsmith replay`: finds the target, runs it, writes the page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ... import __version__, assay
+from ...assay import session
+from ...assay.diagnosis.text import render
+from ...assay.html import diagnosis_page, page
+from ...assay.results import TargetError
+from ...core.device import machine
+from ...core.op import Op
+from ..targets import UnknownName, find, load_targets, op_target
+from ..verify.select import choose
+from ..verify.work import device_of, machine_reason
+
+PAGE = "diagnosis.html"  # in the bundle's folder
+Tell = Callable[[dict[str, Any]], None]
+
+
+def diagnose(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """A diagnosis as text and JSON; the page and the bundle are written here, where the tensors are."""
+    try:
+        subject = _Subject(request)
+        bundle = None if request["bundle"] is None else _bundle(request["bundle"])
+        case = request["case"] if bundle is None else _case_of(bundle)
+        dtype = subject.dtype if bundle is None else getattr(torch, bundle.meta["dtype"], None)
+        seed = request["seed"] if bundle is None else bundle.meta["seed"]
+        with _telling(tell), _threads(bundle):
+            found = assay.diagnose(
+                subject.target, case, dtype=dtype, device=subject.device, seed=seed, budget_s=request["budget"],
+                out=request["out"],
+            )  # fmt: skip
+    except (UnknownName, TargetError) as error:
+        return {"problem": str(error)}
+    command = f"goldsmith diagnose {subject.words} --replay {shlex.quote(str(found.bundle))}" if found.bundle else ""
+    pages = [Path(request["html"])] if request["html"] else []
+    if found.bundle is not None:
+        pages.append(found.bundle / PAGE)
+    for path in pages:
+        diagnosis_page.write(found, path, command=command, conditions=subject.conditions)
+    return {
+        "text": render(found, command),
+        "verdict": found.verdict,
+        "partial": found.partial,
+        "interrupted": found.partial == "interrupted",
+        "pages": [str(path) for path in pages],
+        "json": found.to_json() if request["json"] else None,
+    }
+
+
+def replay(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """A bundle's inputs through the target once more: the report, and whether it came out as it did."""
+    try:
+        bundle = _bundle(request["bundle"])
+        subject = _Subject(request if request["name"] else {**request, **_of_ours(bundle)})
+        with _telling(tell):
+            report = assay.replay(request["bundle"], subject.target)
+    except (UnknownName, TargetError) as error:
+        return {"problem": str(error)}
+    if request["html"]:
+        page.write([report], request["html"], conditions=subject.conditions)
+    answer = report.environment["replay"]["answer"]
+    said = next(note.text for note in report.notes if note.id == "replay")
+    return {
+        "text": f"{said}\n\n{report}",
+        "answer": answer,
+        "verdict": report.verdict,
+        "partial": report.partial,
+        "interrupted": False,
+        "pages": [request["html"]] if request["html"] else [],
+        "json": report.to_json() if request["json"] else None,
+    }
+
+
+class _Subject:
+    """The target that was asked for, where and in which dtype it runs, and how the command line calls it."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        name, self.device = request["name"], device_of(request)
+        dtype = getattr(torch, request["dtype"]) if request["dtype"] else None
+        if ":" in name:
+            if request["backend"]:
+                raise UnknownName(f"--backend {request['backend']}: a target of your own has no backends.")
+            self.target, self.dtype, self.how = _own(name), dtype, ""
+            self.words = shlex.quote(name)
+            return
+        named = find([name])
+        if len(named) > 1 or named[0].op is None:
+            members = ", ".join(n.name for n in named)
+            raise UnknownName(f"{name!r} is a family; one operator is diagnosed at a time: {members}.")
+        op = named[0].op
+        backend = _backend(op, request["backend"], self.device)
+        interpreted = backend == "triton" and machine().interpreter
+        self.target = _narrowed(op, backend, self.device, interpreted, request)
+        self.dtype = dtype or self.target.dtypes[0]
+        self.how = ", kernels through Triton's interpreter" if interpreted else ""
+        self.words = f"{op.name} --backend {backend}"
+
+    @property
+    def conditions(self) -> list[str]:
+        known = machine()
+        where = torch.cuda.get_device_name(self.device) if self.device.startswith("cuda") else known.cpu
+        return [where, f"torch {known.torch}{self.how}", f"goldsmith {__version__}"]
+
+
+def _own(name: str) -> assay.Target:
+    """A target of the user's; `package.module:targets#2` is the second of a list."""
+    source, _, number = name.partition("#")
+    targets = load_targets(source)
+    if number.isdecimal() and 1 <= int(number) <= len(targets):
+        return targets[int(number) - 1]
+    if number or len(targets) > 1:
+        listed = ", ".join(f"{source}#{k} ({t.name})" for k, t in enumerate(targets, 1))
+        raise UnknownName(f"{name}: one target is diagnosed at a time; there are: {listed}.")
+    return targets[0]
+
+
+def _backend(op: Op, wanted: str | None, device: str) -> str:
+    """The backend asked for, if it can run here; else the first that can."""
+    if wanted is not None and wanted not in op.backends:
+        raise UnknownName(f"unknown backend {wanted!r}; {op.name} has: {', '.join(op.backends)}")
+    reasons = {b: machine_reason(op, b, device) for b in op.backends if wanted in (None, b)}
+    able = [b for b, reason in reasons.items() if not reason]
+    if not able:
+        why = "; ".join(f"{b}: {reason}" for b, reason in reasons.items())
+        raise UnknownName(f"{op.name} cannot run here: {why}")
+    return able[0]
+
+
+def _narrowed(op: Op, backend: str, device: str, interpreted: bool, request: dict[str, Any]) -> assay.Target:
+    """The operator with the cases of an ordinary proof, as far as this backend takes them; all when one is named."""
+    jobs = choose(op, backend, device, interpreted, "default", request["dtype"]).jobs
+    target = op_target(op, backend, device=device, dtype=getattr(torch, jobs[0].dtype) if jobs else None)
+    if request["case"] or not jobs:
+        return target
+    dtype = target.dtypes[0]
+    chosen = {job.case for job in jobs}
+    cases = [case for case in target.cases if case.name in chosen and _takes(op, backend, case, dtype, device)]
+    return replace(target, cases=cases) if cases else target
+
+
+def _takes(op: Op, backend: str, case: Any, dtype: torch.dtype, device: str) -> bool:
+    given = case.build(dtype, device, 0)
+    tensors = [given.get(name) for name in op.inputs]
+    return op.why_not(backend, *tensors, **{o: given[o] for o in op.options}) is None
+
+
+# bundles
+
+
+def _bundle(path: str) -> assay.Bundle:
+    try:
+        return assay.load_bundle(path)
+    except (ValueError, OSError) as error:
+        raise UnknownName(f"{path} is no bundle that can be read: {error}") from error
+
+
+def _case_of(bundle: assay.Bundle) -> assay.Case:
+    """The bundle's inputs as a case."""
+    supply = {**bundle.inputs, **bundle.scalars}
+    return assay.Case(bundle.meta["case"], lambda make: dict(supply), given=True)
+
+
+def _of_ours(bundle: assay.Bundle) -> dict[str, Any]:
+    """The operator and backend that a bundle names: ours alone, since a stranger's would have to be imported."""
+    name, _, backend = bundle.meta["target"].partition(" on ")
+    if name not in Op.all() or backend not in Op.get(name).backends:
+        raise UnknownName(
+            f"the bundle is of {bundle.meta['target']!r}, which is no operator of goldsmith's. Nothing that a bundle "
+            "names is imported: say whose it is, goldsmith replay BUNDLE package.module:target."
+        )
+    return {"name": name, "backend": backend}
+
+
+@contextmanager
+def _threads(bundle: assay.Bundle | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if bundle is not None:
+        torch.set_num_threads(bundle.meta["threads"])
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _telling(tell: Tell) -> Iterator[None]:
+    """Inside, every run is told before it begins, so that a crash has a place (20 us each)."""
+    runs = 0
+
+    def told(case: str, probe: str, run: str) -> None:
+        nonlocal runs
+        runs += 1
+        tell({"case": case, "probe": probe, "run": run, "runs": runs})
+
+    session.LISTENERS.append(told)
+    try:
+        yield
+    finally:
+        session.LISTENERS.remove(told)

@@ -1,0 +1,204 @@
+"""`goldsmith diagnose` and `goldsmith replay` as a user runs them: story, files, bundles, crashes, Ctrl-C, status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import goldsmith
+from goldsmith.cli import app
+from goldsmith.cli.diagnose import command, work
+from goldsmith.cli.verify.pool import Pool
+
+HERE = Path(__file__).resolve().parent
+SOURCE = Path(goldsmith.__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _from_the_folder_of_the_kernels(monkeypatch):
+    monkeypatch.chdir(HERE)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+def ask(**more):
+    """What a worker answers, without a process of its own."""
+    request = {
+        "do": "diagnose", "name": "own_kernels:wrong", "backend": None, "case": None, "dtype": None, "device": "cpu",
+        "interpret": True, "budget": 60.0, "seed": 0, "out": None, "bundle": None, "html": None, "json": True,
+    }  # fmt: skip
+    told = []
+    reply = getattr(work, more.get("do", "diagnose"))(request | more, told.append)
+    return reply, told
+
+
+def test_a_wrong_kernel_is_explained_kept_and_replayed(tmp_path):
+    page, results = tmp_path / "new" / "page.html", tmp_path / "results.json"
+    found = run("diagnose", "own_kernels:wrong", "--out", tmp_path / "kept", "--html", page, "--json", results)
+    assert found.exit_code == 1, found.output
+    assert found.stdout.startswith("FAIL  scaled is wrong: ")
+    assert max(map(len, found.stdout.partition("Bundle")[0].splitlines())) <= 80
+    (bundle,) = (tmp_path / "kept").iterdir()
+    assert f"goldsmith diagnose own_kernels:wrong --replay {bundle}" in words(found.stdout)
+    for written in (page, bundle / work.PAGE):
+        assert "<h1>scaled is wrong: " in written.read_text() and "own_kernels:wrong --replay" in written.read_text()
+    data = json.loads(results.read_text())
+    assert (data["verdict"], data["first_wrong_stage"]) == ("fail", "scaled")
+    again = run("replay", bundle, "own_kernels:wrong")
+    assert again.exit_code == 1 and again.stdout.startswith("reproduced: the verdict was fail, here it is fail")
+
+
+def test_a_bundle_is_diagnosed_as_the_case_that_it_is(tmp_path):
+    first, _ = ask(out=str(tmp_path))
+    (bundle,) = tmp_path.iterdir()
+    reply, _ = ask(bundle=str(bundle))
+    assert reply["verdict"] == "fail" and reply["json"]["examined"]["name"] == first["json"]["case"]["name"]
+    right, _ = ask(bundle=str(bundle), name="own_kernels:target")
+    assert right["verdict"] == "pass"
+    reply, _ = ask(do="replay", bundle=str(bundle), name="own_kernels:target")
+    assert (reply["verdict"], reply["answer"]) == ("pass", "not reproduced")
+
+
+def test_nothing_that_a_bundle_names_is_imported(tmp_path):
+    ask(out=str(tmp_path))
+    (bundle,) = tmp_path.iterdir()
+    reply, _ = ask(do="replay", bundle=str(bundle), name="")
+    assert "'off', which is no operator of goldsmith's" in reply["problem"]
+    (bundle / "bundle.json").write_text("{}")
+    reply, _ = ask(do="replay", bundle=str(bundle), name="own_kernels:wrong")
+    assert "is no bundle that can be read: bundle.json: schema None" in reply["problem"]
+
+
+def test_a_bundle_of_our_own_operators_says_whose_it_is():
+    class Bundle:
+        meta = {"target": "mhc.expand on reference"}
+
+    assert work._of_ours(Bundle) == {"name": "mhc.expand", "backend": "reference"}
+
+
+def test_a_right_kernel_is_not_accused_and_every_run_is_told():
+    reply, told = ask(name="own_kernels:target")
+    assert reply["verdict"] == "pass" and reply["text"].startswith("PASS  scaled: nothing wrong was found")
+    assert told[0] == {"case": "rows[T=5]", "probe": "values", "run": "values", "runs": 1}
+    assert [t["runs"] for t in told] == list(range(1, len(told) + 1))
+    assert not work.session.LISTENERS
+
+
+def test_an_operator_is_diagnosed_on_the_backend_asked_for():
+    reply, told = ask(name="mhc.expand", backend="reference", budget=4.0)
+    assert reply["verdict"] == "pass" and "mhc.expand on reference" in reply["text"]
+    assert not any("many_tokens" in t["case"] for t in told), "a large case in a quick search"
+
+
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        ({"name": "nosuch"}, "no operator 'nosuch'; there are: mhc.boundary"),
+        ({"name": "mhc"}, "'mhc' is a family; one operator is diagnosed at a time: mhc.boundary, "),
+        ({"name": "mhc.post", "backend": "cuda"}, "unknown backend 'cuda'; mhc.post has: triton, reference"),
+        ({"name": "mhc.post", "case": "nosuch"}, "has no case 'nosuch'; there are: "),
+        ({"backend": "triton"}, "--backend triton: a target of your own has no backends."),
+        ({"name": "own_kernels:nosuch"}, "own_kernels has no 'nosuch'; targets there: "),
+        (
+            {"name": "own_kernels:several"},
+            "one target is diagnosed at a time; there are: own_kernels:several#1 (scaled)",
+        ),
+        ({"name": "own_kernels:several#3"}, "own_kernels:several#2 (prints)"),
+        ({"name": "own_kernels:not_a_target"}, "is int; it must be a goldsmith.assay.Target"),
+        ({"device": "cuda:99"}, "--device cuda:99: "),
+    ],
+)
+def test_what_cannot_be_bound_is_answered_with_what_exists(asked, said):
+    assert said in ask(**asked)[0]["problem"]
+
+
+def test_one_of_a_list_is_asked_for_by_its_number():
+    assert work._own("own_kernels:several#2").name == "prints"
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["diagnose", "own_kernels:wrong", "--replay", "nosuch"], "nosuch is no bundle: there is no such folder."),
+        (["replay", "nosuch"], "nosuch is no bundle: there is no such folder."),
+        (["diagnose", "no_such_module:target"], "there is no module 'no_such_module'"),
+    ],
+)
+def test_a_request_that_cannot_be_carried_out_is_one_paragraph_and_status_2(arguments, said):
+    result = run(*arguments)
+    assert result.exit_code == 2 and said in words(result.stderr)
+    assert result.stdout == "" and "Traceback" not in result.output
+
+
+def test_a_candidate_that_ends_its_process_is_a_diagnosis_with_a_page(tmp_path):
+    page = tmp_path / "page.html"
+    result = run("diagnose", "own_kernels:crashing", "--html", page, "--json", "-")
+    assert result.exit_code == 1
+    said = words(result.stderr)
+    assert "FAIL own_kernels:crashing ends its process" in said
+    assert "the process ended by signal 11 (SIGSEGV), in crashes" in said
+    assert "in run 'values' of probe values, case rows[T=5]" in said
+    assert json.loads(result.stdout)["causes"][0]["id"] == "exception"
+    assert "ended by signal 11 (SIGSEGV)" in page.read_text()
+
+
+def test_a_candidate_that_raises_what_ends_a_program_is_accused_and_not_the_user(monkeypatch):
+    result = run("diagnose", "own_kernels:interrupting")
+    assert result.exit_code == 1
+    assert "the candidate raised KeyboardInterrupt" in words(result.stdout)
+    result = run("diagnose", "own_kernels:leaving")
+    assert result.exit_code == 1 and "the candidate raised SystemExit not today, in leaves" in words(result.stdout)
+
+
+def diagnosing(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "goldsmith.cli", "diagnose", *arguments],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+
+
+def test_ctrl_c_gives_what_is_known(tmp_path):
+    started, results = tmp_path / "started", tmp_path / "results.json"
+    os.environ["OWN_KERNELS_STARTED"] = str(started)
+    try:
+        with diagnosing("own_kernels:slow", "--json", str(results)) as process:
+            try:
+                while not started.exists() and process.poll() is None:
+                    pass
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=60)
+            finally:
+                process.kill()
+    finally:
+        del os.environ["OWN_KERNELS_STARTED"]
+    assert process.returncode == 1, err
+    data = json.loads(results.read_text())
+    assert (data["verdict"], data["partial"]) == ("fail", "interrupted")
+    assert "y is wrong" in words(out) and "partial: interrupted" in out and "Traceback" not in err
+
+
+def test_what_does_not_stop_is_ended_after_a_while(monkeypatch):
+    monkeypatch.setattr("goldsmith.cli.verify.pool.PATIENCE", 0.1)
+    pool = Pool(1, passes_on=True)
+    pool.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        pool._next()
+    watcher = type("Watcher", (), {"last": {"case": "rows[T=5]", "run": "values", "probe": "values"}, "told": None})
+    monkeypatch.setattr(command.Pool, "run", lambda pool, jobs: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(command.Problem, match="values was running, and did not stop"):
+        command._asked(command.Request("diagnose", "own_kernels:hanging"), watcher)
