@@ -45,6 +45,7 @@ def test_an_upward_or_early_import_is_found(tmp_path, place, text):
     "place, text",
     [
         ("core/device.py", "def f():\n    import triton"),
+        ("core/_kernels/launch.py", "import triton"),
         ("assay/run.py", "def f():\n    import rich"),
         ("assay/html/page.py", "import jinja2\nfrom . import svg\nfrom ..results import Report"),
         ("assay/results.py", "def f():\n    from .html import page"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .numerics import exp
+from ...core._kernels.arithmetic import exp
 
 
 @triton.jit

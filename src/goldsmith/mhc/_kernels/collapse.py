@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import cdiv, power_of_2, run
+from ...core._kernels.launch import cdiv, power_of_2, run
+from .launch import DECODE_T
 from .numerics import wide
 
 
@@ -32,7 +33,7 @@ def collapse(x: Tensor, h_pre: Tensor) -> Tensor:
     """h_in [T, D] in x's dtype from x [T, n, D] and h_pre [T, n]."""
     T, N, D = x.shape
     h_in = torch.empty((T, D), dtype=x.dtype, device=x.device)
-    block = min(4096, power_of_2(D, 16))
+    block = min(4096 if T > DECODE_T else 512, power_of_2(D, 16))
     run(
         _collapse_fwd_kernel,
         (T, cdiv(D, block)),

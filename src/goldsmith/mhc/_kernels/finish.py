@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import cdiv, power_of_2, run
+from ...core._kernels.launch import cdiv, power_of_2, run
 
 WIDTH = 8  # columns of dbias a program: 6 us for 1024 rows instead of 21 in one program (H100)
 

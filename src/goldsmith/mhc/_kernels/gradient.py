@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import cdiv, power_of_2, run
+from ...core._kernels.launch import cdiv, power_of_2, run
 from .numerics import dot, wide
 from .planes import load_planes, phi_planes
 

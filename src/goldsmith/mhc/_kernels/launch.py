@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
-from goldsmith.core.device import triton_interpreted
+from ...core._kernels.launch import cdiv
+from ...core.device import triton_interpreted
 
 INTERPRET = triton_interpreted()
 
 # bfloat16 parts that represent a dtype exactly (float16 has 11 bits, float32 24)
 PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
 
-# Width in D of one slice of the projection's sum: slices depend on D alone, so a token's bits do not depend on how many
-# other tokens there are; 512 keeps partial sums below 3 % of the traffic and gives decoding 8 programs at D = 4096.
-SLICE_D = 512
+# Up to so many tokens are decoding: a call's time is then that of its longest program, not of its bytes.
+DECODE_T = 64
+# Width in D of one slice of the projection's sum. 512 keeps partial sums below 3 % of the traffic. Decoding has one
+# step of every stream in a slice, for 64 programs at D = 4096: with 8 of them pre takes 42 us (H100, CUDA graph).
+SLICE_D, DECODE_SLICE_D = 512, 64
 
 
 def streams(x: Tensor) -> Tensor:
@@ -40,30 +42,10 @@ def dense(v: Tensor, *shape: int) -> Tensor:
     return v.reshape(shape).contiguous()
 
 
-def power_of_2(n: int, least: int = 1) -> int:
-    """The least power of two that is neither below n nor below `least`."""
-    return max(least, 1 << max(n - 1, 0).bit_length())
-
-
-def cdiv(a: int, b: int) -> int:
-    """ceil(a / b); Triton's own, callable in kernels too, takes 4 us on the host."""
-    return -(-a // b)
-
-
-def slices(D: int) -> int:
-    return cdiv(D, SLICE_D)
-
-
 def token_chunks(T: int) -> tuple[int, int]:
     """(P, tokens in a chunk) for sums over tokens: a function of T alone; at most 8 chunks, multiples of 64 tokens."""
     chunk = 64 * cdiv(T, 64 * 8)
     return cdiv(T, chunk) if T else 0, max(chunk, 64)
-
-
-def run(kernel: triton.JITFunction, grid: tuple[int, ...], *args: object, **meta: object) -> None:
-    """Launch, unless there is nothing to do: a grid of size 0 is an error to CUDA."""
-    if 0 not in grid:
-        kernel[grid](*args, **meta)
 
 
 SUPPORTED_N = (1, 2, 3, 4, 8)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import cdiv, power_of_2, run
+from ...core._kernels.launch import cdiv, power_of_2, run
 from .numerics import wide
 
 

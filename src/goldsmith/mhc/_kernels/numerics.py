@@ -1,4 +1,4 @@
-"""Arithmetic that Triton's defaults do too coarsely: products of float32 on bf16 tensor cores, exp, sigmoid."""
+"""Products of float32 on bfloat16 tensor cores, which Triton's defaults do too coarsely."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ def wide(stride):
 
 
 @triton.jit
+def rounded(v):
+    """A float32 tile rounded to bfloat16 as a GPU does, in float32: the interpreter's own cast cuts the bits off."""
+    bits = v.to(tl.uint32, bitcast=True)
+    nearest = (bits + (0x7FFF + ((bits >> 16) & 1))) & 0xFFFF0000
+    return tl.where((v == v) & (tl.abs(v) != float("inf")), nearest.to(tl.float32, bitcast=True), v)
+
+
+@triton.jit
 def split(v, PARTS: tl.constexpr, INTERPRET: tl.constexpr):
     """v as a tuple of bfloat16 tiles, the greatest first: exact with 3 (8 + 8 + 8 bits), to 2^-17 with 2.
 
@@ -22,10 +30,10 @@ def split(v, PARTS: tl.constexpr, INTERPRET: tl.constexpr):
     rest = v.to(tl.float32)
     parts = ()
     for i in tl.static_range(PARTS):
-        part = rest.to(tl.bfloat16)
+        part = rounded(rest) if INTERPRET else rest.to(tl.bfloat16)
         if i + 1 < PARTS:
             rest = tl.where(tl.abs(part.to(tl.float32)) == float("inf"), 0.0, rest - part.to(tl.float32))
-        parts = parts + (part.to(tl.float32) if INTERPRET else part,)
+        parts = parts + (part,)
     return parts
 
 
@@ -38,10 +46,17 @@ def transposed(parts):
 
 
 @triton.jit
-def dot(a, b):
+def finite(part):
+    """A part with 0 for an infinity, for the products that its operand's lower parts make: inf - inf would be NaN."""
+    return tl.where(tl.abs(part.to(tl.float32)) == float("inf"), 0.0, part.to(tl.float32)).to(part.dtype)
+
+
+@triton.jit
+def dot(a, b, INFINITE: tl.constexpr = False):
     """a @ b of two tuples of parts, to float32's precision where 3 parts are given; the smallest products come first.
 
     The product of parts i and j lies 2^-9(i + j) below the greatest; what lies below the last part kept is left out.
+    INFINITE: b may hold infinities that have to come out as such; a's lower parts, of either sign or 0, then meet none.
     `tl.dot` on float32 is no way to say this: "ieee" leaves the tensor cores (and upcast bfloat16 may silently run
     tf32, triton #10176).
 
@@ -55,27 +70,8 @@ def dot(a, b):
     for step in tl.static_range(PARTS):
         for i in tl.static_range(PARTS):
             if (i < len(a)) & (PARTS - 1 - step - i >= 0) & (PARTS - 1 - step - i < len(b)):
-                total = tl.dot(a[i], b[PARTS - 1 - step - i], total, input_precision="ieee")
+                if INFINITE and i > 0 and i == PARTS - 1 - step:
+                    total = tl.dot(a[i], finite(b[0]), total, input_precision="ieee")
+                else:
+                    total = tl.dot(a[i], b[PARTS - 1 - step - i], total, input_precision="ieee")
     return total
-
-
-@triton.jit
-def exp(x):
-    """e^x for x <= 88 to about 2 units in the last place at any size of x.
-
-    tl.exp rounds x * log2(e) first, which costs |x| units; here only the remainder within +-ln(2)/2 is scaled.
-    """
-    # below -104 e^x is 0 in float32, and -inf would give inf - inf; on a GPU tl.maximum would make a number of NaN
-    x = tl.where(x < -104.0, -104.0, x)
-    k = tl.floor(x * 1.4426950408889634 + 0.5)
-    rest = tl.fma(k, -0.693145751953125, x)
-    rest = tl.fma(k, -1.428606765330187e-06, rest)
-    half = tl.floor(k * 0.5)  # 2^k in two factors: 2^-140 has no normal float32
-    return tl.exp2(rest * 1.4426950408889634) * tl.exp2(half) * tl.exp2(k - half)
-
-
-@triton.jit
-def sigmoid(x):
-    """1 / (1 + e^-x), without overflow on either side."""
-    e = exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, e) / (1.0 + e)

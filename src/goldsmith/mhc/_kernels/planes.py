@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import INTERPRET, cdiv, run
+from ...core._kernels.launch import cdiv, run
+from .launch import INTERPRET
 from .numerics import split
 
 BLOCK = 1024

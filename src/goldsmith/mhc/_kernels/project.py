@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import INTERPRET, PARTS, SLICE_D, cdiv, power_of_2, run, slices
+from ...core._kernels.launch import cdiv, power_of_2, run
+from .launch import DECODE_SLICE_D, DECODE_T, INTERPRET, PARTS, SLICE_D
 from .numerics import dot, split, transposed, wide
 
 
@@ -46,7 +47,7 @@ def _project_kernel(
         d = s * SLICE_D + (step // N) * BLOCK_D + tl.arange(0, BLOCK_D)
         x = tl.load(rows + stream * stride_xn + d[None, :], mask=(t < T)[:, None] & (d < D)[None, :], other=0.0)
         phi = load_phi(phi_ptr, gamma_ptr, stream, d, M, D, N, MP, HAS_GAMMA)
-        acc += dot(split(x, X_PARTS, INTERPRET), transposed(split(phi, 3, INTERPRET)))
+        acc += dot(split(x, X_PARTS, INTERPRET), transposed(split(phi, 3, INTERPRET)), INFINITE=True)
         x32 = x.to(tl.float32)
         squares += x32 * x32
     m = tl.arange(0, MP)
@@ -59,15 +60,18 @@ def project(x: Tensor, phi: Tensor, gamma: Tensor | None) -> Tensor:
     """Partial sums [slices, M + 1, T] in float32 of x [T, n, D] against phi [M, n*D]; the squares in the last row."""
     T, N, D = x.shape
     M = phi.shape[0]
-    part = torch.empty((slices(D), M + 1, T), dtype=torch.float32, device=x.device)
     # 116 us at T = 8192, D = 4096 in bfloat16, 2.3 TB/s (H100); wider inputs or more mixes need the shared memory
     light = x.element_size() == 2 and M <= 32
-    block_t, stages = (128, 3) if light else (64, 2)
+    block_t, warps, stages = (128, 8, 3) if light else (64, 4, 2)
     block_d = 64
     slice_d = min(SLICE_D, power_of_2(D, block_d))  # fewer steps where one slice is not full
+    if T <= DECODE_T:
+        block_t, warps, slice_d = power_of_2(T, 16), 4, DECODE_SLICE_D
+    count = cdiv(D, slice_d)
+    part = torch.empty((count, M + 1, T), dtype=torch.float32, device=x.device)
     run(
-        _project_kernel, (cdiv(T, block_t), slices(D)),
+        _project_kernel, (cdiv(T, block_t), count),
         x, phi, phi if gamma is None else gamma, part, x.stride(0), x.stride(1), T, M, D, N, power_of_2(M, 16), slice_d,
-        PARTS[x.dtype], gamma is not None, INTERPRET, block_t, block_d, num_warps=8 if light else 4, num_stages=stages,
+        PARTS[x.dtype], gamma is not None, INTERPRET, block_t, block_d, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return part

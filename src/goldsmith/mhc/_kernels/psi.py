@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import INTERPRET, PARTS, cdiv, power_of_2, run, token_chunks
+from ...core._kernels.launch import cdiv, power_of_2, run
+from .launch import INTERPRET, PARTS, token_chunks
 from .numerics import dot, split, transposed, wide
 from .planes import load_planes
 

@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...assay.stage import stage
-from .._kernels.launch import cdiv, narrow_n, power_of_2, rows, run, streams
+from ...core._kernels.launch import cdiv, power_of_2, run
+from .._kernels.launch import narrow_n, rows, streams
 from .._kernels.numerics import wide
 
 

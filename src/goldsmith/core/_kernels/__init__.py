@@ -1,0 +1,1 @@
+"""What the families' kernels share; imported by backends alone."""
