@@ -6,8 +6,7 @@ import torch
 from assay.kernels import autograd, plain_sum, probes_of, sum_gradients, target, texts
 from goldsmith import assay
 from goldsmith.assay import memory
-from goldsmith.assay.memory import Arena, Poison, band_read, poison_left, strides_for
-from goldsmith.assay.run import overlap
+from goldsmith.assay.memory import Arena, Poison, band_read, overlap, poison_left, strides_for
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*FLOATS, torch.int64, torch.int8, torch.bool, torch.complex64)
@@ -60,6 +59,25 @@ def test_an_overrun_of_a_buffer_that_the_kernel_made_is_named():
     assert (
         text == "48 bytes written past the end of scratch buffer 1 [12] (48 bytes): exactly twice the buffer (values)"
     )
+
+
+def test_an_overrun_of_a_result_is_called_by_the_result():
+    def kernel(x, w):
+        y = torch.empty(len(x))
+        torch.as_strided(y, (2 * len(x),), (1,), y.storage_offset()).copy_(plain_sum(x, w).repeat(2))
+        return y
+
+    report = quick(kernel, backward=lambda x, w, grad_y: overrun(x, w, grad_y), outputs=("y",))
+    found = {f.tensor: f.text for f in report.findings}
+    said = "48 bytes written past the end of y (48 bytes): exactly twice the buffer (values)"
+    assert found["y"] == said and found["w.grad"].startswith("160 bytes written past the end of w.grad (160 bytes)")
+    assert set(found) == {"y", "w.grad"}
+
+
+def overrun(x, w, g):
+    dw = torch.empty_like(w)
+    torch.as_strided(dw, (2 * len(w),), (1,), dw.storage_offset()).copy_((g[:, None] * x).sum(0).repeat(2))
+    return g[:, None] * w, dw
 
 
 def test_a_stray_read_shows_where_it_went():

@@ -113,6 +113,7 @@ ERRORS = [
     ({"cases": {"x y": torch.ones(1)}}, ValueError, "case given: 'x y' is no parameter name"),
     ({"name": 3}, TypeError, "name: expected a name, got 3"),
     ({"outputs": "y"}, TypeError, "outputs: expected a tuple of names, got 'y'"),
+    ({"outputs": ()}, ValueError, "outputs: () names none; leave it out, or name what the candidate returns"),
     ({"outputs": ("y", "y")}, ValueError, "outputs: 'y' occurs twice in ['y', 'y']"),
     ({"outputs": ("y",), "saved": ("h",)}, ValueError, "saved: 'h' is not among the outputs; there are: y"),
     ({"grads": ("z",)}, ValueError, "grads: 'z' is not among the floating-point inputs; there are: x, w"),
@@ -121,6 +122,7 @@ ERRORS = [
     ({"dot": "fp8"}, ValueError, "dot: 'fp8' is not a choice; there are: ieee, tf32"),
     ({"dtypes": ()}, TypeError, "dtypes: expected a tuple of torch dtypes, got ()"),
     ({"dtypes": (torch.int8,)}, ValueError, "dtypes: torch.int8 cannot be judged; there are: torch.bfloat16, "),
+    ({"dtypes": (torch.float32, torch.float32)}, ValueError, "dtypes: torch.float32 occurs twice"),
     ({"compute": torch.int8}, ValueError, "compute: torch.int8 is no compute precision; there are: torch.bfloat16, "),
     ({"decisions": ("i",)}, TypeError, "decisions: expected a dict, got tuple"),
     ({"decisions": {"i": "topk"}}, TypeError, "decisions: 'i' needs assay.topk, argmax, sign or given, got 'topk'"),
@@ -132,9 +134,17 @@ ERRORS = [
     ({"segments": [1]}, TypeError, "segments: expected a dict by tensor name, got list"),
     ({"segments": {"y": 3}}, TypeError, "segments['y']: expected a dict or a function of the sizes, got int"),
     (
+        {"segments": {"y": {"a": (-2, 1)}}},
+        ValueError,
+        "segments['y']: 'a' is (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got (-2, 1)",
+    ),
+    ({"cases": {"x": torch.eye(3).to_sparse()}}, ValueError, "case given: 'x' is a tensor of kind sparse_coo; only "),
+    ({"cases": {"x": torch.eye(3) * 1j}}, ValueError, "case given: 'x' is complex, which cannot be judged; give its "),
+    ({"cases": {"x": torch.eye(3).numpy()}}, ValueError, "case given: 'x' is a numpy array; give a tensor, torch.from"),
+    (
         {"segments": {"y": {"a": (4, 1)}}},
         ValueError,
-        "segments['y']: 'a' is (lo, hi) or (axis, lo, hi) with lo <= hi, got (4, 1)",
+        "segments['y']: 'a' is (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got (4, 1)",
     ),
 ]
 
@@ -169,6 +179,13 @@ def test_a_target_is_frozen_and_says_what_it_is():
         one.name = "other"
     assert repr(one) == "Target(sum, 1 cases)" and [c.name for c in one.cases] == ["given"]
     assert made(candidate=Function.apply).name == "Function"
+
+
+def test_a_target_without_a_name_is_called_by_where_its_candidate_was_written():
+    anonymous, part = made(candidate=lambda x, w: golden(x, w)), made(candidate=functools.partial(golden))
+    where = f"{__name__}:test_a_target_without_a_name_is_called_by_where_its_candidate_was_written.<locals>.<lambda>"
+    assert (anonymous.name, part.name) == (where, f"{__name__}:golden") and anonymous.nameless and part.nameless
+    assert not made().nameless and not made(candidate=lambda x, w: x, name="sum").nameless
 
 
 # check's own arguments

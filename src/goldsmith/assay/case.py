@@ -116,6 +116,14 @@ class Case:
             _check_value(self.name, name, value)
         return self._shuffled(drawn, mixed) if self.given and self.salt else drawn
 
+    @property
+    def own_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Those of the floating-point tensors of a literal dict, which are not drawn."""
+        if not self.given:
+            return ()
+        tensors = [v for v in self.draw(Make(torch.float32, "cpu", 0)).values() if isinstance(v, Tensor)]
+        return tuple(dict.fromkeys(t.dtype for t in tensors if t.is_floating_point()))
+
     def variant(self, salt: int) -> Case:
         """The same case with other values: another draw, or, for given tensors, their rows in another order."""
         return replace(self, salt=salt)
@@ -139,6 +147,20 @@ def _check_value(case: str, name: Any, value: Any) -> None:
         raise TargetError(f"case {case}: {name!r} is no parameter name")
     if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
         raise TargetError(f"case {case}: {name!r} holds several tensors; give each a name of its own")
+    if type(value).__module__ == "numpy" and hasattr(value, "shape") and value.shape:
+        raise TargetError(f"case {case}: {name!r} is a numpy array; give a tensor, torch.from_numpy(...)")
+    if not isinstance(value, Tensor):
+        return
+    if value.layout != torch.strided or value.is_quantized or value.is_nested or value.is_meta:
+        kinds = {"quantized": value.is_quantized, "nested": value.is_nested, "meta": value.is_meta}
+        kind = next((k for k, it_is in kinds.items() if it_is), str(value.layout).removeprefix("torch."))
+        raise TargetError(
+            f"case {case}: {name!r} is a tensor of kind {kind}; only dense ones can be guarded and judged"
+        )
+    if value.is_complex():
+        raise TargetError(
+            f"case {case}: {name!r} is complex, which cannot be judged; give its real and imaginary parts"
+        )
 
 
 def case(*, tags: Iterable[str] = (), why: str = "", **sizes: Any) -> Callable[[Draw], list[Case]]:
@@ -149,6 +171,10 @@ def case(*, tags: Iterable[str] = (), why: str = "", **sizes: Any) -> Callable[[
             raise TargetError(f"case: {name}=[] leaves no case; give at least one value")
 
     def decorate(draw: Draw) -> list[Case]:
+        if not callable(draw):
+            raise TypeError(
+                f"case: expected a function of make and the sizes, got {type(draw).__name__} {draw!r}"[:200]
+            )
         name = getattr(draw, "__name__", "case")
         try:
             inspect.signature(draw).bind(None, **{k: v[0] for k, v in lists.items()})

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import probes as catalogue
+from .arguments import examined
 from .case import Case
 from .probes import values
 from .reference import GoldenError
@@ -66,7 +67,7 @@ def check(
     Returns a Report. Raises AssayError (its text is the report) and TargetError for a mistake in the declaration; an
     interrupt from the keyboard goes on as KeyboardInterrupt, whose `.report` has what was finished.
     """
-    _arguments(target, dtype, budget_s)
+    examined("check", target, case, dtype, device, seed, probes, budget_s)
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = target.cases if case is None else (target.case(case),)
     report, _ = examine(target, cases, dtype, device, seed, selected, budget_s, strict=strict)
@@ -97,14 +98,15 @@ def examine(
     sessions: list[Session] = []  # a session holds every run's tensors: only the one that is asked for is kept
     state = torch.random.get_rng_state()
     stopped: KeyboardInterrupt | None = None
-    try:
+    try:  # a caller's no_grad is about the caller; the candidate's gradients are asked for
         for each in cases:
             for drawn, only_values in _dtypes(target, each, dtype, selected):
                 if sessions or report.partial:
                     break
                 session = Session(target, each, drawn, device, seed, selected, _label(each, drawn, target, dtype))
                 try:
-                    _examine(session, budget, tally, only_values)
+                    with torch.inference_mode(False), torch.enable_grad():
+                        _examine(session, budget, tally, only_values)
                 except KeyboardInterrupt as error:
                     report.partial, stopped = INTERRUPTED, error
                 _collect(report, session)
@@ -124,22 +126,20 @@ def examine(
     return report, sessions
 
 
-def _arguments(target: Any, dtype: Any, budget_s: Any) -> None:
-    if not isinstance(target, Target):
-        raise TypeError(f"check: expected an assay.Target, got {type(target).__name__}")
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype: expected a torch dtype or None, got {dtype!r}")
-    if budget_s is not None and budget_s <= 0:
-        raise TargetError(f"budget_s: expected a positive number of seconds or None, got {budget_s}")
-
-
 def _dtypes(
     target: Target, case: Case, dtype: torch.dtype | None, selected: frozenset[str]
 ) -> list[tuple[torch.dtype, bool]]:
     """(dtype, values only): what is asked for, and float32 beside a 16-bit dtype, where small factors are visible."""
     wanted = list(target.dtypes) if dtype is None else [dtype]
     if case.given:
-        return [(wanted[0], False)]
+        own = case.own_dtypes
+        if dtype is not None and own and dtype not in own:
+            held = ", ".join(str(d).removeprefix("torch.") for d in own)
+            raise TargetError(
+                f"dtype: case {case.name} is a dict of tensors, which keep their own dtype ({held}), and cannot be run "
+                f"in {str(dtype).removeprefix('torch.')}; leave dtype out, or draw the tensors in an @assay.case"
+            )
+        return [(dtype or (own or wanted)[0], False)]
     narrow = any(d in NARROW for d in wanted) and torch.float32 not in wanted
     extra = [(torch.float32, True)] if narrow and "float32" in selected else []
     return [(d, False) for d in wanted] + extra

@@ -9,7 +9,7 @@ forward and backward, and fills the body with another such NaN, so that what is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ BAND, POISON = 0xFFFB - 0x10000, 0xFFFD - 0x10000
 BYTE = 0xFF  # bands of integers (-1 where it is taken for an index) and of 8-bit floats
 NAN_FILL, DIRT_FILL, ZERO_FILL = "nan", "dirt", "zero"
 LAYOUTS = ("transposed", "stepped", "sliced")
+SCRATCH = "scratch buffer"
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,14 @@ class Arena:
         storage = tensor.untyped_storage().data_ptr()
         return next((b for b in self.buffers if b.raw.untyped_storage().data_ptr() == storage), None)
 
+    def name(self, results: Mapping[str, Tensor]) -> None:
+        """Buffers that hold a result are called by it from now on."""
+        for buffer in self.buffers:
+            storage = buffer.raw.untyped_storage().data_ptr()
+            held = [n for n, t in results.items() if t.numel() and t.untyped_storage().data_ptr() == storage]
+            if held and buffer.label.startswith(SCRATCH):
+                buffer.label = ", ".join(held)
+
     def forget(self, tensor: Tensor) -> None:
         owner = self.owner(tensor)
         if owner is not None:
@@ -227,6 +236,41 @@ def _dense(shape: list[int], order: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def aliases(results: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[tuple[str, str]]:
+    """Pairs of a result and another result, or one of `others`, that share at least one byte."""
+    pairs = set()
+    items = list(results.items())
+    for i, (name, tensor) in enumerate(items):
+        for other, second in [*items[i + 1 :], *others.items()]:
+            if tensor is not second and overlap(tensor, second):
+                pairs.add((name, other))
+            elif tensor is second and tensor.numel():
+                pairs.add((name, other))
+    return pairs
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors share at least one byte."""
+    if a.numel() == 0 or b.numel() == 0 or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    spans = [_span(t) for t in (a, b)]
+    if spans[0][1] <= spans[1][0] or spans[1][1] <= spans[0][0]:
+        return False
+    if a.is_contiguous() and b.is_contiguous() or a.element_size() != b.element_size():
+        return True
+    low = min(a.storage_offset(), b.storage_offset())
+    size = max(s[1] for s in spans) // a.element_size() + 1
+    touched = torch.zeros(size, dtype=torch.bool)
+    touched.as_strided(a.shape, a.stride(), a.storage_offset() - low).fill_(True)
+    return bool(touched.as_strided(b.shape, b.stride(), b.storage_offset() - low).any())
+
+
+def _span(t: Tensor) -> tuple[int, int]:
+    first = int(t.storage_offset())
+    last = first + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return first * t.element_size(), (last + 1) * t.element_size()
+
+
 _aten = torch.ops.aten
 _EMPTY = {
     _aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default,
@@ -263,7 +307,7 @@ class Poison(TorchDispatchMode):
         if not ordinary or plain.numel() == 0 or plain.is_quantized or plain.is_pinned():
             return plain
         self.count += 1
-        label = f"scratch buffer {self.count} {list(plain.shape)}"
+        label = f"{SCRATCH} {self.count} {list(plain.shape)}"
         return self.arena.allocate(plain.shape, plain.stride(), plain.dtype, plain.device, label).tensor
 
     def _enter(self, func: Any, args: Any, kwargs: Any) -> Any:

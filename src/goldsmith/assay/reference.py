@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from . import bounds, ensemble, golden, kinks, ladder
+from .memory import aliases
 from .results import TargetError
-from .run import Material, Run, aliases, name_gradients, names_of, only_tensors
+from .run import Material, Run, name_gradients, names_of, only_tensors
 from .stage import Tracer, listening
 
 RUNS = 8  # legal orders in an ensemble
@@ -204,7 +205,7 @@ class References:
             store=store,
             bounded=bounded,
             ensemble=drawn,
-            segments=self.material.target.segments_of(name, self.material.sizes),
+            segments=self.material.target.segments_of(name, self.material.sizes, bounded.value.shape),
             axes=axis_names(bounded.value.shape, self.material.sizes),
             compute=self.compute,
             tensor_cores=self.material.device.type == "cuda",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .interpreter import Interpreted, watching
-from .memory import NAN_FILL, Arena, Hit, Poison, band_read, poison_left
+from .memory import NAN_FILL, Arena, Hit, Poison, aliases, band_read, poison_left
 from .results import TargetError
 from .stage import Tracer, listening
 from .target import Target
@@ -157,7 +157,7 @@ def execute(material: Material, how: How | None = None) -> Run:
     how = how or How()
     target, run = material.target, Run()
     if how.fresh and target.reset is not None:
-        target.reset()
+        _reset(target.reset)
     arena = Arena(how.fill)
     tracer = Tracer(substitute=how.substitute, debug=how.debug)
     _seed(material)
@@ -176,6 +176,13 @@ def execute(material: Material, how: How | None = None) -> Run:
     run.stages.update(tracer.records)
     _look_at_memory(run, arena, target)
     return run
+
+
+def _reset(reset: Callable[[], Any]) -> None:
+    try:
+        reset()
+    except Exception as error:
+        raise TargetError(f"reset: raised {type(error).__name__}: {error}") from error
 
 
 def _seed(material: Material) -> None:
@@ -287,17 +294,26 @@ def name_gradients(result: Any, wanted: tuple[str, ...], who: str) -> dict[str, 
         unknown = [n for n in result if n not in wanted]
         if unknown:
             raise TargetError(f"{who}: returned a gradient for {unknown[0]!r}; wanted are: {', '.join(wanted)}")
-        return {n: result.get(n) for n in wanted}
+        return _gradients({n: result.get(n) for n in wanted}, who)
     values = tuple(result) if isinstance(result, list | tuple) else (result,)
     if len(values) != len(wanted):
         raise TargetError(f"{who}: returned {len(values)} gradients; wanted are {len(wanted)}: {', '.join(wanted)}")
-    return dict(zip(wanted, values, strict=True))
+    return _gradients(dict(zip(wanted, values, strict=True)), who)
+
+
+def _gradients(named: dict[str, Any], who: str) -> dict[str, Tensor | None]:
+    for name, grad in named.items():
+        if grad is not None and not isinstance(grad, Tensor):
+            raise TargetError(f"{who}: the gradient of {name!r} is a {type(grad).__name__}, not a tensor")
+    return named
 
 
 # memory
 
 
 def _look_at_memory(run: Run, arena: Arena, target: Target) -> None:
+    for results in (run.live, run.grads, run.again or {}):
+        arena.name({n: t for n, t in results.items() if t is not None})
     run.hits = arena.hits()
     for name, buffer in arena.inputs.items():
         mask = None if name in target.mutates else buffer.changed()
@@ -329,41 +345,6 @@ def _bytes_differ(tensor: Tensor, copy: Tensor) -> Tensor | None:
         return None
     mask = ~((tensor == copy) | ((tensor != tensor) & (copy != copy)))
     return mask if bool(mask.any()) else None
-
-
-def aliases(results: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[tuple[str, str]]:
-    """Pairs of a result and another result, or one of `others`, that share at least one byte."""
-    pairs = set()
-    items = list(results.items())
-    for i, (name, tensor) in enumerate(items):
-        for other, second in [*items[i + 1 :], *others.items()]:
-            if tensor is not second and overlap(tensor, second):
-                pairs.add((name, other))
-            elif tensor is second and tensor.numel():
-                pairs.add((name, other))
-    return pairs
-
-
-def overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors share at least one byte."""
-    if a.numel() == 0 or b.numel() == 0 or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-        return False
-    spans = [_span(t) for t in (a, b)]
-    if spans[0][1] <= spans[1][0] or spans[1][1] <= spans[0][0]:
-        return False
-    if a.is_contiguous() and b.is_contiguous() or a.element_size() != b.element_size():
-        return True
-    low = min(a.storage_offset(), b.storage_offset())
-    size = max(s[1] for s in spans) // a.element_size() + 1
-    touched = torch.zeros(size, dtype=torch.bool)
-    touched.as_strided(a.shape, a.stride(), a.storage_offset() - low).fill_(True)
-    return bool(touched.as_strided(b.shape, b.stride(), b.storage_offset() - low).any())
-
-
-def _span(t: Tensor) -> tuple[int, int]:
-    first = int(t.storage_offset())
-    last = first + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return first * t.element_size(), (last + 1) * t.element_size()
 
 
 @contextmanager

@@ -6,7 +6,8 @@ name the argument and list what exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -63,9 +64,11 @@ class Target:
     layouts: str = "any"
     mutates: tuple[str, ...] = ()
     reset: Callable[[], Any] | None = None
+    nameless: bool = field(default=False, init=False, repr=False)  # no name was given, and the candidate has none
     _bound: dict = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        outside_of_transforms("Target")
         for argument in ("candidate", "golden"):
             _callable(argument, getattr(self, argument))
         for argument in ("golden_backward", "reset"):
@@ -74,8 +77,11 @@ class Target:
         if self.backward is not None and self.backward != "auto":
             _callable("backward", self.backward, "'auto', None or a callable")
         self._set("cases", as_cases(self.cases))
+        self._set("nameless", self.name is None and _says_nothing(self.candidate))
         self._set("name", _own_name(self.candidate) if self.name is None else _string("name", self.name))
         self._set("outputs", None if self.outputs is None else _names("outputs", self.outputs))
+        if self.outputs == ():
+            raise TargetError("outputs: () names none; leave it out, or name what the candidate returns")
         for argument in ("saved", "mutates"):
             self._set(argument, _names(argument, getattr(self, argument)))
         self._set("grads", None if self.grads is None else _names("grads", self.grads))
@@ -85,7 +91,7 @@ class Target:
         _choice("dot", self.dot, tuple(DOTS))
         self._set("dtypes", _dtypes(self.dtypes))
         if self.compute is not None and self.compute not in UNIT:
-            raise TargetError(f"compute: {self.compute!r} is no compute precision; there are: {_listed(UNIT)}")
+            raise TargetError(f"compute: {self.compute!r} is no compute precision; there are: {listed(UNIT)}")
         self._check_decisions()
         self._check_segments()
         self._check_bindings()
@@ -153,7 +159,7 @@ class Target:
         for case in self.cases:
             if case.name == wanted:
                 return case
-        raise TargetError(f"case: {self.name} has no case {wanted!r}; there are: {_listed(c.name for c in self.cases)}")
+        raise TargetError(f"case: {self.name} has no case {wanted!r}; there are: {listed(c.name for c in self.cases)}")
 
     def compute_dtype(self, inputs: Mapping[str, Tensor]) -> torch.dtype:
         """The precision in which sums and intermediates are promised: float32, unless declared or all float64."""
@@ -166,17 +172,38 @@ class Target:
         floating = tuple(n for n, t in inputs.items() if t.is_floating_point())
         return floating if self.grads is None else tuple(g for g in self.grads if g in floating)
 
-    def segments_of(self, tensor: str, sizes: Mapping[str, Any]) -> dict[str, tuple[int, int, int]]:
-        """The declared segments of a tensor as (axis, lo, hi); the last axis is -1."""
+    def segments_of(
+        self, tensor: str, sizes: Mapping[str, Any], shape: Sequence[int]
+    ) -> dict[str, tuple[int, int, int]]:
+        """The declared segments of a tensor of that shape as (axis, lo, hi); the last axis is -1."""
         named = self.segments.get(tensor, {})
         if callable(named):
             supply = {**sizes, "sizes": dict(sizes)}
-            named = bind(f"segments[{tensor!r}]", named, supply)(supply)
+            bound = bind(f"segments[{tensor!r}]", named, supply)
+            try:
+                named = bound(supply)
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}"
+                raise TargetError(f"segments[{tensor!r}]: the function raised {what}") from error
             check_segments(tensor, named)
-        return {name: tuple(r) if len(r) == 3 else (-1, *r) for name, r in named.items()}
+        spans = {name: tuple(r) if len(r) == 3 else (-1, *r) for name, r in named.items()}
+        for name, (axis, lo, hi) in spans.items():
+            if not -len(shape) <= axis < len(shape) or hi > shape[axis]:
+                span = f"{name!r} is [{lo}, {hi}) of axis {axis}"
+                raise TargetError(f"segments[{tensor!r}]: {span}, but {tensor} has shape {list(shape)}")
+        return spans
 
     def __repr__(self) -> str:
         return f"Target({self.name}, {len(self.cases)} cases)"
+
+
+def outside_of_transforms(caller: str) -> None:
+    """Inside vmap or grad tensors have no values of their own: nothing could be drawn, guarded or compared."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise TargetError(
+            f"{caller}: called inside a torch.func transform (vmap, grad, ...), where tensors have no values of their "
+            "own; call it outside, on a candidate that applies the transform itself"
+        )
 
 
 def check_segments(tensor: str, named: Any) -> None:
@@ -184,9 +211,9 @@ def check_segments(tensor: str, named: Any) -> None:
         raise TypeError(f"segments[{tensor!r}]: expected a dict or a function of the sizes, got {type(named).__name__}")
     for name, span in named.items():
         numbers = isinstance(span, tuple) and len(span) in (2, 3) and all(isinstance(v, int) for v in span)
-        if not numbers or span[-2] > span[-1]:
+        if not numbers or not 0 <= span[-2] <= span[-1]:
             raise TargetError(
-                f"segments[{tensor!r}]: {name!r} is (lo, hi) or (axis, lo, hi) with lo <= hi, got {span!r}"
+                f"segments[{tensor!r}]: {name!r} is (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got {span!r}"
             )
 
 
@@ -213,32 +240,44 @@ def _names(argument: str, value: Any) -> tuple[str, ...]:
 def _known(argument: str, names: Any, known: Any, what: str) -> None:
     unknown = [n for n in names if n not in known]
     if unknown:
-        raise TargetError(f"{argument}: {unknown[0]!r} is not among the {what}; there are: {_listed(known)}")
+        raise TargetError(f"{argument}: {unknown[0]!r} is not among the {what}; there are: {listed(known)}")
 
 
 def _choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise TargetError(f"{argument}: {value!r} is not a choice; there are: {_listed(choices)}")
+        raise TargetError(f"{argument}: {value!r} is not a choice; there are: {listed(choices)}")
 
 
 def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
     dtypes = (value,) if isinstance(value, torch.dtype) else value
     if not isinstance(dtypes, list | tuple) or not dtypes or not all(isinstance(d, torch.dtype) for d in dtypes):
         raise TypeError(f"dtypes: expected a tuple of torch dtypes, got {value!r}")
+    twice = [d for d in dtypes if list(dtypes).count(d) > 1]
+    if twice:
+        raise TargetError(f"dtypes: {twice[0]} occurs twice")
     unknown = [d for d in dtypes if d not in UNIT]
     if unknown:
-        raise TargetError(f"dtypes: {unknown[0]} cannot be judged; there are: {_listed(UNIT)}")
+        raise TargetError(f"dtypes: {unknown[0]} cannot be judged; there are: {listed(UNIT)}")
     return tuple(dtypes)
 
 
-def _listed(names: Any) -> str:
+def listed(names: Any) -> str:
     shown = [str(n) for n in names]
     return ", ".join(shown[:20]) + (f", ... ({len(shown)} in all)" if len(shown) > 20 else "") or "none"
 
 
+def _says_nothing(candidate: Any) -> bool:
+    return isinstance(candidate, functools.partial) or getattr(candidate, "__name__", "") == "<lambda>"
+
+
 def _own_name(candidate: Any) -> str:
+    """Of a lambda or a partial where it was written: module:qualname."""
+    if _says_nothing(candidate):
+        while isinstance(candidate, functools.partial):
+            candidate = candidate.func
+        name = getattr(candidate, "__qualname__", type(candidate).__qualname__)
+        return f"{getattr(candidate, '__module__', type(candidate).__module__)}:{name}"
     owner = getattr(candidate, "__self__", candidate)
     if getattr(candidate, "__name__", "") == "apply" and isinstance(owner, type):
         return owner.__name__
-    name = getattr(candidate, "__name__", None) or type(candidate).__name__
-    return "candidate" if name == "<lambda>" else name
+    return getattr(candidate, "__name__", None) or type(candidate).__name__

@@ -16,7 +16,6 @@ from ..assay.target import Target
 from ..core.op import Op
 
 DTYPES = ("float32", "bfloat16", "float16")
-NAMELESS = ("candidate", "partial")  # what a target is called after a lambda, and after a functools.partial
 
 
 class UnknownName(ValueError):
@@ -198,7 +197,7 @@ def load_targets(name: str) -> list[Target]:
 
 def _named(target: Target, source: str, number: int) -> Target:
     """A target that has no name, nor its candidate one that says anything, is called by what the user typed."""
-    if target.name not in NAMELESS:
+    if not target.nameless:
         return target
     return replace(target, name=f"{source}#{number}" if number else source)
 

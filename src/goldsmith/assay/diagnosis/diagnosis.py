@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 from .. import probes as catalogue
+from ..arguments import examined
 from ..case import Case
 from ..check import INTERRUPTED, examine
-from ..results import FAIL, PASS, REFERENCE_FAULT, ErrorMap, Report, TargetError, _plain
+from ..results import FAIL, PASS, REFERENCE_FAULT, ErrorMap, Report, _plain
 from ..session import Session
 from ..target import Target
 from . import bundle
@@ -50,12 +51,7 @@ def diagnose(
     Returns a Diagnosis; an interrupt from the keyboard ends it with what is known, marked partial. Raises TargetError
     for a mistake in the declaration.
     """
-    if not isinstance(target, Target):
-        raise TypeError(f"diagnose: expected an assay.Target, got {type(target).__name__}")
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype: expected a torch dtype or None, got {dtype!r}")
-    if budget_s is not None and budget_s <= 0:
-        raise TargetError(f"budget_s: expected a positive number of seconds or None, got {budget_s}")
+    examined("diagnose", target, case, dtype, device, seed, probes, budget_s)
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = _informative(list(target.cases)) if case is None else [target.case(case)]
     clock = _Clock(budget_s)

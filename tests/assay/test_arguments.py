@@ -1,0 +1,116 @@
+"""What `check` and `diagnose` are called with: every mistake is named with what came and what was wanted."""
+
+import pytest
+import torch
+
+from goldsmith import assay
+
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+def golden(x, w):
+    return (x * w).sum(-1)
+
+
+def made(**changes):
+    cases = {"x": X, "w": X[0]}
+    return assay.Target(**{"candidate": golden, "golden": golden, "cases": cases, **changes})
+
+
+UNJUDGEABLE = (
+    "^dtype: torch.{} cannot be judged; there are: torch.bfloat16, torch.float16, torch.float32, torch.float64$"
+)
+LITERAL = (
+    r"^dtype: case given is a dict of tensors, which keep their own dtype \(float32\), and cannot be run in bfloat16; "
+)
+ARGUMENTS = [
+    ({"dtype": torch.int32}, assay.TargetError, UNJUDGEABLE.format("int32")),
+    ({"dtype": torch.float8_e4m3fn}, assay.TargetError, UNJUDGEABLE.format("float8_e4m3fn")),
+    ({"dtype": torch.bfloat16}, assay.TargetError, LITERAL),
+    (
+        {"device": "gpu"},
+        assay.TargetError,
+        "^device: 'gpu' is none that candidates are run on; use cpu, cuda or cuda:1$",
+    ),
+    ({"device": "meta"}, assay.TargetError, "^device: 'meta' is none that candidates are run on; use "),
+    ({"device": 0}, TypeError, "^device: expected cpu, cuda or cuda:1, got 0$"),
+    ({"seed": 1.5}, TypeError, "^seed: expected a whole number, got 1.5$"),
+    ({"seed": 2**70}, assay.TargetError, "^seed: expected a number of at most 62 bits, got "),
+    ({"budget_s": "1"}, TypeError, "^budget_s: expected a positive number of seconds or None, got '1'$"),
+    (
+        {"budget_s": float("nan")},
+        assay.TargetError,
+        "^budget_s: expected a positive number of seconds or None, got nan$",
+    ),
+    ({"case": {"x": torch.ones(2)}}, TypeError, "^case: expected a Case, its name or None for all, got dict$"),
+    ({"probes": 3}, TypeError, "^probes: expected a level, or a list of levels and probes, got 3$"),
+]
+
+
+@pytest.mark.parametrize("function", [assay.check, assay.diagnose])
+@pytest.mark.parametrize(
+    "changes, kind, text", ARGUMENTS, ids=[next(iter(a[0])) + str(i) for i, a in enumerate(ARGUMENTS)]
+)
+def test_an_argument_that_is_wrong_is_named_with_what_came_and_what_was_wanted(function, changes, kind, text):
+    with pytest.raises(kind, match=text):
+        function(made(), **changes)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_cuda_device_that_is_not_there_is_said():
+    text = "^device: cuda: this machine has no CUDA device that torch can use; use device='cpu'$"
+    with pytest.raises(assay.TargetError, match=text):
+        assay.check(made(), device="cuda")
+
+
+def test_a_literal_case_is_run_and_reported_in_its_own_dtype():
+    report = assay.check(made(dtypes=(torch.bfloat16, torch.float32)), probes="values")
+    assert report.dtypes == ["float32"] and report.cases == ["given"]
+
+
+def test_inside_of_a_transform_nothing_can_be_checked():
+    one, text = made(), "called inside a torch.func transform"
+    for transform in (torch.func.grad, torch.func.vmap):
+        with pytest.raises(assay.TargetError, match=f"^check: {text}"):
+            transform(lambda x: (assay.check(one), x.sum())[1])(torch.ones(3))
+        with pytest.raises(assay.TargetError, match=f"^Target: {text}"):
+            transform(lambda x: (made(), x.sum())[1])(torch.ones(3))
+    by_rows = made(candidate=lambda x, w: torch.func.vmap(lambda row: (row * w).sum())(x))
+    assert assay.check(by_rows).ok, "a candidate may use them"
+
+
+@pytest.mark.parametrize("outside", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_judged_whatever_mode_the_caller_is_in(outside):
+    wrong = made(backward=lambda x, w, grad_y: (grad_y[:, None] * w, (grad_y[:, None] * x).sum(0) * 2), outputs=("y",))
+    with outside():
+        assert {r.tensor for r in assay.check(made(), probes="values").rows} == {"y", "x.grad", "w.grad"}
+        report = assay.check(wrong, probes="values", raises=False)
+    assert [f.tensor for f in report.findings] == ["w.grad"]
+
+
+def test_autocast_belongs_into_the_candidate():
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(assay.TargetError, match="^check: called under autocast"):
+        assay.check(made())
+
+
+SEGMENTS = [
+    ({"y": {"a": (0, 9)}}, r"^segments\['y'\]: 'a' is \[0, 9\) of axis -1, but y has shape \[3\]$"),
+    ({"x.grad": {"a": (2, 0, 1)}}, r"^segments\['x.grad'\]: 'a' is \[0, 1\) of axis 2, but x.grad has shape \[3, 4\]$"),
+    ({"y": lambda: 1 / 0}, r"^segments\['y'\]: the function raised ZeroDivisionError: "),
+]
+
+
+@pytest.mark.parametrize("segments, text", SEGMENTS, ids=["long", "axis", "raises"])
+def test_segments_lie_within_their_tensor(segments, text):
+    with pytest.raises(assay.TargetError, match=text):
+        assay.check(made(segments=segments))
+
+
+def test_a_reset_that_raises_and_a_gradient_that_is_a_number_are_mistakes_in_the_declaration():
+    with pytest.raises(assay.TargetError, match="^reset: raised ZeroDivisionError: "):
+        assay.check(made(reset=lambda: 1 / 0))
+    with pytest.raises(assay.TargetError, match="^backward: the gradient of 'x' is a float, not a tensor$"):
+        assay.check(made(backward=lambda x, w, grad_y: (1.0, w), outputs=("y",)))
+    with pytest.raises(TypeError, match="^case: expected a function of make and the sizes, got int 3$"):
+        assay.case(T=[1])(3)
