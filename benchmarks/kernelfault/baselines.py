@@ -13,7 +13,7 @@ import torch
 from baselines_names import RULES
 from torch import Tensor
 
-from goldsmith.assay.run import How, Run, execute, name_gradients, name_results
+from goldsmith.assay.run import How, Run, execute
 from goldsmith.assay.session import Session
 
 _SEED = 0
@@ -36,6 +36,20 @@ def rejected(make: Callable[[], Any], case: str, seed: int, dtype: str = "", op:
     found["opcheck"] = None if op is None else _opcheck(op, session)
     torch.random.set_rng_state(state)
     return found
+
+
+def name_results(result: Any, names: tuple[str, ...] | None) -> dict[str, Tensor]:
+    """A callable's return value by output name."""
+    if isinstance(result, dict):
+        return {n: t for n, t in result.items() if t is not None}
+    values = list(result) if isinstance(result, tuple | list) else [result]
+    known = names or ("y",) if len(values) == 1 else names or tuple(f"y{i}" for i in range(len(values)))
+    return {n: t for n, t in zip(known, values, strict=True) if t is not None}
+
+
+def name_gradients(result: Any, wanted: tuple[str, ...]) -> dict[str, Tensor | None]:
+    """What a backward returned, by input name."""
+    return {n: result.get(n) for n in wanted} if isinstance(result, dict) else dict(zip(wanted, result, strict=True))
 
 
 def _compared(session: Session, done: Run) -> dict[str, bool]:
@@ -70,7 +84,7 @@ def _golden(session: Session, done: Run, dtype: torch.dtype | None) -> dict[str,
         return out
     if target.golden_backward is not None:
         names = {**supply, **found, **{f"grad_{n}": c for n, c in sent.items()}}
-        grads = name_gradients(target.bound("golden_backward", names)(names), wanted, "golden_backward")
+        grads = name_gradients(target.bound("golden_backward", names)(names), wanted)
     else:
         results = {n: found[n] for n in sent if found[n].requires_grad}
         cotangents = [sent[n].to(results[n].dtype) for n in results]
@@ -140,7 +154,7 @@ def _gradcheck(make: Callable[[], Any], case: str, seed: int) -> bool | None:
         @staticmethod
         def backward(ctx: Any, *sent: Tensor) -> Any:
             named = {**ctx.supply, **ctx.results, **{f"grad_{n}": g for n, g in zip(ctx.visible, sent, strict=True)}}
-            grads = name_gradients(target.bound("backward", named)(named), names, "backward")
+            grads = name_gradients(target.bound("backward", named)(named), names)
             return tuple(grads[n] for n in names)
 
     def direct(*given: Tensor) -> Any:

@@ -27,6 +27,10 @@ _BATCH = 50  # clean runs of a child
 _RESTARTS = 40
 
 
+class Broken(RuntimeError):
+    """A child process failed by a fault of our own; the text is what it said."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What one command asks for."""
@@ -161,7 +165,7 @@ def _job(job: dict[str, Any], kept: Kept, children: _Children) -> None:
         done = [[r["case"], r["seed"]] for r in kept.of(job) if "seed" in r]
         if _child({**job, "done": done}, kept, children):
             return
-    raise RuntimeError(f"{job['name']}: the child process died {_RESTARTS} times")
+    raise Broken(f"{job['name']}: the child process died {_RESTARTS} times")
 
 
 def _child(job: dict[str, Any], kept: Kept, children: _Children) -> bool:
@@ -195,8 +199,8 @@ def _child(job: dict[str, Any], kept: Kept, children: _Children) -> bool:
     reader.join(1)
     child.stderr.close()
     if not ended:
-        if at is None:
-            raise RuntimeError(f"{job['name']}: {''.join(said)[-1500:].strip() or 'the child process did not start'}")
+        if at is None or not (watch.struck or child.returncode < 0):  # an error of ours is no evidence about a kernel
+            raise Broken(f"{job['name']}: {''.join(said)[-1500:].strip() or 'the child process did not start'}")
         how = "took too long" if watch.struck else f"ended with {child.returncode}"
         error = {"died": f"the process {how}", "stderr": "".join(said)[-600:]}
         blank = {"verdict": "died", "stage": None, "causes": [], "raw": {}, "findings": [], "notes": [], "seconds": 0.0}

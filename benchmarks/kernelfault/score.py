@@ -53,6 +53,9 @@ def main(given: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"interrupted; what was finished is in {keep}, and the same command goes on.", file=sys.stderr)
         status = INTERRUPTED
+    except drive.Broken as error:
+        print(f"{error}\nWhat was finished is in {keep}.", file=sys.stderr)
+        return 2
     summary = figures.summarise(_wanted(kept.rows, plan))
     summary["conditions"] = conditions(plan, given)
     show.terminal(summary)

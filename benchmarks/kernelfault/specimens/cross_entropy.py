@@ -10,7 +10,7 @@ from goldsmith import assay
 @assay.case(T=[12], V=[50])
 def tokens(make, T, V):
     target = make.integers(0, V, T)
-    target[1 :: 3] = -1
+    target[1::3] = -1
     return {"logits": make.normal(T, V, std=2.0), "target": target}
 
 
