@@ -19,7 +19,6 @@ import itertools
 import json
 import math
 import os
-import resource
 import signal
 import statistics
 import sys
@@ -33,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from goldsmith import mhc
+from own_process import CONTEXT, in_own_process  # beside this file
 
 
 def read_text(source: str | None) -> bytes:
@@ -158,24 +158,6 @@ class LM(nn.Module):
         return F.cross_entropy(self.logits(windows[:, :-1]).flatten(0, 1), windows[:, 1:].long().flatten())
 
 
-class Stop:
-    """The first Ctrl-C asks for the end of the current step, the second ends the program."""
-
-    asked = False
-
-    def __call__(self, *_) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Most memory so far: a GPU's allocator since its last reset, or the process (which never shrinks) on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def show(line: str, last: bool) -> None:
     """On a terminal the line replaces the one before; in a log every line stays."""
     sys.stderr.write(f"\r{line}\033[K" + "\n" * last if sys.stderr.isatty() else line + "\n")
@@ -187,9 +169,11 @@ def validate(model: LM, windows: Tensor, batch: int) -> float:
     return sum(model.loss(part).item() * len(part) for part in windows.split(batch)) / len(windows)
 
 
-def train(args, residual: str, init: str, seed: int, data: Tensor, held_out: Tensor, stop: Stop) -> tuple[dict, LM]:
-    """One training: its record for the JSON, and the model."""
+def train(args, residual: str, init: str, seed: int, data: Tensor, held_out: Tensor, stop) -> tuple[dict, LM]:
+    """One training: its record for the JSON, and the model. The event `stop` ends it after the step at hand."""
     device, name = args.device, label(residual, init)
+    torch.use_deterministic_algorithms(True)  # without it, attention's backward on a GPU does not repeat
+    torch.utils.deterministic.fill_uninitialized_memory = False  # would write every new tensor once more
     torch.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -213,7 +197,7 @@ def train(args, residual: str, init: str, seed: int, data: Tensor, held_out: Ten
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         losses.append(loss.detach())
-        last = step == args.steps or stop.asked
+        last = step == args.steps or stop.is_set()
         if last or step % stretch == 0 or time.perf_counter() - mark > 2:
             value, now = loss.item(), time.perf_counter()  # in this order: the first waits
             speeds.append(args.batch * args.seq * (step - marked) / (now - mark))
@@ -228,9 +212,26 @@ def train(args, residual: str, init: str, seed: int, data: Tensor, held_out: Ten
             break
     record = {"residual": residual, "init": init, "seed": seed, "finished": step == args.steps, "seconds": spent}
     record |= {"loss": torch.stack(losses).tolist(), "val_loss": curve[-1][1], "val_curve": curve}
-    record |= {"params": sum(p.numel() for p in model.parameters()), "peak_bytes": peak_bytes(device)}
+    record["params"] = sum(p.numel() for p in model.parameters())
+    record["peak_bytes"] = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     record["tokens_per_s"] = statistics.median(speeds[1:] or speeds)  # kernels are compiled in the first stretch
     return record, model
+
+
+def rehearse(args, residual: str, init: str, *_) -> None:
+    """A step of a tiny model: what torch loads at its first step is not a training's own memory."""
+    tiny = {"dim": 2 * args.heads, "layers": 1}
+    model = LM(argparse.Namespace(**vars(args) | tiny), residual, init)
+    model.loss(torch.zeros(1, 3, dtype=torch.uint8)).backward()
+    torch.optim.AdamW(model.parameters()).step()
+
+
+def train_apart(*given) -> tuple[dict, LM]:
+    """train(), on a CPU in a process of its own: this one's memory would hold the trainings before it as well."""
+    if given[0].device.type == "cuda":  # whose allocator counts, and starts again with each training
+        return train(*given)
+    (record, model), own_bytes = in_own_process(train, *given[:-1], stop=given[-1], before=rehearse)
+    return record | {"peak_bytes": own_bytes}, model
 
 
 @torch.no_grad()
@@ -312,10 +313,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args, stop = parse(argv), Stop()
-    signal.signal(signal.SIGINT, stop)
-    torch.use_deterministic_algorithms(True)  # without it, attention's backward on a GPU does not repeat
-    torch.utils.deterministic.fill_uninitialized_memory = False  # would write every new tensor once more
+    args, stop = parse(argv), CONTEXT.Event()
+    # the first Ctrl-C asks for the end of the current step, the second ends the program
+    signal.signal(signal.SIGINT, lambda *_: signal.default_int_handler(*_) if stop.is_set() else stop.set())
     text = read_text(args.text)
     data, held_out, unigram = split(text, args.seq, args.device)
     models = [("mhc", init) for init in args.init if args.residual != "plain"]
@@ -324,12 +324,12 @@ def main(argv: list[str] | None = None) -> int:
     show(f"{machine}: {len(data):,} of {len(text):,} bytes for training, {len(held_out)} windows held out", True)
     groups, trained = {}, {}
     for seed, (residual, init) in itertools.product(args.seed, models):
-        if not stop.asked:
-            run, trained[label(residual, init)] = train(args, residual, init, seed, data, held_out, stop)
+        if not stop.is_set():
+            run, trained[label(residual, init)] = train_apart(args, residual, init, seed, data, held_out, stop)
             groups.setdefault(label(residual, init), []).append(run)
     report(groups, unigram)
     result = {runs[0]["residual"]: runs[0] for runs in reversed(groups.values())}  # the first seed and init of each
-    result |= {"unigram_nats": unigram, "interrupted": stop.asked, "runs": sum(groups.values(), [])}
+    result |= {"unigram_nats": unigram, "interrupted": stop.is_set(), "runs": sum(groups.values(), [])}
     result["conditions"] = vars(args) | {"device": machine, "torch": torch.__version__, "bytes": len(text)}
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
@@ -337,7 +337,7 @@ def main(argv: list[str] | None = None) -> int:
         from loss_curves import svg  # beside this file
 
         Path(args.plot).write_text(svg(result))
-    if stop.asked:
+    if stop.is_set():
         return 130
     prompt = bytes(held_out[0, : args.seq // 2 + 1].tolist())
     for name, model in trained.items():

@@ -71,6 +71,56 @@ def test_every_seed_and_init_is_among_the_runs(trained):
     assert trained["result"]["mhc"]["init"] == "deepseek" and trained["result"]["mhc"]["seed"] == 0
 
 
+def test_the_peak_of_a_training_is_its_own(text, tmp_path):
+    """The larger model is trained first; the one after it must not inherit its peak."""
+    sizes = ("--layers", "2", "--dim", "64", "--heads", "2", "--seq", "64", "--batch", "8", "--steps", "2")
+    code, _, err = run(*sizes, "--device", "cpu", "--text", str(text), "--json", str(tmp_path / "lm.json"))
+    assert code == 0, err
+    runs = json.loads((tmp_path / "lm.json").read_text())["runs"]
+    assert [r["residual"] for r in runs] == ["mhc", "plain"]
+    mhc, plain = (r["peak_bytes"] for r in runs)
+    # what each of the four connections keeps in float32 at least: four streams where the plain model keeps one
+    streams = 4 * (8 * 64) * (4 * 64) * 4
+    assert streams < mhc < 100e6, "a process with torch in it has twice that, before it has done anything"
+    assert mhc - plain > streams / 2
+
+
+PROCESSES = """
+import sys
+sys.path.insert(0, {examples!r})
+from own_process import CONTEXT, in_own_process
+
+def hold(megabytes, stop):
+    return len(bytearray(b"x" * (megabytes << 20)))
+
+def nothing(*given):
+    pass
+
+def killed(stop):
+    import os
+    os._exit(3)
+
+if __name__ == "__main__":
+    stop = CONTEXT.Event()
+    here = bytearray(b"x" * (300 << 20))
+    for megabytes in (200, 20):
+        size, most = in_own_process(hold, megabytes, stop=stop, before=nothing)
+        print(size >> 20, most >> 20)
+    in_own_process(killed, stop=stop, before=nothing)
+"""
+
+
+def test_a_process_of_its_own_has_its_own_peak_and_its_death_is_told(tmp_path):
+    script = tmp_path / "processes.py"
+    script.write_text(PROCESSES.format(examples=str(ROOT / "examples")))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    (first, most), (second, most_second) = (map(int, line.split()) for line in done.stdout.splitlines())
+    assert (first, second) == (200, 20)
+    assert 200 <= most and 20 <= most_second < 200, "once for the bytes, once for the bytearray, and no more than that"
+    assert done.returncode == 1
+    assert done.stderr == "a process ended without a result: exit status 3 (-9: out of memory)\n"
+
+
 def test_both_models_start_from_the_same_weights(example):
     args = argparse.Namespace(
         dim=16, heads=2, layers=2, seq=8, n=4, recompute=False, device=torch.device("cpu"), steps=1
@@ -214,7 +264,7 @@ def test_the_page_shows_what_the_seeds_say_together(tmp_path, monkeypatch):
     assert "mhc (small) minus plain, seed by seed: -0.1000, -0.2000, -0.3000. Lower with every one of 3 seeds." in page
     assert "+0.1000, +0.2000, +0.3000. Higher with every one of 3 seeds." in page
     assert "+0.1000, -0.2000, +0.0000. The seeds do not agree in sign: no difference is shown." in page
-    assert "| plain | 4.0000 | 3.0000 to 5.0000 | 4.0000 | 9 | 7 | 1.00 |" in page
+    assert "| plain | 4.0000 | 3.0000 to 5.0000 | 4.0000 | 9 | 7 | 1,024 |" in page
     assert "images/language-model-card.svg" in page
 
 
@@ -246,8 +296,9 @@ def test_a_mistake_is_answered_with_one_sentence(args, sentence, main, capsys):
 
 
 @pytest.fixture
-def example():
+def example(monkeypatch):
     """The example as a module of this process: what it sets for the whole process is put back."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
     spec = importlib.util.spec_from_file_location("mhc_lm", ROOT / "examples" / "mhc_lm.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

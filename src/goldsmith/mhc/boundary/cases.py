@@ -26,7 +26,7 @@ def connection(
     return {**after, **before}
 
 
-OWN_CASES = {
+OWN_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "two_blocks": ({"T": 9, "n": 2, "dim": 3, "iterations": 1}, "more tokens than a block of the coefficients"),
     "cann": ({"T": 3, "n": 4, "dim": 5, "sinkhorn": False}, "logits in place of the next h_res"),
     "expanded": ({"T": 3, "n": 4, "dim": 64, "layout": "expanded", "iterations": 2}, "stride 0 over the streams"),

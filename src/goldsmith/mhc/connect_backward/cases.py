@@ -44,7 +44,7 @@ def gradients(
     }
 
 
-OWN_CASES = {
+OWN_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "odd_dim": ({"T": 2, "n": 4, "dim": 65, "iterations": 2}, "one past a power of two"),
     "two_blocks": ({"T": 67, "n": 2, "dim": 3, "iterations": 2}, "more tokens than a block of any kernel holds"),
     "only_h_in": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("h_in",)}, "x_next was not used"),
