@@ -20,9 +20,9 @@ def render(summary: dict[str, Any]) -> str:
     whole = summary["rates"]["all"]
     return environment.get_template("page.html.j2").render(
         s=summary, c=summary["conditions"], style=STYLE.read_text(encoding="utf-8"), all=whole,
-        titles=list(show.TITLES.values()),
         rates=[
-            (name, {**r, "cells": [show.percent(r[k]) for k in show.TITLES]}) for name, r in rates.items()
+            (name, {**r, "cells": [(title, show.percent(r[k])) for k, title in show.TITLES.items() if r[k]["of"]]})
+            for name, r in rates.items()
         ],
         **{k: _of(whole[k]) for k in ("detected", "stage", "top1")},
         right=rows_of_right(summary), cost=rows_of_cost(summary), confusion=confusion(summary),
@@ -31,7 +31,7 @@ def render(summary: dict[str, Any]) -> str:
 
 
 def _of(figure: dict[str, Any]) -> str:
-    return "-" if not figure["of"] else f"{100 * figure['share']:.1f} %"
+    return "-" if not figure["of"] else f"{100 * figure['share']:.1f}\N{NO-BREAK SPACE}%"
 
 
 def rows_of_right(summary: dict[str, Any]) -> list[tuple[str, str]]:

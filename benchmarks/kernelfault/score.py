@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from pathlib import Path
@@ -48,6 +49,8 @@ def main(given: list[str] | None = None) -> int:
     keep = asked.keep or catalogue.ROOT / "build" / "kernelfault" / f"{drive.digest(plan)}.jsonl"
     kept = drive.Kept(keep)
     status = 0
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         show.progress(drive.run(plan, kept, asked.jobs), len(plan.jobs()))
     except KeyboardInterrupt:
@@ -70,6 +73,11 @@ def main(given: list[str] | None = None) -> int:
 
         print(fit.write(_wanted(kept.rows, plan)))
     return status or show.status(summary)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Being told to end is as Ctrl-C: the child processes end, too."""
+    raise KeyboardInterrupt
 
 
 def _wanted(rows: list[dict], plan: drive.Plan) -> list[dict]:
