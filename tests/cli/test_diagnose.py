@@ -92,7 +92,7 @@ def test_a_right_kernel_is_not_accused_and_every_run_is_told():
     assert reply["verdict"] == "pass" and reply["text"].startswith("PASS  scaled: nothing wrong was found")
     assert told[0] == {"case": "rows[T=5]", "probe": "values", "run": "values", "runs": 1}
     assert [t["runs"] for t in told] == list(range(1, len(told) + 1))
-    assert not work.session.LISTENERS
+    assert not work.hooks.RUNS
 
 
 def test_an_operator_is_diagnosed_on_the_backend_asked_for():

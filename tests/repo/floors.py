@@ -18,6 +18,7 @@ BELOW = {
     "offload": {"core", "assay", "experts", "router"},
     "hf": {"core", "assay", "offload", *FAMILIES},
     "cli": {"core", "assay", "offload", "hf", *FAMILIES},
+    "pytest_plugin": {"assay", "cli"},  # inside functions alone: pytest imports it at every start
 }
 
 
@@ -75,6 +76,8 @@ def wrong(parts: tuple[str, ...], found: Import) -> str | None:
             return "a reference imports torch, the assay's stage and its own family's references alone"
         if part == "__version__":
             return None
+        if floor == "pytest_plugin" and found.runs:
+            return "the plugin imports ours inside functions, so that pytest starts at once"
         if floor == "assay" and part == "assay" and "html" in target[2:3] and parts[1] != "html" and found.runs:
             return "pages are made by few callers: assay.html, which needs jinja2, is imported inside functions"
         if part != floor and part not in BELOW.get(floor, set()):

@@ -31,6 +31,7 @@ def test_no_module_imports_upward_or_too_early():
         ("offload/store.py", "from ..mhc import post"),
         ("experts/convert.py", "def f():\n    import transformers"),
         ("cli/finetune.py", "import peft"),
+        ("pytest_plugin.py", "from . import assay"),
         ("__init__.py", "from . import assay"),
     ],
 )
@@ -57,6 +58,7 @@ def test_an_upward_or_early_import_is_found(tmp_path, place, text):
         ("offload/store.py", "from ..experts import modules"),
         ("hf/moe.py", "import transformers\nfrom ..offload import store"),
         ("cli/verify.py", "import rich, typer\nfrom ..mhc import post\nfrom .. import assay"),
+        ("pytest_plugin.py", "import pytest\ndef f():\n    from goldsmith import assay"),
         ("__init__.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import assay"),
     ],
 )

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from . import hooks
 from . import probes as catalogue
 from .arguments import examined
 from .case import Case
@@ -46,7 +47,7 @@ def check(
     *,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
-    seed: int = 0,
+    seed: int | None = None,
     probes: str | Sequence[str] = "default",
     budget_s: float | None = None,
     strict: bool = False,
@@ -57,7 +58,8 @@ def check(
     case      a Case, its name, or None for all of them
     dtype     what inputs are drawn in; None: each of the target's dtypes. 16-bit ones are tried in float32, too
     device    where the candidate runs; the golden runs there too, in float64
-    seed      of inputs, output gradients and ensembles: the same seed gives the same report
+    seed      of inputs, output gradients and ensembles: the same seed gives the same report. None: 0, or under pytest
+              one that belongs to the test
     probes    a level or a list of levels and probes: "default" is every probe, some forty runs of the candidate;
               "quick" leaves out the costly ones (layouts, scaling, taint), some eight runs; or names such as "taint"
     budget_s  seconds after which no further probe is begun (what was skipped is said)
@@ -67,10 +69,13 @@ def check(
     Returns a Report. Raises AssayError (its text is the report) and TargetError for a mistake in the declaration; an
     interrupt from the keyboard goes on as KeyboardInterrupt, whose `.report` has what was finished.
     """
+    seed = hooks.seed_of(seed)
     examined("check", target, case, dtype, device, seed, probes, budget_s)
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = target.cases if case is None else (target.case(case),)
     report, _ = examine(target, cases, dtype, device, seed, selected, budget_s, strict=strict)
+    for told in hooks.CHECKS:
+        told(hooks.Checked(target, case, dtype, device, report))
     if raises and not report.ok:
         raise AssayError(report)
     return report

@@ -7,13 +7,13 @@ nothing left unwritten, no shared memory) is looked at here, once for all of the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from . import interpreter, ladder
+from . import hooks, interpreter, ladder
 from .binding import inputs_and_scalars
 from .case import Case
 from .memory import NAN_FILL, ZERO_FILL
@@ -21,8 +21,6 @@ from .reference import References
 from .results import CERTAIN, NOT_JUDGED, QUALITY, STATISTICAL, SYSTEMATIC, ErrorMap, Finding, Location, Note, Row
 from .run import How, Material, Run, execute
 from .target import Target
-
-LISTENERS: list[Callable[[str, str, str], None]] = []  # told of every run before it begins: its case, probe and name
 
 
 class Ended(Exception):
@@ -91,7 +89,7 @@ class Session:
         how = how or How()
         if how.fill == NAN_FILL and "poison" not in self.selected:
             how = replace(how, fill=ZERO_FILL)
-        for told in LISTENERS:
+        for told in hooks.RUNS:
             told(self.label, probe, run)
         done = execute(material or self.material, how)
         self.interpreted += done.interpreted.launches

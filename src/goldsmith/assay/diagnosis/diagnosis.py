@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from .. import hooks
 from .. import probes as catalogue
 from ..arguments import examined
 from ..case import Case
@@ -35,7 +36,7 @@ def diagnose(
     *,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
-    seed: int = 0,
+    seed: int | None = None,
     probes: str | Sequence[str] = "all",
     budget_s: float | None = 60.0,
     out: str | os.PathLike | None = None,
@@ -51,6 +52,7 @@ def diagnose(
     Returns a Diagnosis; an interrupt from the keyboard ends it with what is known, marked partial. Raises TargetError
     for a mistake in the declaration.
     """
+    seed = hooks.seed_of(seed)
     examined("diagnose", target, case, dtype, device, seed, probes, budget_s)
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = _informative(list(target.cases)) if case is None else [target.case(case)]

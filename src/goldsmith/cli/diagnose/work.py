@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ... import __version__, assay
-from ...assay import session
+from ...assay import hooks
 from ...assay.diagnosis.text import render
 from ...assay.html import diagnosis_page, page
 from ...assay.results import TargetError
@@ -202,8 +202,8 @@ def _telling(tell: Tell) -> Iterator[None]:
         runs += 1
         tell({"case": case, "probe": probe, "run": run, "runs": runs})
 
-    session.LISTENERS.append(told)
+    hooks.RUNS.append(told)
     try:
         yield
     finally:
-        session.LISTENERS.remove(told)
+        hooks.RUNS.remove(told)

@@ -1,0 +1,203 @@
+"""The pytest plugin, in sessions of its own: reports, seeds, marker, fixture, one page of all workers, bundles."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+
+import pytest
+
+from goldsmith import assay
+from goldsmith.assay import hooks
+from goldsmith.pytest_plugin import BUNDLES, _seed_of
+
+pytest_plugins = "pytester"
+
+INSTALLED = any(e.name == "goldsmith" for e in importlib.metadata.entry_points(group="pytest11"))
+PLUGIN = [] if INSTALLED else ["-p", "goldsmith.pytest_plugin"]
+QUIET = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+
+RIGHT, WRONG = (f"test_kernels.py::test_{name}[rows[T=5]]" for name in ("right", "wrong"))
+TESTS = """
+import pytest
+from goldsmith import assay
+
+
+@assay.case(T=[2, 5], why="two rows and five")
+def rows(make, T):
+    return {"x": make.normal(T, 6)}
+
+
+def golden(x):
+    return assay.stage("doubled", x * 2) + 1
+
+
+right = assay.Target(lambda x: assay.stage("doubled", x * 2) + 1, golden, cases=rows, name="right")
+wrong = assay.Target(lambda x: assay.stage("doubled", x * 3) + 1, golden, cases=rows, name="wrong")
+
+
+@pytest.mark.parametrize("case", right.cases, ids=str)
+def test_right(case):
+    assay.check(right, case, probes="values")
+
+
+@pytest.mark.parametrize("case", wrong.cases, ids=str)
+def test_wrong(case):
+    helper(case)
+
+
+def helper(case):
+    assay.check(wrong, case, probes="values")  # the line to be shown
+
+
+def test_without_it():
+    assert True
+"""
+
+
+def run(pytester, *arguments, text=TESTS, name="test_kernels"):
+    pytester.makepyfile(**{name: text})
+    return pytester.runpytest_inprocess(*PLUGIN, *QUIET, *map(str, arguments))
+
+
+class OnlyTests:
+    """Of the modules that an inner session loads, its tests alone are forgotten: torch cannot be loaded twice."""
+
+    def __init__(self, preserve=None):
+        self.before = set(sys.modules)
+
+    def restore(self):
+        for name in set(sys.modules) - self.before:
+            if name.startswith("test_"):
+                del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(monkeypatch):
+    monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot", OnlyTests)
+    monkeypatch.setenv("COLUMNS", "200")
+    before = list(hooks.DEFAULT_SEED), list(hooks.CHECKS)
+    yield
+    assert (hooks.DEFAULT_SEED, hooks.CHECKS) == before
+
+
+def test_a_failing_check_shows_its_report_and_the_line_of_the_test_and_no_traceback(pytester):
+    result = run(pytester)
+    result.assert_outcomes(passed=3, failed=2)
+    said = result.stdout.str()
+    assert "FAIL  wrong: y exceeds its rounding bound" in said
+    assert "test_kernels.py:29: assay.check(wrong, case" in said
+    assert "check.py" not in said and "Traceback" not in said and "AssayError" not in said
+    (line,) = [line for line in said.splitlines() if line.startswith("FAILED") and "T=2" in line]
+    assert "test_wrong[rows[T=2]] - FAIL wrong: y exceeds its rounding bound" in line
+
+
+def test_every_test_has_a_seed_of_its_own_and_one_can_be_given(pytester):
+    result = run(pytester, "--assay-json", "all.json")
+    result.stdout.fnmatch_lines(["4 checks in 4 tests", "JSON: all.json"])
+    seeds = {
+        t["nodeid"]: [r["seed"] for r in t["reports"]]
+        for t in json.loads((pytester.path / "all.json").read_text())["tests"]
+    }
+    assert seeds == {nodeid: [_seed_of(nodeid)] for nodeid in seeds} and len(set(map(str, seeds.values()))) == 4
+    run(pytester, "--assay-json", "all.json", "--assay-seed", 7)
+    tests = json.loads((pytester.path / "all.json").read_text())["tests"]
+    assert [r["seed"] for t in tests for r in t["reports"]] == [7] * 4
+    assert [t["outcome"] for t in tests] == ["passed", "passed", "failed", "failed"]
+
+
+def test_a_seed_in_the_call_goes_before_the_marker_and_the_marker_before_the_command_line(pytester):
+    text = (
+        TESTS
+        + """
+
+@pytest.mark.assay(seed=11)
+def test_marked(assay):
+    assert assay.seed == 11
+    assert assay.check(right, "rows[T=2]", probes="values").seed == 11
+    assert assay.check(right, "rows[T=2]", probes="values", seed=3).seed == 3
+
+
+def test_by_fixture(assay):
+    assert assay.check(right, "rows[T=2]", probes="values").seed == assay.seed == 5
+"""
+    )
+    run(pytester, "--assay-seed", 5, "-k", "marked or fixture", "--strict-markers", text=text).assert_outcomes(passed=2)
+
+
+def test_a_misspelt_argument_of_the_marker_is_an_error(pytester):
+    text = "import pytest\n\n@pytest.mark.assay(sed=3)\ndef test_one(assay):\n    pass\n"
+    said = run(pytester, text=text)
+    assert "mark.assay takes seed=<int> and diagnose=<bool>, got ['sed']" in said.stdout.str() + said.stderr.str()
+    assert said.ret != 0
+
+
+def test_a_failing_check_is_diagnosed_and_leaves_its_bundle(pytester):
+    result = run(pytester, "--assay-diagnose", "--assay-json", "all.json", RIGHT, WRONG)
+    result.assert_outcomes(passed=1, failed=1)
+    said = result.stdout.str()
+    assert "- assay diagnosis -" in said and "FAIL  doubled is wrong: " in said
+    (bundle,) = (pytester.path / BUNDLES).iterdir()
+    assert assay.load_bundle(bundle).meta["stage"] == "doubled"
+    assert "<h1>doubled is wrong: " in (bundle / "diagnosis.html").read_text()
+    right, wrong = json.loads((pytester.path / "all.json").read_text())["tests"]
+    assert right["diagnosis"] is None and wrong["diagnosis"]["first_wrong_stage"] == "doubled"
+
+
+def test_the_marker_asks_for_a_diagnosis_and_the_folder_can_be_chosen(pytester):
+    text = TESTS.replace("def test_wrong", "@pytest.mark.assay(diagnose=True)\ndef test_wrong")
+    result = run(pytester, WRONG, text=text)
+    assert "FAIL  doubled is wrong: " in result.stdout.str() and (pytester.path / BUNDLES).is_dir()
+    run(pytester, WRONG, "--assay-bundles", pytester.path / "mine")
+    assert len(list((pytester.path / "mine").iterdir())) == 1
+
+
+def test_what_stops_a_diagnosis_does_not_hide_the_failure(pytester, monkeypatch):
+    monkeypatch.setattr(assay, "diagnose", lambda *a, **k: 1 / 0)
+    result = run(pytester, "--assay-diagnose", WRONG)
+    result.assert_outcomes(failed=1)
+    assert "could not be made: ZeroDivisionError: division by zero" in result.stdout.str()
+    assert "FAIL  wrong: y exceeds its rounding bound" in result.stdout.str()
+
+
+def test_other_failures_are_shown_as_ever(pytester):
+    result = run(pytester, text="def test_one():\n    assert 1 == 2\n")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E       assert 1 == 2"])
+
+
+def test_the_page_has_a_line_for_each_test_function(pytester):
+    result = run(pytester, "--assay-html", "new/page.html")
+    result.stdout.fnmatch_lines(["page: new/page.html"])
+    text = (pytester.path / "new" / "page.html").read_text()
+    assert "<h1>wrong on test_kernels.py::test_wrong is rejected.</h1>" in text and "pytest: assay · fail" in text
+    assert text.count('class="matrix"') == 1 and "right on test_kernels.py::test_right" in text
+    assert "Failed: test_kernels.py::test_wrong[rows[T=2]], test_kernels.py::test_wrong[rows[T=5]]" in text
+
+
+def test_without_a_check_there_is_no_page(pytester):
+    result = run(pytester, "--assay-html", "page.html", text="def test_one():\n    pass\n")
+    result.stdout.fnmatch_lines(["no test used the assay"])
+    assert not (pytester.path / "page.html").exists()
+
+
+def test_one_page_comes_from_all_workers(pytester):
+    pytest.importorskip("xdist")
+    pytester.makepyfile(test_kernels=TESTS)
+    result = pytester.runpytest_subprocess(
+        *PLUGIN, *QUIET, "-n", "2", "--assay-html", "page.html", "--assay-json", "all.json"
+    )
+    result.assert_outcomes(passed=3, failed=2)
+    assert "FAIL  wrong: y exceeds its rounding bound" in result.stdout.str()
+    tests = json.loads((pytester.path / "all.json").read_text())["tests"]
+    assert [len(t["reports"]) for t in tests] == [1, 1, 1, 1]
+    assert [r["seed"] for t in tests for r in t["reports"]] == [_seed_of(t["nodeid"]) for t in tests]
+    text = (pytester.path / "page.html").read_text()
+    assert "2 proofs, 4 cases" in text
+
+
+def test_the_plugin_by_itself_brings_in_neither_torch_nor_the_assay():
+    heavy = "{'torch', 'goldsmith.assay', 'jinja2', 'rich', 'typer', 'numpy'}"
+    code = f"import sys, goldsmith.pytest_plugin; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
