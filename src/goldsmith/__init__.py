@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import assay, mhc
+    from . import assay, mhc, router
     from .core import BackendUnavailable, Op, ShapeError
 
 _HOME = {
     "assay": ".assay",
     "mhc": ".mhc",
+    "router": ".router",
     "BackendUnavailable": ".core",
     "Op": ".core",
     "ShapeError": ".core",
 }
 
-__all__ = ["BackendUnavailable", "Op", "ShapeError", "__version__", "assay", "mhc"]
+__all__ = ["BackendUnavailable", "Op", "ShapeError", "__version__", "assay", "mhc", "router"]
 
 
 def __getattr__(name: str) -> Any:

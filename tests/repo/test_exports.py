@@ -7,7 +7,7 @@ import pytest
 
 import goldsmith
 
-PACKAGES = ["goldsmith", "goldsmith.assay", "goldsmith.mhc"]
+PACKAGES = ["goldsmith", "goldsmith.assay", "goldsmith.mhc", "goldsmith.router"]
 
 
 def modules():

@@ -1,0 +1,9 @@
+"""Cartesian-product routing to very many tiny experts: OmniMoE, PEER, product-key memory.
+
+The mathematics is in README.md beside this file; each operator is a folder: what it is (op), what it means (reference),
+how it is fast (_triton), on what it is tried (cases).
+"""
+
+from .product_topk.op import product_topk
+
+__all__ = ["product_topk"]

@@ -1,0 +1,44 @@
+"""What the family's operators check and name alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+CHUNK_BYTES = 64 * 2**20  # what one step of a reference may hold on a CPU beside its inputs and results
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums and scores: float32, or float64 when the inputs are float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_count(op: str, name: str, value: object, about: str = "") -> None:
+    """A whole number of at least 1; True is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a whole number{about}")
+    if value < 1:
+        raise ValueError(f"{op}: {name}={value}, wanted at least 1{about}")
+
+
+def check_flag(op: str, name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted True or False")
+
+
+def named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def same_dtype(op: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """Every tensor in the dtype of the first."""
+    first, like = tensors[0]
+    for name, tensor in tensors[1:]:
+        if tensor.dtype != like.dtype:
+            raise TypeError(
+                f"{op}: {name} is {named(tensor.dtype)}, but {first} is {named(like.dtype)}; "
+                f"convert one: {name}.to({first}.dtype)"
+            )

@@ -1,0 +1,90 @@
+"""router.product_topk: what it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core.op import Op
+from ...core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
+from .._common import FLOATS, check_count, check_flag, same_dtype, wide
+
+WEIGHTS = ("none", "exp", "softmax")
+SUMS = ("float32", "float64")
+MOST_PAIRS = 2**31 - 1  # what an int32 index counts
+
+PRODUCT_TOPK = Op(
+    "router.product_topk",
+    schema="(Tensor x, Tensor y, int k, bool log_softmax, str weights, str sums) "
+    "-> (Tensor scores, Tensor indices, Tensor lse)",
+    saved=("lse",),
+    residuals=("x", "y", "scores", "indices", "lse"),
+    package=__package__,
+    grads=("x", "y"),
+    stages=("rank_x", "rank_y", "candidates", "indices", "sums", "scores", "dsums", "dscores_x", "dscores_y"),
+    summary="the k best pairs of two logit vectors",
+)
+
+
+def product_topk(
+    x: Tensor, y: Tensor, k: int, *, log_softmax: bool = False, weights: str = "none", backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """indices = the k largest of S[i, j] = x[i] + y[j], as i * sy + j;   scores[j] = s_j, one of
+
+        weights "none"     s_j = S[indices_j]                     (minus lse(x) + lse(y) with log_softmax)
+                "exp"      exp(s_j)
+                "softmax"  exp(s_j) / sum_i exp(s_i) over the k   (log_softmax changes nothing)
+
+    x [..., sx], y [..., sy] in one of bfloat16, float16, float32, float64 -> scores [..., k] in float32 (float64 for
+    float64), indices [..., k] in int32. 1 <= k <= sx * sy; sx and sy are any sizes.
+
+    The order is total, so that indices are the same bit for bit on every backend: S (rounded to float32) descending,
+    then the place of i in a stable descending sort of x, then that of j in y. NaN is the largest number. Pairs with
+    -inf in them come last, masked: index -1, score -inf, weight 0, no gradient. A row's results depend on that row
+    alone, bit for bit. Differentiable in x and y; the selection has no gradient.
+
+    Raises ShapeError, TypeError, ValueError, BackendUnavailable. Source: Lample et al. 2019, arXiv 1907.05242; He 2024,
+    arXiv 2407.04153; OmniMoE, arXiv 2602.05711.
+    """
+    sums = "float64" if isinstance(x, Tensor) and x.dtype == torch.float64 else "float32"
+    return PRODUCT_TOPK(x, y, k=k, log_softmax=log_softmax, weights=weights, sums=sums, backend=backend)
+
+
+def check(x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums: str) -> None:
+    op = "router.product_topk"
+    for name, tensor in (("x", x), ("y", y)):
+        check_tensor(op, name, tensor)
+        check_dtype(op, name, tensor, FLOATS)
+        if tensor.dim() == 0 or tensor.shape[-1] == 0:
+            raise ShapeError(f"{op}: {name} is {list(tensor.shape)}, expected [*batch, s{name}] with s{name} >= 1")
+    same_dtype(op, [("x", x), ("y", y)])
+    check_same_device(op, {"x": x, "y": y})
+    if x.shape[:-1] != y.shape[:-1]:
+        raise ShapeError(
+            f"{op}: x is {list(x.shape)} and y is {list(y.shape)}; all dimensions but the last must agree "
+            "(nothing is broadcast: use y.expand)"
+        )
+    sx, sy = x.shape[-1], y.shape[-1]
+    check_count(op, "k", k, f" and at most sx * sy = {sx} * {sy}")
+    if sx * sy > MOST_PAIRS:
+        raise ValueError(f"{op}: sx * sy = {sx} * {sy} pairs, wanted at most 2^31 - 1: indices are int32")
+    if k > sx * sy:
+        raise ValueError(f"{op}: k={k}, but there are only sx * sy = {sx} * {sy} = {sx * sy} pairs")
+    check_flag(op, "log_softmax", log_softmax)
+    check_choice(op, "weights", weights, WEIGHTS)
+    check_choice(op, "sums", sums, SUMS if x.dtype == torch.float64 else SUMS[:1])
+
+
+def fake(x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums: str) -> tuple[Tensor, ...]:
+    batch, to = x.shape[:-1], wide(x.dtype)
+    lse = (*batch, 2) if keeps_lse(log_softmax, weights) else (0,)
+    return (
+        torch.empty((*batch, k), dtype=to, device=x.device),
+        torch.empty((*batch, k), dtype=torch.int32, device=x.device),
+        torch.empty(lse, dtype=to, device=x.device),
+    )
+
+
+def keeps_lse(log_softmax: bool, weights: str) -> bool:
+    """Whether the result depends on logsumexp of the rows: a softmax over the k takes it out again."""
+    return log_softmax and weights != "softmax"
