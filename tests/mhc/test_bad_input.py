@@ -21,8 +21,8 @@ def shapes(**changed):
     return listed([(name, shape, wanted[name]) for name, shape in given.items()])
 
 
-def post_shapes(f="[2, 7]", h_post="[2, 4]", h_res="[2, 4, 4]"):
-    given = {"x": ("[2, 4, 7]", "n, dim"), "f": (f, "dim"), "h_post": (h_post, "n"), "h_res": (h_res, "n, n")}
+def post_shapes(x="[2, 4, 7]", f="[2, 7]", h_post="[2, 4]", h_res="[2, 4, 4]"):
+    given = {"x": (x, "n, dim"), "f": (f, "dim"), "h_post": (h_post, "n"), "h_res": (h_res, "n, n")}
     return listed([(name, came, f"[*batch, {wanted}]") for name, (came, wanted) in given.items()])
 
 
@@ -66,6 +66,14 @@ def test_streams_innermost():
         "  phi:   [24, 28],  expected [63, 28]",
         "  alpha: [3],       expected [3]",
         "  bias:  [24],      expected [63]",
+        "  x looks like [*batch, dim=7, n=4], streams innermost: use mhc.streams_from_te",
+    )
+
+    says(
+        ShapeError,
+        lambda: post(x=X.mT),
+        "mhc.post: f has dim=7, but dim=4 above",
+        *post_shapes(x="[2, 7, 4]"),
         "  x looks like [*batch, dim=7, n=4], streams innermost: use mhc.streams_from_te",
     )
 

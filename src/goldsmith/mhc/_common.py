@@ -234,6 +234,8 @@ def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, ori
         hint = "f has a stream dimension: it is the layer's output, one row a token"
     elif h_res.dim() == x.dim() - 1 and h_res.shape[-1] == x.shape[-2] ** 2:
         hint = f"h_res is flat: h_res.unflatten(-1, ({x.shape[-2]}, {x.shape[-2]}))"
+    elif x.shape[-2:] == (f.shape[-1:] + h_post.shape[-1:]) and x.shape[-1] != x.shape[-2]:
+        hint = f"x looks like [*batch, dim={x.shape[-2]}, n={x.shape[-1]}], streams innermost: use mhc.streams_from_te"
     elif f.shape[:-1] == x.shape[:-2] and f.shape[-1] != x.shape[-1]:
         hint = f"f is the layer's output, {x.shape[-1]} channels a token as in x; it has {f.shape[-1]}"
     elif x.shape[-2] != h_res.shape[-1]:
