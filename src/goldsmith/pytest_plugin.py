@@ -203,9 +203,7 @@ def _diagnose(item: pytest.Item, watch: _Watch, checked: Any, report: pytest.Tes
         return None
     text = str(found)
     if found.bundle is not None:
-        page = found.bundle / "diagnosis.html"
-        found.to_html(page)
-        text += f"\nPage  {page}\n"
+        text += f"\nPage  {found.bundle / 'diagnosis.html'}\n"
     report.sections.append(("assay diagnosis", text))
     if found.partial == "interrupted":
         item.session.shouldstop = "interrupted while a failing check was diagnosed"

@@ -8,7 +8,17 @@ from pathlib import Path
 import torch
 
 from goldsmith.assay.diagnosis import Cause, Diagnosis
-from goldsmith.assay.diagnosis.evidence import Evidence, Fit, Influence, MemoryFact, Pattern, Ratio, RunFact, StageState
+from goldsmith.assay.diagnosis.evidence import (
+    Evidence,
+    Fit,
+    Influence,
+    MemoryFact,
+    Pattern,
+    Ratio,
+    RunFact,
+    StageState,
+    WhatIf,
+)
 from goldsmith.assay.html.view import Entry
 from goldsmith.assay.results import ErrorMap, Finding, Location, Note, ProbeRun, Report, Row
 
@@ -174,6 +184,7 @@ def diagnosis(name="mhc.pre", **more):
             "phi[1]": Influence("phi", 1, missing=((32, 63),), extra=((0, 1),), outputs=("bias.grad",)),
             "gamma[0]": Influence("gamma", 0, outputs=("bias.grad",), none=True),
         },
+        whatif=[WhatIf("wrong_factor", "when h.grad is multiplied by a_res", "bias.grad", 1.0, True, others=0.75)],
         memory=[MemoryFact("overrun", "scratch", "64 bytes past the end: exactly 2x the buffer")],
         left_out={"shrink": "RuntimeError: no memory"},
         dtype="float32",
@@ -223,5 +234,6 @@ def hostile_diagnosis():
     evidence.permutations = [Pattern(EVIL, EVIL, 1.0, {EVIL: LONG}, (EVIL,), EVIL)]
     evidence.runs = {EVIL: RunFact(EVIL, (EVIL,), error=LONG)}
     evidence.influence = {EVIL: Influence(EVIL, 0, ((1, 2),), (), (LONG,))}
+    evidence.whatif = [WhatIf(EVIL, LONG, EVIL, 0.5, False)]
     evidence.memory, evidence.left_out = [MemoryFact(EVIL, LONG, EVIL)], {EVIL: LONG}
     return made

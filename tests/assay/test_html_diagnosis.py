@@ -81,6 +81,13 @@ def test_each_cause_has_its_evidence_beside_it_and_weak_ones_are_called_weak():
     assert "ratio 1.7, where res" in said
 
 
+def test_a_changed_golden_that_makes_the_same_is_said_with_what_it_explains():
+    reader = page_of(samples.diagnosis())
+    assert "bias.grad when h.grad is multiplied by a_res" in reader.said()
+    cells = [text for tag, text in reader.text if tag == "td"]
+    assert cells[cells.index("every element") :][:2] == ["every element", "75 %"]
+
+
 def test_repeats_of_which_the_same_is_to_be_said_stand_in_one_line():
     lines = diagnosis_view.runs(samples.diagnosis())
     assert [(r["name"], r["outcome"], r["bits"]) for r in lines] == [

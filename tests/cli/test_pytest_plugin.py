@@ -2,8 +2,11 @@
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ from goldsmith.pytest_plugin import BUNDLES, _seed_of
 
 pytest_plugins = "pytester"
 
+ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = any(e.name == "goldsmith" for e in importlib.metadata.entry_points(group="pytest11"))
 PLUGIN = [] if INSTALLED else ["-p", "goldsmith.pytest_plugin"]
 QUIET = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
@@ -194,6 +198,22 @@ def test_one_page_comes_from_all_workers(pytester):
     assert [r["seed"] for t in tests for r in t["reports"]] == [_seed_of(t["nodeid"]) for t in tests]
     text = (pytester.path / "page.html").read_text()
     assert "2 proofs, 4 cases" in text
+
+
+def test_an_installed_goldsmith_brings_the_plugin(pytester, monkeypatch):
+    """As pip would have installed it: what pyproject says of entry points, beside the source."""
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    info = pytester.path / "site" / "made_up-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.0\n")
+    lines = "".join(f"{name} = {module}\n" for name, module in points.items())
+    (info / "entry_points.txt").write_text(f"[pytest11]\n{lines}")
+    paths = [str(info.parent), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    pytester.makepyfile("import sys\n\ndef test_one():\n    assert 'torch' not in sys.modules\n")
+    result = pytester.runpytest_subprocess("--markers", *QUIET)
+    result.stdout.fnmatch_lines(["@pytest.mark.assay(seed=None, diagnose=False): *"])
+    pytester.runpytest_subprocess(*QUIET).assert_outcomes(passed=1)
 
 
 def test_the_plugin_by_itself_brings_in_neither_torch_nor_the_assay():

@@ -28,6 +28,7 @@ from .smallest import smallest
 _CHECKING = 0.5  # of the budget, at most, goes to finding a failing case
 _COLLECTING = 0.8  # of the budget is over when no further evidence is sought; the rest makes the case small
 _REPEATS = 10
+PAGE = "diagnosis.html"  # in the bundle's folder
 
 
 def diagnose(
@@ -47,7 +48,7 @@ def diagnose(
     dtype     what inputs are drawn in; None: each of the target's dtypes
     probes    as in `check`; the cheap ones go first, the others where those find nothing
     budget_s  seconds in all; half of them, at most, to find a case that fails. None: as long as it takes
-    out       a folder for the bundle of the smallest failing case; None: nothing is written
+    out       a folder for the bundle of the smallest failing case, with a page; None: nothing is written
 
     Returns a Diagnosis; an interrupt from the keyboard ends it with what is known, marked partial. Raises TargetError
     for a mistake in the declaration.
@@ -71,7 +72,7 @@ def diagnose(
         found.partial = f"the budget of {budget_s:g} s was spent"
     found.seconds = time.perf_counter() - clock.started
     if out is not None and found.write_bundle is not None:
-        found.save(out)
+        found.to_html(found.save(out) / PAGE)
     return found
 
 

@@ -50,6 +50,7 @@ def render(found: Diagnosis, *, command: str = "", conditions: Sequence[str] = (
         "left_out": dict(found.evidence.left_out) if found.evidence is not None else {},
         "case": view.case_rows(found),
         "command": command,
+        "changed": view.changed_goldens(found.evidence),
         "terms": view.terms(found.evidence),
         "runs": view.runs(found),
         "memory": list(found.evidence.memory) if found.evidence is not None else [],

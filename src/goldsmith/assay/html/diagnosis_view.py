@@ -262,6 +262,20 @@ def terms(evidence: Evidence | None) -> list[dict[str, str]]:
     return rows
 
 
+def changed_goldens(evidence: Evidence | None) -> list[dict[str, str]]:
+    """The golden with one line changed, where that makes what the candidate made; the best first."""
+    return [
+        {
+            "text": tried.text,
+            "cause": tried.cause,
+            "tensor": tried.tensor,
+            "explains": "every element" if tried.exact and tried.whole else f"{100 * tried.match:.5g} % of the error",
+            "others": f"{100 * tried.others:.3g} %",
+        }
+        for tried in (evidence.whatif if evidence is not None else [])
+    ]
+
+
 def case_rows(found: Diagnosis) -> list[tuple[str, str]]:
     """The smallest failing case, as much as is needed to make it again."""
     case = found.case

@@ -13,6 +13,7 @@ import torch
 
 from ... import __version__, assay
 from ...assay import hooks
+from ...assay.diagnosis.diagnosis import PAGE
 from ...assay.diagnosis.text import render
 from ...assay.html import diagnosis_page, page
 from ...assay.results import TargetError
@@ -22,7 +23,6 @@ from ..targets import UnknownName, find, load_targets, op_target
 from ..verify.select import choose
 from ..verify.work import device_of, machine_reason
 
-PAGE = "diagnosis.html"  # in the bundle's folder
 Tell = Callable[[dict[str, Any]], None]
 
 
