@@ -108,7 +108,7 @@ def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "") -> d
         "sentences": found.causes[0].evidence[:3] if found.causes else [],
         "findings": _findings(found.report),
         "notes": sorted({n.id for n in found.report.notes}),
-        "sizes": _sizes(make, one or found.case["name"]),
+        "sizes": _sizes(make, one) if one is not None else {},
         "small": _plain(dict(found.case.get("sizes", {}))),
         "seconds": round(time.perf_counter() - started, 3),
         "partial": found.partial,
