@@ -5,7 +5,6 @@ import torch
 
 from goldsmith import assay
 
-
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
 

@@ -21,6 +21,11 @@ def runs(fn, k=8, compute=F32, stores=None, seed=0, **leaves):
     return legal_runs(fn, leaves, compute=compute, stores=stores or {}, k=k, seed=seed)
 
 
+def gamma(n):
+    """What n terms may err by, in any order, as a share of their absolute values' sum."""
+    return n * 2.0**-24 / (1 - n * 2.0**-24)
+
+
 def looped(rows):
     acc = rows[0]
     for row in rows[1:]:
@@ -56,9 +61,12 @@ def test_pairwise_errors_stay_within_the_logarithm_of_the_length(n):
 def test_a_reduction_has_the_shape_and_the_value_of_torch(style, dim, keepdim):
     x = normal(6, 40, 3)
     y = orders.reduce(x, dim, keepdim, orders.Order(style, 1, 16))
-    expected = x.sum() if dim in (None, []) and not keepdim else x.sum([] if dim is None else dim, keepdim=keepdim)
+    expected, size = (
+        t.sum() if dim in (None, []) and not keepdim else t.sum([] if dim is None else dim, keepdim=keepdim)
+        for t in (x.double(), x.double().abs())
+    )
     assert y.shape == expected.shape
-    torch.testing.assert_close(y, expected, rtol=0, atol=1e-4)
+    assert bool(((y.double() - expected).abs() <= gamma(x.numel() // y.numel()) * size).all())
 
 
 @pytest.mark.parametrize("style", ORDERS)
@@ -123,10 +131,11 @@ def test_scatters_add_in_different_orders(name):
 
     x = normal(3000)
     members = [r["y"] for r in runs(fn, x=x.double())]
-    exact = torch.zeros(3, dtype=F64).index_add(0, index, x.double())
+    exact, size = (torch.zeros(3, dtype=F64).index_add(0, index, t) for t in (x.double(), x.double().abs()))
+    terms = index.bincount(minlength=3).double()
     assert len({tuple(y.tolist()) for y in members}) > 4
     for y in members:
-        assert bool(((y - exact).abs() < 3000 * 2.0**-24 * x.abs().sum()).all())
+        assert bool(((y.double() - exact).abs() <= gamma(terms) * size).all())
 
 
 def test_results_are_rounded_once_to_their_store():
@@ -147,7 +156,8 @@ def test_a_stored_stage_is_rounded_for_whoever_reads_it_backward_included():
     (member,) = runs(fn, k=1, x=x.double())
     h = torch.tanh(x).to(BF16).float()
     assert torch.equal(member["h"], h) and torch.equal(member["y"], h * 1.5)
-    torch.testing.assert_close(member["x.grad"], 1 - h * h, rtol=1e-6, atol=1e-7)
+    exact = 1 - h.double().square()  # h * h has 16 bits, so that the difference alone is rounded
+    assert bool(((member["x.grad"].double() - exact).abs() <= 2.0**-24 * exact.abs()).all())
 
 
 def test_a_stored_view_of_an_input_leaves_the_input_alone():
@@ -173,7 +183,15 @@ def test_tf32_operands_keep_eleven_bits():
     cut = [(t.view(torch.int32) & ~0x1FFF).view(F32) for t in (a, b)]
     rounded = [((t.view(torch.int32) + 0x1000) & ~0x1FFF).view(F32) for t in (a, b)]
     close = [
-        [float((m["y"].double() - x.double() @ y.double()).abs().max()) < 1e-5 for x, y in (cut, rounded)]
+        [
+            bool(
+                (
+                    (m["y"].double() - x.double() @ y.double()).abs()
+                    <= gamma(8) * (x.double().abs() @ y.double().abs())
+                ).all()
+            )
+            for x, y in (cut, rounded)
+        ]
         for m in members
     ]
     assert all(any(c) for c in close) and {tuple(c) for c in close} == {(True, False), (False, True)}

@@ -52,6 +52,12 @@ class Bounded:
         return torch.isinf(self.bound)
 
 
+def unproven(value: Tensor, why: str) -> Bounded:
+    """A value of which no error is known."""
+    value = value.to(torch.float64, copy=True)
+    return Bounded(value, torch.full_like(value, torch.inf), torch.zeros_like(value, dtype=torch.bool), [why])
+
+
 def unit_roundoff(dtype: torch.dtype) -> float:
     """u = 2^-8 bfloat16, 2^-11 float16, 2^-24 float32, 2^-53 float64; 0 for integers and bool."""
     return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
@@ -181,7 +187,11 @@ class RunningErrors(TorchDispatchMode):
 
     def error_of(self, t: Tensor) -> Error:
         twin = self._twin(t)
-        return 0.0 if twin.error is None else twin.error.as_strided(t.shape, t.stride(), t.storage_offset())
+        if twin.error is None:
+            return 0.0
+        if t.is_complex():
+            return float("inf")
+        return twin.error.as_strided(t.shape, t.stride(), t.storage_offset())
 
     def notes_of(self, t: Tensor) -> frozenset[str]:
         return self._twin(t).notes | self.poisoned
@@ -208,10 +218,11 @@ class RunningErrors(TorchDispatchMode):
         if plan.composed is not None:
             with self:
                 y = plan.composed(*args, **kwargs)
-                return args[0].copy_(y) if plan.inplace else y
+                if y is not NotImplemented:  # a decomposition of torch's that declines this call
+                    return args[0].copy_(y) if plan.inplace else y
         if plan.view:
             y = func(*args, **kwargs)
-            if isinstance(y, Tensor) and y.dtype != args[0].dtype:
+            if isinstance(y, Tensor) and y.dtype != args[0].dtype and not (y.is_complex() or args[0].is_complex()):
                 self._escape(func, args)  # the same bytes read as another type
             return y
         notes = self._notes(args, kwargs)
@@ -224,14 +235,18 @@ class RunningErrors(TorchDispatchMode):
         if not any(isinstance(o, Tensor) for o in outs):
             self._escape(func, args)
             return y
+        # two numbers an element, and a twin holds one error
+        pairs = any(t.is_complex() for t in (*_tensors(outs, {}), *_tensors(args, kwargs)))
         if plan.exact or self._whole_numbers(outs, args, kwargs):
             errors: tuple[Error, ...] = (0.0,) * len(outs)
-        elif plan.rule is None:
+        elif plan.rule is None or pairs:
             notes = notes | {plan.label}
             errors = (float("inf"),) * len(outs)
         else:
             found = plan.rule(self, self._sane(y), *args, **kwargs)
             errors = found if isinstance(found, tuple) else (found,) * len(outs)
+            if any(isinstance(e, float) and e == float("inf") for e in errors):
+                notes = notes | {plan.label}
         for out, error in zip(outs, errors, strict=True):
             if isinstance(out, Tensor) and not self._shares(out, args):
                 self._record(out, error, notes)
@@ -260,9 +275,7 @@ class RunningErrors(TorchDispatchMode):
         if twin is None:  # a leaf or a constant: wrong by as much as `compute` cannot represent it
             error = None
             if self.poisoned:  # it may be made of a number that has left the tensors
-                error = torch.full(
-                    (storage.nbytes() // t.element_size(),), torch.inf, dtype=torch.float64, device=t.device
-                )
+                error = torch.full((_slots(t),), torch.inf, dtype=torch.float64, device=t.device)
             elif t.is_floating_point() and self.compute != torch.float64:
                 flat = t.detach().as_strided((storage.nbytes() // t.element_size(),), (1,), 0).to(torch.float64)
                 gap = (flat - flat.to(self.compute).to(torch.float64)).abs()
@@ -279,8 +292,10 @@ class RunningErrors(TorchDispatchMode):
         error = self._settle(t, error)
         base = None
         if not (isinstance(error, float) and error == 0.0):
-            count = storage.nbytes() // t.element_size()
-            if count == t.numel() and t.is_contiguous():
+            count = _slots(t)
+            if t.is_complex():
+                base = torch.full((count,), torch.inf, dtype=torch.float64, device=t.device)
+            elif count == t.numel() and t.is_contiguous():
                 whole = error if isinstance(error, Tensor) else torch.full((), error, device=t.device)
                 base = whole.to(torch.float64).expand(t.shape).contiguous().view(-1)
             else:
@@ -297,8 +312,10 @@ class RunningErrors(TorchDispatchMode):
         if twin.error is None:
             if isinstance(error, float) and error == 0.0:
                 return
-            count = t.untyped_storage().nbytes() // t.element_size()
-            twin.error = torch.zeros(count, dtype=torch.float64, device=t.device)
+            twin.error = torch.zeros(_slots(t), dtype=torch.float64, device=t.device)
+        if t.is_complex():
+            twin.error.fill_(torch.inf)
+            return
         view = twin.error.as_strided(t.shape, t.stride(), t.storage_offset())
         view.copy_(error) if isinstance(error, Tensor) else view.fill_(error)
 
@@ -338,7 +355,7 @@ class RunningErrors(TorchDispatchMode):
 
     def _whole_numbers(self, outs, args, kwargs) -> bool:
         """Integer results of exact arguments are exact, whatever the operator."""
-        if any(isinstance(o, Tensor) and o.dtype.is_floating_point for o in outs):
+        if any(isinstance(o, Tensor) and (o.is_floating_point() or o.is_complex()) for o in outs):
             return False
         return all(self._twin(t).error is None for t in _tensors(args, kwargs))
 
@@ -359,6 +376,11 @@ class RunningErrors(TorchDispatchMode):
             self._scalars[x] = abs(x - float(torch.tensor(x, dtype=self.compute)))
         gap = self._scalars[x]
         return gap if gap < float("inf") else 0.0
+
+
+def _slots(t: Tensor) -> int:
+    """How many elements a twin has: as many as the storage; of complex numbers two, as their real view sees them."""
+    return t.untyped_storage().nbytes() // (t.element_size() // 2 if t.is_complex() else t.element_size())
 
 
 def _view_key(t: Tensor, dtype: torch.dtype) -> tuple:

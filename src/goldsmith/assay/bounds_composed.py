@@ -104,12 +104,67 @@ def cosh(x: Tensor) -> Tensor:
     return (torch.exp(x) + torch.exp(-x)) * 0.5
 
 
+def mish(x: Tensor) -> Tensor:
+    """x tanh(log(1 + exp(x)))"""
+    return x * torch.tanh(softplus(x))
+
+
+def celu(x: Tensor, alpha=1.0) -> Tensor:
+    return torch.where(x > 0, x, torch.expm1(x / alpha) * alpha)
+
+
+def threshold(x: Tensor, low, value) -> Tensor:
+    return torch.where(x <= low, torch.full_like(x, value), x)
+
+
+def xlogy(x: Tensor, y: Tensor) -> Tensor:
+    """x log(y), 0 where x is 0"""
+    return torch.where(x == 0, torch.zeros_like(x), x * torch.log(torch.where(x == 0, torch.ones_like(y), y)))
+
+
+def logit(x: Tensor, eps=None) -> Tensor:
+    """log(x / (1 - x))"""
+    x = x if eps is None else torch.clamp(x, eps, 1 - eps)
+    return torch.log(x / (1 - x))
+
+
+def huber_loss(x: Tensor, y: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
+    """d^2 / 2, linear from delta on"""
+    d = (x - y).abs()
+    loss = torch.where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+
+
+def linalg_cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Tensor:
+    def turned(x: Tensor, k: int) -> Tensor:
+        return x.roll(-k, dim)
+
+    return turned(a, 1) * turned(b, 2) - turned(a, 2) * turned(b, 1)
+
+
+def addbmm(c: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
+    return c * beta + (a @ b).sum(0) * alpha
+
+
+def norm(x: Tensor, p=2, dim=None, keepdim: bool = False, dtype=None) -> Tensor:
+    return torch.linalg.vector_norm(x, 2 if p is None else p, dim, keepdim)
+
+
 def addr(c: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
     return c * beta + torch.outer(a, b) * alpha
 
 
 def trace(x: Tensor) -> Tensor:
     return x.diagonal().sum()
+
+
+def _for_heads(q: Tensor, k: Tensor) -> Tensor:
+    """Keys or values of grouped-query attention, once for every head of their group."""
+    return k if k.shape[-3] == q.shape[-3] else k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+
+
+def _of_heads(grad: Tensor, k: Tensor) -> Tensor:
+    return grad if grad.shape == k.shape else grad.unflatten(-3, (k.shape[-3], -1)).sum(-3)
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, mask, scale) -> tuple[Tensor, float]:
@@ -123,16 +178,19 @@ def _scores(q: Tensor, k: Tensor, causal: bool, mask, scale) -> tuple[Tensor, fl
 
 def attention(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None) -> tuple[Tensor, Tensor]:
     """softmax(q k^T scale + mask) v, and the logarithm of the softmax's sum"""
+    k, v = _for_heads(q, k), _for_heads(q, v)
     s, _ = _scores(q, k, is_causal, attn_mask, scale)
     return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)
 
 
 def attention_backward(g, q, k, v, out, lse, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
     """ds = p (g v^T - sum(g out)); dq = ds k scale, dk = ds^T q scale, dv = p^T g"""
+    few, k, v = k, _for_heads(q, k), _for_heads(q, v)
     s, scale = _scores(q, k, is_causal, attn_mask, scale)
     p = torch.exp(s - lse.unsqueeze(-1))
     ds = p * (g @ v.transpose(-1, -2) - (g * out).sum(-1, keepdim=True))
-    return ds @ k * scale, ds.transpose(-1, -2) @ q * scale, p.transpose(-1, -2) @ g
+    dk, dv = ds.transpose(-1, -2) @ q * scale, p.transpose(-1, -2) @ g
+    return ds @ k * scale, _of_heads(dk, few), _of_heads(dv, few)
 
 
 # what the legal orders need besides: here the error analysis has rules of its own
@@ -180,13 +238,19 @@ def vector_norm(x: Tensor, ord=2, dim=None, keepdim=False, *, dtype=None) -> Ten
         return (x * x).sum(dims, keepdim=keepdim).sqrt()
     if ord == 1:
         return x.abs().sum(dims, keepdim=keepdim)
-    return x.abs().amax(dims, keepdim=keepdim) if ord == math.inf else torch.linalg.vector_norm(x, ord, dims, keepdim)
+    if ord in (math.inf, -math.inf):
+        return (x.abs().amax if ord > 0 else x.abs().amin)(dims, keepdim=keepdim)
+    if ord == 0:
+        return (x != 0).to(x.dtype).sum(dims, keepdim=keepdim)
+    return (x.abs() ** ord).sum(dims, keepdim=keepdim) ** (1 / ord)
 
 
 COMPOSED: dict[str, Callable] = {
     "var": var, "var_mean": var_mean, "std": std, "native_layer_norm": native_layer_norm,
     "native_group_norm": native_group_norm, "gelu": gelu, "softplus": softplus, "elu": elu, "leaky_relu": leaky_relu,
     "glu": glu, "log_sigmoid": log_sigmoid,
+    "mish": mish, "celu": celu, "threshold": threshold, "xlogy": xlogy, "logit": logit, "huber_loss": huber_loss,
+    "linalg_cross": linalg_cross, "addbmm": addbmm, "norm": norm,
     "hardtanh": hardtanh, "logaddexp": logaddexp, "tan": tan, "cosh": cosh, "addr": addr, "trace": trace,
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,

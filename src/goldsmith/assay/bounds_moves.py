@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,12 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-# Aliases that the schema does not declare: the same storage, so the twin already fits.
-VIEWS = {"_unsafe_view", "lift_fresh", "_reshape_alias", "reshape"}
+# Aliases that the schema does not declare, and other views of the same tensor, in place: the same storage, so the twin
+# already fits.
+VIEWS = {
+    "_unsafe_view", "lift_fresh", "_reshape_alias", "reshape", "squeeze_", "unsqueeze_", "t_", "transpose_",
+    "swapaxes_", "swapdims_", "as_strided_", "detach_",
+}  # fmt: skip
 # Results without error: memory, zeros and ones, draws (taken as they come), decisions (compared by themselves).
 EXACT = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros",
@@ -201,15 +206,38 @@ def _overlapping(name: str) -> Callable:
     return rule
 
 
+def _pooled(name: str) -> Callable:
+    """Averages over windows and their backward: weights of one sign, at most a window's or a ratio's many terms."""
+    packet = getattr(aten, name)
+
+    def rule(m, y, x, *args):
+        v, e = m(x)
+        windows = [
+            math.prod(a) for a in args if isinstance(a, list | tuple) and a and all(isinstance(i, int) for i in a)
+        ]
+        ratio = max(y.numel(), x.numel()) // max(min(y.numel(), x.numel()), 1)
+        n = max([ratio, *(w for w in windows if w <= max(x.numel(), y.numel()))]) + 2
+        others = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+        carried = 0.0 if exact(e) else packet(_error_of(m, x), *others)
+        return total(carried, m.gamma(n) * packet(v.abs() + e, *others), m.rounding(y, 4))
+
+    return rule
+
+
+_POOLS = (
+    "avg_pool2d", "avg_pool2d_backward", "avg_pool3d", "avg_pool3d_backward", "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool2d_backward",
+)  # fmt: skip
 _MOVES = (
     "clone", "contiguous", "cat", "stack", "index_select", "gather", "take", "masked_select", "flip", "roll", "repeat",
     "tril", "triu", "select_backward", "slice_backward", "diagonal_backward", "diag_embed", "index", "_unsafe_index",
     "repeat_interleave", "rot90", "diag", "block_diag", "permute_copy", "expand_copy", "view_copy", "pixel_shuffle",
-    "trace_backward", "lift",
+    "trace_backward", "lift", "pixel_unshuffle", "masked_scatter_backward",
 )  # fmt: skip
 
 RULES: dict[str, Callable] = {
     **{name: moves(name) for name in _MOVES if hasattr(aten, name)},
+    **{name: _pooled(name) for name in _POOLS},
     "constant_pad_nd": _pad, "_to_copy": _cast, "copy": _copy, "fill": _fill, "linspace": _linspace,
     "embedding": _gathered,
     "index_put": _index_put, "_index_put_impl": _index_put, "_unsafe_index_put": _index_put, "index_add": _index_add,

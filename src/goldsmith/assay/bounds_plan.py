@@ -38,6 +38,8 @@ def plan_of(func: OpOverload) -> Plan:
     if namespace != "aten":
         return Plan(label)
     written = [i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    if full == "to":  # declared a view, since it may return its argument
+        return Plan(label, composed=func.decompose)
     if func.is_view or full in bounds_moves.VIEWS:
         return Plan(label, view=True)
     inplace = written == [0] and full.endswith("_")

@@ -129,7 +129,8 @@ class LegalOrder(TorchDispatchMode):
         if composed is not None:
             with self:
                 y = composed(*args, **kwargs)
-                return args[0].copy_(y) if plan.inplace else y
+                if y is not NotImplemented:
+                    return args[0].copy_(y) if plan.inplace else y
         return func(*args, **kwargs)
 
     def _narrow(self, a: Any) -> Any:

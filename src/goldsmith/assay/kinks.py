@@ -47,8 +47,13 @@ class Swing:
             return torch.zeros_like(self.golden, dtype=torch.bool)
         error = bounded.bound
         if members:  # the bound itself is wide where the analysis has seen the kink
-            spread = torch.stack([(m.double() - self.golden).abs() for m in members]).amax(0)
-            error = torch.minimum(error, spread + unit_roundoff(store) * self.golden.abs())
+            apart = torch.stack([(m.double() - self.golden).abs() for m in members])
+            known = torch.isfinite(error) & (error > 0)
+            noise = (
+                torch.where(known, apart / error, 0.0).square().flatten(1).sum(1) / known.sum().clamp(min=1)
+            ).sqrt()
+            usual = apart.amax(0) + unit_roundoff(store) * self.golden.abs()
+            error = torch.minimum(error, usual + torch.where(known, noise.amax() * error, 0.0))
         unknown = OPEN_JUMP * torch.maximum(self.low.abs(), self.high.abs()).amax()
         on = self.high - self.low > torch.where(torch.isfinite(error), JUMP * error, unknown)
         if self.values is not None and self.values.shape == on.shape and bool(on.any()):
