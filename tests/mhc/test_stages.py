@@ -6,7 +6,7 @@ import torch
 from goldsmith import Op
 from goldsmith.assay.stage import Tracer, listening
 
-OPS = Op.all()
+OPS = {name: op for name, op in Op.all().items() if name.startswith("mhc.")}
 KERNELS = {name: op for name, op in OPS.items() if "triton" in op.backends}
 GPU = torch.cuda.is_available()
 
