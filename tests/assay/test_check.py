@@ -338,3 +338,31 @@ def test_rows_of_a_case_name_their_run(rows=rows):
     assert {"values", "other inputs", "scale:2^12", "scale:2^-12", "values:flat", "values:offset"} <= runs
     assert any(run.startswith("layout:stride0(") for run in runs)
     assert {r.case for r in report.rows} == {"rows[T=12,D=40]"}
+
+
+def test_a_result_narrower_than_its_inputs_is_judged_to_its_own_precision_and_that_is_said():
+    def narrow(x, w):
+        return (plain_sum(x, w) * 1.001).to(torch.bfloat16)
+
+    report = assay.check(target(narrow, backward=None), raises=False)
+    (note,) = [n for n in report.notes if n.id == "narrow_result"]
+    assert report.ok and note.tensor == "y"
+    assert note.text.startswith(
+        "y is stored in bfloat16, narrower than every input, so it is judged to 0.004 of its value"
+    )
+    wide = assay.check(target(lambda x, w: plain_sum(x, w) * 1.001, backward=None), raises=False)
+    assert not wide.ok and not [n for n in wide.notes if n.id == "narrow_result"]
+    same = assay.check(target(lambda x, w: plain_sum(x.float(), w.float()).to(x.dtype), dtypes=(torch.bfloat16,)))
+    assert not [n for n in same.notes if n.id == "narrow_result"]
+
+
+def test_what_the_error_analysis_cannot_follow_is_held_to_the_noise_alone(monkeypatch):
+    def fails(*args, **more):
+        raise RuntimeError("no storage")
+
+    monkeypatch.setattr("goldsmith.assay.bounds.running_bounds", fails)
+    report = assay.check(target(plain_sum), probes=("values", "ensemble"))
+    assert {n.id for n in report.notes} == {"not_proven"}
+    assert "the error analysis cannot follow the golden (RuntimeError: no storage)" in report.notes[0].text
+    wrong = assay.check(target(lambda x, w: plain_sum(x, w) * 1.001), probes=("values", "ensemble"), raises=False)
+    assert {f.rung for f in wrong.findings} == {"STATISTICAL"}

@@ -58,7 +58,7 @@ def difference(a: Tensor | None, b: Tensor | None, reference: Reference | None) 
     over = mask & ~(apart <= limit)
     worst = int(torch.where(mask, apart / limit, torch.zeros_like(apart)).nan_to_num(math.inf).argmax())
     measured, allowed = float(apart.flatten()[worst]), float(limit.flatten()[worst])
-    text += f", by up to {measured:.3g} where legal orders differ by at most {allowed:.3g}"
+    text += f", by up to {measured:.3g} where legal orders are expected within {allowed:.3g}"
     certain = bool((mask & (apart > 2.04 * reference.bounded.bound)).any())
     return Difference(False, not bool(over.any()), certain, measured, allowed, mask, text)
 

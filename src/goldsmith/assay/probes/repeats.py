@@ -14,7 +14,8 @@ from .second_call import agree
 
 NAME = "repeats"
 COUNT = 3
-WIDER = "a repeat with the same inputs gives another result, wider than any legal order"
+APART = "farther apart than legal orders of the golden lie"
+WIDER = f"a repeat with the same inputs gives another result, {APART}"
 
 
 def run(session: Session) -> None:
@@ -29,4 +30,4 @@ def run(session: Session) -> None:
         label = f"{threads} thread{'s' * (threads > 1)}"
         other = session.execute(NAME, label, How(threads=threads))
         if not session.raised(NAME, label, other):
-            agree(session, NAME, label, other, f"with {label} the result is another, wider than any legal order")
+            agree(session, NAME, label, other, f"with {label} the result is another, {APART}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import ladder
+from ..bounds import unit_roundoff
 from ..reference import References
 from ..results import STATISTICAL, Finding, TargetError
 from ..run import How, Material, Run
@@ -42,6 +43,7 @@ def run(session: Session) -> None:
     if first.asked:
         _debug_outputs(session)
     _forward_only(session, first)
+    _narrow_results(session, first)
     maps.draw(session)
 
 
@@ -234,6 +236,20 @@ def _debug_outputs(session: Session) -> None:
     judge(session, traced, session.ref, "values", "debug outputs", noise=False, repeat=None)
     fresh = {n: t for n, t in traced.stages.items() if n not in session.first.stages}
     _stages(session, Run(outputs=traced.outputs, stages=fresh))
+
+
+def _narrow_results(session: Session, done: Run) -> None:
+    """Say it where a result is stored narrower than any input: its rounding covers what is lost before it."""
+    inputs = [unit_roundoff(t.dtype) for t in session.material.inputs.values() if t.is_floating_point()]
+    for name, tensor in done.outputs.items():
+        unit = unit_roundoff(tensor.dtype)
+        if inputs and unit > max(inputs):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            text = (
+                f"{name} is stored in {dtype}, narrower than every input, so it is judged to {unit:.1g} of its value; "
+                "what is lost below that before the store does not show (it would in a float32 result)"
+            )
+            session.note("narrow_result", name, text)
 
 
 def _forward_only(session: Session, done: Run) -> None:

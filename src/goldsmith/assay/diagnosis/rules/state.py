@@ -76,7 +76,7 @@ def race(r: Reading) -> Match | None:
         return Match(EXACT, ("right with one thread, wrong with several",), {"run": one[0].name})
     repeats = list(r.runs("repeat"))
     differing = [x for x in repeats if not x.same and _apart(r, x)]
-    wider = r.said("wider than any legal order", "repeats")
+    wider = r.said("farther apart than legal orders", "repeats")
     if r.plain_wrong and any(x.right and not x.same for x in repeats):
         good = sum(x.right for x in repeats)
         return Match(SEEN, (f"{good} of {len(repeats)} repeats of the same call are right",), {"right": good})
