@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from .golden import default_dtype, threads_for
 
 Error = Tensor | float  # a float64 tensor that broadcasts to the value, or 0.0 for exact
-# second-order terms that the rules leave out; |y - value| > SLACK * bound is more than the roundings of the golden's own
-# formula can do, in any order of its sums (another formula may round more)
+# second-order terms that the rules leave out; |y - value| > SLACK * bound is more than the roundings of the golden's
+# own formula can do, in any order of its sums (another formula may round more)
 SLACK = 1.02
 _SWEEP = 256  # dead storages are forgotten every so many operators
 
