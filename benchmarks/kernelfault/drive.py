@@ -1,4 +1,7 @@
-"""Runs the jobs: one child process for each host, backend and fault; rows are kept as they come.
+"""Runs the jobs in child processes; rows are kept as they come.
+
+A child loads the copy of a kernel and goes on to the next job. Faults that spoil memory, and operators that we ship,
+get a child of their own.
 
 A row is appended to a JSON-lines file at once, so that nothing finished is lost, whatever ends the run; the same
 command goes on where the last one stopped, as long as neither the faults nor the library have changed.
@@ -6,6 +9,7 @@ command goes on where the last one stopped, as long as neither the faults nor th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -25,6 +30,7 @@ from catalogue import HERE, ROOT, Fault, Host
 ROW_LIMIT = 300.0  # seconds for one row
 _BATCH = 50  # clean runs of a child
 _RESTARTS = 40
+_SPOILS = {"overrun", "stray_read", "use_after_free", "invalid_index", "off_by_one", "wrong_mask", "wrong_stride"}
 
 
 class Broken(RuntimeError):
@@ -46,16 +52,18 @@ class Plan:
         """One a child process: every fault, every host as it should be, and the clean runs in batches."""
         common = {"seeds": self.seeds, "baselines": self.baselines, "quick": self.quick}
         jobs = [
-            {"name": f.key, "kind": "fault", "host": f.host.name, "backend": f.backend, "fault": f.key, **common}
+            {"name": f.key, "kind": "fault", "host": f.host.name, "backend": f.backend, "fault": f.key, **common,
+             "alone": bool(f.host.package) or bool(_SPOILS & set(f.causes))}
             for f in self.faults
-        ]
+        ]  # fmt: skip
         jobs += [
-            {"name": f"{h.name} {b}", "kind": "twin", "host": h.name, "backend": b, "fault": None, **common}
+            {"name": f"{h.name} {b}", "kind": "twin", "host": h.name, "backend": b, "fault": None, **common,
+             "alone": bool(h.package)}
             for h, b in self.hosts
-        ]
+        ]  # fmt: skip
         for first in range(0, self.clean, _BATCH):
             drawn = list(range(first, min(first + _BATCH, self.clean)))
-            jobs.append({"name": f"clean {drawn[0]}..{drawn[-1]}", "kind": "clean", "draws": drawn})
+            jobs.append({"name": f"clean {drawn[0]}..{drawn[-1]}", "kind": "clean", "draws": drawn, "alone": False})
         return jobs
 
 
@@ -118,11 +126,10 @@ def run(plan: Plan, kept: Kept, workers: int) -> Iterator[tuple[int, int, dict[s
                     future.result()
                     done += 1
                     yield done, len(jobs), job
-        except BaseException:
+        finally:
             for future in futures:
                 future.cancel()
             children.end()
-            raise
 
 
 def _whole(job: dict[str, Any], kept: Kept) -> bool:
@@ -133,100 +140,121 @@ def _whole(job: dict[str, Any], kept: Kept) -> bool:
 
 
 class _Children:
-    """The processes under way, so that an interrupt ends them."""
+    """The processes under way: one for each thread goes from job to job, and an interrupt ends them all."""
 
     def __init__(self) -> None:
-        self.running: set[subprocess.Popen] = set()
+        self.running: set[_Child] = set()
         self.ended = False
         self.lock = threading.Lock()
+        self.mine = threading.local()
 
-    def start(self, job: dict[str, Any]) -> subprocess.Popen:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
+    def get(self, *, new: bool) -> _Child:
+        """The child of this thread, or a new one."""
+        child = getattr(self.mine, "child", None)
+        if child is not None and new:
+            child.end()
         with self.lock:
             if self.ended:
                 raise KeyboardInterrupt
-            child = subprocess.Popen(
-                [sys.executable, str(HERE / "worker.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, text=True, env=environment,
-            )  # fmt: skip
-            self.running.add(child)
+            if child is None or child.over:
+                child = self.mine.child = _Child()
+                self.running.add(child)
         return child
 
     def end(self) -> None:
         with self.lock:
             self.ended = True
             for child in self.running:
-                child.kill()
+                child.end()
 
 
 def _job(job: dict[str, Any], kept: Kept, children: _Children) -> None:
     """One job to its end: a child that dies costs the row it was at, and another child goes on."""
     for _ in range(_RESTARTS):
         done = [[r["case"], r["seed"]] for r in kept.of(job) if "seed" in r]
-        if _child({**job, "done": done}, kept, children):
+        child = children.get(new=job["alone"])
+        ended = child.do({**job, "done": done}, kept)
+        if not ended or job["alone"]:
+            child.end()
+        if children.ended:
+            raise KeyboardInterrupt
+        if ended:
             return
+        kept.add({"job": job["name"], **child.lost(job)})
     raise Broken(f"{job['name']}: the child process died {_RESTARTS} times")
 
 
-def _child(job: dict[str, Any], kept: Kept, children: _Children) -> bool:
-    """Start a child and keep its rows; whether it came to its end."""
-    child = children.start(job)
-    said: list[str] = []
-    reader = threading.Thread(target=lambda: said.extend(child.stderr), daemon=True)
-    reader.start()
-    child.stdin.write(json.dumps(job))
-    child.stdin.close()
-    watch = _Watch(child)
-    at: dict | None = None
-    ended = False
-    try:
-        for line in child.stdout:
-            row = json.loads(line)
-            watch.again()
-            if "begin" in row:
-                at = row["begin"]
-                continue
-            kept.add({"job": job["name"], **row})
-            ended = "end" in row
-    finally:
-        watch.stop()
-        child.wait()
-        child.stdout.close()
-        with children.lock:
-            children.running.discard(child)
-    if children.ended:
-        raise KeyboardInterrupt
-    reader.join(1)
-    child.stderr.close()
-    if not ended:
-        if at is None or not (watch.struck or child.returncode < 0):  # an error of ours is no evidence about a kernel
-            raise Broken(f"{job['name']}: {''.join(said)[-1500:].strip() or 'the child process did not start'}")
-        how = "took too long" if watch.struck else f"ended with {child.returncode}"
-        error = {"died": f"the process {how}", "stderr": "".join(said)[-600:]}
-        blank = {"verdict": "died", "stage": None, "causes": [], "raw": {}, "findings": [], "notes": [], "seconds": 0.0}
-        kept.add({"job": job["name"], **at, **blank, **error})
-    return ended
+class _Child:
+    """A process that does one job after another."""
 
-
-class _Watch:
-    """Ends a child that has said nothing for too long."""
-
-    def __init__(self, child: subprocess.Popen) -> None:
-        self.child, self.last, self.struck, self.over = child, time.monotonic(), False, threading.Event()
-        self.thread = threading.Thread(target=self._look, daemon=True)
-        self.thread.start()
-
-    def again(self) -> None:
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "worker.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        self.said: deque[str] = deque(maxlen=60)
+        self.at: dict | None = None
         self.last = time.monotonic()
+        self.busy = self.over = self.struck = False
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+        threading.Thread(target=self._look, daemon=True).start()
 
-    def stop(self) -> None:
-        self.over.set()
+    def do(self, job: dict[str, Any], kept: Kept) -> bool:
+        """Have the job done and keep its rows; whether it came to its end."""
+        self.at, self.last, self.busy = None, time.monotonic(), True
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.write(json.dumps(job) + "\n")
+                self.process.stdin.flush()
+            for line in self.process.stdout:
+                row = json.loads(line)
+                self.last = time.monotonic()
+                if "begin" in row:
+                    self.at = row["begin"]
+                    continue
+                kept.add({"job": job["name"], **row})
+                if "end" in row:
+                    return True
+        finally:
+            self.busy = False
+        return False
+
+    def lost(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The row at which the process ended; raises where that is no evidence about a kernel."""
+        told, code = "".join(self.said), self.process.returncode
+        if self.at is None or not (self.struck or code < 0):
+            raise Broken(f"{job['name']}: {told[-1500:].strip() or 'the child process did not start'}")
+        how = "took too long" if self.struck else f"ended with {code}"
+        blank = {"verdict": "died", "stage": None, "causes": [], "raw": {}, "findings": [], "notes": [], "seconds": 0.0}
+        return {**self.at, **blank, "died": f"the process {how}", "stderr": told[-600:]}
+
+    def end(self) -> None:
+        """End the process, when it has not ended by itself."""
+        self.over = True
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        if self.busy:
+            self.process.kill()
+        self.process.wait()
+        if not self.busy:
+            self.reader.join(1)
+            self.process.stdout.close()
+            self.process.stderr.close()
+
+    def _read(self) -> None:
+        with contextlib.suppress(ValueError):  # closed while it was read
+            for line in self.process.stderr:
+                self.said.append(line)
 
     def _look(self) -> None:
-        while not self.over.wait(1.0):
-            if time.monotonic() - self.last > ROW_LIMIT:
+        """Ends a process that has said nothing for too long."""
+        while not self.over:
+            time.sleep(1.0)
+            if self.busy and time.monotonic() - self.last > ROW_LIMIT:
                 self.struck = True
-                self.child.kill()
+                self.process.kill()
                 return
 
 

@@ -1,4 +1,4 @@
-"""The child process: reads one job as JSON from stdin, loads the host's copy, writes one JSON line for every row.
+"""The child process: reads jobs from stdin, a JSON line each, loads the host's copy, writes a JSON line for each row.
 
 A wrong kernel may end the process; the rows that are then missing are the parent's to tell.
 """
@@ -23,14 +23,14 @@ TOGETHER = "all cases"
 
 
 def main() -> int:
-    job = json.loads(sys.stdin.read())
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a kernel prints is not a row
     sys.path[:0] = [str(HERE), str(HERE.parent)]
-    with tempfile.TemporaryDirectory(prefix="kernelfault-") as folder:
-        for row in rows(job, Path(folder)):
-            results.write(json.dumps(row) + "\n")
-            results.flush()
+    for line in sys.stdin:
+        with tempfile.TemporaryDirectory(prefix="kernelfault-") as folder:
+            for row in rows(json.loads(line), Path(folder)):
+                results.write(json.dumps(row) + "\n")
+                results.flush()
     return 0
 
 
@@ -40,7 +40,7 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
 
     done = {(case, seed) for case, seed in job["done"]}
     if job["kind"] == "clean":
-        sys.path.append(str(HERE.parents[1] / "src"))
+        _import_from(HERE.parents[1] / "src")
         _quiet()
         finished = {seed for _, seed in done}
         for seed in (s for s in job["draws"] if s not in finished):
@@ -51,7 +51,7 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
     host = catalogue.hosts()[job["host"]]
     fault = next((f for f in catalogue.faults() if f.key == job["fault"]), None)
     path = catalogue.copy(host, job["backend"], fault, folder)
-    sys.path.insert(0, str(path if host.package else HERE.parents[1] / "src"))
+    _import_from(path if host.package else HERE.parents[1] / "src")
     _quiet()
     import loading
 
@@ -74,6 +74,15 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
             row["baselines"] = baselines.rejected(make, case, seed, fault.dtype if fault is not None else "", op)
         yield row
     yield {"end": job["seeds"]}
+
+
+def _import_from(folder: Path) -> None:
+    """Our own package comes from there; a child that has it from elsewhere must not go on."""
+    imported = sys.modules.get("goldsmith")
+    if imported is not None and Path(imported.__file__).parent.parent != folder:
+        raise RuntimeError(f"goldsmith was imported from {imported.__file__}, and is wanted from {folder}")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 
 def _quiet() -> None:
