@@ -55,8 +55,9 @@ def test_a_wrong_kernel_is_explained_kept_and_replayed(tmp_path):
         assert "<h1>scaled is wrong: " in written.read_text() and "own_kernels:wrong --replay" in written.read_text()
     data = json.loads(results.read_text())
     assert (data["verdict"], data["first_wrong_stage"]) == ("fail", "scaled")
-    again = run("replay", bundle, "own_kernels:wrong")
-    assert again.exit_code == 1 and again.stdout.startswith("reproduced: the verdict was fail, here it is fail")
+    again, _ = ask(do="replay", bundle=str(bundle))
+    assert (again["verdict"], again["answer"]) == ("fail", "reproduced")
+    assert again["text"].startswith("reproduced: the verdict was fail, here it is fail")
 
 
 def test_a_bundle_is_diagnosed_as_the_case_that_it_is(tmp_path):
@@ -153,12 +154,21 @@ def test_a_candidate_that_ends_its_process_is_a_diagnosis_with_a_page(tmp_path):
     assert "ended by signal 11 (SIGSEGV)" in page.read_text()
 
 
-def test_a_candidate_that_raises_what_ends_a_program_is_accused_and_not_the_user(monkeypatch):
+def test_a_candidate_that_raises_what_ends_a_program_is_accused_and_not_the_user():
     result = run("diagnose", "own_kernels:interrupting")
     assert result.exit_code == 1
     assert "the candidate raised KeyboardInterrupt" in words(result.stdout)
-    result = run("diagnose", "own_kernels:leaving")
-    assert result.exit_code == 1 and "the candidate raised SystemExit not today, in leaves" in words(result.stdout)
+    request, left = (
+        command.Request("diagnose", "own_kernels:leaving"),
+        {"ended": "SystemExit not today", "where": "in f"},
+    )
+    last = {"case": "rows[T=5]", "probe": "values", "run": "values"}
+    assert "the candidate raised SystemExit not today, in f" in command._ended(request, left, last, False)["text"]
+    assert command._ended(request, left, {}, False)["problem"].startswith(
+        "Importing own_kernels:leaving raised SystemExit"
+    )
+    with pytest.raises(command.Problem, match="Interrupted before anything was known"):
+        command._ended(request, left, last, True)
 
 
 def diagnosing(*arguments):
