@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import goldsmith
@@ -169,6 +170,22 @@ def test_a_candidate_that_raises_what_ends_a_program_is_accused_and_not_the_user
     )
     with pytest.raises(command.Problem, match="Interrupted before anything was known"):
         command._ended(request, left, last, True)
+
+
+def test_the_json_is_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_path):
+    known = {"text": "PASS", "verdict": "pass", "pages": [], "json": {"verdict": "pass"}, "interrupted": False}
+    monkeypatch.setattr(command, "_asked", lambda request, watcher: known)
+
+    class Closed:
+        is_terminal = False
+
+        def print(self, *arguments, **options):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(command, "console", lambda stderr=False: Console(stderr=True) if stderr else Closed())
+    with pytest.raises(BrokenPipeError):
+        command.run(command.Request("diagnose", "own_kernels:target"), str(tmp_path / "found.json"))
+    assert json.loads((tmp_path / "found.json").read_text()) == {"verdict": "pass"}
 
 
 def diagnosing(*arguments):

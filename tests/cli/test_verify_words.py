@@ -85,6 +85,21 @@ def test_a_run_that_no_worker_could_finish_does_not_say_that_all_holds():
     assert "Nothing wrong in what was finished" in said and "ended early: no worker process was left" in said
 
 
+def test_files_are_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_path):
+    proof = merge.Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
+    machine = {"cpu": "a", "cores": 2, "torch": "2"}
+    monkeypatch.setattr(command, "verify", lambda request, err: command.Outcome([proof], machine))
+
+    def closed(*arguments):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(show, "matrix", closed)
+    with pytest.raises(BrokenPipeError):
+        command.run(command.Request(), html=tmp_path / "page.html", json_to=str(tmp_path / "all.json"))
+    assert json.loads((tmp_path / "all.json").read_text())["ok"]
+    assert (tmp_path / "page.html").read_text().endswith("</html>\n")
+
+
 def plan(*names):
     request = {"backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
     return work.Session().answer({"do": "plan", "names": list(names), **request})["proofs"]

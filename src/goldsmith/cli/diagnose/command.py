@@ -54,14 +54,14 @@ def run(request: Request, json_to: str | None = None) -> int:
         raise Problem(reply["problem"])
     if "broken" in reply:
         raise Problem(f"The assay itself failed: {reply['broken']}")
+    if json_to not in (None, "-"):  # before anything is printed: who reads it may close the pipe
+        Path(json_to).write_text(json.dumps(reply["json"]) + "\n", encoding="utf-8")
     out.print(reply["text"].rstrip("\n"), markup=False, soft_wrap=True)
     for path in reply["pages"]:
         out.print(f"Page  {path}", markup=False, soft_wrap=True)
     if json_to == "-":
         sys.stdout.write(json.dumps(reply["json"]) + "\n")
         sys.stdout.flush()
-    elif json_to is not None:
-        Path(json_to).write_text(json.dumps(reply["json"]) + "\n", encoding="utf-8")
     if reply["interrupted"] and reply["verdict"] == "pass":
         return INTERRUPTED
     return STATUS[reply["verdict"]]

@@ -96,26 +96,28 @@ def run(request: Request, *, html: Path | None = None, json_to: str | None = Non
         writable(path)
     outcome = verify(request, err)
     entries = outcome.entries
+    remarks = [*outcome.remarks, *show.left_out(outcome.proofs), *show.remarks(entries)]
+    if html is not None:  # files before anything is printed: who reads it may close the pipe
+        from ...assay.html import page
+
+        page.write(entries, html, title="goldsmith verify", conditions=_conditions(outcome), remarks=remarks)
+    if json_to not in (None, "-"):
+        Path(json_to).write_text(json.dumps(outcome.to_json()) + "\n", encoding="utf-8")
     hows = {p.name: p.how for p in outcome.proofs}
     out.print(show.matrix(entries, hows))
-    remarks = [*outcome.remarks, *show.left_out(outcome.proofs), *show.remarks(entries)]
     for line in remarks:
         out.print(f"\n[dim]{escape(line)}[/]")
     show.failures(out, entries)
     show.problems(out, outcome)
     out.print()
     if html is not None:
-        from ...assay.html import page
-
-        page.write(entries, html, title="goldsmith verify", conditions=_conditions(outcome), remarks=remarks)
         out.print(f"Report: {html}", soft_wrap=True)
+    if json_to not in (None, "-"):
+        out.print(f"JSON: {json_to}", soft_wrap=True)
+    out.print(show.conclusion(outcome))
     if json_to == "-":
         sys.stdout.write(json.dumps(outcome.to_json()) + "\n")
         sys.stdout.flush()
-    elif json_to is not None:
-        Path(json_to).write_text(json.dumps(outcome.to_json()) + "\n", encoding="utf-8")
-        out.print(f"JSON: {json_to}", soft_wrap=True)
-    out.print(show.conclusion(outcome))
     return outcome.status
 
 
