@@ -97,7 +97,7 @@ def test_files_are_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_p
     with pytest.raises(BrokenPipeError):
         command.run(command.Request(), html=tmp_path / "page.html", json_to=str(tmp_path / "all.json"))
     assert json.loads((tmp_path / "all.json").read_text())["ok"]
-    assert (tmp_path / "page.html").read_text().endswith("</html>\n")
+    assert (tmp_path / "page.html").read_text().endswith("</html>")
 
 
 def plan(*names):
