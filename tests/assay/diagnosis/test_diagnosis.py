@@ -87,9 +87,9 @@ def test_what_is_not_a_target_is_refused():
 
 def test_the_smallest_case_keeps_stage_and_cause():
     found = diagnose(layer("h"))
-    assert (found.case["sizes"]["T"], found.case["sizes"]["D"]) == (1, 18), found.case
+    assert (found.case["sizes"]["T"], found.case["sizes"]["D"]) == (1, 17), found.case
     assert found.examined["sizes"] == {"T": 6, "D": 20, "E": 12}
-    assert "layer_case[T=1,D=18," in str(found) and found.case["runs"] <= 64
+    assert "layer_case[T=1,D=17," in str(found) and found.case["runs"] <= 64
     trial = assay.diagnose(layer("h"), layer_case[0])
     assert (trial.first_wrong_stage, trial.causes[0].id) == (found.first_wrong_stage, found.causes[0].id)
 
@@ -145,3 +145,32 @@ def test_an_interrupt_gives_what_is_known(after):
 def test_a_stage_in_a_segment_is_drawn():
     text = str(diagnose(layer("h"), probes="quick", budget_s=None))
     assert "Where  every element" in text and "############" in text and "6 x 12 elements" in text
+
+
+def test_a_configuration_of_other_sizes_is_found_in_one_case():
+    @assay.case(T=[4], D=[24, 40])
+    def widths(make, T, D):
+        return {"x": make.normal(T, D)}
+
+    blocks = {}
+
+    def kernel(x):
+        block = blocks.setdefault("block", x.shape[1])
+        h = assay.stage("h", x[:, :block].sum(-1))
+        return 2 * h
+
+    target = assay.Target(kernel, lambda x: 2 * assay.stage("h", x.sum(-1)), cases=widths, reset=blocks.clear)
+    found = diagnose(target, widths[1])
+    assert (found.verdict, found.causes[0].id, found.first_wrong_stage) == ("fail", "stale_config", "h"), str(found)
+    assert diagnose(assay.Target(lambda x: 2 * x.sum(-1), target.golden, cases=widths)).ok
+
+
+def test_the_stage_of_a_later_call_is_named():
+    kept = {}
+
+    def kernel(x, w, b):
+        h = assay.stage("h", x @ kept.setdefault("w", w.clone()))
+        return torch.softmax(assay.stage("z", h + b), -1) * 2
+
+    found = diagnose(assay.Target(kernel, layer_golden, cases=layer_case, backward=None, reset=kept.clear))
+    assert (found.causes[0].id, found.first_wrong_stage) == ("stale_copy", "h"), str(found)

@@ -24,6 +24,7 @@ from .runs import facts
 from .whatif import explain
 from .whatif.engine import seconds
 
+_LATER = ("second_call", "repeats", "layouts", "scaling")  # probes of other runs than the first
 Result = TypeVar("Result")
 _WHAT_IF = 6.0  # seconds, at most, for changed goldens
 _MEMORY = (
@@ -99,12 +100,19 @@ def collect(
             "runs",
             lambda: facts(session, repeats=depth.repeats, only=depth.runs, into=evidence.runs, spent=spent),
         )
+    if table.first_wrong is None and first.probe in _LATER:
+        evidence.first_wrong = _later(evidence) or first.tensor
     if not spent() and table.first_wrong is not None:
         known = table.first_wrong in named(session.first) and not table.suspects
         looked = {table.first_wrong} if known else session.bad | {table.first_wrong}
         found = _step(evidence, "influence", lambda: influence(session, looked, only=depth.influence, spent=spent))
         evidence.influence = found or {}
     return table
+
+
+def _later(evidence: Evidence) -> str:
+    """Where it goes wrong first in the first of the other runs that is wrong."""
+    return next((fact.first for fact in evidence.runs.values() if fact.first), "")
 
 
 def _step(evidence: Evidence, name: str, run: Callable[[], Result]) -> Result | None:

@@ -20,7 +20,8 @@ from ..session import Session
 from ..target import Target
 from . import bundle
 from .collect import Depth, begin, collect, described
-from .evidence import Evidence
+from .evidence import Evidence, RunFact
+from .further import further
 from .rank import rank
 from .result import Diagnosis
 from .smallest import smallest
@@ -58,12 +59,12 @@ def diagnose(
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = _informative(list(target.cases)) if case is None else [target.case(case)]
     clock = _Clock(budget_s)
-    report, failing = _failing(target, cases, dtype, device, seed, selected, budget_s)
+    report, failing, later = _failing(target, cases, dtype, device, seed, selected, budget_s)
     found = Diagnosis(report.verdict, report, partial=report.partial)
     state = torch.random.get_rng_state()
     if failing is not None:
         try:
-            _explain(found, failing, clock)
+            _explain(found, failing, later, clock)
         except KeyboardInterrupt:
             found.partial = INTERRUPTED
         finally:
@@ -94,20 +95,46 @@ def _informative(cases: list[Case]) -> list[Case]:
 def _failing(
     target: Target, cases: list[Case], dtype: torch.dtype | None, device: str | torch.device, seed: int,
     selected: frozenset[str], budget_s: float | None,
-) -> tuple[Report, Session | None]:  # fmt: skip
-    """The check that fails, cheap probes on all cases first; the last one where none does."""
+) -> tuple[Report, Session | None, dict[str, RunFact]]:  # fmt: skip
+    """The check that fails, cheap probes on all cases first, and what failed later; the last one where none does."""
     quick = selected & frozenset(catalogue.QUICK)
     share = None if budget_s is None else _CHECKING * budget_s / 2
     report, sessions = examine(target, cases, dtype, device, seed, quick, share, until_failing=True)
     if report.verdict == PASS and quick != selected and not report.partial:
         report, sessions = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
-    return report, sessions[0] if sessions else None
+    if report.verdict == PASS and {"second_call", "repeats"} <= selected and not report.partial:
+        return report, *_further(report, target, cases[0], dtype, device, seed, selected, share)
+    return report, sessions[0] if sessions else None, {}
 
 
-def _explain(found: Diagnosis, session: Session, clock: _Clock) -> None:
+def _further(
+    report: Report, target: Target, case: Case, dtype: torch.dtype | None, device: str | torch.device, seed: int,
+    selected: frozenset[str], share: float | None,
+) -> tuple[Session | None, dict[str, RunFact]]:  # fmt: skip
+    """The session that fails after calls of other sizes, or with more threads; the report then says so."""
+    clock = _Clock(share)
+    state = torch.random.get_rng_state()
+    session = Session(target, case, dtype or target.dtypes[0], device, seed, selected, case.name)
+    try:
+        later = further(session, [c for c in target.cases if c.name != case.name], spent=clock.spent)
+    except KeyboardInterrupt:
+        report.partial = INTERRUPTED
+        return None, {}
+    finally:
+        torch.random.set_rng_state(state)
+    if not later:
+        return None, {}
+    report.findings += session.findings
+    report.maps.update(session.maps)
+    report.verdict = FAIL
+    return session, later
+
+
+def _explain(found: Diagnosis, session: Session, later: dict[str, RunFact], clock: _Clock) -> None:
     """Evidence, causes and the smallest case, each kept as soon as it is there."""
     found.case = found.examined = described(session)
     evidence = found.evidence = begin(session, found.report)
+    evidence.runs.update(later)
     found.write_bundle = _writer(session)
     try:
         if not found.partial:

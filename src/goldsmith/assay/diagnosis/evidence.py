@@ -107,7 +107,8 @@ class Pattern:
 class RunFact:
     """What came of another run of the same case: a second call, a repeat, one thread, a layout, a scale.
 
-    wrong    the tensors that fail in it; same: bit-equal to the first run; difference: largest |difference| to it
+    wrong, first  the tensors that fail in it; the first that does in the golden's order, stages among them
+    same          bit-equal to the first run; difference: largest |difference| to it
     """
 
     name: str
@@ -116,6 +117,7 @@ class RunFact:
     difference: float = 0.0
     error: str = ""
     text: str = ""
+    first: str = ""
 
     @property
     def right(self) -> bool:

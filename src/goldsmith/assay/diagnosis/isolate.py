@@ -164,7 +164,11 @@ class _Work:
             confirm = self._confirm(name, kind, skip, isolated) if noise else None
             said = ladder.judge(name, tensor, ref, probe=PROBE, confirm=confirm)
             ratio = said.row.max_over_bound
-            out[name] = (said.row.max_error if ratio is None else ratio, not said.ok)
+            ratio = said.row.max_error if ratio is None else ratio
+            if tensor.is_floating_point() and tensor.shape == ref.bounded.value.shape:
+                if bool((~torch.isfinite(tensor) & torch.isfinite(ref.bounded.value)).any()):
+                    ratio = float("inf")  # no number can be compared there
+            out[name] = (ratio, not said.ok)
         return out
 
     def _confirm(self, name: str, kind: str, skip: frozenset[str], isolated: bool) -> ladder.Confirm:
@@ -299,7 +303,9 @@ def _off(tensor: Tensor | None, ref: ladder.Reference) -> float:
     golden = ref.bounded.value
     if tensor is None or tensor.shape != golden.shape:
         return float("inf")
-    error = (tensor.double() - golden)[torch.isfinite(tensor) & torch.isfinite(golden)]
+    if bool((~torch.isfinite(tensor) & torch.isfinite(golden)).any()):
+        return float("inf")
+    error = (tensor.double() - golden)[torch.isfinite(golden)]
     return float(error.square().mean().sqrt()) if error.numel() else 0.0
 
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from .. import ladder
 from ..memory import DIRT_FILL, LAYOUTS, ZERO_FILL
 from ..probes import decisions
-from ..reference import GoldenError
+from ..reference import GoldenError, References
 from ..run import How, Material, Run
 from ..session import Session
 from .evidence import RunFact
+from .isolate import order
 
 PROBE = "runs"
 _OPEN = 0.1  # share of open bounds beyond which "right" would only mean "not judged"
@@ -66,6 +67,7 @@ def _plan(session: Session, repeats: int) -> Iterator[tuple[str, How, Material]]
     if same.device.type == "cpu":
         threads = 1 if torch.get_num_threads() > 1 else 2
         yield f"{threads} thread{'s' * (threads > 1)}", How(threads=threads), same
+        yield "4 threads", How(threads=4), same
     golden = {f"saved.{n}": session.ref.values[f"saved.{n}"] for n in first.saved if f"saved.{n}" in session.ref.values}
     if golden and callable(session.target.backward):
         yield GOLDEN_SAVED, How(substitute=golden), same
@@ -114,10 +116,25 @@ def _fact(session: Session, name: str, how: How, material: Material) -> RunFact 
             silent |= bool(against.bounded.open.double().mean() > _OPEN)
     if silent and not wrong:
         return None
+    first = "" if not wrong else first_in(session, done, ref, wrong)
     same, apart = (True, 0.0) if not like_first else _compared(session.first, done)
     text = f"{name}: {'right' if not wrong else ', '.join(wrong) + ' wrong'}"
     text += "" if same else f"; up to {apart:.3g} from the first run"
-    return RunFact(name, tuple(wrong), same, apart, text=text)
+    return RunFact(name, tuple(wrong), same, apart, text=text, first=first)
+
+
+def first_in(session: Session, done: Run, ref: References, wrong: list[str]) -> str:
+    """The first in the golden's order that is wrong in this run, stages among them."""
+    for name in order(ref, done):
+        if name in wrong:
+            return name
+        tensor = done.stages.get(name)
+        against = None if tensor is None else ref.reference(name, "stage", noise=False)
+        if tensor is None or against is None or name in session.target.decisions:
+            continue
+        if not ladder.judge(name, tensor, against, probe=PROBE).ok:
+            return name
+    return wrong[0]
 
 
 def _compared(first: Run, done: Run) -> tuple[bool, float]:

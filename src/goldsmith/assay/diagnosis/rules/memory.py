@@ -82,7 +82,8 @@ def invalid_index(r: Reading) -> Match | None:
         return Match(EXACT, (chosen.text,), {})
     error = (r.e.error or "").lower()
     if "index" in error and ("out of range" in error or "out of bounds" in error):
-        return Match(SEEN, (r.e.error or "",), {})
+        empty = any(isinstance(v, int) and v == 0 for v in r.e.sizes.values())
+        return Match(HINT if empty else SEEN, (r.e.error or "",), {})
     if r.pair is None or r.wrong is None or not r.spans or not r.block and len(r.spans) != 1:
         return None
     y, g = r.pair

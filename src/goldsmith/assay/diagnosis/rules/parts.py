@@ -39,9 +39,9 @@ def wrong_saved_tensor(r: Reading) -> Match | None:
     outputs = [s for s in r.e.stages if s.kind == "output" and s.state not in ("ok", "not judged")]
     named = r.e.tensor if r.e.tensor.startswith("saved.") else saved[0].name if saved else ""
     if named and not outputs:
-        rearranged = bool(r.e.permutations)
+        rearranged = any(p.kind in ("permuted", "shifted", "reversed", "transposed") for p in r.e.permutations)
         text = f"{named} is wrong, while the outputs are right"
-        return Match(LIKELY if rearranged else SEEN, (text,), {"saved": named})
+        return Match(LIKELY if rearranged else EXACT + 0.01, (text,), {"saved": named})
     if r.fails("golden saved") is not None or not grads or outputs:
         return None
     others = [s for s in r.e.stages if s.kind == "grad" and s.state == "ok"]
@@ -61,10 +61,18 @@ def missing_partition(r: Reading) -> Match | None:
         text = f"y / g is {ratio.ratio:g} = {names[0]}: each of them contributes the whole"
         return Match(EXACT + 0.01, (text,), {"times": ratio.ratio, "named": ratio.named})
     for name, parts in _parts(r):
+        if name == r.e.tensor and _whole_sum(r):
+            text = f"the {parts} parts of {name} are equal, and each is the sum of the golden's {parts}"
+            return Match(EXACT + 0.01, (text,), {"times": parts, "stage": name})
         if ratio is not None and abs(ratio.ratio - parts) < 1e-3 * parts:
             text = f"the {parts} parts of {name} are equal, and y / g is {parts}: each holds the whole"
             return Match(EXACT + 0.01, (text,), {"times": parts, "stage": name})
     return _halves(r)
+
+
+def _whole_sum(r: Reading) -> bool:
+    """Whether every slice along the first axis is the sum of all the golden's."""
+    return r.y is not None and r.g is not None and close(r.y, r.g.sum(0, keepdim=True).expand_as(r.g), r.unit)
 
 
 def _of_ranks(name: str) -> bool:
@@ -73,7 +81,8 @@ def _of_ranks(name: str) -> bool:
 
 def _parts(r: Reading) -> Iterator[tuple[str, int]]:
     """Stages whose slices along the first axis are all equal though the golden's are not."""
-    for name, (got, golden) in r.e.other.items():
+    own = {r.e.tensor: (r.y, r.g)} if r.y is not None and r.g is not None else {}
+    for name, (got, golden) in {**own, **r.e.other}.items():
         if got is None or golden is None or got.dim() < 2 or got.shape != golden.shape or not got.numel():
             continue
         if not 2 <= len(got) <= 64:
@@ -153,7 +162,7 @@ def empty_group(r: Reading) -> Match | None:
     counts = [k for k, (_, g) in r.e.other.items() if g is not None and _is_counts(g)]
     if empty:
         what = r.e.error or f"the case has {', '.join(f'{k} = 0' for k in empty)}"
-        return Match(SEEN, (what,), {"sizes": empty})
+        return Match(SEEN + 0.03, (what,), {"sizes": empty})
     if r.y is None or r.g is None or r.wrong is None or not r.wrong_count:
         return None
     rows = [s for axis, s in r.spans.items() if axis == 0]

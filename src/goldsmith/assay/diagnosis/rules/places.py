@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -143,10 +144,11 @@ def swapped_results(r: Reading) -> Match | None:
 
 def dtype_width(r: Reading) -> Match | None:
     """Written in another width: the first half is full, and holds two numbers for one."""
-    found = r.pattern("dtype_width", "half_filled")
-    if found is not None:
-        half = SEEN + 0.03 if r.share > 0.6 else FAINT  # what is filled is right: it is not another width
-        return _pattern(r, found, EXACT if found.kind == "dtype_width" else half)
+    width, half = r.pattern("dtype_width"), r.pattern("half_filled")
+    if width is not None:
+        return _pattern(r, replace(width, also=()), EXACT + 0.02)
+    if half is not None:  # what is filled is right: it is not another width
+        return _pattern(r, half, SEEN + 0.03 if r.share > 0.6 else FAINT)
     if r.y is None or r.g is None or r.y.numel() < 4 or r.e.dtype not in ("float32", "float64"):
         return None
     raw = r.y.to(getattr(torch, r.e.dtype)).contiguous().flatten()
@@ -171,6 +173,12 @@ def wrong_format(r: Reading) -> Match | None:
     if r.y is None or r.g is None or r.share < 0.5 or r.e.permutations or r.pair is None:
         return None
     y, g = r.pair
+    wild, tame = _exponents(y), _exponents(g)
+    if wild > 12 and wild > 4 * tame and r.memory("never_written", "stray_read") is None:
+        text = (
+            f"exponents spread over {wild:.0f} bits where the golden's spread over {tame:.1f}: bytes of another format"
+        )
+        return Match(SEEN, (text,), {"spread": wild})
     broken = float((~torch.isfinite(r.y) & torch.isfinite(r.g)).double().mean())
     size, wanted = float(y.abs().median()), float(g.abs().median())
     far = wanted > 0 and (size > 1e3 * wanted or 0 < size < 1e-3 * wanted)
@@ -179,6 +187,12 @@ def wrong_format(r: Reading) -> Match | None:
     text = f"the typical size is {size:.2g} where the golden has {wanted:.2g}, the correlation {r.alike:+.2f}"
     nans = f"{broken:.1%} of the elements are not finite"
     return Match(LIKELY if far else FAINT + 0.1, (text, nans) if broken else (text,), {"not_finite": broken})
+
+
+def _exponents(t: Tensor) -> float:
+    """How widely the magnitudes of nonzero elements spread, in powers of two."""
+    logs = t[t != 0].abs().log2()
+    return float(logs.std()) if logs.numel() > 3 else 0.0
 
 
 def _layouts(r: Reading) -> tuple[list[str], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -186,7 +186,8 @@ class Reading:
         for name, fact in self.e.runs.items():
             known.add(plain(name))
             if plain(name).startswith(prefix):
-                yield fact
+                said = [f.text for f in self.e.report.findings if plain(label(f)) == plain(name)]
+                yield replace(fact, text="; ".join([*said[:2], fact.text])) if said else fact
         for f in self.e.report.findings:
             name = plain(label(f)) or (plain(f.probe) if f.probe in ("second_call",) else "")
             if f.rung != QUALITY and name and name not in known and name.startswith(prefix):

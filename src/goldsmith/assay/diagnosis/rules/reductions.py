@@ -81,7 +81,7 @@ def wrong_mask(r: Reading) -> Match | None:
             text = f"{i.input}[axis {i.axis}: {say(i.extra)}] has influence, in the golden it has none"
             return Match(LIKELY, (text,), {"input": i.input, "axis": i.axis, "extra": half_open(i.extra)})
     found = r.said("a wrong mask, or a stray read", "taint")
-    return Match(HINT, (found.text,), {}) if found is not None else None
+    return Match(HINT if r.plain_wrong else FAINT, (found.text,), {}) if found is not None else None
 
 
 def wrong_axis(r: Reading) -> Match | None:

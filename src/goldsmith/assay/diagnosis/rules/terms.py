@@ -79,7 +79,7 @@ def sign_flip(r: Reading) -> Match | None:
 
 def wrong_factor(r: Reading) -> Match | None:
     """A factor too many, missing, or of another value; of the whole, of a segment, of each row, or of one term."""
-    fitted = _fitted(r, "factor") or _added(r)
+    fitted = _told(r, _fitted(r, "factor")) or _added(r)
     ratio = r.ratio()
     if ratio is None or not ratio.ratio or _bias(ratio.ratio) and not _given(r, ratio.named):
         return fitted
@@ -99,6 +99,16 @@ def wrong_factor(r: Reading) -> Match | None:
     params = {"ratio": ratio.ratio, "factor": ratio.named, "where": ratio.group, "also": list(ratio.also)}
     whole = Match(score, tuple(said), params)
     return max(filter(None, (fitted, whole)), key=lambda m: m.score)
+
+
+def _told(r: Reading, fitted: Match | None) -> Match | None:
+    """A factor close to 1 that nothing in the case explains is a bias, and no wrong factor."""
+    if fitted is None:
+        return None
+    golden, coefficient = fitted.params["golden"] or 1.0, fitted.params["coefficient"]
+    plain = fitted.params["factor"] in ("", "1") and not _given(r, str(fitted.params["named"]))
+    near = plain and abs(coefficient / golden) < 2.0**-5
+    return replace(fitted, score=HINT) if near else fitted
 
 
 def _added(r: Reading) -> Match | None:

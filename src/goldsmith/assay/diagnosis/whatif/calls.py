@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +28,7 @@ class Call:
     operands: tuple[str, ...]  # of the tensors among args, in their order
     backward: bool
     made: tuple[Key, ...] = ()  # who made those tensors
+    line: str = ""  # of the golden, where it is called
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -52,6 +55,7 @@ class Change:
     leaves   for at = -1: input or output gradient -> what it is instead
     prior    how common the mistake is: of two that explain the same, the higher one comes first
     wrap     "around" or "clamp": what becomes of indices out of range, which the golden's own never are
+    group    (index, what it returns): several operators are changed alike, instead of the one
     saved    (what, by): the backward reads the second of two forward tensors where the golden reads the first
     """
 
@@ -64,6 +68,7 @@ class Change:
     free: float | None = None
     leaves: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
     wrap: str = ""
+    group: tuple[tuple[int, Changed], ...] = ()
     saved: tuple[Key, Key] | None = None
 
 
@@ -129,7 +134,7 @@ class Listening(TorchDispatchMode):
         operands = tuple(self._name(a) for a in args if isinstance(a, Tensor))
         if self.calls is not None:
             made = tuple(self._key(a) for a in args if isinstance(a, Tensor))
-            self.calls.append(Call(index, name, before, kwargs, out, operands, self.backward, made))
+            self.calls.append(Call(index, name, before, kwargs, out, operands, self.backward, made, _line()))
         self.alive.append((args, out))
         if isinstance(out, Tensor) and out.numel():
             place = out.untyped_storage().data_ptr()
@@ -178,6 +183,19 @@ def _within(func: Any, args: tuple, how: str) -> tuple:
         new = [inside(i, args[0].shape[d]) if isinstance(i, Tensor) else i for d, i in enumerate(args[1])]
         return replaced(args, 1, new)
     return args
+
+
+_INSIDE = (f"{os.sep}torch{os.sep}", f"{os.sep}goldsmith{os.sep}assay{os.sep}")
+
+
+def _line() -> str:
+    """File and line of the nearest frame that is neither torch's nor the assay's; "" in autograd's backward."""
+    frame = sys._getframe(3)
+    while frame is not None and any(part in frame.f_code.co_filename for part in _INSIDE):
+        if frame.f_code.co_name == "_gradients":
+            return ""
+        frame = frame.f_back  # type: ignore[assignment]
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _writes(func: Any) -> bool:

@@ -19,12 +19,13 @@ from ...session import Session
 from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known, name
-from . import elementwise, leaves, moves, saved, sums
-from .calls import Call, Change, Key, Listening
+from . import elementwise, groups, leaves, moves, saved, sums
+from .calls import Call, Change, Changed, Key, Listening
 
 _EXACT = 4.0  # times the bound: both are rounded, and the changed golden's bound is not known
 _EXPLAINED = 0.999  # of the error's squares
 _ALL = 1 - 1e-8  # of them: elements that rounding alone moves farther are forgiven
+_NEAR = 0.8  # of the elements have to be the candidate's, within rounding
 _MOST = 4000  # changes that are tried
 _STEPS = 14  # of the search for a number
 _KEPT = 12
@@ -97,13 +98,17 @@ class _Judge:
         """(share of the error's squares that is gone, whether every element is the candidate's within rounding)."""
         if value is None or value.shape != self.got.shape or not value.is_floating_point():
             return 0.0, False
-        if bool((torch.isfinite(value) != self.finite).any()):
+        if bool((torch.isfinite(value) != self.finite).any()) or not self.error:
             return 0.0, False
         size, wanted = (t.abs().nan_to_num(0, 0, 0) for t in (value, self.golden))
-        grown = (size / wanted.clamp_min(1e-300)).clamp(1.0, 16 * max(1.0, float(size.sum() / wanted.sum())))
+        larger = float(size.sum() / wanted.sum().clamp_min(1e-300))
+        grown = (size / wanted.clamp_min(1e-300)).clamp(1.0, 16 * max(1.0, larger))
         near = ((self.got - value).abs() <= _EXACT * self.bound * grown) | (self.got == value) | ~self.finite
         share = 1 - self._units(value) / self.error
-        return share, bool(near.all()) or share > _ALL
+        if bool(near.all()) or share > _ALL:
+            return share, True
+        few = float(near.double().mean()) < _NEAR  # as far as it goes, it still tells a search which way to go
+        return (share - 1) / 2 if few else share, False
 
     def explained_where_wrong(self, value: Tensor | None) -> tuple[float, bool]:
         """The same where the candidate is wrong, with the golden elsewhere: the change was made for a part alone."""
@@ -167,10 +172,13 @@ class _Search:
         """Leaves first, then operators that reach what is wrong, the common mistakes of all before the rare ones."""
         waiting: list[Change] = list(leaves.changes(self.session, self.leaves))
         waiting += saved.changes(calls)
+        by_call: dict[int, list[Change]] = {}
         for call in calls:
             made = [c for source in (elementwise, sums, moves) for c in source.changes(call, calls) if self._asked(c)]
-            if made and self._reaches(call):
-                waiting += made
+            if made:
+                by_call[call.index] = made
+                waiting += made if self._reaches(call) else []
+        waiting += groups.grouped(calls, by_call)
         yield from sorted(filter(self._asked, waiting), key=lambda c: -c.prior)
 
     def _asked(self, change: Change) -> bool:
@@ -198,9 +206,10 @@ class _Search:
 
     def _run(
         self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None, until: str,
-        wrap: str = "", saved: tuple[Key, Key] | None = None,
+        wrap: str = "", saved: tuple[Key, Key] | None = None, group: tuple[tuple[int, Changed], ...] = (),
     ) -> dict[str, Tensor] | None:  # fmt: skip
-        mode = Listening({at: change} if change is not None else {}, wrap=wrap, saved=saved)
+        changes = dict(group) if group else {at: change} if change is not None else {}
+        mode = Listening(changes, wrap=wrap, saved=saved)
         try:
             return self.golden.run_under(mode, self.leaves if given is None else given, until)
         except Exception:  # noqa: BLE001 - shapes that no longer fit: the candidate has not done this
@@ -208,7 +217,7 @@ class _Search:
 
     def _made(self, change: Change, until: str) -> dict[str, Tensor] | None:
         given = {**self.leaves, **change.leaves(self.leaves)} if change.leaves is not None else None
-        return self._run(change.at, change.change, given, until, change.wrap, change.saved)
+        return self._run(change.at, change.change, given, until, change.wrap, change.saved, change.group)
 
     def _tried(self, change: Change) -> WhatIf | None:
         if change.free is not None:

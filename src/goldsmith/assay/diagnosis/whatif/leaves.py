@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...session import Session
-from .calls import Change, floating
+from .calls import Change, floating, whole
 from .sums import strides_exchanged
 
 Leaves = Mapping[str, Tensor]
@@ -21,6 +21,8 @@ def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
             yield from _rearranged(name, t)
             yield from _valued(name)
             yield from _formats(session, name)
+        elif whole(t) and t.numel():
+            yield from _numbered(name, t)
     for (a, s), (b, t) in combinations(leaves.items(), 2):
         if s.shape == t.shape and s.dtype == t.dtype and s.numel() and not torch.equal(s, t):
 
@@ -34,6 +36,24 @@ def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
             yield _change("swapped_results", f"{a} is read in place of {b}", twice, {"exchanged": [a, b]}, 0.5)
             yield _change("swapped_results", f"{b} is read in place of {a}",
                           lambda now, a=a, b=b: {a: now[b]}, {"exchanged": [a, b]}, 0.5)  # fmt: skip
+
+
+def _numbered(name: str, t: Tensor) -> Iterator[Change]:
+    """Indices, offsets and counts that are off by one, or read at another place."""
+    low, high = int(t.min()), int(t.max())
+    for step in (1, -1):
+        cause = "off_by_one" if bool((t.diff() >= 0).all()) else "shifted"  # offsets ascend
+        text = f"{name} is {step:+d}"
+        held = _one(name, lambda t, s=step: (t + s).clamp(low, high))
+        yield _change(cause, f"{text}, within its range", held, {"input": name}, 0.5)
+        around = _one(name, lambda t, s=step: low + (t + s - low) % (high - low + 1))
+        yield _change(cause, f"{text}, around", around, {"input": name}, 0.5)
+        for axis in range(t.dim()):
+            if t.shape[axis] > 1:
+                moved = _one(name, lambda t, s=step, d=axis: t.roll(s, d))
+                text = f"{name} is shifted by {step:+d} along axis {axis}"
+                yield _change("shifted", text, moved, {"input": name, "axis": axis, "step": step}, 0.4)
+    yield _change("wrong_stride", f"{name} is halved", _one(name, lambda t: t // 2), {"input": name}, 0.5)
 
 
 def _change(cause: str, text: str, leaves: Callable[..., Leaves], params: dict, prior: float) -> Change:

@@ -116,9 +116,9 @@ def _filled(call: Call) -> Iterator[Change]:
 
 def _transformed(n: int, width: int) -> Iterator[tuple[str, str, Callable[[Tensor], Tensor], float]]:
     """(cause, text, what the index is instead, prior) for indices into n places of `width` elements."""
-    yield "off_by_one", "one too high", lambda i: (i + 1) % n, 0.5
-    yield "off_by_one", "one too low", lambda i: (i - 1) % n, 0.5
-    yield "off_by_one", "one too high, at most the last", lambda i: (i + 1).clamp(max=n - 1), 0.45
+    yield "shifted", "one too high", lambda i: (i + 1) % n, 0.5
+    yield "shifted", "one too low", lambda i: (i - 1) % n, 0.5
+    yield "shifted", "one too high, at most the last", lambda i: (i + 1).clamp(max=n - 1), 0.45
     yield "wrong_stride", "halved: a stride of half the size", lambda i: i // 2, 0.55
     yield "wrong_stride", "doubled: a stride of twice the size", lambda i: i * 2 % n, 0.55
     yield "invalid_index", "at most the last but one", lambda i: i.clamp(max=n - 2) if n > 1 else i, 0.3
@@ -210,12 +210,35 @@ def _lost(call: Call) -> Iterator[Change]:
 
     if call.args[2].numel() > 4096:
         return
+    yield from _borders(call)
     for last, which in ((True, "last"), (False, "first")):
         text = f"{call.said} stores where it should add: of several updates of one place the {which} is left"
         yield Change("lost_update", text, call.index, stored(last, True), {"left": which}, 0.7)
     if floating(call.args[0]) and bool(call.args[0].any()):
         text = f"{call.said} stores over what was there"
         yield Change("overwritten_accumulator", text, call.index, stored(True, False), {}, 0.5)
+
+
+def _borders(call: Call) -> Iterator[Change]:
+    """Sums over groups that lie one after the other: each begins, or ends, one too early or too late."""
+    index, axis = call.args[2], _axis(call)
+    if index.dim() != 1 or len(index) < 3 or bool((index.diff() < 0).any()) or not bool(index.diff().any()):
+        return
+    first = torch.cat([index.new_ones(1), index.diff()]).nonzero().flatten()
+    last = torch.cat([first[1:] - 1, index.new_tensor([len(index) - 1])])
+    for text, at, rows, sign in (
+        ("begins one too early", first[1:], first[1:] - 1, 1.0), ("ends one too late", last[:-1], last[:-1] + 1, 1.0),
+        ("begins one too late", first, first, -1.0), ("ends one too early", last, last, -1.0),
+    ):  # fmt: skip
+
+        def borders(x: Tensor, dim: int, index: Tensor, source: Tensor, *args: Any, at: Tensor = at,
+                    rows: Tensor = rows, sign: float = sign, **kwargs: Any) -> Tensor:  # fmt: skip
+            out = x.index_add(dim, index, source)
+            return out.index_add(dim, index[at], sign * source.index_select(dim, rows))
+
+        if call.name.startswith("index_add"):
+            text = f"every group of {call.said} {text}"
+            yield Change("off_by_one", text, call.index, instead(borders), {"axis": axis}, 0.6)
 
 
 # views

@@ -1,0 +1,53 @@
+"""What a check has no time for: calls of other sizes in between, and more threads. Tried where all else was right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..case import Case
+from ..probes import decisions, values
+from ..reference import GoldenError
+from ..results import TargetError
+from ..run import How, Material
+from ..session import Ended, Session
+from .evidence import RunFact
+from .runs import first_in
+
+_CASES, _THREADS = 3, (4, 8)
+
+
+def further(session: Session, others: list[Case], *, spent: Callable[[], bool]) -> dict[str, RunFact]:
+    """The runs in which a session whose check has passed fails after all; its findings say how."""
+    found: dict[str, RunFact] = {}
+    try:
+        values.run(session)
+        for case in others[:_CASES]:
+            if not spent() and not found:
+                material = session.draw(case)
+                _judged(session, found, "second_call", f"other sizes: {case.name}", How(fresh=False), material)
+                _judged(session, found, "second_call", "other sizes", How(fresh=False))
+        if session.material.device.type == "cpu":
+            for count in _THREADS:
+                if not spent() and not found and count != torch.get_num_threads():
+                    _judged(session, found, "repeats", f"{count} threads", How(threads=count))
+    except (Ended, GoldenError, TargetError):
+        return {}
+    return found
+
+
+def _judged(
+    session: Session, found: dict[str, RunFact], probe: str, label: str, how: How, material: Material | None = None
+) -> None:
+    done = session.execute(probe, label, how, material)
+    wrong: set[str] = set()
+    ref = session.ref
+    if not session.raised(probe, label, done):
+        if material is not None or not session.same_decisions(done):
+            ref = decisions.settle(session, done, session.references(material or session.material, done))
+        wrong = values.judge(session, done, ref, probe, label, noise=False, repeat=None, skip=frozenset(session.bad))
+    if wrong or done.error is not None:
+        error = "" if done.error is None else f"{type(done.error).__name__}: {done.error}"[:200]
+        first = first_in(session, done, ref, sorted(wrong)) if wrong else ""
+        found[label] = RunFact(label, tuple(sorted(wrong)), False, error=error, first=first)
