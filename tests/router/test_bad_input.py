@@ -35,8 +35,7 @@ def says(error, text, function, *args, **options):
         (ShapeError, "y is [2, 3, 0], expected [*batch, sy] with sy >= 1", {"y": Y[..., :0]}),
         (
             ShapeError,
-            "x is [2, 3, 4] and y is [3, 2, 5]; all dimensions but the last must agree"
-            + " (nothing is broadcast: use y.expand)",
+            "x is [2, 3, 4] and y is [3, 2, 5]; leading dimensions must agree (none is broadcast: use expand)",
             {"y": Y.transpose(0, 1)},
         ),
         (
@@ -59,3 +58,47 @@ def test_product_topk_refuses(error, text, changed):
 def test_an_unknown_backend_lists_those_that_exist():
     with pytest.raises(ValueError, match="router.product_topk: unknown backend 'cuda'; known: auto, .*reference"):
         router.product_topk(X, Y, 3, backend="cuda")
+
+
+H, W_IN, W_OUT = torch.randn(2, 3, 6), torch.randn(9, 6), torch.randn(9, 4)
+ACTIVATIONS = "'silu', 'gelu', 'gelu_tanh', 'relu', 'relu2', 'identity'"
+WEIGHTS, INDICES = torch.randn(2, 3, 5), torch.randint(0, 9, (2, 3, 5))
+
+
+def shapes(**changed):
+    came = {"h": [2, 3, 6], "w_in": [9, 6], "w_out": [9, 4], "weights": [2, 3, 5], "indices": [2, 3, 5]} | changed
+    wanted = {"h": "[*batch, D]", "w_in": "[N, D] or None", "w_out": "[N, E]"}
+    return "".join(
+        f"\n  {name + ':':9}{shape}, expected {wanted.get(name, '[*batch, K]')}" for name, shape in came.items()
+    )
+
+
+@pytest.mark.parametrize(
+    "error, text, changed",
+    [
+        (TypeError, "w_out is a NoneType, wanted a torch.Tensor", {"w_out": None}),
+        (TypeError, "indices is float32, wanted one of: int32, int64", {"indices": WEIGHTS}),
+        (TypeError, "indices is bool, wanted one of: int32, int64", {"indices": INDICES > 3}),
+        (TypeError, "weights is int64, wanted one of: bfloat16, float16, float32, float64", {"weights": INDICES}),
+        (TypeError, "weights is float16, wanted float32 or h's float32", {"weights": WEIGHTS.half()}),
+        (TypeError, "w_in is bfloat16, but h is float32; convert one: w_in.to(h.dtype)", {"w_in": W_IN.bfloat16()}),
+        (ValueError, f"activation='tanh' is unknown; choose one of: {ACTIVATIONS}", {"activation": "tanh"}),
+        (ValueError, "strategy='fast' is unknown; choose one of: 'gather', 'sorted', 'dense'", {"strategy": "fast"}),
+        (TypeError, "sparse_grad=1 is of type int, wanted True or False", {"sparse_grad": 1}),
+        (ValueError, "indices is on meta, but h is on cpu; move them to one device", {"indices": INDICES.to("meta")}),
+        (ShapeError, f"w_in has D=9, but h has D=6{shapes(w_in=[6, 9])}", {"w_in": W_IN.T}),
+        (ShapeError, f"w_out has N=8, but w_in has N=9{shapes(w_out=[8, 4])}", {"w_out": W_OUT[1:]}),
+        (ShapeError, f"w_out needs two dimensions of at least 1{shapes(w_out=[9])}", {"w_out": W_OUT[:, 0]}),
+        (ShapeError, f"weights and indices need the same shape{shapes(weights=[2, 3])}", {"weights": WEIGHTS[..., 0]}),
+        (
+            ShapeError,
+            f"indices and h need the same leading dimensions{shapes(indices=[3, 5])}",
+            {"indices": INDICES[0]},
+        ),
+        (ShapeError, f"h needs a last dimension of at least 1{shapes(h=[])}", {"h": torch.tensor(1.0)}),
+    ],
+)  # fmt: skip
+def test_atomic_experts_refuses(error, text, changed):
+    given = {"h": H, "w_in": W_IN, "w_out": W_OUT, "weights": WEIGHTS, "indices": INDICES} | changed
+    tensors = [given.pop(name) for name in ("h", "w_in", "w_out", "weights", "indices")]
+    says(error, f"router.atomic_experts: {text}", router.atomic_experts, *tensors, **given)

@@ -48,6 +48,9 @@ def register(op: Op) -> Any:
 
 def fresh(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     """Results as promised to the caller: contiguous, none of them sharing memory with an input or another result."""
+    sparse = [r.layout is not torch.strided for r in results]
+    if any(sparse):  # a gradient of few rows, which has no memory of its own to share
+        return tuple(r if s else fresh((r,), tensors)[0] for r, s in zip(results, sparse, strict=True))
     if _own(results, tensors):
         return tuple(results)
     seen = {t.untyped_storage().data_ptr() for t in tensors if t is not None and t.numel()}

@@ -4,6 +4,8 @@ The mathematics is in README.md beside this file; each operator is a folder: wha
 how it is fast (_triton), on what it is tried (cases).
 """
 
+from ._strategy import choose_strategy
+from .atomic_experts.op import atomic_experts
 from .product_topk.op import product_topk
 
-__all__ = ["product_topk"]
+__all__ = ["atomic_experts", "choose_strategy", "product_topk"]

@@ -20,6 +20,7 @@ PRODUCT_TOPK = Op(
     saved=("lse",),
     residuals=("x", "y", "scores", "indices", "lse"),
     package=__package__,
+    backends=("triton",),
     grads=("x", "y"),
     stages=("rank_x", "rank_y", "candidates", "indices", "sums", "scores", "dsums", "dscores_x", "dscores_y"),
     summary="the k best pairs of two logit vectors",
@@ -61,8 +62,8 @@ def check(x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums
     check_same_device(op, {"x": x, "y": y})
     if x.shape[:-1] != y.shape[:-1]:
         raise ShapeError(
-            f"{op}: x is {list(x.shape)} and y is {list(y.shape)}; all dimensions but the last must agree "
-            "(nothing is broadcast: use y.expand)"
+            f"{op}: x is {list(x.shape)} and y is {list(y.shape)}; leading dimensions must agree "
+            "(none is broadcast: use expand)"
         )
     sx, sy = x.shape[-1], y.shape[-1]
     check_count(op, "k", k, f" and at most sx * sy = {sx} * {sy}")

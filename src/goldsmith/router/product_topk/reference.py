@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...assay.golden import storage
 from ...assay.stage import stage
-from .._common import CHUNK_BYTES, wide
+from .. import _common
+from .._common import add_at, flat, wide
 
 NEG_INF = -math.inf
 
@@ -23,7 +24,7 @@ def forward(
     x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     to, batch, sy = wide(x.dtype), x.shape[:-1], y.shape[-1]
-    x, y = _rows(x), _rows(y)
+    x, y = flat(x), flat(y)
     with storage(sums):
         indices = stage("indices", select(x.detach(), y.detach(), k, getattr(torch, sums)).view(*batch, k)).view(-1, k)
     x, y = x.to(to), y.to(to)
@@ -47,7 +48,7 @@ def select(x: Tensor, y: Tensor, k: int, sums: torch.dtype) -> Tensor:
     """
     a, b = candidates(k, x.shape[-1], y.shape[-1], x.device)
     # four tensors of candidates at a time: two gathered, their sums, their places
-    rows = max(1, CHUNK_BYTES // (4 * 8 * max(1, a.numel(), x.shape[-1], y.shape[-1])))
+    rows = max(1, _common.CHUNK_BYTES // (4 * 8 * max(1, a.numel(), x.shape[-1], y.shape[-1])))
     parts = [_select(x[at : at + rows], y[at : at + rows], a, b, k, sums) for at in range(0, max(1, len(x)), rows)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -85,8 +86,8 @@ def candidates(k: int, sx: int, sy: int, device: torch.device) -> tuple[Tensor, 
 def split(indices: Tensor, sy: int) -> tuple[Tensor, Tensor, Tensor]:
     """(masked, ix, iy); the test for -1 comes before the division, and masked entries read place 0 for nothing."""
     masked = indices < 0
-    flat = indices.masked_fill(masked, 0).long()
-    return masked, flat // sy, flat % sy
+    place = indices.masked_fill(masked, 0).long()
+    return masked, place // sy, place % sy
 
 
 def _logsumexp(t: Tensor) -> Tensor:
@@ -108,10 +109,10 @@ def _weighed(s: Tensor, masked: Tensor, weights: str) -> Tensor:
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    x, y, scores = (_rows(tensors[name]) for name in ("x", "y", "scores"))
+    x, y, scores = (flat(tensors[name]) for name in ("x", "y", "scores"))
     batch, k, to = tensors["x"].shape[:-1], options["k"], wide(x.dtype)
-    masked, ix, iy = split(_rows(tensors["indices"]), y.shape[-1])
-    g = _rows(grads["scores"]).to(to).masked_fill(masked, 0.0)  # whatever came: NaN times weight 0 would be NaN
+    masked, ix, iy = split(flat(tensors["indices"]), y.shape[-1])
+    g = flat(grads["scores"]).to(to).masked_fill(masked, 0.0)  # whatever came: NaN times weight 0 would be NaN
     ds = g
     if options["weights"] == "softmax":
         ds = scores * (g - (g * scores).sum(-1, keepdim=True))
@@ -123,9 +124,9 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     for axis, (name, logits, at) in enumerate((("x", x, ix), ("y", y, iy))):
         if name not in needs:
             continue
-        d = _added(ds, at, logits.shape[-1])
+        d = add_at(ds, at, logits.shape[-1])
         if options["log_softmax"] and options["weights"] != "softmax":
-            d = d - _softmax(logits.to(to), _rows(tensors["lse"])[:, axis : axis + 1]) * total
+            d = d - _softmax(logits.to(to), flat(tensors["lse"])[:, axis : axis + 1]) * total
         found[name] = stage(f"dscores_{name}", d.to(logits.dtype).view(tensors[name].shape))
     return found
 
@@ -133,18 +134,3 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
 def _softmax(logits: Tensor, lse: Tensor) -> Tensor:
     """exp(logits - lse); 0 on an axis that is wholly -inf."""
     return (logits - lse.masked_fill(lse == NEG_INF, 0.0)).exp()
-
-
-def _added(ds: Tensor, at: Tensor, size: int) -> Tensor:
-    """sum_j ds[j] into place at[j], j ascending."""
-    out = ds.new_zeros(ds.shape[0], size)
-    if not ds.is_cuda:
-        return out.scatter_add(-1, at, ds)
-    for j in range(ds.shape[-1]):  # one entry a row at a time: on a card a scatter of several adds in any order
-        out.scatter_add_(-1, at[:, j : j + 1], ds[:, j : j + 1])
-    return out
-
-
-def _rows(t: Tensor) -> Tensor:
-    """[rows, size], contiguous: how a row is summed must not depend on where it lies."""
-    return t.reshape(math.prod(t.shape[:-1]), t.shape[-1]).contiguous()

@@ -1,0 +1,62 @@
+"""The pairs (token, expert) of a routing, as references read them: which count, by token and by expert."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from . import _common
+
+
+class Pairs:
+    """indices [..., K] of N experts, as [T, K]: -1 is skipped; what else is out of range, too, and loses its token."""
+
+    def __init__(self, indices: Tensor, n: int) -> None:
+        flat = indices.reshape(math.prod(indices.shape[:-1]), indices.shape[-1]).long()
+        self.n, self.shape = n, flat.shape
+        self.skipped = (flat < 0) | (flat >= n)
+        self.at = flat.masked_fill(self.skipped, 0)
+        self._wrong = (flat < -1) | (flat >= n)
+        self.lost = self._wrong.any(-1, keepdim=True)
+        # only a CPU is asked, which answers at once
+        self._holes = flat.device.type != "cpu" or bool(self.skipped.any())
+        self._indices = indices
+
+    def refuse_what_is_out_of_range(self) -> None:
+        """On a CPU. A GPU would have to be waited for: there the token's result is NaN instead."""
+        if self._wrong.device.type == "cpu" and bool(self._wrong.any()):
+            place = tuple(int(i) for i in self._wrong.view(self._indices.shape).nonzero()[0])
+            raise IndexError(
+                f"router.atomic_experts: indices{list(place)} is {int(self._indices[place])}, wanted -1 (skipped) or "
+                f"0 <= index < N = {self.n}"
+            )
+
+    def kept(self, values: Tensor) -> Tensor:
+        """[T, K] with 0 in place of what is skipped, NaN and Inf too."""
+        return values.masked_fill(self.skipped, 0.0)
+
+    def chunks(self, width: int) -> Iterator[slice]:
+        """Tokens whose experts' rows of `width` float32 numbers fit a chunk."""
+        size = max(1, _common.CHUNK_BYTES // (8 * width * max(1, self.shape[1])))
+        return (slice(first, first + size) for first in range(0, max(1, self.shape[0]), size))
+
+    def rows(self, table: Tensor, tokens: slice, dtype: torch.dtype) -> Tensor:
+        """[tokens, K, width]: the experts' rows, 0 for skipped ones."""
+        at = self.at[tokens]
+        found = table.index_select(0, at.reshape(-1)).to(dtype).view(*at.shape, table.shape[1])
+        return found.masked_fill(self.skipped[tokens].unsqueeze(-1), 0.0) if self._holes else found
+
+    @functools.cached_property
+    def by_expert(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(place, expert, token) of every pair: experts ascending, (t, j) within one; expert N has the skipped ones."""
+        expert, place = self.at.masked_fill(self.skipped, self.n).view(-1).sort(stable=True)
+        return place, expert, place // max(1, self.shape[1])
+
+    def parts(self, width: int, first: int, last: int) -> Iterator[slice]:
+        """The pairs from first to last, as many at a time as fit a chunk with `width` numbers each."""
+        size = max(1, _common.CHUNK_BYTES // (16 * width))
+        return (slice(at, min(at + size, last)) for at in range(first, last, size))

@@ -1,0 +1,1 @@
+"""router.atomic_experts: very many experts of one hidden unit each."""

@@ -1,0 +1,246 @@
+"""router.atomic_experts: what it means. Three strategies, which differ in who reads what; see the family's README.
+
+T tokens, K experts of each, P = T K pairs. Nothing of size P x D exists: tables are read in chunks of CHUNK_BYTES.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...assay.stage import stage
+from .. import _common
+from .._common import add_at, flat, wide
+from .._pairs import Pairs
+
+TOKENS = (
+    32  # tokens of a matrix product: always as many, so that a token's result does not depend on how many there are
+)
+
+
+def forward(
+    h: Tensor,
+    w_in: Tensor | None,
+    w_out: Tensor,
+    weights: Tensor,
+    indices: Tensor,
+    *,
+    activation: str,
+    strategy: str,
+    sparse_grad: bool,
+) -> tuple[Tensor, Tensor]:
+    to = wide(h.dtype)
+    pairs = Pairs(indices, w_out.shape[0])
+    pairs.refuse_what_is_out_of_range()
+    rows = flat(h).to(to)
+    preact = rows.new_empty(0)
+    hidden = torch.ones(pairs.shape, dtype=to, device=h.device)
+    if w_in is not None:
+        preact = stage("preact", DOTS[strategy](rows, w_in, pairs))
+        hidden = stage("hidden", ACTIVATE[activation](preact))
+    gated = stage("gated", pairs.kept(flat(weights).to(to)) * pairs.kept(hidden))
+    y = SUMS[strategy](gated, w_out, pairs).masked_fill(pairs.lost, math.nan)
+    y = stage("y", y.to(h.dtype).view(*h.shape[:-1], w_out.shape[1]))
+    return y, preact if w_in is None else preact.view(indices.shape)
+
+
+def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    h, w_in, w_out = (tensors[name] for name in ("h", "w_in", "w_out"))
+    to, strategy = wide(h.dtype), options["strategy"]
+    pairs = Pairs(tensors["indices"], w_out.shape[0])
+    weights = pairs.kept(flat(tensors["weights"]).to(to))
+    dy = flat(grads["y"]).to(to)
+    found = {}
+    if w_in is None:
+        hidden, slope = torch.ones_like(weights), None
+    else:
+        preact = pairs.kept(flat(tensors["preact"]))
+        hidden, slope = pairs.kept(ACTIVATE[options["activation"]](preact)), SLOPE[options["activation"]](preact)
+    table = _sparse_table if options["sparse_grad"] else _dense_table
+    if needs - {"w_out"}:
+        r = stage("dout_dot", DOTS[strategy](dy, w_out, pairs))
+        found["weights"] = stage("dweights", (hidden * r).to(tensors["weights"].dtype).view(tensors["weights"].shape))
+    if slope is None:
+        found["h"] = torch.zeros_like(h, memory_format=torch.contiguous_format)
+    elif needs & {"h", "w_in"}:
+        da = pairs.kept(weights * r * slope)
+        if options["activation"] in ("relu", "relu2"):
+            da = da.masked_fill(preact <= 0, 0.0)  # a gate, not a factor: 0 also where what arrives is NaN
+        da = stage("dpreact", da)
+        dh = SUMS[strategy](da, w_in, pairs).masked_fill(pairs.lost, math.nan)
+        found["h"] = stage("dh", dh.to(h.dtype).view(h.shape))
+        if "w_in" in needs:
+            found["w_in"] = stage("dw_in", table(da, flat(h).to(to), w_in, pairs))
+    if "w_out" in needs:
+        found["w_out"] = stage("dw_out", table(weights * hidden, dy, w_out, pairs))
+    return found
+
+
+# sum_d rows[t, d] table[e_tj, d] -> [T, K], and sum_j values[t, j] table[e_tj, :] -> [T, width], by three strategies
+
+
+def _gathered_dots(rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
+    found = [
+        (pairs.rows(table, part, rows.dtype) @ rows[part].unsqueeze(-1)).squeeze(-1)
+        for part in pairs.chunks(table.shape[1])
+    ]
+    return torch.cat(found)
+
+
+def _gathered_sums(values: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
+    found = [
+        (values[part].unsqueeze(1) @ pairs.rows(table, part, values.dtype)).squeeze(1)
+        for part in pairs.chunks(table.shape[1])
+    ]
+    return torch.cat(found)
+
+
+def _sorted_dots(rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
+    """By expert: equal rows of the table are neighbours."""
+    place, expert, token = pairs.by_expert
+    found = [
+        (table.index_select(0, expert[part].clamp(max=pairs.n - 1)).to(rows.dtype) * rows[token[part]]).sum(-1)
+        for part in pairs.parts(table.shape[1], 0, len(place))
+    ]
+    dots = torch.cat([rows.new_empty(0), *found]).index_select(0, place.argsort())
+    return pairs.kept(dots.view(pairs.shape))
+
+
+def _dense_dots(rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
+    dots = rows.new_zeros(pairs.shape)
+    for first in range(0, pairs.n, _experts(table)):
+        block = table[first : first + _experts(table)].to(rows.dtype)
+        local = pairs.at - first
+        inside = (local >= 0) & (local < len(block)) & ~pairs.skipped
+        picked = [
+            tile.mm(block.T).gather(-1, at)
+            for tile, at in zip(_tiles(rows), _tiles(local.clamp(0, len(block) - 1)), strict=True)
+        ]
+        dots = torch.where(inside, torch.cat(picked)[: len(dots)], dots)
+    return dots
+
+
+def _dense_sums(values: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
+    y = values.new_zeros(pairs.shape[0], table.shape[1])
+    for first in range(0, pairs.n, _experts(table)):
+        block = table[first : first + _experts(table)].to(values.dtype)
+        local = pairs.at - first
+        inside = (local >= 0) & (local < len(block))
+        share, at = values.masked_fill(~inside, 0.0), local.clamp(0, len(block) - 1)
+        tiles = zip(_tiles(share), _tiles(at), strict=True)
+        y = y + torch.cat([add_at(v, i, len(block)).mm(block) for v, i in tiles])[: len(y)]
+    return y
+
+
+DOTS: dict[str, Callable[[Tensor, Tensor, Pairs], Tensor]] = {
+    "gather": _gathered_dots,
+    "sorted": _sorted_dots,
+    "dense": _dense_dots,
+}
+SUMS: dict[str, Callable[[Tensor, Tensor, Pairs], Tensor]] = {
+    "gather": _gathered_sums,
+    "sorted": _gathered_sums,  # a token's sum is its own in every order of the pairs
+    "dense": _dense_sums,
+}
+
+
+def _experts(table: Tensor) -> int:
+    """Experts of a dense chunk: of the table's width alone, since another number would add in another order."""
+    return max(1, _common.CHUNK_BYTES // (16 * max(TOKENS, table.shape[1])))
+
+
+def _tiles(t: Tensor) -> tuple[Tensor, ...]:
+    """[rows, size] in parts of TOKENS rows, the last one filled up."""
+    missing = -len(t) % TOKENS if len(t) else TOKENS
+    return torch.cat([t, t.new_zeros(missing, t.shape[1])]).split(TOKENS)
+
+
+# the gradient of a table: sum_{(t, j): e_tj = e} values[t, j] rows[t, :], by expert, (t, j) ascending
+
+
+def _dense_table(values: Tensor, rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
+    _, expert, _ = pairs.by_expert
+    width = table.shape[1]
+    # on a GPU all at once, with a row for the skipped pairs: cutting would wait for the card
+    step = pairs.n if rows.device.type != "cpu" else max(1, _common.CHUNK_BYTES // (16 * width))
+    out = torch.empty_like(table, memory_format=torch.contiguous_format)
+    starts = list(range(0, pairs.n, step))
+    cuts = (
+        [0, len(expert)]
+        if len(starts) == 1
+        else torch.searchsorted(expert, expert.new_tensor([*starts, pairs.n])).tolist()
+    )
+    for start, first, last in zip(starts, cuts[:-1], cuts[1:], strict=True):
+        some = min(step, pairs.n - start)
+        total = _added(rows.new_zeros(some + 1, width), expert - start, values, rows, pairs, first, last)
+        out[start : start + some] = total[:some].to(table.dtype)
+    return out
+
+
+def _sparse_table(values: Tensor, rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
+    _, expert, _ = pairs.by_expert
+    used, local = expert.unique_consecutive(return_inverse=True)
+    count = int((used < pairs.n).sum())
+    total = _added(rows.new_zeros(len(used), table.shape[1]), local, values, rows, pairs, 0, len(expert))
+    return torch.sparse_coo_tensor(
+        used[:count].unsqueeze(0), total[:count].to(table.dtype), table.shape, is_coalesced=True, check_invariants=False
+    )
+
+
+def _added(out: Tensor, into: Tensor, values: Tensor, rows: Tensor, pairs: Pairs, first: int, last: int) -> Tensor:
+    """out[into[p]] += values[p] rows[token of p] for the pairs from first to last, in order."""
+    place, _, token = pairs.by_expert
+    for part in pairs.parts(out.shape[1], first, last):
+        terms = rows.index_select(0, token[part]) * values.view(-1)[place[part]].unsqueeze(-1)
+        if out.is_cuda:
+            out.index_put_((into[part],), terms, accumulate=True)  # sorts, and so repeats; index_add_ would not
+        else:
+            out.index_add_(0, into[part], terms)
+    return out
+
+
+# activations: act(a), and act'(a), that of relu and relu2 where a > 0. Of exp, tanh and erf torch has one value on a
+# CPU; its sigmoid, silu and gelu differ in the last bit with the place of a number in memory
+
+_ROOT_HALF, _ROOT_2_BY_PI, _CUBIC = math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715
+
+
+def _tanh_of(a: Tensor) -> Tensor:
+    return torch.tanh(_ROOT_2_BY_PI * (a + _CUBIC * a * a * a))
+
+
+def _silu_slope(a: Tensor) -> Tensor:
+    s = 1 / (1 + torch.exp(-a))
+    return s * (1 + a * (1 - s))
+
+
+def _gelu_slope(a: Tensor) -> Tensor:
+    density = torch.exp(-0.5 * a * a) / math.sqrt(2 * math.pi)
+    return 0.5 * (1 + torch.erf(a * _ROOT_HALF)) + a * density
+
+
+def _gelu_tanh_slope(a: Tensor) -> Tensor:
+    t = _tanh_of(a)
+    return 0.5 * (1 + t) + 0.5 * a * (1 - t * t) * _ROOT_2_BY_PI * (1 + 3 * _CUBIC * a * a)
+
+
+Function = Callable[[Tensor], Tensor]
+ACTIVATE: dict[str, Function] = {
+    "silu": lambda a: a / (1 + torch.exp(-a)),
+    "gelu": lambda a: 0.5 * a * (1 + torch.erf(a * _ROOT_HALF)),
+    "gelu_tanh": lambda a: 0.5 * a * (1 + _tanh_of(a)),
+    "relu": torch.relu,
+    "relu2": lambda a: torch.relu(a).square(),
+    "identity": lambda a: a,
+}
+SLOPE: dict[str, Function] = {
+    "silu": _silu_slope,
+    "gelu": _gelu_slope,
+    "gelu_tanh": _gelu_tanh_slope,
+    "relu": torch.ones_like,
+    "relu2": lambda a: 2 * torch.relu(a),
+    "identity": torch.ones_like,
+}

@@ -1,0 +1,243 @@
+"""What is particular to atomic_experts: three strategies of one formula, skipped experts, rows of tables."""
+
+import itertools
+
+import pytest
+import torch
+
+from goldsmith import assay, router
+from goldsmith.router import _common
+from goldsmith.router.atomic_experts import reference
+from goldsmith.router.atomic_experts.cases import CASES, inputs
+from goldsmith.router.atomic_experts.op import ATOMIC_EXPERTS
+
+STRATEGIES = ("gather", "sorted", "dense")
+NAMES = ("h", "w_in", "w_out", "weights", "indices")
+SMALL = [case for case in CASES if "large" not in case.tags]
+
+
+def drawn(seed, dtype=torch.float32, **sizes):
+    sizes = {"T": 9, "D": 12, "N": 20, "K": 5} | sizes
+    values = inputs(assay.Make(dtype, "cpu", seed), **sizes)
+    return [values[name] for name in NAMES]
+
+
+def leaves(tensors):
+    return [t if t is None or not t.is_floating_point() else t.clone().requires_grad_() for t in tensors]
+
+
+def gradients(tensors, dy, **options):
+    """y, and the gradients of h, w_in, w_out and weights."""
+    own = leaves(tensors)
+    y = router.atomic_experts(*own, **options)
+    wanted = [t for t in own if t is not None and t.requires_grad]
+    return y.detach(), *torch.autograd.grad(y, wanted, dy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_every_strategy_computes_every_case(case, strategy):
+    """Held to the golden of the plainest strategy, gather, in float64."""
+
+    def candidate(**given):
+        tensors = [given.get(name) for name in NAMES]
+        return router.atomic_experts(*tensors, activation=given["activation"], strategy=strategy)
+
+    def golden(**given):
+        tensors = [given.get(name) for name in NAMES]
+        options = {"activation": given["activation"], "strategy": "gather", "sparse_grad": False}
+        return reference.forward(*tensors, **options)[0]
+
+    present = case.build()
+    grads = tuple(name for name in ATOMIC_EXPERTS.grads if present[name] is not None)
+    target = assay.Target(_named(candidate), _named(golden), cases=[case], grads=grads)
+    assay.check(target, probes=("values", "ensemble"))
+
+
+def _named(function):
+    def call(h, w_out, weights, indices, activation, strategy, sparse_grad, w_in=None):
+        return function(h=h, w_in=w_in, w_out=w_out, weights=weights, indices=indices, activation=activation)
+
+    return call
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_token_depends_on_itself_and_the_tables_alone_bit_for_bit(strategy, dtype, seed):
+    h, w_in, w_out, weights, indices = drawn(seed, dtype, T=141, D=40, N=300, K=7, kind="holes")
+    dy = torch.randn(141, 40).to(dtype)
+
+    def run(rows):
+        tensors = (h[rows], w_in, w_out, weights[rows], indices[rows])
+        y, dh, _, _, dweights = gradients(tensors, dy[rows], strategy=strategy)
+        return y, dh, dweights
+
+    whole = run(torch.arange(141))
+    for rows in (torch.arange(1), torch.arange(3, 20), torch.randperm(141), torch.tensor([140]), torch.arange(60, 141)):
+        assert all(torch.equal(part, full[rows]) for part, full in zip(run(rows), whole, strict=True))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_chunks_change_nothing_but_the_memory(strategy, seed, monkeypatch):
+    tensors, dy = drawn(seed, T=70, N=50, kind="holes"), torch.randn(70, 12)
+    whole = gradients(tensors, dy, strategy=strategy)
+    monkeypatch.setattr(_common, "CHUNK_BYTES", 64 * 16 * 12)  # twelve experts of a dense chunk
+    parts = gradients(tensors, dy, strategy=strategy)
+    for name, a, b in zip(("y", "dh", "dw_in", "dw_out", "dweights"), whole, parts, strict=True):
+        if strategy == "dense":  # whose products are chunks by experts
+            torch.testing.assert_close(a, b)
+        else:
+            assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_skipped_is_not_read(strategy, seed):
+    h, w_in, w_out, weights, indices = drawn(seed, T=4, K=3)
+    indices[:, 1] = -1
+    indices[2] = -1
+    used = indices.unique()
+    if strategy != "dense":  # which multiplies unused rows by 0
+        unused = torch.ones(20, dtype=torch.bool)
+        unused[used[used >= 0].long()] = False
+        w_in[unused], w_out[unused] = torch.nan, torch.inf
+    weights[:, 1] = torch.nan
+    weights[2] = torch.inf
+    y, dh, dw_in, dw_out, dweights = gradients(
+        (h, w_in, w_out, weights, indices), torch.randn(4, 12), strategy=strategy
+    )
+    assert y.isfinite().all() and dh.isfinite().all() and dw_in.isfinite().all() and dw_out.isfinite().all()
+    assert not y[2].any() and not dh[2].any() and not dweights[indices < 0].any()
+    kept = gradients(
+        (h, w_in, w_out, weights[:, ::2].contiguous(), indices[:, ::2].contiguous()),
+        torch.ones(4, 12),
+        strategy=strategy,
+    )
+    torch.testing.assert_close(router.atomic_experts(h, w_in, w_out, weights, indices, strategy=strategy), kept[0])
+
+
+@pytest.mark.parametrize("wrong", [20, -2, 2**31 - 1])
+def test_an_index_out_of_range_says_its_value_and_place(wrong, seed):
+    h, w_in, w_out, weights, indices = drawn(seed, T=(2, 3))
+    indices[1, 2, 4] = wrong
+    text = f"indices[1, 2, 4] is {wrong}, wanted -1 (skipped) or 0 <= index < N = 20"
+    with pytest.raises(IndexError) as caught:
+        router.atomic_experts(h, w_in, w_out, weights, indices)
+    assert str(caught.value) == f"router.atomic_experts: {text}"
+
+
+@pytest.mark.gpu
+def test_an_index_out_of_range_on_a_gpu_loses_its_token_alone(seed):
+    tensors = [t.cuda() for t in drawn(seed)]
+    dy = torch.randn(9, 12, device="cuda")
+    clean = gradients(tensors, dy)
+    tensors[4][3, 2] = 20
+    y, dh, *tables, _ = gradients(tensors, dy)
+    others = torch.arange(9, device="cuda") != 3
+    assert y[3].isnan().all() and dh[3].isnan().all()
+    assert torch.equal(y[others], clean[0][others]) and torch.equal(dh[others], clean[1][others])
+    assert all(t.isfinite().all() for t in tables)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "skew", "twice", "holes", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sparse_gradients_are_the_rows_of_the_dense_ones_bit_for_bit(kind, dtype, seed):
+    tensors, dy = drawn(seed, dtype, kind=kind, T=11, N=60), torch.randn(11, 12).to(dtype)
+    dense = gradients(tensors, dy)
+    sparse = gradients(tensors, dy, sparse_grad=True)
+    used = tensors[4].unique()
+    for name, a, b in zip(("y", "dh", "dw_in", "dw_out", "dweights"), dense, sparse, strict=True):
+        if name in ("dw_in", "dw_out"):
+            assert b.is_sparse and b.is_coalesced() and b.shape == a.shape and b.dtype == dtype
+            assert torch.equal(b.indices()[0], used[used >= 0].long())
+            assert torch.equal(b.values(), a[b.indices()[0]]) and torch.equal(b.to_dense(), a)
+        else:
+            assert torch.equal(a, b), name
+
+
+def test_optimisers_of_sparse_gradients_take_them(seed):
+    h, w_in, w_out, weights, indices = drawn(seed, N=200)
+    dy = torch.randn(9, 12)
+    for make in (lambda p: torch.optim.SparseAdam(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)):
+        tables = [torch.nn.Parameter(w_in.clone()), torch.nn.Parameter(w_out.clone())]
+        optimiser = make(tables)
+        for _ in range(2):
+            optimiser.zero_grad()
+            for _ in range(2):  # two micro-batches accumulate
+                router.atomic_experts(h, *tables, weights, indices, sparse_grad=True).backward(dy)
+            optimiser.step()
+        used = torch.zeros(200, dtype=torch.bool)
+        used[indices.unique().long()] = True
+        for before, after in zip((w_in, w_out), tables, strict=True):
+            moved = (before != after).any(-1)
+            assert torch.equal(moved, used)
+
+
+def test_sparse_gradients_do_not_compile_and_say_so(seed):
+    tensors = leaves(drawn(seed))
+    compiled = torch.compile(router.atomic_experts, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="sparse_grad=True cannot be compiled with gradients"):
+        compiled(*tensors, sparse_grad=True)
+
+
+@pytest.mark.parametrize("wanted", [c for n in (1, 2, 3) for c in itertools.combinations(range(4), n)], ids=str)
+def test_only_the_gradients_that_are_needed_are_computed_and_they_are_the_same(wanted, seed):
+    tensors, dy = drawn(seed), torch.randn(9, 12)
+    _, *all_of_them = gradients(tensors, dy)
+    own = [t.clone().requires_grad_() if i in wanted else t for i, t in enumerate(tensors)]
+    found = torch.autograd.grad(router.atomic_experts(*own), [own[i] for i in wanted], dy)
+    assert all(torch.equal(f, all_of_them[i]) for f, i in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu2", "identity"])
+def test_gradients_agree_with_finite_differences(activation, seed):
+    h, w_in, w_out, weights, indices = drawn(seed, torch.float64, T=3, D=4, N=6, K=3)
+    floats = leaves([h, w_in, w_out, weights])
+    torch.autograd.gradcheck(lambda *t: router.atomic_experts(*t, indices, activation=activation), floats)
+
+
+def test_activations_are_those_of_torch(seed):
+    functional = torch.nn.functional
+    theirs = {
+        "silu": functional.silu,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda a: functional.gelu(a, approximate="tanh"),
+        "relu": functional.relu,
+        "relu2": lambda a: functional.relu(a) ** 2,
+        "identity": lambda a: a,
+    }
+    assert set(theirs) == set(reference.ACTIVATE)
+    a = torch.cat([torch.linspace(-9, 9, 1001, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)])
+    table = torch.ones(1, 1, dtype=torch.float64)
+    weights, indices = torch.ones(1002, 1, dtype=torch.float64), torch.zeros(1002, 1, dtype=torch.int32)
+    for name, function in theirs.items():
+        own, other = (a.clone().unsqueeze(-1).requires_grad_() for _ in range(2))
+        y, wanted = router.atomic_experts(own, table, table, weights, indices, activation=name), function(other)
+        torch.testing.assert_close(y, wanted, rtol=1e-12, atol=1e-15)
+        y.sum().backward()
+        wanted.sum().backward()
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_auto_takes_the_strategy_of_the_shapes(seed, monkeypatch):
+    tensors = drawn(seed)
+    taken = []
+    inner = ATOMIC_EXPERTS.reference.forward
+
+    def spy(*args, **options):
+        taken.append(options["strategy"])
+        return inner(*args, **options)
+
+    monkeypatch.setattr(ATOMIC_EXPERTS.reference, "forward", spy)
+    for n in (20, 5000):
+        w_in, w_out = torch.randn(n, 12), torch.randn(n, 12)
+        router.atomic_experts(tensors[0], w_in, w_out, *tensors[3:], backend="reference")
+        assert taken[-1] == router.choose_strategy(9, 5, n, 12, torch.float32, "cpu")
+    assert len(set(taken)) == 2
+
+
+def test_results_are_repeated_bit_for_bit(seed):
+    tensors, dy = drawn(seed, T=64, N=30, kind="skew"), torch.randn(64, 12)
+    for strategy in STRATEGIES:
+        first = gradients(tensors, dy, strategy=strategy)
+        for _ in range(5):
+            assert all(torch.equal(a, b) for a, b in zip(first, gradients(tensors, dy, strategy=strategy), strict=True))
