@@ -89,6 +89,11 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "k_above_s": ({"T": 3, "sx": 4, "sy": 5, "k": 11, "fill": "tied"}, "k exceeds both axes: ranks end before k does"),
     "every_pair": ({"T": 2, "sx": 3, "sy": 5, "k": 15, "weights": "softmax"}, "k = sx * sy: a full sort"),
+    "many_chunks": (
+        {"T": 34, "sx": 70, "sy": 100, "k": 32, "fill": "tied", "weights": "exp", "log_softmax": True},
+        "logits pass in chunks of 32, rows in blocks of 32; the last of both is almost all mask",
+    ),
+    "long_lists": ({"T": 2, "sx": 70, "sy": 9, "k": 33, "weights": "softmax"}, "past the longest list of a lane"),
     "one_column": ({"T": 5, "sx": 1, "sy": 13, "k": 6}, "one axis has one entry: a plain top-k"),
     "best_pair": ({"T": 6, "sx": 12, "sy": 17, "k": 1, "weights": "softmax"}, "k = 1: weight 1, gradient 0"),
     "odd_sizes": ({"T": 4, "sx": 129, "sy": 65, "k": 33}, "one past powers of two: tails of every block"),

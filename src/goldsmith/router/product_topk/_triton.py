@@ -1,0 +1,87 @@
+"""router.product_topk on a GPU: one launch each way, and in the forward nothing in memory between logits and answer.
+
+Bytes a row of b-byte logits: forward b (sx + sy) + 8k; backward the same, and the logits again with log_softmax.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ...assay.stage import stage
+from ...core._kernels.launch import cdiv, power_of_2, run
+from .._common import flat
+from .._kernels.lanes import select_kernel
+from .._kernels.rows import select_row_kernel
+from .._kernels.scatter import gradient_kernel
+from . import reference
+from .op import keeps_lse
+
+MOST_K, MOST_LOGITS = 128, 2048  # places take 11 bits of a key
+MOST_IN_LANES = 32  # two lists of 32 keys and one of 32 pairs are what 255 registers hold
+ROWS = 32  # rows in a program, one a lane
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def unsupported(tensors: dict, options: dict) -> str | None:
+    x, y = tensors["x"], tensors["y"]
+    if x.dtype not in DTYPES or options["sums"] != "float32":
+        return f"{str(x.dtype).removeprefix('torch.')} has a reference only; bfloat16, float16 and float32 run here"
+    longest = max(x.shape[-1], y.shape[-1])
+    if longest > MOST_LOGITS or options["k"] > MOST_K:
+        return f"k={options['k']} of {longest} logits an axis; at most k={MOST_K} of {MOST_LOGITS} run here"
+    return None
+
+
+def forward(
+    x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, rows_x, rows_y = x.shape[:-1], flat(x), flat(y)
+    T, lse = rows_x.shape[0], keeps_lse(log_softmax, weights)
+    new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.device)  # noqa: E731
+    scores, indices = new(T, k, dtype=torch.float32), new(T, k, dtype=torch.int32)
+    saved = new(T, 2, dtype=torch.float32) if lse else new(0, dtype=torch.float32)
+    arguments = (scores, indices, saved, rows_x.stride(0), rows_y.stride(0))
+    sizes = (x.shape[-1], y.shape[-1])
+    if k <= MOST_IN_LANES:
+        log = max(3, (k - 1).bit_length())
+        run(
+            select_kernel, (cdiv(T, ROWS),), rows_x, rows_y, *arguments, T, *sizes, k, log, 11, lse, weights, ROWS,
+            num_warps=1,
+        )  # fmt: skip
+    else:
+        most = power_of_2(k)
+        pairs = _pairs(most, x.device)
+        run(
+            select_row_kernel, (T,), rows_x, rows_y, pairs, *arguments, *sizes, pairs.numel(),
+            k, most, power_of_2(pairs.numel()), *(power_of_2(size, most) for size in sizes), lse, weights, num_warps=4,
+        )  # fmt: skip
+    return (
+        stage("scores", scores.view(*batch, k)),
+        stage("indices", indices.view(*batch, k)),
+        saved.view(*batch, 2) if lse else saved,
+    )
+
+
+def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    x, y, k = flat(tensors["x"]), flat(tensors["y"]), options["k"]
+    scores, indices, grad = (flat(v) for v in (tensors["scores"], tensors["indices"], grads["scores"]))
+    lse = keeps_lse(options["log_softmax"], options["weights"])
+    found = {name: torch.empty_like(tensors[name], memory_format=torch.contiguous_format) for name in ("x", "y")}
+    run(
+        gradient_kernel, (x.shape[0],),
+        grad, scores, indices, x, y, flat(tensors["lse"]) if lse else scores, found["x"], found["y"],
+        x.stride(0), y.stride(0), x.shape[1], y.shape[1],
+        k, power_of_2(k), min(1024, power_of_2(max(x.shape[1], y.shape[1]), 16)), lse, options["weights"],
+        "x" in needs, "y" in needs, num_warps=1,
+    )  # fmt: skip
+    return {name: stage(f"dscores_{name}", found[name]) for name in ("x", "y") if name in needs}
+
+
+@lru_cache(maxsize=16)
+def _pairs(k: int, device: torch.device) -> Tensor:
+    """The candidates as a * k + b."""
+    a, b = reference.candidates(k, k, k, device)
+    return (a * k + b).to(torch.int32)
