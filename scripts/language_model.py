@@ -72,10 +72,10 @@ def _section(name: str, result: dict, table: Table) -> str:
                 f"{statistics.mean(run['train_loss'] for run in runs):.4f}",
                 f"{runs[0]['params']:,}",
                 f"{alone:,.0f}" if alone else "-",
-                f"{max(run['peak_bytes'] for run in runs) / 2**30:.2f}",
+                f"{max(run['peak_bytes'] for run in runs) / 2**20:,.0f}",
             ]
         )
-    titles = ["model", "validation", "of its seeds", "training", "parameters", "bytes/s, alone", "peak GiB"]
+    titles = ["model", "validation", "of its seeds", "training", "parameters", "bytes/s, alone", "peak MiB"]
     picture = f"![loss curves](images/language-model-{name}.svg)"
     lines = [f"### {name}", "", said, "", picture, "", table(titles, rows)]
     return "\n".join([*lines, *_differences(groups)])
