@@ -4,9 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldsmith import router
 from router import full_sort
-from router.test_product_topk import FILLS, drawn
+from router.test_product_topk import FILLS, drawn, topk
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -22,7 +21,7 @@ def test_indices_are_those_of_a_full_stable_sort(sizes, share, dtype, fill, seed
     sx, sy = sizes
     k = 1 + round(share * (sx * sy - 1))
     x, y = drawn(seed, dtype, 3, sx, fill=fill), drawn(seed + 1, dtype, 3, sy, fill=fill)
-    scores, indices = router.product_topk(x, y, k)
+    scores, indices = topk(x, y, k)
     sums = torch.float64 if dtype == torch.float64 else torch.float32
     assert torch.equal(indices, full_sort.indices(x, y, k, sums))
     masked = indices < 0

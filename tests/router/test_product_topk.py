@@ -1,6 +1,7 @@
 """What is particular to product_topk: a total order, decided on raw sums, row by row."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -9,10 +10,15 @@ from goldsmith import router
 from goldsmith.assay import Make
 from goldsmith.router.product_topk import reference
 from goldsmith.router.product_topk.cases import logits
+from goldsmith.router.product_topk.op import PRODUCT_TOPK
 from router import full_sort
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FILLS = ("normal", "tied", "masked", "zeros", "not_finite")
 VARIANTS = [(log, weights) for log in (False, True) for weights in ("none", "exp", "softmax")]
+
+
+topk = partial(router.product_topk, backend="reference")  # a kernel in the interpreter takes a hundred times as long
 
 
 def drawn(seed, dtype, *shape, fill="normal"):
@@ -23,35 +29,44 @@ def drawn(seed, dtype, *shape, fill="normal"):
 def test_larger_rows_dense_in_ties_equal_a_full_stable_sort(fill, seed):
     x, y = drawn(seed, torch.bfloat16, 2, 48, fill=fill), drawn(seed + 1, torch.bfloat16, 2, 31, fill=fill)
     for k in (1, 16, 64, 200):
-        assert torch.equal(router.product_topk(x, y, k)[1], full_sort.indices(x, y, k))
+        assert torch.equal(topk(x, y, k)[1], full_sort.indices(x, y, k))
+
+
+@pytest.mark.parametrize("backend", PRODUCT_TOPK.backends)
+@pytest.mark.parametrize("fill", FILLS)
+def test_every_backend_selects_as_a_full_stable_sort_does(fill, backend, seed):
+    x, y = drawn(seed, torch.float32, 3, 13, fill=fill), drawn(seed + 1, torch.float32, 3, 9, fill=fill)
+    for k in (1, 9, 31):
+        found = router.product_topk(x.to(DEVICE), y.to(DEVICE), k, weights="softmax", backend=backend)[1]
+        assert torch.equal(found.cpu(), full_sort.indices(x, y, k))
 
 
 @pytest.mark.parametrize("fill", FILLS)
 def test_neither_log_softmax_nor_weights_change_the_selection(fill, seed):
     x, y = drawn(seed, torch.float32, 16, 12, fill=fill), drawn(seed + 1, torch.float32, 16, 9, fill=fill)
-    found = [router.product_topk(x, y, 20, log_softmax=log, weights=w)[1] for log, w in VARIANTS]
+    found = [topk(x, y, 20, log_softmax=log, weights=w)[1] for log, w in VARIANTS]
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 def test_sums_of_different_pairs_that_round_to_one_number_are_in_the_order_of_ranks():
     x, y = torch.tensor([1.0, 1.0 + 2.0**-23]), torch.tensor([2.0**10, 2.0**10 + 2.0**-13])
-    assert router.product_topk(x, y, 4)[1].tolist() == [3, 1, 2, 0]
-    exact = router.product_topk(x.double(), y.double(), 4)[1].tolist()
+    assert topk(x, y, 4)[1].tolist() == [3, 1, 2, 0]
+    exact = topk(x.double(), y.double(), 4)[1].tolist()
     x[0], y[0] = 1.0 - 2.0**-24, 2.0**10 - 2.0**-13
     assert exact == [3, 1, 2, 0]
-    small = router.product_topk(torch.tensor([0.0, 2.0**-30]), torch.tensor([1.0, 1.0 - 2.0**-24]), 4)
+    small = topk(torch.tensor([0.0, 2.0**-30]), torch.tensor([1.0, 1.0 - 2.0**-24]), 4)
     assert small[1].tolist() == [2, 0, 3, 1], "2^-30 + 1 is 1: the higher rank of x goes first"
 
 
 def test_float64_logits_are_decided_in_float64():
     x, y = torch.tensor([0.0, 2.0**-40], dtype=torch.float64), torch.tensor([1.0, 1.0 + 2.0**-50], dtype=torch.float64)
-    assert router.product_topk(x, y, 4)[1].tolist() == [3, 2, 1, 0]
-    assert router.product_topk(x, y, 4)[0].dtype == torch.float64
+    assert topk(x, y, 4)[1].tolist() == [3, 2, 1, 0]
+    assert topk(x, y, 4)[0].dtype == torch.float64
 
 
 def test_a_pair_with_minus_infinity_is_masked_even_beside_nan_or_infinity():
     x, y = torch.tensor([-torch.inf, 1.0]), torch.tensor([torch.inf, torch.nan, 2.0])
-    scores, indices = router.product_topk(x, y, 6)
+    scores, indices = topk(x, y, 6)
     assert indices.tolist() == [4, 3, 5, -1, -1, -1]
     assert scores.isnan().tolist() == [True] + 5 * [False]
     assert scores[1:].tolist() == [torch.inf, 3.0] + 3 * [-torch.inf]
@@ -63,7 +78,7 @@ def test_masked_entries_take_no_gradient_whatever_arrives(log_softmax, weights, 
     x[0], y[1] = -torch.inf, -torch.inf
     x.requires_grad_()
     y.requires_grad_()
-    scores, indices = router.product_topk(x, y, 15, log_softmax=log_softmax, weights=weights)
+    scores, indices = topk(x, y, 15, log_softmax=log_softmax, weights=weights)
     assert (indices < 0).any() and (scores[indices < 0] == (-torch.inf if weights == "none" else 0)).all()
     g = torch.randn(scores.shape)
     clean = torch.autograd.grad(scores, (x, y), g, retain_graph=True)
@@ -81,7 +96,7 @@ def test_a_row_depends_on_itself_alone_bit_for_bit(log_softmax, weights, seed):
 
     def run(rows):
         leaves = [t[rows].clone().requires_grad_() for t in (x, y)]
-        scores, indices = router.product_topk(*leaves, 11, log_softmax=log_softmax, weights=weights)
+        scores, indices = topk(*leaves, 11, log_softmax=log_softmax, weights=weights)
         return scores.detach(), indices, *torch.autograd.grad(scores, leaves, g[rows])
 
     whole = run(torch.arange(67))
@@ -91,12 +106,12 @@ def test_a_row_depends_on_itself_alone_bit_for_bit(log_softmax, weights, seed):
 
 def test_rows_are_taken_in_chunks_of_bounded_memory_with_equal_results(seed, monkeypatch):
     x, y = drawn(seed, torch.float32, 23, 16, fill="tied"), drawn(seed + 1, torch.float32, 23, 16, fill="tied")
-    whole = router.product_topk(x, y, 12)
+    whole = topk(x, y, 12)
     monkeypatch.setattr(reference._common, "CHUNK_BYTES", 5 * 4 * 8 * 35)
     held = []
     inner = reference._select
     monkeypatch.setattr(reference, "_select", lambda x, *rest: held.append(len(x)) or inner(x, *rest))
-    parts = router.product_topk(x, y, 12)
+    parts = topk(x, y, 12)
     assert len(held) > 3 and sum(held) == 23
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
@@ -112,14 +127,12 @@ def test_candidates_are_far_fewer_than_k_times_k(k, count):
 @pytest.mark.parametrize("log_softmax, weights", VARIANTS)
 def test_gradients_agree_with_finite_differences(log_softmax, weights, seed):
     x, y = (drawn(seed + i, torch.float64, 4, 6).requires_grad_() for i in range(2))
-    torch.autograd.gradcheck(
-        lambda x, y: router.product_topk(x, y, 7, log_softmax=log_softmax, weights=weights)[0], (x, y)
-    )
+    torch.autograd.gradcheck(lambda x, y: topk(x, y, 7, log_softmax=log_softmax, weights=weights)[0], (x, y))
 
 
 def test_log_softmax_scores_are_sums_of_log_probabilities(seed):
     x, y = drawn(seed, torch.float64, 5, 9), drawn(seed + 1, torch.float64, 5, 7)
-    scores, indices = router.product_topk(x, y, 63, log_softmax=True)
+    scores, indices = topk(x, y, 63, log_softmax=True)
     torch.testing.assert_close(scores.exp().sum(-1), torch.ones(5, dtype=torch.float64))
     both = (x.log_softmax(-1)[:, :, None] + y.log_softmax(-1)[:, None, :]).flatten(1)
     torch.testing.assert_close(scores, both.gather(-1, indices.long()))
@@ -129,7 +142,7 @@ def test_results_are_repeated_bit_for_bit(seed):
     x, y = drawn(seed, torch.bfloat16, 64, 32).requires_grad_(), drawn(seed + 1, torch.bfloat16, 64, 32)
 
     def run():
-        scores, indices = router.product_topk(x, y, 16, weights="softmax")
+        scores, indices = topk(x, y, 16, weights="softmax")
         return scores.detach(), indices, *torch.autograd.grad(scores, x, torch.ones_like(scores).cumsum(-1))
 
     first = run()
@@ -138,7 +151,7 @@ def test_results_are_repeated_bit_for_bit(seed):
 
 def test_a_float32_sum_that_overflows_is_infinite_and_selected_as_such():
     big = torch.tensor([3e38, 1.0])
-    scores, indices = router.product_topk(big, big, 4)
+    scores, indices = topk(big, big, 4)
     assert indices.tolist() == [0, 1, 2, 3] and scores[0] == torch.inf
-    scores, indices = router.product_topk(-big, -big, 4)
+    scores, indices = topk(-big, -big, 4)
     assert indices.tolist() == [3, 2, 1, -1] and scores[-1] == -torch.inf

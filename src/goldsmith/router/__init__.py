@@ -6,6 +6,7 @@ how it is fast (_triton), on what it is tried (cases).
 
 from ._strategy import choose_strategy
 from .atomic_experts.op import atomic_experts
+from .measures import Usage, load_balance_loss, usage
 from .product_topk.op import product_topk
 
-__all__ = ["atomic_experts", "choose_strategy", "product_topk"]
+__all__ = ["Usage", "atomic_experts", "choose_strategy", "load_balance_loss", "product_topk", "usage"]

@@ -1,0 +1,161 @@
+"""Usage of experts, and the loss that evens it out."""
+
+import math
+
+import pytest
+import torch
+
+from goldsmith import ShapeError, router
+
+KINDS = ("marginal", "joint")
+
+
+def routed(seed, rows=(7, 3), sx=5, sy=4, k=6, dtype=torch.float64, masked=True):
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(*rows, s, generator=generator, dtype=dtype) for s in (sx, sy))
+    if masked:
+        x[0, 0], y[1, 1, 1:] = -torch.inf, -torch.inf
+    return x, y, router.product_topk(x, y, k, backend="reference")[1]
+
+
+def by_definition(x, y, indices, kind):
+    """The formulas, entry by entry."""
+    sx, sy = x.shape[-1], y.shape[-1]
+    rows = [(a, b, i) for a, b, i in zip(x.flatten(0, -2), y.flatten(0, -2), indices.flatten(0, -2)) if (i >= 0).any()]
+    if not rows:
+        return torch.zeros(())
+    f = torch.zeros(sx, sy, dtype=x.dtype)
+    for _, _, listed in rows:
+        for e in listed[listed >= 0].tolist():
+            f[e // sy, e % sy] += 1
+    f /= f.sum()
+    P = sum(a.softmax(-1)[:, None] * b.softmax(-1)[None, :] for a, b, _ in rows) / len(rows)
+    if kind == "joint":
+        return sx * sy * (f * P).sum()
+    return (sx * (f.sum(1) * P.sum(1)).sum() + sy * (f.sum(0) * P.sum(0)).sum()) / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_its_formula_and_so_is_its_gradient(kind, seed):
+    x, y, indices = routed(seed)
+    assert (indices < 0).any() and (indices[0, 0] < 0).all()
+    own, other = [[t.clone().requires_grad_() for t in (x, y)] for _ in range(2)]
+    loss, wanted = router.load_balance_loss(*own, indices, kind=kind), by_definition(*other, indices, kind)
+    torch.testing.assert_close(loss, wanted)
+    for a, b in zip(torch.autograd.grad(loss, own), torch.autograd.grad(wanted, other), strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b.nan_to_num(0.0))
+
+
+def test_the_gradient_of_the_marginal_loss_is_the_published_one(seed):
+    x, y, indices = routed(seed, masked=False)
+    x.requires_grad_()
+    (dx,) = torch.autograd.grad(router.load_balance_loss(x, y, indices), x)
+    p, rows, sx, sy = x.softmax(-1), 21, 5, 4
+    fx = torch.bincount(indices.flatten().long() // sy, minlength=sx) / indices.numel()
+    torch.testing.assert_close(dx, sx / (2 * rows) * p * (fx - (fx * p).sum(-1, keepdim=True)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_1_when_all_is_uniform(kind):
+    s = 4
+    indices = torch.arange(s * s, dtype=torch.int32).view(-1, 2)
+    x, y = torch.zeros(8, s), torch.zeros(8, s)
+    loss = router.load_balance_loss(x, y, indices, kind=kind)
+    assert loss.dtype == torch.float32 and loss.item() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_joint_sees_that_only_pairs_of_equal_places_are_used():
+    s = 8
+    x = 30 * torch.eye(s)
+    indices = router.product_topk(x, x, 1, backend="reference")[1]
+    assert router.usage(indices, s * s).share_used.item() == 1 / s
+    assert router.load_balance_loss(x, x, indices).item() == pytest.approx(1.0)
+    assert router.load_balance_loss(x, x, indices, kind="joint").item() == pytest.approx(s)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_valid_index_the_loss_is_0_and_has_gradient_0(kind):
+    x = torch.full((3, 4), -torch.inf, requires_grad=True)
+    y = torch.randn(3, 5, requires_grad=True)
+    indices = router.product_topk(x, y, 4, backend="reference")[1]
+    loss = router.load_balance_loss(x, y, indices, kind=kind)
+    assert loss.item() == 0 and not any(g.any() for g in torch.autograd.grad(loss, (x, y)))
+    empty = router.load_balance_loss(
+        torch.zeros(0, 4), torch.zeros(0, 5), torch.zeros(0, 3, dtype=torch.int32), kind=kind
+    )
+    assert empty.item() == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_computed_in_float32_under_autocast_and_from_bfloat16(kind, seed):
+    x, y, indices = routed(seed, dtype=torch.bfloat16, masked=False)
+    wanted = router.load_balance_loss(x.float(), y.float(), indices, kind=kind)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(router.load_balance_loss(x, y, indices, kind=kind), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_compiles_whole(kind, seed):
+    x, y, indices = routed(seed)
+    compiled = torch.compile(router.load_balance_loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, y, indices, kind=kind), router.load_balance_loss(x, y, indices, kind=kind))
+
+
+def test_usage_counts_and_measures():
+    indices = torch.tensor([[3, -1, 3], [0, 3, -1]], dtype=torch.int32)
+    found = router.usage(indices, 4)
+    assert found.counts.tolist() == [1, 0, 0, 3] and found.counts.dtype == torch.int64
+    assert found.mass.tolist() == [1, 0, 0, 3] and found.mass.dtype == torch.float64
+    assert found.share_used.item() == 0.5 and found.max_load.item() == 3.0
+    assert found.kl.item() == pytest.approx(0.75 * math.log(3) + 0.25 * math.log(1))
+    weighed = router.usage(indices, 4, weights=torch.tensor([[1.0, torch.nan, 2.0], [5.0, 3.0, torch.inf]]))
+    assert weighed.mass.tolist() == [5, 0, 0, 6] and weighed.counts.tolist() == [1, 0, 0, 3]
+    assert weighed.kl.item() == pytest.approx(sum(z * math.log(4 * z) for z in (5 / 11, 6 / 11)))
+
+
+def test_usage_of_everything_and_of_one_expert_are_the_extremes():
+    uniform, single = router.usage(torch.arange(16), 16), router.usage(torch.full((5, 3), 7), 16)
+    assert uniform.kl.item() == 0 and uniform.max_load.item() == 1 and uniform.share_used.item() == 1
+    assert single.kl.item() == pytest.approx(math.log(16)) and single.max_load.item() == 16
+
+
+def test_usage_of_nothing_is_not_a_number():
+    for indices in (torch.full((4, 2), -1), torch.zeros(0, 2, dtype=torch.int64)):
+        found = router.usage(indices, 9)
+        assert found.share_used.item() == 0 and found.kl.isnan() and found.max_load.isnan()
+
+
+def test_two_batches_add_up_as_if_they_had_been_counted_together(seed):
+    indices = torch.randint(-1, 30, (40, 5))
+    weights = torch.rand(40, 5)
+    for given in (None, weights):
+        parts = [None if given is None else given[rows] for rows in (slice(0, 17), slice(17, 40))]
+        whole = router.usage(indices, 30, weights=given)
+        both = router.usage(indices[:17], 30, weights=parts[0]) + router.usage(indices[17:], 30, weights=parts[1])
+        for name in ("counts", "mass", "share_used", "kl", "max_load"):
+            assert torch.equal(getattr(whole, name), getattr(both, name)), name
+
+
+@pytest.mark.parametrize(
+    "error, text, call",
+    [
+        (TypeError, "router.usage: indices is float32", lambda: router.usage(torch.ones(2), 3)),
+        (TypeError, "router.usage: num_experts=True", lambda: router.usage(torch.arange(2), True)),
+        (IndexError, r"router.usage: indices has 0..3, wanted -1 \(left out\) or 0 <= index < 3",
+         lambda: router.usage(torch.arange(4), 3)),
+        (ShapeError, r"router.usage: weights is \[3\], wanted the shape of indices, \[2\]",
+         lambda: router.usage(torch.arange(2), 3, weights=torch.ones(3))),
+        (ValueError, "router.Usage: 3 experts \\+ 4 experts",
+         lambda: router.usage(torch.arange(2), 3) + router.usage(torch.arange(2), 4)),
+        (ValueError, "kind='both' is unknown; choose one of: 'marginal', 'joint'",
+         lambda: router.load_balance_loss(torch.ones(1, 2), torch.ones(1, 2), torch.zeros(1, 1).int(), kind="both")),
+        (ShapeError, r"x \[1, 2\], y \[2, 2\], indices \[1, 1\]; wanted",
+         lambda: router.load_balance_loss(torch.ones(1, 2), torch.ones(2, 2), torch.zeros(1, 1).int())),
+        (IndexError, "router.load_balance_loss: indices has 4..4",
+         lambda: router.load_balance_loss(torch.ones(1, 2), torch.ones(1, 2), torch.full((1, 1), 4))),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_words(error, text, call):
+    with pytest.raises(error, match=text):
+        call()
