@@ -26,7 +26,7 @@ from .whatif.engine import seconds
 
 _LATER = ("second_call", "repeats", "layouts", "scaling")  # probes of other runs than the first
 Result = TypeVar("Result")
-_WHAT_IF = 6.0  # seconds, at most, for changed goldens
+_WHAT_IF = 12.0  # seconds, at most, for changed goldens
 _MEMORY = (
     ("guard", " bytes written ", "overrun"),
     ("guard", "", "stray_read"),

@@ -23,13 +23,15 @@ from .collect import Depth, begin, collect, described
 from .evidence import Evidence, RunFact
 from .further import further
 from .rank import rank
-from .result import Diagnosis
+from .result import PAGE, Diagnosis
 from .smallest import smallest
+from .undecided import undecided
+
+__all__ = ["PAGE", "Diagnosis", "diagnose"]
 
 _CHECKING = 0.5  # of the budget, at most, goes to finding a failing case
 _COLLECTING = 0.8  # of the budget is over when no further evidence is sought; the rest makes the case small
 _REPEATS = 10
-PAGE = "diagnosis.html"  # in the bundle's folder
 
 
 def diagnose(
@@ -73,7 +75,7 @@ def diagnose(
         found.partial = f"the budget of {budget_s:g} s was spent"
     found.seconds = time.perf_counter() - clock.started
     if out is not None and found.write_bundle is not None:
-        found.to_html(found.save(out) / PAGE)
+        found.save(out)
     return found
 
 
@@ -142,6 +144,7 @@ def _explain(found: Diagnosis, session: Session, later: dict[str, RunFact], cloc
             found.suspects = table.suspects
     finally:
         found.stages, found.location, found.map = evidence.stages, evidence.location, _map(evidence)
+        found.undecided = undecided(evidence, found.suspects)
         found.causes = rank(evidence) if found.verdict in (FAIL, REFERENCE_FAULT) else []
         found.first_wrong_stage = None if found.verdict == REFERENCE_FAULT else evidence.first_wrong
     if found.verdict == FAIL and not found.partial and not clock.spent():

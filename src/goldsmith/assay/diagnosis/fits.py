@@ -7,12 +7,13 @@ golden's gradient when that stage's own gradient is zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from .. import ladder
+from ..bounds import SLACK
 from ..reference import References
 from ..session import Session
 from .evidence import Fit, Pattern, Ratio
@@ -21,6 +22,7 @@ from .patterns import patterns
 from .ratios import ratios
 from .regression import regress
 
+_MOSTLY = 0.9  # of the rows: a ratio of fewer is one of the wrong part
 _PATHS = 12  # forward stages whose paths are followed, at most: one run of the golden each
 
 
@@ -53,7 +55,58 @@ def fit(session: Session, name: str, kind: str, got: Tensor) -> Fitted:
     out.fits = regress(name, y, golden, terms, factors=factors, bound=bound, numbers=names)
     if not out.fits:
         out.fits = _by_segment(name, y, against, terms, factors, names)
+    if not (out.fits or any(r.fraction > _MOSTLY for r in out.ratios) or out.patterns):
+        _in_the_wrong_part(out, name, y, against, terms, factors, names, rows)
     return out
+
+
+def _in_the_wrong_part(
+    out: Fitted, name: str, y: Tensor, against: ladder.Reference, terms: dict[str, Tensor], factors: dict[str, Tensor],
+    names: dict[str, float], rows: dict[str, Tensor],
+) -> None:  # fmt: skip
+    """The same on the block that is wrong, where that is a part of the tensor."""
+    golden, bound = against.bounded.value, against.bounded.bound
+    block = wrong_block(y, golden, bound)
+    if block is None:
+        return
+
+    def part(tensor: Tensor) -> Tensor:
+        tensor = tensor.expand_as(golden)
+        for axis, (lo, hi) in block.items():
+            tensor = tensor.narrow(axis, lo, hi - lo)
+        return tensor.contiguous()
+
+    said = ", ".join(f"axis {axis} [{lo}..{hi - 1}]" for axis, (lo, hi) in block.items())
+    mine, wanted, allowed = part(y), part(golden), part(bound)
+    found = ratios(name, mine, wanted, bound=allowed, numbers=names, factors=rows)
+    out.ratios = [replace(r, scope="segment", group=said) for r in found if r.scope == "tensor"]
+    out.fits = regress(
+        name, mine, wanted, {n: part(t) for n, t in terms.items()}, factors={n: part(t) for n, t in factors.items()},
+        bound=allowed, numbers=names, where=said,
+    )  # fmt: skip
+    if not out.fits and not out.ratios:
+        moved = patterns(name, mine.to(torch.float64), wanted, bound=allowed)
+        out.patterns = [replace(p, params={**p.params, "where": said}, text=f"{p.text}, in {said}") for p in moved
+                        if p.kind not in ("half_filled", "dtype_width")]  # fmt: skip
+
+
+def wrong_block(y: Tensor, golden: Tensor, bound: Tensor) -> dict[int, tuple[int, int]] | None:
+    """axis -> [lo, hi) of the smallest block that holds all wrong elements; None for the whole, or a scatter."""
+    wrong = ~((y - golden).abs() <= SLACK * bound) & torch.isfinite(golden)
+    if not bool(wrong.any()) or not bool(torch.isfinite(y).all()):
+        return None
+    block = {}
+    for axis in range(wrong.dim()):
+        others = [d for d in range(wrong.dim()) if d != axis]
+        at = torch.nonzero(wrong.any(dim=others) if others else wrong).flatten()
+        lo, hi = int(at[0]), int(at[-1]) + 1
+        if hi - lo < wrong.shape[axis]:
+            block[axis] = (lo, hi)
+    inside = 1
+    for axis, size in enumerate(wrong.shape):
+        lo, hi = block.get(axis, (0, size))
+        inside *= hi - lo
+    return block if block and int(wrong.sum()) >= 0.5 * inside and inside >= 2 else None
 
 
 def _by_segment(

@@ -27,7 +27,9 @@ def further(session: Session, others: list[Case], *, spent: Callable[[], bool]) 
             if not spent() and not found:
                 material = session.draw(case)
                 _judged(session, found, "second_call", f"other sizes: {case.name}", How(fresh=False), material)
-                _judged(session, found, "second_call", "other sizes", How(fresh=False))
+                if not found:  # and once with the other sizes first, from a fresh start
+                    session.execute("second_call", "other sizes", How(), material, look=False)
+                    _judged(session, found, "second_call", "other sizes", How(fresh=False))
         if session.material.device.type == "cpu":
             for count in _THREADS:
                 if not spent() and not found and count != torch.get_num_threads():

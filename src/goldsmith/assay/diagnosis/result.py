@@ -14,6 +14,7 @@ from .evidence import Evidence, StageState
 from .rank import Cause
 
 SCHEMA = 1
+PAGE = "diagnosis.html"
 _TABLES = ("fits", "ratios", "permutations", "memory")
 
 
@@ -90,13 +91,14 @@ class Diagnosis:
         diagnosis_page.write(self, path)
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Write the smallest failing case as a bundle into `folder`; returns the bundle's own folder.
+        """Write the smallest failing case as a bundle, and the page into it, into `folder`; returns the bundle's own.
 
         Raises ValueError when there is no failing case to write.
         """
         if self.write_bundle is None:
             raise ValueError(f"save: the verdict is {self.verdict!r}: there is no failing case to write")
         self.bundle = self.write_bundle(self, Path(folder))
+        self.to_html(self.bundle / PAGE)
         return self.bundle
 
     def __str__(self) -> str:

@@ -34,9 +34,6 @@ def render(found: Diagnosis, command: str = "") -> str:
     if where:
         parts.append("\n".join(where))
     parts += [_wrapped(sentence, 2) for sentence in found.undecided]
-    if found.suspects:
-        names = ", ".join(found.suspects[:6])
-        parts.append(_wrapped(f"Stages that the candidate does not name, and that could be meant: {names}", 2))
     others = found.causes[1:SHOWN_CAUSES]
     if others:
         lines = [_wrapped(f"  {c.score:.2f}  {c.id}: {(c.evidence or [c.text])[0]}", 8) for c in others]

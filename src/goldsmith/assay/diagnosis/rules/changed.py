@@ -27,8 +27,13 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
             id: Match(min(m.score, _CAP), m.sentences, m.params) if id in _LOOKS - named and not _simple(id, m) else m
             for id, m in out.items()
         }
+        if evidence.tensor.startswith("saved.") and "wrong_saved_tensor" in found:
+            out["wrong_saved_tensor"] = found["wrong_saved_tensor"]
+    kept = evidence.tensor.startswith("saved.")
     for what in reversed(evidence.whatif):
         match = _match(what, best, evidence.whatif)
+        if kept:  # how what was saved came about matters less than that it is another tensor
+            match = Match(min(match.score, _PART), match.sentences, match.params)
         before = out.get(what.cause)
         if before is not None and before.score > match.score:
             match = Match(before.score, (*before.sentences, match.sentences[0]), {**match.params, **before.params})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,40 @@ _BENDS = (
 _SKIPPED = (*_ROOTS, "exp", "sigmoid", "tanh", "silu", "gelu", "relu", "softplus", "square", "abs", "sin", "cos")
 
 
+def _inner(g: Tensor, y: Tensor, dim: int) -> Tensor:
+    return (g * y).sum(dim, keepdim=True)
+
+
+Slope = tuple[str, str, Callable[..., Tensor]]
+# backward operators that torch has in one piece, as kernels write them out
+_SLOPES: dict[str, tuple[Slope, ...]] = {
+    "_softmax_backward_data": (
+        ("sign_flip", "adds its inner product", lambda g, y, d, *a: y * (g + _inner(g, y, d))),
+        ("missing_term", "lacks its inner product", lambda g, y, d, *a: y * g),
+        ("wrong_factor", "lacks the factor of the probabilities", lambda g, y, d, *a: g - _inner(g, y, d)),
+        ("wrong_factor", "sums without the probabilities", lambda g, y, d, *a: y * (g - g.sum(d, keepdim=True))),
+        ("wrong_axis", "sums along another axis", lambda g, y, d, *a: y * (g - _inner(g, y, (d - 1) % g.dim()))),
+    ),
+    "sigmoid_backward": (
+        ("wrong_factor", "lacks the factor y", lambda g, y: g * (1 - y)),
+        ("wrong_factor", "lacks the factor 1 - y", lambda g, y: g * y),
+        ("sign_flip", "has 1 + y in place of 1 - y", lambda g, y: g * y * (1 + y)),
+        ("missing_term", "is not applied", lambda g, y: g.clone()),
+    ),
+    "tanh_backward": (
+        ("wrong_factor", "has 1 - y in place of 1 - y^2", lambda g, y: g * (1 - y)),
+        ("sign_flip", "has 1 + y^2 in place of 1 - y^2", lambda g, y: g * (1 + y * y)),
+        ("missing_term", "is not applied", lambda g, y: g.clone()),
+    ),
+    "silu_backward": (
+        ("missing_term", "lacks the slope of the sigmoid", lambda g, x: g * torch.sigmoid(x)),
+        ("wrong_factor", "lacks the factor x", lambda g, x: g * torch.sigmoid(x) * (2 - torch.sigmoid(x))),
+        ("sign_flip", "has the other sign in its slope",
+         lambda g, x: g * torch.sigmoid(x) * (1 - x * (1 - torch.sigmoid(x)))),
+    ),
+}  # fmt: skip
+
+
 def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     if call.name in _ADDS and len(call.args) > 1:
         yield from _sums(call)
@@ -31,6 +65,9 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield from _epsilons(call, calls)
     if call.name in _BENDS or call.name in _ROOTS:
         yield from _scaled_arguments(call)
+    if call.name in _SLOPES:
+        for cause, text, make in _SLOPES[call.name]:
+            yield Change(cause, f"{call.said} {text}", call.index, instead(make), {}, 0.6)
     if call.name in _SKIPPED:
         yield _skipped(call)
     if call.name in ("square", "pow"):

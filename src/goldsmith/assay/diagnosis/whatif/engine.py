@@ -177,9 +177,16 @@ class _Search:
             made = [c for source in (elementwise, sums, moves) for c in source.changes(call, calls) if self._asked(c)]
             if made:
                 by_call[call.index] = made
-                waiting += made if self._reaches(call) else []
+                waiting += made
         waiting += groups.grouped(calls, by_call)
-        yield from sorted(filter(self._asked, waiting), key=lambda c: -c.prior)
+        reached: dict[int, bool] = {}
+        for change in sorted(filter(self._asked, waiting), key=lambda c: -c.prior):
+            if change.at >= 0 and not change.group:
+                if change.at not in reached:
+                    reached[change.at] = self._reaches(calls[change.at])
+                if not reached[change.at]:
+                    continue
+            yield change
 
     def _asked(self, change: Change) -> bool:
         return self.causes is None or change.cause in self.causes or change.free is not None

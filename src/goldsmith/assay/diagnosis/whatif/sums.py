@@ -153,6 +153,9 @@ def _other_axes(call: Call, axes: list[int]) -> Iterator[Change]:
             text = f"{call.said} runs along axis {axis} instead of {axes[0]}"
             params = {"input": call.operand(0), "axis": axis, "golden_axis": axes[0]}
             yield Change("wrong_axis", text, call.index, given(along), params, 0.7)
+            share = x.shape[axes[0]] / x.shape[axis]
+            text = f"{text}, and is divided by its length"
+            yield Change("wrong_axis", text, call.index, _mean(along, share), params, 0.65)
 
 
 def _repeats(call: Call, axis: int) -> Iterator[Change]:
