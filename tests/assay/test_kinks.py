@@ -142,6 +142,51 @@ def test_a_gate_on_its_kink_may_be_open_or_shut(name):
     assert assay.check(target(gate(f, slope), f, with_zeros, backward="auto")).ok
 
 
+@pytest.mark.parametrize("dtype, off", [(torch.float64, 2.0**-40), (torch.float32, 2.0**-10)])
+def test_what_is_smooth_is_excused_by_nothing(dtype, off):
+    """Ill-conditioned on purpose: the gradient is a difference of much larger terms."""
+
+    def golden(x, w):
+        return torch.exp(3 * x) * torch.sin(9 * w).sum() / (1.001 + torch.cos(5 * x))
+
+    class Off(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return golden(x, w)
+
+        @staticmethod
+        def backward(ctx, g):
+            with torch.enable_grad():
+                leaves = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+                grads = torch.autograd.grad(golden(*leaves), leaves, g)
+            return tuple(t * (1 + off) for t in grads)
+
+    @assay.case(T=[40])
+    def few(make, T):
+        return {"x": make.normal(T), "w": make.normal(7)}
+
+    one = target(Off.apply, golden, few, backward="auto", dtypes=(dtype,), grads=("x",))
+    report = assay.check(one, probes=("values", "ensemble"), raises=False)
+    assert [f.tensor for f in report.findings] == ["x.grad"] and not [n for n in report.notes if n.id == "tie"]
+
+
+def test_a_gate_within_the_rounding_of_a_sum_may_fall_either_way():
+    @assay.case(seed=list(range(4)))
+    def cancelling(make, seed):
+        a, b = make.normal(13, 64), make.normal(64, 3)
+        b[:, 1] -= a[0] * (a[0] @ b[:, 1]) / (a[0] @ a[0])  # a[0] @ b[:, 1] is nothing but rounding
+        return {"a": a, "b": b}
+
+    def kernel(a, b):
+        z = torch.zeros(a.shape[0], b.shape[1])
+        for k in range(a.shape[1]):
+            z = z + a[:, k : k + 1] * b[k]
+        return torch.relu(z)
+
+    assert assay.check(target(kernel, lambda a, b: torch.relu(a @ b), cancelling), probes=("values", "ensemble")).ok
+
+
 def test_a_gate_that_is_open_below_its_kink_is_wrong():
     leaking = gate(torch.relu, lambda x: x > -1.0)
     report = assay.check(target(leaking, torch.relu, with_zeros, backward="auto"), probes="values", raises=False)

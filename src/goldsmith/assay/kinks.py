@@ -1,8 +1,9 @@
 """Where a golden's gradient is one of several: at ties of a maximum, at the kink of a gate, among equals in a sort.
 
-The golden's gradient is taken again at inputs that are nudged by less than they are rounded, each element in a
-direction of its own. Where it jumps, the point lies on a kink, and another convention (the first of two equal elements,
-the last, both by halves; a gate open or shut) gives another gradient, as legal. What is smooth there hardly moves.
+The golden's gradient is taken again at inputs that are nudged, each element in a direction of its own: by a hair, which
+parts what ties and moves nothing that is smooth; and by some roundings, there and back, which shuts a gate that the
+rounding of a sum may shut, while what is smooth goes as far back as it went there. Where the gradient jumps, another
+convention (the first of two equal elements, the last, both by halves; a gate open or shut) gives another one, as legal.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from torch import Tensor
 
 from .bounds import Bounded, unit_roundoff
 
-NUDGES = 16
-JUMP = 16.0  # times the error that roundings make: farther than such nudges move what is smooth
-OPEN_JUMP = 2.0**-6  # of the largest gradient, where nothing is known of that error
+TIES, NEAR = 16, 16  # nudges of either kind
+NUDGES = TIES + NEAR
+HAIR = 2.0**-40  # relative: leaves the eight thousand steps of float64 that part what ties
+ROUNDINGS = 64  # as far as sums of some thousand terms are off
+JUMP = 0.5  # times the error that roundings make: of what is smooth next to nothing is left in a jump
+OPEN_JUMP = 2.0**-20  # of the largest gradient, where nothing is known of that error
+LEAST_JUMP = 2.0**-26  # of the largest gradient: a hair moves what is smooth by less, at a condition of 10^4 as well
 # Kinks that are added up (a gradient behind many gates) fall together by chance in none of the nudges: of k such the
 # nudges span some sqrt(k), and one convention for all of them k. So what is allowed is wider than what was seen.
 WIDER = 4.0
@@ -29,12 +34,13 @@ ALONE = 1 / 16  # of what was seen: nudges that give either end, or the golden's
 class Swing:
     """The least and the greatest gradient that the nudges gave.
 
-    several: where kinks are added up; values: of the input that it is the gradient of.
+    jump: the part that is not smooth; several: where kinks are added up; values: of the input whose gradient it is.
     """
 
     golden: Tensor
     low: Tensor
     high: Tensor
+    jump: Tensor
     several: Tensor
     values: Tensor | None
 
@@ -54,8 +60,9 @@ class Swing:
             ).sqrt()
             usual = apart.amax(0) + unit_roundoff(store) * self.golden.abs()
             error = torch.minimum(error, usual + torch.where(known, noise.amax() * error, 0.0))
-        unknown = OPEN_JUMP * torch.maximum(self.low.abs(), self.high.abs()).amax()
-        on = self.high - self.low > torch.where(torch.isfinite(error), JUMP * error, unknown)
+        largest = torch.maximum(self.low.abs(), self.high.abs()).amax()
+        limit = torch.where(torch.isfinite(error), JUMP * error, OPEN_JUMP * largest)
+        on = self.jump > limit.clamp(min=LEAST_JUMP * largest)
         if self.values is not None and self.values.shape == on.shape and bool(on.any()):
             on = on | torch.isin(self.values.abs(), self.values.abs()[on])
         return on
@@ -101,21 +108,26 @@ def swings(
     """How far every gradient swings. gradients(leaves) gives them by name; `inputs` are the leaves that are nudged."""
     runs = []
     for number in range(NUDGES):
-        moved = {n: nudged(t, n, number, unit) for n, t in inputs.items() if t.is_floating_point()}
+        far = HAIR if number < TIES else ROUNDINGS * unit
+        moved = {n: nudged(t, n, number, far) for n, t in inputs.items() if t.is_floating_point()}
         runs.append(gradients({**leaves, **moved}))
     found = {}
     for name, value in golden.items():
         if name.endswith(".grad") and all(name in run for run in runs):
             seen = torch.stack([value, *(run[name] for run in runs)])
-            low, high = seen.amin(0), seen.amax(0)
+            parted, there, back = seen[: TIES + 1], seen[1::2], seen[2::2]
+            both = there + back - value  # gates that open under one nudge, and those that open under its opposite
+            bent = (both - value)[TIES // 2 :].abs().amax(0)
+            low, high = (torch.cat([seen, both]).amin(0), torch.cat([seen, both]).amax(0))
+            jump = torch.maximum(parted.amax(0) - parted.amin(0), bent)
             nearest = torch.stack([(seen - end).abs() for end in (low, high, value)]).amin(0)
             several = (nearest > ALONE * (high - low)).any(0)
-            found[name] = Swing(value, low, high, several, inputs.get(name.removesuffix(".grad")))
+            found[name] = Swing(value, low, high, jump, several, inputs.get(name.removesuffix(".grad")))
     return found
 
 
 def nudged(t: Tensor, name: str, number: int, unit: float) -> Tensor:
-    """t (1 + s u) with s in [-1, 1]: rising along memory, falling, then at random, each beside its opposite.
+    """t (1 + s unit) with s in [-1, 1]: rising along memory, falling, then at random, each beside its opposite.
 
     The first of equal elements is the smallest of them under the rising one, and the largest under the falling one.
     """
