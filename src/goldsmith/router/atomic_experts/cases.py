@@ -85,6 +85,10 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
     "one_channel": ({"T": 4, "D": 1, "N": 5, "K": 3, "E": 1}, "blocks over D and E that are almost all mask"),
     "odd_dim": ({"T": 3, "D": 129, "N": 6, "K": 5, "E": 65}, "one past powers of two: tails of blocks"),
     "skew": ({"T": 33, "D": 8, "N": 16, "K": 4, "kind": "skew"}, "one expert takes half of all pairs"),
+    "long_lists": (
+        {"T": 90, "D": 3, "N": 5, "K": 8, "kind": "skew"},
+        "one expert has more pairs than a block of the second stage, and its list begins within one",
+    ),
     "one_expert": ({"T": 19, "D": 6, "N": 8, "K": 3, "kind": "one"}, "every pair goes to the last expert"),
     "twice": ({"T": 7, "D": 6, "N": 9, "K": 5, "kind": "twice"}, "an expert twice in one list counts twice"),
     "holes": ({"T": 9, "D": 6, "N": 7, "K": 5, "kind": "holes"}, "-1 is skipped; one token has nothing else"),

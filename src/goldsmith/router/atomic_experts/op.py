@@ -18,6 +18,7 @@ ATOMIC_EXPERTS = Op(
     "str activation, str strategy, bool sparse_grad) -> (Tensor y, Tensor preact)",
     saved=("preact",),
     package=__package__,
+    backends=("triton",),
     grads=("h", "w_in", "w_out", "weights"),
     stages=("preact", "hidden", "gated", "y", "dout_dot", "dweights", "dpreact", "dh", "dw_in", "dw_out"),
     summary="the selected experts of one hidden unit each, weighed and summed",
