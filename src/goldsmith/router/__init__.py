@@ -4,9 +4,22 @@ The mathematics is in README.md beside this file; each operator is a folder: wha
 how it is fast (_triton), on what it is tried (cases).
 """
 
+from ._layers import RouterOutput
 from ._strategy import choose_strategy
 from .atomic_experts.op import atomic_experts
 from .measures import Usage, load_balance_loss, usage
+from .modules import OmniMoE
+from .peer import PEER
 from .product_topk.op import product_topk
 
-__all__ = ["Usage", "atomic_experts", "choose_strategy", "load_balance_loss", "product_topk", "usage"]
+__all__ = [
+    "PEER",
+    "OmniMoE",
+    "RouterOutput",
+    "Usage",
+    "atomic_experts",
+    "choose_strategy",
+    "load_balance_loss",
+    "product_topk",
+    "usage",
+]

@@ -1,0 +1,98 @@
+"""What the modules of the family share: norms, sizes, checks, and the call of the experts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..core.shapes import ShapeError, check_choice
+from ._common import check_count, check_flag
+from ._strategy import STRATEGIES
+from .atomic_experts.op import ACTIVATIONS, ATOMIC_EXPERTS, atomic_experts
+from .product_topk.op import PRODUCT_TOPK
+
+
+class RouterOutput(NamedTuple):
+    """x and y as product_topk took them, weights and indices as the experts did."""
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor
+    indices: Tensor
+
+
+class Float32BatchNorm(nn.BatchNorm1d):
+    """A BatchNorm that keeps its statistics in float32 when a model is moved to a 16-bit dtype."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Float32BatchNorm:
+        def keep(t: Tensor) -> Tensor:
+            moved = fn(t)
+            narrowed = t.is_floating_point() and moved.is_floating_point() and moved.element_size() < 4
+            return t.to(moved.device, torch.float32) if narrowed else moved
+
+        return super()._apply(keep, recurse)
+
+
+def over_tokens(norm: nn.BatchNorm1d, values: Tensor) -> Tensor:
+    """A BatchNorm of the last dimension, all leading ones being tokens; nothing to learn from no tokens."""
+    rows = values.reshape(math.prod(values.shape[:-1]), values.shape[-1])
+    if norm.training and rows.shape[0] < 2:
+        raise ValueError(
+            f"a BatchNorm over the tokens needs at least 2 of them in training, got {rows.shape[0]}; "
+            "use a router_norm (query_norm) of 'layer', or .eval()"
+        )
+    precise = values.dtype if norm.running_var is None else norm.running_var.dtype
+    with torch.autocast(values.device.type, enabled=False):
+        return norm(rows.to(precise)).to(values.dtype).view(values.shape)
+
+
+def axis_sizes(name: str, num_experts: Any) -> tuple[int, int]:
+    """(sx, sy) of a square number or of a pair."""
+    if isinstance(num_experts, (tuple, list)):
+        if len(num_experts) != 2:
+            raise ValueError(f"{name}: num_experts={tuple(num_experts)}, wanted two sizes (sx, sy), or a square number")
+        for size in num_experts:
+            check_count(name, "num_experts", size, " for each of (sx, sy)")
+        return num_experts[0], num_experts[1]
+    check_count(name, "num_experts", num_experts, ", a square, or a pair (sx, sy)")
+    root = math.isqrt(num_experts)
+    if root * root != num_experts:
+        raise ValueError(
+            f"{name}: num_experts={num_experts} is no square; the nearest are {root * root} and {(root + 1) ** 2}, "
+            "or give a pair (sx, sy)"
+        )
+    return root, root
+
+
+def check_k(name: str, k: Any, sizes: tuple[int, int]) -> None:
+    check_count(name, "k", k)
+    if k > math.prod(sizes):
+        raise ValueError(f"{name}: k={k}, but there are only {sizes[0]} * {sizes[1]} experts")
+
+
+def check_experts(name: str, activation: Any, strategy: Any, sparse_grad: Any, backend: Any) -> None:
+    check_choice(name, "activation", activation, ACTIVATIONS)
+    check_choice(name, "strategy", strategy, STRATEGIES)
+    check_flag(name, "sparse_grad", sparse_grad)
+    known = dict.fromkeys(("auto", *PRODUCT_TOPK.backends, *ATOMIC_EXPERTS.backends))
+    check_choice(name, "backend", backend, tuple(known))
+
+
+def check_h(name: str, h: Tensor, hidden_size: int) -> None:
+    if not isinstance(h, Tensor):
+        raise TypeError(f"{name}: h is a {type(h).__name__}, wanted a torch.Tensor")
+    if h.dim() == 0 or h.shape[-1] != hidden_size:
+        raise ShapeError(f"{name}: h is {list(h.shape)}, expected [*batch, {hidden_size}]")
+
+
+def looked_up(layer: Any, h: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
+    """The experts, in the dtype of their tables: under autocast h may come in another one."""
+    found = atomic_experts(
+        h.to(layer.w_out.dtype), layer.w_in, layer.w_out, weights.flatten(h.dim() - 1), indices,
+        activation=layer.activation, strategy=layer.strategy, sparse_grad=layer.sparse_grad,
+        backend=layer.backend,
+    )  # fmt: skip
+    return found.to(h.dtype)

@@ -1,0 +1,299 @@
+"""OmniMoE and PEER: one graph, any precision, recomputation, causality, and where gradients go."""
+
+import copy
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from goldsmith import ShapeError, router
+from router.layers import CAUSAL, VARIANTS, D, layer, tied
+
+everyone = pytest.mark.parametrize("name", list(VARIANTS))
+
+
+def parameters_and_gradients(module, loss):
+    names, values = zip(*module.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, values, allow_unused=True), strict=True))
+
+
+@pytest.mark.parametrize("name", ["omnimoe", "omnimoe_paper"])
+def test_omnimoe_is_its_formula(name):
+    module, h = layer(name, dtype=torch.float64), torch.randn(11, D, dtype=torch.float64)
+    y, (x_logits, y_logits, weights, indices) = module(h, return_router=True)
+
+    def normed(linear):
+        logits = h @ linear.weight.T
+        axis = 0 if module.router_norm == "batch" else -1
+        centred = logits - logits.mean(axis, keepdim=True)
+        return centred / (centred.square().mean(axis, keepdim=True) + 1e-5).sqrt()
+
+    torch.testing.assert_close(x_logits, normed(module.router_x))
+    torch.testing.assert_close(y_logits, normed(module.router_y))
+    pairs = x_logits[:, :, None] + y_logits[:, None, :]
+    assert torch.equal(indices.long(), pairs.flatten(1).sort(dim=-1, descending=True, stable=True).indices[:, :5])
+    chosen = pairs.flatten(1).gather(-1, indices.long())
+    if module.weights == "softmax":
+        torch.testing.assert_close(weights, chosen.softmax(-1))
+    else:
+        wanted = (chosen - x_logits.logsumexp(-1, True) - y_logits.logsumexp(-1, True)).exp()
+        torch.testing.assert_close(weights, wanted)
+    act = torch.nn.functional.silu
+    hidden = act(torch.einsum("td,tkd->tk", h, module.w_in[indices.long()]))
+    routed = torch.einsum("tk,tkd->td", weights * hidden, module.w_out[indices.long()])
+    shared = (act(h @ module.shared_gate.weight.T) * (h @ module.shared_up.weight.T)) @ module.shared_down.weight.T
+    torch.testing.assert_close(y, routed + shared)
+
+
+@pytest.mark.parametrize("name", ["peer", "peer_relu", "peer_memory"])
+def test_peer_is_its_formula(name):
+    module, h = layer(name, dtype=torch.float64), torch.randn(11, D, dtype=torch.float64)
+    if name == "peer_relu":
+        module.pre_norm.gamma.data.normal_()
+    y = module(h)
+    if name == "peer_relu":
+        h = h / h.norm(dim=-1, keepdim=True) * D**0.5 * (1 + module.pre_norm.gamma)
+    elif name == "peer_memory":
+        h = torch.nn.functional.layer_norm(h, (D,))
+    wanted = torch.zeros_like(h)
+    queries = (h @ module.query.weight.T).view(11, 2, 2, D // 2)
+    if name == "peer_relu":
+        queries = torch.nn.functional.layer_norm(queries, (D // 2,))
+    elif name == "peer_memory":
+        flat = queries.reshape(-1, D // 2)
+        queries = ((flat - flat.mean(0)) / (flat.var(0, correction=0) + 1e-5).sqrt()).view(queries.shape)
+    for head in range(2):
+        x, y_logits = (queries[:, axis, head] @ module.keys[axis, head].T for axis in range(2))
+        pairs = (x[:, :, None] + y_logits[:, None, :]).flatten(1)
+        chosen, at = pairs.sort(dim=-1, descending=True, stable=True)
+        chosen, at = chosen[:, :3], at[:, :3]
+        weights = chosen.relu() if name == "peer_relu" else chosen.softmax(-1)
+        at = at + head * 49 * (name == "peer_relu")
+        if name != "peer_memory":
+            weights = weights * torch.nn.functional.gelu(torch.einsum("td,tkd->tk", h, module.w_in[at]))
+        wanted = wanted + torch.einsum("tk,tkd->td", weights, module.w_out[at])
+    if name == "peer_memory":
+        wanted = torch.nn.functional.layer_norm(wanted, (D,))
+    torch.testing.assert_close(y, wanted)
+
+
+@everyone
+def test_compiles_as_one_graph_and_not_again_when_the_routing_changes(name):
+    torch._dynamo.reset()
+    module = layer(name)
+    counted = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=counted)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        h = torch.randn(2, 7, D)
+        loss, wanted = (m(h).square().sum() for m in (compiled, module))
+        torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=0)
+        for found, eager in zip(
+            torch.autograd.grad(loss, list(module.parameters())),
+            torch.autograd.grad(wanted, list(module.parameters())),
+            strict=True,
+        ):
+            torch.testing.assert_close(found, eager, rtol=1e-5, atol=1e-6)
+    assert counted.frame_count == 1
+
+
+@everyone
+def test_under_autocast_projections_are_narrow_and_the_routing_is_float32(name):
+    module, h = layer(name), torch.randn(9, D)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, routed = module(h, return_router=True)
+    assert routed.x.dtype == routed.y.dtype == routed.weights.dtype == torch.float32
+    plain = module(h, return_router=True)[1]
+    assert not torch.equal(routed.x, plain.x), "the projection was not in bfloat16"
+    y.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in module.parameters())
+
+
+@everyone
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_runs_in_every_dtype(name, dtype):
+    module, h = layer(name).to(dtype), torch.randn(9, D, dtype=dtype)
+    y, routed = module(h, return_router=True)
+    assert y.dtype == dtype
+    assert routed.weights.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    for buffer in module.buffers():
+        assert not buffer.is_floating_point() or buffer.element_size() >= 4, "statistics stay in float32"
+    y.float().square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in module.parameters())
+
+
+@everyone
+def test_recomputation_selects_the_same_experts_where_many_tie(name):
+    module = layer(name)
+    with torch.no_grad():  # experts in twos and threes that no logit can tell apart
+        if "omnimoe" in name:
+            for linear in (module.router_x, module.router_y):
+                linear.weight.copy_(linear.weight[torch.arange(len(linear.weight)) // 3])
+        else:
+            module.keys.copy_(module.keys[:, :, torch.arange(7) // 2])
+    h = tied(2, 40, D).requires_grad_()
+    seen = []
+    run = module.forward
+
+    def spied(h):
+        y, routed = run(h, return_router=True)
+        seen.append(routed.indices)
+        return y
+
+    plain = spied(h)
+    scores = router.product_topk(*(module(h, return_router=True)[1])[:2], 9, backend="reference")[0]
+    ties = (scores[..., 1:] == scores[..., :-1]).double().mean()
+    assert ties > 0.1
+    dy = torch.randn_like(plain)
+    wanted = torch.autograd.grad(plain, [h, *module.parameters()], dy)
+    with set_checkpoint_early_stop(False):
+        again = checkpoint(spied, h, use_reentrant=False)
+        found = torch.autograd.grad(again, [h, *module.parameters()], dy)
+    assert len(seen) == 3 and torch.equal(seen[1], seen[2]), "the backward ran the layer again"
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+def test_a_changed_token_changes_no_other_one_bit_for_bit(name, train):
+    module, h = layer(name).train(train), torch.randn(2, 13, D)
+    before = module(h)
+    for t in (0, 6, 12):
+        changed = h.clone()
+        changed[:, t] = 100 * torch.randn(2, D)
+        after = module(changed)
+        others = torch.arange(13) != t
+        assert torch.equal(before[:, others], after[:, others]) and not torch.equal(before[:, t], after[:, t])
+
+
+def test_the_batch_norm_is_not_causal_in_training_and_the_docstring_says_so():
+    module, h = layer("omnimoe_paper"), torch.randn(1, 8, D)
+    changed = h.clone()
+    changed[:, -1] = 100.0
+    assert not torch.equal(module(h)[:, 0], module(changed)[:, 0])
+    module.eval()
+    assert torch.equal(module(h)[:, 0], module(changed)[:, 0])
+    for owner in (router.OmniMoE, router.OmniMoE.paper, router.PEER):
+        assert "not\ncausal in training" in owner.__doc__.lower().replace("    ", "") or (
+            "not causal in training" in " ".join(owner.__doc__.lower().split())
+        )
+    with pytest.raises(ValueError, match="a BatchNorm over the tokens needs at least 2 of them in training, got 1"):
+        layer("omnimoe_paper")(torch.randn(1, D))
+
+
+@everyone
+def test_meta_device_deepcopy_and_state_dict(name):
+    module, h = layer(name, seed=1).eval(), torch.randn(5, D)
+    same = copy.deepcopy(module)
+    hollow = layer(name, device="meta")
+    assert all(p.is_meta for p in hollow.parameters())
+    hollow.load_state_dict(module.state_dict(), assign=True)
+    other = layer(name, seed=2).eval()
+    assert not torch.equal(other(h), module(h))
+    other.load_state_dict(module.state_dict())
+    for each in (same, hollow.eval(), other):
+        assert torch.equal(each(h), module(h))
+
+
+@everyone
+def test_a_seeded_initialisation_repeats(name):
+    first, second = layer(name, seed=3), layer(name, seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    torch.manual_seed(3)
+    first.reset_parameters()
+    torch.manual_seed(3)
+    second.reset_parameters()
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_at_initialisation_the_routed_branch_is_about_as_large_as_the_shared_one():
+    torch.manual_seed(0)
+    for k in (4, 32):
+        module = router.OmniMoE(256, 4096, k, intermediate_size=512, backend="reference")
+        h = torch.randn(200, 256)
+        h = h / h.square().mean(-1, keepdim=True).sqrt()
+        shared = module.shared_down(torch.nn.functional.silu(module.shared_gate(h)) * module.shared_up(h))
+        ratio = ((module(h) - shared).square().mean() / shared.square().mean()).sqrt().item()
+        assert 0.1 < ratio < 10
+
+
+@pytest.mark.parametrize("s, k, total", [(64, 16, 0.094), (256, 32, 0.027), (1024, 32, 0.0043)])
+def test_the_papers_weights_are_nearly_silent_at_the_start_as_the_documentation_says(s, k, total):
+    torch.manual_seed(0)
+    x, y = torch.randn(400, s), torch.randn(400, s)
+    weights, _ = router.product_topk(x, y, k, log_softmax=True, weights="exp", backend="reference")
+    assert weights.sum(-1).mean().item() == pytest.approx(total, rel=0.06)
+
+
+@pytest.mark.parametrize("name", ["omnimoe", "omnimoe_pairs", "omnimoe_paper", "peer", "peer_memory"])
+def test_gradients_of_the_router_agree_with_finite_differences(name):
+    """They come through the weights; the selection is held by steps that are small beside the gaps."""
+    module = layer(name, dtype=torch.float64)
+    h, dy = torch.randn(4, D, dtype=torch.float64), torch.randn(4, D, dtype=torch.float64)
+    first = module.router_x.weight if "omnimoe" in name else module.query.weight
+    gradient = torch.autograd.grad((module(h) * dy).sum(), first)[0]
+    for _ in range(3):
+        direction = torch.randn_like(first)
+        values = []
+        with torch.no_grad():
+            for step in (1e-6, -1e-6):
+                first.add_(direction, alpha=step)
+                values.append((module(h) * dy).sum())
+                first.sub_(direction, alpha=step)
+        measured = (values[0] - values[1]) / 2e-6
+        torch.testing.assert_close((gradient * direction).sum(), measured, rtol=1e-6, atol=1e-8)
+
+
+def test_dropout_takes_hidden_values_out_in_training_alone():
+    module, h = layer("peer", dropout=0.5, heads=64), torch.randn(40, D)
+    full = module.eval()(h)
+    assert torch.equal(full, module(h))
+    module.train()
+    drawn = torch.stack([module(h) for _ in range(200)])
+    assert not torch.equal(drawn[0], drawn[1])
+    torch.testing.assert_close(drawn.mean(0), full, rtol=0, atol=0.25 * full.square().mean().sqrt().item())
+
+
+@pytest.mark.parametrize("name", ["omnimoe", "peer_relu"])
+def test_sparse_gradients_train_the_tables(name):
+    module, h = layer(name, sparse_grad=True), torch.randn(3, D)
+    module(h).square().sum().backward()
+    dense = layer(name)
+    dense(h).square().sum().backward()
+    for table in ("w_in", "w_out"):
+        grad = getattr(module, table).grad
+        assert grad.is_sparse and torch.equal(grad.to_dense(), getattr(dense, table).grad)
+
+
+@pytest.mark.parametrize("batch", [(), (0,), (2, 3, 4)], ids=str)
+def test_any_leading_dimensions_are_taken(batch):
+    for name in CAUSAL:
+        module, h = layer(name), torch.randn(*batch, D)
+        assert module(h).shape == h.shape
+        torch.testing.assert_close(module(h), module(h.reshape(-1, D)).view(h.shape))
+
+
+@pytest.mark.parametrize(
+    "error, text, call",
+    [
+        (ValueError, "router.OmniMoE: num_experts=50 is no square; the nearest are 49 and 64, or give a pair",
+         lambda: layer("omnimoe", num_experts=50)),
+        (ValueError, r"num_experts=\(2, 3, 4\), wanted two sizes", lambda: layer("omnimoe", num_experts=(2, 3, 4))),
+        (ValueError, r"router.PEER: num_experts=\(4, 5\), wanted a square", lambda: layer("peer", num_experts=(4, 5))),
+        (TypeError, "num_experts=True", lambda: layer("omnimoe", num_experts=True)),
+        (ValueError, r"k=50, but there are only 7 \* 7 experts", lambda: layer("omnimoe", k=50)),
+        (ValueError, "router_norm='rms' is unknown; choose one of: 'layer', 'none', 'batch'",
+         lambda: layer("omnimoe", router_norm="rms")),
+        (ValueError, "weights='exp' is unknown; choose one of: 'softmax'", lambda: layer("peer", weights="exp")),
+        (ValueError, "activation='swish' is unknown", lambda: layer("peer", activation="swish")),
+        (ValueError, "strategy='best' is unknown; choose one of: 'auto'", lambda: layer("peer", strategy="best")),
+        (ValueError, "backend='cuda' is unknown; choose one of: 'auto'", lambda: layer("omnimoe", backend="cuda")),
+        (ValueError, "dropout=1.0, wanted 0 <= dropout < 1", lambda: layer("peer", dropout=1.0)),
+        (ShapeError, r"OmniMoE: h is \[3, 7\], expected \[\*batch, 24\]", lambda: layer("omnimoe")(torch.ones(3, 7))),
+        (TypeError, "router.PEER: h is a list, wanted a torch.Tensor", lambda: layer("peer")([1.0])),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_words(error, text, call):
+    with pytest.raises(error, match=text):
+        call()
