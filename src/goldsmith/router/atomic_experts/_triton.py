@@ -1,7 +1,8 @@
 """router.atomic_experts on a GPU: dots and sums by token, in slabs of the tables that stay in L2; tables by expert.
 
 Bytes, U experts in use: forward 4 U D of tables (HBM, once) and 4 P D from L2; backward the same and both gradients.
-"gather" and "sorted" are one here: what the reference sorts for, the slabs give without a sort. No float atomics.
+"gather" and "sorted" are one here: what the reference sorts for, the slabs give without a sort. "dense" is matrix
+products. No float atomics.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from torch import Tensor
 
 from ...assay.stage import stage
 from .._common import flat
+from .._kernels.dense import dense_dots, dense_sums
 from .._kernels.lookup import dots, gate, gate_backward, sums
 from .._kernels.tables import ByExpert
 from .._pairs import Pairs
 
+DOTS = {"gather": dots, "sorted": dots, "dense": dense_dots}
+SUMS = {"gather": sums, "sorted": sums, "dense": dense_sums}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -22,8 +26,6 @@ def unsupported(tensors: dict, options: dict) -> str | None:
     h = tensors["h"]
     if h.dtype not in DTYPES:
         return f"{str(h.dtype).removeprefix('torch.')} has a reference only; bfloat16, float16 and float32 run here"
-    if options["strategy"] == "dense":
-        return "strategy 'dense' is matrix products, which the reference leaves to torch"
     return None
 
 
@@ -34,19 +36,19 @@ def forward(
     if indices.device.type == "cpu":
         Pairs(indices, w_out.shape[0]).refuse_what_is_out_of_range()
     lists, n = flat(indices), w_out.shape[0]
-    part = None if w_in is None else dots(flat(h), w_in, lists)
+    part = None if w_in is None else DOTS[strategy](flat(h), w_in, lists)
     preact, gated = gate(part, flat(weights), lists, n, activation)
     if w_in is not None:
         preact = stage("preact", preact)
     gated = stage("gated", gated)
-    y = sums(gated, w_out, lists, h.dtype).view(*h.shape[:-1], w_out.shape[1])
+    y = SUMS[strategy](gated, w_out, lists, h.dtype).view(*h.shape[:-1], w_out.shape[1])
     return stage("y", y), preact if w_in is None else preact.view(indices.shape)
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     h, w_in, w_out = (tensors[name] for name in ("h", "w_in", "w_out"))
     lists, rows, dy = flat(tensors["indices"]), flat(h), flat(grads["y"])
-    part = dots(dy, w_out, lists) if needs - {"w_out"} else None
+    part = DOTS[options["strategy"]](dy, w_out, lists) if needs - {"w_out"} else None
     preact = None if w_in is None else flat(tensors["preact"])
     dweights, da, gated = gate_backward(
         part, preact, flat(tensors["weights"]), lists, w_out.shape[0], options["activation"]
@@ -59,7 +61,7 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     elif needs & {"h", "w_in"}:
         da = stage("dpreact", da)
         if "h" in needs:
-            found["h"] = stage("dh", sums(da, w_in, lists, h.dtype).view(h.shape))
+            found["h"] = stage("dh", SUMS[options["strategy"]](da, w_in, lists, h.dtype).view(h.shape))
     tables = {name for name in ("w_in", "w_out") if name in needs and tensors[name] is not None}
     if tables:
         pairs = ByExpert(lists, w_out.shape[0])
