@@ -21,6 +21,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # so that a machine without a GPU can say 
 import torch
 from typer.models import ArgumentInfo
 
+import kernelfault
 import language_model
 import liger
 from goldsmith import Op
@@ -229,6 +230,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "liger_verdicts": lambda: liger.verdicts(table),
     "liger_errors": lambda: liger.errors(table),
     "liger_faults": lambda: liger.faults(table),
+    "kernelfault_rates": lambda: kernelfault.rates(table),
+    "kernelfault_baselines": lambda: kernelfault.baselines(table),
+    "kernelfault_hosts": lambda: kernelfault.hosts(table),
+    "kernelfault_faults": lambda: kernelfault.faults(table),
+    "kernelfault_confusion": lambda: kernelfault.confusion(table),
     "language_model": lambda: language_model.losses(table),
 }
 

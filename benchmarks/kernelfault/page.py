@@ -57,7 +57,7 @@ def rows_of_cost(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if report:
         cost.append(("a diagnosis", f"{report['median_seconds']:.1f} s, 90 % within {report['p90_seconds']:.1f} s"))
         if report["small"] is not None:
-            cost.append(("the smallest failing case", f"{100 * report['small']:.0f} % of the case's size"))
+            cost.append(("the smallest failing case", f"{100 * report['small']:.1f} % of the case's size (median)"))
     return cost
 
 

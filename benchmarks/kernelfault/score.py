@@ -104,6 +104,7 @@ def conditions(plan: drive.Plan, given: list[str] | None) -> dict:
     return {
         "command": f"goldsmith bench kernelfault {words}".strip(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "load": round(os.getloadavg()[1], 1),
         "torch": torch.__version__.split("+")[0],
         "triton": version,
         "python": platform.python_version(),

@@ -64,7 +64,7 @@ def terminal(summary: dict[str, Any]) -> None:
         print(f"cost, median of the hosts: {', '.join(parts)}")
     if summary["report"]:
         r = summary["report"]
-        small = "" if r["small"] is None else f"; case shrunk to {100 * r['small']:.0f} % of its size (median)"
+        small = "" if r["small"] is None else f"; case shrunk to {100 * r['small']:.1f} % of its size (median)"
         print(f"time to report: median {r['median_seconds']:.1f} s, 90 % within {r['p90_seconds']:.1f} s{small}")
     for rule in RULES:
         if rule in summary["baselines"]:

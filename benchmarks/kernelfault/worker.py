@@ -100,12 +100,12 @@ def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "") -> d
     """What `diagnose` says of a faulty host in one case."""
     import torch
 
+    from goldsmith import assay
     from goldsmith.assay.diagnosis import rules
-    from goldsmith.assay.diagnosis.diagnosis import diagnose
 
     started = time.perf_counter()
     one = None if case == TOGETHER else case
-    found = diagnose(make(), one, dtype=getattr(torch, dtype) if dtype else None, seed=seed, budget_s=BUDGET)
+    found = assay.diagnose(make(), one, dtype=getattr(torch, dtype) if dtype else None, seed=seed, budget_s=BUDGET)
     raw = {}
     if found.evidence is not None and found.verdict == "fail":
         raw = {id: round(match.score, 4) for id, match in rules.matches(found.evidence).items()}

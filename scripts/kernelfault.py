@@ -1,0 +1,113 @@
+"""Tables of docs/kernelfault.md, from benchmarks/results/kernelfault.json and from the faults themselves.
+
+goldsmith bench kernelfault --baselines --json benchmarks/results/kernelfault.json
+python scripts/tables.py
+"""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "kernelfault.json"
+sys.path.insert(0, str(ROOT / "benchmarks" / "kernelfault"))
+
+import catalogue  # noqa: E402
+import show  # noqa: E402
+from baselines_names import RULES  # noqa: E402
+
+Table = Callable[[list[str], list[list[str]]], str]
+
+
+def results() -> dict:
+    return json.loads(RESULTS.read_text())
+
+
+def hosts(table: Table) -> str:
+    """The kernels that faults are put into."""
+    count = defaultdict(int)
+    for fault in catalogue.faults():
+        count[fault.host.name] += 1
+    rows = [
+        [f"`{h.name}`", h.about, ", ".join(h.backends), str(count[h.name]), "yes" if h.held_out else ""]
+        for h in sorted(catalogue.hosts().values(), key=lambda h: (h.held_out, h.name))
+    ]
+    return table(["kernel", "what it is", "backends", "faults", "held out"], rows)
+
+
+def rates(table: Table) -> str:
+    """What was found, with its conditions."""
+    found = results()
+    rows = []
+    for name, group in found["rates"].items():
+        if group["detected"]["of"]:
+            cells = [show.percent(group[key]) for key in show.TITLES]
+            rows.append([f"{name}: {group['faults']} faults, {group['hosts']} kernels", *cells])
+    accused, clean, twins, report = found["accused"], found["clean"], found["twins"], found["report"]
+    lines = [
+        f"Right kernels drawn at random that failed: {show.percent(clean)}." if clean["of"] else "",
+        f"The same kernels without a fault that failed: {show.percent(twins)}.",
+        f"Ties and goldens at fault where the kernel was accused all the same: {accused['hits']} of {accused['of']}.",
+        f"A diagnosis took {report['median_seconds']:.1f} s (median), 90 % at most {report['p90_seconds']:.1f} s.",
+        "" if report["small"] is None else f"The case it shows has {100 * report['small']:.1f} % of the size (median).",
+        *costs(found),
+    ]
+    said = "\n".join(f"- {line}" for line in lines if line)
+    return table(["", *show.TITLES.values()], rows) + f"\n{said}\n\n{conditions(found)}"
+
+
+def costs(found: dict) -> list[str]:
+    names = {"compare": "comparison alone", "stages": "with stages", "all": "with every probe"}
+    parts = [f"{1000 * found['cost'][k]['seconds']:.0f} ms {said}" for k, said in names.items() if k in found["cost"]]
+    return [f"A check took {', '.join(parts)} (medians over the right kernels)."] if parts else []
+
+
+def conditions(found: dict) -> str:
+    c = found["conditions"]
+    triton = f", triton {c['triton']} interpreted" if c["triton"] else ""
+    seeds = f"{c['seeds']} seed{'s' * (c['seeds'] > 1)}" + (", one case of each fault" if c["quick"] else "")
+    where = f"{c['date']}, {c['machine']} with a load of {c['load']:.0f}, torch {c['torch']}{triton}"
+    return (
+        f"{where}, Python {c['python']}; {seeds}; `{c['command']}`. In brackets the 95 % Wilson interval. "
+        f"{found['author']}\n"
+    )
+
+
+def baselines(table: Table) -> str:
+    """The usual rules on the same kernels."""
+    found = results()
+    ours = ["`goldsmith.assay`", show.percent(found["rates"]["all"]["detected"]), show.percent(found["twins"])]
+    rows = [
+        [show.RULE_TITLES[r], show.percent(found["baselines"][r]["faults"])]
+        + [show.percent(found["baselines"][r]["right_kernels"])]
+        for r in RULES if r in found["baselines"]
+    ]  # fmt: skip
+    return table(["rule", "faults found", "right kernels rejected"], [ours, *rows])
+
+
+def faults(table: Table) -> str:
+    """A row for each fault of the catalogue, over all its kernels."""
+    grouped = defaultdict(list)
+    for f in results()["by_fault"]:
+        grouped[f["id"][:3]].append(f)
+    rows = []
+    for id, members in sorted(grouped.items(), key=lambda kv: (kv[0][0] != "M", kv[0])):
+        n = sum(f["rows"] for f in members)
+        right = sum(f["right_verdict"] for f in members)
+        counted = [f for f in members if f["verdict"] == "fail"]
+        cells = [f"{sum(f[k] for f in counted)}/{sum(f['rows'] for f in counted)}" if counted else "-"
+                 for k in ("stage", "top1", "top3")]  # fmt: skip
+        rows.append([id, members[0]["what"], str(len(members)), f"{right}/{n}", *cells])
+    return table(["id", "for example", "kernels", "right verdict", "stage", "cause first", "among 3"], rows)
+
+
+def confusion(table: Table) -> str:
+    """What stood first, cause by cause."""
+    rows = []
+    for truth, said in results()["confusion"].items():
+        others = sorted(((n, id) for id, n in said.items() if id != truth), reverse=True)
+        wrong = ", ".join(f"{id} {n}" for n, id in others)
+        rows.append([f"`{truth}`", f"{said.get(truth, 0)} of {sum(said.values())}", wrong])
+    return table(["the cause is", "stood first", "what stood there instead"], rows)
