@@ -7,6 +7,14 @@ how it is fast (_triton), on what it is tried (cases).
 from ._layers import RouterOutput
 from ._strategy import choose_strategy
 from .atomic_experts.op import atomic_experts
+from .convert import (
+    from_omnimoe,
+    from_peer_pytorch,
+    from_product_key_memory,
+    to_omnimoe,
+    to_peer_pytorch,
+    to_product_key_memory,
+)
 from .measures import Usage, load_balance_loss, usage
 from .modules import OmniMoE
 from .peer import PEER
@@ -19,7 +27,13 @@ __all__ = [
     "Usage",
     "atomic_experts",
     "choose_strategy",
+    "from_omnimoe",
+    "from_peer_pytorch",
+    "from_product_key_memory",
     "load_balance_loss",
     "product_topk",
+    "to_omnimoe",
+    "to_peer_pytorch",
+    "to_product_key_memory",
     "usage",
 ]

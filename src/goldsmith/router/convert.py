@@ -1,0 +1,261 @@
+"""Weights of other projects' layers, to and from ours.
+
+`from_*` gives a module with copies of the tensors, `to_*` a state dict under their names; there and back is the same
+bit for bit. Unknown or missing keys, tensors of the wrong shape and options that our modules do not have raise
+ValueError and name what was found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..core.shapes import check_tensor
+from ._common import check_count, check_flag
+from ._layers import Float32BatchNorm
+from .modules import PAPER, OmniMoE
+from .peer import PEER
+
+State = dict[str, Tensor]
+
+_OMNIMOE = {
+    "w_in": "up_embed.weight",
+    "w_out": "down_embed.weight",
+    "router_x.weight": "router_gate_x.weight",
+    "router_y.weight": "router_gate_y.weight",
+    "shared_gate.weight": "gate_proj.weight",
+    "shared_up.weight": "up_proj.weight",
+    "shared_down.weight": "down_proj.weight",
+    **{
+        f"router_norm_{axis}.{name}": f"router_norm_{axis}.{name}"
+        for axis in "xy"
+        for name in ("running_mean", "running_var", "num_batches_tracked")
+    },
+}
+_PEER = {"w_in": "weight_down_embed.weight", "w_out": "weight_up_embed.weight", "query.weight": "to_queries.0.weight"}
+_MEMORY = {"w_out": "values.weight", "query.weight": "to_queries.weight"}
+_LAYER_NORM = {"norm.weight": "norm.weight", "norm.bias": "norm.bias"}
+_BATCH_NORM = {
+    f"norm.{name}": f"norm.fn.{name}"
+    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+}
+_PRE_NORM = {"pre_norm.weight": "pre_layernorm.weight", "pre_norm.bias": "pre_layernorm.bias"}
+_OUTPUT_NORM = {"output_norm.weight": "output_norm.weight", "output_norm.bias": "output_norm.bias"}
+
+
+def from_omnimoe(state_dict: Mapping[str, Tensor], *, k: int, activation: str = "silu") -> OmniMoE:
+    """OmniMoE.paper with w_in = up_embed, w_out = down_embed, router_x/y = router_gate_x/y, shared_* = *_proj
+
+    With N rows in the tables and N no square, s = floor(sqrt(N)), as there: experts from s * s on can never be chosen,
+    but their rows are kept.
+    """
+    given = _renamed("from_omnimoe", state_dict, _OMNIMOE)
+    s, dim = _matrix("from_omnimoe", "router_gate_x.weight", given["router_x.weight"])
+    rows = len(given["w_in"])
+    if s != math.isqrt(rows):
+        raise _wrong("from_omnimoe", "router_gate_x.weight", given["router_x.weight"], f"floor(sqrt({rows})) rows")
+    wide = len(given["shared_gate.weight"])
+    shapes: dict[str, tuple[int, ...]] = {
+        "w_in": (rows, dim),
+        "w_out": (rows, dim),
+        "router_y.weight": (s, dim),
+        "shared_down.weight": (dim, wide),
+    }
+    shapes |= {"shared_gate.weight": (wide, dim), "shared_up.weight": (wide, dim)}
+    shapes |= {f"router_norm_{axis}.{name}": (s,) for axis in "xy" for name in ("running_mean", "running_var")}
+    _shapes("from_omnimoe", given, shapes, _OMNIMOE)
+    module = OmniMoE.paper(dim, (s, s), k, intermediate_size=wide, activation=activation, device="meta")
+    return _filled(module, given)
+
+
+def to_omnimoe(module: OmniMoE) -> State:
+    """The state dict of OmniMoE's layer; the module must be one of `OmniMoE.paper`'s form, with a shared expert"""
+    _instance("to_omnimoe", module, OmniMoE)
+    wanted = {name: (getattr(module, name), value) for name, value in PAPER.items()}
+    _form("to_omnimoe", {**wanted, "num_experts": (module.sizes, (module.sizes[0],) * 2)})
+    if not module.intermediate_size:
+        raise ValueError("router.to_omnimoe: intermediate_size=0, but OmniMoE always has a shared expert")
+    own = module.state_dict()
+    return {theirs: own[ours] for ours, theirs in _OMNIMOE.items()}
+
+
+def from_peer_pytorch(
+    state_dict: Mapping[str, Tensor],
+    *,
+    k: int,
+    heads_compete: bool,
+    activation: str = "gelu",
+    product_key_topk: int | None = None,
+) -> PEER:
+    """w_in = weight_down_embed (named in reverse there), w_out = weight_up_embed, keys permuted to (axis, head, s, dim)
+
+    k is num_experts_per_head. heads_compete says what non_competing_scores was not: with its default, True there,
+    PEER-pytorch takes one expert per head with weight relu(score), whatever k is, so it has no default here.
+    product_key_topk below the number selected would not be an exact top-k: refused.
+    """
+    function = "from_peer_pytorch"
+    check_count(f"router.{function}", "k", k)
+    check_flag(f"router.{function}", "heads_compete", heads_compete)
+    k = k if heads_compete else 1
+    if product_key_topk is not None and product_key_topk < k:
+        raise ValueError(f"router.{function}: product_key_topk={product_key_topk} < {k}: no exact top-k, not offered")
+    gamma = {"pre_norm.gamma": "norm.gamma"} if "norm.gamma" in state_dict else {}
+    names = {**_PEER, "keys": "keys", **gamma}
+    given = _renamed(function, state_dict, names)
+    heads, s, dim, key_dim = _keyed(function, given)
+    rows = len(given["w_in"])
+    separate = rows == heads * s * s and heads > 1
+    shapes = {name: (s * s * (heads if separate else 1), dim) for name in ("w_in", "w_out")}
+    _shapes(function, given, {**shapes, "pre_norm.gamma": (dim,)}, names)
+    module = PEER(
+        dim, s * s, k, heads=heads, key_dim=key_dim, activation=activation,
+        weights="softmax" if heads_compete else "relu", separate_tables=separate,
+        pre_norm="rms" if gamma else "none", device="meta",
+    )  # fmt: skip
+    return _filled(module, given)
+
+
+def to_peer_pytorch(module: PEER) -> State:
+    """PEER-pytorch's state dict; num_experts_per_head there is module.k, non_competing_scores is weights="relu" """
+    _instance("to_peer_pytorch", module, PEER)
+    form = {"query_norm": (module.query_norm, "none"), "values_only": (module.values_only, False)}
+    form["output_norm"] = (module.output_norm is not None, False)
+    if module.weights == "relu":
+        form["k"] = (module.k, 1)
+    _form("to_peer_pytorch", form)
+    if module.pre_norm_kind == "layer":
+        raise ValueError("router.to_peer_pytorch: pre_norm='layer'; PEER-pytorch has 'none' or 'rms'")
+    gamma = {"pre_norm.gamma": "norm.gamma"} if module.pre_norm_kind == "rms" else {}
+    return _exported(module, {**_PEER, **gamma})
+
+
+def from_product_key_memory(
+    state_dict: Mapping[str, Tensor], *, k: int, compete: bool = True, differentiable_topk: bool = False
+) -> PEER:
+    """w_out = values, keys permuted to (axis, head, s, dim), query = to_queries, norms as the keys say; values_only
+
+    k is topk; compete says what non_competitive_gates was not. concat_values_and_combine and differentiable_topk are
+    refused.
+    """
+    function = "from_product_key_memory"
+    check_flag(f"router.{function}", "compete", compete)
+    if differentiable_topk:
+        raise ValueError(f"router.{function}: differentiable_topk is not offered: its scores are no top-k's")
+    if any(str(name).startswith("maybe_concat_combine") for name in state_dict):
+        raise ValueError(
+            f"router.{function}: concat_values_and_combine is not offered: values are as wide as the layer"
+        )
+    batch = any(str(name).startswith("norm.fn.") for name in state_dict)
+    names = {**_MEMORY, "keys": "keys", **(_BATCH_NORM if batch else _LAYER_NORM)}
+    pre, out = ("pre_layernorm.weight" in state_dict, "output_norm.weight" in state_dict)
+    names |= (_PRE_NORM if pre else {}) | (_OUTPUT_NORM if out else {})
+    given = _renamed(function, state_dict, names)
+    heads, s, dim, key_dim = _keyed(function, given)
+    shapes = {name: (dim if name.startswith(("pre", "output")) else key_dim,) for name in names if "norm" in name}
+    _shapes(function, given, {**shapes, "norm.num_batches_tracked": (), "w_out": (s * s, dim)}, names)
+    module = PEER(
+        dim, s * s, k, heads=heads, key_dim=key_dim, weights="softmax" if compete else "relu", values_only=True,
+        query_norm="batch" if batch else "layer", pre_norm="layer" if pre else "none", output_norm=out, device="meta",
+    )  # fmt: skip
+    return _filled(module, given)
+
+
+def to_product_key_memory(module: PEER) -> State:
+    """product-key-memory's state dict, of a module with values_only, a query_norm and one table"""
+    function = "to_product_key_memory"
+    _instance(function, module, PEER)
+    _form(function, {"values_only": (module.values_only, True), "separate_tables": (module.separate_tables, False)})
+    if module.query_norm == "none" or module.pre_norm_kind == "rms":
+        raise ValueError(
+            f"router.{function}: query_norm={module.query_norm!r}, pre_norm={module.pre_norm_kind!r}; "
+            "product-key-memory has a query_norm of 'layer' or 'batch' and a pre_norm of 'none' or 'layer'"
+        )
+    names = {**_MEMORY, **(_BATCH_NORM if module.query_norm == "batch" else _LAYER_NORM)}
+    names |= _PRE_NORM if module.pre_norm_kind == "layer" else {}
+    return _exported(module, names | (_OUTPUT_NORM if module.output_norm is not None else {}))
+
+
+# what they share
+
+
+def _renamed(function: str, state: Mapping[str, Tensor], names: Mapping[str, str]) -> State:
+    """The tensors by our names; every key of theirs must be there, and no other."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"router.{function}: state_dict is a {type(state).__name__}, wanted a mapping of tensors")
+    missing = sorted(set(names.values()) - set(state))
+    unknown = sorted(str(name) for name in set(state) - set(names.values()))
+    if missing or unknown:
+        text = "; ".join(f"{what}: {', '.join(k)}" for what, k in (("missing", missing), ("unknown", unknown)) if k)
+        raise ValueError(f"router.{function}: {text} (of {len(state)} keys; wanted {', '.join(names.values())})")
+    for theirs in names.values():
+        check_tensor(f"router.{function}", theirs, state[theirs])
+    return {ours: state[theirs].detach() for ours, theirs in names.items()}
+
+
+def _keyed(function: str, given: State) -> tuple[int, int, int, int]:
+    """(heads, s, dim, key_dim); puts the keys from (head, s, axis, dim) in our order."""
+    keys = given["keys"]
+    if keys.dim() != 4 or keys.shape[2] != 2:
+        raise _wrong(function, "keys", keys, "[heads, s, 2, key_dim]")
+    heads, s, _, key_dim = keys.shape
+    rows, dim = _matrix(function, "to_queries", given["query.weight"])
+    if rows != 2 * heads * key_dim:
+        raise _wrong(function, "to_queries", given["query.weight"], f"2 * {heads} * {key_dim} rows, as keys have them")
+    given["keys"] = keys.permute(2, 0, 1, 3)
+    return heads, s, dim, key_dim
+
+
+def _exported(module: PEER, names: Mapping[str, str]) -> State:
+    own = module.state_dict()
+    found = {theirs: own[ours] for ours, theirs in names.items()}
+    return found | {"keys": own["keys"].permute(1, 2, 0, 3).contiguous()}
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def _filled(module: Module, given: State) -> Module:
+    """Copies in place of what the module has on the meta device; tables may have more rows than are ever chosen."""
+    for name, value in given.items():
+        owner, _, own = name.rpartition(".")
+        holder = module.get_submodule(owner)
+        copied = value.clone(memory_format=torch.contiguous_format)
+        if isinstance(holder, Float32BatchNorm) and copied.is_floating_point() and copied.element_size() < 4:
+            copied = copied.float()
+        if own in holder._parameters:
+            holder._parameters[own] = nn.Parameter(copied)
+        else:
+            holder._buffers[own] = copied
+    return module
+
+
+def _matrix(function: str, name: str, value: Tensor) -> Sequence[int]:
+    if value.dim() != 2:
+        raise _wrong(function, name, value, "two dimensions")
+    return value.shape
+
+
+def _shapes(function: str, given: State, wanted: Mapping[str, tuple[int, ...]], names: Mapping[str, str]) -> None:
+    for ours, shape in wanted.items():
+        if ours in given and tuple(given[ours].shape) != shape:
+            raise _wrong(function, names[ours], given[ours], str(list(shape)))
+
+
+def _wrong(function: str, name: str, value: Tensor, wanted: str) -> ValueError:
+    return ValueError(f"router.{function}: {name} is {list(value.shape)}, wanted {wanted}")
+
+
+def _instance(function: str, module: object, kind: type) -> None:
+    if not isinstance(module, kind):
+        raise TypeError(f"router.{function}: module is a {type(module).__name__}, wanted a router.{kind.__name__}")
+
+
+def _form(function: str, form: Mapping[str, tuple[object, object]]) -> None:
+    """Options of the module that the other project does not have."""
+    for name, (own, wanted) in form.items():
+        if own != wanted:
+            raise ValueError(f"router.{function}: {name}={own!r}, but there it is always {wanted!r}")

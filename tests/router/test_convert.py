@@ -1,0 +1,153 @@
+"""Other projects' weights: there and back bit for bit, the same function, and what cannot be converted says so."""
+
+import pytest
+import torch
+
+from goldsmith import router
+from router import peers
+
+STATES = {
+    "omnimoe": (peers.omnimoe_state, {}, router.from_omnimoe, router.to_omnimoe, {"k": 4}),
+    "omnimoe_no_square": (peers.omnimoe_state, {"rows": 30}, router.from_omnimoe, router.to_omnimoe, {"k": 4}),
+    "peer": (peers.peer_state, {}, router.from_peer_pytorch, router.to_peer_pytorch, {"k": 3, "heads_compete": True}),
+    "peer_separate": (
+        peers.peer_state, {"separate": True, "rms": False}, router.from_peer_pytorch, router.to_peer_pytorch,
+        {"k": 3, "heads_compete": False},
+    ),
+    "memory": (
+        peers.memory_state, {}, router.from_product_key_memory, router.to_product_key_memory, {"k": 3},
+    ),
+    "memory_norms": (
+        peers.memory_state, {"pre": True, "out": True}, router.from_product_key_memory, router.to_product_key_memory,
+        {"k": 3, "compete": False},
+    ),
+    "memory_batch": (
+        peers.memory_state, {"batch": True}, router.from_product_key_memory, router.to_product_key_memory, {"k": 3},
+    ),
+}  # fmt: skip
+everyone = pytest.mark.parametrize("name", list(STATES))
+
+
+def converted(name, dtype=torch.float32):
+    make, sizes, load, save, options = STATES[name]
+    state = {key: t.to(dtype) if t.is_floating_point() else t for key, t in make(**sizes).items()}
+    return state, load(state, **options), save, options
+
+
+@everyone
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_there_and_back_is_the_same_bit_for_bit(name, dtype):
+    state, module, save, _ = converted(name, dtype)
+    back = save(module)
+    assert set(back) == set(state)
+    for key, value in state.items():
+        assert back[key].shape == value.shape and torch.equal(back[key].to(value.dtype), value), key
+        assert back[key].dtype == value.dtype or "norm_" in key or "norm.fn" in key, "a BatchNorm stays in float32"
+    assert all(not p.is_meta for p in module.parameters()) and all(not b.is_meta for b in module.buffers())
+
+
+@everyone
+def test_the_module_computes_what_theirs_computes(name):
+    state, module, _, options = converted(name, torch.float64)
+    module.backend = "reference"
+    h = torch.randn(40, 12, dtype=torch.float64)
+    own = {"omnimoe": peers.omnimoe, "peer": peers.peer, "memory": peers.memory}[name.partition("_")[0]]
+    theirs = {"heads_compete": "compete", "compete": "compete", "k": "k"}
+    given = {theirs[key]: value for key, value in options.items()}
+    if name.startswith("memory"):
+        given.setdefault("compete", True)
+    torch.testing.assert_close(module.eval()(h), own(state, h, **given), rtol=1e-5, atol=1e-5)
+
+
+@everyone
+def test_the_module_owns_its_tensors(name):
+    state, module, _, _ = converted(name)
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    for value in state.values():
+        value.zero_()
+    assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
+
+
+def test_rows_beyond_the_square_are_kept_and_never_chosen():
+    state, module, _, _ = converted("omnimoe_no_square")
+    module.backend = "reference"
+    assert module.w_in.shape[0] == 30 and module.sizes == (5, 5)
+    routed = module.eval()(torch.randn(300, 12), return_router=True)[1]
+    assert routed.indices.max() == 24
+
+
+def test_heads_that_do_not_compete_choose_one_expert_whatever_k_says():
+    assert converted("peer_separate")[1].k == 1
+    with pytest.raises(TypeError, match="heads_compete"):
+        router.from_peer_pytorch(peers.peer_state(), k=3)
+
+
+@everyone
+def test_missing_and_unknown_keys_are_listed(name):
+    state, _, _, options = converted(name)
+    load = STATES[name][2]
+    first = "keys" if "keys" in state else "up_embed.weight"
+    changed = {key: value for key, value in state.items() if key != first} | {"extra.bias": torch.zeros(1)}
+    with pytest.raises(ValueError, match=f"missing: {first}; unknown: extra.bias"):
+        load(changed, **options)
+    with pytest.raises(TypeError, match="state_dict is a list, wanted a mapping"):
+        load([], **options)
+
+
+@pytest.mark.parametrize(
+    "error, text, call",
+    [
+        (ValueError, "product_key_topk=2 < 3: no exact top-k", lambda: router.from_peer_pytorch(
+            peers.peer_state(), k=3, heads_compete=True, product_key_topk=2)),
+        (ValueError, "differentiable_topk is not offered", lambda: router.from_product_key_memory(
+            peers.memory_state(), k=3, differentiable_topk=True)),
+        (ValueError, "concat_values_and_combine is not offered", lambda: router.from_product_key_memory(
+            peers.memory_state() | {"maybe_concat_combine.2.weight": torch.zeros(1)}, k=3)),
+        (ValueError, r"from_omnimoe: router_gate_x.weight is \[5, 12\], wanted floor\(sqrt\(40\)\) rows",
+         lambda: router.from_omnimoe(peers.omnimoe_state() | {"up_embed.weight": torch.zeros(40, 12)}, k=3)),
+        (ValueError, r"from_omnimoe: down_embed.weight is \[25, 9\], wanted \[25, 12\]",
+         lambda: router.from_omnimoe(peers.omnimoe_state() | {"down_embed.weight": torch.zeros(25, 9)}, k=3)),
+        (ValueError, r"keys is \[3, 5, 4\], wanted \[heads, s, 2, key_dim\]", lambda: router.from_peer_pytorch(
+            peers.peer_state() | {"keys": torch.zeros(3, 5, 4)}, k=3, heads_compete=True)),
+        (ValueError, "to_omnimoe: router_norm='layer', but there it is always 'batch'",
+         lambda: router.to_omnimoe(router.OmniMoE(8, 9, 2, intermediate_size=4))),
+        (ValueError, "to_omnimoe: intermediate_size=0", lambda: router.to_omnimoe(
+            router.OmniMoE.paper(8, 9, 2, intermediate_size=0))),
+        (TypeError, "to_omnimoe: module is a PEER, wanted a router.OmniMoE",
+         lambda: router.to_omnimoe(router.PEER(8, 9, 2))),
+        (ValueError, "to_peer_pytorch: k=2, but there it is always 1", lambda: router.to_peer_pytorch(
+            router.PEER(8, 9, 2, weights="relu"))),
+        (ValueError, "to_peer_pytorch: pre_norm='layer'", lambda: router.to_peer_pytorch(
+            router.PEER(8, 9, 2, pre_norm="layer"))),
+        (ValueError, "to_product_key_memory: query_norm='none'", lambda: router.to_product_key_memory(
+            router.PEER(8, 9, 2, values_only=True))),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted_says_why(error, text, call):
+    with pytest.raises(error, match=text):
+        call()
+
+
+@pytest.mark.parametrize("compete", [True, False])
+@pytest.mark.parametrize("separate", [True, False])
+def test_equals_an_installed_peer_pytorch(compete, separate):
+    peer = pytest.importorskip("PEER_pytorch")
+    theirs = peer.PEER(
+        16, heads=2, num_experts=36, num_experts_per_head=3, dim_key=5, pre_rmsnorm=True,
+        non_competing_scores=not compete, separate_embed_per_head=separate,
+    )  # fmt: skip
+    torch.nn.init.normal_(theirs.keys)
+    module = router.from_peer_pytorch(theirs.state_dict(), k=3, heads_compete=compete)
+    module.backend = "reference"
+    h = torch.randn(2, 20, 16)
+    torch.testing.assert_close(module(h), theirs(h), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("compete", [True, False])
+def test_equals_an_installed_product_key_memory(compete):
+    pkm = pytest.importorskip("product_key_memory")
+    theirs = pkm.PKM(16, heads=2, num_keys=6, topk=3, dim_head=5, pre_layernorm=True, non_competitive_gates=not compete)
+    module = router.from_product_key_memory(theirs.state_dict(), k=3, compete=compete)
+    module.backend = "reference"
+    h = torch.randn(2, 20, 16)
+    torch.testing.assert_close(module(h), theirs(h), rtol=1e-4, atol=1e-4)
