@@ -71,7 +71,8 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
             import baselines
 
             op = loading.operator(host) if host.package else None
-            row["baselines"] = baselines.rejected(make, case, seed, fault.dtype if fault is not None else "", op)
+            dtype, interpreted = fault.dtype if fault is not None else "", job["backend"] == "triton"
+            row["baselines"] = baselines.rejected(make, case, seed, dtype, op, interpreted=interpreted)
         yield row
     yield {"end": job["seeds"]}
 
