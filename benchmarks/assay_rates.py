@@ -177,7 +177,7 @@ def summarise(rows: list[dict], interrupted: bool) -> dict:
     alarms, escapes, accused = (sum(r["verdict"] != r["wanted"] for r in part) for part in (clean, wrong, twins))
     seconds = sorted(r["seconds"] for r in rows)
     return {
-        "command": "python benchmarks/assay_rates.py " + " ".join(sys.argv[1:]),
+        "command": "python benchmarks/assay_rates.py " + " ".join(_asked(sys.argv[1:])),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
         f"Python {platform.python_version()}",
         "clean_runs": len(clean),
@@ -195,6 +195,12 @@ def summarise(rows: list[dict], interrupted: bool) -> dict:
         "seconds": sum(seconds),
         "interrupted": interrupted,
     }
+
+
+def _asked(arguments: list[str]) -> list[str]:
+    """What was measured: not where finished rows were kept meanwhile."""
+    kept = [i for i, a in enumerate(arguments) if a == "--keep"]
+    return [a for i, a in enumerate(arguments) if i not in kept and i - 1 not in kept]
 
 
 def _drawn(row: dict) -> dict[str, str]:
