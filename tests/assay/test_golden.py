@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from goldsmith.assay.golden import default_dtype, self_check, storage
+from goldsmith.assay.bounds import running_bounds
+from goldsmith.assay.ensemble import legal_runs
+from goldsmith.assay.golden import deciding, default_dtype, self_check, storage
 
 F64 = torch.float64
 
@@ -216,3 +218,23 @@ def test_the_default_dtype_survives_an_exception():
     with pytest.raises(ZeroDivisionError), default_dtype(F64):
         raise ZeroDivisionError
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_what_is_made_while_deciding_is_exact_and_may_be_narrow():
+    """Sums that tie within rounding: undecided where they are computed, decided where they are the definition."""
+
+    def golden(leaves, context):
+        x = leaves["x"]
+        with context():
+            order = (x.float() + 1.0).argsort(dim=-1, stable=True)
+        return {"y": x.gather(-1, order)}
+
+    x = torch.linspace(0, 2**-22, 9, dtype=torch.float64).expand(3, 9)
+    outcomes = {}
+    for name, context in (("open", lambda: storage("float32")), ("decided", lambda: deciding("float32"))):
+        found = running_bounds(lambda own, c=context: golden(own, c), {"x": x}, compute=torch.float32, stores={})
+        outcomes[name] = bool(found["y"].open.any())
+        runs = legal_runs(lambda own, c=context: golden(own, c), {"x": x}, compute=torch.float32, stores={})
+        assert all(torch.equal(run["y"], runs[0]["y"]) for run in runs)
+    assert outcomes == {"open": True, "decided": False}
+    assert not self_check(lambda own: golden(own, lambda: deciding("float32")), None, {"x": x}).problems

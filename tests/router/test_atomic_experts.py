@@ -1,6 +1,7 @@
 """What is particular to atomic_experts: three strategies of one formula, skipped experts, rows of tables."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ NAMES = ("h", "w_in", "w_out", "weights", "indices")
 SMALL = [case for case in CASES if "large" not in case.tags]
 
 
+experts = partial(router.atomic_experts, backend="reference")  # kernels in the interpreter take a hundred times as long
+
+
 def drawn(seed, dtype=torch.float32, **sizes):
     sizes = {"T": 9, "D": 12, "N": 20, "K": 5} | sizes
     values = inputs(assay.Make(dtype, "cpu", seed), **sizes)
@@ -29,7 +33,7 @@ def leaves(tensors):
 def gradients(tensors, dy, **options):
     """y, and the gradients of h, w_in, w_out and weights."""
     own = leaves(tensors)
-    y = router.atomic_experts(*own, **options)
+    y = experts(*own, **options)
     wanted = [t for t in own if t is not None and t.requires_grad]
     return y.detach(), *torch.autograd.grad(y, wanted, dy)
 
@@ -41,7 +45,7 @@ def test_every_strategy_computes_every_case(case, strategy):
 
     def candidate(**given):
         tensors = [given.get(name) for name in NAMES]
-        return router.atomic_experts(*tensors, activation=given["activation"], strategy=strategy)
+        return experts(*tensors, activation=given["activation"], strategy=strategy)
 
     def golden(**given):
         tensors = [given.get(name) for name in NAMES]
@@ -112,7 +116,7 @@ def test_what_is_skipped_is_not_read(strategy, seed):
         torch.ones(4, 12),
         strategy=strategy,
     )
-    torch.testing.assert_close(router.atomic_experts(h, w_in, w_out, weights, indices, strategy=strategy), kept[0])
+    torch.testing.assert_close(experts(h, w_in, w_out, weights, indices, strategy=strategy), kept[0])
 
 
 @pytest.mark.parametrize("wrong", [20, -2, 2**31 - 1])
@@ -121,17 +125,18 @@ def test_an_index_out_of_range_says_its_value_and_place(wrong, seed):
     indices[1, 2, 4] = wrong
     text = f"indices[1, 2, 4] is {wrong}, wanted -1 (skipped) or 0 <= index < N = 20"
     with pytest.raises(IndexError) as caught:
-        router.atomic_experts(h, w_in, w_out, weights, indices)
+        experts(h, w_in, w_out, weights, indices)
     assert str(caught.value) == f"router.atomic_experts: {text}"
 
 
 @pytest.mark.gpu
-def test_an_index_out_of_range_on_a_gpu_loses_its_token_alone(seed):
+@pytest.mark.parametrize("backend", ATOMIC_EXPERTS.backends)
+def test_an_index_out_of_range_on_a_gpu_loses_its_token_alone(backend, seed):
     tensors = [t.cuda() for t in drawn(seed)]
     dy = torch.randn(9, 12, device="cuda")
-    clean = gradients(tensors, dy)
+    clean = gradients(tensors, dy, backend=backend)
     tensors[4][3, 2] = 20
-    y, dh, *tables, _ = gradients(tensors, dy)
+    y, dh, *tables, _ = gradients(tensors, dy, backend=backend)
     others = torch.arange(9, device="cuda") != 3
     assert y[3].isnan().all() and dh[3].isnan().all()
     assert torch.equal(y[others], clean[0][others]) and torch.equal(dh[others], clean[1][others])
@@ -163,7 +168,7 @@ def test_optimisers_of_sparse_gradients_take_them(seed):
         for _ in range(2):
             optimiser.zero_grad()
             for _ in range(2):  # two micro-batches accumulate
-                router.atomic_experts(h, *tables, weights, indices, sparse_grad=True).backward(dy)
+                experts(h, *tables, weights, indices, sparse_grad=True).backward(dy)
             optimiser.step()
         used = torch.zeros(200, dtype=torch.bool)
         used[indices.unique().long()] = True
@@ -174,7 +179,7 @@ def test_optimisers_of_sparse_gradients_take_them(seed):
 
 def test_sparse_gradients_do_not_compile_and_say_so(seed):
     tensors = leaves(drawn(seed))
-    compiled = torch.compile(router.atomic_experts, backend="eager", fullgraph=True)
+    compiled = torch.compile(experts, backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="sparse_grad=True cannot be compiled with gradients"):
         compiled(*tensors, sparse_grad=True)
 
@@ -184,7 +189,7 @@ def test_only_the_gradients_that_are_needed_are_computed_and_they_are_the_same(w
     tensors, dy = drawn(seed), torch.randn(9, 12)
     _, *all_of_them = gradients(tensors, dy)
     own = [t.clone().requires_grad_() if i in wanted else t for i, t in enumerate(tensors)]
-    found = torch.autograd.grad(router.atomic_experts(*own), [own[i] for i in wanted], dy)
+    found = torch.autograd.grad(experts(*own), [own[i] for i in wanted], dy)
     assert all(torch.equal(f, all_of_them[i]) for f, i in zip(found, wanted, strict=True))
 
 
@@ -192,7 +197,7 @@ def test_only_the_gradients_that_are_needed_are_computed_and_they_are_the_same(w
 def test_gradients_agree_with_finite_differences(activation, seed):
     h, w_in, w_out, weights, indices = drawn(seed, torch.float64, T=3, D=4, N=6, K=3)
     floats = leaves([h, w_in, w_out, weights])
-    torch.autograd.gradcheck(lambda *t: router.atomic_experts(*t, indices, activation=activation), floats)
+    torch.autograd.gradcheck(lambda *t: experts(*t, indices, activation=activation), floats)
 
 
 def test_activations_are_those_of_torch(seed):
@@ -211,7 +216,7 @@ def test_activations_are_those_of_torch(seed):
     weights, indices = torch.ones(1002, 1, dtype=torch.float64), torch.zeros(1002, 1, dtype=torch.int32)
     for name, function in theirs.items():
         own, other = (a.clone().unsqueeze(-1).requires_grad_() for _ in range(2))
-        y, wanted = router.atomic_experts(own, table, table, weights, indices, activation=name), function(other)
+        y, wanted = experts(own, table, table, weights, indices, activation=name), function(other)
         torch.testing.assert_close(y, wanted, rtol=1e-12, atol=1e-15)
         y.sum().backward()
         wanted.sum().backward()
@@ -230,7 +235,7 @@ def test_auto_takes_the_strategy_of_the_shapes(seed, monkeypatch):
     monkeypatch.setattr(ATOMIC_EXPERTS.reference, "forward", spy)
     for n in (20, 5000):
         w_in, w_out = torch.randn(n, 12), torch.randn(n, 12)
-        router.atomic_experts(tensors[0], w_in, w_out, *tensors[3:], backend="reference")
+        experts(tensors[0], w_in, w_out, *tensors[3:])
         assert taken[-1] == router.choose_strategy(9, 5, n, 12, torch.float32, "cpu")
     assert len(set(taken)) == 2
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from .golden import default_dtype, threads_for
+from .golden import default_dtype, is_deciding, threads_for
 
 Error = Tensor | float  # a float64 tensor that broadcasts to the value, or 0.0 for exact
 # second-order terms that the rules leave out; |y - value| > SLACK * bound is more than the roundings of the golden's
@@ -213,10 +213,10 @@ class RunningErrors(TorchDispatchMode):
     # dispatch
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        from .bounds_plan import plan_of
+        from .bounds_plan import decided, plan_of
 
         kwargs = kwargs or {}
-        plan = plan_of(func)
+        plan = decided(plan_of(func)) if is_deciding() else plan_of(func)
         if plan.composed is not None:
             with self:
                 y = plan.composed(*args, **kwargs)

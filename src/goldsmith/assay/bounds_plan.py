@@ -57,6 +57,11 @@ def plan_of(func: OpOverload) -> Plan:
     return Plan(label, composed=composed, inplace=inplace)
 
 
+def decided(plan: Plan) -> Plan:
+    """The plan within a decision: what is made there is exact."""
+    return plan if plan.view else Plan(plan.label, exact=True, inplace=plan.inplace, reads_target=False)
+
+
 def _decomposition(func: OpOverload) -> Callable | None:
     """torch's own composition, where it is written in aten operators (those in torch._refs end in prims)."""
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):

@@ -47,6 +47,25 @@ def storage(name: str) -> Iterator[None]:
 
 
 @contextmanager
+def deciding(precision: str) -> Iterator[None]:
+    """Inside, a golden takes a decision whose arithmetic is its definition, e.g. "float32": sums rounded to it, sorted.
+
+    What is made here is exact, however close two scores are, and runs as it is written in every legal run.
+    """
+    before = getattr(_inside, "deciding", False)
+    _inside.deciding = True
+    try:
+        with storage(precision):
+            yield
+    finally:
+        _inside.deciding = before
+
+
+def is_deciding() -> bool:
+    return getattr(_inside, "deciding", False)
+
+
+@contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """torch.ones(3) and the like make `dtype` inside (running_bounds, legal_runs and self_check do this themselves)."""
     before = torch.get_default_dtype()

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from ...assay.golden import storage
+from ...assay.golden import deciding
 from ...assay.stage import stage
 from .. import _common
 from .._common import add_at, flat, wide
@@ -25,7 +25,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     to, batch, sy = wide(x.dtype), x.shape[:-1], y.shape[-1]
     x, y = flat(x), flat(y)
-    with storage(sums):
+    with deciding(sums):
         indices = stage("indices", select(x.detach(), y.detach(), k, getattr(torch, sums)).view(*batch, k)).view(-1, k)
     x, y = x.to(to), y.to(to)
     masked, ix, iy = split(indices, sy)

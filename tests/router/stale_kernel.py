@@ -1,0 +1,34 @@
+"""The stale accumulator as it stood in public code: only the autotuner cleared what the kernel adds to.
+
+Triton resets the named arguments while it tunes, and not on a configuration that it remembers: from the second call
+with the same key on, gradients are added to whatever torch.empty returned.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from goldsmith import assay
+from router.wrong_routers import float32_sums, golden, logits
+
+
+@triton.autotune([triton.Config({}, num_warps=w) for w in (1, 2)], key=["k", "s"], reset_to_zero=["dx_ptr", "dy_ptr"])
+@triton.jit
+def _scatter(g_ptr, index_ptr, dx_ptr, dy_ptr, k, s, K: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, K)
+    g, index = tl.load(g_ptr + row * k + at, at < k, 0.0), tl.load(index_ptr + row * k + at, at < k, 0)
+    tl.atomic_add(dx_ptr + row * s + index // s, g, at < k)
+    tl.atomic_add(dy_ptr + row * s + index % s, g, at < k)
+
+
+def backward(x, y, k, index, grad_scores):
+    dx, dy = torch.empty_like(x), torch.empty_like(y)
+    _scatter[(len(x),)](grad_scores.contiguous(), index.contiguous(), dx, dy, k, x.shape[1], triton.next_power_of_2(k))
+    return {"x": dx, "y": dy}
+
+
+TARGET = assay.Target(
+    float32_sums, golden, cases=logits, outputs=("scores", "index"), backward=backward, dtypes=(torch.float32,),
+    decisions={"index": assay.topk(scores="sums", k="k")},
+)  # fmt: skip
