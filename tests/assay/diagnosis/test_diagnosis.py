@@ -136,10 +136,13 @@ def test_an_interrupt_gives_what_is_known(after):
             raise KeyboardInterrupt
         return wrong(x, w, b)
 
-    found = diagnose(assay.Target(kernel, layer_golden, cases=layer_case))
+    found = diagnose(assay.Target(kernel, layer_golden, cases=layer_case, name="layer"))
     assert found.partial == "interrupted" and "partial: interrupted" in str(found)
     assert found.verdict == ("pass" if after == 1 else "fail")
     assert after < 40 or found.first_wrong_stage == "h"
+    begins = "NOT FINISHED layer" if after == 1 else "FAIL "
+    said = " ".join(str(found).split())
+    assert said.startswith(begins) and ("nothing wrong was found until then" in said) == (after == 1)
 
 
 def test_a_stage_in_a_segment_is_drawn():

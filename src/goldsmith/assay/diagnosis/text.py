@@ -33,7 +33,7 @@ def render(found: Diagnosis, command: str = "") -> str:
     where += [_drawn(found.map)] if found.map is not None and max(found.map.shape) > 1 else []
     if where:
         parts.append("\n".join(where))
-    parts += [_wrapped(sentence, 2) for sentence in found.undecided]
+    parts += [_wrapped(sentence, 2) for sentence in (*found.traced, *found.undecided)]
     others = found.causes[1:SHOWN_CAUSES]
     if others:
         lines = [_wrapped(f"  {c.score:.2f}  {c.id}: {(c.evidence or [c.text])[0]}", 8) for c in others]
@@ -50,6 +50,8 @@ def render(found: Diagnosis, command: str = "") -> str:
 def headline(found: Diagnosis) -> str:
     """The verdict in one sentence."""
     name = found.report.target or "the target"
+    if found.verdict == PASS and found.partial:
+        return f"NOT FINISHED  {name}: {found.partial} before all was tried; nothing wrong was found until then"
     if found.verdict == PASS:
         return f"PASS  {name}: nothing wrong was found"
     if found.verdict == UNJUDGED:

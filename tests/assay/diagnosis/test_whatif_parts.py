@@ -1,0 +1,110 @@
+"""Fused slopes, borders of groups and inputs of whole numbers: each way to get them wrong is told by its own change."""
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.whatif import explain
+
+
+def inner(g, y, dim=-1):
+    return (g * y).sum(dim, keepdim=True)
+
+
+SLOPES = [
+    ("softmax", "sign_flip", "adds its inner product", lambda g, y, x: y * (g + inner(g, y))),
+    ("softmax", "missing_term", "lacks its inner product", lambda g, y, x: y * g),
+    ("softmax", "wrong_factor", "lacks the factor of the probabilities", lambda g, y, x: g - inner(g, y)),
+    ("softmax", "wrong_factor", "sums without the probabilities", lambda g, y, x: y * (g - g.sum(-1, keepdim=True))),
+    ("softmax", "wrong_axis", "sums along another axis", lambda g, y, x: y * (g - inner(g, y, 0))),
+    ("sigmoid", "wrong_factor", "lacks the factor y", lambda g, y, x: g * (1 - y)),
+    ("sigmoid", "wrong_factor", "lacks the factor 1 - y", lambda g, y, x: g * y),
+    ("sigmoid", "sign_flip", "has 1 + y in place of 1 - y", lambda g, y, x: g * y * (1 + y)),
+    ("sigmoid", "missing_term", "is not applied", lambda g, y, x: g.clone()),
+    ("tanh", "wrong_factor", "has 1 - y in place of 1 - y^2", lambda g, y, x: g * (1 - y)),
+    ("tanh", "sign_flip", "has 1 + y^2 in place of 1 - y^2", lambda g, y, x: g * (1 + y * y)),
+    ("silu", "missing_term", "lacks the slope of the sigmoid", lambda g, y, x: g * x.sigmoid()),
+    ("silu", "wrong_factor", "lacks the factor x", lambda g, y, x: g * x.sigmoid() * (2 - x.sigmoid())),
+    ("silu", "sign_flip", "other sign in its slope", lambda g, y, x: g * x.sigmoid() * (1 - x * (1 - x.sigmoid()))),
+]
+FORWARD = {
+    "softmax": lambda x: torch.softmax(x, -1), "sigmoid": torch.sigmoid, "tanh": torch.tanh,
+    "silu": lambda x: torch.nn.functional.silu(x),
+}  # fmt: skip
+
+
+@assay.case(T=[6], D=[9])
+def plain(make, T, D):
+    return {"x": make.normal(T, D)}
+
+
+@pytest.mark.parametrize("op, cause, text, slope", SLOPES, ids=[f"{op}: {text}" for op, _, text, _ in SLOPES])
+def test_a_slope_that_torch_has_in_one_piece(op, cause, text, slope):
+    def backward(x, y, grad_y):
+        return {"x": slope(grad_y, y, x)}
+
+    session = session_of(assay.Target(FORWARD[op], FORWARD[op], cases=plain, backward=backward))
+    found = explain(session, "x.grad", session.first.grads["x.grad"], session.first)
+    assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in found), found
+
+
+OWNERS = (0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3)
+
+
+@assay.case(T=[len(OWNERS)])
+def grouped(make, T):
+    return {"x": make.normal(T, 5), "owner": torch.tensor(OWNERS)}
+
+
+def group_sums(x, owner):
+    return x.new_zeros(4, 5).index_add(0, owner, x)
+
+
+BORDERS = {
+    "begins one too early": lambda lo, hi: (max(lo - 1, 0), hi),
+    "ends one too late": lambda lo, hi: (lo, min(hi + 1, len(OWNERS))),
+    "begins one too late": lambda lo, hi: (lo + 1, hi),
+    "ends one too early": lambda lo, hi: (lo, hi - 1),
+}
+
+
+@pytest.mark.parametrize("text", BORDERS)
+def test_a_border_of_a_group_that_is_off_by_one(text):
+    ends = (0, 3, 5, 9, 11)
+
+    def kernel(x, owner):
+        spans = [BORDERS[text](lo, hi) for lo, hi in zip(ends, ends[1:], strict=False)]
+        return torch.stack([x[lo:hi].sum(0) for lo, hi in spans])
+
+    session = session_of(assay.Target(kernel, group_sums, cases=grouped, backward=None))
+    best = explain(session, "y", session.first.outputs["y"], session.first)[0]
+    assert (best.cause, best.exact, best.whole) == ("off_by_one", True, True) and text in best.text, best
+
+
+@assay.case(N=[7])
+def rows(make, N):
+    return {"table": make.normal(N, 6), "at": torch.tensor([4, 0, 6, 2, 5, 1, 3, 3])}
+
+
+@assay.case(N=[9])
+def offsets(make, N):
+    return {"table": make.normal(N, 6), "at": torch.tensor([0, 2, 5, 8])}
+
+
+READ = [
+    (rows, "shifted", "at is +1, around", lambda at: (at + 1) % 7),
+    (rows, "shifted", "at is -1, within its range", lambda at: (at - 1).clamp(0, 6)),
+    (rows, "shifted", "at is shifted by +1 along axis 0", lambda at: at.roll(1)),
+    (rows, "wrong_stride", "at is halved", lambda at: at // 2),
+    (offsets, "off_by_one", "at is +1, within its range", lambda at: (at + 1).clamp(0, 8)),
+]
+
+
+@pytest.mark.parametrize("case, cause, text, read", READ, ids=[f"{c[0].name}: {t}"
+                                                               for c, _, t, _ in READ])  # fmt: skip
+def test_an_input_of_whole_numbers_read_otherwise(case, cause, text, read):
+    target = assay.Target(lambda table, at: table[read(at)], lambda table, at: table[at], cases=case, backward=None)
+    session = session_of(target)
+    found = explain(session, "y", session.first.outputs["y"], session.first)
+    assert any(w.exact and w.cause == cause and w.text == text for w in found), found
