@@ -68,7 +68,8 @@ def conditions(found: dict) -> str:
     c = found["conditions"]
     triton = f", triton {c['triton']} interpreted" if c["triton"] else ""
     seeds = f"{c['seeds']} seed{'s' * (c['seeds'] > 1)}" + (", one case of each fault" if c["quick"] else "")
-    where = f"{c['date']}, {c['machine']} with a load of {c['load']:.0f}, torch {c['torch']}{triton}"
+    load = " with a load of {:.0f} to {:.0f}".format(*c["load"]) if c["load"] else ""
+    where = f"{c['date']}, commit {c['commit']}, {c['machine']}{load}, torch {c['torch']}{triton}"
     return (
         f"{where}, Python {c['python']}; {seeds}; `{c['command']}`. In brackets the 95 % Wilson interval. "
         f"{found['author']}\n"
@@ -111,3 +112,9 @@ def confusion(table: Table) -> str:
         wrong = ", ".join(f"{id} {n}" for n, id in others)
         rows.append([f"`{truth}`", f"{said.get(truth, 0)} of {sum(said.values())}", wrong])
     return table(["the cause is", "stood first", "what stood there instead"], rows)
+
+
+def amended(table: Table) -> str:
+    """Entries that were changed after a run, with the reason."""
+    rows = [[f.id, f"`{f.host.name}`", f.backend, f.amended] for f in catalogue.faults() if f.amended]
+    return table(["id", "kernel", "backend", "what was changed, and why"], rows)

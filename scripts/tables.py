@@ -234,6 +234,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernelfault_baselines": lambda: kernelfault.baselines(table),
     "kernelfault_hosts": lambda: kernelfault.hosts(table),
     "kernelfault_faults": lambda: kernelfault.faults(table),
+    "kernelfault_amended": lambda: kernelfault.amended(table),
     "kernelfault_confusion": lambda: kernelfault.confusion(table),
     "language_model": lambda: language_model.losses(table),
 }

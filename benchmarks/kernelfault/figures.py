@@ -33,6 +33,12 @@ def rate(hits: int, n: int) -> dict[str, Any]:
     return {"hits": hits, "of": n, "share": hits / n if n else None, "low": low, "high": high}
 
 
+def loads(rows: Iterable[dict]) -> list[float]:
+    """The least and the largest load average of the machine when rows ended."""
+    seen = [r["load"] for r in rows if "load" in r]
+    return [min(seen), max(seen)] if seen else []
+
+
 def judged(row: dict, fault: Fault) -> dict[str, bool]:
     """What a row got right of its fault's truth."""
     ids = [c["id"] for c in row["causes"]]

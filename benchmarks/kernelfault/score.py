@@ -60,7 +60,7 @@ def main(given: list[str] | None = None) -> int:
         print(f"{error}\nWhat was finished is in {keep}.", file=sys.stderr)
         return 2
     summary = figures.summarise(_wanted(kept.rows, plan))
-    summary["conditions"] = conditions(plan, given)
+    summary["conditions"] = {**conditions(plan, given), "load": figures.loads(kept.rows)}
     show.terminal(summary)
     if asked.json:
         _write(asked.json, json.dumps(summary, indent=1) + "\n")
@@ -104,7 +104,7 @@ def conditions(plan: drive.Plan, given: list[str] | None) -> dict:
     return {
         "command": f"goldsmith bench kernelfault {words}".strip(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "load": round(os.getloadavg()[1], 1),
+        "commit": commit(),
         "torch": torch.__version__.split("+")[0],
         "triton": version,
         "python": platform.python_version(),
@@ -112,6 +112,13 @@ def conditions(plan: drive.Plan, given: list[str] | None) -> dict:
         "seeds": plan.seeds,
         "quick": plan.quick,
     }
+
+
+def commit() -> str:
+    """The commit that is measured, with + when files differ from it; nothing outside a checkout of git."""
+    from goldsmith.cli.bench.rows import commit as known
+
+    return known()
 
 
 def _write(path: Path, text: str) -> None:

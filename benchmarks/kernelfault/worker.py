@@ -73,7 +73,7 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
             op = loading.operator(host) if host.package else None
             dtype, interpreted = fault.dtype if fault is not None else "", job["backend"] == "triton"
             row["baselines"] = baselines.rejected(make, case, seed, dtype, op, interpreted=interpreted)
-        yield row
+        yield {**row, "load": round(os.getloadavg()[0], 1)}
     yield {"end": job["seeds"]}
 
 
