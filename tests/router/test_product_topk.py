@@ -8,6 +8,7 @@ import torch
 
 from goldsmith import router
 from goldsmith.assay import Make
+from goldsmith.router import _common
 from goldsmith.router.product_topk import reference
 from goldsmith.router.product_topk.cases import logits
 from goldsmith.router.product_topk.op import PRODUCT_TOPK
@@ -107,7 +108,7 @@ def test_a_row_depends_on_itself_alone_bit_for_bit(log_softmax, weights, seed):
 def test_rows_are_taken_in_chunks_of_bounded_memory_with_equal_results(seed, monkeypatch):
     x, y = drawn(seed, torch.float32, 23, 16, fill="tied"), drawn(seed + 1, torch.float32, 23, 16, fill="tied")
     whole = topk(x, y, 12)
-    monkeypatch.setattr(reference._common, "CHUNK_BYTES", 5 * 4 * 8 * 35)
+    monkeypatch.setattr(_common, "CHUNK_BYTES", 5 * 4 * 8 * 35)
     held = []
     inner = reference._select
     monkeypatch.setattr(reference, "_select", lambda x, *rest: held.append(len(x)) or inner(x, *rest))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from . import _common
+from ._common import chunk_bytes
 
 
 class Pairs:
@@ -41,7 +41,7 @@ class Pairs:
 
     def chunks(self, width: int) -> Iterator[slice]:
         """Tokens whose experts' rows of `width` float32 numbers fit a chunk."""
-        size = max(1, _common.CHUNK_BYTES // (8 * width * max(1, self.shape[1])))
+        size = max(1, chunk_bytes(self.at.device) // (8 * width * max(1, self.shape[1])))
         return (slice(first, first + size) for first in range(0, max(1, self.shape[0]), size))
 
     def rows(self, table: Tensor, tokens: slice, dtype: torch.dtype) -> Tensor:
@@ -58,5 +58,5 @@ class Pairs:
 
     def parts(self, width: int, first: int, last: int) -> Iterator[slice]:
         """The pairs from first to last, as many at a time as fit a chunk with `width` numbers each."""
-        size = max(1, _common.CHUNK_BYTES // (16 * width))
+        size = max(1, chunk_bytes(self.at.device) // (16 * width))
         return (slice(at, min(at + size, last)) for at in range(first, last, size))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 STRATEGIES = ("auto", "gather", "sorted", "dense")
+DENSE_FROM = {"cpu": 16, "cuda": 267}  # dense from k = num_experts / this on; the README's table says where from
 
 
 def choose_strategy(
@@ -12,10 +13,7 @@ def choose_strategy(
 ) -> str:
     """ "gather", "sorted" or "dense" for `tokens` tokens with k of num_experts experts each, rows of `hidden` numbers
 
-    A pure function of the shapes; the table of its rule, with the measurements behind it, is in the family's README.
+    A pure function of the shapes. Its rule, and the measurements behind it, are a table in docs/router.md. It does not
+    depend on `tokens` now: a token's result is the same bits in a batch of any size.
     """
-    kind = torch.device(device).type
-    return "dense" if k >= num_experts / DENSE_FROM.get(kind, DENSE_FROM["cuda"]) else "gather"
-
-
-DENSE_FROM = {"cpu": 32, "cuda": 267}
+    return "dense" if k * DENSE_FROM.get(torch.device(device).type, DENSE_FROM["cuda"]) >= num_experts else "gather"

@@ -1,6 +1,6 @@
 """router.atomic_experts: what it means. Three strategies, which differ in who reads what; see the family's README.
 
-T tokens, K experts of each, P = T K pairs. Nothing of size P x D exists: tables are read in chunks of CHUNK_BYTES.
+T tokens, K experts of each, P = T K pairs. Nothing of size P x D exists: tables are read in chunks.
 """
 
 from __future__ import annotations
@@ -12,13 +12,8 @@ import torch
 from torch import Tensor
 
 from ...assay.stage import stage
-from .. import _common
-from .._common import add_at, flat, wide
+from .._common import add_at, chunk_bytes, flat, wide
 from .._pairs import Pairs
-
-TOKENS = (
-    32  # tokens of a matrix product: always as many, so that a token's result does not depend on how many there are
-)
 
 
 def forward(
@@ -149,13 +144,19 @@ SUMS: dict[str, Callable[[Tensor, Tensor, Pairs], Tensor]] = {
 
 def _experts(table: Tensor) -> int:
     """Experts of a dense chunk: of the table's width alone, since another number would add in another order."""
-    return max(1, _common.CHUNK_BYTES // (16 * max(TOKENS, table.shape[1])))
+    return max(1, chunk_bytes(table.device) // (16 * max(_tokens(table), table.shape[1])))
+
+
+def _tokens(t: Tensor) -> int:
+    """Tokens of a matrix product: always as many, so that a token's result does not depend on how many there are."""
+    return 64 if t.device.type == "cpu" else 1024
 
 
 def _tiles(t: Tensor) -> tuple[Tensor, ...]:
-    """[rows, size] in parts of TOKENS rows, the last one filled up."""
-    missing = -len(t) % TOKENS if len(t) else TOKENS
-    return torch.cat([t, t.new_zeros(missing, t.shape[1])]).split(TOKENS)
+    """[rows, size] in parts of as many rows, the last one filled up."""
+    size = _tokens(t)
+    missing = -len(t) % size if len(t) else size
+    return torch.cat([t, t.new_zeros(missing, t.shape[1])]).split(size)
 
 
 # the gradient of a table: sum_{(t, j): e_tj = e} values[t, j] rows[t, :], by expert, (t, j) ascending
@@ -165,7 +166,7 @@ def _dense_table(values: Tensor, rows: Tensor, table: Tensor, pairs: Pairs) -> T
     _, expert, _ = pairs.by_expert
     width = table.shape[1]
     # on a GPU all at once, with a row for the skipped pairs: cutting would wait for the card
-    step = pairs.n if rows.device.type != "cpu" else max(1, _common.CHUNK_BYTES // (16 * width))
+    step = pairs.n if rows.device.type != "cpu" else max(1, chunk_bytes(rows.device) // (16 * width))
     out = torch.empty_like(table, memory_format=torch.contiguous_format)
     starts = list(range(0, pairs.n, step))
     cuts = (

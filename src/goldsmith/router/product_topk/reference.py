@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ...assay.golden import deciding
 from ...assay.stage import stage
-from .. import _common
-from .._common import add_at, flat, wide
+from .._common import add_at, chunk_bytes, flat, wide
 
 NEG_INF = -math.inf
 
@@ -48,7 +47,7 @@ def select(x: Tensor, y: Tensor, k: int, sums: torch.dtype) -> Tensor:
     """
     a, b = candidates(k, x.shape[-1], y.shape[-1], x.device)
     # four tensors of candidates at a time: two gathered, their sums, their places
-    rows = max(1, _common.CHUNK_BYTES // (4 * 8 * max(1, a.numel(), x.shape[-1], y.shape[-1])))
+    rows = max(1, chunk_bytes(x.device) // (4 * 8 * max(1, a.numel(), x.shape[-1], y.shape[-1])))
     parts = [_select(x[at : at + rows], y[at : at + rows], a, b, k, sums) for at in range(0, max(1, len(x)), rows)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
