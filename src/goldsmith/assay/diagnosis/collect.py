@@ -16,10 +16,12 @@ from ..probes.maps import CELLS_BAD, error_map
 from ..results import QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location, Report, TargetError
 from ..run import Run
 from ..session import Session
+from .cotangents import carried
 from .evidence import Evidence, MemoryFact
 from .fits import fit
 from .influence import influence
 from .isolate import Isolation, isolate, named
+from .provenance import provenance
 from .runs import facts
 from .whatif import explain
 from .whatif.engine import seconds
@@ -65,6 +67,7 @@ class Depth:
     repeats    of the same call
     runs       names of other runs must begin so; None: all of them; (): none
     influence  the "input[axis]" to look at; None: all of them; (): none
+    sent       output gradients are sent one at a time
     whatif     changed goldens of these causes are tried; None: of all
     """
 
@@ -72,6 +75,7 @@ class Depth:
     runs: tuple[str, ...] | None = None
     influence: tuple[str, ...] | None = None
     whatif: frozenset[str] | None = None
+    sent: bool = False
 
 
 def collect(
@@ -92,6 +96,8 @@ def collect(
         _step(evidence, "fits", lambda: _first_wrong(session, evidence, table))
     own = table.own or session.first
     evidence.other = _others(session, own, evidence.tensor)
+    if not spent():
+        evidence.born = _step(evidence, "provenance", lambda: provenance(session, own))
     if depth.whatif != frozenset() and not spent() and table.first_wrong in named(own):
         _step(evidence, "whatif", lambda: _what_if(session, evidence, own, depth.whatif, spent))
     if not spent():
@@ -107,6 +113,9 @@ def collect(
         looked = {table.first_wrong} if known else session.bad | {table.first_wrong}
         found = _step(evidence, "influence", lambda: influence(session, looked, only=depth.influence, spent=spent))
         evidence.influence = found or {}
+    if depth.sent and not spent() and table.first_wrong is not None:
+        first_wrong = table.first_wrong
+        evidence.carried = _step(evidence, "cotangents", lambda: carried(session, own, first_wrong, spent=spent))
     return table
 
 

@@ -25,6 +25,7 @@ from .further import further
 from .rank import rank
 from .result import PAGE, Diagnosis
 from .smallest import smallest
+from .traced import traced
 from .undecided import undecided
 
 __all__ = ["PAGE", "Diagnosis", "diagnose"]
@@ -140,10 +141,11 @@ def _explain(found: Diagnosis, session: Session, later: dict[str, RunFact], cloc
     found.write_bundle = _writer(session)
     try:
         if not found.partial:
-            table = collect(session, evidence, Depth(_REPEATS), spent=lambda: clock.spent(_COLLECTING))
+            table = collect(session, evidence, Depth(_REPEATS, sent=True), spent=lambda: clock.spent(_COLLECTING))
             found.suspects = table.suspects
     finally:
         found.stages, found.location, found.map = evidence.stages, evidence.location, _map(evidence)
+        found.traced = traced(evidence)
         found.undecided = undecided(evidence, found.suspects)
         found.causes = rank(evidence) if found.verdict in (FAIL, REFERENCE_FAULT) else []
         found.first_wrong_stage = None if found.verdict == REFERENCE_FAULT else evidence.first_wrong

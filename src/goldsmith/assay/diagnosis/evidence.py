@@ -163,6 +163,43 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
+class Born:
+    """Where a value that is finite in the golden first becomes NaN or Inf in the candidate.
+
+    kind   "nan" or "inf"; stage: the first named tensor that holds it
+    op     the operation that makes it of finite values; "" where torch's dispatcher sees none
+    cause  "overflow", "missing_max_shift" or "missing_sync", where that is known
+    """
+
+    kind: str
+    stage: str
+    op: str
+    cause: str
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Which output gradients make `tensor` wrong when all others are zero.
+
+    outputs   those that do, each alone; quiet: those that do not
+    always    it is wrong with zeros for all of them
+    parts     axis -> ranges (inclusive) of the first one whose slices, one at a time, make it wrong; whole axes are
+              left out
+    unit      a single 1 at that index makes it wrong (None: not known, or not)
+    together  axes along which no slice alone makes it wrong: it takes several at once
+    """
+
+    tensor: str
+    outputs: tuple[str, ...] = ()
+    quiet: tuple[str, ...] = ()
+    always: bool = False
+    parts: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    unit: tuple[int, ...] | None = None
+    together: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class MemoryFact:
     """Something done to memory.
 
@@ -187,6 +224,7 @@ class Evidence:
     scalars, sizes        of the case; both may name causes
     left_out              steps that could not be taken, and why
     map                   the first wrong tensor as a small picture
+    born, carried         where it left the finite numbers; which output gradients make it wrong
     """
 
     report: Report
@@ -210,6 +248,8 @@ class Evidence:
     dtype: str = "float32"
     left_out: dict[str, str] = field(default_factory=dict)
     map: ErrorMap | None = None
+    born: Born | None = None
+    carried: Carried | None = None
 
     def stage(self, name: str) -> StageState | None:
         """The stage of that name, if it is in the table."""

@@ -165,7 +165,7 @@ class _Work:
             said = ladder.judge(name, tensor, ref, probe=PROBE, confirm=confirm)
             ratio = said.row.max_over_bound
             ratio = said.row.max_error if ratio is None else ratio
-            if tensor.is_floating_point() and tensor.shape == ref.bounded.value.shape:
+            if tensor is not None and tensor.is_floating_point() and tensor.shape == ref.bounded.value.shape:
                 if bool((~torch.isfinite(tensor) & torch.isfinite(ref.bounded.value)).any()):
                     ratio = float("inf")  # no number can be compared there
             out[name] = (ratio, not said.ok)

@@ -27,6 +27,7 @@ class Diagnosis:
     causes             the best first
     stages             the table: propagated error, isolated error, state
     suspects           golden stages that the candidate does not name, which could make exactly what is wrong
+    traced             sentences: where NaN and Inf begin, which output gradient carries the fault
     undecided          sentences: what could not be told apart, and what would tell it
     case               the smallest failing case: name, sizes, seed, dtype, device, threads, strides, layouts, steps
     examined           the case that stages, location and causes were found in
@@ -43,6 +44,7 @@ class Diagnosis:
     causes: list[Cause] = field(default_factory=list)
     stages: list[StageState] = field(default_factory=list)
     suspects: list[str] = field(default_factory=list)
+    traced: list[str] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
     case: dict[str, Any] = field(default_factory=dict)
     examined: dict[str, Any] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class Diagnosis:
             "causes": [plain_json(asdict(c)) for c in self.causes],
             "stages": [plain_json(asdict(s)) for s in self.stages],
             "suspects": list(self.suspects),
+            "traced": list(self.traced),
             "undecided": list(self.undecided),
             "case": plain_json(self.case),
             "examined": plain_json(self.examined),

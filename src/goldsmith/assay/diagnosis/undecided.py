@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .evidence import OBSERVED, Evidence
+from .evidence import OBSERVED, Carried, Evidence
 
 
 def undecided(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
@@ -29,6 +29,25 @@ def undecided(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
             said.append(f"The terms of {fit.tensor} are nearly dependent (condition {fit.condition:.1g}): their "
                         "coefficients cannot be told apart.")  # fmt: skip
             break
+    said += _sent(evidence.carried)
     for name, why in evidence.left_out.items():
         said.append(f"Left out: {name} ({why}).")
     return said
+
+
+def _sent(found: Carried | None) -> list[str]:
+    if found is None or found.always:
+        return []
+    text = ""
+    if len(found.outputs) > 1:
+        text = (f"The gradients of {' and '.join(found.outputs)} each make {found.tensor} wrong: whether it is one "
+                "fault, in what they share, or one in each cannot be told. Name backward stages with assay.stage to "
+                "tell.")  # fmt: skip
+    elif not found.outputs and len(found.quiet) > 1:
+        text = (f"No output's gradient alone makes {found.tensor} wrong: it takes several at once, and where they meet "
+                "cannot be told.")  # fmt: skip
+    elif found.together:
+        axes = " or ".join(str(a) for a in found.together)
+        text = (f"No slice of grad_{found.outputs[0]} along axis {axes} alone makes {found.tensor} wrong: it takes "
+                "several at once, as in a sum of them; which cannot be told.")  # fmt: skip
+    return [text] if text else []

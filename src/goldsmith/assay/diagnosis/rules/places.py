@@ -161,9 +161,13 @@ def dtype_width(r: Reading) -> Match | None:
             name = str(kind).removeprefix("torch.")
             text = f"viewed as {name}, its bytes are the golden: {name} numbers were stored into a {r.e.dtype} buffer"
             return Match(EXACT + 0.02, (text,), {"dtype": name})
-    half = raw.numel() // 2
+    middle = raw.numel() // 2
     flat, wanted = r.y.flatten(), r.g.flatten()
-    if bool((flat[half:] == 0).all()) and bool((wanted[half:] != 0).any()) and not close(flat[:half], wanted[:half], 0):
+    if (
+        bool((flat[middle:] == 0).all())
+        and bool((wanted[middle:] != 0).any())
+        and not close(flat[:middle], wanted[:middle], 0)
+    ):
         return Match(HINT, ("only the first half of its bytes is filled",), {"half_filled": True})
     return None
 

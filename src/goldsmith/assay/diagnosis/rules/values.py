@@ -18,6 +18,9 @@ def _infinite(r: Reading) -> int:
 def overflow(r: Reading) -> Match | None:
     """Inf, or the NaN that Inf becomes, where the golden is finite: an intermediate left its dtype's range."""
     count = _infinite(r)
+    born = r.e.born
+    if born is not None and born.cause == "overflow":
+        return Match(EXACT + 0.01, born.sentences, {"stage": born.stage, "operation": born.op})
     if count and r.y is not None and r.g is not None:
         inf = int(torch.isinf(r.y).sum())
         largest = float(r.g[torch.isfinite(r.g)].abs().max())
@@ -53,6 +56,9 @@ def _blows_up(r: Reading) -> bool:
 
 def missing_max_shift(r: Reading) -> Match | None:
     """Exponentials of large arguments: an offset that cancels in the golden makes NaN or Inf."""
+    born = r.e.born
+    if born is not None and born.cause == "missing_max_shift":
+        return Match(EXACT + 0.02, born.sentences, {"stage": born.stage, "operation": born.op})
     offset = r.fails("offset")
     large = r.fails("scale 2^12")
     if not r.plain_wrong and offset is not None:

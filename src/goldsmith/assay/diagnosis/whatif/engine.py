@@ -39,7 +39,7 @@ class _Reached(Exception):
         self.value = value
 
 
-class _Golden(References):
+class Golden(References):
     """The golden, which ends where the wanted stage is reached, and tells names to who listens."""
 
     def __init__(self, ref: References):
@@ -148,7 +148,7 @@ class _Search:
     ):  # fmt: skip
         self.session, self.tensor, self.judge, self.own, self.spent = session, tensor, judge, own, spent
         self.causes = causes
-        self.golden = _Golden(session.ref)
+        self.golden = Golden(session.ref)
         self.leaves = session.ref.leaves
         material = session.material
         self.numbers = known(material.scalars, material.sizes, material.inputs)

@@ -1,0 +1,174 @@
+"""Where NaN and Inf begin, and which output gradient carries a wrong gradient."""
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.collect import begin
+from goldsmith.assay.diagnosis.cotangents import carried
+from goldsmith.assay.diagnosis.provenance import provenance
+from goldsmith.assay.diagnosis.traced import traced
+from goldsmith.assay.diagnosis.undecided import undecided
+
+
+@assay.case(T=[5], D=[6])
+def large(make, T, D):
+    return {"x": 30 * make.normal(T, D), "w": 400 * make.normal(T, D)}
+
+
+def squares(x, w):
+    low = assay.stage("low", x + w)
+    product = assay.stage("product", low * low)
+    return product / (1 + product)
+
+
+def halves(x, w):
+    low = assay.stage("low", x + w)
+    product = assay.stage("product", (low.half() * low.half()).float())
+    return product / (1 + product)
+
+
+def session(kernel, golden=squares, cases=large, **more):
+    return session_of(assay.Target(kernel, golden, cases=cases, **more))
+
+
+def test_a_product_that_leaves_float16_is_named_with_the_golden_s_own():
+    it = session(halves, backward=None)
+    found = provenance(it, it.first)
+    assert (found.kind, found.stage, found.cause) == ("inf", "product", "overflow")
+    assert found.op == "aten::mul" and "in halves" in " ".join(found.sentences)
+    assert any("reaches" in s and "beyond float16" in s for s in found.sentences), found
+    best = assay.diagnose(it.target, probes="quick").causes[0]
+    assert (best.id, best.tensor) == ("overflow", "product") and best.params["operation"] == "aten::mul"
+
+
+def test_a_kernel_that_is_not_listened_to_is_asked_through_the_golden():
+    def opaque(x, w):  # numpy's operations are none of torch's
+        low = assay.stage("low", x + w).numpy().astype("float16")
+        product = assay.stage("product", torch.from_numpy((low * low).astype("float32")))
+        return product / (1 + product)
+
+    it = session(opaque, backward=None)
+    found = provenance(it, it.first)
+    assert (found.stage, found.op, found.cause) == ("product", "", "overflow"), found
+
+
+def test_an_exponential_without_its_maximum():
+    def bare(x, w):
+        e = torch.exp(x + w)
+        return e / e.sum(-1, keepdim=True)
+
+    it = session(bare, lambda x, w: torch.softmax(x + w, -1), backward=None)
+    found = provenance(it, it.first)
+    assert (found.op, found.cause) == ("aten::exp", "missing_max_shift"), found
+    assert assay.diagnose(it.target, probes="quick").causes[0].id == "missing_max_shift"
+
+
+def test_a_division_by_zero_is_neither():
+    def kernel(x, w):
+        low = assay.stage("low", x + w)
+        product = assay.stage("product", low * low)
+        return product / (product - product)
+
+    it = session(kernel, backward=None)
+    found = provenance(it, it.first)
+    assert (found.stage, found.op, found.cause) == ("y", "aten::div", "") and "divisor holds 30 zeros" in str(found)
+
+
+def test_poison_and_infinities_of_the_golden_are_not_followed():
+    def unwritten(x, w):
+        out = torch.empty(x.shape)
+        out[:3] = squares(x, w)[:3]
+        return out
+
+    for kernel, golden in ((squares, squares), (unwritten, squares), (lambda x, w: x / 0, lambda x, w: x / 0)):
+        it = session(kernel, golden, backward=None)
+        assert provenance(it, it.first) is None
+
+
+# output gradients
+
+
+@assay.case(T=[4], D=[40])
+def pairs(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(T, D)}
+
+
+def two(x, w):
+    return x * w, x + w
+
+
+def backward(fault):
+    def run(x, w, grad_y0, grad_y1):
+        dx = grad_y0 * w + grad_y1
+        if fault == "y0":
+            dx = 2 * grad_y0 * w + grad_y1
+        if fault == "both":
+            dx = 2 * dx
+        if fault == "always":
+            dx = dx + 1
+        if fault == "crossed":
+            dx = dx + grad_y0 * grad_y1
+        if fault == "tail":
+            dx = torch.cat([dx[:, :32], grad_y0[:, 32:] + grad_y1[:, 32:]], 1)
+        if fault == "between":
+            dx = dx + grad_y0.roll(1, 0) * grad_y0
+        return {"x": dx, "w": grad_y0 * x + grad_y1}
+
+    return run
+
+
+def asked(fault):
+    it = session(two, two, pairs, backward=backward(fault))
+    return it, carried(it, it.first, "x.grad")
+
+
+@pytest.mark.parametrize(
+    "fault, outputs, always, parts, unit",
+    [
+        ("y0", ("y0",), False, {}, (0, 0)),
+        ("both", ("y0", "y1"), False, {}, (0, 0)),
+        ("always", ("y0", "y1"), True, {}, None),
+        ("crossed", (), False, {}, None),
+        ("tail", ("y0",), False, {1: ((32, 39),)}, (0, 32)),
+    ],
+)
+def test_the_output_whose_gradient_carries_it(fault, outputs, always, parts, unit):
+    _, found = asked(fault)
+    assert (found.outputs, found.always, dict(found.parts), found.unit) == (outputs, always, parts, unit)
+
+
+def test_what_takes_several_rows_at_once():
+    _, found = asked("between")
+    assert found.outputs == ("y0",) and dict(found.parts) == {} and found.unit is None
+    assert found.together == (0,)
+
+
+def test_only_gradients_are_asked_for():
+    it = session(two, two, pairs, backward=backward("y0"))
+    assert carried(it, it.first, "y0") is None
+
+
+@pytest.mark.parametrize(
+    "fault, said, open_",
+    [
+        ("y0", "x.grad is wrong with grad_y0 alone, and right with grad_y1 alone", ""),
+        ("tail", "axis 1 [32..39] alone; a single 1 in grad_y0 at [0, 32] shows it", ""),
+        ("both", "", "The gradients of y0 and y1 each make x.grad wrong"),
+        ("crossed", "", "No output's gradient alone makes x.grad wrong"),
+        ("between", "", "No slice of grad_y0 along axis 0 alone makes x.grad wrong"),
+        ("always", "x.grad is wrong with zeros for every output gradient", ""),
+    ],
+)
+def test_the_sentences(fault, said, open_):
+    it, found = asked(fault)
+    evidence = begin(it, assay.check(it.target, raises=False))
+    evidence.carried = found
+    assert said in " ".join(traced(evidence)) and open_ in " ".join(undecided(evidence, []))
+    assert bool(open_) == bool(undecided(evidence, []))
+
+
+def test_a_diagnosis_prints_them():
+    found = assay.diagnose(asked("tail")[0].target)
+    assert found.traced == found.to_json()["traced"] and "a single 1 in grad_y0" in " ".join(str(found).split())
