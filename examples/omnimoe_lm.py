@@ -1,0 +1,226 @@
+"""A small language model on bytes with very many tiny experts, beside a dense one of as many active parameters.
+
+Both are the same decoder (RMSNorm, causal attention with rotary positions) with the same seed and batches. In place of
+SwiGLU one has `router.OmniMoE` (or `router.PEER`): a token's k experts, its shared expert and its router together have
+as many parameters as the dense model's SwiGLU. Reported are loss, held-out loss, and how evenly experts are used.
+
+    python examples/omnimoe_lm.py                              some two minutes on a CPU core: this project's own text
+    python examples/omnimoe_lm.py --data my_book.txt --steps 400 --balance 0.01                 a file, or a folder
+    python examples/omnimoe_lm.py --layer peer                                  --norm batch has the paper's router
+
+Every tenth piece of the text is held out. Equal seeds print equal digits on one machine.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from goldsmith import router
+from mhc_lm import Attention, Residual, RMSNorm, read_text, split
+
+COLOURS = ("#c2410c", "#1d4ed8")
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, dim: int, hidden: int):
+        super().__init__()
+        self.gate, self.up = nn.Linear(dim, hidden, bias=False), nn.Linear(dim, hidden, bias=False)
+        self.down = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Experts(nn.Module):
+    """The routed layer, which keeps what it selected for whoever measures."""
+
+    def __init__(self, args: argparse.Namespace):
+        super().__init__()
+        if args.layer == "omnimoe":
+            paper = router.OmniMoE.paper if args.norm == "batch" else router.OmniMoE
+            self.layer = paper(args.dim, args.experts, args.k, intermediate_size=args.dim)
+        else:
+            heads = max(1, args.k // 4)
+            self.layer = router.PEER(
+                args.dim,
+                args.experts,
+                args.k // heads,
+                heads=heads,
+                query_norm="none" if args.norm == "none" else args.norm,
+            )
+        self.routed: router.RouterOutput | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, self.routed = self.layer(x, return_router=True)
+        return y
+
+    def active(self) -> int:
+        """Parameters that a token meets: all but the tables, and its own rows of those."""
+        tables = {"w_in", "w_out"}
+        own = sum(p.numel() for name, p in self.layer.named_parameters() if name not in tables)
+        listed = self.layer.k * getattr(self.layer, "heads", 1)
+        return own + 2 * listed * self.layer.hidden_size
+
+
+class LM(nn.Module):
+    def __init__(self, args: argparse.Namespace, dense: bool):
+        super().__init__()
+        torch.manual_seed(args.seed)
+        self.embed = nn.Embedding(256, args.dim)
+        active = Experts(args).active()
+
+        def feed_forward() -> nn.Module:
+            return SwiGLU(args.dim, max(1, round(active / (3 * args.dim)))) if dense else Experts(args)
+
+        self.blocks = nn.Sequential()
+        for _ in range(args.layers):
+            for layer in (Attention(args.dim, args.heads, args.seq), feed_forward()):
+                self.blocks.append(Residual(layer, RMSNorm(args.dim)))
+        self.norm, self.head = RMSNorm(args.dim), nn.Linear(args.dim, 256, bias=False)
+        nn.init.normal_(self.embed.weight, std=0.5)
+        self.experts = [m for m in self.modules() if isinstance(m, Experts)]
+        self.active = active
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Mean nats per byte of [batch, seq + 1]."""
+        logits = self.head(self.norm(self.blocks(self.embed(tokens[:, :-1]))))
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    def balance(self) -> Tensor:
+        losses = [router.load_balance_loss(e.routed.x, e.routed.y, e.routed.indices) for e in self.experts]
+        return torch.stack(losses).mean()
+
+
+def train(args: argparse.Namespace, dense: bool, data: Tensor, held_out: Tensor) -> dict:
+    model = LM(args, dense).to(args.device)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    warm = max(1, args.steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda i: min((i + 1) / warm, 0.1 + 0.9 * (1 - i / args.steps))
+    )
+    draw = torch.Generator().manual_seed(args.seed)
+    losses, evenness = [], []
+    every = max(1, args.steps // 20)
+    used = [None] * len(model.experts)
+    started = time.perf_counter()
+    for step in range(args.steps):
+        at = torch.randint(len(data) - args.seq, (args.batch,), generator=draw)
+        batch = torch.stack([data[i : i + args.seq + 1] for i in at.tolist()]).long()
+        loss = model(batch)
+        total = loss + args.balance * model.balance() if args.balance and not dense else loss
+        optimiser.zero_grad(set_to_none=True)
+        total.backward()
+        optimiser.step()
+        schedule.step()
+        losses.append(loss.item())
+        for i, layer in enumerate(model.experts):
+            now = router.usage(layer.routed.indices, args.experts)
+            used[i] = now if used[i] is None else used[i] + now
+        if model.experts and (step % every == every - 1 or step == args.steps - 1):
+            row = [{"share_used": u.share_used.item(), "kl": u.kl.item(), "max_load": u.max_load.item()} for u in used]
+            evenness.append({"step": step + 1, "layers": row})
+            used = [None] * len(model.experts)
+    seconds = time.perf_counter() - started
+    model.eval()
+    with torch.no_grad():
+        held = torch.stack([model(part.long()) for part in held_out.split(args.batch)]).mean().item()
+    return {
+        "loss": losses, "held_out": held, "usage": evenness, "active": model.active,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "tokens_per_s": args.steps * args.batch * args.seq / seconds,
+    }  # fmt: skip
+
+
+def svg(runs: dict[str, dict]) -> str:
+    """Losses above; below, of each layer of experts, the share that was used and KL from uniform."""
+    routed = next(iter(runs.values()))["usage"]
+    steps = len(next(iter(runs.values()))["loss"])
+    panels = [("loss, nats per byte", [(name, list(enumerate(run["loss"], 1))) for name, run in runs.items()])]
+    for key, title in (("share_used", "share of experts used"), ("kl", "KL from uniform, nats")):
+        layers = range(len(routed[0]["layers"]) if routed else 0)
+        lines = [(f"layer {i + 1}", [(row["step"], row["layers"][i][key]) for row in routed]) for i in layers]
+        panels.append((title, lines))
+    parts = []
+    for number, (title, lines) in enumerate(p for p in panels if p[1]):
+        top = 20 + 170 * number
+        most = max(v for _, line in lines for _, v in line) or 1.0
+        parts.append(f'<text x="50" y="{top}">{title}, 0 to {most:.3g}; steps 0 to {steps}</text>')
+        parts.append(f'<rect x="50" y="{top + 8}" width="560" height="120" fill="none" stroke="#888"/>')
+        for i, (name, line) in enumerate(lines):
+            points = " ".join(f"{50 + 560 * x / steps:.1f},{top + 128 - 120 * y / most:.1f}" for x, y in line)
+            colour = COLOURS[i % 2]
+            parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+            parts.append(f'<text x="{380 + 110 * i}" y="{top}" fill="{colour}">{name}</text>')
+    size = f'width="640" height="{40 + 170 * len(parts and [p for p in panels if p[1]])}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    return head + '<rect width="100%" height="100%" fill="white"/>' + "".join(parts) + "</svg>\n"
+
+
+def report(runs: dict[str, dict], unigram: float) -> None:
+    rows = [("nats per byte", "loss", "held out", "active", "parameters", "tokens/s")]
+    for name, run in runs.items():
+        last = sum(run["loss"][-10:]) / len(run["loss"][-10:])
+        counts = (f"{run['active']:,}", f"{run['parameters']:,}", f"{run['tokens_per_s']:,.0f}")
+        rows.append((name, f"{last:.4f}", f"{run['held_out']:.4f}", *counts))
+    rows.append(("unigram", f"{unigram:.4f}", *[""] * 4))  # a model that knows nothing but the bytes' frequencies
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print("\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows))
+    for name, run in runs.items():
+        for row in run["usage"][:: max(1, len(run["usage"]) // 4)] if run["usage"] else ():
+            said = "; ".join(
+                f"{u['share_used']:.1%} used, KL {u['kl']:.3f}, max {u['max_load']:.1f}" for u in row["layers"]
+            )
+            print(f"{name}, up to step {row['step']}: {said}")
+    for name, run in runs.items():
+        print(f"held out, {name}: {unigram - run['held_out']:.4f} nats below the unigram entropy")
+    if len(runs) == 2:
+        first, dense = (run["held_out"] for run in runs.values())
+        print(f"held out, experts minus dense: {first - dense:+.4f} ({'worse' if first > dense else 'better'})")
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", metavar="FILE_OR_FOLDER", help="default: this project's own docs and source")
+    parser.add_argument("--layer", choices=("omnimoe", "peer"), default="omnimoe")
+    parser.add_argument("--norm", choices=("layer", "none", "batch"), default="layer", help="of logits, or of queries")
+    parser.add_argument("--balance", type=float, default=0.0, help="weight of the load balance loss")
+    sizes = {"steps": 200, "dim": 64, "layers": 2, "heads": 4, "seq": 64, "batch": 8, "experts": 4096, "k": 16}
+    for name, default in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=default, metavar=name[0].upper())
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lr", type=float, default=5e-3, help="peak learning rate")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", metavar="FILE", help="write every loss, and the conditions")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw losses and usage")
+    args = parser.parse_args(argv)
+    for name in sizes:
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} {getattr(args, name)}: at least 1 is needed")
+    if args.data is not None and not Path(args.data).exists():
+        parser.error(f"--data {args.data}: there is no such file or folder")
+    if args.dim % (2 * args.heads):
+        parser.error(f"--dim {args.dim}: --heads {args.heads} needs a multiple of {2 * args.heads}")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    torch.use_deterministic_algorithms(True)  # without it, attention's backward on a GPU does not repeat
+    data, held_out, unigram = split(read_text(args.data), args.seq, torch.device(args.device))
+    print(f"{len(data):,} bytes for training, {len(held_out)} windows held out, on {args.device}")
+    runs = {args.layer: train(args, False, data, held_out), "dense": train(args, True, data, held_out)}
+    report(runs, unigram)
+    if args.json:
+        Path(args.json).write_text(json.dumps({"runs": runs, "unigram": unigram, "conditions": vars(args)}) + "\n")
+    if args.plot:
+        Path(args.plot).write_text(svg(runs))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

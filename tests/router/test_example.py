@@ -1,0 +1,58 @@
+"""examples/omnimoe_lm.py, run as a user runs it, with sizes that take seconds."""
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--dim", "16", "--heads", "2", "--layers", "2", "--seq", "16", "--batch", "2", "--experts", "64", "--k", "4")
+
+
+def run(*args):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, str(ROOT / "examples" / "omnimoe_lm.py"), *SMALL, "--device", "cpu", *args]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog\n" * 80)
+    return path
+
+
+def trained(text, folder, *args):
+    files = ("--json", str(folder / "lm.json"), "--plot", str(folder / "lm.svg"))
+    done = run("--data", str(text), *files, *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((folder / "lm.json").read_text()), (folder / "lm.svg").read_text()
+
+
+def test_two_runs_of_one_seed_print_equal_digits_and_learn(text, tmp_path):
+    first, second = (trained(text, tmp_path, "--steps", "60") for _ in range(2))
+    for name in ("omnimoe", "dense"):
+        a, b = (result["runs"][name] for _, result, _ in (first, second))
+        assert a["loss"] == b["loss"] and a["held_out"] == b["held_out"] and a["usage"] == b["usage"]
+        assert a["held_out"] < first[1]["unigram"] - 0.3 < first[1]["unigram"]
+    runs = first[1]["runs"]
+    assert runs["omnimoe"]["active"] == runs["dense"]["active"]
+    assert len(runs["omnimoe"]["usage"][-1]["layers"]) == 2 and runs["dense"]["usage"] == []
+    assert "nats below the unigram entropy" in first[0] and "experts minus dense" in first[0]
+    assert len(ElementTree.fromstring(first[2]).findall(".//{http://www.w3.org/2000/svg}polyline")) == 2 + 2 + 2
+
+
+def test_other_layers_and_norms_train_too(text, tmp_path):
+    out, result, _ = trained(text, tmp_path, "--steps", "4", "--layer", "peer", "--balance", "0.01", "--norm", "batch")
+    assert len(result["runs"]["peer"]["loss"]) == 4 and "peer, up to step 4" in out
+    assert 0 < result["runs"]["peer"]["usage"][-1]["layers"][0]["share_used"] <= 1
+
+
+def test_wrong_options_are_told_in_words():
+    done = run("--data", "nowhere")
+    assert done.returncode == 2 and "there is no such file" in done.stderr
