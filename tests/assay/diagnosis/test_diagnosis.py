@@ -177,3 +177,48 @@ def test_the_stage_of_a_later_call_is_named():
 
     found = diagnose(assay.Target(kernel, layer_golden, cases=layer_case, backward=None, reset=kept.clear))
     assert (found.causes[0].id, found.first_wrong_stage) == ("stale_copy", "h"), str(found)
+
+
+@assay.case(T=[6], D=[40])
+def plain_rows(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(T, D)}
+
+
+def test_a_gradient_that_is_written_over_an_input_comes_first():
+    def golden(x, w):
+        return w * torch.tanh(x)
+
+    def backward(x, w, grad_y):
+        dx = grad_y * w * (1 - torch.tanh(x).square())
+        return {"w": grad_y * torch.tanh(x.copy_(dx)), "x": x}
+
+    found = diagnose(assay.Target(golden, golden, cases=plain_rows, backward=backward, grads=("w", "x")))
+    assert (found.causes[0].id, found.first_wrong_stage) == ("input_modified", "x.grad"), str(found)
+    states = {s.name: s.state for s in found.stages}
+    assert (states["x.grad"], states["w.grad"]) == ("culprit", "inherited") and not found.undecided
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_what_rounding_hides_in_16_bits_is_examined_in_float32(accepts):
+    def golden(x, w):
+        return (x - x.mean(-1, keepdim=True)) * w
+
+    def kernel(x, w):
+        if x.dtype == torch.float32 and not accepts:
+            raise TypeError("bfloat16 only")
+        wide = x.float()
+        return ((wide - wide.mean(-1, keepdim=True)) * w.float() * 1.002).to(x.dtype)
+
+    target = assay.Target(kernel, golden, cases=plain_rows, dtypes=(torch.bfloat16,), backward=None)
+    found = diagnose(target)
+    assert found.verdict == "fail" and (found.causes[0].id == "scale_bias") == accepts, str(found)
+    assert (found.case["dtype"] == "float32") == accepts == ("Examined with float32 inputs" in str(found))
+
+
+def test_padding_that_enters_a_maximum():
+    def kernel(x, w):
+        e = torch.exp(x - x.amax(-1, keepdim=True).clamp(min=0.0))
+        return e / e.sum(-1, keepdim=True)
+
+    target = assay.Target(kernel, lambda x, w: torch.softmax(x, -1), cases=plain_rows, backward=None)
+    assert diagnose(target).causes[0].id == "wrong_mask"

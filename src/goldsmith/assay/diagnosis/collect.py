@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from ..results import QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location, Report
 from ..run import Run
 from ..session import Session
 from .cotangents import carried
-from .evidence import Evidence, MemoryFact
+from .evidence import CULPRIT, INHERITED, OBSERVED, Evidence, MemoryFact
 from .fits import fit
 from .influence import influence
 from .isolate import Isolation, isolate, named
@@ -92,6 +92,7 @@ def collect(
         return Isolation()
     table = _step(evidence, "isolation", lambda: isolate(session)) or Isolation()
     evidence.stages, evidence.first_wrong = table.stages, table.first_wrong or first.tensor
+    _written_over(evidence, table)
     if table.first_wrong is not None:
         _step(evidence, "fits", lambda: _first_wrong(session, evidence, table))
     own = table.own or session.first
@@ -117,6 +118,27 @@ def collect(
         first_wrong = table.first_wrong
         evidence.carried = _step(evidence, "cotangents", lambda: carried(session, own, first_wrong, spent=spent))
     return table
+
+
+def _written_over(evidence: Evidence, table: Isolation) -> None:
+    """A result that lies in an input's memory and overwrites it comes first: what else reads that input only inherits.
+
+    Without such a result the stages say where it begins.
+    """
+    modified = [m.tensor for m in evidence.memory if m.kind == "input_modified"]
+    for fact in evidence.memory:
+        said = next((n for n in modified if fact.kind == "aliased" and f"shares memory with {n}:" in fact.text), None)
+        if said is None or evidence.stage(fact.tensor) is None:
+            continue
+        wrong = {CULPRIT: INHERITED, OBSERVED: INHERITED}
+        reason = f"{fact.tensor} is written over {said}, which it may read"
+        evidence.stages = table.stages = [
+            replace(s, state=CULPRIT, text=f"written over {said}") if s.name == fact.tensor
+            else replace(s, state=wrong[s.state], text=reason) if s.state in wrong and s.name.endswith(".grad") else s
+            for s in table.stages
+        ]  # fmt: skip
+        evidence.first_wrong, table.first_wrong, table.suspects = fact.tensor, fact.tensor, []
+        return
 
 
 def _later(evidence: Evidence) -> str:

@@ -30,6 +30,8 @@ def carried(session: Session, own: Run, name: str, *, spent: Callable[[], bool] 
     if not sent or not name.endswith(".grad") or name not in named(own):
         return None
     ask = _Asking(session, own, name, spent)
+    if not ask.wrong(sent):  # right in its numbers: what is wrong with it is done to memory
+        return None
     always = ask.wrong({})
     alone = tuple(n for n, t in sent.items() if ask.wrong({n: t}))
     quiet = tuple(n for n in sent if n not in alone)

@@ -14,7 +14,7 @@ from .. import hooks
 from .. import probes as catalogue
 from ..arguments import examined
 from ..case import Case
-from ..check import INTERRUPTED, examine
+from ..check import INTERRUPTED, NARROW, examine
 from ..results import FAIL, PASS, REFERENCE_FAULT, ErrorMap, Report, _plain
 from ..session import Session
 from ..target import Target
@@ -33,6 +33,7 @@ __all__ = ["PAGE", "Diagnosis", "diagnose"]
 _CHECKING = 0.5  # of the budget, at most, goes to finding a failing case
 _COLLECTING = 0.8  # of the budget is over when no further evidence is sought; the rest makes the case small
 _REPEATS = 10
+_SURE = 0.75  # the best cause's score below which a 16-bit case is examined in float32, too
 
 
 def diagnose(
@@ -68,6 +69,7 @@ def diagnose(
     if failing is not None:
         try:
             _explain(found, failing, later, clock)
+            found = _wider(found, target, failing, seed, selected, clock) or found
         except KeyboardInterrupt:
             found.partial = INTERRUPTED
         finally:
@@ -151,6 +153,29 @@ def _explain(found: Diagnosis, session: Session, later: dict[str, RunFact], cloc
         found.first_wrong_stage = None if found.verdict == REFERENCE_FAULT else evidence.first_wrong
     if found.verdict == FAIL and not found.partial and not clock.spent():
         _make_small(found, session, clock)
+
+
+def _wider(
+    found: Diagnosis, target: Target, session: Session, seed: int, selected: frozenset[str], clock: _Clock
+) -> Diagnosis | None:
+    """The same case with float32 inputs, where 16 bits hide what is wrong; None where that says no more."""
+    best = found.causes[0].score if found.causes else 0.0
+    hidden = found.verdict == FAIL and best < _SURE and session.dtype in NARROW and not session.case.given
+    if not hidden or found.partial or clock.spent():
+        return None
+    share = None if clock.seconds is None else _CHECKING / 2 * clock.seconds
+    report, sessions = examine(
+        target, [session.case], torch.float32, session.device, seed, selected, share, until_failing=True
+    )
+    if report.verdict != FAIL or not sessions or sessions[0].first.error is not None:
+        return None
+    wide = Diagnosis(report.verdict, report)
+    _explain(wide, sessions[0], {}, clock)
+    if not wide.causes or wide.causes[0].score <= best:
+        return None
+    narrow = str(session.dtype).removeprefix("torch.")
+    wide.traced.insert(0, f"Examined with float32 inputs: in {narrow}, where it fails too, rounding hides the cause.")
+    return wide
 
 
 def _map(evidence: Evidence) -> ErrorMap | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..evidence import Influence
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, half_open, say
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, half_open, label, plain, say
 
 
 def _missing(r: Reading) -> list[Influence]:
@@ -80,6 +80,14 @@ def wrong_mask(r: Reading) -> Match | None:
         if i.extra:
             text = f"{i.input}[axis {i.axis}: {say(i.extra)}] has influence, in the golden it has none"
             return Match(LIKELY, (text,), {"input": i.input, "axis": i.axis, "extra": half_open(i.extra)})
+    raised = r.e.runs.get("offset")
+    lowered = (f for f in r.e.report.findings if plain(label(f)) == "offset" and "has NaN where" in f.text)
+    nan = next(lowered, None)
+    if not r.plain_wrong and nan is not None and raised is not None and raised.right:
+        text = (
+            "right with inputs raised, NaN with inputs lowered: something larger, such as a padded 0, enters a maximum"
+        )
+        return Match(LIKELY, (text, nan.text), {})
     found = r.said("a wrong mask, or a stray read", "taint")
     return Match(HINT if r.plain_wrong else FAINT, (found.text,), {}) if found is not None else None
 
