@@ -222,3 +222,22 @@ def test_padding_that_enters_a_maximum():
 
     target = assay.Target(kernel, lambda x, w: torch.softmax(x, -1), cases=plain_rows, backward=None)
     assert diagnose(target).causes[0].id == "wrong_mask"
+
+
+@pytest.mark.parametrize("axis, cause", [(0, "wrong_axis"), (None, "missing_term")])
+def test_a_term_of_a_backward_that_is_reduced_along_another_axis(axis, cause):
+    @assay.case(T=[7], D=[24])
+    def tokens(make, T, D):
+        return {"x": make.normal(T, D), "w": make.normal(D)}
+
+    def golden(x, w):
+        return x * assay.stage("scale", torch.rsqrt(x.square().mean(-1, keepdim=True))) * w
+
+    def backward(x, w, grad_y):
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True))
+        x_hat, g = x * scale, grad_y * w
+        inner = (g * x_hat).mean(axis, keepdim=True) if axis is not None else 0
+        return {"x": scale * (g - x_hat * inner), "w": (grad_y * x_hat).sum(0)}
+
+    found = diagnose(assay.Target(golden, golden, cases=tokens, backward=backward))
+    assert (found.first_wrong_stage, found.causes[0].id) == ("x.grad", cause), str(found)

@@ -99,6 +99,15 @@ def wrong_axis(r: Reading) -> Match | None:
             if i.input == j.input and i.axis != j.axis and i.missing and j.extra:
                 text = f"{i.input}: influence is missing along axis {i.axis} and too much along axis {j.axis}"
                 return Match(SEEN, (text,), {"input": i.input, "axis": j.axis, "golden_axis": i.axis})
+    readings = {f.reading for f in r.e.fits if f.r2 > 0.99}
+    for i in r.influences:
+        whole = len(i.extra) == 1 and i.extra[0][0] == 0 and i.extra[0][1] and i.extra[0][1] + 1 in r.e.sizes.values()
+        if whole and {"missing", "added"} <= readings:
+            text = (
+                f"a term is missing, another stands there, and all of {i.input}[axis {i.axis}] has influence that the "
+            )
+            said = text + "golden does not have: the term is reduced along that axis"
+            return Match(EXACT + 0.01, (said,), {"input": i.input, "axis": i.axis})
     form = r.said(" came, expected shape")
     if form is not None:
         return Match(HINT, (form.text,), {})
