@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -23,7 +22,7 @@ NAME = "bench kernelfault"
 class Commands(TyperGroup):
     """Takes `bench kernelfault` for one command; any other `bench` is the one that times."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, Any, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         if args[:2] == NAME.split():
             args = [NAME, *args[2:]]
         return super().resolve_command(ctx, args)
@@ -73,7 +72,7 @@ def kernelfault(
     Needs a source checkout. Rows are kept as they come: the same command goes on where the last one stopped. Exit
     status: 0 every fault found and nothing right accused, 1 otherwise, 2 the command cannot be carried out.
     """
-    values = {"fault": fault, "host": host, "backend": backend, "seeds": seeds, "clean": clean, "jobs": jobs}
+    values: dict[str, object] = {"fault": fault, "host": host, "backend": backend, "seeds": seeds, "clean": clean, "jobs": jobs}
     values |= {"keep": keep, "json": json, "html": html}
     flags = {"baselines": baselines, "quick": quick, "fit": fit}
     words = [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
