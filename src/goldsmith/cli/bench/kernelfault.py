@@ -72,7 +72,14 @@ def kernelfault(
     Needs a source checkout. Rows are kept as they come: the same command goes on where the last one stopped. Exit
     status: 0 every fault found and nothing right accused, 1 otherwise, 2 the command cannot be carried out.
     """
-    values: dict[str, object] = {"fault": fault, "host": host, "backend": backend, "seeds": seeds, "clean": clean, "jobs": jobs}
+    values: dict[str, object] = {
+        "fault": fault,
+        "host": host,
+        "backend": backend,
+        "seeds": seeds,
+        "clean": clean,
+        "jobs": jobs,
+    }
     values |= {"keep": keep, "json": json, "html": html}
     flags = {"baselines": baselines, "quick": quick, "fit": fit}
     words = [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
