@@ -14,28 +14,18 @@ from torch import Tensor
 from ...core._kernels.arithmetic import sigmoid
 from ...core._kernels.launch import cdiv, power_of_2, run
 from .balance import grid, sinkhorn, sinkhorn_backward
-from .launch import DECODE_T, INTERPRET
+from .launch import INTERPRET
 from .planes import new_planes, store_planes
 
 BLOCK_T = 8
-UNROLLED = tl.constexpr(16)  # so many slices are added in order; more, which decoding has, as a tree
 
 
 @triton.jit
-def gather(part_ptr, row, T, t_index, mask, stride_slice, SLICES: tl.constexpr, SLICES_P: tl.constexpr):
-    """Row `row` of the partial sums, all slices of it added in an order that SLICES alone decides."""
-    at = row * T + t_index
-    if SLICES <= UNROLLED:
-        total = tl.load(part_ptr + at, mask=mask, other=0.0)
-        for s in tl.static_range(1, SLICES):  # unrolled: the loads of all slices are in flight together
-            total += tl.load(part_ptr + s * stride_slice + at, mask=mask, other=0.0)
-    else:
-        s = tl.arange(0, SLICES_P)
-        for _ in tl.static_range(len(at.shape)):
-            s = tl.expand_dims(s, len(s.shape))
-        found = (s < SLICES) & tl.expand_dims(mask, 0)
-        part = tl.load(part_ptr + s * stride_slice + tl.expand_dims(at, 0), mask=found, other=0.0)
-        total = tl.sum(part, axis=0)
+def gather(part_ptr, row, T, t_index, mask, stride_slice, SLICES: tl.constexpr):
+    """Row `row` of the partial sums, slices added in order."""
+    total = tl.load(part_ptr + row * T + t_index, mask=mask, other=0.0)
+    for s in tl.static_range(1, SLICES):  # unrolled: the loads of all slices are in flight together
+        total += tl.load(part_ptr + s * stride_slice + row * T + t_index, mask=mask, other=0.0)
     return total
 
 
@@ -43,18 +33,18 @@ def gather(part_ptr, row, T, t_index, mask, stride_slice, SLICES: tl.constexpr, 
 def _coefficients_fwd_kernel(
     part_ptr, alpha_ptr, bias_ptr, h_pre_ptr, h_post_ptr, h_res_ptr, inv_rms_ptr, h_mix_ptr, logits_ptr, T,
     rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, K,
-    N: tl.constexpr, NP: tl.constexpr, SLICES: tl.constexpr, SLICES_P: tl.constexpr, FULL: tl.constexpr,
-    SINKHORN: tl.constexpr, STORE_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr,
+    N: tl.constexpr, NP: tl.constexpr, SLICES: tl.constexpr, FULL: tl.constexpr, SINKHORN: tl.constexpr,
+    STORE_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     M: tl.constexpr = 2 * N + N * N if FULL else N
     stride_slice = T.to(tl.int64) * (M + 1)
-    inv_rms = tl.rsqrt(gather(part_ptr, M, T, t, t < T, stride_slice, SLICES, SLICES_P) / K + rms_eps)
+    inv_rms = tl.rsqrt(gather(part_ptr, M, T, t, t < T, stride_slice, SLICES) / K + rms_eps)
     tl.store(inv_rms_ptr + t, inv_rms, mask=t < T)
 
     i = tl.arange(0, NP)[None, :]
     live = (t < T)[:, None] & (i < N)
-    mix = gather(part_ptr, i, T, t[:, None], live, stride_slice, SLICES, SLICES_P)
+    mix = gather(part_ptr, i, T, t[:, None], live, stride_slice, SLICES)
     tl.store(h_mix_ptr + t[:, None] * M + i, mix, mask=live)
     bias = tl.load(bias_ptr + i, mask=i < N, other=0.0).to(tl.float32)
     logit = tl.load(alpha_ptr).to(tl.float32) * (mix * inv_rms[:, None]) + bias
@@ -62,7 +52,7 @@ def _coefficients_fwd_kernel(
     if STORE_LOGITS:
         tl.store(logits_ptr + t[:, None] * M + i, logit, mask=live)
     if FULL:
-        mix = gather(part_ptr, N + i, T, t[:, None], live, stride_slice, SLICES, SLICES_P)
+        mix = gather(part_ptr, N + i, T, t[:, None], live, stride_slice, SLICES)
         tl.store(h_mix_ptr + t[:, None] * M + N + i, mix, mask=live)
         bias = tl.load(bias_ptr + N + i, mask=i < N, other=0.0).to(tl.float32)
         logit = tl.load(alpha_ptr + 1).to(tl.float32) * (mix * inv_rms[:, None]) + bias
@@ -74,7 +64,7 @@ def _coefficients_fwd_kernel(
         t3 = t[:, None, None]
         live3 = (t3 < T) & inside
         row = 2 * N + j * N + k
-        mix = gather(part_ptr, row, T, t3, live3, stride_slice, SLICES, SLICES_P)
+        mix = gather(part_ptr, row, T, t3, live3, stride_slice, SLICES)
         tl.store(h_mix_ptr + t3 * M + row, mix, mask=live3)
         bias = tl.load(bias_ptr + row, mask=inside, other=0.0).to(tl.float32)
         logit = tl.load(alpha_ptr + 2).to(tl.float32) * (mix * inv_rms[:, None, None]) + bias
@@ -98,12 +88,11 @@ def coefficients_forward(
     if logits:
         out["logits"] = new(T, M)
     absent = out["h_pre"]
-    block_t = BLOCK_T if T > DECODE_T else 1
     run(
-        _coefficients_fwd_kernel, (cdiv(T, block_t),),
+        _coefficients_fwd_kernel, (cdiv(T, BLOCK_T),),
         part, alpha, bias, out["h_pre"], out.get("h_post", absent), out.get("h_res", absent), out["inv_rms"],
         out["h_mix"], out.get("logits", absent), T, rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, K,
-        n, power_of_2(n), count, power_of_2(count), full, sinkhorn, logits, block_t, num_warps=1,
+        n, power_of_2(n), count, full, sinkhorn, logits, BLOCK_T, num_warps=1,
     )  # fmt: skip
     return out
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .launch import DECODE_SLICE_D, DECODE_T, INTERPRET, PARTS, SLICE_D
+from .launch import INTERPRET, PARTS, SLICE_D
 from .numerics import dot, split, transposed, wide
 
 
@@ -62,16 +62,13 @@ def project(x: Tensor, phi: Tensor, gamma: Tensor | None) -> Tensor:
     M = phi.shape[0]
     # 116 us at T = 8192, D = 4096 in bfloat16, 2.3 TB/s (H100); wider inputs or more mixes need the shared memory
     light = x.element_size() == 2 and M <= 32
-    block_t, warps, stages = (128, 8, 3) if light else (64, 4, 2)
+    block_t, stages = (128, 3) if light else (64, 2)
     block_d = 64
-    slice_d = min(SLICE_D, power_of_2(D, block_d))  # fewer steps where one slice is not full
-    if T <= DECODE_T:
-        block_t, warps, slice_d = power_of_2(T, 16), 4, DECODE_SLICE_D
-    count = cdiv(D, slice_d)
+    count, slice_d = cdiv(D, SLICE_D), min(SLICE_D, power_of_2(D, block_d))  # fewer steps where one slice is not full
     part = torch.empty((count, M + 1, T), dtype=torch.float32, device=x.device)
     run(
         _project_kernel, (cdiv(T, block_t), count),
         x, phi, phi if gamma is None else gamma, part, x.stride(0), x.stride(1), T, M, D, N, power_of_2(M, 16), slice_d,
-        PARTS[x.dtype], gamma is not None, INTERPRET, block_t, block_d, num_warps=warps, num_stages=stages,
+        PARTS[x.dtype], gamma is not None, INTERPRET, block_t, block_d, num_warps=8 if light else 4, num_stages=stages,
     )  # fmt: skip
     return part
