@@ -196,7 +196,7 @@ def value(kind: object, metavar: str | None) -> str:
 
 
 def default(given: object, about: str) -> str:
-    return "" if given in (None, False, Parameter.empty) or "Default" in about else f" Default: {given}."
+    return "" if given in (None, False, "", Parameter.empty) or "Default" in about else f" Default: {given}."
 
 
 def one_line(text: str) -> str:

@@ -248,3 +248,16 @@ def test_what_is_left_out_is_counted_over_all_proofs():
     proofs[0].left_out.append((1200, "small cases"))
     assert show.left_out(proofs) == ["Not run: 5 large cases; 1,200 small cases."]
     assert show.left_out([]) == []
+
+
+def test_a_backend_is_not_chosen_for_a_kernel_of_ones_own():
+    result = run("own_kernels:several", "--backend", "triton")
+    assert result.exit_code == 2
+    assert "--backend triton chooses among the backends of our operators" in words(result.stderr)
+
+
+def test_a_syntax_error_of_a_module_is_placed_where_it_is(tmp_path, monkeypatch):
+    (tmp_path / "unreadable.py").write_text("x = 1\ny = = 2\n")
+    monkeypatch.chdir(tmp_path)
+    said = words(run("unreadable:target").output)
+    assert "SyntaxError" in said and "unreadable.py, line 2" in said and "targets.py" not in said

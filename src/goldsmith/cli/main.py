@@ -222,7 +222,9 @@ def bench(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Time without proving first; the rows then say so.")
     ] = False,
-    commit: Annotated[str, typer.Option(help="The commit that rows name, where there is no git to ask.")] = "",
+    commit: Annotated[
+        str, typer.Option(help="The commit that rows name, where there is no git to ask.", show_default=False)
+    ] = "",
 ) -> None:
     """Verify first, then time: rows with machine, versions, spread and share of the measured copy rate."""
     from .bench.command import Request, run

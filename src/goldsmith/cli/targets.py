@@ -211,6 +211,8 @@ def _import_failed(name: str, module_name: str, error: BaseException) -> str:
         )
     where = ""
     trace = error.__traceback__
+    if isinstance(error, SyntaxError):  # whose text says file and line
+        trace = None
     while trace is not None:
         if "importlib" not in trace.tb_frame.f_code.co_filename:
             where = f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"

@@ -94,6 +94,12 @@ def run(request: Request, *, html: Path | None = None, json_to: str | None = Non
     out = err if json_to == "-" else console()
     for path in (html, Path(json_to) if json_to not in (None, "-") else None):
         writable(path)
+    own = [name for name in request.names if ":" in name]
+    if request.backend and own:
+        raise Problem(
+            f"--backend {request.backend} chooses among the backends of our operators, and {own[0]} is a kernel of its "
+            "own. Leave the option out."
+        )
     outcome = verify(request, err)
     entries = outcome.entries
     remarks = [*outcome.remarks, *show.left_out(outcome.proofs), *show.remarks(entries)]
