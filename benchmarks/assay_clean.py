@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import assay_clean_kinks
+import assay_clean_views
 from goldsmith import assay
 
 ORDERS = ("torch", "sequential", "reversed", "permuted", "tiles", "pairwise", "split")
@@ -267,6 +268,7 @@ def _attention(plan: Plan):
 OPERATORS: dict[str, Callable[[Plan], tuple]] = {
     "rmsnorm": _rmsnorm, "layernorm": _layernorm, "softmax": _softmax, "matmul": _matmul, "weighted_sum": _weighted_sum,
     "swiglu": _swiglu, "cross_entropy": _cross_entropy, "attention": _attention, **assay_clean_kinks.OPERATORS,
+    **assay_clean_views.OPERATORS,
 }  # fmt: skip
 
 

@@ -58,6 +58,10 @@ class Buffer:
     label: str
     before: Tensor | None = None
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor's storage begins within this allocation."""
+        return 0 <= tensor.untyped_storage().data_ptr() - self.raw.data_ptr() < len(self.raw)
+
     def hit(self) -> Hit | None:
         """The write outside the body, if there was one."""
         mark, unit = band_mark(self.tensor.dtype)
@@ -105,8 +109,14 @@ class Arena:
         device: torch.device,
         label: str,
         shift: int = 0,
+        *,
+        first: bool = False,
     ) -> Buffer:
-        """A new guarded buffer; `shift` moves its first element off the alignment, by so many elements."""
+        """A new guarded buffer; `shift` moves its first element off the alignment, by so many elements.
+
+        first: the tensor's storage begins with it (storage_offset is 0), as that of `torch.empty` does; the band before
+        it is then out of reach of `as_strided`, as what lies before a tensor's storage always is.
+        """
         item = dtype.itemsize
         span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
         size = span * item
@@ -117,8 +127,11 @@ class Arena:
         raw = torch.full((whole // unit.itemsize,), mark, dtype=unit, device=device).view(torch.uint8)
         start = band + (-(raw.data_ptr() + band)) % ALIGN + shift * item
         _fill(raw[start : start + size], dtype, self.fill)
+        storage, offset = raw.untyped_storage(), start // item
+        if first:
+            storage, offset = storage[start:], 0  # the same memory, which it keeps alive
         tensor = torch.empty(0, dtype=dtype, device=device)
-        tensor.set_(raw.untyped_storage(), start // item, tuple(shape), tuple(stride))
+        tensor.set_(storage, offset, tuple(shape), tuple(stride))
         buffer = Buffer(raw, start, size, tensor, label)
         self.buffers.append(buffer)
         return buffer
@@ -142,21 +155,18 @@ class Arena:
 
     def owner(self, tensor: Tensor) -> Buffer | None:
         """The buffer that a tensor lives in, if it is one of ours."""
-        storage = tensor.untyped_storage().data_ptr()
-        return next((b for b in self.buffers if b.raw.untyped_storage().data_ptr() == storage), None)
+        return next((b for b in self.buffers if b.holds(tensor)), None)
 
     def name(self, results: Mapping[str, Tensor]) -> None:
         """Buffers that hold a result are called by it from now on."""
         for buffer in self.buffers:
-            storage = buffer.raw.untyped_storage().data_ptr()
-            held = [n for n, t in results.items() if t.numel() and t.untyped_storage().data_ptr() == storage]
+            held = [n for n, t in results.items() if t.numel() and buffer.holds(t)]
             if held and buffer.label.startswith(SCRATCH):
                 buffer.label = ", ".join(held)
 
-    def forget(self, tensor: Tensor) -> None:
-        owner = self.owner(tensor)
-        if owner is not None:
-            self.buffers.remove(owner)
+    def forget(self, buffer: Buffer) -> None:
+        """Look at a buffer's bands no longer."""
+        self.buffers = [b for b in self.buffers if b is not buffer]
 
 
 def band_mark(dtype: torch.dtype) -> tuple[int, torch.dtype]:
@@ -276,7 +286,9 @@ _EMPTY = {
     _aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default,
     _aten.empty_strided.default, _aten.new_empty_strided.default, _aten.empty_permuted.default,
 }  # fmt: skip
-_RESIZE = {_aten.resize_.default, _aten.set_.source_Storage_storage_offset, _aten.set_.source_Tensor}
+_RESIZE = {
+    _aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_Storage_storage_offset, _aten.set_.source_Tensor,
+}  # fmt: skip
 _BUILTIN = {"aten", "prims", "prim", "inductor", "c10d", "_c10d_functional", "profiler"}
 
 
@@ -296,11 +308,23 @@ class Poison(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in _EMPTY:
             return self._guarded(func(*args, **kwargs))
-        if func in _RESIZE:
-            self.arena.forget(args[0])
-        elif func.namespace not in _BUILTIN:
+        if func.namespace not in _BUILTIN:
             return self._enter(func, args, kwargs)
-        return func(*args, **kwargs)
+        written = args[:1] if func in _RESIZE else kwargs.values()  # out= may resize, too
+        plain = [t for t in written if type(t) is Tensor and t.layout == torch.strided]
+        held = [(t, owner, t.shape) for t in plain if (owner := self.arena.owner(t)) is not None]
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as error:
+            if "not resizable" not in str(error) or not held:
+                raise
+            for tensor, _, _ in held:
+                _move(tensor)
+            result = func(*args, **kwargs)
+        for tensor, owner, shape in held:
+            if func in _RESIZE or tensor.shape != shape:
+                self.arena.forget(owner)
+        return result
 
     def _guarded(self, plain: Tensor) -> Tensor:
         ordinary = type(plain) is Tensor and plain.layout == torch.strided and plain.device.type != "meta"
@@ -308,7 +332,9 @@ class Poison(TorchDispatchMode):
             return plain
         self.count += 1
         label = f"{SCRATCH} {self.count} {list(plain.shape)}"
-        return self.arena.allocate(plain.shape, plain.stride(), plain.dtype, plain.device, label).tensor
+        # torch itself counts on storage_offset 0: autograd of a write in place on a view takes the view again from a
+        # new_empty_strided, by the offset that it has in its base
+        return self.arena.allocate(plain.shape, plain.stride(), plain.dtype, plain.device, label, first=True).tensor
 
     def _enter(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls a custom operator's own kernel with the mode on; below the mode it would run unseen."""
@@ -321,6 +347,12 @@ class Poison(TorchDispatchMode):
             return func(*args, **kwargs)
         with self:
             return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+
+
+def _move(tensor: Tensor) -> None:
+    """To memory of torch's own, which can grow."""
+    own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    tensor.set_(own.copy_(tensor).untyped_storage(), 0, tensor.shape, tensor.stride())
 
 
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
