@@ -8,7 +8,7 @@ import torch
 
 from goldsmith import Op, assay
 from goldsmith.assay.case import Case
-from goldsmith.mhc._cases import SEGMENTS, post_inputs, pre_inputs
+from goldsmith.mhc._cases import DERIVATIVE_SEGMENTS, SEGMENTS, post_inputs, pre_inputs
 from goldsmith.mhc.sinkhorn.cases import matrices
 from mhc.wrong import check, found_wrong, through_fixed_point
 
@@ -52,7 +52,7 @@ def pre_with(fault):
         outputs=PRE.results,
         saved=PRE.saved,
         backward=None,
-        segments=SEGMENTS,
+        segments={name: named for name, named in SEGMENTS.items() if name not in DERIVATIVE_SEGMENTS},
     )
 
 

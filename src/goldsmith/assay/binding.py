@@ -55,6 +55,11 @@ def bind(what: str, fn: Callable, supply: Mapping[str, Any] | tuple[str, ...]) -
     return Bound(call, tuple(positional), tuple(keywords))
 
 
+def parameters(fn: Callable) -> tuple[str, ...]:
+    """The names that a function takes, as far as its signature can be read."""
+    return tuple(p.name for p in _signature(fn)[1] or ())
+
+
 def _no_gap(what: str, fn: Callable, gap: inspect.Parameter, parameters: list, names: tuple[str, ...]) -> None:
     after = parameters[parameters.index(gap) + 1 :]
     late = [p.name for p in after if p.kind is p.POSITIONAL_ONLY and p.name in names]

@@ -23,12 +23,14 @@ from .reference import GoldenError
 from .results import (
     FAIL,
     NOT_JUDGED,
+    NOT_RUN,
     PASS,
     QUALITY,
     REFERENCE_FAULT,
     UNJUDGED,
     AssayError,
     Finding,
+    Note,
     ProbeRun,
     Report,
     TargetError,
@@ -62,7 +64,8 @@ def check(
               one that belongs to the test
     probes    a level or a list of levels and probes: "default" is every probe, some forty runs of the candidate;
               "quick" leaves out the costly ones (layouts, scaling, taint), some eight runs; or names such as "taint"
-    budget_s  seconds after which no further probe is begun (what was skipped is said)
+    budget_s  seconds after which no further probe or case is begun. What was skipped is said, and the verdict is
+              "unjudged" where a case did not run and nothing was found
     strict    findings of rung QUALITY fail, too
     raises    raise AssayError when the verdict is not "pass"; otherwise only return the report
 
@@ -108,6 +111,9 @@ def examine(
             for drawn, only_values in _dtypes(target, each, dtype, selected):
                 if sessions or report.partial:
                     break
+                if budget.spent:
+                    _not_run(report, tally, budget, _label(each, drawn, target, dtype), drawn, selected, only_values)
+                    continue
                 session = Session(target, each, drawn, device, seed, selected, _label(each, drawn, target, dtype))
                 try:
                     with torch.inference_mode(False), torch.enable_grad():
@@ -152,7 +158,11 @@ def _dtypes(
 
 def _label(case: Case, dtype: torch.dtype, target: Target, asked: torch.dtype | None) -> str:
     single = case.given or (len(target.dtypes) == 1 and asked in (None, dtype) and dtype == target.dtypes[0])
-    return case.name if single else f"{case.name} {str(dtype).removeprefix('torch.')}"
+    return case.name if single else f"{case.name} {_spelt(dtype)}"
+
+
+def _spelt(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 # one case
@@ -163,16 +173,14 @@ def _examine(session: Session, budget: Budget, tally: _Tally, only_values: bool)
     if only_values:
         _float32(session, tally)
         return
-    if budget.spent:
-        for name in session.selected:
-            tally.skipped(name, f"the budget of {budget.seconds:g} s was spent")
-        return
     _warm_up(session)
+    skipped: list[str] = []
     for probe in catalogue.DEFAULT:
         if probe.name not in session.selected or probe.run is None:
             continue
         if probe.name != "values" and budget.spent:
-            tally.skipped(probe.name, f"the budget of {budget.seconds:g} s was spent")
+            tally.skipped(probe.name, budget.said)
+            skipped.append(probe.name)
             continue
         try:
             with tally.timing(probe.name, session):
@@ -184,6 +192,22 @@ def _examine(session: Session, budget: Budget, tally: _Tally, only_values: bool)
             session.problems.append(f"the golden raised in probe {probe.name!r}: {error}")
             tally.rest(session.selected, "the golden raised")
             return
+    if skipped:
+        session.note("budget", session.target.name or "", f"{budget.said}; not run on this case: {', '.join(skipped)}")
+
+
+def _not_run(
+    report: Report, tally: _Tally, budget: Budget, label: str, dtype: torch.dtype, selected: frozenset[str],
+    only_values: bool,
+) -> None:  # fmt: skip
+    """A case for which no time was left: it is named and does not count. float32 beside 16 bits is only a probe."""
+    for name in ["float32"] if only_values else selected - {"float32"}:
+        tally.skipped(name, budget.said)
+    if not only_values:
+        report.cases.append(label)
+        report.notes.append(Note(NOT_RUN, report.target, f"the case did not run: {budget.said}", label))
+        if _spelt(dtype) not in report.dtypes:
+            report.dtypes.append(_spelt(dtype))
 
 
 def _float32(session: Session, tally: _Tally) -> None:
@@ -272,7 +296,7 @@ class _Timing:
 
 def _collect(report: Report, session: Session) -> None:
     report.cases.append(session.label)
-    dtype = str(session.dtype).removeprefix("torch.")
+    dtype = _spelt(session.dtype)
     if dtype not in report.dtypes:
         report.dtypes.append(dtype)
     report.findings += [Finding("CERTAIN", "golden", "", None, None, None, p, session.label) for p in session.problems]
@@ -293,7 +317,9 @@ def _verdict(report: Report, tally: _Tally) -> str:
     if any(f.probe == "golden" for f in report.findings):
         return REFERENCE_FAULT
     failing = [f for f in report.findings if report.strict or f.rung != QUALITY]
-    return FAIL if failing else PASS if tally.judged(report) else UNJUDGED
+    if failing:
+        return FAIL
+    return PASS if tally.judged(report) and not any(n.id == NOT_RUN for n in report.notes) else UNJUDGED
 
 
 def environment(device: str | torch.device) -> dict[str, Any]:

@@ -14,6 +14,7 @@ CERTAIN, STATISTICAL, SYSTEMATIC, QUALITY = "CERTAIN", "STATISTICAL", "SYSTEMATI
 RUNGS = (CERTAIN, STATISTICAL, SYSTEMATIC, QUALITY)
 PASS, FAIL, REFERENCE_FAULT, UNJUDGED = "pass", "fail", "reference_fault", "unjudged"
 NOT_JUDGED = "not_judged"  # id of the note that says why a case was neither right nor wrong
+NOT_RUN = "not_run"  # id of the note that says why a case did not run at all
 SCHEMA = 1
 
 

@@ -38,6 +38,10 @@ class Budget:
     def spent(self) -> bool:
         return self.seconds is not None and time.perf_counter() - self.started > self.seconds
 
+    @property
+    def said(self) -> str:
+        return f"the budget of {self.seconds:g} s was spent"
+
 
 class Session:
     """State of one (case, dtype): what probes read and write."""

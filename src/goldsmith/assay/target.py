@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .binding import Bound, bind, inputs_and_scalars
+from .binding import Bound, bind, inputs_and_scalars, parameters
 from .case import Case, as_cases
 from .decisions import Decision, Given, Sign, TopK
 from .results import TargetError
@@ -123,6 +123,12 @@ class Target:
         _known("grads", self.grads or (), floating, "floating-point inputs")
         _known("mutates", self.mutates, inputs, "inputs")
         if self.outputs is not None:
+            taken = [n for n in self.outputs if n in supply]
+            if taken:
+                raise TargetError(
+                    f"outputs: {taken[0]!r} is what the cases call one of their values; there are: {listed(supply)}; "
+                    "give the output a name of its own"
+                )
             names = (*supply, *self.outputs, *(f"grad_{o}" for o in self.outputs if o not in self.saved))
             for argument in ("backward", "golden_backward"):
                 if callable(getattr(self, argument)):
@@ -131,6 +137,21 @@ class Target:
             for what in (getattr(decision, "k", None), getattr(decision, "rate", None)):
                 if isinstance(what, str):
                     _known(f"decisions[{name!r}]", (what,), scalars, "scalars")
+
+    def check_names(self, supply: Mapping[str, Any], returned: Sequence[str], golden: Sequence[str]) -> None:
+        """Names that only a run can show: `returned` by the candidate, `golden`: its results, stages and gradients."""
+        _known("saved", self.saved, returned, "outputs")
+        results = dict.fromkeys(n.removeprefix("saved.") for n in (*returned, *golden))
+        inputs = (*supply, *parameters(self.golden))  # those that are None in this case as well
+        grads = {f"{n}.grad" for n in inputs}
+        unknown = [n for n in self.segments if n.removeprefix("saved.") not in (*results, *grads)]
+        if self.backward is not None and self.golden_backward is not None and not grads & set(golden):
+            unknown = []  # no gradient was sent: the golden's backward, which may have stages, did not run
+        _known("segments", unknown, results, "results and stages")
+        sent = [f"grad_{n}" for n in returned if n not in self.saved]
+        for argument, more in (("backward", ()), ("golden_backward", golden)):
+            if callable(getattr(self, argument)):
+                bind(argument, getattr(self, argument), tuple(dict.fromkeys([*supply, *returned, *more, *sent])))
 
     def bound(self, argument: str, supply: Mapping[str, Any]) -> Bound:
         """The callable of that argument, bound to the names of `supply` (remembered: it takes 0.2 ms)."""
@@ -176,7 +197,7 @@ class Target:
         self, tensor: str, sizes: Mapping[str, Any], shape: Sequence[int]
     ) -> dict[str, tuple[int, int, int]]:
         """The declared segments of a tensor of that shape as (axis, lo, hi); the last axis is -1."""
-        named = self.segments.get(tensor, {})
+        named = self.segments.get(tensor, self.segments.get(tensor.removeprefix("saved."), {}))
         if callable(named):
             supply = {**sizes, "sizes": dict(sizes)}
             bound = bind(f"segments[{tensor!r}]", named, supply)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import textwrap
 
-from .results import FAIL, NOT_JUDGED, REFERENCE_FAULT, RUNGS, UNJUDGED, Finding, Note, Report, Row
+from .results import FAIL, NOT_JUDGED, NOT_RUN, REFERENCE_FAULT, RUNGS, UNJUDGED, Finding, Note, Report, Row
 
 WIDTH = 80
-SHOWN_FINDINGS, SHOWN_ROWS, SHOWN_NOTES = 8, 16, 8
+SHOWN_FINDINGS, SHOWN_ROWS, SHOWN_NOTES, SHOWN_NAMES = 8, 16, 8, 6
 
 
 def render(report: Report) -> str:
@@ -34,12 +34,25 @@ def headline(report: Report) -> str:
     if report.verdict == FAIL:
         return f"FAIL  {name}: {findings[0].text}"
     refused = {n.case: n.text for n in report.notes if n.id == NOT_JUDGED}
+    judged = sum(r.state != "not judged" for r in report.rows)
+    left_out = {n.case: n.text for n in report.notes if n.id == NOT_RUN}
+    if left_out:
+        return f"NOT JUDGED  {name}: {_left_out(report, left_out, judged, len(refused))}"
     if report.verdict == UNJUDGED:
         return f"NOT JUDGED  {name}: {next(iter(refused.values()))}"
-    judged = sum(r.state != "not judged" for r in report.rows)
     sentence = f"PASS  {name}: {judged} results right in {_plural(len(report.cases) - len(refused), 'case')}"
     sentence += f", {_plural(len(findings), 'remark')} on quality" if findings else ""
     return sentence + (f"; {_plural(len(refused), 'case')} not judged, see the notes" if refused else "")
+
+
+def _left_out(report: Report, left_out: dict[str, str], judged: int, refused: int) -> str:
+    """Cases that did not run, by name, and why; then what the others came to."""
+    names = list(left_out)
+    shown = ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" if names[SHOWN_NAMES:] else "")
+    why = next(iter(left_out.values())).removeprefix("the case did not run: ")
+    sentence = f"{len(names)} of {_plural(len(report.cases), 'case')} did not run ({shown}): {why}"
+    ran = len(report.cases) - len(names) - refused
+    return sentence + (f"; {judged} results right in {_plural(ran, 'case')}" if ran else "")
 
 
 def ranked(report: Report) -> list[Finding]:

@@ -15,7 +15,7 @@ from .. import probes as catalogue
 from ..arguments import examined
 from ..case import Case
 from ..check import INTERRUPTED, NARROW, examine
-from ..results import FAIL, PASS, REFERENCE_FAULT, ErrorMap, Report, _plain
+from ..results import FAIL, NOT_RUN, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Report, _plain
 from ..session import Session
 from ..target import Target
 from . import bundle
@@ -105,11 +105,16 @@ def _failing(
     quick = selected & frozenset(catalogue.QUICK)
     share = None if budget_s is None else _CHECKING * budget_s / 2
     report, sessions = examine(target, cases, dtype, device, seed, quick, share, until_failing=True)
-    if report.verdict == PASS and quick != selected and not report.partial:
+    if _nothing_found(report) and quick != selected and not report.partial:
         report, sessions = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
-    if report.verdict == PASS and {"second_call", "repeats"} <= selected and not report.partial:
+    if _nothing_found(report) and {"second_call", "repeats"} <= selected and not report.partial:
         return report, *_further(report, target, cases[0], dtype, device, seed, selected, share)
     return report, sessions[0] if sessions else None, {}
+
+
+def _nothing_found(report: Report) -> bool:
+    """All is right, or is so far: some cases did not run for want of time."""
+    return report.verdict == PASS or (report.verdict == UNJUDGED and any(n.id == NOT_RUN for n in report.notes))
 
 
 def _further(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..results import FAIL, PASS, REFERENCE_FAULT, RUNGS, UNJUDGED, ErrorMap, Finding, Note, Report, Row
+from ..results import FAIL, NOT_RUN, PASS, REFERENCE_FAULT, RUNGS, UNJUDGED, ErrorMap, Finding, Note, Report, Row
 from . import svg
 from .maps import map_view
 from .strip import SEVERITY, stage_strip
@@ -21,7 +21,7 @@ RUNG_MEANING = {
 }
 VERDICT_WORD = {PASS: "pass", FAIL: "fail", REFERENCE_FAULT: "reference at fault"}
 ABSENT = "absent"  # state of a case that was not judged
-NOT_JUDGED = ("cannot_run", "not_judged")  # ids of notes: a case that this backend or the interpreter cannot take
+NOT_JUDGED = ("cannot_run", "not_judged", NOT_RUN)  # ids of notes: a case that was not taken, and came to no verdict
 MAX_ROWS, MAX_FINDINGS, MAX_NOTES = 400, 60, 8
 
 
@@ -182,6 +182,10 @@ def headline(report: Report) -> str:
         return "The reference is at fault, so the candidate is not accused."
     if report.verdict == FAIL:
         return "Something is wrong, and no probe could say more."
+    left_out = [n for n in report.notes if n.id == NOT_RUN]
+    if left_out and judged_cases(report):
+        why = left_out[0].text.removeprefix("the case did not run: ")
+        return f"{len(left_out)} of {count(len(report.cases), 'case')} did not run: {why}."
     if unjudged(report):
         return f"Nothing was judged: {sentence(unjudged(report))}"
     runs = len({(r.case, r.run) for r in report.rows})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .. import ladder
 from ..bounds import unit_roundoff
-from ..reference import References
-from ..results import STATISTICAL, Finding, TargetError
+from ..reference import GoldenError, References
+from ..results import CERTAIN, STATISTICAL, Finding, TargetError
 from ..run import How, Material, Run
 from ..session import Ended, Session
 from . import decisions, maps
@@ -35,6 +35,7 @@ def run(session: Session) -> None:
     if session.problems:
         raise Ended("the golden is at fault")
     _names_exist(session, plain)
+    session.target.check_names(session.material.supply, first.names, tuple(plain.bounded))
     session.ref = decisions.settle(session, first, plain)
     session.look("values", first)
     judge(session, first, session.ref, "values", "values", noise="ensemble" in session.selected, repeat=How())
@@ -253,17 +254,48 @@ def _narrow_results(session: Session, done: Run) -> None:
 
 
 def _forward_only(session: Session, done: Run) -> None:
-    """Say it when autograd had nothing to follow, or one output fewer than in the golden."""
-    if session.target.backward != "auto" or not session.target.wanted_grads(session.material.inputs):
+    """An output that autograd cannot follow, while the golden's gradient flows from it: the candidate lost it.
+
+    One that was marked non-differentiable on purpose looks the same, so the sentence says how that is declared.
+    """
+    target, wanted = session.target, session.target.wanted_grads(session.material.inputs)
+    if target.backward != "auto" or not wanted:
         return
-    differentiable = session.ref.differentiable - set(session.target.saved)
-    lost = sorted(n for n in differentiable if n in done.outputs and n not in done.cotangents)
-    if lost and not done.cotangents:
-        session.note(
-            "forward_only",
-            session.target.name or "",
-            "no output of the candidate requires grad: gradients were not judged",
+    kept = (*(f"saved.{n}" for n in target.saved), *target.decisions)
+    visible = {n: t for n, t in done.outputs.items() if n not in kept and t.is_floating_point()}
+    able = session.ref.differentiable if target.golden_backward is None else frozenset(visible)
+    lost = [n for n in visible if n in able and n not in done.cotangents]
+    try:
+        flows = {n: _reached(session, done, n, visible) for n in lost}
+    except (GoldenError, NotImplementedError):  # nobody asked for the golden's gradient so far, and it has none
+        text = f"{', '.join(lost)} of the candidate does not require grad, and the golden's backward raises"
+        session.note("forward_only", lost[0], f"{text}: gradients were not judged")
+        return
+    sources = [n for n in lost if flows[n]]
+    if not sources:
+        return
+    inputs = [n for n in wanted if any(n in flows[source] for source in sources)]
+    if not done.cotangents:
+        text = (
+            f"the candidate returns no gradient: none of its outputs requires grad, while the golden's gradient flows "
+            f"from {', '.join(sources)} to {', '.join(inputs)}; a kernel that is forward only is declared with "
+            "backward=None"
         )
-    else:
-        for name in lost:
-            session.note("forward_only", name, f"{name} of the candidate does not require grad, the golden's does")
+        session.find(CERTAIN, "values", f"{inputs[0]}.grad", text)
+        return
+    for name in sources:
+        text = (
+            f"{name} of the candidate does not require grad, while the golden's gradient flows from it to "
+            f"{', '.join(n for n in wanted if n in flows[name])}; if {name} has none on purpose, declare "
+            f"saved=({name!r},), or detach it in the golden"
+        )
+        session.find(CERTAIN, "values", name, text)
+
+
+def _reached(session: Session, done: Run, name: str, visible: Mapping[str, Tensor]) -> set[str]:
+    """The inputs that the golden's gradient of this output alone reaches."""
+    sent = {n: torch.zeros_like(t) for n, t in visible.items()}
+    sent[name] = session.material.cotangent(name, visible[name])
+    alone = session.references(session.material, replace(done, cotangents=sent), session.ref.decisions)
+    wanted = session.target.wanted_grads(session.material.inputs)
+    return {n for n in wanted if f"{n}.grad" in alone.values and bool(alone.values[f"{n}.grad"].count_nonzero())}
