@@ -150,3 +150,49 @@ def test_segments_may_name_results_stages_gradients_and_inputs_that_a_case_leave
     one = assay.Target(golden, golden, cases=X, outputs=("y", "kept"), saved=("kept",), segments=named)
     assert assay.check(one, probes="values").ok
     assert set(one.segments_of("saved.kept", {}, (4, 5))) == {"a"}
+
+
+# where a candidate raised
+
+
+def raises(x, w):
+    raise ZeroDivisionError("no groups")  # the line that is named
+
+
+def reshaped(x, w):
+    return x.view(7, 7)  # torch raises inside
+
+
+def in_a_kernel(x, w):
+    class InterpreterError(Exception):
+        pass
+
+    try:
+        raises(x, w)
+    except ZeroDivisionError as error:
+        raise InterpreterError(repr(error)) from error
+
+
+def line_of(words):
+    with open(__file__) as file:
+        return 1 + next(i for i, line in enumerate(file) if words in line)
+
+
+@pytest.mark.parametrize(
+    "candidate, words",
+    [(raises, "# the line that is named"), (reshaped, "# torch raises inside"), (in_a_kernel, "# the line that")],
+)
+def test_an_exception_of_the_candidate_has_a_place(candidate, words):
+    report = assay.check(target(candidate), probes="values", raises=False)
+    (finding,) = report.to_json()["findings"]
+    assert finding["text"].endswith(f"test_check_claims.py:{line_of(words)})"), finding["text"]
+    assert f"test_check_claims.py:{line_of(words)})" in "".join(str(report).split())
+
+
+def test_an_exception_in_the_backward_has_a_place():
+    def backward(x, w, grad_y):
+        return raises(x, w)
+
+    one = target(plain_sum, backward=backward, outputs=("y",))
+    (finding,) = assay.check(one, probes="values", raises=False).findings
+    assert finding.text.endswith(f"test_check_claims.py:{line_of('# the line that is named')})")

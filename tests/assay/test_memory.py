@@ -286,10 +286,8 @@ def test_a_declared_refusal_of_layouts_is_checked():
     report = assay.check(target(pretends, layouts="contiguous", backward=None), raises=False)
     assert not report.ok and any(r.run.startswith("layout:") and r.state == "bad" for r in report.rows)
     report = assay.check(target(refuses), raises=False)
-    assert (
-        "the candidate raised in its forward (layout:transposed(x)): ValueError: x and w must be contiguous"
-        in texts(report)
-    )
+    said = "the candidate raised in its forward (layout:transposed(x)): ValueError: x and w must be contiguous ("
+    assert any(text.startswith(said) for text in texts(report))
 
 
 def test_a_refused_output_gradient_is_never_accepted():

@@ -6,7 +6,9 @@ nothing left unwritten, no shared memory) is looked at here, once for all of the
 
 from __future__ import annotations
 
+import os
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -16,11 +18,15 @@ from torch import Tensor
 from . import hooks, interpreter, ladder
 from .binding import inputs_and_scalars
 from .case import Case
+from .golden import _from_here
 from .memory import NAN_FILL, ZERO_FILL
 from .reference import References
 from .results import CERTAIN, NOT_JUDGED, QUALITY, STATISTICAL, SYSTEMATIC, ErrorMap, Finding, Location, Note, Row
 from .run import How, Material, Run, execute
 from .target import Target
+
+INTERPRETERS = "InterpreterError"  # Triton's: wraps whatever is raised inside a kernel
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "triton", "numpy", f"goldsmith{os.sep}assay"))
 
 
 class Ended(Exception):
@@ -192,7 +198,7 @@ class Session:
         """Whether a run raised; if so, it is a finding (or a refusal of the interpreter, which is nobody's fault)."""
         if done.error is None:
             return False
-        what = f"{type(done.error).__name__}: {_one_line(done.error)}"
+        what = f"{type(done.error).__name__}: {_one_line(done.error)}{_place(done.error)}"
         if from_interpreter(done.error):
             self.note(NOT_JUDGED, self.target.name or "", f"cannot run in the interpreter: {what}")
             raise Ended("interpreter")
@@ -256,6 +262,28 @@ def _one_line(error: Exception) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
+def _place(error: BaseException) -> str:
+    """Where the user's own code raised, as " (file:line)"; inside a kernel where the interpreter wraps the error."""
+    chain = _chain(error)
+    wrapped = any(type(e).__name__ == INTERPRETERS for e in chain)
+    for each in reversed(chain) if wrapped else chain:
+        frames = traceback.extract_tb(each.__traceback__)
+        own = [f for f in frames if not f.filename.startswith("<") and not any(p in f.filename for p in _LIBRARIES)]
+        if own:
+            return f" ({_from_here(own[-1].filename)}:{own[-1].lineno})"
+    return ""
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error, what it was raised from, and so on to the first."""
+    chain: list[BaseException] = []
+    seen: BaseException | None = error
+    while seen is not None and seen not in chain:
+        chain.append(seen)
+        seen = seen.__cause__ or seen.__context__
+    return chain
+
+
 def from_interpreter(error: BaseException) -> bool:
     """Whether an exception says that Triton's interpreter lacks something, rather than that the kernel is wrong.
 
@@ -263,12 +291,8 @@ def from_interpreter(error: BaseException) -> bool:
     NotImplementedError, as a method missing on a plain number (scalar arguments are Python floats there), or as a
     TypeError of its own code.
     """
-    chain: list[BaseException] = []
-    seen: BaseException | None = error
-    while seen is not None and seen not in chain:
-        chain.append(seen)
-        seen = seen.__cause__ or seen.__context__
-    if not any(type(e).__name__ == "InterpreterError" for e in chain):
+    chain = _chain(error)
+    if not any(type(e).__name__ == INTERPRETERS for e in chain):
         return False
     root = chain[-1]
     if isinstance(root, NotImplementedError):

@@ -12,6 +12,7 @@ from ...results import REFERENCE_FAULT
 from ..evidence import CULPRIT
 from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading, close, half_open, say
 
+_PLACE = re.compile(r" \([^()]*:\d+\)$")  # file and line: their names say nothing of the error
 _CONFIG = re.compile(
     r"zerodivision|division by zero|modulo by zero|floating.point exception|sigfpe|out of resource|shared memory|"
     r"must be (a )?(power|multiple|divisible|positive)|not divisible|invalid (launch|config|argument)|num_warps|"
@@ -204,7 +205,7 @@ def _error(r: Reading) -> str:
 def bad_config(r: Reading) -> Match | None:
     """The error speaks of sizes, divisions or launches."""
     text = _error(r)
-    if text and _CONFIG.search(text):
+    if text and _CONFIG.search(_PLACE.sub("", text)):
         return Match(SEEN, (text,), {})
     return None
 
