@@ -15,6 +15,7 @@ from goldsmith.assay.html.view import headline
 def test_a_spent_budget_is_said_and_certifies_nothing():
     report = assay.check(target(plain_sum), budget_s=1e-9, raises=False)
     skipped = {p.name: p.reason for p in report.probes if not p.ran}
+    assert len(skipped) == len(report.probes)
     assert report.verdict == "unjudged" and skipped["values"] == skipped["taint"] == "the budget of 1e-09 s was spent"
     headline = "NOT JUDGED kernel: 1 of 1 case did not run (rows[T=12,D=40]): the budget of 1e-09 s was spent"
     assert " ".join(str(report).split()).startswith(headline) and report.cases == ["rows[T=12,D=40]"]

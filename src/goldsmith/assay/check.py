@@ -270,7 +270,8 @@ class _Tally:
         rows = []
         for probe in catalogue.DEFAULT:
             name = probe.name
-            ran = name in self.seconds or (name in selected and probe.run is None and name != "float32")
+            looks = name in selected and probe.run is None and name != "float32"  # at the runs of the others
+            ran = name in self.seconds or (looks and bool(self.seconds))
             reason = self.reasons.get(name, "") if name in selected else "not selected"
             if not ran and not reason:
                 reason = "no 16-bit dtype alone" if name == "float32" else "nothing to do"

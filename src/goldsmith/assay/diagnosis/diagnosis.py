@@ -106,7 +106,9 @@ def _failing(
     share = None if budget_s is None else _CHECKING * budget_s / 2
     report, sessions = examine(target, cases, dtype, device, seed, quick, share, until_failing=True)
     if _nothing_found(report) and quick != selected and not report.partial:
-        report, sessions = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
+        whole, sessions = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
+        if whole.verdict != UNJUDGED or report.verdict != PASS:  # the cheap probes judged every case, these did not
+            report = whole
     if _nothing_found(report) and {"second_call", "repeats"} <= selected and not report.partial:
         return report, *_further(report, target, cases[0], dtype, device, seed, selected, share)
     return report, sessions[0] if sessions else None, {}
