@@ -212,7 +212,10 @@ def diagnosis(name="mhc.pre", **more):
         ["h_mix"],
         undecided=["a missing n / 4 cannot be told from a_res; try n = 8"],
         case=case,
-        examined={**case, "name": "tokens[T=13,D=64]", "sizes": {"T": 4, "D": 24}, "shapes": {"phi": [24, 64], "gamma": [128]}},
+        examined={
+            **case, "name": "tokens[T=13,D=64]", "sizes": {"T": 4, "D": 24},
+            "shapes": {"phi": [24, 64], "gamma": [128]},
+        },
         seconds=2.5,
         evidence=evidence,
     )  # fmt: skip
