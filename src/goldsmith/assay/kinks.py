@@ -56,7 +56,8 @@ class Swing:
             apart = torch.stack([(m.double() - self.golden).abs() for m in members])
             known = torch.isfinite(error) & (error > 0)
             noise = (
-                torch.where(known, apart / error, 0.0).square().flatten(1).sum(1) / known.sum().clamp(min=1)
+                torch.where(known, apart / error, 0.0).square().reshape(len(members), -1).sum(1)
+                / known.sum().clamp(min=1)
             ).sqrt()
             usual = apart.amax(0) + unit_roundoff(store) * self.golden.abs()
             error = torch.minimum(error, usual + torch.where(known, noise.amax() * error, 0.0))
