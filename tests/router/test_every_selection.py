@@ -27,4 +27,4 @@ def test_indices_are_those_of_a_full_stable_sort(sizes, share, dtype, fill, seed
     masked = indices < 0
     ix, iy = indices.clamp(min=0).long() // sy, indices.clamp(min=0).long() % sy
     wanted = (x.to(sums).gather(-1, ix) + y.to(sums).gather(-1, iy)).masked_fill(masked, -torch.inf)
-    torch.testing.assert_close(scores, wanted, rtol=0, atol=0, equal_nan=True)
+    assert ((scores == wanted) | (scores.isnan() & wanted.isnan())).all()
