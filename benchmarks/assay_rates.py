@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import platform
 import sys
@@ -25,6 +24,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+from intervals import wilson  # noqa: E402
 
 
 def _prepare() -> None:
@@ -207,16 +208,6 @@ def _drawn(row: dict) -> dict[str, str]:
     """assay_clean's words, taken apart: operator dtype {shapes} order layout scale"""
     head, tail = row["what"].split(" {")[0].split(), row["what"].split("} ")[1].split()
     return {"operator": head[0], "dtype": head[1], "order": tail[0], "layout": tail[1]}
-
-
-def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float] | None:
-    """The 95 % Wilson interval of hits / n"""
-    if n == 0:
-        return None
-    share = hits / n
-    centre = share + z * z / (2 * n)
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))
 
 
 def show(rows: list[dict], summary: dict) -> None:

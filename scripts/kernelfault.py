@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "kernelfault.json"
-sys.path.insert(0, str(ROOT / "benchmarks" / "kernelfault"))
+sys.path[:0] = [str(ROOT / "benchmarks" / "kernelfault"), str(ROOT / "benchmarks")]
 
 import catalogue  # noqa: E402
 import show  # noqa: E402

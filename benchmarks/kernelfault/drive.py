@@ -52,30 +52,54 @@ class Plan:
         """One a child process: every fault, every host as it should be, and the clean runs in batches."""
         common = {"seeds": self.seeds, "baselines": self.baselines, "quick": self.quick}
         jobs = [
-            {"name": f.key, "kind": "fault", "host": f.host.name, "backend": f.backend, "fault": f.key, **common,
+            {"name": f.key, "of": made_of(f.host, f.backend, f), "kind": "fault", "host": f.host.name,
+             "backend": f.backend, "fault": f.key, **common,
              "alone": bool(f.host.package) or bool(_SPOILS & set(f.causes))}
             for f in self.faults
         ]  # fmt: skip
         jobs += [
-            {"name": f"{h.name} {b}", "kind": "twin", "host": h.name, "backend": b, "fault": None, **common,
-             "alone": bool(h.package)}
+            {"name": f"{h.name} {b}", "of": made_of(h, b), "kind": "twin", "host": h.name, "backend": b, "fault": None,
+             **common, "alone": bool(h.package)}
             for h, b in self.hosts
         ]  # fmt: skip
+        clean = _hashed(sorted((ROOT / "benchmarks").glob("assay_clean*.py")))
         for first in range(0, self.clean, _BATCH):
             drawn = list(range(first, min(first + _BATCH, self.clean)))
-            jobs.append({"name": f"clean {drawn[0]}..{drawn[-1]}", "kind": "clean", "draws": drawn, "alone": False})
+            name = f"clean {drawn[0]}..{drawn[-1]}"
+            jobs.append({"name": name, "of": clean, "kind": "clean", "draws": drawn, "alone": False})
         return jobs
 
 
 def digest(plan: Plan) -> str:
-    """Changes with the library, the faults and what is asked for (not with how many clean runs or seeds)."""
-    said = hashlib.sha256()
-    for folder in (ROOT / "src" / "goldsmith", HERE):
-        for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".toml")):
-            if path.name not in ("figures.py", "page.py", "show.py", "score.py", "fit.py"):
-                said.update(path.read_bytes())
-    said.update((ROOT / "benchmarks" / "assay_clean.py").read_bytes())
-    said.update(f"{plan.baselines} {plan.quick}".encode())
+    """Changes with the assay, with what runs it here, and with what is asked for (not with how many seeds or runs).
+
+    What a single job rests on beside that is its own affair (`made_of`), so that a new fault, another operator or a
+    page costs none of the rows that are there.
+    """
+    assay = ROOT / "src" / "goldsmith" / "assay"
+    files = [p for p in sorted(assay.rglob("*.py")) if "html" not in p.relative_to(assay).parts]
+    files += [HERE / name for name in ("baselines.py", "baselines_names.py", "loading.py", "worker.py")]
+    files += sorted(assay.rglob("*.json"))
+    return _hashed(files, f"{plan.baselines} {plan.quick}")
+
+
+def made_of(host: Host, backend: str, fault: Fault | None = None) -> str:
+    """Changes with the host as the fault leaves it, and with where it is tried; not with the truth about the fault."""
+    if host.package:
+        package = ROOT / "src" / "goldsmith"
+        folders = [package / "core", package.joinpath(*host.package.split(".")[1:-1])]
+        files = [p for folder in folders for p in sorted(folder.rglob("*.py"))] + [package / "cli" / "targets.py"]
+    else:
+        files = [ROOT / host.backends[backend]]
+    tried = (host.cases, fault.cases, fault.dtype, fault.together, fault.edits) if fault is not None else host.cases
+    return _hashed(files, repr(tried))
+
+
+def _hashed(files: list[Path], words: str = "") -> str:
+    said = hashlib.sha256(words.encode())
+    for path in files:
+        said.update(f"{path.name} {path.stat().st_size}\n".encode())
+        said.update(path.read_bytes())
     return said.hexdigest()[:12]
 
 
@@ -107,7 +131,14 @@ class Kept:
                 file.write(json.dumps(row) + "\n")
 
     def of(self, job: dict[str, Any]) -> list[dict]:
-        return [r for r in self.rows if r["job"] == job["name"]]
+        """The job's rows; those of its host or fault as it was before a change are passed over."""
+        return [r for r in self.rows if (r.get("job"), r.get("of")) == (job["name"], job["of"])]
+
+    def belongs(self, digest: str) -> bool:
+        """Whether the rows were made at this state of the assay; a new file is begun with it."""
+        if not self.rows:
+            self.add({"digest": digest})
+        return self.rows[0].get("digest") == digest
 
 
 def run(plan: Plan, kept: Kept, workers: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -130,6 +161,11 @@ def run(plan: Plan, kept: Kept, workers: int) -> Iterator[tuple[int, int, dict[s
             for future in futures:
                 future.cancel()
             children.end()
+
+
+def told(job: dict[str, Any]) -> dict[str, str]:
+    """What each of a job's rows begins with."""
+    return {"job": job["name"], "of": job["of"]}
 
 
 def _whole(job: dict[str, Any], kept: Kept) -> bool:
@@ -180,7 +216,7 @@ def _job(job: dict[str, Any], kept: Kept, children: _Children) -> None:
             raise KeyboardInterrupt
         if ended:
             return
-        kept.add({"job": job["name"], **child.lost(job)})
+        kept.add({**told(job), **child.lost(job)})
     raise Broken(f"{job['name']}: the child process died {_RESTARTS} times")
 
 
@@ -214,7 +250,7 @@ class _Child:
                 if "begin" in row:
                     self.at = row["begin"]
                     continue
-                kept.add({"job": job["name"], **row})
+                kept.add({**told(job), **row})
                 if "end" in row:
                     return True
         finally:
@@ -223,12 +259,12 @@ class _Child:
 
     def lost(self, job: dict[str, Any]) -> dict[str, Any]:
         """The row at which the process ended; raises where that is no evidence about a kernel."""
-        told, code = "".join(self.said), self.process.returncode
+        said, code = "".join(self.said), self.process.returncode
         if self.at is None or not (self.struck or code < 0):
-            raise Broken(f"{job['name']}: {told[-1500:].strip() or 'the child process did not start'}")
+            raise Broken(f"{job['name']}: {said[-1500:].strip() or 'the child process did not start'}")
         how = "took too long" if self.struck else f"ended with {code}"
         blank = {"verdict": "died", "stage": None, "causes": [], "raw": {}, "findings": [], "notes": [], "seconds": 0.0}
-        return {**self.at, **blank, "died": f"the process {how}", "stderr": told[-600:]}
+        return {**self.at, **blank, "died": f"the process {how}", "stderr": said[-600:]}
 
     def end(self) -> None:
         """End the process, when it has not ended by itself."""

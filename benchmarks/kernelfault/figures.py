@@ -12,18 +12,10 @@ import catalogue
 from baselines_names import RULES
 from catalogue import Fault
 
+from intervals import wilson
+
 AUTHOR = "Faults by one author are not an estimate of how often bugs occur, nor of which ones do."
 NONE = "(none)"
-
-
-def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float] | None:
-    """The 95 % Wilson interval of hits / n"""
-    if n == 0:
-        return None
-    share = hits / n
-    centre = share + z * z / (2 * n)
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))
 
 
 def rate(hits: int, n: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "src")]
 
 import catalogue  # noqa: E402
 import drive  # noqa: E402
@@ -46,8 +46,14 @@ def main(given: list[str] | None = None) -> int:
         tuple(faults), drive.everything(faults, asked.host, asked.backend), asked.seeds, clean, asked.baselines,
         asked.quick,
     )  # fmt: skip
-    keep = asked.keep or catalogue.ROOT / "build" / "kernelfault" / f"{drive.digest(plan)}.jsonl"
+    digest = drive.digest(plan)
+    keep = asked.keep or catalogue.ROOT / "build" / "kernelfault" / f"{digest}.jsonl"
     kept = drive.Kept(keep)
+    if not kept.belongs(digest):
+        print(
+            f"{keep} holds rows of another state of the assay, or of other options; name another file.", file=sys.stderr
+        )
+        return 2
     status = 0
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -82,11 +88,13 @@ def _interrupt(number: int, frame: object) -> None:
 
 def _wanted(rows: list[dict], plan: drive.Plan) -> list[dict]:
     """Of the kept rows those that the command asks for."""
-    names = {job["name"] for job in plan.jobs() if job["kind"] != "clean"}
+    jobs = plan.jobs()
+    wanted = {(job["name"], job["of"]) for job in jobs if job["kind"] != "clean"}
+    clean = {job["of"] for job in jobs if job["kind"] == "clean"}
     return [
         r for r in rows
-        if "seed" in r and ((r["kind"] == "clean" and r["seed"] < plan.clean)
-                            or (r["job"] in names and r["seed"] < plan.seeds))
+        if "seed" in r and ((r["kind"] == "clean" and r["seed"] < plan.clean and r["of"] in clean)
+                            or ((r["job"], r["of"]) in wanted and r["seed"] < plan.seeds))
     ]  # fmt: skip
 
 

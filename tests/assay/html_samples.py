@@ -210,6 +210,7 @@ def diagnosis(name="mhc.pre", **more):
             StageState("x.grad", "grad", 2.0e5, 0.1, "inherited"),
         ],
         ["h_mix"],
+        ["bias.grad is wrong with grad_h_in alone, and right with grad_h_post alone."],
         undecided=["a missing n / 4 cannot be told from a_res; try n = 8"],
         case=case,
         examined={
@@ -230,7 +231,7 @@ def hostile_diagnosis():
     made.causes = [Cause(EVIL, 0.5, EVIL, [EVIL, LONG], {EVIL: EVIL}, EVIL, LONG)]
     made.stages = [StageState(EVIL, EVIL, 1.0, 2.0, "culprit", EVIL), StageState(LONG, LONG)]
     made.case = {**made.case, "name": EVIL, "steps": [EVIL], "strides": {EVIL: [1]}, "layouts": {LONG: EVIL}}
-    made.bundle, made.partial = Path(LONG), EVIL
+    made.bundle, made.partial, made.traced = Path(LONG), EVIL, [EVIL, LONG]
     evidence = made.evidence
     evidence.fits = [Fit(EVIL, EVIL, EVIL, EVIL, 1.0, 0.1, named=EVIL, also=(LONG,), where=EVIL)]
     evidence.ratios = [Ratio(EVIL, EVIL, EVIL, 1.0, 0.1, EVIL, (LONG,))]

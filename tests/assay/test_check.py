@@ -144,8 +144,14 @@ def test_an_interrupt_hands_over_what_was_finished():
         assert stopped.value.__notes__ == ["The check of kernel was interrupted; .report has what was finished."]
         assert stopped.traceback[-1].name == "kernel"
     report = stopped.value.report
-    assert report.partial == "interrupted" and report.cases == ["sized[T=3]", "sized[T=5]"]
+    assert report.partial == "interrupted" and report.cases == ["sized[T=3]", "sized[T=5]", "sized[T=7]"]
     assert {r.case for r in report.rows} == {"sized[T=3]"} and not report.findings
+    assert report.verdict == "unjudged" and not report.ok
+    assert {n.case: n.text for n in report.notes if n.id == "not_run"} == {
+        "sized[T=5]": "the case did not run to its end: interrupted", "sized[T=7]": "the case did not run: interrupted",
+    }  # fmt: skip
+    said = " ".join(str(report).split())
+    assert said.startswith("NOT JUDGED kernel: 2 of 3 cases did not finish (sized[T=5], sized[T=7]): interrupted; ")
 
 
 def test_wrong_shapes_nan_and_missing_results_are_certain():

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,13 +12,15 @@ import pytest
 from repo.tree import ROOT
 
 KERNELFAULT = ROOT / "benchmarks" / "kernelfault"
-sys.path.insert(0, str(KERNELFAULT))
+sys.path[:0] = [str(KERNELFAULT), str(KERNELFAULT.parent)]
 
 import catalogue
 import drive
 import figures
 import fit
 import page
+
+import intervals
 
 SCORE = [sys.executable, str(KERNELFAULT / "score.py")]
 
@@ -71,6 +74,53 @@ def test_a_run_that_was_cut_off_goes_on_and_does_nothing_twice(tmp_path):
     assert path.read_text() == before
 
 
+def test_what_is_kept_depends_on_the_assay_and_on_the_kernel_that_a_row_is_of(tmp_path, monkeypatch):
+    what = plan("M04 mhc_backward torch", "M16 mhc_pre reference", "M03 router_scatter torch", clean=2)
+    rate_files = ("assay_clean.py", "assay_clean_kinks.py", "assay_clean_views.py")
+    tree = tmp_path / "tree"
+    for part in ("src/goldsmith", "benchmarks/kernelfault", *(f"benchmarks/{name}" for name in rate_files)):
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        (tree / part).parent.mkdir(parents=True, exist_ok=True)
+        copy(ROOT / part, tree / part)
+    monkeypatch.setattr(drive, "ROOT", tree)
+    monkeypatch.setattr(drive, "HERE", tree / "benchmarks" / "kernelfault")
+
+    def state():
+        return drive.digest(what), [job["of"] for job in what.jobs()]
+
+    def changed(path):
+        before = state()
+        with (tree / path).open("a") as file:
+            file.write("# changed\n")
+        after = state()
+        return [before[0] != after[0], *(a != b for a, b in zip(before[1], after[1], strict=True))]
+
+    # the assay; a fault of each of three hosts, of which we ship the second; clean runs
+    assert changed("src/goldsmith/assay/diagnosis/rules/state.py") == [True, False, False, False, False]
+    assert changed("benchmarks/kernelfault/worker.py") == [True, False, False, False, False]
+    assert changed("benchmarks/kernelfault/specimens/router_scatter.py") == [False, False, False, True, False]
+    assert changed("src/goldsmith/mhc/_formulas.py") == [False, False, True, False, False]
+    for name in rate_files:
+        assert changed(f"benchmarks/{name}") == [False, False, False, False, True]
+    for other in (
+        "src/goldsmith/assay/html/page.py",
+        "src/goldsmith/router/modules.py",
+        "benchmarks/kernelfault/page.py",
+    ):
+        assert changed(other) == [False] * 5
+
+
+def test_rows_of_a_host_as_it_was_are_done_again_and_those_of_another_assay_are_refused(tmp_path):
+    what = plan("M03 router_scatter torch")
+    kept = drive.Kept(tmp_path / "rows.jsonl")
+    assert kept.belongs("one") and not drive.Kept(kept.path).belongs("another")
+    job = what.jobs()[0]
+    kept.add({"job": job["name"], "of": "before", "case": "c", "seed": 0})
+    assert kept.of(job) == []
+    kept.add({**drive.told(job), "case": "c", "seed": 0})
+    assert len(kept.of(job)) == 1
+
+
 def test_a_child_that_dies_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
     worker = tmp_path / "worker.py"
     worker.write_text(
@@ -114,10 +164,10 @@ def test_accusations_are_counted():
 
 
 def test_wilson_is_the_95_percent_interval():
-    assert figures.wilson(0, 3000)[1] == pytest.approx(0.00128, abs=1e-5)
-    low, high = figures.wilson(78, 80)
+    assert intervals.wilson(0, 3000)[1] == pytest.approx(0.00128, abs=1e-5)
+    low, high = intervals.wilson(78, 80)
     assert (low, high) == (pytest.approx(0.9134, abs=1e-3), pytest.approx(0.9931, abs=1e-3))
-    assert figures.wilson(0, 0) is None
+    assert intervals.wilson(0, 0) is None
 
 
 def test_calibration_leaves_held_out_hosts_out_and_never_falls():

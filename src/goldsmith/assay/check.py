@@ -70,7 +70,8 @@ def check(
     raises    raise AssayError when the verdict is not "pass"; otherwise only return the report
 
     Returns a Report. Raises AssayError (its text is the report) and TargetError for a mistake in the declaration; an
-    interrupt from the keyboard goes on as KeyboardInterrupt, whose `.report` has what was finished.
+    interrupt from the keyboard goes on as KeyboardInterrupt, whose `.report` has what was finished: it is "unjudged"
+    where nothing wrong was found until then.
     """
     seed = hooks.seed_of(seed)
     examined("check", target, case, dtype, device, seed, probes, budget_s)
@@ -109,10 +110,11 @@ def examine(
     try:  # a caller's no_grad is about the caller; the candidate's gradients are asked for
         for each in cases:
             for drawn, only_values in _dtypes(target, each, dtype, selected):
-                if sessions or report.partial:
+                if sessions:
                     break
-                if budget.spent:
-                    _not_run(report, tally, budget, _label(each, drawn, target, dtype), drawn, selected, only_values)
+                why = report.partial or (budget.said if budget.spent else "")
+                if why:
+                    _not_run(report, tally, why, _label(each, drawn, target, dtype), drawn, selected, only_values)
                     continue
                 session = Session(target, each, drawn, device, seed, selected, _label(each, drawn, target, dtype))
                 try:
@@ -120,6 +122,7 @@ def examine(
                         _examine(session, budget, tally, only_values)
                 except KeyboardInterrupt as error:
                     report.partial, stopped = INTERRUPTED, error
+                    session.note(NOT_RUN, report.target, f"the case did not run to its end: {INTERRUPTED}")
                 _collect(report, session)
                 if not only_values:
                     tally.asked(session)
@@ -197,15 +200,15 @@ def _examine(session: Session, budget: Budget, tally: _Tally, only_values: bool)
 
 
 def _not_run(
-    report: Report, tally: _Tally, budget: Budget, label: str, dtype: torch.dtype, selected: frozenset[str],
+    report: Report, tally: _Tally, why: str, label: str, dtype: torch.dtype, selected: frozenset[str],
     only_values: bool,
 ) -> None:  # fmt: skip
     """A case for which no time was left: it is named and does not count. float32 beside 16 bits is only a probe."""
     for name in ["float32"] if only_values else selected - {"float32"}:
-        tally.skipped(name, budget.said)
+        tally.skipped(name, why)
     if not only_values:
         report.cases.append(label)
-        report.notes.append(Note(NOT_RUN, report.target, f"the case did not run: {budget.said}", label))
+        report.notes.append(Note(NOT_RUN, report.target, f"the case did not run: {why}", label))
         if _spelt(dtype) not in report.dtypes:
             report.dtypes.append(_spelt(dtype))
 

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .interpreter_quick import quicken
+
 MODULE = "triton.runtime.interpreter"
 NO_BFLOAT16 = (
     "bfloat16 was not judged: the kernel ran in Triton's interpreter, whose bfloat16 stores truncate where hardware "
@@ -41,6 +43,7 @@ def watching() -> Iterator[Interpreted]:
     if executor is None or builder is None:
         yield seen
         return
+    undo = quicken(module)
     launch, dot = executor.__call__, builder.create_dot
 
     def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -58,6 +61,7 @@ def watching() -> Iterator[Interpreted]:
     finally:
         executor.__call__ = launch
         del builder.create_dot
+        undo()
 
 
 def distrusted(seen: Interpreted, compute: torch.dtype | None) -> bool:

@@ -49,8 +49,9 @@ def _left_out(report: Report, left_out: dict[str, str], judged: int, refused: in
     """Cases that did not run, by name, and why; then what the others came to."""
     names = list(left_out)
     shown = ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" if names[SHOWN_NAMES:] else "")
-    why = next(iter(left_out.values())).removeprefix("the case did not run: ")
-    sentence = f"{len(names)} of {_plural(len(report.cases), 'case')} did not run ({shown}): {why}"
+    why = next(iter(left_out.values())).partition(": ")[2]
+    did = "did not finish" if report.partial else "did not run"
+    sentence = f"{len(names)} of {_plural(len(report.cases), 'case')} {did} ({shown}): {why}"
     ran = len(report.cases) - len(names) - refused
     return sentence + (f"; {judged} results right in {_plural(ran, 'case')}" if ran else "")
 

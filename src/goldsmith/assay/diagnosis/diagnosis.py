@@ -107,7 +107,8 @@ def _failing(
     report, sessions = examine(target, cases, dtype, device, seed, quick, share, until_failing=True)
     if _nothing_found(report) and quick != selected and not report.partial:
         whole, sessions = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
-        if whole.verdict != UNJUDGED or report.verdict != PASS:  # the cheap probes judged every case, these did not
+        # where time ran out, the cheap probes judged every case, and these did not; after an interrupt nothing counts
+        if whole.partial or whole.verdict != UNJUDGED or report.verdict != PASS:
             report = whole
     if _nothing_found(report) and {"second_call", "repeats"} <= selected and not report.partial:
         return report, *_further(report, target, cases[0], dtype, device, seed, selected, share)
@@ -130,7 +131,7 @@ def _further(
     try:
         later = further(session, [c for c in target.cases if c.name != case.name], spent=clock.spent)
     except KeyboardInterrupt:
-        report.partial = INTERRUPTED
+        report.partial, report.verdict = INTERRUPTED, UNJUDGED
         return None, {}
     finally:
         torch.random.set_rng_state(state)

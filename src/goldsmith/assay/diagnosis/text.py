@@ -50,7 +50,7 @@ def render(found: Diagnosis, command: str = "") -> str:
 def headline(found: Diagnosis) -> str:
     """The verdict in one sentence."""
     name = found.report.target or "the target"
-    if found.verdict == PASS and found.partial:
+    if found.partial and (found.verdict == PASS or found.verdict == UNJUDGED and found.report.partial):
         return f"NOT FINISHED  {name}: {found.partial} before all was tried; nothing wrong was found until then"
     if found.verdict == PASS:
         return f"PASS  {name}: nothing wrong was found"

@@ -184,8 +184,9 @@ def headline(report: Report) -> str:
         return "Something is wrong, and no probe could say more."
     left_out = [n for n in report.notes if n.id == NOT_RUN]
     if left_out and judged_cases(report):
-        why = left_out[0].text.removeprefix("the case did not run: ")
-        return f"{len(left_out)} of {count(len(report.cases), 'case')} did not run: {why}."
+        did = "did not finish" if report.partial else "did not run"
+        why = left_out[0].text.partition(": ")[2]
+        return f"{len(left_out)} of {count(len(report.cases), 'case')} {did}: {why}."
     if unjudged(report):
         return f"Nothing was judged: {sentence(unjudged(report))}"
     runs = len({(r.case, r.run) for r in report.rows})

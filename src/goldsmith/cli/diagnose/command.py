@@ -62,7 +62,7 @@ def run(request: Request, json_to: str | None = None) -> int:
     if json_to == "-":
         sys.stdout.write(json.dumps(reply["json"]) + "\n")
         sys.stdout.flush()
-    if reply["interrupted"] and reply["verdict"] == "pass":
+    if reply["interrupted"] and reply["verdict"] in ("pass", "unjudged"):
         return INTERRUPTED
     return STATUS[reply["verdict"]]
 

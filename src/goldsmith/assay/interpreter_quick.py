@@ -1,0 +1,103 @@
+"""Triton's interpreter without four detours that change no result: it takes less than half the time.
+
+Measured with Triton 3.6 on mhc.pre's dearest case, in seconds of processor time: 16.9 as it comes, 7.2 so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+USED = ("_patch_lang", "_LangPatchScope", "_get_np_dtype", "GridExecutor", "interpreter_builder", "tl")
+
+
+def quicken(module: Any) -> Callable[[], None]:
+    """Leave the detours out of `triton.runtime.interpreter`; what is returned puts them back.
+
+    A Triton that is written differently, or is quickened already, stays as it is.
+    """
+    builder = getattr(module, "interpreter_builder", None)
+    options = getattr(builder, "options", None)
+    if not all(hasattr(module, n) for n in USED) or not hasattr(options, "sanitize_overflow"):
+        return _nothing
+    if getattr(module._patch_lang, "func", None) is _patched:
+        return _nothing
+    core, execute = module.tl.core, module.GridExecutor.__call__
+    known: set[Any] = set()
+
+    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        known.clear()
+        try:
+            return execute(self, *args, **kwargs)
+        finally:
+            known.clear()
+
+    changes: list[tuple[Any, str, Any]] = [
+        # each integer sum is done in int64 once more, for an assertion that only `debug` keeps
+        (builder, "options", replace(options, sanitize_overflow=options.sanitize_overflow and options.debug)),
+        # each call of a device function patches triton.language again, which the launch has done
+        (module, "_patch_lang", partial(_patched, module._patch_lang, module._LangPatchScope, module.tl, known)),
+        (module.GridExecutor, "__call__", launch),
+        # each value looks its dtype up in a table that is built for it
+        (module, "_get_np_dtype", partial(_np_dtype, module._get_np_dtype, core, {})),
+        # each value's shape is a tuple that writes down the types of its numbers, which nobody asks for
+        (core.tuple, "__init__", _tuple_init(core, core.tuple.__init__)),
+        (core.tuple, "__getattr__", _tuple_getattr(core, core.tuple.__getattr__)),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    _set(changes)
+    return partial(_set, before)
+
+
+def _set(values: list[tuple[Any, str, Any]]) -> None:
+    for owner, name, value in values:
+        setattr(owner, name, value)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _patched(patch: Any, scope: Any, tl: Any, known: set[Any], function: Any) -> Any:
+    """Patch the language that a function sees, unless this launch has patched as much before.
+
+    `known` holds the modules that were patched, and the functions that were looked at.
+    """
+    if function in known:
+        return scope()
+    seen = {v for v in (tl, tl.core) if any(g is v for g in function.__globals__.values())}
+    covered = bool(seen) and seen <= known
+    known |= {function, *seen}
+    return scope() if covered else patch(function)
+
+
+def _np_dtype(ask: Any, core: Any, table: dict[str, Any], dtype: Any) -> Any:
+    plain = dtype.element_ty if type(dtype) is core.block_type else dtype
+    if type(plain) is not core.dtype:  # a pointer
+        return ask(dtype)
+    if plain.name not in table:
+        table[plain.name] = ask(plain)
+    return table[plain.name]
+
+
+def _tuple_init(core: Any, init: Any) -> Any:
+    def __init__(self: Any, args: Any, type: Any = None) -> None:
+        values = list(args)
+        if type is None and all(isinstance(v, core.constexpr) for v in values):
+            self.values = values  # the type is written down when it is asked for
+        else:
+            init(self, values, type)
+
+    return __init__
+
+
+def _tuple_getattr(core: Any, get: Any) -> Any:
+    def __getattr__(self: Any, name: str) -> Any:
+        if name == "type":
+            self.type = core._type_for_tuple_values(self.values)
+            return self.type
+        return get(self, name)
+
+    return __getattr__
