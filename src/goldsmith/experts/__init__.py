@@ -1,0 +1,5 @@
+"""MoE experts with LoRA over a frozen, also quantised, base: forward and backward.
+
+The mathematics is in README.md beside this file; each operator is a folder: what it is (op), what it means (reference),
+how it is fast, on what it is tried (cases).
+"""

@@ -1,0 +1,352 @@
+"""Layout: where every weight of a packed base lies. One copy of the weights serves both directions, on every CPU.
+
+word    32 bits: `per_word` consecutive inputs k of one output row n. int4, int4_asym, mxfp4: bits 4j..4j+3 hold
+        k = 2j and bits 16+4j..16+4j+3 hold k = 2j+1 (j = 0..3); the others are in order, lowest bits first
+tile    16 rows x 16 words, stored [word][row]: 1 KiB
+panel   16 rows: their tiles in order of k; scales [groups][16] (fp8_block: [groups], 16 divides its 128 rows);
+        zeros [groups][8 bytes] (int4_asym alone), byte b row b in its low nibble and row b+8 in the high one;
+        then zero bytes up to a multiple of 64. Rows and inputs beyond the matrix are zero bits
+matrix  its panels in order of n
+blob    gate_up: by slice, by expert: gate [I_p, H], then up. down: by slice, by expert: [H, I_p].
+        Slices begin at multiples of 4096 bytes when there are several
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .formats import FORMATS, FP8_BLOCK, SCALE_NAMES, Codes, Format, decode
+
+ROWS = 16  # of a panel
+WORDS = 16  # of a tile, along the inputs
+ALIGNMENT = 64  # of panels, so that a load never crosses a cache line
+PAGE = 4096  # of slices, so that each can be bound to a node of its own
+
+_TEXT = re.compile(r"(\w+):(\d+)x(\d+)x(\d+):(\w+):(\w+|-):(\d+(?:,\d+)+)")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The matrices of one slice in a blob, all experts alike; byte positions.
+
+    offset         of the slice in the blob
+    expert_stride  from expert to expert
+    parts          of the matrices inside an expert: (gate, up), or (down,)
+    rows, inputs   of a matrix: N, K
+    panels, tiles  of a matrix, of a panel
+    groups         scales of a row (fp8_block: of a panel); 0 without scales
+    panel_bytes, scales_at, zeros_at   inside a panel
+    """
+
+    offset: int
+    expert_stride: int
+    parts: tuple[int, ...]
+    rows: int
+    inputs: int
+    panels: int
+    tiles: int
+    groups: int
+    panel_bytes: int
+    scales_at: int
+    zeros_at: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Format, sizes and slices of a packed base; `text` and `parse` carry it through an operator's string option.
+
+    group_size   inputs that share a scale; None: the whole row (int8), or no scales at all (fp32, bf16)
+    scale_dtype  None without scales; uint8 for the E8M0 bytes of mxfp4
+    cuts         borders of the slices along the intermediate size: (0, .., I)
+    """
+
+    format: str
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    group_size: int | None
+    scale_dtype: torch.dtype | None
+    cuts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        fmt = FORMATS.get(self.format)
+        if fmt is None:
+            raise ValueError(f"Layout: format={self.format!r} is unknown; known: {', '.join(FORMATS)}")
+        for name in ("num_experts", "hidden_size", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Layout: {name}={getattr(self, name)}, wanted at least 1")
+        if self.scale_dtype not in (fmt.scales or (None,)):
+            raise ValueError(f"Layout: {self.format} has no scales in {self.scale_dtype}")
+        step, last = self.step, self.intermediate_size
+        rising = all(a <= b for a, b in zip(self.cuts, self.cuts[1:]))
+        if len(self.cuts) < 2 or self.cuts[0] != 0 or self.cuts[-1] != last or not rising:
+            raise ValueError(f"Layout: cuts={self.cuts} do not go up from 0 to {last}")
+        if any(cut % step for cut in self.cuts if cut != last):
+            raise ValueError(f"Layout: cuts={self.cuts} are not multiples of the group of {step}")
+        group = self.group_size
+        if fmt.fixed and group != fmt.group:
+            raise ValueError(f"Layout: group_size={group}, but that of {self.format} is {fmt.group}")
+        if fmt.name != "fp8_block" and (group is not None or fmt.bits == 4):
+            if not group or group % 8 or self.hidden_size % group or last % group:
+                raise ValueError(f"Layout: group_size={group} does not fit {self.hidden_size} and {last}")
+
+    @property
+    def kind(self) -> Format:
+        return FORMATS[self.format]
+
+    @property
+    def partitions(self) -> int:
+        return len(self.cuts) - 1
+
+    @property
+    def step(self) -> int:
+        """What a cut must be a multiple of: the group of down, whose inputs are cut."""
+        return self.group_size or 1
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def text(self) -> str:
+        """For example "int4:64x1024x512:g32:bf16:0,512": format, experts x hidden x intermediate, group, scale, cuts"""
+        sizes = f"{self.num_experts}x{self.hidden_size}x{self.intermediate_size}"
+        group = "row" if self.group_size is None else f"g{self.group_size}"
+        scale = SCALE_NAMES[self.scale_dtype] if self.scale_dtype else "-"
+        return f"{self.format}:{sizes}:{group}:{scale}:{','.join(map(str, self.cuts))}"
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def parse(cls, text: str) -> Layout:
+        """The layout whose `text` this is; ValueError for any other text."""
+        found = _TEXT.fullmatch(text)
+        scales = {name: dtype for dtype, name in SCALE_NAMES.items()} | {"-": None}
+        if found is None or found[6] not in scales or not re.fullmatch(r"row|g\d+", found[5]):
+            raise ValueError(f"Layout: {text!r} is not a layout; one is 'int4:64x1024x512:g32:bf16:0,512'")
+        group = None if found[5] == "row" else int(found[5][1:])
+        cuts = tuple(int(cut) for cut in found[7].split(","))
+        return cls(found[1], int(found[2]), int(found[3]), int(found[4]), group, scales[found[6]], cuts)
+
+    # -- places -------------------------------------------------------------------------------------------------------
+
+    def matrices(self, which: str) -> list[Slice]:
+        """The slices of the blob "gate_up" or "down", in order."""
+        return list(self._slices(which))
+
+    def nbytes(self, which: str | None = None) -> int:
+        """Bytes of the blob "gate_up" or "down", or of both."""
+        if which is None:
+            return self.nbytes("gate_up") + self.nbytes("down")
+        last = self._slices(which)[-1]
+        return last.offset + last.expert_stride * self.num_experts
+
+    def _slices(self, which: str) -> tuple[Slice, ...]:
+        if which not in ("gate_up", "down"):
+            raise ValueError(f"Layout: there is no blob {which!r}; there are 'gate_up' and 'down'")
+        return self._gate_up if which == "gate_up" else self._down
+
+    @cached_property
+    def _gate_up(self) -> tuple[Slice, ...]:
+        return tuple(self._laid_out(2))
+
+    @cached_property
+    def _down(self) -> tuple[Slice, ...]:
+        return tuple(self._laid_out(1))
+
+    def _laid_out(self, parts: int) -> Iterator[Slice]:
+        fmt, at = self.kind, 0
+        for begin, end in zip(self.cuts, self.cuts[1:]):
+            rows, inputs = (end - begin, self.hidden_size) if parts == 2 else (self.hidden_size, end - begin)
+            if self.partitions > 1:
+                at = up(at, PAGE)
+            empty = rows == 0 or inputs == 0
+            tiles = -(-inputs // (WORDS * fmt.per_word))
+            groups = 0 if empty or self.scale_dtype is None else -(-inputs // (self.group_size or inputs))
+            scales_at = tiles * ROWS * WORDS * 4
+            each = self.scale_dtype.itemsize if self.scale_dtype else 0
+            zeros_at = scales_at + groups * each * (1 if fmt.name == "fp8_block" else ROWS)
+            panel = up(zeros_at + (groups * ROWS // 2 if fmt.zeros else 0), ALIGNMENT)
+            panels = 0 if empty else -(-rows // ROWS)
+            matrix = panels * panel
+            places = tuple(matrix * part for part in range(parts))
+            stride = matrix * parts
+            yield Slice(at, stride, places, rows, inputs, panels, tiles, groups, panel, scales_at, zeros_at)
+            at += stride * self.num_experts
+
+
+def up(number: int, multiple: int) -> int:
+    """The least multiple that is not below."""
+    return -(-number // multiple) * multiple
+
+
+def cuts(intermediate_size: int, partitions: int, step: int) -> tuple[int, ...]:
+    """Borders of `partitions` slices at multiples of `step`, the first ones a step longer if need be."""
+    steps = -(-intermediate_size // step)
+    each, more = divmod(steps, partitions)
+    ends = [step * (each * p + min(p, more)) for p in range(partitions + 1)]
+    return tuple(min(end, intermediate_size) for end in ends)
+
+
+# -- experts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expert:
+    """The three matrices of one expert, whole: gate and up [I, H], down [H, I]."""
+
+    gate: Codes
+    up: Codes
+    down: Codes
+
+
+def write_expert(layout: Layout, gate_up: Tensor, down: Tensor, e: int, expert: Expert) -> None:
+    """Expert e into the two blobs (1-D uint8), a slice at a time."""
+    for begin, place in zip(layout.cuts, layout.matrices("gate_up")):
+        for part, matrix in enumerate((expert.gate, expert.up)):
+            if place.panels:
+                cut = _cut_rows(layout, matrix, begin, begin + place.rows)
+                write_matrix(layout, place, _panels(gate_up, place, e, part), cut)
+    for begin, place in zip(layout.cuts, layout.matrices("down")):
+        if place.panels:
+            cut = _cut_inputs(layout, expert.down, begin, begin + place.inputs)
+            write_matrix(layout, place, _panels(down, place, e, 0), cut)
+
+
+def read_expert(layout: Layout, gate_up: Tensor, down: Tensor, e: int) -> Expert:
+    """Expert e from the two blobs: the inverse of `write_expert`."""
+    parts: list[list[Codes]] = [
+        [read_matrix(layout, place, _panels(blob, place, e, part)) for place in layout.matrices(which) if place.panels]
+        for which, blob, part in (("gate_up", gate_up, 0), ("gate_up", gate_up, 1), ("down", down, 0))
+    ]
+    whole_row = layout.group_size is None
+    return Expert(_joined(parts[0], 0), _joined(parts[1], 0), _joined(parts[2], 1, scale_is_common=whole_row))
+
+
+def unpack_expert(
+    layout: Layout, gate_up: Tensor, down: Tensor, e: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Expert e in numbers: gate, up [I, H] and down [H, I]; see `unpack`."""
+    expert = read_expert(layout, gate_up, down, e)
+    kind = layout.kind
+    return decode(kind, expert.gate, dtype), decode(kind, expert.up, dtype), decode(kind, expert.down, dtype)
+
+
+def unpack(layout: Layout, gate_up: Tensor, down: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """gate_up [E, 2I, H] (rows 0..I-1 gate, then up) and down [E, H, I] in numbers, an expert at a time
+
+    Each is value(code) * scale rounded once to `dtype`: exact in float64, and in float32 unless scales are float32.
+    """
+    E, H, I = layout.num_experts, layout.hidden_size, layout.intermediate_size
+    both = torch.empty((E, 2 * I, H), dtype=dtype, device=gate_up.device)
+    back = torch.empty((E, H, I), dtype=dtype, device=down.device)
+    for e in range(E):
+        both[e, :I], both[e, I:], back[e] = unpack_expert(layout, gate_up, down, e, dtype)
+    return both, back
+
+
+def _panels(blob: Tensor, place: Slice, e: int, part: int) -> Tensor:
+    at = place.offset + e * place.expert_stride + place.parts[part]
+    return blob[at : at + place.panels * place.panel_bytes].view(place.panels, place.panel_bytes)
+
+
+def _cut_rows(layout: Layout, matrix: Codes, begin: int, end: int) -> Codes:
+    blocks = FP8_BLOCK if layout.format == "fp8_block" else 1
+    rows = slice(begin // blocks, -(-end // blocks))
+    scales, zeros = (None if t is None else t[rows] for t in (matrix.scales, matrix.zeros))
+    return Codes(matrix.codes[begin:end], scales, zeros)
+
+
+def _cut_inputs(layout: Layout, matrix: Codes, begin: int, end: int) -> Codes:
+    group, per_code = layout.group_size, layout.kind.per_code
+    groups = slice(None) if group is None else slice(begin // group, -(-end // group))
+    scales, zeros = (None if t is None else t[:, groups] for t in (matrix.scales, matrix.zeros))
+    return Codes(matrix.codes[:, begin // per_code : end // per_code], scales, zeros)
+
+
+def _joined(parts: list[Codes], dim: int, *, scale_is_common: bool = False) -> Codes:
+    """Slices of a matrix side by side. float8 is joined as bytes: torch.cat does not take it on every device."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    bytes_ = first.codes.dtype if first.codes.dtype.itemsize > 1 else torch.uint8
+    codes = torch.cat([p.codes.view(bytes_) for p in parts], dim).view(first.codes.dtype)
+    if first.scales is None or scale_is_common:
+        return Codes(codes, first.scales)
+    scales = torch.cat([p.scales for p in parts if p.scales is not None], dim)
+    zeros = torch.cat([p.zeros for p in parts if p.zeros is not None], dim) if first.zeros is not None else None
+    return Codes(codes, scales, zeros)
+
+
+# -- one matrix -------------------------------------------------------------------------------------------------------
+
+
+def write_matrix(layout: Layout, place: Slice, panels: Tensor, matrix: Codes) -> None:
+    """The panels [panels, panel_bytes] of a matrix, from its codes."""
+    fmt, P, T, G = layout.kind, place.panels, place.tiles, place.groups
+    codes = matrix.codes.contiguous()
+    codes = codes if codes.dtype.itemsize > 1 else codes.view(torch.uint8)
+    width = T * WORDS * fmt.per_word // fmt.per_code
+    if codes.shape != (P * ROWS, width):
+        codes = pad(codes, (0, width - codes.shape[1], 0, P * ROWS - codes.shape[0]))
+    words = codes.view(torch.int32)
+    if fmt.bits == 4:
+        words = _gather(words) | _gather(words >> 4) << 16
+    tiles = panels[:, : place.scales_at].view(torch.int32).view(P, T, WORDS, ROWS)
+    tiles.copy_(words.view(P, ROWS, T, WORDS).permute(0, 2, 3, 1))
+    if matrix.scales is None:
+        return
+    scales = panels[:, place.scales_at : place.zeros_at].view(matrix.scales.dtype)
+    if fmt.name == "fp8_block":
+        scales.copy_(matrix.scales.repeat_interleave(FP8_BLOCK // ROWS, 0)[:P])
+        return
+    scales.view(P, G, ROWS).copy_(_by_panel(matrix.scales, P))
+    if matrix.zeros is not None:
+        zeros = _by_panel(matrix.zeros, P)
+        packed = panels[:, place.zeros_at : place.zeros_at + G * ROWS // 2].view(P, G, ROWS // 2)
+        packed.copy_(zeros[..., : ROWS // 2] | zeros[..., ROWS // 2 :] << 4)
+
+
+def read_matrix(layout: Layout, place: Slice, panels: Tensor) -> Codes:
+    """The codes of a matrix, from its panels: the inverse of `write_matrix`."""
+    fmt, P, T, G = layout.kind, place.panels, place.tiles, place.groups
+    tiles = panels[:, : place.scales_at].view(torch.int32).view(P, T, WORDS, ROWS)
+    words = tiles.permute(0, 3, 1, 2).contiguous().view(P * ROWS, T * WORDS)
+    if fmt.bits == 4:
+        words = _spread(words) | _spread(words >> 16) << 4
+    codes = words.view(fmt.codes)[: place.rows, : place.inputs // fmt.per_code]
+    if layout.scale_dtype is None:
+        return Codes(codes)
+    scales = panels[:, place.scales_at : place.zeros_at].view(layout.scale_dtype)
+    if fmt.name == "fp8_block":
+        return Codes(codes, scales[:: FP8_BLOCK // ROWS].contiguous())
+    scales = scales.view(P, G, ROWS).permute(0, 2, 1).reshape(P * ROWS, G)[: place.rows]
+    if not fmt.zeros:
+        return Codes(codes, scales)
+    packed = panels[:, place.zeros_at : place.zeros_at + G * ROWS // 2].view(P, G, ROWS // 2)
+    zeros = torch.cat((packed & 15, packed >> 4), -1).permute(0, 2, 1).reshape(P * ROWS, G)[: place.rows]
+    return Codes(codes, scales, zeros)
+
+
+def _by_panel(values: Tensor, panels: int) -> Tensor:
+    """[rows, groups] -> [panels, groups, 16], rows beyond the matrix zero"""
+    values = pad(values, (0, 0, 0, panels * ROWS - values.shape[0]))
+    return values.view(panels, ROWS, -1).permute(0, 2, 1)
+
+
+def _gather(words: Tensor) -> Tensor:
+    """The even nibbles of a word, side by side in its low half"""
+    words = words & 0x0F0F0F0F
+    words = (words | words >> 4) & 0x00FF00FF
+    return (words | words >> 8) & 0x0000FFFF
+
+
+def _spread(words: Tensor) -> Tensor:
+    """The nibbles of a word's low half, each to an even place: the inverse of `_gather`"""
+    words = words & 0x0000FFFF
+    words = (words | words << 8) & 0x00FF00FF
+    return (words | words << 4) & 0x0F0F0F0F
