@@ -1,0 +1,91 @@
+// h = act(g, u) and its derivatives, sixteen features at a time.
+#pragma once
+
+#include "../goldsmith.h"
+#include "simd.h"
+
+namespace gs::GS_LEVEL {
+
+// e^x within 2 units of the last place; 0 below -87.3, infinite above 88.7. NaN stays.
+inline Floats exponential(Floats x) {
+    const Floats low = all(-87.33f), high = all(88.72f);
+    const Floats inside = greater(low, lesser(high, x));
+    const Floats n = round(inside * all(1.44269504f));
+    const Floats r = fma(n, all(2.12194440e-4f), fma(n, all(-0.693359375f), inside));
+    Floats p = all(1.9875691500e-4f);
+    p = fma(p, r, all(1.3981999507e-3f));
+    p = fma(p, r, all(8.3334519073e-3f));
+    p = fma(p, r, all(4.1665795894e-2f));
+    p = fma(p, r, all(1.6666665459e-1f));
+    p = fma(p, r, all(5.0000001201e-1f));
+    p = fma(p, r * r, r + all(1));
+    // 2^n in two factors: n = 128 has no float32 of its own
+    const Words whole = to_words(n), half = right_signed<1>(whole);
+    const Words rest = to_words(n - to_floats(half));
+    const Floats result = p * as_floats(left<23>(half + all_words(127))) * as_floats(left<23>(rest + all_words(127)));
+    const Floats capped = where_greater(x, high, all(std::numeric_limits<float>::infinity()), result);
+    return where_greater(low, x, zero(), capped);
+}
+
+inline Floats sigmoid(Floats x) { return all(1) / (all(1) + exponential(zero() - x)); }
+
+struct Activation {
+    gs_activation kind;
+    float alpha, limit;
+
+    // g and u as the activation sees them; NaN stays NaN
+    Floats clamp_gate(Floats g) const { return lesser(all(limit), g); }
+    Floats clamp_up(Floats u) const { return greater(all(-limit), lesser(all(limit), u)); }
+
+    struct Slopes { Floats h, dg, du; };
+
+    // h, dh/dg and dh/du
+    Slopes slopes(Floats gate, Floats up) const {
+        const Floats g = clamp_gate(gate), u = clamp_up(up);
+        Slopes found = inside(g, u);
+        const Floats top = all(limit), bottom = all(-limit);
+        found.dg = where_greater(gate, top, zero(), found.dg);
+        found.du = where_greater(up, top, zero(), where_greater(bottom, up, zero(), found.du));
+        return found;
+    }
+
+    Floats value(Floats gate, Floats up) const { return inside(clamp_gate(gate), clamp_up(up)).h; }
+
+private:
+    Slopes inside(Floats g, Floats u) const {
+        switch (kind) {
+            case GS_SILU: {
+                const Floats s = sigmoid(g), silu = g * s;
+                return {silu * u, u * s * fma(g, sigmoid(zero() - g), all(1)), silu};
+            }
+            case GS_GELU: return gelu(g, u);
+            case GS_GELU_TANH: {  // (1 + tanh z) / 2 is the sigmoid of 2 z, which loses nothing near either end
+                const float c = 0.7978845608028654f, d = 0.044715f;
+                const Floats square = g * g, z = all(2 * c) * g * fma(all(d), square, all(1));
+                const Floats s = sigmoid(z), slope = all(2 * c) * fma(all(3 * d), square, all(1));
+                return {g * s * u, u * fma(g * s * sigmoid(zero() - z), slope, s), g * s};
+            }
+            case GS_RELU2: {
+                const Floats r = greater(zero(), g);
+                return {r * r * u, all(2) * r * u, r * r};
+            }
+            default: {  // GS_SWIGLU_OAI
+                const Floats s = sigmoid(all(alpha) * g), v = u + all(1), slope = all(alpha) * g * sigmoid(all(-alpha) * g);
+                return {g * s * v, v * fma(s, slope, s), g * s};
+            }
+        }
+    }
+
+    Slopes gelu(Floats g, Floats u) const {
+        alignas(64) float x[LANES], normal[LANES], density[LANES];
+        store(x, g);
+        for (int i = 0; i < LANES; ++i) {
+            normal[i] = 0.5f * erfcf(-0.7071067811865476f * x[i]);
+            density[i] = 0.3989422804014327f * expf(-0.5f * x[i] * x[i]);
+        }
+        const Floats phi = load(normal);
+        return {g * phi * u, u * fma(g, load(density), phi), g * phi};
+    }
+};
+
+}  // namespace gs::GS_LEVEL

@@ -1,0 +1,69 @@
+// sums[t][c] += sum_k left[t][k] * stripe[k][c]: the one loop in which all the time goes.
+#pragma once
+
+#include "weights.h"
+
+namespace gs::GS_LEVEL {
+
+constexpr int ROWS = 128;                // rows of a block on the left: 136 KiB beside 128 KiB of stripes stay in L2
+constexpr int LEFT_STRIDE = DEPTH + 16;  // rows that do not fall on each other's cache sets; known when compiling
+
+#if defined(__AVX512F__)
+constexpr int AT_ONCE = 12, ABREAST = 2;  // 24 of 32 registers hold sums
+#elif defined(__AVX2__)
+constexpr int AT_ONCE = 6, ABREAST = 1;   // 12 of 16
+#else
+constexpr int AT_ONCE = 2, ABREAST = 1;
+#endif
+
+// Each chain of additions begins at 0 and is added once: shorter chains round less, and cost no more.
+template <int M> void multiply_rows(const float* left, const float* stripe, int64_t depth, float* sums) {
+    for (int column = 0; column < STRIPE; column += 16 * ABREAST) {
+        Floats sum[M][ABREAST];
+#pragma GCC unroll 16
+        for (int t = 0; t < M; ++t)
+#pragma GCC unroll 2
+            for (int c = 0; c < ABREAST; ++c) sum[t][c] = zero();
+        const float* right = stripe + column;
+        for (int64_t k = 0; k < depth; ++k, right += STRIPE) {
+            Floats b[ABREAST];
+#pragma GCC unroll 2
+            for (int c = 0; c < ABREAST; ++c) b[c] = load(right + 16 * c);
+#pragma GCC unroll 16
+            for (int t = 0; t < M; ++t) {
+                const Floats a = all(left[t * LEFT_STRIDE + k]);
+#pragma GCC unroll 2
+                for (int c = 0; c < ABREAST; ++c) sum[t][c] = fma(a, b[c], sum[t][c]);
+            }
+        }
+#pragma GCC unroll 16
+        for (int t = 0; t < M; ++t)
+#pragma GCC unroll 2
+            for (int c = 0; c < ABREAST; ++c) {
+                float* at = sums + t * STRIPE + column + 16 * c;
+                store(at, load(at) + sum[t][c]);
+            }
+    }
+}
+
+using MultiplyRows = void (*)(const float*, const float*, int64_t, float*);
+template <int... M> struct Counts {};
+template <int N, int... M> struct UpTo : UpTo<N - 1, N, M...> {};
+template <int... M> struct UpTo<0, M...> : Counts<M...> {};
+template <int... M> MultiplyRows pick(Counts<M...>, int rows) {
+    static constexpr MultiplyRows known[] = {multiply_rows<M>...};
+    return known[rows - 1];
+}
+
+// left [rows][LEFT_STRIDE], stripe [depth][STRIPE], sums [rows][STRIPE]
+inline void multiply(const float* left, int64_t rows, const float* stripe, int64_t depth, float* sums) {
+    // blocks of about equal height: 13 rows are 7 and 6, not 12 and 1
+    const int64_t blocks = (rows + AT_ONCE - 1) / AT_ONCE;
+    for (int64_t i = 0, begin = 0; i < blocks; ++i) {
+        const int64_t end = rows * (i + 1) / blocks;
+        pick(UpTo<AT_ONCE>{}, static_cast<int>(end - begin))(left + begin * LEFT_STRIDE, stripe, depth, sums + begin * STRIPE);
+        begin = end;
+    }
+}
+
+}  // namespace gs::GS_LEVEL

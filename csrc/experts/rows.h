@@ -1,0 +1,93 @@
+// Rows of the caller's tensors as floats, on the left or on the right of a product, and back.
+#pragma once
+
+#include "dropout.h"
+#include "multiply.h"
+#include "plan.h"
+
+namespace gs::GS_LEVEL {
+
+// Row-major [.., columns], float32 or bfloat16; `shared` neighbouring routes read one row (a token has `slots` routes).
+struct Rows {
+    const char* data;
+    int64_t columns, shared;
+    bool bf16;
+
+    const char* at(int64_t row, int64_t column) const { return data + (row / shared * columns + column) * (bf16 ? 2 : 4); }
+};
+
+inline Rows rows_of(const gs_tensor& t, int64_t columns, int64_t shared) {
+    return {static_cast<const char*>(t.data), columns, shared, t.dtype == GS_BF16};
+}
+
+inline void read(const char* from, bool bf16, int64_t count, float* to) {
+    int64_t i = 0;
+    if (bf16) {
+        const auto* values = reinterpret_cast<const uint16_t*>(from);
+        for (; i + 16 <= count; i += 16) store(to + i, bfloat16s(values + i));
+        for (; i < count; ++i) to[i] = bfloat16(values[i]);
+    } else {
+        std::memcpy(to, from, static_cast<size_t>(count) * 4);
+    }
+}
+
+inline void write(char* to, bool bf16, int64_t count, const float* values) {
+    if (bf16) {
+        auto* out = reinterpret_cast<uint16_t*>(to);
+        int64_t i = 0;
+        for (; i + 16 <= count; i += 16) store_bfloat16(out + i, load(values + i));
+        for (; i < count; ++i) out[i] = to_bfloat16(values[i]);
+    } else {
+        std::memcpy(to, values, static_cast<size_t>(count) * 4);
+    }
+}
+
+// left[i] = columns [begin, end) of the row of list[i], or of first + i without a list; times its dropout mask
+inline void gather(const Rows& rows, const int64_t* list, int64_t count, int64_t begin, int64_t end, float* left) {
+    for (int64_t i = 0; i < count; ++i)
+        read(rows.at(list[i], begin), rows.bf16, end - begin, left + i * LEFT_STRIDE);
+}
+
+inline void gather_run(const Rows& rows, int64_t first, int64_t count, int64_t begin, int64_t end, float* left) {
+    for (int64_t i = 0; i < count; ++i)
+        read(rows.at(first + i, begin), rows.bf16, end - begin, left + i * LEFT_STRIDE);
+}
+
+// What a strided tensor [E, rows, columns] holds for one expert.
+struct Factor {
+    char* data;
+    int64_t row, column;  // strides
+    bool bf16;
+
+    float at(int64_t i, int64_t j) const {
+        const int64_t where = i * row + j * column;
+        return bf16 ? bfloat16(reinterpret_cast<const uint16_t*>(data)[where]) : reinterpret_cast<const float*>(data)[where];
+    }
+    void put(int64_t i, int64_t j, float value) const {
+        const int64_t where = i * row + j * column;
+        if (bf16) reinterpret_cast<uint16_t*>(data)[where] = to_bfloat16(value);
+        else reinterpret_cast<float*>(data)[where] = value;
+    }
+};
+
+inline Factor factor_of(const gs_tensor& t, int64_t expert) {
+    const bool bf16 = t.dtype == GS_BF16;
+    return {static_cast<char*>(t.data) + expert * t.strides[0] * (bf16 ? 2 : 4), t.strides[1], t.strides[2], bf16};
+}
+
+inline Factor transposed(Factor f) { return {f.data, f.column, f.row, f.bf16}; }
+
+// stripe[i - begin][j - col] = factor[i, j], zero beyond `columns`
+inline void factor_stripe(const Factor& factor, int64_t begin, int64_t end, int64_t col, int64_t columns, float* stripe) {
+    const int64_t width = columns - col < STRIPE ? columns - col : STRIPE;
+    for (int64_t i = begin; i < end; ++i, stripe += STRIPE) {
+        if (factor.column == 1) {
+            read(factor.data + (i * factor.row + col) * (factor.bf16 ? 2 : 4), factor.bf16, width, stripe);
+        } else {
+            for (int64_t j = 0; j < width; ++j) stripe[j] = factor.at(i, col + j);
+        }
+        for (int64_t j = width; j < STRIPE; ++j) stripe[j] = 0;
+    }
+}
+
+}  // namespace gs::GS_LEVEL

@@ -1,0 +1,264 @@
+// A matrix of weights as stripes of floats: [inputs][32 outputs] for y = W x, [outputs][32 inputs] for dx = dy W.
+//
+// One copy of the weights serves both. A word holds `per_word` neighbouring inputs of one output. A packed tile is 16
+// words of 16 outputs with the outputs side by side, which is how y = W x wants it; transposed as words, a row's inputs
+// lie side by side, which is how dx = dy W wants it. The caller's own row-major tensors are the same the other way round.
+#pragma once
+
+#include "../goldsmith.h"
+#include "simd.h"
+
+namespace gs::GS_LEVEL {
+
+constexpr int STRIPE = 32;   // columns of a stripe
+constexpr int DEPTH = 256;   // rows of a stripe: 32 KiB, and a multiple of every tile's inputs
+constexpr int TILE = 1024;   // bytes
+constexpr int WIDEST = 128;  // inputs of a tile of 4-bit codes
+
+alignas(64) inline constexpr float SIGNED[16] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
+alignas(64) inline constexpr float UNSIGNED[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+alignas(64) inline constexpr float E2M1[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+
+struct Float32 {
+    static constexpr int per_word = 1;
+    static constexpr bool scaled = false, zeros = false, plain = false;
+    static void unit(Words w, Floats* out) { out[0] = as_floats(w); }
+    static Floats row(const uint32_t* words, int) { return as_floats(load_words(words)); }
+};
+
+struct Bfloat16 {
+    static constexpr int per_word = 2;
+    static constexpr bool scaled = false, zeros = false, plain = false;
+    static void unit(Words w, Floats* out) {
+        out[0] = as_floats(left<16>(w));
+        out[1] = as_floats(w & 0xffff0000u);
+    }
+    static Floats row(const uint32_t* words, int part) { return bfloat16s(reinterpret_cast<const uint16_t*>(words) + 16 * part); }
+};
+
+struct Int8 {
+    static constexpr int per_word = 4;
+    static constexpr bool scaled = true, zeros = false, plain = false;
+    static void unit(Words w, Floats* out) {
+        out[0] = to_floats(right_signed<24>(left<24>(w)));
+        out[1] = to_floats(right_signed<24>(left<16>(w)));
+        out[2] = to_floats(right_signed<24>(left<8>(w)));
+        out[3] = to_floats(right_signed<24>(w));
+    }
+    static Floats row(const uint32_t* words, int part) { return to_floats(widen8_signed(reinterpret_cast<const uint8_t*>(words) + 16 * part)); }
+};
+
+struct Fp8 {
+    static constexpr int per_word = 4;
+    static constexpr bool scaled = true, zeros = false, plain = false;
+    // sign, exponent and mantissa in the places of a float32 whose exponent is 120 too small; subnormals come out right
+    static Floats value(Words byte) {
+        return as_floats(left<24>(byte & 0x80u) | left<20>(byte & 0x7fu)) * all(0x1p120f);
+    }
+    static void unit(Words w, Floats* out) {
+        out[0] = value(w);
+        out[1] = value(right<8>(w));
+        out[2] = value(right<16>(w));
+        out[3] = value(right<24>(w));
+    }
+    static Floats row(const uint32_t* words, int part) { return value(widen8(reinterpret_cast<const uint8_t*>(words) + 16 * part)); }
+};
+
+template <const float* TABLE, bool ZEROS> struct Nibbles {
+    static constexpr int per_word = 8;
+    static constexpr bool scaled = true, zeros = ZEROS, plain = false;
+    static void unit(Words w, Floats* out) {
+        out[0] = look_up(TABLE, w);
+        out[1] = look_up(TABLE, right<16>(w));
+        out[2] = look_up(TABLE, right<4>(w));
+        out[3] = look_up(TABLE, right<20>(w));
+        out[4] = look_up(TABLE, right<8>(w));
+        out[5] = look_up(TABLE, right<24>(w));
+        out[6] = look_up(TABLE, right<12>(w));
+        out[7] = look_up(TABLE, right<28>(w));
+    }
+    static Floats row(const uint32_t* words, int part) { return look_up(TABLE, nibbles(words[2 * part], words[2 * part + 1])); }
+};
+
+using Int4 = Nibbles<SIGNED, false>;
+using Int4Asym = Nibbles<UNSIGNED, true>;
+using Mxfp4 = Nibbles<E2M1, false>;
+struct PlainFloat32 : Float32 { static constexpr bool plain = true; };
+struct PlainBfloat16 : Bfloat16 { static constexpr bool plain = true; };
+
+// Sixteen outputs of one expert.
+struct Panel {
+    const char* data;
+    int rows;  // below 16 at the end of a plain matrix; a packed one is padded
+};
+
+inline Panel panel_of(const gs_matrix& m, int64_t expert, int64_t row, bool plain) {
+    const char* start = static_cast<const char*>(m.data) + expert * m.expert_bytes;
+    const int64_t rows = m.rows - row < 16 ? m.rows - row : 16;
+    return {start + (plain ? row : row / 16) * m.panel_bytes, static_cast<int>(rows)};
+}
+
+// The scales of a group for the 16 outputs of a panel.
+inline Floats scales_of(const gs_matrix& m, const Panel& panel, int64_t group) {
+    const char* scales = panel.data + m.scales;
+    switch (m.scale_dtype) {
+        case GS_F32:
+            if (m.format == GS_FP8_BLOCK) return all(reinterpret_cast<const float*>(scales)[group]);
+            return load(reinterpret_cast<const float*>(scales) + 16 * group);
+        case GS_BF16: return bfloat16s(reinterpret_cast<const uint16_t*>(scales) + 16 * group);
+        case GS_F16: return half_floats(reinterpret_cast<const uint16_t*>(scales) + 16 * group);
+        default: {  // E8M0: the exponent's bits; 2^-127 is below float32's normal numbers
+            const Words exponent = widen8(reinterpret_cast<const uint8_t*>(scales) + 16 * group);
+            return where_greater(to_floats(exponent), zero(), as_floats(left<23>(exponent)), all(0x1p-127f));
+        }
+    }
+}
+
+inline Floats zeros_of(const gs_matrix& m, const Panel& panel, int64_t group) {
+    const uint8_t* nibbles = reinterpret_cast<const uint8_t*>(panel.data + m.zeros) + 8 * group;
+    uint8_t rows[16];
+    for (int i = 0; i < 8; ++i) {
+        rows[i] = nibbles[i] & 15;
+        rows[i + 8] = nibbles[i] >> 4;
+    }
+    return to_floats(widen8(rows));
+}
+
+// Words [first, first + 16) of a plain panel's rows, as [row][word]; what lies outside of the matrix is 0.
+template <class Code> void plain_block(const gs_matrix& m, const Panel& panel, int64_t first, uint32_t* block) {
+    constexpr int element = 4 / Code::per_word;
+    const int64_t bytes = m.cols * element - 4 * first;
+    std::memset(block, 0, TILE);
+    if (bytes <= 0) return;
+    for (int i = 0; i < panel.rows; ++i)
+        std::memcpy(block + 16 * i, panel.data + i * m.panel_bytes + 4 * first, static_cast<size_t>(bytes < 64 ? bytes : 64));
+}
+
+// Tile `at` of a panel as [word][row].
+template <class Code> const uint32_t* tile_by_word(const gs_matrix& m, const Panel& panel, int64_t at, uint32_t* scratch) {
+    if constexpr (Code::plain) {
+        uint32_t block[256];
+        constexpr int element = 4 / Code::per_word;
+        if (panel.rows == 16 && m.cols * element >= 64 * (at + 1)) {
+            transpose(panel.data + 64 * at, m.panel_bytes, scratch);
+        } else {
+            plain_block<Code>(m, panel, 16 * at, block);
+            transpose(reinterpret_cast<const char*>(block), 64, scratch);
+        }
+        return scratch;
+    } else {
+        return reinterpret_cast<const uint32_t*>(panel.data + TILE * at);
+    }
+}
+
+// Tile `at` of a panel as [row][word].
+template <class Code> void tile_by_row(const gs_matrix& m, const Panel& panel, int64_t at, uint32_t* scratch) {
+    if constexpr (Code::plain) {
+        plain_block<Code>(m, panel, 16 * at, scratch);
+    } else {
+        transpose(panel.data + TILE * at, 64, scratch);
+    }
+}
+
+// stripe[k - begin][n - row] = W[n, k] for 32 outputs from `row` on and inputs [begin, end); begin is a tile's.
+template <class Code> void outputs_stripe(const gs_matrix& m, int64_t expert, int64_t row, int64_t begin, int64_t end, float* stripe) {
+    constexpr int e = Code::per_word;
+    for (int half = 0; half < 2; ++half) {
+        const int64_t first = row + 16 * half;
+        float* out = stripe + 16 * half;
+        if (first >= m.rows) {
+            for (int64_t k = begin; k < end; ++k) store(out + (k - begin) * STRIPE, zero());
+            continue;
+        }
+        const Panel panel = panel_of(m, expert, first, Code::plain);
+        Floats scale = zero(), offset = zero();
+        int64_t next = begin;  // where the next group begins
+        uint32_t scratch[256];
+        for (int64_t tile = begin / (16 * e); tile * 16 * e < end; ++tile) {
+            const uint32_t* words = tile_by_word<Code>(m, panel, tile, scratch);
+            for (int64_t word = 0, k = tile * 16 * e; word < 16 && k < end; ++word, k += e) {
+                if constexpr (Code::scaled) {
+                    if (k >= next) {
+                        scale = scales_of(m, panel, k / m.group);
+                        if constexpr (Code::zeros) offset = zeros_of(m, panel, k / m.group);
+                        next = (k / m.group + 1) * m.group;
+                    }
+                }
+                Floats value[e];
+                Code::unit(load_words(words + 16 * word), value);
+                for (int j = 0; j < e; ++j) {
+                    if constexpr (Code::zeros) value[j] = value[j] - offset;
+                    if constexpr (Code::scaled) value[j] = value[j] * scale;
+                    store(out + (k - begin + j) * STRIPE, value[j]);
+                }
+            }
+        }
+    }
+}
+
+// How many inputs inputs_stripes makes at once.
+inline int span(gs_format format) {
+    switch (format) {
+        case GS_INT8: case GS_FP8_BLOCK: return 64;
+        case GS_INT4: case GS_INT4_ASYM: case GS_MXFP4: return 128;
+        default: return 32;
+    }
+}
+
+// stripes[(k - col) / 32][n - begin][(k - col) % 32] = W[n, k] for `span` inputs from `col` on and outputs [begin, end).
+template <class Code> void inputs_stripes(const gs_matrix& m, int64_t expert, int64_t begin, int64_t end, int64_t col, float* stripes) {
+    constexpr int e = Code::per_word, width = 16 * e, tiles = e == 1 ? 2 : 1;
+    uint32_t words[256];
+    alignas(64) float scale[17][16], offset[17][16];
+    for (int64_t row = begin; row < end; row += 16) {
+        const Panel panel = panel_of(m, expert, row, Code::plain);
+        for (int part = 0; part < tiles; ++part) {
+            const int64_t first = col + part * width;
+            if (first >= m.cols) {
+                for (int i = 0; i < 16; ++i) store(stripes + (row - begin + i) * STRIPE + 16 * part, zero());
+                continue;
+            }
+            int64_t group = 0, last = 0;
+            if constexpr (Code::scaled) {
+                group = first / m.group;
+                last = ((first + width < m.cols ? first + width : m.cols) - 1) / m.group;
+                for (int64_t i = group; i <= last; ++i) {
+                    store(scale[i - group], scales_of(m, panel, i));
+                    if constexpr (Code::zeros) store(offset[i - group], zeros_of(m, panel, i));
+                }
+            }
+            tile_by_row<Code>(m, panel, first / width, words);
+            for (int v = 0; v < e; ++v) {
+                float* out = stripes + (16 * v / STRIPE) * (DEPTH * STRIPE) + 16 * ((v + part) % 2);
+                int64_t low = 0, high = 0;
+                if constexpr (Code::scaled) {
+                    low = (first + 16 * v) / m.group, high = (first + 16 * v + 8) / m.group;
+                    low = (low < last ? low : last) - group, high = (high < last ? high : last) - group;
+                }
+                for (int i = 0; i < 16; ++i) {
+                    Floats value = Code::row(words + 16 * i, v);
+                    if constexpr (Code::zeros) value = value - halves(offset[low][i], offset[high][i]);
+                    if constexpr (Code::scaled) value = value * halves(scale[low][i], scale[high][i]);
+                    store(out + (row - begin + i) * STRIPE, value);
+                }
+            }
+        }
+    }
+}
+
+// Calls action with the code of a format as a type.
+template <class Action> void with_code(gs_format format, const Action& action) {
+    switch (format) {
+        case GS_PLAIN_F32: return action(PlainFloat32{});
+        case GS_PLAIN_BF16: return action(PlainBfloat16{});
+        case GS_PACKED_F32: return action(Float32{});
+        case GS_PACKED_BF16: return action(Bfloat16{});
+        case GS_INT8: return action(Int8{});
+        case GS_FP8_BLOCK: return action(Fp8{});
+        case GS_INT4: return action(Int4{});
+        case GS_INT4_ASYM: return action(Int4Asym{});
+        default: return action(Mxfp4{});
+    }
+}
+
+}  // namespace gs::GS_LEVEL

@@ -1,0 +1,68 @@
+// The C ABI of the native library, whole: what Python's ctypes declares is compared with this header by a test.
+//
+// Every structure begins with its own size, which the caller sets and the library checks, and is zero before it is
+// filled. A call returns a status; when it is not GS_OK, gs_message() has the sentence, for the same thread.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define GS_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef int32_t gs_status;
+enum { GS_OK = 0, GS_INVALID = 1, GS_UNSUPPORTED = 2, GS_NO_MEMORY = 3, GS_INTERNAL = 4 };
+
+typedef int32_t gs_dtype;
+enum { GS_NONE = 0, GS_F32 = 1, GS_BF16 = 2, GS_F16 = 3, GS_U8 = 4, GS_I8 = 5, GS_I32 = 6, GS_I64 = 7, GS_E8M0 = 8 };
+
+// An array of up to four dimensions; strides in elements, as torch has them. No tensor: dtype GS_NONE.
+typedef struct {
+    void* data;
+    gs_dtype dtype;
+    int32_t rank;
+    int64_t sizes[4];
+    int64_t strides[4];
+} gs_tensor;
+
+// One row of the layout of every structure above and below: field "" is the structure itself.
+typedef struct {
+    const char* structure;
+    const char* field;
+    size_t offset;
+    size_t size;
+} gs_field;
+
+// What a processor reaches: gs_measure runs `what` on every thread for about `seconds`.
+typedef int32_t gs_probe;
+enum { GS_READ = 0, GS_FMA = 1, GS_VNNI = 2, GS_DOT_BF16 = 3, GS_AMX_INT8 = 4, GS_AMX_BF16 = 5 };
+
+typedef struct {
+    size_t size;
+    int32_t threads;
+    gs_probe what;
+    double seconds;
+    int64_t bytes;       // GS_READ: how much memory is read through, together
+    double per_second;   // result: bytes for GS_READ, else operations (a multiply-add is two)
+} gs_measure_args;
+
+GS_API const char* gs_message(void);
+GS_API const gs_field* gs_layout(void);  // ends with a row of nulls
+
+// The levels from 0 up: the name, or null beyond the last one.
+GS_API const char* gs_level_name(int32_t level);
+GS_API int32_t gs_machine_level(void);
+GS_API const char* gs_why_not_higher(void);  // "" at the highest level
+GS_API int32_t gs_level(void);
+GS_API gs_status gs_set_level(int32_t level);  // at most the machine's; not while a call is running
+
+GS_API gs_status gs_measure(gs_measure_args* args);
+
+#include "experts/abi.h"
+
+#ifdef __cplusplus
+}
+#endif

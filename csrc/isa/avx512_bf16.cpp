@@ -1,0 +1,18 @@
+// avx512_bf16: two products of bfloat16 added to a float, sixteen times.
+#define GS_LEVEL avx512_bf16
+#include "../probe.h"
+
+namespace gs::avx512_bf16 {
+namespace {
+
+int64_t dot(int64_t rounds) {
+    const __m512 one = _mm512_set1_ps(1e-3f);
+    const __m512bh a = _mm512_cvtne2ps_pbh(one, one);
+    return peak(rounds, 64, one, [a](__m512 sum) { return _mm512_dpbf16_ps(sum, a, a); });
+}
+
+}  // namespace
+
+void fill(Table& table) { table.peak[GS_DOT_BF16] = dot; }
+
+}  // namespace gs::avx512_bf16

@@ -1,0 +1,17 @@
+// avx512_vnni: four products of bytes added to an int32, sixteen times.
+#define GS_LEVEL avx512_vnni
+#include "../probe.h"
+
+namespace gs::avx512_vnni {
+namespace {
+
+int64_t dot(int64_t rounds) {
+    const __m512i a = _mm512_set1_epi8(1);
+    return peak(rounds, 128, a, [a](__m512i sum) { return _mm512_dpbusd_epi32(sum, a, a); });
+}
+
+}  // namespace
+
+void fill(Table& table) { table.peak[GS_VNNI] = dot; }
+
+}  // namespace gs::avx512_vnni

@@ -1,0 +1,107 @@
+// The entry points that belong to no operator, and the choice of a level.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "cpu.h"
+#include "error.h"
+#include "goldsmith.h"
+#include "pool.h"
+#include "table.h"
+
+namespace gs {
+namespace {
+
+constexpr int levels = int(std::size(level_names));
+
+// What each level has, those below it included.
+struct Tables {
+    Table of[levels] = {};
+    Tables() {
+        void (*const fill[levels])(Table&) = {scalar::fill,      avx2::fill,        avx512::fill,
+                                              avx512_vnni::fill, avx512_bf16::fill, amx::fill};
+        for (int level = 0; level < levels; ++level) {
+            if (level > 0) of[level] = of[level - 1];
+            fill[level](of[level]);
+        }
+    }
+};
+
+std::atomic<int>& chosen() {
+    static std::atomic<int> level{int(machine().level)};
+    return level;
+}
+
+// Runs `round`, which returns what it did, on every thread for about `seconds`; together, per second.
+template <class Round>
+double rate(double seconds, Round round) {
+    using Clock = std::chrono::steady_clock;
+    std::vector<double> done(size_t(threads()), 0.0);
+    const auto begin = Clock::now();
+    const auto end = begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    parallel_for(threads(), [&](int64_t item, int) {
+        double mine = 0;
+        do mine += double(round(item));
+        while (Clock::now() < end);
+        done[size_t(item)] = mine;
+    });
+    double sum = 0;
+    for (double mine : done) sum += mine;
+    return sum / std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double read_rate(double seconds, int64_t bytes) {
+    const int64_t share = bytes / threads() / 4096 * 4096;
+    if (share < 4096) fail(GS_INVALID, "bytes is %lld, wanted at least 4096 a thread", static_cast<long long>(bytes));
+    const size_t size = size_t(share) * size_t(threads());
+    const std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(4096, size)), std::free);
+    if (!memory) throw std::bad_alloc();
+    char* const data = memory.get();
+    parallel_for(threads(), [&](int64_t item, int) { std::fill_n(data + item * share, share, char(item + 1)); });
+    std::atomic<uint64_t> seen{0};  // keeps the reads
+    return rate(seconds, [&](int64_t item) {
+        seen.fetch_xor(table().read(data + item * share, size_t(share)), std::memory_order_relaxed);
+        return share;
+    });
+}
+
+}  // namespace
+
+const Table& table() {
+    static const Tables tables;
+    return tables.of[chosen().load(std::memory_order_relaxed)];
+}
+
+}  // namespace gs
+
+const char* gs_level_name(int32_t level) { return level >= 0 && level < gs::levels ? gs::level_names[level] : nullptr; }
+int32_t gs_machine_level(void) { return int32_t(gs::machine().level); }
+const char* gs_why_not_higher(void) { return gs::machine().why_not_higher; }
+int32_t gs_level(void) { return gs::chosen().load(); }
+
+gs_status gs_set_level(int32_t level) {
+    return gs::guarded([&] {
+        if (level < 0 || level > gs_machine_level())
+            gs::fail(GS_INVALID, "level %d, wanted 0 to %d on this machine", level, gs_machine_level());
+        gs::chosen().store(level);
+    });
+}
+
+gs_status gs_measure(gs_measure_args* args) {
+    return gs::guarded([&] {
+        gs::check_size(args);
+        const gs::Threads team(args->threads);
+        if (args->what == GS_READ) {
+            args->per_second = gs::read_rate(args->seconds, args->bytes);
+            return;
+        }
+        if (args->what < GS_READ || args->what > GS_AMX_BF16) gs::fail(GS_INVALID, "no probe has the number %d", args->what);
+        const auto peak = gs::table().peak[args->what];
+        if (peak == nullptr)
+            gs::fail(GS_UNSUPPORTED, "level %s has no such instruction", gs_level_name(gs_level()));
+        args->per_second = gs::rate(args->seconds, [&](int64_t) { return peak(1 << 14); });
+    });
+}

@@ -1,0 +1,38 @@
+// The thread pool: one per process, its workers parked between calls, made anew in a forked child.
+#pragma once
+
+#include <cstdint>
+
+namespace gs {
+
+// An item of work; `worker` is in 0..threads()-1, and no two items run with the same one at a time.
+using Item = void (*)(void* context, int64_t item, int worker);
+
+// How many threads the calls of this thread use, for as long as it lives: an entry point makes one from its arguments.
+class Threads {
+public:
+    explicit Threads(int count);
+    ~Threads();
+    Threads(const Threads&) = delete;
+    Threads& operator=(const Threads&) = delete;
+
+private:
+    int before_;
+};
+
+// Inside an item it is 1: what is started there runs where it is.
+int threads();
+
+// Runs items 0..items-1 in any order on threads() threads, this one among them, and returns when all are done. The
+// first exception of an item is thrown again here; items that had not begun then are left out.
+void parallel_for(int64_t items, Item run, void* context);
+
+template <class Function>
+void parallel_for(int64_t items, const Function& function) {
+    parallel_for(
+        items,
+        [](void* context, int64_t item, int worker) { (*static_cast<const Function*>(context))(item, worker); },
+        const_cast<Function*>(&function));
+}
+
+}  // namespace gs

@@ -1,0 +1,33 @@
+// The kernels of one level, as pointers. csrc/isa/<level>.cpp fills in what the level does better than those below it;
+// what it leaves alone stays as the level below has filled it, and null is what no level up to this one can do.
+//
+// Each of those files is compiled with instructions that not every machine has. Nothing in it may be shared with the
+// rest of the library by the linker: everything lives in the level's own namespace, and no function of a standard
+// header may be instantiated there (tests/native looks for weak symbols).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "goldsmith.h"
+
+namespace gs {
+
+struct Table {
+    // Reads all bytes (a multiple of 64) and returns something that depends on them.
+    uint64_t (*read)(const void* data, size_t bytes);
+    // Operations done in `rounds` rounds, by gs_probe; [GS_READ] stays null.
+    int64_t (*peak[6])(int64_t rounds);
+};
+
+// The kernels of the chosen level.
+const Table& table();
+
+namespace scalar { void fill(Table& table); }
+namespace avx2 { void fill(Table& table); }
+namespace avx512 { void fill(Table& table); }
+namespace avx512_vnni { void fill(Table& table); }
+namespace avx512_bf16 { void fill(Table& table); }
+namespace amx { void fill(Table& table); }
+
+}  // namespace gs

@@ -1,0 +1,194 @@
+"""The native library: loaded once, when it is first needed, and its C ABI in ctypes (csrc/goldsmith.h is the original).
+
+A ctypes call releases the GIL. The library never throws: `check(status)` raises what it has to say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Mapping
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .device import BackendUnavailable
+
+LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+PROBES = ("read", "fma", "vnni", "dot_bf16", "amx_int8", "amx_bf16")
+_DTYPES = {
+    torch.float32: 1,
+    torch.bfloat16: 2,
+    torch.float16: 3,
+    torch.uint8: 4,
+    torch.int8: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+}
+_RAISES = {1: ValueError, 2: BackendUnavailable, 3: MemoryError, 4: RuntimeError}
+
+
+class Structure(ctypes.Structure):
+    """A structure of the ABI: `_c_name_` is its name in goldsmith.h; zero but for what is given, its size filled in."""
+
+    _c_name_: str
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        if hasattr(type(self), "size"):
+            self.size = ctypes.sizeof(self)
+
+
+class TensorView(Structure):
+    """Where a tensor lies. It does not keep the tensor alive: whoever calls does, until the call returns."""
+
+    _c_name_ = "gs_tensor"
+    _fields_ = [
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("rank", c_int32),
+        ("sizes", c_int64 * 4),
+        ("strides", c_int64 * 4),
+    ]
+
+
+class MeasureArgs(Structure):
+    _c_name_ = "gs_measure_args"
+    _fields_ = [
+        ("size", c_size_t),
+        ("threads", c_int32),
+        ("what", c_int32),
+        ("seconds", c_double),
+        ("bytes", c_int64),
+        ("per_second", c_double),
+    ]
+
+
+class _Field(ctypes.Structure):
+    _fields_ = [("structure", c_char_p), ("field", c_char_p), ("offset", c_size_t), ("size", c_size_t)]
+
+
+def view(tensor: torch.Tensor | None) -> TensorView:
+    """A tensor on the CPU as the library sees it; None is one without data."""
+    if tensor is None:
+        return TensorView()
+    sizes, strides = (c_int64 * 4)(*tensor.shape), (c_int64 * 4)(*tensor.stride())
+    return TensorView(
+        data=tensor.data_ptr(), dtype=_DTYPES[tensor.dtype], rank=tensor.dim(), sizes=sizes, strides=strides
+    )
+
+
+def library() -> ctypes.CDLL:
+    """The library at the level that is asked for; raises BackendUnavailable with the reason why there is none."""
+    found = _load()
+    if isinstance(found, str):
+        raise BackendUnavailable(f"native: {found}")
+    return found
+
+
+def reason() -> str | None:
+    """Why the native backends cannot run here, in a sentence; None when they can."""
+    found = _load()
+    return found if isinstance(found, str) else None
+
+
+def unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | None:
+    """Why native kernels cannot take these tensors, or None."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if tensor.device.type != "cpu":
+            return f"{name} is on {tensor.device}; the native kernels are the CPU's"
+        if tensor.dtype == torch.float64:
+            return f"{name} is float64, which only the reference takes"
+    return reason()
+
+
+def check(status: int) -> None:
+    """Raises what went wrong in the library on this thread; nothing when the status is 0."""
+    if status:
+        raise _RAISES.get(status, RuntimeError)(library().gs_message().decode(errors="replace"))
+
+
+def isa() -> str:
+    """The level of instructions in use: the machine's, or the lower one of GOLDSMITH_ISA."""
+    return LEVELS[library().gs_level()]
+
+
+def machine_isa() -> tuple[str, str]:
+    """The highest level that this machine can run, and in words why not a higher one ("" at the top)."""
+    loaded = library()
+    return LEVELS[loaded.gs_machine_level()], loaded.gs_why_not_higher().decode()
+
+
+def measure(what: str, *, threads: int | None = None, seconds: float = 0.2, megabytes: int = 512) -> float:
+    """What the machine reaches at this level, together a second: bytes for "read", else operations (PROBES)."""
+    args = MeasureArgs(
+        threads=threads or torch.get_num_threads(), what=PROBES.index(what), seconds=seconds, bytes=megabytes << 20
+    )
+    check(library().gs_measure(ctypes.byref(args)))
+    return args.per_second
+
+
+def layout() -> dict[str, dict[str, tuple[int, int]]]:
+    """Offset and size of every field of the ABI as the library has them; "" is the structure itself."""
+    rows, at, found = library().gs_layout(), 0, dict[str, dict[str, tuple[int, int]]]()
+    while rows[at].structure is not None:
+        row, at = rows[at], at + 1
+        found.setdefault(row.structure.decode(), {})[row.field.decode()] = (row.offset, row.size)
+    return found
+
+
+def asked_level() -> str | None:
+    """GOLDSMITH_ISA, when it is set; ValueError for a word that is no level."""
+    asked = os.environ.get("GOLDSMITH_ISA", "").strip().lower()
+    if asked and asked not in LEVELS:
+        raise ValueError(f"GOLDSMITH_ISA={asked!r} is no level; choose one of: {', '.join(LEVELS)}")
+    return asked or None
+
+
+@functools.cache
+def _load() -> ctypes.CDLL | str:
+    asked = asked_level()
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        return f"the native library is for Linux on x86-64; this is {platform.system()} on {platform.machine()}"
+    path = Path(os.environ.get("GOLDSMITH_LIBRARY") or Path(__file__).parents[1] / "lib/libgoldsmith.so")
+    if not path.exists():
+        return f"the native library is not there ({path}); in a checkout `make` builds it, in a wheel it is included"
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        return f"the native library cannot be loaded: {error}"
+    for name, result, *arguments in (
+        ("gs_message", c_char_p),
+        ("gs_layout", POINTER(_Field)),
+        ("gs_level_name", c_char_p, c_int32),
+        ("gs_machine_level", c_int32),
+        ("gs_why_not_higher", c_char_p),
+        ("gs_level", c_int32),
+        ("gs_set_level", c_int32, c_int32),
+        ("gs_measure", c_int32, POINTER(MeasureArgs)),
+    ):
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    if asked is not None:
+        _lower(loaded, asked)
+    return loaded
+
+
+def _lower(loaded: ctypes.CDLL, asked: str) -> None:
+    highest = loaded.gs_machine_level()
+    if LEVELS.index(asked) > highest:
+        why = loaded.gs_why_not_higher().decode()
+        warnings.warn(
+            f"GOLDSMITH_ISA={asked} is above this machine's level, {LEVELS[highest]}, which is used: {why}",
+            stacklevel=2,
+        )
+    else:
+        loaded.gs_set_level(LEVELS.index(asked))
