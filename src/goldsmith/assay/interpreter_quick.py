@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+kind = type  # the class; Triton's own constructors have an argument of that name
 USED = ("_patch_lang", "_LangPatchScope", "_get_np_dtype", "GridExecutor", "interpreter_builder", "tl")
 
 
@@ -83,9 +84,11 @@ def _np_dtype(ask: Any, core: Any, table: dict[str, Any], dtype: Any) -> Any:
 
 
 def _tuple_init(core: Any, init: Any) -> Any:
+    numbers = {core.constexpr, int}
+
     def __init__(self: Any, args: Any, type: Any = None) -> None:
         values = list(args)
-        if type is None and all(isinstance(v, core.constexpr) for v in values):
+        if type is None and numbers.issuperset(map(kind, values)):
             self.values = values  # the type is written down when it is asked for
         else:
             init(self, values, type)
