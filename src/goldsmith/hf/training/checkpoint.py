@@ -1,0 +1,149 @@
+"""Checkpoints that a kill at any moment, a full disk or a power cut leaves whole or absent, never half.
+
+A checkpoint is written to a folder with another name, every file and the folder itself are brought to the disk (fsync),
+and then the folder is renamed. What is removed is renamed first, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from .errors import TrainingError
+
+NAME = re.compile(r"step-(\d{6,})")
+TENSORS, FACTS = "state.safetensors", "state.json"
+UNFINISHED = ".unfinished-"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was read: the step, the tensors of `Trainer.state`, and facts about the run."""
+
+    path: Path
+    step: int
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+def write(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
+    """Write folder/step-000010; OSError (a full disk) leaves no trace of it, and the earlier ones as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"step-{step:06d}"
+    target, temporary = folder / name, folder / f"{UNFINISHED}{name}"
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir()
+    try:
+        raw = safetensors.torch.save(dict(tensors))
+        _store(temporary / TENSORS, raw)
+        said = {"format": FORMAT, "step": step, "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest(), **facts}
+        _store(temporary / FACTS, (json.dumps(said, indent=1) + "\n").encode())
+        sync_folder(temporary)
+        if target.exists():
+            _remove(target)
+        os.rename(temporary, target)
+        sync_folder(folder)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return target
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps of whole checkpoints in a folder, ascending."""
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
+
+
+def read(path: Path) -> Checkpoint:
+    """Raises TrainingError that says what is wrong with it."""
+    try:
+        facts = json.loads((path / FACTS).read_bytes())
+        raw = (path / TENSORS).read_bytes()
+        if facts["format"] != FORMAT:
+            raise TrainingError(f"{path}: is of format {facts['format']}; this goldsmith reads format {FORMAT}")
+        if len(raw) != facts["bytes"]:
+            raise TrainingError(f"{path}: {TENSORS} has {len(raw):,} bytes of {facts['bytes']:,}")
+        if hashlib.sha256(raw).hexdigest() != facts["sha256"]:
+            raise TrainingError(f"{path}: {TENSORS} is damaged (its checksum differs)")
+        return Checkpoint(path, facts["step"], safetensors.torch.load(raw), facts)
+    except FileNotFoundError as error:
+        raise TrainingError(f"{path} is no checkpoint: {Path(error.filename).name} is missing") from error
+    except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise TrainingError(f"{path}: {FACTS} or {TENSORS} is damaged ({error})") from error
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The last whole checkpoint, and what is wrong with those after it.
+
+    Raises TrainingError when there are some and none is whole: nobody begins anew by accident.
+    """
+    wrong: list[str] = []
+    for step in reversed(steps(folder)):
+        try:
+            return read(folder / f"step-{step:06d}"), wrong
+        except TrainingError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise TrainingError(
+            f"No checkpoint can be read: {'; '.join(wrong)}. Put them back, or begin anew with --resume never."
+        )
+    return None, wrong
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the last `keep`, and what unfinished writes have left."""
+    for entry in list(folder.iterdir()) if folder.is_dir() else []:
+        if entry.name.startswith(UNFINISHED):
+            shutil.rmtree(entry, ignore_errors=True)
+    for step in steps(folder)[: -max(1, keep)]:
+        _remove(folder / f"step-{step:06d}")
+
+
+def replace(path: Path, text: str | bytes) -> None:
+    """A file's new content, whole or not at all."""
+    temporary = path.with_name(f"{UNFINISHED}{path.name}")
+    try:
+        _store(temporary, text.encode() if isinstance(text, str) else text)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Bring a folder's entries to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    away = path.with_name(f"{UNFINISHED}away-{path.name}")
+    if away.exists():
+        shutil.rmtree(away)
+    os.rename(path, away)
+    shutil.rmtree(away)
+
+
+def _store(path: Path, raw: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,185 @@
+"""Reads what to train on: text, or rows of JSON, into documents of tokens that know which of them carry loss."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .conversation import conversation
+from .errors import DataError
+
+SUFFIXES = (".txt", ".md", ".jsonl")
+SHAPES = '{"text"}, {"prompt", "completion"} or {"messages": [{"role", "content"}]}'
+BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+AT_ONCE = 512  # documents that the tokenizer is given at a time
+
+
+@dataclass(frozen=True)
+class Document:
+    """Tokens that see one another. `trained[i]`: the prediction of token i counts; the first is never predicted."""
+
+    ids: list[int]
+    trained: list[bool]
+    divisible: bool = False  # plain text, which may be cut anywhere
+    line: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def targets(self) -> int:
+        """How many of its predictions count."""
+        return sum(self.trained[1:])
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Documents of at most `seq_len` tokens, and how many rows lost their end to that."""
+
+    documents: list[Document]
+    shortened: int
+
+
+def read(path: str | Path, tokenizer: Any, *, document: str = "blank", train_on: str = "completion") -> list[Document]:
+    """The documents of a file: .txt and .md as text, .jsonl as one row a line.
+
+    document: "blank" divides text at blank lines, "whole" keeps it in one. train_on: "completion" counts the tokens of
+    completions and of what the assistant says, "all" counts every one; of plain text every token counts.
+    Raises DataError with file, line and reason.
+    """
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise DataError(path, f"the name ends in {path.suffix or 'nothing'!r}; readable are {', '.join(SUFFIXES)}")
+    text = decoded(path)
+    if not text.strip():
+        raise DataError(path, "the file is empty; at least one document is needed")
+    if path.suffix == ".jsonl":
+        found = list(_rows(path, text, tokenizer, train_on == "all"))
+    else:
+        found = list(_texts(list(paragraphs(text) if document == "blank" else [(1, text)]), tokenizer))
+    if not any(item.targets for item in found):
+        raise DataError(path, "nothing in it can be predicted: every document has one token only")
+    return [item for item in found if item.targets]
+
+
+def decoded(path: Path) -> str:
+    """The file's text, which must be UTF-8."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror or error}") from error
+    if raw[:2] in BOMS:
+        raise DataError(path, f"the text is {BOMS[raw[:2]]}, not UTF-8; `iconv -f UTF-16 -t UTF-8` converts it")
+    try:
+        return raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        said = f"byte 0x{raw[error.start]:02x} at offset {error.start} is not UTF-8"
+        raise DataError(path, f"{said}; convert the file, for instance `iconv -f LATIN1 -t UTF-8`", line) from error
+
+
+def paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of what stands between blank lines."""
+    at = 0
+    for gap in [*re.finditer(r"\n[ \t]*(?:\n[ \t]*)+", text), None]:
+        end = gap.start() if gap else len(text)
+        if text[at:end].strip():
+            yield text.count("\n", 0, at) + 1, text[at:end].strip("\n")
+        at = gap.end() if gap else end
+
+
+def cut(path: str | Path, documents: list[Document], seq_len: int) -> Cut:
+    """Divides text into pieces of `seq_len` that share one token, so that each token is predicted once; shortens rows.
+
+    Raises DataError for a row of which nothing that counts is left.
+    """
+    kept, shortened = [], 0
+    for item in documents:
+        if len(item) <= seq_len:
+            kept.append(item)
+        elif item.divisible:
+            for first in range(0, len(item) - 1, seq_len - 1):
+                part = slice(first, first + seq_len)
+                kept.append(Document(item.ids[part], item.trained[part], True, item.line))
+        else:
+            short = Document(item.ids[:seq_len], item.trained[:seq_len], False, item.line)
+            if not short.targets:
+                before = item.trained.index(True)
+                reason = f"{before:,} tokens stand before the first that counts, and --seq-len is {seq_len:,}"
+                raise DataError(path, f"{reason}; raise --seq-len or shorten the prompt", item.line)
+            shortened += 1
+            kept.append(short)
+    return Cut(kept, shortened)
+
+
+def _texts(texts: list[tuple[int, str]], tokenizer: Any) -> Iterator[Document]:
+    """Plain text: what the tokenizer puts in front, the text, the end token."""
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    for first in range(0, len(texts), AT_ONCE):
+        some = texts[first : first + AT_ONCE]
+        for (line, _), ids in zip(some, tokenizer([text for _, text in some], verbose=False)["input_ids"]):
+            ids = ids if ids[-1:] == end else ids + end
+            yield Document(ids, [True] * len(ids), True, line)
+
+
+def _rows(path: Path, text: str, tokenizer: Any, every: bool) -> Iterator[Document]:
+    for line, row in _parsed(path, text):
+        try:
+            yield from _row(row, tokenizer, every, line)
+        except ValueError as error:
+            raise DataError(path, str(error), line) from error
+
+
+def _parsed(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, raw in enumerate(text.split("\n"), 1):
+        if not raw.strip():
+            continue
+        try:
+            row = json.loads(raw)
+        except ValueError as error:
+            raise DataError(path, f"no JSON: {error}; a row is {SHAPES}", line) from error
+        if not isinstance(row, dict):
+            raise DataError(path, f"a {type(row).__name__}; a row is {SHAPES}", line)
+        yield line, row
+
+
+def _row(row: dict[str, Any], tokenizer: Any, every: bool, line: int) -> Iterator[Document]:
+    kinds = [kind for kind in ("text", "prompt", "messages") if kind in row]
+    if len(kinds) != 1 or ("completion" in row) != (kinds == ["prompt"]):
+        raise ValueError(f"has the keys {', '.join(map(repr, row)) or 'of nothing'}; a row is {SHAPES}")
+    if kinds == ["text"]:
+        yield from _texts([(line, words(row, "text"))], tokenizer)
+    elif kinds == ["prompt"]:
+        yield _completion(row, tokenizer, every, line)
+    else:
+        yield Document(*conversation(row["messages"], tokenizer, every=every), False, line)
+
+
+def _completion(row: dict[str, Any], tokenizer: Any, every: bool, line: int) -> Document:
+    """Tokenized apart, as it will be when text is generated after a prompt."""
+    prompt = tokenizer(words(row, "prompt", empty=True), verbose=False)["input_ids"]
+    rest = tokenizer(words(row, "completion"), add_special_tokens=False, verbose=False)["input_ids"]
+    if tokenizer.eos_token_id is not None:
+        prompt = prompt[:-1] if prompt[-1:] == [tokenizer.eos_token_id] else prompt  # some tokenizers end every text
+        rest = [*rest, tokenizer.eos_token_id]
+    if not prompt and len(rest) < 2:
+        raise ValueError("'prompt' and 'completion' together are one token, and the first is never predicted")
+    return Document(prompt + rest, [every] * len(prompt) + [True] * len(rest), False, line)
+
+
+def words(row: dict[str, Any], key: str, *, empty: bool = False) -> str:
+    """The text under a key; ValueError when it is none, empty, or not Unicode."""
+    value = row[key]
+    if not isinstance(value, str):
+        raise ValueError(f"{key!r} is a {type(value).__name__}; expected text")
+    if not value and not empty:
+        raise ValueError(f"{key!r} is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{key!r} holds half a character (U+{ord(value[error.start]):04X} alone)") from error
+    return value

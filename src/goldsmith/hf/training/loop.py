@@ -1,0 +1,179 @@
+"""One step after another: the window's loss, its gradient, the optimizer; and what stands in a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...assay import NonFinite, watch
+from .errors import Diverged
+from .loss import summed_loss
+from .packing import Batch, Stream
+from .schedule import Schedule
+
+STATE = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is trained on: `steps` windows of `grad_accum` batches of `batch_size` rows, `limit` rows at most."""
+
+    steps: int
+    batch_size: int
+    grad_accum: int
+    schedule: Schedule
+    limit: int | None = None
+    max_grad_norm: float = 1.0
+    weight_decay: float = 0.0
+
+    @property
+    def window(self) -> int:
+        """Rows of one step."""
+        return self.batch_size * self.grad_accum
+
+
+class Trainer:
+    """Trains `parameters` (by their names in the model) on a stream of rows.
+
+    `done` steps are behind it, and the state is that of those alone: after `restore` of what `state` gave, every later
+    step has the same bits as without the interruption (on a CPU, at the same number of threads).
+    """
+
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], stream: Stream, plan: Plan):
+        self.model, self.parameters, self.stream, self.plan = model, dict(parameters), stream, plan
+        self.device = next(iter(self.parameters.values())).device
+        self.optimizer = torch.optim.AdamW(
+            list(self.parameters.values()), lr=plan.schedule.lr, weight_decay=plan.weight_decay
+        )
+        self.done = 0
+
+    def step(self) -> dict[str, Any]:
+        """The next step; returns its row of the log. Raises Diverged, with everything as before the step."""
+        began, number = time.perf_counter(), self.done + 1
+        self.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.plan.schedule.at(number)
+        window = list(self._window())
+        targets = sum(batch.targets for batch in window)
+        seeds, loss = [], 0.0
+        for batch in window:
+            seeds.append(self._random())
+            part = summed_loss(self.model, batch.to(self.device))
+            loss += float(part.detach())
+            if not math.isfinite(loss):
+                break
+            (part / targets).backward()
+        norm = self._clipped() if math.isfinite(loss) else math.nan
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad()
+            raise Diverged(self._why(number, loss, norm, window, seeds, targets))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.done = number
+        seconds = time.perf_counter() - began
+        tokens = sum(batch.tokens for batch in window)
+        return {
+            "step": number,
+            "loss": loss / targets,
+            "lr": self.plan.schedule.at(number),
+            "grad_norm": norm,
+            "tokens": tokens,
+            "tokens_per_s": round(tokens / seconds, 1),
+            "seconds": round(seconds, 4),
+        }
+
+    def _window(self) -> Iterator[Batch]:
+        first, end = self.done * self.plan.window, (self.done + 1) * self.plan.window
+        end = end if self.plan.limit is None else min(end, self.plan.limit)
+        for at in range(first, end, self.plan.batch_size):
+            yield self.stream.batch(at, min(self.plan.batch_size, end - at))
+
+    def _clipped(self) -> float:
+        """The norm of the whole gradient before it is clipped."""
+        most = self.plan.max_grad_norm or math.inf
+        return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), most))
+
+    def evaluate(self, stream: Stream) -> float:
+        """The mean loss over every token that counts, each row once; draws no random numbers."""
+        self.model.eval()
+        loss, targets = 0.0, 0
+        with torch.no_grad():
+            for first in range(0, len(stream), self.plan.batch_size):
+                batch = stream.batch(first, min(self.plan.batch_size, len(stream) - first))
+                loss += float(summed_loss(self.model, batch.to(self.device)))
+                targets += batch.targets
+        self.model.train()
+        return loss / targets
+
+    # what a checkpoint holds
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of everything that the next step depends on."""
+        found = {f"trained/{name}": p.detach() for name, p in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                found[f"optimizer/{name}/{key}"] = value
+        found |= {f"random/{k}": value for k, value in enumerate(self._random())}
+        return {name: tensor.cpu().contiguous().clone() for name, tensor in found.items()}
+
+    def restore(self, state: Mapping[str, Tensor], done: int) -> None:
+        """Go on after step `done` with what `state` gave; ValueError when it belongs to another model."""
+        mine = {f"trained/{name}": tuple(p.shape) for name, p in self.parameters.items()}
+        theirs = {name: tuple(t.shape) for name, t in state.items() if name.startswith("trained/")}
+        for name in sorted(mine.keys() | theirs.keys()):
+            if mine.get(name) != theirs.get(name):
+                said = f"{name.removeprefix('trained/')} is {theirs.get(name, 'not')} in it"
+                raise ValueError(f"{said}, and {mine.get(name, 'not')} in the model")
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state[f"trained/{name}"])
+                kept = {key: state.get(f"optimizer/{name}/{key}") for key in STATE}
+                self.optimizer.state.pop(parameter, None)
+                if kept["step"] is not None:
+                    self.optimizer.state[parameter] = {
+                        key: value.clone() if key == "step" else value.to(parameter.device)
+                        for key, value in kept.items()
+                        if value is not None
+                    }
+        self._set_random([state[f"random/{k}"] for k in range(2) if f"random/{k}" in state])
+        self.done = done
+
+    def _random(self) -> list[Tensor]:
+        """The states of torch's generators: the CPU's, and the device's when it is another."""
+        on_cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return [torch.get_rng_state(), *on_cuda]
+
+    def _set_random(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        if self.device.type == "cuda" and len(states) > 1:
+            torch.cuda.set_rng_state(states[1], self.device)
+
+    # what has gone wrong
+
+    def _why(
+        self, number: int, loss: float, norm: float, window: list[Batch], seeds: list[list[Tensor]], targets: int
+    ) -> str:
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+        event = None
+        try:
+            for batch, seed in zip(window, seeds):
+                self._set_random(seed)
+                with watch(self.model, norms=False, stop=True):
+                    (summed_loss(self.model, batch.to(self.device)) / targets).backward()
+        except NonFinite as found:
+            event = found.event
+        finally:
+            self._set_random(seeds[0])
+            self.optimizer.zero_grad()
+        if event is None:
+            return f"Step {number}: {what}. Run again, the same batch gave finite values: the machine is to be doubted."
+        first = str(event).splitlines()
+        where = event.module or "the loss itself"
+        cause = next((line.strip() for line in first if line.strip().startswith("likely")), "")
+        return f"Step {number}: {what}. The first that is not finite is in {where}: {first[0]}; {cause}."

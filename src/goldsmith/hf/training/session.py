@@ -1,0 +1,182 @@
+"""A run from its folder to its folder: begins or goes on, logs, evaluates, saves, and ends in order however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from . import checkpoint
+from .errors import TrainingError
+from .journal import Journal, rows
+from .loop import Trainer
+from .options import changes
+from .packing import Stream
+
+LOG, CHECKPOINTS, LOCK = "log.jsonl", "checkpoints", ".lock"
+
+
+@dataclass
+class Watcher:
+    """Whom a session tells what happens; each may be left as it is."""
+
+    row: Callable[[dict[str, Any]], None] = lambda row: None
+    saved: Callable[[int, Path], None] = lambda step, path: None
+    note: Callable[[str], None] = lambda text: None
+    stop: Callable[[], bool] = lambda: False
+
+
+@dataclass
+class Session:
+    """What is written where, and how often. `identity` is what a checkpoint must agree with."""
+
+    output: Path
+    identity: Mapping[str, Any]
+    circumstances: Mapping[str, Any] = field(default_factory=dict)  # threads, device, versions: they alter rounding
+    save_every: int = 50
+    eval_every: int = 0
+    keep: int = 2
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.output / CHECKPOINTS
+
+    def find(self, resume: str, watcher: Watcher) -> checkpoint.Checkpoint | None:
+        """The checkpoint to go on from, or None; refuses one of a run with other options, by their names."""
+        if resume == "never":
+            self._put_away(-1, watcher)
+            return None
+        if resume == "auto":
+            found, wrong = checkpoint.newest(self.checkpoints)
+            for text in wrong:
+                watcher.note(f"Passed over: {text}.")
+        else:
+            found = checkpoint.read(Path(resume))
+        if found is None:
+            return None
+        different = changes(found.facts["identity"], self.identity)
+        if different:
+            raise TrainingError(
+                f"{found.path} is of a run that differs in what alters the result: {'; '.join(different)}. "
+                "Give the options of that run, another --output, or --resume never to begin anew."
+            )
+        for name, value in self.circumstances.items():
+            before = found.facts["circumstances"].get(name)
+            if before != value:
+                watcher.note(f"{name} was {before} and is {value}: the run goes on, but not bit for bit.")
+        return found
+
+    def run(
+        self,
+        trainer: Trainer,
+        watcher: Watcher,
+        *,
+        start: checkpoint.Checkpoint | None = None,
+        evaluation: Stream | None = None,
+    ) -> list[dict[str, Any]]:
+        """Train to the end of the plan, or until `watcher.stop`; returns the rows of the log.
+
+        A step is logged, then evaluated, then saved: what a checkpoint knows stands in the log before it does.
+        """
+        try:
+            return self._run(trainer, watcher, start, evaluation)
+        except OSError as error:
+            raise TrainingError(self._unwritten(trainer, error)) from error
+
+    def _run(
+        self, trainer: Trainer, watcher: Watcher, start: checkpoint.Checkpoint | None, evaluation: Stream | None
+    ) -> list[dict[str, Any]]:
+        earlier = None
+        self.output.mkdir(parents=True, exist_ok=True)
+        if start is not None:
+            if start.path.parent.resolve() != self.checkpoints.resolve():
+                earlier = rows(start.path.parent.parent / LOG)
+            self._put_away(start.step, watcher)
+            self._restore(trainer, start)
+        checkpoint.prune(self.checkpoints, self.keep)
+        journal = Journal(self.output / LOG, trainer.done, earlier)
+        saved = trainer.done if start is not None else -1
+        try:
+            if trainer.done == 0 and evaluation is not None:
+                self._evaluate(trainer, evaluation, journal, watcher)
+            while trainer.done < trainer.plan.steps and not watcher.stop():
+                row = trainer.step()
+                journal.add(row)
+                watcher.row(row)
+                if evaluation is not None and self._due(trainer, self.eval_every):
+                    self._evaluate(trainer, evaluation, journal, watcher)
+                if self._due(trainer, self.save_every):
+                    saved = self._save(trainer, journal, watcher)
+            if saved < trainer.done and trainer.done > 0:
+                self._save(trainer, journal, watcher)
+        finally:
+            journal.close()
+        return journal.rows
+
+    def _due(self, trainer: Trainer, every: int) -> bool:
+        return trainer.done == trainer.plan.steps or every > 0 and trainer.done % every == 0
+
+    def _evaluate(self, trainer: Trainer, stream: Stream, journal: Journal, watcher: Watcher) -> None:
+        row = {"step": trainer.done, "eval_loss": trainer.evaluate(stream)}
+        journal.add(row)
+        watcher.row(row)
+
+    def _save(self, trainer: Trainer, journal: Journal, watcher: Watcher) -> int:
+        journal.sync()
+        facts = {
+            "identity": dict(self.identity),
+            "circumstances": dict(self.circumstances),
+            "row": trainer.done * trainer.plan.window,
+            "schedule": vars(trainer.plan.schedule),
+        }
+        path = checkpoint.write(self.checkpoints, trainer.done, trainer.state(), facts)
+        checkpoint.prune(self.checkpoints, self.keep)
+        watcher.saved(trainer.done, path)
+        return trainer.done
+
+    def _unwritten(self, trainer: Trainer, error: OSError) -> str:
+        before = checkpoint.steps(self.checkpoints)
+        last = f"the checkpoint of step {before[-1]} is whole" if before else "there is no checkpoint yet"
+        return (
+            f"After step {trainer.done}, {self.output} could not be written: {error.strerror or error}; {last}. "
+            "Put that right (is the disk full?), and the same command goes on from there."
+        )
+
+    def _restore(self, trainer: Trainer, start: checkpoint.Checkpoint) -> None:
+        try:
+            trainer.restore(start.tensors, start.step)
+        except ValueError as error:
+            raise TrainingError(f"{start.path} does not fit this model: {error}.") from error
+
+    def _put_away(self, after: int, watcher: Watcher) -> None:
+        """Move checkpoints later than `after`, and with after < 0 the log as well, out of the way; nothing is lost."""
+        names = [f"{CHECKPOINTS}/step-{k:06d}" for k in checkpoint.steps(self.checkpoints) if k > after]
+        if after < 0 and (self.output / LOG).exists():
+            names.append(LOG)
+        if not names:
+            return
+        number = 1
+        while (away := self.output / f"earlier-{number}").exists():
+            number += 1
+        away.mkdir()
+        for name in names:
+            os.rename(self.output / name, away / Path(name).name)
+        watcher.note(f"What {self.output} held of an earlier run is now in {away}.")
+
+
+def lock(output: Path) -> IO[str]:
+    """Holds the folder for this process until the result is closed; a kill lets go of it, too."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        file = open(output / LOCK, "w")
+    except OSError as error:
+        raise TrainingError(f"--output {output} cannot be written: {error.strerror or error}.") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise TrainingError(f"Another run is writing to {output}; wait for it, or give another --output.") from error
+    return file

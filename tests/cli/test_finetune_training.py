@@ -1,0 +1,341 @@
+"""The loop: losses that packing and accumulation leave alone, checkpoints, and runs that are killed."""
+
+import errno
+import json
+import os
+import signal
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+
+import torch
+
+from cli.finetune_tools import tiny_documents, tiny_model, tiny_trainer
+from goldsmith.hf.training import checkpoint, journal
+from goldsmith.hf.training.errors import Diverged, TrainingError
+from goldsmith.hf.training.loop import Plan, Trainer
+from goldsmith.hf.training.loss import summed_loss
+from goldsmith.hf.training.packing import Stream, batch
+from goldsmith.hf.training.schedule import Schedule, warmup_steps
+from goldsmith.hf.training.session import LOG, Session, Watcher, lock
+
+IDENTITY = {"--rank": 8, "--data": "sum"}
+
+
+def session(folder, **options):
+    return Session(folder, options.pop("identity", IDENTITY), {"threads": 1}, **({"save_every": 2} | options))
+
+
+def trained(folder, steps=6, resume="auto", **options):
+    """A whole run in this process; returns what it trained."""
+    found = session(folder, **options)
+    start = found.find(resume, Watcher())
+    trainer = tiny_trainer(steps)
+    found.run(trainer, Watcher(), start=start, evaluation=Stream(tiny_documents(4, seed=9), 16, packed=True, seed=0))
+    return {name: tensor for name, tensor in trainer.state().items()}
+
+
+def told(folder):
+    """The log without what a clock says."""
+    return [
+        {k: v for k, v in row.items() if k not in ("seconds", "tokens_per_s")} for row in journal.rows(folder / LOG)
+    ]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody disturbs: its folder, and its end."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, trained(folder)
+
+
+# the loss
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packed_documents_have_the_loss_and_gradient_that_they_have_alone(attention):
+    model = tiny_model(64)
+    model.set_attn_implementation(attention)
+    documents = tiny_documents(7)
+    for document in documents[::2]:
+        document.trained[: len(document) // 2] = [False] * (len(document) // 2)
+    sums, gradients = [], []
+    for rows in ([[d] for d in documents], [documents], [documents[:3], documents[3:]]):
+        model.zero_grad()
+        loss = summed_loss(model, batch(rows, pad=0))
+        loss.backward()
+        sums.append(loss.detach())
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    for k in (1, 2):
+        torch.testing.assert_close(sums[k], sums[0])
+        torch.testing.assert_close(gradients[k], gradients[0])
+
+
+def test_a_document_does_not_see_the_one_before_it():
+    model = tiny_model(64)
+    first, second = tiny_documents(2, least=5)
+    alone = batch([[first, second]], pad=0)
+    first.ids[0] = (first.ids[0] + 1) % 60
+    other = batch([[first, second]], pad=0)
+    with torch.no_grad():
+        logits = [
+            model(input_ids=b.input_ids, position_ids=b.position_ids, use_cache=False).logits for b in (alone, other)
+        ]
+    changed = (logits[0] != logits[1]).any(-1)[0]
+    assert changed[: len(first)].all() and not changed[len(first) :].any()
+
+
+def test_four_small_batches_accumulated_are_one_large_one():
+    states = []
+    for batch_size, grad_accum in ((4, 1), (1, 4), (3, 2)):
+        trainer = tiny_trainer(batch_size=batch_size, grad_accum=grad_accum, limit=4)
+        trainer.model.config.attention_dropout = 0.0
+        for module in trainer.model.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.0
+        row = trainer.step()
+        states.append(torch.tensor([row["loss"], row["grad_norm"], row["tokens"]]))
+    torch.testing.assert_close(states[1], states[0])
+    torch.testing.assert_close(states[2], states[0])
+
+
+def test_the_last_step_of_an_epoch_has_the_rows_that_are_left():
+    trainer = tiny_trainer(batch_size=2)
+    rows = len(trainer.stream)
+    trainer.plan = Plan(2, rows - 1, 1, trainer.plan.schedule, limit=rows)
+    trainer.done = 1
+    assert [b.input_ids.shape[0] for b in trainer._window()] == [1]
+
+
+def test_each_epoch_has_every_row_once_in_an_order_of_its_own():
+    stream = Stream(tiny_documents(40), 16, packed=True, seed=3)
+    orders = [[stream._place(epoch * len(stream) + k) for k in range(len(stream))] for epoch in range(3)]
+    assert all(sorted(order) == list(range(len(stream))) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+    assert sorted(k for row in stream.rows for k in row) == list(range(40))
+    assert all(sum(len(stream.documents[k]) for k in row) <= 16 for row in stream.rows)
+
+
+def test_the_rate_rises_and_falls_as_it_is_said():
+    schedule = Schedule("linear", 1.0, warmup_steps(0.2, 10), 10)
+    assert [schedule.at(k) for k in (1, 2, 3, 10)] == pytest.approx([1 / 3, 2 / 3, 1.0, 1 / 8])
+    assert Schedule("cosine", 1.0, 0, 4).at(3) == pytest.approx(0.5)
+    assert warmup_steps(3, 10) == 3 and warmup_steps(30, 10) == 9
+
+
+# checkpoints
+
+
+def test_a_run_that_goes_on_has_the_bits_and_the_log_of_one_that_was_not_stopped(tmp_path, whole):
+    for done in (1, 4):
+        folder = tmp_path / str(done)
+        asked = iter([False] * done + [True])
+        first = session(folder)
+        first.output.mkdir()
+        first.run(
+            tiny_trainer(),
+            Watcher(stop=asked.__next__),
+            evaluation=Stream(tiny_documents(4, seed=9), 16, packed=True, seed=0),
+        )
+        assert same(trained(folder), whole[1])
+        assert told(folder) == told(whole[0])
+
+
+def in_a_child(work):
+    """Runs `work` in a fork; returns how it ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(7)
+    return os.waitpid(child, 0)[1]
+
+
+def killed_after(folder, calls, steps=6):
+    """Trains in a child that kill -9 ends at its `calls`-th call of the system that touches a file."""
+    count = 0
+
+    def counted(real):
+        def wrapper(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count == calls:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return wrapper
+
+    def work():
+        for name in ("fsync", "rename", "replace", "mkdir", "rmdir", "unlink", "open"):
+            setattr(os, name, counted(getattr(os, name)))
+        trained(folder, steps, keep=1, save_every=3)
+        os._exit(0)
+
+    return in_a_child(work)
+
+
+def test_kill_9_at_any_touch_of_a_file_and_the_same_command_has_the_same_end(tmp_path, whole):
+    ended, calls = signal.SIGKILL, 0
+    while ended == signal.SIGKILL:
+        calls += 1
+        folder = tmp_path / str(calls)
+        folder.mkdir()
+        ended = killed_after(folder, calls)
+        assert same(trained(folder, keep=1, save_every=3), whole[1]), calls
+        assert told(folder) == told(whole[0]), calls
+        assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-000006"]
+    assert ended == 0 and calls > 20
+
+
+def test_a_run_that_is_killed_again_and_again_still_has_the_same_end(tmp_path, whole):
+    ended, calls = signal.SIGKILL, 14
+    while ended == signal.SIGKILL:
+        ended = killed_after(tmp_path, calls)
+        calls += 1
+    assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
+
+
+def test_a_full_disk_is_said_and_loses_nothing(tmp_path, whole, monkeypatch):
+    real, count = os.fsync, 0
+
+    def full(handle):
+        nonlocal count
+        count += 1
+        if count == 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(TrainingError, match="After step 4, .*: No space left on device; the checkpoint of step 2"):
+        trained(tmp_path)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
+    monkeypatch.undo()
+    assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, whole):
+    trained(tmp_path)
+    path = tmp_path / "checkpoints" / "step-000006" / checkpoint.TENSORS
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    notes = []
+    found = session(tmp_path).find("auto", Watcher(note=notes.append))
+    assert found.step == 4 and "step-000006: state.safetensors is damaged" in notes[0]
+    assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
+
+
+def test_when_no_checkpoint_is_whole_nothing_begins_anew(tmp_path):
+    trained(tmp_path, keep=1)
+    (tmp_path / "checkpoints" / "step-000006" / checkpoint.TENSORS).write_bytes(b"")
+    with pytest.raises(TrainingError, match="No checkpoint can be read: .*has 0 bytes of .*--resume never"):
+        trained(tmp_path)
+
+
+def test_options_that_alter_the_result_are_refused_by_name(tmp_path):
+    trained(tmp_path)
+    other = {"--rank": 16, "--data": "other", "--alpha": 1}
+    with pytest.raises(TrainingError) as error:
+        session(tmp_path, identity=other).find("auto", Watcher())
+    for said in ("--rank was 8 and is 16", "the content of --data is another", "--alpha was not given before"):
+        assert said in str(error.value)
+
+
+def test_other_threads_go_on_and_say_what_that_means(tmp_path):
+    trained(tmp_path)
+    notes = []
+    other = Session(tmp_path, IDENTITY, {"threads": 2})
+    assert other.find("auto", Watcher(note=notes.append)).step == 6
+    assert notes == ["threads was 1 and is 2: the run goes on, but not bit for bit."]
+
+
+def test_beginning_anew_keeps_what_was_there(tmp_path, whole):
+    trained(tmp_path)
+    assert same(trained(tmp_path, resume="never"), whole[1])
+    assert sorted(p.name for p in (tmp_path / "earlier-1").iterdir()) == [LOG, "step-000004", "step-000006"]
+    assert told(tmp_path) == told(whole[0])
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_is_named(tmp_path, whole):
+    trained(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    again = trained(tmp_path / "b", resume=str(tmp_path / "a" / "checkpoints" / "step-000004"))
+    assert same(again, whole[1]) and told(tmp_path / "b") == told(whole[0])
+    with pytest.raises(TrainingError, match="is no checkpoint: state.json is missing"):
+        trained(tmp_path / "b", resume=str(tmp_path))
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_parameter(tmp_path):
+    trained(tmp_path)
+    found = session(tmp_path).find("auto", Watcher())
+    trainer = tiny_trainer()
+    trainer.parameters.pop("model.layers.0.mlp.gate.weight")
+    with pytest.raises(TrainingError, match=r"does not fit this model: model.layers.0.mlp.gate.weight is \(4, 32\)"):
+        session(tmp_path).run(trainer, Watcher(), start=found)
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path):
+    held = lock(tmp_path)
+    with pytest.raises(TrainingError, match="Another run is writing to"):
+        lock(tmp_path)
+    held.close()
+    lock(tmp_path).close()
+
+
+def test_a_log_whose_last_line_was_cut_short_is_read(tmp_path):
+    path = tmp_path / LOG
+    path.write_text(json.dumps({"step": 1, "loss": 2.0}) + '\n{"step": 2, "lo')
+    assert journal.rows(path) == [{"step": 1, "loss": 2.0}]
+
+
+# what goes wrong
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_the_module_and_changes_nothing(tmp_path):
+    trainer = tiny_trainer()
+    trainer.step()
+    before = trainer.state()
+    with torch.no_grad():
+        trainer.model.model.layers[0].self_attn.o_proj.weight[0, 0] = torch.inf
+    with pytest.raises(Diverged, match=r"Step 2: the loss is nan.*first that is not finite is in model\.layers\.0"):
+        trainer.step()
+    assert same(trainer.state(), before) and trainer.done == 1
+    assert all(p.grad is None for p in trainer.parameters.values())
+
+
+def test_a_gradient_that_is_not_finite_stops_as_well():
+    class Steep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * torch.inf
+
+    trainer = tiny_trainer()
+    trainer.model.model.norm.register_forward_hook(lambda module, args, out: Steep.apply(out))
+    with pytest.raises(Diverged, match="Step 1: the gradient's norm is (nan|inf)"):
+        trainer.step()
+    assert trainer.done == 0
+
+
+def test_ctrl_c_between_steps_leaves_a_checkpoint_of_the_step(tmp_path):
+    asked = iter([False, False, False, True])
+    saved = []
+    session(tmp_path).run(
+        tiny_trainer(), Watcher(stop=lambda: next(asked), saved=lambda step, path: saved.append(step))
+    )
+    assert saved == [2, 3]
+
+
+def test_a_trainer_without_a_first_step_has_nothing_to_save(tmp_path):
+    session(tmp_path).run(tiny_trainer(), Watcher(stop=lambda: True))
+    assert not (tmp_path / "checkpoints").exists()
+    assert isinstance(tiny_trainer(), Trainer)
