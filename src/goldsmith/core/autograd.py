@@ -137,7 +137,7 @@ def _autograd(op: Op, backward_op: Any) -> Any:
 
 def _backward_schema(op: Op) -> str:
     parsed = torch._C.parse_schema(op.qualname + op.schema)
-    options = [f"{a.type} {a.name}" for a in parsed.arguments if a.name in op.options]
+    options = [f"{_written(str(a.type))} {a.name}" for a in parsed.arguments if a.name in op.options]
     arguments = [
         *(f"Tensor? grad_{name}" for name in op.outputs),
         *(f"Tensor{'?' if name in op.optional else ''} {name}" for name in op.residuals),
@@ -146,6 +146,12 @@ def _backward_schema(op: Op) -> str:
         "str backend",
     ]
     return f"({', '.join(arguments)}) -> ({', '.join(f'Tensor d_{g}' for g in op.grads)})"
+
+
+def _written(kind: str) -> str:
+    """A type as a schema writes it: "float?" for Optional[float]."""
+    inside = kind.removeprefix("Optional[")
+    return kind if inside == kind else f"{inside.removesuffix(']')}?"
 
 
 def _backward_split(op: Op, args: Sequence[Any]) -> tuple[dict, dict, dict, frozenset[str], str]:

@@ -31,7 +31,7 @@ from torch import Tensor
 from . import autograd
 from .device import BackendUnavailable, UnsupportedCall, triton_unavailable
 
-FAMILIES = ("mhc", "router")  # packages whose import registers operators
+FAMILIES = ("mhc", "router", "experts")  # packages whose import registers operators
 
 
 @dataclass(frozen=True)

@@ -3,3 +3,7 @@
 The mathematics is in README.md beside this file; each operator is a folder: what it is (op), what it means (reference),
 how it is fast, on what it is tried (cases).
 """
+
+from .moe.op import moe
+
+__all__ = ["moe"]

@@ -1,0 +1,74 @@
+"""What a caller of the family gives, as the operators take it: a base, and LoRA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+import torch
+from torch import Tensor
+
+from ._common import FACTORS, TARGETS
+
+if TYPE_CHECKING:
+    from .lora import LoRA
+
+Base: TypeAlias = Sequence[Tensor]
+Lora: TypeAlias = Union["LoRA", Mapping[str, tuple[Tensor, Tensor]]]
+
+
+def base_of(op: str, base: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, str]:
+    """(gate_up, down, gate_up_bias, down_bias, layout) of a base."""
+    if isinstance(base, (tuple, list)) and len(base) in (2, 4):
+        gate_up, down, *biases = base
+        return gate_up, down, *(biases or (None, None)), ""
+    came = f"a {type(base).__name__}" + (f" of {len(base)}" if isinstance(base, (tuple, list)) else "")
+    raise TypeError(
+        f"{op}: base is {came}, wanted (gate_up [E, 2I, H], down [E, H, I]), with or without (.., gate_up_bias, "
+        "down_bias)"
+    )
+
+
+def lora_of(
+    op: str, lora: Any, scaling: Any
+) -> tuple[tuple[Tensor | None, ...], tuple[float, ...], float, Tensor | None]:
+    """The six factors in order, the three scales, the dropout probability, and the seed of its masks if any."""
+    if lora is None:
+        return (None,) * len(FACTORS), (1.0,) * len(TARGETS), 0.0, None
+    if not isinstance(lora, Mapping):
+        raise TypeError(
+            f"{op}: lora is a {type(lora).__name__}, wanted a dict with the keys {', '.join(TARGETS)}, each (A, B)"
+        )
+    unknown = [key for key in lora if key not in TARGETS]
+    if unknown:
+        raise ValueError(f"{op}: lora has the key {unknown[0]!r}; known are: {', '.join(TARGETS)}")
+    factors: list[Tensor | None] = []
+    for target in TARGETS:
+        pair = lora.get(target)
+        if pair is not None and not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            raise TypeError(f"{op}: lora[{target!r}] is a {type(pair).__name__}, wanted (A [E, r, in], B [E, out, r])")
+        factors += (None, None) if pair is None else pair
+    return tuple(factors), _scales(op, scaling, lora), 0.0, None
+
+
+def _scales(op: str, scaling: Any, lora: Mapping[str, Any]) -> tuple[float, ...]:
+    if not isinstance(scaling, Mapping):
+        return (number(op, "lora_scaling", scaling),) * len(TARGETS)
+    wrong = sorted(set(scaling) ^ {key for key in lora if lora[key] is not None})
+    if wrong:
+        raise ValueError(
+            f"{op}: lora_scaling and lora differ in the key {wrong[0]!r}; give a scale for each projection that lora "
+            f"has: {', '.join(k for k in TARGETS if lora.get(k) is not None)}"
+        )
+    return tuple(number(op, f"lora_scaling[{t!r}]", scaling[t]) if t in scaling else 1.0 for t in TARGETS)
+
+
+def number(op: str, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a number")
+    return float(value)
+
+
+def needs_gradient(tensors: Sequence[Any]) -> bool:
+    """Whether autograd will ask for a gradient, so that something has to be kept for it."""
+    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)

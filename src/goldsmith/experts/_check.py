@@ -1,0 +1,169 @@
+"""What is wrong with the arguments of the family's operators, told at the border."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import (
+    ShapeError,
+    check_at_least,
+    check_choice,
+    check_dtype,
+    check_same_device,
+    check_tensor,
+)
+from ._common import ACTIVATIONS, COMPUTE, FACTORS, FLOATS, NAMES, TARGETS, named
+from ._weights import sizes
+
+_REQUIRED = ("x", "topk_ids", "topk_weights", "gate_up", "down")
+_SHAPES = {
+    "x": "*batch hidden",
+    "topk_ids": "*batch k",
+    "topk_weights": "*batch k",
+    "down": "experts hidden intermediate",
+    "gate_up": "experts 2*intermediate hidden",
+    "gate_up_bias": "experts 2*intermediate",
+    "down_bias": "experts hidden",
+}
+
+
+def check_moe(op: str, tensors: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Everything but the values of topk_ids, which a backend reads before it begins."""
+    given = {name: t for name, t in zip(NAMES, tensors, strict=True) if t is not None or name in _REQUIRED}
+    for name, tensor in given.items():
+        check_tensor(op, name, tensor)
+    _check_dtypes(op, given, options)
+    _check_pairs(op, given)
+    check_base(op, given["gate_up"], given["down"], options["layout"])
+    _check_shapes(op, given, options["layout"])
+    check_same_device(op, {name: t for name, t in given.items() if name != "seed"})
+    _check_options(op, given, options)
+
+
+def _check_dtypes(op: str, given: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
+    x = given["x"]
+    packed = bool(options["layout"])
+    for name, tensor in given.items():
+        if name == "topk_ids":
+            check_dtype(op, name, tensor, (torch.int32, torch.int64))
+        elif name == "seed":
+            check_dtype(op, name, tensor, (torch.int64,))
+        elif packed and name in ("gate_up", "down"):
+            check_dtype(op, name, tensor, (torch.uint8,))
+        else:
+            check_dtype(op, name, tensor, FLOATS)
+            if tensor.dtype == torch.float64 and x.dtype != torch.float64:
+                raise TypeError(
+                    f"{op}: {name} is float64, but x is {named(x.dtype)}; convert one: x.double() or {name}.float()"
+                )
+    weights = given["topk_weights"].dtype
+    if weights not in (torch.float32, x.dtype):
+        raise TypeError(f"{op}: topk_weights is {named(weights)}, wanted float32 or x's {named(x.dtype)}")
+    if given["gate_up"].dtype != given["down"].dtype:
+        raise TypeError(
+            f"{op}: down is {named(given['down'].dtype)}, but gate_up is {named(given['gate_up'].dtype)}; convert one: "
+            "down.to(gate_up.dtype)"
+        )
+
+
+def _check_pairs(op: str, given: Mapping[str, Tensor]) -> None:
+    for target in TARGETS:
+        a, b = f"{target}_a", f"{target}_b"
+        if (a in given) != (b in given):
+            came, missing = (a, b) if a in given else (b, a)
+            raise ValueError(f"{op}: {came} comes without {missing}; LoRA on {target} needs both, or neither")
+
+
+def check_base(op: str, gate_up: Tensor, down: Tensor, layout: str) -> None:
+    """Plain tensors [E, 2I, H] and [E, H, I], or the two blobs that `layout` describes."""
+    if layout:
+        return
+    wanted = {"gate_up": (gate_up, "experts 2*intermediate hidden"), "down": (down, "experts hidden intermediate")}
+    for name, (tensor, _) in wanted.items():
+        if tensor.dim() != 3 or 0 in tensor.shape:
+            _fail(op, f"{name} needs three dimensions of at least 1", wanted)
+    experts, hidden, inner = down.shape
+    if gate_up.shape[0] != experts:
+        _fail(op, f"gate_up has experts={gate_up.shape[0]}, but down has experts={experts}", wanted)
+    if gate_up.shape[2] != hidden:
+        _fail(op, f"gate_up has hidden={gate_up.shape[2]}, but down has hidden={hidden}", wanted)
+    if gate_up.shape[1] != 2 * inner:
+        text = f"gate_up has {gate_up.shape[1]} rows, but down has intermediate={inner}: gate and up are {2 * inner}"
+        _fail(op, text, wanted)
+
+
+def _check_shapes(op: str, given: Mapping[str, Tensor], layout: str) -> None:
+    experts, hidden, inner = sizes(given["gate_up"], given["down"], layout)
+    x, ids = given["x"], given["topk_ids"]
+    shown = {n: (t, _pattern(n)) for n, t in given.items() if n != "seed" and not (layout and n in ("gate_up", "down"))}
+
+    def fail(what: str) -> None:
+        _fail(op, what, shown)
+
+    if x.dim() == 0 or x.shape[-1] != hidden:
+        fail(f"x has hidden={x.shape[-1] if x.dim() else None}, but the base has hidden={hidden}")
+    if ids.dim() == 0 or ids.shape[:-1] != x.shape[:-1]:
+        fail("topk_ids and x need the same leading dimensions")
+    if given["topk_weights"].shape != ids.shape:
+        fail("topk_weights and topk_ids need the same shape")
+    for name, width in (("gate_up_bias", 2 * inner), ("down_bias", hidden)):
+        if name in given and given[name].shape != (experts, width):
+            fail(f"{name} is not [{experts}, {width}], one row for each expert of the base")
+    for name in FACTORS:
+        if name in given:
+            _check_factor(name, given, experts, hidden, inner, fail)
+
+
+def _check_factor(name: str, given: Mapping[str, Tensor], experts: int, hidden: int, inner: int, fail: Any) -> None:
+    target, which = name.split("_")
+    tensor = given[name]
+    out, width = (hidden, inner) if target == "down" else (inner, hidden)
+    if tensor.dim() != 3:
+        fail(f"{name} has {tensor.dim()} dimensions, wanted 3")
+    if tensor.shape[0] != experts:
+        fail(f"{name} has experts={tensor.shape[0]}, but the base has experts={experts}")
+    if which == "a":
+        if tensor.shape[2] != width:
+            fail(f"{name} takes {tensor.shape[2]} inputs, but {target} of the base takes {width}")
+        return
+    if tensor.shape[1] != out:
+        fail(f"{name} gives {tensor.shape[1]} outputs, but {target} of the base gives {out}")
+    if tensor.shape[2] != given[f"{target}_a"].shape[1]:
+        fail(f"{name} has rank={tensor.shape[2]}, but {target}_a has rank={given[f'{target}_a'].shape[1]}")
+
+
+def _pattern(name: str) -> str:
+    if name in _SHAPES:
+        return _SHAPES[name]
+    target, which = name.split("_")
+    out, width = ("hidden", "intermediate") if target == "down" else ("intermediate", "hidden")
+    return f"experts rank {width}" if which == "a" else f"experts {out} rank"
+
+
+def _fail(op: str, what: str, arguments: Mapping[str, tuple[Tensor, str]]) -> None:
+    shapes = {name: f"{list(t.shape)}," for name, (t, _) in arguments.items()}
+    first, second = max(map(len, shapes)) + 1, max(map(len, shapes.values()))
+    lines = [
+        f"  {name + ':':{first}} {shapes[name]:{second}} expected [{', '.join(pattern.split())}]"
+        for name, (_, pattern) in arguments.items()
+    ]
+    raise ShapeError("\n".join([f"{op}: {what}", *lines]))
+
+
+def _check_options(op: str, given: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
+    check_choice(op, "activation", options["activation"], ACTIVATIONS)
+    check_choice(op, "compute", options["compute"], COMPUTE)
+    limit, dropout = options["limit"], options["dropout"]
+    if limit is not None:
+        check_at_least(op, "limit", limit, 0.0)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{op}: dropout={dropout!r}, wanted a probability of at least 0 and below 1")
+    if dropout and ("seed" not in given or given["seed"].numel() != 1):
+        raise ValueError(f"{op}: dropout={dropout!r} needs a seed of one number")
+    if options["compute"] == "int8" and not options["layout"].startswith("int"):
+        kind = options["layout"].partition(":")[0] or "plain tensors"
+        raise ValueError(f"{op}: compute='int8' needs a base packed as int8, int4 or int4_asym, not {kind}")

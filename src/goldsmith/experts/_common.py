@@ -1,0 +1,31 @@
+"""What the family's operators check and name alike."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")
+TARGETS = ("gate", "up", "down")  # the three projections; a dropout mask is drawn by this number
+COMPUTE = ("float", "int8")
+# the inputs of experts.moe, in order
+BASE = ("gate_up", "down", "gate_up_bias", "down_bias")
+FACTORS = ("gate_a", "gate_b", "up_a", "up_b", "down_a", "down_b")
+NAMES = ("x", "topk_ids", "topk_weights", *BASE, *FACTORS, "seed")
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums: float32, or float64 when x is float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def flat(t: Tensor) -> Tensor:
+    """[rows, size] of [..., size]."""
+    return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])

@@ -1,0 +1,67 @@
+"""The routes (token, slot) of a call, by expert.
+
+T tokens, k slots of each, P = T k routes; route t k + j is slot j of token t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ._common import flat
+
+
+class Routes:
+    """topk_ids [..., k] of E experts: which routes an expert has. Refuses ids outside [-1, E)."""
+
+    def __init__(self, op: str, topk_ids: Tensor, experts: int) -> None:
+        check_ids(op, topk_ids, experts)
+        ids = flat(topk_ids).long()
+        self.tokens, self.k = ids.shape
+        self.experts = experts
+        self.skipped = ids.reshape(-1) < 0
+        order = torch.where(self.skipped, experts, ids.reshape(-1)).sort(stable=True).indices
+        self._order, self._place = order, order.argsort()
+        self._counts: list[int] = torch.bincount(ids.reshape(-1) + 1, minlength=experts + 1).tolist()
+
+    def of_each(self) -> Iterator[tuple[int, Tensor]]:
+        """(expert, its routes in ascending order), for every expert that has any."""
+        first = 0
+        for expert, count in enumerate(self._counts[1:]):
+            if count:
+                yield expert, self._order[first : first + count]
+            first += count
+
+    def token(self, routes: Tensor) -> Tensor:
+        """The token that each of these routes belongs to."""
+        return routes // self.k
+
+    def gather(self, rows: Tensor, width: int, of_expert: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """[P, width] in the order of the routes: what `of_expert(expert, its routes)` gives, 0 for skipped routes."""
+        found = [of_expert(expert, routes) for expert, routes in self.of_each()]
+        found.append(rows.new_zeros(self._counts[0], width))
+        return torch.cat(found).index_select(0, self._place)
+
+    def sum_slots(self, values: Tensor) -> Tensor:
+        """[T, width]: the sum over a token's slots of [P, width]."""
+        return values.view(self.tokens, self.k, values.shape[-1]).sum(1)
+
+    def kept(self, weights: Tensor) -> Tensor:
+        """[P] of [..., k]: 0 in place of what is skipped, NaN and Inf too."""
+        return weights.reshape(-1).masked_fill(self.skipped, 0.0)
+
+
+def check_ids(op: str, topk_ids: Tensor, experts: int) -> None:
+    """Raises ValueError at the first id outside [-1, experts). Waits for the device: not for a compute stream."""
+    if not topk_ids.numel():
+        return
+    least, most = torch.aminmax(topk_ids)
+    if int(least) >= -1 and int(most) < experts:
+        return
+    place = ((topk_ids < -1) | (topk_ids >= experts)).nonzero()[0].tolist()
+    raise ValueError(
+        f"{op}: topk_ids{place} is {int(topk_ids[tuple(place)])}, wanted 0 <= id < E = {experts}, or -1 for a slot "
+        "that is skipped"
+    )

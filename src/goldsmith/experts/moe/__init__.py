@@ -1,0 +1,1 @@
+"""experts.moe: the experts of a mixture, with LoRA, forward and backward."""

@@ -1,0 +1,153 @@
+"""experts.moe: on what it is tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...assay.case import Case, Make
+from .._common import wide
+
+DTYPES = ("float32", "bfloat16")  # float16 is a GPU's
+
+
+def routing(make: Make, batch: tuple[int, ...], E: int, k: int, kind: str) -> Tensor:
+    """[*batch, k] of E experts: "uniform" (none twice, where k <= E), "twice" (the first expert is the second, too),
+    "holes" (about a third is -1, and the first token wholly), "none" (all -1), "one" (all to the last expert),
+    "idle" (nobody goes to expert 0)
+    """
+    if kind in ("none", "one"):
+        return torch.full((*batch, k), -1 if kind == "none" else E - 1, dtype=torch.int64, device=make.device)
+    scores = make.uniform(*batch, max(E, k), dtype=torch.float32)
+    if kind == "idle":
+        scores[..., 0] = -1.0
+    ids = scores.topk(k).indices % E
+    if kind == "twice" and k > 1:
+        ids[..., 1] = ids[..., 0]
+    if kind == "holes":
+        ids = torch.where(make.uniform(*batch, k, dtype=torch.float32) < 0.35, -1, ids)
+        if batch:
+            ids[(0,) * len(batch)] = -1
+    return ids
+
+
+def inputs(
+    make: Make,
+    T: int | tuple[int, ...],
+    H: int = 6,
+    I: int = 5,
+    E: int = 4,
+    k: int = 2,
+    r: int | dict[str, int] = 2,
+    on: tuple[str, ...] = ("gate", "up", "down"),
+    bias: bool = False,
+    activation: str = "silu",
+    limit: float | None = None,
+    kind: str = "uniform",
+    factors: torch.dtype | None = None,
+    layout: str = "contiguous",
+    dropout: float = 0.0,
+    weights: str = "wide",
+    scale: float = 1.0,
+    base: float = 1.0,
+    b: float = 1.0,
+) -> dict[str, Any]:
+    """What experts.moe takes; T is a number of tokens, or all leading dimensions.
+
+    r, on: rank, and the projections that have LoRA; factors: its dtype; base, b: what W and B are multiplied by
+    layout "strided": x, A and B are every second column of wider tensors, the base a transposed one
+    weights "own": topk_weights in x's dtype; "zeros": a third of them is 0
+    scale: of x
+    """
+    batch = T if isinstance(T, tuple) else (T,)
+    to = wide(make.dtype)
+    step = 2 if layout == "strided" else 1
+
+    def drawn(*shape: int, std: float, dtype: torch.dtype | None = None) -> Tensor:
+        return make.normal(*shape[:-1], shape[-1] * step, std=std, dtype=dtype)[..., ::step]
+
+    def weight(out: int, width: int) -> Tensor:
+        std = base * width**-0.5
+        return make.normal(E, width, out, std=std).mT if layout == "strided" else make.normal(E, out, width, std=std)
+
+    given: dict[str, Any] = dict.fromkeys(("gate_up_bias", "down_bias", "seed"))
+    for name, out, width in (("gate", I, H), ("up", I, H), ("down", H, I)):
+        rank = r[name] if isinstance(r, dict) else r
+        a = drawn(E, rank, width, std=width**-0.5, dtype=factors or to) if name in on else None
+        given[f"{name}_a"] = a
+        given[f"{name}_b"] = drawn(E, out, rank, std=b, dtype=factors or to) if name in on else None
+    if bias:
+        given |= {"gate_up_bias": make.normal(E, 2 * I), "down_bias": make.normal(E, H)}
+    if dropout:
+        given["seed"] = make.integers(0, 2**62)
+    shares = make.uniform(*batch, k, dtype=make.dtype if weights == "own" else to)
+    if weights == "zeros":
+        shares = torch.where(make.uniform(*batch, k, dtype=to) < 0.35, torch.zeros_like(shares), shares)
+    return given | {
+        "x": drawn(*batch, H, std=scale),
+        "topk_ids": routing(make, batch, E, k, kind),
+        "topk_weights": shares,
+        "gate_up": weight(2 * I, H),
+        "down": weight(H, I),
+        "layout": "",
+        "gate_scale": 0.5,
+        "up_scale": 0.7,
+        "down_scale": 1.3,
+        "dropout": dropout,
+        "activation": activation,
+        "alpha": 1.702,
+        "limit": limit,
+        "compute": "float",
+        "save": True,
+    }
+
+
+_CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "no_tokens": ({"T": 0, "bias": True}, "empty output, gradients of the parameters exactly 0"),
+    "one_token": ({"T": 1, "H": 8, "I": 8, "r": 4}, "decoding"),
+    "few_tokens": ({"T": 7}, "odd H and I; each expert has some routes"),
+    "one_of_each": ({"T": 3, "H": 1, "I": 1, "r": 1, "E": 2, "k": 1}, "blocks that are almost all mask"),
+    "odd_sizes": ({"T": 9, "H": 33, "I": 17, "r": 3}, "one past powers of two"),
+    "bfloat16_factors": ({"T": 7, "factors": torch.bfloat16}, "LoRA in bfloat16, whatever x is in"),
+    "no_lora": ({"T": 7, "on": ()}, "the base alone"),
+    "gate_alone": ({"T": 5, "on": ("gate",)}, "LoRA on one projection"),
+    "up_alone": ({"T": 5, "on": ("up",)}, "LoRA on one projection"),
+    "down_alone": ({"T": 5, "on": ("down",)}, "LoRA on one projection"),
+    "ranks": ({"T": 5, "r": {"gate": 1, "up": 3, "down": 17}}, "a rank of its own on each projection; above I"),
+    "rank_zero": ({"T": 4, "r": 0}, "LoRA that adds nothing, gradients without elements"),
+    "zero_b": ({"T": 7, "b": 0.0}, "a fresh LoRA: the base alone contributes to y and dx, B alone has a gradient"),
+    "zero_base": ({"T": 7, "base": 0.0}, "only LoRA contributes, to y and to every gradient"),
+    "biases": ({"T": 7, "bias": True}, "biases on all three projections"),
+    "gpt_oss": ({"T": 9, "bias": True, "activation": "swiglu_oai", "limit": 1.0}, "clamped on both sides, with biases"),
+    "gelu": ({"T": 7, "activation": "gelu"}, "erf form"),
+    "gelu_tanh": ({"T": 7, "activation": "gelu_tanh"}, "the approximation by tanh"),
+    "relu2": ({"T": 7, "activation": "relu2"}, "half of h is 0"),
+    "limit": ({"T": 9, "limit": 0.8}, "clamped before silu: gradients stop beyond the limit"),
+    "holes": ({"T": 9, "k": 3, "kind": "holes", "bias": True}, "-1 is skipped; one token has nothing else"),
+    "nothing": ({"T": 4, "kind": "none", "bias": True}, "every id -1: zeros everywhere"),
+    "no_slots": ({"T": 4, "k": 0}, "k = 0: zeros everywhere"),
+    "twice": ({"T": 7, "k": 3, "kind": "twice"}, "an expert twice in one token counts twice"),
+    "one_expert": ({"T": 7, "kind": "one"}, "every route goes to the last expert, the others have none"),
+    "idle_expert": ({"T": 7, "kind": "idle"}, "the first expert has no route: its gradients are exactly 0"),
+    "all_experts": ({"T": 3, "E": 3, "k": 3}, "k = E"),
+    "zero_weights": ({"T": 9, "k": 3, "weights": "zeros"}, "a weight of 0 has a gradient like any other"),
+    "own_weights": ({"T": 7, "weights": "own"}, "topk_weights in x's dtype"),
+    "small": ({"T": 7, "scale": 1e-4}, "outputs of 1e-4: bounds go with them"),
+    "large_values": ({"T": 7, "scale": 1e4}, "outputs of 1e4 and more"),
+    "leading_dimensions": ({"T": (2, 1, 3)}, "leading dimensions as they come"),
+    "no_leading_dimension": ({"T": ()}, "one token without a batch"),
+    "strided": ({"T": 5, "layout": "strided"}, "x, A and B are slices of wider tensors, the base is transposed"),
+    "dropout": ({"T": 7, "k": 3, "dropout": 0.3, "kind": "holes"}, "masks by token, slot and feature"),
+    "many_tokens": ({"T": 33, "H": 20, "I": 12, "E": 6, "k": 3}, "more routes of an expert than a block has rows"),
+    "usual": ({"T": 257, "H": 256, "I": 128, "E": 16, "k": 4, "r": 16}, "blocks in every direction, with tails"),
+}
+_EVERY_PROBE = ("biases", "gpt_oss")
+
+
+def _tags(name: str) -> tuple[str, ...]:
+    return ("every_probe",) * (name in _EVERY_PROBE) + ("large",) * (name == "usual")
+
+
+CASES = [Case(name, inputs, sizes, why, _tags(name)) for name, (sizes, why) in _CASES.items()]

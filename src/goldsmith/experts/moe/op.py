@@ -1,0 +1,95 @@
+"""experts.moe: what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.op import Op
+from .._arguments import Base, Lora, base_of, lora_of, needs_gradient, number
+from .._check import check_moe
+from .._common import BASE, FACTORS
+from .._weights import sizes
+
+MOE = Op(
+    "experts.moe",
+    schema="(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor gate_up, Tensor down, "
+    "Tensor? gate_up_bias, Tensor? down_bias, Tensor? gate_a, Tensor? gate_b, Tensor? up_a, Tensor? up_b, "
+    "Tensor? down_a, Tensor? down_b, Tensor? seed, str layout, float gate_scale, float up_scale, float down_scale, "
+    "float dropout, str activation, float alpha, float? limit, str compute, bool save) "
+    "-> (Tensor y, Tensor g, Tensor u)",
+    saved=("g", "u"),
+    package=__package__,
+    grads=("x", "topk_weights", *BASE, *FACTORS),
+    stages=("g", "u", "h", "o", "y", "v", "dtopk_weights", "dh", "dg", "du", "dx", "dgate_up", "ddown")
+    + ("dgate_up_bias", "ddown_bias", "dgate_a", "dgate_b", "dup_a", "dup_b", "ddown_a", "ddown_b"),
+    summary="the selected experts of a token, with LoRA, weighed and summed",
+)
+
+
+def moe(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    base: Base,
+    *,
+    lora: Lora | None = None,
+    lora_scaling: float | Mapping[str, float] = 1.0,
+    activation: str = "silu",
+    alpha: float = 1.702,
+    limit: float | None = None,
+    compute: str = "float",
+    backend: str = "auto",
+) -> Tensor:
+    """y = sum_j weights[j] * (Wd h_j + bd + L_d(h_j)),   h_j = act(Wg x + bg + L_g(x), Wu x + bu + L_u(x))
+
+    Wg, Wu, Wd, bg, bu, bd and L are those of expert topk_ids[j]; L(v) = scaling * B A v. x [..., H] in bfloat16,
+    float16, float32 or float64 -> y [..., H] in x's dtype, summed in float32 and rounded once. topk_ids [..., k] in
+    int32 or int64: 0 <= id < E, or -1 for a slot that is skipped; an expert that a token lists twice counts twice.
+    topk_weights [..., k] in float32 or x's dtype; they are not normalised here.
+
+    base          a PackedExperts, or plain tensors (gate_up [E, 2I, H], down [E, H, I]) with, if it has them,
+                  gate_up_bias [E, 2I] and down_bias [E, H]. Rows 0..I-1 of gate_up are the gate's
+    lora          an experts.LoRA, or {"gate" | "up" | "down": (A [E, r, in], B [E, out, r])}, of any rank each, in a
+                  dtype of its own; read through its strides at every call. lora_scaling: a number, or one for each key
+    activation    "silu": silu(g) u; "gelu", "gelu_tanh": gelu(g) u; "relu2": relu(g)^2 u; "swiglu_oai":
+                  g sigmoid(alpha g) (u + 1) with limit 7 unless given
+    limit         g = min(g, limit), u = clamp(u, -limit, limit) before the activation; no gradient beyond
+    compute       "int8": activations rounded to int8 by token and group; inference over a base in int8 or int4
+
+    Differentiable in x, topk_weights, A, B and plain base tensors; only what is asked for is computed, and nothing is
+    kept without it: then g and u in x's dtype, 2 k I numbers a token. An expert without tokens has gradient exactly 0.
+    NaN stays in its token's row of y and dx and in the experts that it visits. Any backend repeats bit for bit.
+
+    Raises ShapeError, TypeError, ValueError (an id out of range, with its place), BackendUnavailable.
+    """
+    gate_up, down, gate_up_bias, down_bias, layout = base_of("experts.moe", base)
+    factors, scales, dropout, seed = lora_of("experts.moe", lora, lora_scaling)
+    tensors = (x, topk_ids, topk_weights, gate_up, down, gate_up_bias, down_bias, *factors)
+    save = needs_gradient(tensors)
+    if save and compute == "int8":
+        raise ValueError("experts.moe: compute='int8' is for inference; call it under torch.no_grad(), or use 'float'")
+    if limit is None and activation == "swiglu_oai":
+        limit = 7.0
+    return MOE(
+        *tensors, seed,
+        layout=layout, gate_scale=scales[0], up_scale=scales[1], down_scale=scales[2], dropout=dropout,
+        activation=activation, alpha=number("experts.moe", "alpha", alpha),
+        limit=None if limit is None else number("experts.moe", "limit", limit),
+        compute=compute, save=save, backend=backend,
+    )  # fmt: skip
+
+
+def check(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, *tensors: Tensor | None, **options: Any) -> None:
+    check_moe("experts.moe", (x, topk_ids, topk_weights, *tensors), options)
+
+
+def fake(x: Tensor, topk_ids: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, ...]:
+    gate_up, down = tensors[1:3]
+    _, _, inner = sizes(gate_up, down, options["layout"])
+    shape = (topk_ids.numel(), inner) if options["save"] else (0,)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return y, *(torch.empty(shape, dtype=x.dtype, device=x.device) for _ in "gu")
