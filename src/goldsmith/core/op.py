@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from . import autograd
+from . import autograd, native
 from .device import BackendUnavailable, UnsupportedCall, triton_unavailable
 
 FAMILIES = ("mhc", "router", "experts")  # packages whose import registers operators
@@ -48,6 +48,7 @@ class Backend:
 
 _MACHINE: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "triton": triton_unavailable,
+    "native": native.unavailable,
     "reference": lambda tensors: None,
 }
 

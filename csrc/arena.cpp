@@ -1,0 +1,100 @@
+#include "arena.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "error.h"
+#include "pool.h"
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(begin, size) ((void)(begin), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(begin, size) ((void)(begin), (void)(size))
+#endif
+
+namespace gs {
+namespace {
+
+constexpr size_t line = 64;
+constexpr unsigned char unwritten = 0xff, guard = 0xa5;
+#ifdef GS_DEBUG
+constexpr bool debug = true;
+#else
+constexpr bool debug = false;
+#endif
+
+// The last block given back is kept for the next call, up to this size: a fresh one would be zeroed by the system page
+// by page, which costs as much as writing it once more.
+constexpr size_t most_kept = size_t(64) << 20;
+std::atomic<char*> kept{nullptr};
+
+// In the line before the block.
+size_t& capacity(char* block) { return *reinterpret_cast<size_t*>(block - line); }
+
+void release(char* block) {
+    if (block != nullptr) std::free(block - line);
+}
+
+char* obtain(size_t size) {
+    char* block = kept.exchange(nullptr);
+    if (block != nullptr && capacity(block) >= size) return block;
+    release(block);
+    char* memory = static_cast<char*>(std::aligned_alloc(line, line + size));
+    if (memory == nullptr) throw std::bad_alloc();
+    capacity(memory + line) = size;
+    return memory + line;
+}
+
+void give_back(char* block) {
+    if (block != nullptr && capacity(block) <= most_kept) block = kept.exchange(block);
+    release(block);
+}
+
+}  // namespace
+
+Arena::Arena() = default;
+
+Arena::~Arena() {
+    if (base_ != nullptr) ASAN_UNPOISON_MEMORY_REGION(base_, size_);
+    give_back(base_);
+}
+
+int Arena::workers() { return threads(); }
+
+size_t Arena::reserve(int64_t count, size_t element, int copies) {
+    size_t bytes, all;
+    if (count < 0 || __builtin_mul_overflow(size_t(count), element, &bytes) || bytes > SIZE_MAX / 2) throw std::bad_alloc();
+    const size_t apart = (bytes + line - 1) / line * line + (debug ? line : 0);
+    if (__builtin_mul_overflow(apart, size_t(copies), &all) || __builtin_add_overflow(all, size_, &all)) throw std::bad_alloc();
+    if (debug)
+        for (size_t at = size_; at < all; at += apart) gaps_.push_back({at + bytes, at + apart});
+    size_ = all;
+    return apart;
+}
+
+void Arena::allocate() {
+    base_ = obtain(std::max(size_, line));
+    if (!debug) return;
+    std::memset(base_, unwritten, size_);
+    for (const auto [begin, end] : gaps_) {
+        std::memset(base_ + begin, guard, end - begin);
+        ASAN_POISON_MEMORY_REGION(base_ + begin, end - begin);
+    }
+}
+
+void Arena::check() const {
+    for (const auto [begin, end] : gaps_) {
+        ASAN_UNPOISON_MEMORY_REGION(base_ + begin, end - begin);
+        for (size_t at = begin; at < end; ++at)
+            if (static_cast<unsigned char>(base_[at]) != guard)
+                fail(GS_INTERNAL, "scratch was written %zu bytes beyond the region that ends at byte %zu of %zu",
+                     at - begin + 1, begin, size_);
+    }
+}
+
+}  // namespace gs

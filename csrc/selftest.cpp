@@ -1,0 +1,61 @@
+// What tests/native asks of the pool, the arena and the errors; in debug builds alone.
+#include <atomic>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+#include "arena.h"
+#include "error.h"
+#include "pool.h"
+
+extern "C" {
+
+// Adds 1 to counts[i] for each item i, and 100 more from a region inside it; item `bad` fails (-1: none). Fails when two
+// items share a worker at a time.
+GS_API gs_status gs_selftest_pool(int32_t threads, int64_t items, int64_t bad, int64_t* counts) {
+    return gs::guarded([&] {
+        const gs::Threads team(threads);
+        gs::Arena arena;
+        const auto busy = arena.each<int>(1);
+        arena.allocate();
+        for (int worker = 0; worker < gs::threads(); ++worker) *busy.data(worker) = 0;
+        gs::parallel_for(items, [&](int64_t item, int worker) {
+            if (worker < 0 || worker >= threads) gs::fail(GS_INTERNAL, "worker %d of %d", worker, threads);
+            if ((*busy.data(worker))++ != 0) gs::fail(GS_INTERNAL, "worker %d does two items at a time", worker);
+            if (item == bad) gs::fail(GS_INVALID, "item %lld is bad", static_cast<long long>(item));
+            counts[item] += 1;
+            gs::parallel_for(10, [&](int64_t, int) { counts[item] += 10; });
+            --*busy.data(worker);
+        });
+        arena.check();
+    });
+}
+
+// Writes `count` bytes from `from` on into the second of three regions of 100 bytes.
+GS_API gs_status gs_selftest_arena(int64_t from, int64_t count) {
+    return gs::guarded([&] {
+        gs::Arena arena;
+        const auto first = arena.shared<char>(100), second = arena.shared<char>(100), third = arena.shared<char>(100);
+        arena.allocate();
+        for (const auto& region : {first, second, third})
+            for (int i = 0; i < 100; ++i)
+                if (static_cast<unsigned char>(region.data()[i]) != 0xff) gs::fail(GS_INTERNAL, "scratch holds old values");
+        std::memset(second.data() + from, 1, size_t(count));
+        arena.check();
+    });
+}
+
+// Throws the exception of that number, inside an item.
+GS_API gs_status gs_selftest_throw(int32_t threads, int32_t kind) {
+    return gs::guarded([&] {
+        const gs::Threads team(threads);
+        gs::parallel_for(8, [&](int64_t, int) {
+            if (kind == 0) throw std::bad_alloc();
+            if (kind == 1) throw std::runtime_error("the words of a standard exception");
+            if (kind == 2) gs::fail(GS_UNSUPPORTED, "this machine has no %s", "such thing");
+            throw kind;
+        });
+    });
+}
+
+}  // extern "C"

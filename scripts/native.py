@@ -1,0 +1,104 @@
+"""Builds the native library, when its sources have changed since: by their content, not by their date.
+
+    python scripts/native.py            into src/goldsmith/lib, where the package looks for it
+    python scripts/native.py address    into build/native-address, with AddressSanitizer and UBSan, for the tests
+    python scripts/native.py thread     into build/native-thread, with ThreadSanitizer
+
+Prints where the library is. Uses the standard library alone; cmake and ninja come from .venv or from the system.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VARIANTS = {"release": "", "address": "address;undefined", "thread": "thread"}
+
+
+class Failed(Exception):
+    """The library could not be built; the text says what to do."""
+
+
+def supported() -> bool:
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+
+
+def sources() -> dict[str, str]:
+    """What the library is made from, by content; and where, since a build folder cannot be moved."""
+    paths = [ROOT / "CMakeLists.txt", *sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cpp"))]
+    found = {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return {"": str(ROOT)} | found
+
+
+def folder(variant: str) -> Path:
+    return ROOT / "build" / ("native" if variant == "release" else f"native-{variant}")
+
+
+def place(variant: str) -> Path:
+    base = ROOT / "src" if variant == "release" else folder(variant)
+    return base / "goldsmith" / "lib" / "libgoldsmith.so"
+
+
+def built_from(variant: str) -> dict[str, str]:
+    try:
+        return json.loads((folder(variant) / "sources.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def fresh(variant: str = "release") -> bool:
+    return place(variant).exists() and built_from(variant) == sources()
+
+
+def build(variant: str = "release") -> Path:
+    build_folder, at = folder(variant), place(variant)
+    build_folder.parent.mkdir(exist_ok=True)
+    with open(f"{build_folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: the second waits, then finds the work done
+        if fresh(variant):
+            return at
+        now, before = sources(), built_from(variant)
+        if before.get("") != now[""]:
+            shutil.rmtree(build_folder, ignore_errors=True)
+        for name, content in now.items():
+            if name and before.get(name) != content:  # ninja goes by dates: what has changed is given a new one
+                os.utime(ROOT / name)
+        sanitize = VARIANTS[variant]
+        run("cmake", "-S", ROOT, "-B", build_folder, "-G", "Ninja", f"-DGOLDSMITH_SANITIZE={sanitize}")
+        run("cmake", "--build", build_folder)
+        run("cmake", "--install", build_folder, "--prefix", at.parents[2])
+        (build_folder / "sources.json").write_text(json.dumps(now))
+    return at
+
+
+def run(tool: str, *arguments: object) -> None:
+    """Runs a tool of .venv's or the system's; its output is shown when it fails."""
+    path = os.pathsep.join([str(ROOT / ".venv/bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which(tool, path=path)
+    if found is None:
+        raise Failed(f"{tool} is missing. It builds the native library: install it (pip install {tool} ninja).")
+    command = [found, *map(str, arguments)]
+    done = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    if done.returncode:
+        sys.stderr.write(done.stdout + done.stderr)
+        raise Failed("the native library could not be built; the lines above say why. It needs g++ 11 or newer.")
+
+
+def main(variant: str = "release") -> int:
+    if variant not in VARIANTS:
+        sys.exit(f"goldsmith: no variant {variant!r}; choose one of: {', '.join(VARIANTS)}")
+    try:
+        print(build(variant))
+    except Failed as error:
+        sys.exit(f"\ngoldsmith: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
