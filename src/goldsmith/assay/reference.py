@@ -46,6 +46,9 @@ class References:
         self.stores.update({n: t.dtype for n, t in run.stages.items() if n not in self.decisions})
         for name in material.target.wanted_grads(material.inputs):
             self.stores.setdefault(f"{name}.grad", material.inputs[name].dtype)
+        for stage, name in material.target.stored.items():
+            if name in material.inputs:
+                self.stores.setdefault(stage, material.inputs[name].dtype)
         self.compute = material.target.compute_dtype(material.inputs)
 
     # the golden as one function of its leaves
@@ -80,7 +83,10 @@ class References:
         return {n: t.detach() for n, t in found.items()}
 
     def _store(self, name: str, value: Tensor) -> Tensor:
+        first = name.partition("#")[0]  # a stage that comes again is stored as it was before
         dtype = self.stores.get(name, self.stores.get(f"saved.{name}"))
+        if dtype is None and first in self.material.target.stored:
+            dtype = self.stores.get(first)
         return value if dtype is None or not value.is_floating_point() else bounds.stored(value, dtype)
 
     def _named(self, result: Any) -> dict[str, Tensor]:

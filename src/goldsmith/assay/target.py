@@ -37,6 +37,7 @@ class Target:
     golden_backward likewise; without it float64 autograd through the golden
     grads           inputs whose gradients are wanted; default every floating-point input
     decisions       {result: assay.topk(...) | argmax | sign | given}
+    stored          {stage: input}: stages that the candidate may round to that input's dtype, seen or unseen
     segments        {tensor: {name: (lo, hi) on the last axis, or (axis, lo, hi)}}, or a function of the sizes
     dtypes          the dtypes that inputs are drawn in, one check each
     compute         precision promised for sums and intermediates; default float32 (float64 for float64 inputs)
@@ -57,6 +58,7 @@ class Target:
     golden_backward: Callable | None = None
     grads: tuple[str, ...] | None = None
     decisions: Mapping[str, Decision] = field(default_factory=dict)
+    stored: Mapping[str, str] = field(default_factory=dict)
     segments: Mapping[str, Any] = field(default_factory=dict)
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     compute: torch.dtype | None = None
@@ -122,6 +124,7 @@ class Target:
         floating = [n for n, t in inputs.items() if t.is_floating_point()]
         _known("grads", self.grads or (), floating, "floating-point inputs")
         _known("mutates", self.mutates, inputs, "inputs")
+        _known("stored", tuple(self.stored.values()), floating, "floating-point inputs")
         if self.outputs is not None:
             taken = [n for n in self.outputs if n in supply]
             if taken:

@@ -55,6 +55,7 @@ def op_target(op: Op, backend: str, *, device: str = "cpu", dtype: torch.dtype |
         backward="auto" if op.grads else None,
         golden_backward=backward if op.grads else None,
         grads=op.grads,
+        stored=getattr(module, "STORED", {}),
         segments=getattr(module, "SEGMENTS", {}),
         decisions=getattr(module, "DECISIONS", {}),
         dtypes=(dtype,) if dtype is not None else op_dtypes(op),

@@ -11,6 +11,8 @@ from ...assay.case import Case, Make
 from .._common import wide
 
 DTYPES = ("float32", "bfloat16")  # float16 is a GPU's
+# what a backend may round to x's dtype: they are operands of matrix products, which are of one dtype on AMX
+STORED = {"h": "x", "dg": "x", "du": "x"}
 
 
 def routing(make: Make, batch: tuple[int, ...], E: int, k: int, kind: str) -> Tensor:
