@@ -26,15 +26,17 @@ def _halves(x, low: tl.constexpr):
 
 @triton.jit
 def _mixed_kernel(x_ptr, y_ptr, i_ptr, stride, N: tl.constexpr, low: tl.constexpr):
-    """Device functions, tuples, scans, reductions, dots, integers of several widths, broadcasts."""
+    """Device functions, tuples, scans, reductions, sorts, dots, integers of several widths, broadcasts."""
     rows, columns = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
     x = tl.load(x_ptr + rows.to(tl.int64) * stride + columns)
     a, b = _halves(x, low)
     total = tl.reduce(a, 1, _larger)[:, None] + tl.cumsum(b, 1) + tl.dot(a, b, input_precision="ieee")
     for step in tl.static_range(2):
         total += step * tl.sum(x, 0)[None, :]
-    tl.store(y_ptr + rows * N + columns, total)
-    tl.store(i_ptr + rows * N + columns, (rows * 7 - columns).to(tl.int16) + tl.program_id(0))
+    tl.store(y_ptr + rows * N + columns, total + tl.sort(x, descending=True))
+    whole = (rows * 7 - columns).to(tl.int16)
+    whole += tl.xor_sum(whole, 1, keep_dims=True) + tl.xor_sum(whole, 0)[None, :] + tl.xor_sum(whole)
+    tl.store(i_ptr + rows * N + columns, whole + tl.program_id(0))
 
 
 @triton.jit
@@ -68,7 +70,8 @@ def facts(module):
     core, builder = module.tl.core, module.interpreter_builder
     return [
         module._patch_lang, module._get_np_dtype, module.GridExecutor.__call__, builder.options, core.tuple.__init__,
-        core.tuple.__getattr__, core.tensor.__add__, module.tl.load, module.tl.reduce, core.reduce,
+        core.tuple.__getattr__, module.ReduceOps.apply_impl, core.tensor.__add__, module.tl.load, module.tl.reduce,
+        core.reduce,
     ]  # fmt: skip
 
 

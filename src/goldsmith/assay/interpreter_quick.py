@@ -1,6 +1,7 @@
-"""Triton's interpreter without four detours that change no result: it takes less than half the time.
+"""Triton's interpreter without five detours that change no result: it takes less than half the time.
 
-Measured with Triton 3.6 on mhc.pre's dearest case, in seconds of processor time: 16.9 as it comes, 7.2 so.
+Measured with Triton 3.6, in seconds of processor time: 16.9 as it comes and 7.2 so for mhc.pre's dearest case, 30 and
+2.6 for router.product_topk's, which sorts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import partial
 from typing import Any
 
 kind = type  # the class; Triton's own constructors have an argument of that name
-USED = ("_patch_lang", "_LangPatchScope", "_get_np_dtype", "GridExecutor", "interpreter_builder", "tl")
+USED = ("_patch_lang", "_LangPatchScope", "_get_np_dtype", "GridExecutor", "ReduceOps", "interpreter_builder", "tl", "np")
 
 
 def quicken(module: Any) -> Callable[[], None]:
@@ -46,6 +47,8 @@ def quicken(module: Any) -> Callable[[], None]:
         # each value's shape is a tuple that writes down the types of its numbers, which nobody asks for
         (core.tuple, "__init__", _tuple_init(core, core.tuple.__init__)),
         (core.tuple, "__getattr__", _tuple_getattr(core, core.tuple.__getattr__)),
+        # tl.sort and tl.topk exchange by exclusive or, which is reduced element by element
+        (module.ReduceOps, "apply_impl", _reduce(module, module.ReduceOps.apply_impl)),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     _set(changes)
@@ -104,3 +107,15 @@ def _tuple_getattr(core: Any, get: Any) -> Any:
         return get(self, name)
 
     return __getattr__
+
+
+def _reduce(module: Any, reduce: Any) -> Any:
+    xor = getattr(getattr(module.tl, "standard", None), "_xor_combine", None)
+
+    def apply_impl(self: Any, input: Any) -> Any:
+        if xor is None or self.combine_fn is not xor:
+            return reduce(self, input)
+        data = input[0].handle.data
+        return self.to_tensor(module.np.bitwise_xor.reduce(data, axis=self.axis, keepdims=self.keep_dims), input[0].dtype)
+
+    return apply_impl
