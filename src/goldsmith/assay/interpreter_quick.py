@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 kind = type  # the class; Triton's own constructors have an argument of that name
-USED = ("_patch_lang", "_LangPatchScope", "_get_np_dtype", "GridExecutor", "ReduceOps", "interpreter_builder", "tl", "np")
+USED = ("_patch_lang", "_LangPatchScope", "_get_np_dtype", "GridExecutor", "ReduceOps", "tl", "np")
 
 
 def quicken(module: Any) -> Callable[[], None]:
@@ -115,7 +115,7 @@ def _reduce(module: Any, reduce: Any) -> Any:
     def apply_impl(self: Any, input: Any) -> Any:
         if xor is None or self.combine_fn is not xor:
             return reduce(self, input)
-        data = input[0].handle.data
-        return self.to_tensor(module.np.bitwise_xor.reduce(data, axis=self.axis, keepdims=self.keep_dims), input[0].dtype)
+        data = module.np.bitwise_xor.reduce(input[0].handle.data, axis=self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(data, input[0].dtype)
 
     return apply_impl
