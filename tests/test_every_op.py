@@ -33,7 +33,7 @@ def drawn(op, case, *, dtype=torch.float32, grad=False):
     tensors = [values.get(name) for name in op.inputs]
     if grad:
         tensors = [
-            t.detach().clone().requires_grad_() if t is not None and name in op.grads else t
+            t.detach().clone().requires_grad_() if t is not None and name in op.grads and t.is_floating_point() else t
             for name, t in zip(op.inputs, tensors, strict=True)
         ]
     return tensors, {name: values[name] for name in op.options}

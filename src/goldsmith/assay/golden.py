@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .results import TargetError
 
@@ -44,6 +44,16 @@ def storage(name: str) -> Iterator[None]:
         yield
     finally:
         _inside.storage = before
+
+
+@contextmanager
+def constants() -> Iterator[None]:
+    """Inside, a golden makes constants of its integer inputs, e.g. weights of their codes, in whatever steps.
+
+    No analysis follows the steps: a constant is wrong by as much as the compute precision cannot represent it.
+    """
+    with _disable_current_modes():
+        yield
 
 
 @contextmanager

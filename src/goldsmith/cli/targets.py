@@ -99,7 +99,8 @@ def _differentiated(op: Op) -> Callable[..., Gradients]:
 
 
 def _wanted(op: Op, named: dict[str, Any]) -> list[str]:
-    return [name for name in op.grads if named.get(name) is not None]
+    """What can receive a gradient in this call: not what is absent, nor a packed base."""
+    return [name for name in op.grads if named.get(name) is not None and named[name].is_floating_point()]
 
 
 def _takes(function: Callable[..., Any], name: str, names: Sequence[str], optional: Sequence[str]) -> None:

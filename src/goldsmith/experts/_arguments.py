@@ -9,23 +9,26 @@ import torch
 from torch import Tensor
 
 from ._common import FACTORS, TARGETS
+from .packed import PackedExperts
 
 if TYPE_CHECKING:
     from .lora import LoRA
 
-Base: TypeAlias = Sequence[Tensor]
+Base: TypeAlias = PackedExperts | Sequence[Tensor | None]
 Lora: TypeAlias = Union["LoRA", Mapping[str, tuple[Tensor, Tensor]]]
 
 
 def base_of(op: str, base: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, str]:
     """(gate_up, down, gate_up_bias, down_bias, layout) of a base."""
+    if isinstance(base, PackedExperts):
+        return base.gate_up, base.down, base.gate_up_bias, base.down_bias, base.layout.text
     if isinstance(base, (tuple, list)) and len(base) in (2, 4):
         gate_up, down, *biases = base
         return gate_up, down, *(biases or (None, None)), ""
     came = f"a {type(base).__name__}" + (f" of {len(base)}" if isinstance(base, (tuple, list)) else "")
     raise TypeError(
-        f"{op}: base is {came}, wanted (gate_up [E, 2I, H], down [E, H, I]), with or without (.., gate_up_bias, "
-        "down_bias)"
+        f"{op}: base is {came}, wanted a PackedExperts, or plain tensors (gate_up [E, 2I, H], down [E, H, I]) with or "
+        "without (.., gate_up_bias [E, 2I], down_bias [E, H])"
     )
 
 

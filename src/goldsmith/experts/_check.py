@@ -18,6 +18,7 @@ from ..core.shapes import (
 )
 from ._common import ACTIVATIONS, COMPUTE, FACTORS, FLOATS, NAMES, TARGETS, named
 from ._weights import sizes
+from .layout import Layout
 
 _REQUIRED = ("x", "topk_ids", "topk_weights", "gate_up", "down")
 _SHAPES = {
@@ -81,6 +82,13 @@ def _check_pairs(op: str, given: Mapping[str, Tensor]) -> None:
 def check_base(op: str, gate_up: Tensor, down: Tensor, layout: str) -> None:
     """Plain tensors [E, 2I, H] and [E, H, I], or the two blobs that `layout` describes."""
     if layout:
+        packed = Layout.parse(layout)
+        for name, blob in (("gate_up", gate_up), ("down", down)):
+            size = packed.nbytes(name)
+            if tuple(blob.shape) != (size,):
+                raise ShapeError(
+                    f"{op}: {name} is {list(blob.shape)}, but a base of layout {layout!r} has [{size}] bytes"
+                )
         return
     wanted = {"gate_up": (gate_up, "experts 2*intermediate hidden"), "down": (down, "experts hidden intermediate")}
     for name, (tensor, _) in wanted.items():

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...assay.case import Case, Make
 from .._common import wide
+from ..pack import pack
 
 DTYPES = ("float32", "bfloat16")  # float16 is a GPU's
 # what a backend may round to x's dtype: they are operands of matrix products, which are of one dtype on AMX
@@ -55,6 +56,9 @@ def inputs(
     scale: float = 1.0,
     base: float = 1.0,
     b: float = 1.0,
+    packed: str = "",
+    group: int | None = None,
+    partitions: int = 1,
 ) -> dict[str, Any]:
     """What experts.moe takes; T is a number of tokens, or all leading dimensions.
 
@@ -62,6 +66,7 @@ def inputs(
     layout "strided": x, A and B are every second column of wider tensors, the base a transposed one
     weights "own": topk_weights in x's dtype; "zeros": a third of them is 0
     scale: of x
+    packed: the format of a packed base, with its group size and its slices
     """
     batch = T if isinstance(T, tuple) else (T,)
     to = wide(make.dtype)
@@ -87,13 +92,17 @@ def inputs(
     shares = make.uniform(*batch, k, dtype=make.dtype if weights == "own" else to)
     if weights == "zeros":
         shares = torch.where(make.uniform(*batch, k, dtype=to) < 0.35, torch.zeros_like(shares), shares)
+    gate_up, down = weight(2 * I, H), weight(H, I)
+    if packed:
+        stored = pack(gate_up.float(), down.float(), format=packed, group_size=group, partitions=partitions)
+        gate_up, down = stored.gate_up.to(make.device), stored.down.to(make.device)
     return given | {
         "x": drawn(*batch, H, std=scale),
         "topk_ids": routing(make, batch, E, k, kind),
         "topk_weights": shares,
-        "gate_up": weight(2 * I, H),
-        "down": weight(H, I),
-        "layout": "",
+        "gate_up": gate_up,
+        "down": down,
+        "layout": stored.layout.text if packed else "",
         "gate_scale": 0.5,
         "up_scale": 0.7,
         "down_scale": 1.3,
@@ -143,6 +152,23 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
     "strided": ({"T": 5, "layout": "strided"}, "x, A and B are slices of wider tensors, the base is transposed"),
     "dropout": ({"T": 7, "k": 3, "dropout": 0.3, "kind": "holes"}, "masks by token, slot and feature"),
     "many_tokens": ({"T": 33, "H": 20, "I": 12, "E": 6, "k": 3}, "more routes of an expert than a block has rows"),
+    "fp32": ({"T": 7, "packed": "fp32", "partitions": 3}, "packed, not rounded; slices of a group of 1"),
+    "bf16": ({"T": 7, "H": 33, "I": 17, "packed": "bf16", "bias": True}, "two weights a word, sizes odd: a half word"),
+    "bf16_slices": ({"T": 7, "H": 7, "I": 5, "packed": "bf16", "partitions": 7}, "slices of one, and two empty ones"),
+    "int8": ({"T": 7, "H": 9, "I": 7, "packed": "int8", "partitions": 2}, "a scale for each row, which slices share"),
+    "int8_groups": ({"T": 7, "H": 24, "I": 16, "packed": "int8", "group": 8}, "a scale for 8 inputs"),
+    "int4": ({"T": 7, "H": 24, "I": 16, "packed": "int4", "group": 8}, "eight weights a word, a scale for 8 inputs"),
+    "int4_slices": (
+        {"T": 7, "H": 16, "I": 40, "packed": "int4", "group": 8, "partitions": 3, "kind": "holes", "k": 3},
+        "slices of 2, 2 and 1 groups",
+    ),
+    "int4_asym": ({"T": 7, "H": 24, "I": 16, "packed": "int4_asym", "group": 8, "partitions": 2}, "zeros, by group"),
+    "mxfp4": ({"T": 7, "H": 32, "I": 64, "packed": "mxfp4", "partitions": 2, "bias": True}, "E2M1, powers of two"),
+    "fp8_block": (
+        {"T": 5, "H": 20, "I": 130, "E": 2, "packed": "fp8_block", "partitions": 2},
+        "a scale for 128 x 128, the last block of 2",
+    ),
+    "int4_no_lora": ({"T": 33, "H": 16, "I": 16, "packed": "int4", "group": 16, "on": ()}, "inference on the base"),
     "usual": ({"T": 257, "H": 256, "I": 128, "E": 16, "k": 4, "r": 16}, "blocks in every direction, with tails"),
 }
 _EVERY_PROBE = ("biases", "gpt_oss")
