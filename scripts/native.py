@@ -82,12 +82,15 @@ def run(tool: str, *arguments: object) -> None:
     path = os.pathsep.join([str(ROOT / ".venv/bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = shutil.which(tool, path=path)
     if found is None:
-        raise Failed(f"{tool} is missing. It builds the native library: install it (pip install {tool} ninja).")
+        raise Failed(f"{tool} is missing. It builds the native library: pip install cmake ninja.")
     command = [found, *map(str, arguments)]
     done = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True)
     if done.returncode:
         sys.stderr.write(done.stdout + done.stderr)
-        raise Failed("the native library could not be built; the lines above say why. It needs g++ 11 or newer.")
+        raise Failed(
+            "the native library could not be built; the lines above say why. It needs g++ 11 or newer. "
+            "Put it right and run make again."
+        )
 
 
 def main(variant: str = "release") -> int:

@@ -1,4 +1,4 @@
-"""Creates .venv and installs goldsmith into it, once; returns at once when nothing has changed since.
+"""Creates .venv, installs goldsmith into it and builds the native library; at once when nothing has changed since.
 
 Called by setup.sh with a Python that has been checked. Uses the standard library alone.
 """
@@ -10,6 +10,8 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+
+import native
 
 # What an installation depends on: the checkout's place (an editable install points to it) and these files' text.
 SOURCES = ("pyproject.toml", "constraints.txt", "scripts/setup.py")
@@ -44,26 +46,34 @@ def pip(*arguments: str) -> None:
         )
 
 
+def install() -> None:
+    if not runs(PYTHON, "import pip"):  # none, one that was interrupted, or one whose Python is gone
+        print(f"goldsmith: creating .venv with Python {sys.version.split()[0]}", flush=True)
+        venv.create(".venv", clear=True, with_pip=True)
+    print("goldsmith: installing into .venv (torch is the large part; later runs skip this)", flush=True)
+    pip("scikit-build-core")
+    pip("--no-build-isolation", "--editable", ".[dev]")
+
+
 def main() -> int:
     os.chdir(Path(__file__).resolve().parent.parent)
     with open(".setup.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits, then finds the work done
         print_ = fingerprint()
-        if STAMP.exists() and STAMP.read_text() == print_ and runs(PYTHON):
-            return 0
-        if not runs(PYTHON, "import pip"):  # none, one that was interrupted, or one whose Python is gone
-            print(f"goldsmith: creating .venv with Python {sys.version.split()[0]}", flush=True)
-            venv.create(".venv", clear=True, with_pip=True)
-        print("goldsmith: installing into .venv (torch is the large part; later runs skip this)", flush=True)
-        pip("scikit-build-core")
-        pip("--no-build-isolation", "--editable", ".[dev]")
-        STAMP.write_text(print_)
+        if not (STAMP.exists() and STAMP.read_text() == print_ and runs(PYTHON)):
+            install()
+            STAMP.write_text(print_)
+        if native.supported() and not native.fresh():
+            print("goldsmith: building the native library (a minute; later runs build what has changed)", flush=True)
+            native.build()
     return 0
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
+    except native.Failed as error:
+        sys.exit(f"\ngoldsmith: {error}\n")
     except KeyboardInterrupt:
         print("\ngoldsmith: interrupted; run make again, and it goes on from here.\n", file=sys.stderr)
         sys.exit(130)

@@ -1,6 +1,7 @@
 """The Makefile on machines that lack something, and on its second run. Nothing here installs anything."""
 
 import os
+import platform
 import shutil
 import signal
 import stat
@@ -12,6 +13,18 @@ import pytest
 
 from repo.tree import ROOT, files, shown
 
+LINUX_X86 = sys.platform == "linux" and platform.machine() == "x86_64"
+READ = (
+    *(
+        "Makefile",
+        "pyproject.toml",
+        "constraints.txt",
+        "src/goldsmith/__init__.py",
+        "CMakeLists.txt",
+        "csrc/goldsmith.h",
+    ),
+    *("scripts/setup.sh", "scripts/setup.py", "scripts/native.py"),
+)
 # What a shell script may count on everywhere.
 ALWAYS = ("sh", "make", "dirname", "mkdir")
 # A Python that answers as the version given; whatever else it is asked to do is the test's affair.
@@ -32,6 +45,14 @@ NOTING_PYTHON = """#!/bin/sh
 [ "$1" = -c ] && exit 0
 echo "$@" "constraint=$PIP_CONSTRAINT" >> installed.txt
 """
+# Stands in for cmake: notes that it builds, and installs a library into the prefix that it is given.
+NOTING_CMAKE = """#!/bin/sh
+case "$1" in
+    -S) mkdir -p "$4" ;;
+    --build) echo built >> built.txt ;;
+    --install) mkdir -p "$4/goldsmith/lib" && : > "$4/goldsmith/lib/libgoldsmith.so" ;;
+esac
+"""
 
 
 def script(path, text):
@@ -42,14 +63,12 @@ def script(path, text):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """The files that `make setup` reads, in a folder with spaces in its name."""
+    """The files that `make setup` reads, in a folder with spaces in its name, and a cmake that only notes its calls."""
     folder = tmp_path / "a check out"
-    for name in ("Makefile", "scripts/setup.sh", "scripts/setup.py", "pyproject.toml", "constraints.txt"):
+    for name in READ:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-    init = folder / "src/goldsmith/__init__.py"
-    init.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "src/goldsmith/__init__.py", init)
+    script(folder / ".venv/bin/cmake", NOTING_CMAKE)
     return folder
 
 
@@ -142,6 +161,11 @@ def installations(checkout):
     return noted.read_text().splitlines() if noted.exists() else []
 
 
+def builds(checkout):
+    noted = checkout / "built.txt"
+    return len(noted.read_text().splitlines()) if noted.exists() else 0
+
+
 def test_setting_up_installs_once_and_again_only_when_something_changed(checkout):
     script(checkout / ".venv/bin/python", NOTING_PYTHON)
     assert set_up(checkout).returncode == 0
@@ -164,7 +188,41 @@ def test_a_checkout_that_was_moved_installs_again(checkout):
     set_up(checkout)
     moved = checkout.rename(checkout.parent / "elsewhere")
     set_up(moved)
-    assert len(installations(moved)) == 4
+    assert (len(installations(moved)), builds(moved)) == (4, 2)
+
+
+@pytest.mark.skipif(not LINUX_X86, reason="the native library is for Linux on x86-64")
+def test_the_native_library_is_built_again_only_when_its_sources_have_changed(checkout):
+    script(checkout / ".venv/bin/python", NOTING_PYTHON)
+    header, library = checkout / "csrc/goldsmith.h", checkout / "src/goldsmith/lib/libgoldsmith.so"
+    assert "building the native library" in set_up(checkout).stdout
+    os.utime(header)  # a fresh date alone is no change
+    assert (set_up(checkout).stdout, builds(checkout)) == ("", 1)
+    header.write_text(header.read_text() + "// changed\n")
+    os.utime(header, (1, 1))  # and an old one does not hide one
+    set_up(checkout)
+    assert (builds(checkout), header.stat().st_mtime > 1) == (2, True)
+    library.unlink()
+    set_up(checkout)
+    assert (builds(checkout), library.exists(), len(installations(checkout))) == (3, True, 2)
+
+
+@pytest.mark.skipif(not LINUX_X86, reason="the native library is for Linux on x86-64")
+def test_a_library_that_cannot_be_built_says_so_in_a_paragraph_and_is_tried_again(checkout):
+    script(checkout / ".venv/bin/python", NOTING_PYTHON)
+    script(
+        checkout / ".venv/bin/cmake",
+        NOTING_CMAKE + "if [ $1 = --build ]; then echo error: no such word >&2; exit 1; fi\n",
+    )
+    for attempt in (1, 2):
+        done = set_up(checkout)
+        assert (done.returncode, builds(checkout)) == (1, attempt)
+        assert "error: no such word" in done.stderr
+        assert done.stderr.strip().endswith(
+            "goldsmith: the native library could not be built; the lines above say why. It needs g++ 11 or newer. "
+            "Put it right and run make again."
+        )
+    assert len(installations(checkout)) == 2
 
 
 def test_two_makes_at_once_install_once(checkout):
