@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from goldsmith import router
+from goldsmith import assay, router
 from router import peers
 
 STATES = {
@@ -46,17 +46,39 @@ def test_there_and_back_is_the_same_bit_for_bit(name, dtype):
     assert all(not p.is_meta for p in module.parameters()) and all(not b.is_meta for b in module.buffers())
 
 
+def check_alike(state, ours, theirs, *shape):
+    """Our module in float32, made of a state, is held to their function of the same state in float64.
+
+    The state goes through the assay by its keys with "__" for dots; what is not floating point stays as it is.
+    """
+    integers = {key: value for key, value in state.items() if not value.is_floating_point()}
+    floats = {key.replace(".", "__"): value for key, value in state.items() if key not in integers}
+
+    def named(tensors):
+        return {key.replace("__", "."): value for key, value in tensors.items()} | integers
+
+    def candidate(h, **tensors):
+        module = ours(named(tensors)).eval()
+        module.backend = "reference"
+        return module(h)
+
+    def golden(h, **tensors):
+        return theirs(named(tensors), h)
+
+    inputs = {"h": torch.randn(*shape), **floats}
+    assay.check(assay.Target(candidate, golden, cases=inputs, grads=("h",)), probes=("values", "ensemble"))
+
+
 @everyone
 def test_the_module_computes_what_theirs_computes(name):
-    state, module, _, options = converted(name, torch.float64)
-    module.backend = "reference"
-    h = torch.randn(40, 12, dtype=torch.float64)
+    state, _, _, options = converted(name)
+    load = STATES[name][2]
     own = {"omnimoe": peers.omnimoe, "peer": peers.peer, "memory": peers.memory}[name.partition("_")[0]]
     theirs = {"heads_compete": "compete", "compete": "compete", "k": "k"}
     given = {theirs[key]: value for key, value in options.items()}
     if name.startswith("memory"):
         given.setdefault("compete", True)
-    torch.testing.assert_close(module.eval()(h), own(state, h, **given), rtol=1e-5, atol=1e-5)
+    check_alike(state, lambda s: load(s, **options), lambda s, h: own(s, h, **given), 40, 12)
 
 
 @everyone
@@ -128,6 +150,11 @@ def test_what_cannot_be_converted_says_why(error, text, call):
         call()
 
 
+def functional(module):
+    """A module's result from a state."""
+    return lambda state, h: torch.func.functional_call(module, state, h)
+
+
 @pytest.mark.parametrize("compete", [True, False])
 @pytest.mark.parametrize("separate", [True, False])
 def test_equals_an_installed_peer_pytorch(compete, separate):
@@ -137,17 +164,19 @@ def test_equals_an_installed_peer_pytorch(compete, separate):
         non_competing_scores=not compete, separate_embed_per_head=separate,
     )  # fmt: skip
     torch.nn.init.normal_(theirs.keys)
-    module = router.from_peer_pytorch(theirs.state_dict(), k=3, heads_compete=compete)
-    module.backend = "reference"
-    h = torch.randn(2, 20, 16)
-    torch.testing.assert_close(module(h), theirs(h), rtol=1e-4, atol=1e-4)
+
+    def ours(state):
+        return router.from_peer_pytorch(state, k=3, heads_compete=compete)
+
+    check_alike(theirs.state_dict(), ours, functional(theirs), 2, 20, 16)
 
 
 @pytest.mark.parametrize("compete", [True, False])
 def test_equals_an_installed_product_key_memory(compete):
     pkm = pytest.importorskip("product_key_memory")
     theirs = pkm.PKM(16, heads=2, num_keys=6, topk=3, dim_head=5, pre_layernorm=True, non_competitive_gates=not compete)
-    module = router.from_product_key_memory(theirs.state_dict(), k=3, compete=compete)
-    module.backend = "reference"
-    h = torch.randn(2, 20, 16)
-    torch.testing.assert_close(module(h), theirs(h), rtol=1e-4, atol=1e-4)
+
+    def ours(state):
+        return router.from_product_key_memory(state, k=3, compete=compete)
+
+    check_alike(theirs.state_dict(), ours, functional(theirs), 2, 20, 16)
