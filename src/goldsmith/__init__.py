@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import assay, mhc, router
+    from . import assay, experts, mhc, router
     from .core import BackendUnavailable, Op, ShapeError
 
 _HOME = {
     "assay": ".assay",
+    "experts": ".experts",
     "mhc": ".mhc",
     "router": ".router",
     "BackendUnavailable": ".core",
@@ -21,7 +22,7 @@ _HOME = {
     "ShapeError": ".core",
 }
 
-__all__ = ["BackendUnavailable", "Op", "ShapeError", "__version__", "assay", "mhc", "router"]
+__all__ = ["BackendUnavailable", "Op", "ShapeError", "__version__", "assay", "experts", "mhc", "router"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,8 @@ The mathematics is in README.md beside this file; each operator is a folder: wha
 how it is fast, on what it is tried (cases).
 """
 
+from .lora import LoRA
+from .modules import Experts
 from .moe.op import moe
 
-__all__ = ["moe"]
+__all__ = ["Experts", "LoRA", "moe"]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ._common import FACTORS, TARGETS
+from ._common import FACTORS, TARGETS, number
+from .dropout import new_seed
+from .lora import LoRA
 from .packed import PackedExperts
 
-if TYPE_CHECKING:
-    from .lora import LoRA
-
 Base: TypeAlias = PackedExperts | Sequence[Tensor | None]
-Lora: TypeAlias = Union["LoRA", Mapping[str, tuple[Tensor, Tensor]]]
+Lora: TypeAlias = LoRA | Mapping[str, tuple[Tensor, Tensor]]
 
 
 def base_of(op: str, base: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, str]:
@@ -38,20 +37,27 @@ def lora_of(
     """The six factors in order, the three scales, the dropout probability, and the seed of its masks if any."""
     if lora is None:
         return (None,) * len(FACTORS), (1.0,) * len(TARGETS), 0.0, None
+    if isinstance(lora, LoRA):
+        if scaling != 1.0:
+            raise ValueError(f"{op}: lora_scaling={scaling!r}, but an experts.LoRA has scales of its own; leave it out")
+        factors, scales, _, _ = lora_of(op, lora.factors(), lora.scaling)
+        p = lora.dropout if lora.training else 0.0
+        return factors, scales, p, new_seed() if p else None
     if not isinstance(lora, Mapping):
         raise TypeError(
-            f"{op}: lora is a {type(lora).__name__}, wanted a dict with the keys {', '.join(TARGETS)}, each (A, B)"
+            f"{op}: lora is a {type(lora).__name__}, wanted an experts.LoRA, or a dict with some of the keys "
+            f"{', '.join(TARGETS)}, each (A, B)"
         )
     unknown = [key for key in lora if key not in TARGETS]
     if unknown:
         raise ValueError(f"{op}: lora has the key {unknown[0]!r}; known are: {', '.join(TARGETS)}")
-    factors: list[Tensor | None] = []
+    found: list[Tensor | None] = []
     for target in TARGETS:
         pair = lora.get(target)
         if pair is not None and not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise TypeError(f"{op}: lora[{target!r}] is a {type(pair).__name__}, wanted (A [E, r, in], B [E, out, r])")
-        factors += (None, None) if pair is None else pair
-    return tuple(factors), _scales(op, scaling, lora), 0.0, None
+        found += (None, None) if pair is None else pair
+    return tuple(found), _scales(op, scaling, lora), 0.0, None
 
 
 def _scales(op: str, scaling: Any, lora: Mapping[str, Any]) -> tuple[float, ...]:
@@ -64,12 +70,6 @@ def _scales(op: str, scaling: Any, lora: Mapping[str, Any]) -> tuple[float, ...]
             f"has: {', '.join(k for k in TARGETS if lora.get(k) is not None)}"
         )
     return tuple(number(op, f"lora_scaling[{t!r}]", scaling[t]) if t in scaling else 1.0 for t in TARGETS)
-
-
-def number(op: str, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a number")
-    return float(value)
 
 
 def needs_gradient(tensors: Sequence[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,3 +30,18 @@ def named(dtype: torch.dtype) -> str:
 def flat(t: Tensor) -> Tensor:
     """[rows, size] of [..., size]."""
     return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
+
+
+def number(op: str, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a number")
+    return float(value)
+
+
+def check_count(op: str, name: str, value: Any) -> int:
+    """A whole number of at least 1; True is none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a whole number")
+    if value < 1:
+        raise ValueError(f"{op}: {name}={value}, wanted at least 1")
+    return value

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._arguments import Base, Lora, base_of, lora_of, needs_gradient, number
+from .._arguments import Base, Lora, base_of, lora_of, needs_gradient
 from .._check import check_moe
-from .._common import BASE, FACTORS
+from .._common import BASE, FACTORS, number
 from .._weights import sizes
 
 MOE = Op(

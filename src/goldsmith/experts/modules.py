@@ -1,0 +1,79 @@
+"""The experts of a layer as a module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ._arguments import Base, base_of
+from ._common import number
+from ._weights import sizes
+from .lora import LoRA
+from .moe.op import moe
+
+
+class Experts(nn.Module):
+    """y = sum_j weights[j] * expert[ids[j]](x): `experts.moe` over a frozen base, with LoRA that is trained
+
+    base is a PackedExperts or the plain tensors that `experts.moe` takes; activation, alpha, limit and backend are
+    those of `experts.moe`. The state dict, `parameters()`, `.to()` and `deepcopy` see the LoRA alone: the base is not
+    copied, moved or converted. To train a plain base too, call `experts.moe` with parameters of a module of your own.
+
+    Raises TypeError and ValueError when LoRA and base do not fit.
+    """
+
+    lora: LoRA | None
+
+    def __init__(
+        self,
+        base: Base,
+        lora: LoRA | None = None,
+        *,
+        activation: str = "silu",
+        alpha: float = 1.702,
+        limit: float | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        gate_up, down, _, _, layout = base_of("experts.Experts", base)
+        experts, hidden, inner = sizes(gate_up, down, layout)
+        if lora is not None:
+            if not isinstance(lora, LoRA):
+                raise TypeError(f"experts.Experts: lora is a {type(lora).__name__}, wanted an experts.LoRA or None")
+            has = (lora.num_experts, lora.hidden_size, lora.intermediate_size)
+            if has != (experts, hidden, inner):
+                raise ValueError(
+                    f"experts.Experts: lora has num_experts={has[0]}, hidden_size={has[1]}, "
+                    f"intermediate_size={has[2]}, but the base has {experts}, {hidden}, {inner}"
+                )
+        self._base = _Held(base)
+        self.lora = lora
+        self.activation, self.alpha, self.limit = activation, number("experts.Experts", "alpha", alpha), limit
+        self.backend = backend
+
+    @property
+    def base(self) -> Base:
+        """The very base that was given."""
+        return self._base.value
+
+    def forward(self, hidden_states: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """hidden_states [..., H], topk_ids [..., k], topk_weights [..., k] -> [..., H] in hidden_states' dtype"""
+        return moe(
+            hidden_states, topk_ids, topk_weights, self.base,
+            lora=self.lora, activation=self.activation, alpha=self.alpha, limit=self.limit, backend=self.backend,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        limit = f", limit={self.limit}" if self.limit is not None else ""
+        return f"activation={self.activation!r}{limit}, backend={self.backend!r}"
+
+
+class _Held:
+    """A base beside a module's parameters: copies of the module share it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: dict) -> _Held:
+        return self
