@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import __version__
+from ..core import native
 from ..core.device import interpreter_unavailable, machine
 from ..core.op import Op
 from .say import console
@@ -27,6 +28,7 @@ def run(*, as_json: bool = False) -> None:
         "goldsmith": __version__,
         "machine": facts,
         "device": device,
+        "native": _native(),
         "interpreter": interpreter_unavailable() if facts["triton"] else "Triton is not installed",
         "packages": {name: _version(name) for name in PACKAGES},
         "operators": [_operator(op, device) for _, op in sorted(Op.all().items())],
@@ -46,6 +48,15 @@ def _operator(op: Op, device: str) -> dict[str, Any]:
     backends = {name: op.why_not(name, *tensors, **options) for name in op.backends}
     auto = next(name for name, reason in backends.items() if reason is None)
     return {"name": op.name, "summary": op.summary, "backends": backends, "auto": auto, "gradients": list(op.grads)}
+
+
+def _native() -> dict[str, Any]:
+    """The native library's level and why it is not a higher one, or the reason why there is no library."""
+    reason = native.reason()
+    if reason is not None:
+        return {"reason": reason, "isa": None, "machine_isa": None, "why_not_higher": None}
+    highest, why = native.machine_isa()
+    return {"reason": None, "isa": native.isa(), "machine_isa": highest, "why_not_higher": why or None}
 
 
 def _version(package: str) -> str | None:
@@ -68,6 +79,7 @@ def _show(report: dict[str, Any]) -> None:
         ("GPU", "; ".join(_gpu(g) for g in facts["gpus"]) or "none that torch can use"),
         ("torch", f"{facts['torch']} on Python {facts['python']}"),
         ("Triton", _triton(facts)),
+        ("native", _levels(report["native"])),
         ("interpreter", report["interpreter"] or "can run Triton kernels on the CPU, for goldsmith verify"),
         ("optional", ", ".join(f"{k} {v}" if v else f"{k} not installed" for k, v in report["packages"].items())),
     ):
@@ -98,6 +110,18 @@ def _show(report: dict[str, Any]) -> None:
         having = [op["name"] for op in report["operators"] if backend in op["backends"]]
         who = "" if operators == having else f" ({', '.join(operators)})"
         out.print(f"\n[dim]{escape(reason)}{who}[/]")
+
+
+def _levels(found: dict[str, Any]) -> str:
+    if found["reason"] is not None:
+        return found["reason"]
+    highest = found["machine_isa"]
+    text = f"level {found['isa']}"
+    if found["isa"] != highest:
+        text += f", lowered by GOLDSMITH_ISA from {highest}"
+    if found["why_not_higher"] is not None:
+        text += f"; not {native.LEVELS[native.LEVELS.index(highest) + 1]}: {found['why_not_higher']}"
+    return text
 
 
 def _gpu(g: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +40,7 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
+@in_a_paragraph
 def root(
     context: typer.Context,
     version: Annotated[
@@ -48,6 +50,13 @@ def root(
     """Operators for mixture-of-experts and hyper-connected transformers, each with its proof."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+    if "GOLDSMITH_ISA" in os.environ:
+        from ..core import native
+
+        try:
+            native.asked_level()
+        except ValueError as error:
+            raise Problem(str(error)) from None
 
 
 @app.command()
