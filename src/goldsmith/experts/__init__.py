@@ -7,5 +7,6 @@ how it is fast, on what it is tried (cases).
 from .lora import LoRA
 from .modules import Experts
 from .moe.op import moe
+from .slots.op import slots
 
-__all__ = ["Experts", "LoRA", "moe"]
+__all__ = ["Experts", "LoRA", "moe", "slots"]

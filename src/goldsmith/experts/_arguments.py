@@ -32,7 +32,7 @@ def base_of(op: str, base: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor |
 
 
 def lora_of(
-    op: str, lora: Any, scaling: Any
+    op: str, lora: Any, scaling: Any, *, training: bool = True
 ) -> tuple[tuple[Tensor | None, ...], tuple[float, ...], float, Tensor | None]:
     """The six factors in order, the three scales, the dropout probability, and the seed of its masks if any."""
     if lora is None:
@@ -41,7 +41,7 @@ def lora_of(
         if scaling != 1.0:
             raise ValueError(f"{op}: lora_scaling={scaling!r}, but an experts.LoRA has scales of its own; leave it out")
         factors, scales, _, _ = lora_of(op, lora.factors(), lora.scaling)
-        p = lora.dropout if lora.training else 0.0
+        p = lora.dropout if training and lora.training else 0.0
         return factors, scales, p, new_seed() if p else None
     if not isinstance(lora, Mapping):
         raise TypeError(
@@ -70,6 +70,13 @@ def _scales(op: str, scaling: Any, lora: Mapping[str, Any]) -> tuple[float, ...]
             f"has: {', '.join(k for k in TARGETS if lora.get(k) is not None)}"
         )
     return tuple(number(op, f"lora_scaling[{t!r}]", scaling[t]) if t in scaling else 1.0 for t in TARGETS)
+
+
+def limit_of(op: str, limit: Any, activation: Any) -> float | None:
+    """The limit that is applied: 7 for "swiglu_oai" unless another one is given."""
+    if limit is None:
+        return 7.0 if activation == "swiglu_oai" else None
+    return number(op, "limit", limit)
 
 
 def needs_gradient(tensors: Sequence[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..core.shapes import (
     check_same_device,
     check_tensor,
 )
-from ._common import ACTIVATIONS, COMPUTE, FACTORS, FLOATS, NAMES, TARGETS, named
+from ._common import ACTIVATIONS, COMPUTE, FACTORS, FLOATS, TARGETS, named
 from ._weights import sizes
 from .layout import Layout
 
@@ -32,9 +32,9 @@ _SHAPES = {
 }
 
 
-def check_moe(op: str, tensors: Sequence[Any], options: Mapping[str, Any]) -> None:
+def check_moe(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Everything but the values of topk_ids, which a backend reads before it begins."""
-    given = {name: t for name, t in zip(NAMES, tensors, strict=True) if t is not None or name in _REQUIRED}
+    given = {name: t for name, t in tensors.items() if t is not None or name in _REQUIRED}
     for name, tensor in given.items():
         check_tensor(op, name, tensor)
     _check_dtypes(op, given, options)
@@ -61,7 +61,7 @@ def _check_dtypes(op: str, given: Mapping[str, Tensor], options: Mapping[str, An
                 raise TypeError(
                     f"{op}: {name} is float64, but x is {named(x.dtype)}; convert one: x.double() or {name}.float()"
                 )
-    weights = given["topk_weights"].dtype
+    weights = given.get("topk_weights", x).dtype
     if weights not in (torch.float32, x.dtype):
         raise TypeError(f"{op}: topk_weights is {named(weights)}, wanted float32 or x's {named(x.dtype)}")
     if given["gate_up"].dtype != given["down"].dtype:
@@ -116,7 +116,7 @@ def _check_shapes(op: str, given: Mapping[str, Tensor], layout: str) -> None:
         fail(f"x has hidden={x.shape[-1] if x.dim() else None}, but the base has hidden={hidden}")
     if ids.dim() == 0 or ids.shape[:-1] != x.shape[:-1]:
         fail("topk_ids and x need the same leading dimensions")
-    if given["topk_weights"].shape != ids.shape:
+    if given.get("topk_weights", ids).shape != ids.shape:
         fail("topk_weights and topk_ids need the same shape")
     for name, width in (("gate_up_bias", 2 * inner), ("down_bias", hidden)):
         if name in given and given[name].shape != (experts, width):
@@ -164,14 +164,14 @@ def _fail(op: str, what: str, arguments: Mapping[str, tuple[Tensor, str]]) -> No
 
 def _check_options(op: str, given: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
     check_choice(op, "activation", options["activation"], ACTIVATIONS)
-    check_choice(op, "compute", options["compute"], COMPUTE)
-    limit, dropout = options["limit"], options["dropout"]
+    check_choice(op, "compute", options.get("compute", "float"), COMPUTE)
+    limit, dropout = options["limit"], options.get("dropout", 0.0)
     if limit is not None:
         check_at_least(op, "limit", limit, 0.0)
     if not 0 <= dropout < 1:
         raise ValueError(f"{op}: dropout={dropout!r}, wanted a probability of at least 0 and below 1")
     if dropout and ("seed" not in given or given["seed"].numel() != 1):
         raise ValueError(f"{op}: dropout={dropout!r} needs a seed of one number")
-    if options["compute"] == "int8" and not options["layout"].startswith("int"):
+    if options.get("compute") == "int8" and not options["layout"].startswith("int"):
         kind = options["layout"].partition(":")[0] or "plain tensors"
         raise ValueError(f"{op}: compute='int8' needs a base packed as int8, int4 or int4_asym, not {kind}")

@@ -16,6 +16,7 @@ COMPUTE = ("float", "int8")
 BASE = ("gate_up", "down", "gate_up_bias", "down_bias")
 FACTORS = ("gate_a", "gate_b", "up_a", "up_b", "down_a", "down_b")
 NAMES = ("x", "topk_ids", "topk_weights", *BASE, *FACTORS, "seed")
+SLOT_NAMES = ("x", "topk_ids", *BASE, *FACTORS)  # those of experts.slots
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..assay.stage import stage
 from . import dropout
 from ._common import TARGETS, flat, wide
 from ._routes import Routes
@@ -34,7 +35,15 @@ class Call:
         self.expert = ids.reshape(-1).long().clamp(min=0)
         self.tokens = self.routes.token(torch.arange(ids.numel(), device=ids.device))
         self.rows = flat(self.x).to(self.to).index_select(0, self.tokens)
-        self.weights = self.routes.kept(_present(tensors, "topk_weights").to(self.to))
+        self.shape = ids.shape
+        weights = tensors.get("topk_weights")
+        self.weights = self.routes.kept((torch.ones_like(ids) if weights is None else weights).to(self.to))
+
+    def gate_and_up(self) -> tuple[Tensor, Tensor]:
+        """[P, I] each, in x's dtype: rounded here, once, since everything after goes on from what is saved."""
+        g = stage("g", self.outputs("gate", self.rows).to(self.x.dtype))
+        u = stage("u", self.outputs("up", self.rows).to(self.x.dtype))
+        return g, u
 
     # -- one projection of all routes -------------------------------------------------------------------------------
 
@@ -112,7 +121,7 @@ class Call:
 
     def _masked(self, name: str, values: Tensor, at: Tensor) -> Tensor:
         """m * values of the routes `at`."""
-        p = self.options["dropout"]
+        p = self.options.get("dropout", 0.0)
         if not p:
             return values
         seed = int(_present(self.tensors, "seed"))

@@ -115,7 +115,7 @@ def inputs(
     }
 
 
-_CASES: dict[str, tuple[dict[str, Any], str]] = {
+SIZES: dict[str, tuple[dict[str, Any], str]] = {
     "no_tokens": ({"T": 0, "bias": True}, "empty output, gradients of the parameters exactly 0"),
     "one_token": ({"T": 1, "H": 8, "I": 8, "r": 4}, "decoding"),
     "few_tokens": ({"T": 7}, "odd H and I; each expert has some routes"),
@@ -178,4 +178,4 @@ def _tags(name: str) -> tuple[str, ...]:
     return ("every_probe",) * (name in _EVERY_PROBE) + ("large",) * (name == "usual")
 
 
-CASES = [Case(name, inputs, sizes, why, _tags(name)) for name, (sizes, why) in _CASES.items()]
+CASES = [Case(name, inputs, sizes, why, _tags(name)) for name, (sizes, why) in SIZES.items()]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._arguments import Base, Lora, base_of, lora_of, needs_gradient
+from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
 from .._check import check_moe
-from .._common import BASE, FACTORS, number
+from .._common import BASE, FACTORS, NAMES, number
 from .._weights import sizes
 
 MOE = Op(
@@ -72,19 +72,17 @@ def moe(
     save = needs_gradient(tensors)
     if save and compute == "int8":
         raise ValueError("experts.moe: compute='int8' is for inference; call it under torch.no_grad(), or use 'float'")
-    if limit is None and activation == "swiglu_oai":
-        limit = 7.0
     return MOE(
         *tensors, seed,
         layout=layout, gate_scale=scales[0], up_scale=scales[1], down_scale=scales[2], dropout=dropout,
         activation=activation, alpha=number("experts.moe", "alpha", alpha),
-        limit=None if limit is None else number("experts.moe", "limit", limit),
+        limit=limit_of("experts.moe", limit, activation),
         compute=compute, save=save, backend=backend,
     )  # fmt: skip
 
 
-def check(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, *tensors: Tensor | None, **options: Any) -> None:
-    check_moe("experts.moe", (x, topk_ids, topk_weights, *tensors), options)
+def check(*tensors: Any, **options: Any) -> None:
+    check_moe("experts.moe", dict(zip(NAMES, tensors, strict=True)), options)
 
 
 def fake(x: Tensor, topk_ids: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, ...]:

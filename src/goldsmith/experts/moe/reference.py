@@ -18,24 +18,17 @@ from .._projections import Call
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     call = Call("experts.moe", dict(zip(NAMES, tensors, strict=True)), options)
     routes, x = call.routes, call.x
-    g, u = gate_and_up(call)
+    g, u = call.gate_and_up()
     h = stage("h", activate(options["activation"], g.to(call.to), u.to(call.to), options["alpha"], options["limit"]))
     o = stage("o", call.outputs("down", h))
     y = stage("y", routes.sum_slots(call.weights.unsqueeze(-1) * o).to(x.dtype).view(x.shape))
     return (y, g, u) if options["save"] else (y, x.new_empty(0), x.new_empty(0))
 
 
-def gate_and_up(call: Call) -> tuple[Tensor, Tensor]:
-    """[P, I] each, in x's dtype: rounded here, once, since everything after goes on from what is saved."""
-    g = stage("g", call.outputs("gate", call.rows).to(call.x.dtype))
-    u = stage("u", call.outputs("up", call.rows).to(call.x.dtype))
-    return g, u
-
-
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     call = Call("experts.moe", tensors, options)
     routes, to = call.routes, call.to
-    g, u = (tensors["g"], tensors["u"]) if options["save"] else gate_and_up(call)
+    g, u = (tensors["g"], tensors["u"]) if options["save"] else call.gate_and_up()
     g, u = g.to(to), u.to(to)
     how = (options["activation"], g, u, options["alpha"], options["limit"])
     h = stage("h", activate(*how))

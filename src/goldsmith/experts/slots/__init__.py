@@ -1,0 +1,1 @@
+"""experts.slots: what each slot's expert gives, before the weighted sum."""

@@ -1,0 +1,32 @@
+"""experts.slots: on what it is tried; the draws and most of the cases are those of experts.moe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...assay.case import Case, Make
+from .._common import SLOT_NAMES
+from ..moe.cases import DTYPES, SIZES
+from ..moe.cases import inputs as moe_inputs
+
+__all__ = ["CASES", "DTYPES", "STORED", "inputs"]
+
+STORED = {"g": "x", "u": "x", "h": "x"}
+_OPTIONS = ("layout", "gate_scale", "up_scale", "down_scale", "activation", "alpha", "limit")
+
+
+def inputs(make: Make, **sizes: Any) -> dict[str, Any]:
+    """What experts.slots takes, drawn as for experts.moe with the same sizes."""
+    drawn = moe_inputs(make, **sizes)
+    return {name: drawn[name] for name in (*SLOT_NAMES, *_OPTIONS)}
+
+
+_TAKEN = (
+    *("no_tokens", "one_token", "biases", "gpt_oss", "holes", "nothing", "no_slots", "twice", "leading_dimensions"),
+    *("strided", "bf16_slices", "int8", "int4_slices", "mxfp4"),
+)
+_EVERY_PROBE = ("holes",)
+
+CASES = [
+    Case(name, inputs, SIZES[name][0], SIZES[name][1], ("every_probe",) * (name in _EVERY_PROBE)) for name in _TAKEN
+]

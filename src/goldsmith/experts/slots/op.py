@@ -1,0 +1,91 @@
+"""experts.slots: what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.op import Op
+from ...core.shapes import ShapeError, check_dtype, check_same_device, check_tensor
+from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
+from .._check import check_moe
+from .._common import SLOT_NAMES, number, wide
+
+SLOTS = Op(
+    "experts.slots",
+    schema="(Tensor x, Tensor topk_ids, Tensor gate_up, Tensor down, Tensor? gate_up_bias, Tensor? down_bias, "
+    "Tensor? gate_a, Tensor? gate_b, Tensor? up_a, Tensor? up_b, Tensor? down_a, Tensor? down_b, "
+    "str layout, float gate_scale, float up_scale, float down_scale, str activation, float alpha, float? limit) "
+    "-> (Tensor o, Tensor flags)",
+    package=__package__,
+    stages=("g", "u", "h", "o"),
+    summary="what each slot's expert gives, one row for each; inference",
+)
+
+
+def slots(
+    x: Tensor,
+    topk_ids: Tensor,
+    base: Base,
+    *,
+    lora: Lora | None = None,
+    lora_scaling: float | Mapping[str, float] = 1.0,
+    activation: str = "silu",
+    alpha: float = 1.702,
+    limit: float | None = None,
+    out: Tensor | None = None,
+    flags: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """o[j] = Wd h_j + bd + L_d(h_j), the output of expert topk_ids[j] as in `experts.moe`, not weighed and not summed
+
+    x [..., H], topk_ids [..., k] -> o [..., k, H] in float32 (float64 if x is); 0 where the id is -1. base, lora and
+    the keywords are those of `experts.moe`; dropout is never applied.
+
+    out     a contiguous tensor of o's shape and dtype, which is written whole and returned
+    flags   a uint8 tensor [..., k], which is set to 1 where a row has NaN or Inf, and to 0 elsewhere
+
+    Inference only: raises ValueError where a gradient would be asked for. Raises ShapeError, TypeError, ValueError and
+    BackendUnavailable as `experts.moe`.
+    """
+    op = "experts.slots"
+    gate_up, down, gate_up_bias, down_bias, layout = base_of(op, base)
+    factors, scales, _, _ = lora_of(op, lora, lora_scaling, training=False)
+    tensors = (x, topk_ids, gate_up, down, gate_up_bias, down_bias, *factors)
+    if needs_gradient((*tensors, out)):
+        raise ValueError(f"{op}: has no gradient; call it under torch.no_grad(), or use experts.moe")
+    o, found = SLOTS(
+        *tensors,
+        layout=layout, gate_scale=scales[0], up_scale=scales[1], down_scale=scales[2], activation=activation,
+        alpha=number(op, "alpha", alpha), limit=limit_of(op, limit, activation), backend=backend,
+    )  # fmt: skip
+    _check_result("out", out, o)
+    _check_result("flags", flags, found)
+    if flags is not None:
+        flags.copy_(found)
+    return o if out is None else out.copy_(o)
+
+
+def _check_result(name: str, given: Any, wanted: Tensor) -> None:
+    op = "experts.slots"
+    if given is None:
+        return
+    check_tensor(op, name, given)
+    if given.shape != wanted.shape:
+        raise ShapeError(f"{op}: {name} is {list(given.shape)}, wanted {list(wanted.shape)}")
+    check_dtype(op, name, given, (wanted.dtype,))
+    check_same_device(op, {"x": wanted, name: given})
+    if not given.is_contiguous():
+        raise ValueError(f"{op}: {name} is not contiguous; give a contiguous tensor")
+
+
+def check(*tensors: Any, **options: Any) -> None:
+    check_moe("experts.slots", dict(zip(SLOT_NAMES, tensors, strict=True)), options)
+
+
+def fake(x: Tensor, topk_ids: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    o = torch.empty((*topk_ids.shape, x.shape[-1]), dtype=wide(x.dtype), device=x.device)
+    return o, torch.empty(topk_ids.shape, dtype=torch.uint8, device=x.device)

@@ -1,0 +1,21 @@
+"""experts.slots: what it means; the forward of experts.moe before its sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...assay.stage import stage
+from .._activations import activate
+from .._common import SLOT_NAMES
+from .._projections import Call
+
+
+def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
+    call = Call("experts.slots", dict(zip(SLOT_NAMES, tensors, strict=True)), options)
+    g, u = call.gate_and_up()
+    h = stage("h", activate(options["activation"], g.to(call.to), u.to(call.to), options["alpha"], options["limit"]))
+    o = stage("o", call.outputs("down", h).view(*call.shape, call.x.shape[-1]))
+    return o, (~torch.isfinite(o)).any(-1).to(torch.uint8)
