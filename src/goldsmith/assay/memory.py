@@ -2,8 +2,9 @@
 
 Every buffer is `band | body | band` with the body aligned to 256 bytes (Triton compiles another kernel for less).
 Bands of floating tensors hold a NaN that arithmetic does not start from (0xFFFB in every 16 bits): a stray read shows
-in the results, a stray write in the bytes. `Poison` does the same for every `torch.empty*` that the candidate calls,
-forward and backward, and fills the body with another such NaN, so that what is never written stays recognisable.
+in the results, a stray write in the bytes. `Poison` does the same for every tensor that the candidate makes with
+`torch.empty*`, `zeros*`, `ones*` and `full*`, forward and backward, and fills the body of the first with another such
+NaN, so that what is never written stays recognisable.
 """
 
 from __future__ import annotations
@@ -286,6 +287,10 @@ _EMPTY = {
     _aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default,
     _aten.empty_strided.default, _aten.new_empty_strided.default, _aten.empty_permuted.default,
 }  # fmt: skip
+_FILLED = {
+    _aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default, _aten.full.default, _aten.full_like.default,
+    _aten.new_full.default, _aten.ones.default, _aten.ones_like.default, _aten.new_ones.default,
+}  # fmt: skip
 _RESIZE = {
     _aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_Storage_storage_offset, _aten.set_.source_Tensor,
 }  # fmt: skip
@@ -293,10 +298,11 @@ _BUILTIN = {"aten", "prims", "prim", "inductor", "c10d", "_c10d_functional", "pr
 
 
 class Poison(TorchDispatchMode):
-    """Guards and poisons every `empty*`, in the forward and in autograd's threads (their state carries the mode along).
+    """Guards and poisons every `empty*`, guards every `zeros*`, `ones*` and `full*`.
 
-    A Python custom operator is entered with the mode on, so that the buffers it makes are seen too. What C++ code
-    allocates by itself is not seen, nor what `torch.compile` plans ahead.
+    In the forward, and in autograd's threads, whose state carries the mode along. A Python custom operator is entered
+    with the mode on, so that the buffers it makes are seen too. What C++ code allocates by itself is not seen, nor what
+    `torch.compile` plans ahead.
     """
 
     def __init__(self, arena: Arena):
@@ -308,6 +314,10 @@ class Poison(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in _EMPTY:
             return self._guarded(func(*args, **kwargs))
+        if func in _FILLED:
+            plain = func(*args, **kwargs)
+            guarded = self._guarded(plain)
+            return plain if guarded is plain else guarded.copy_(plain)
         if func.namespace not in _BUILTIN:
             return self._enter(func, args, kwargs)
         written = args[:1] if func in _RESIZE else kwargs.values()  # out= may resize, too

@@ -21,7 +21,7 @@ SLOPES = [
     ("sigmoid", "wrong_factor", "lacks the factor y", lambda g, y, x: g * (1 - y)),
     ("sigmoid", "wrong_factor", "lacks the factor 1 - y", lambda g, y, x: g * y),
     ("sigmoid", "sign_flip", "has 1 + y in place of 1 - y", lambda g, y, x: g * y * (1 + y)),
-    ("sigmoid", "missing_term", "is not applied", lambda g, y, x: g.clone()),
+    ("sigmoid", "wrong_factor", "is not applied", lambda g, y, x: g.clone()),
     ("tanh", "wrong_factor", "has 1 - y in place of 1 - y^2", lambda g, y, x: g * (1 - y)),
     ("tanh", "sign_flip", "has 1 + y^2 in place of 1 - y^2", lambda g, y, x: g * (1 + y * y)),
     ("silu", "missing_term", "lacks the slope of the sigmoid", lambda g, y, x: g * x.sigmoid()),

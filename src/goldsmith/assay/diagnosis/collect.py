@@ -20,7 +20,7 @@ from .cotangents import carried
 from .evidence import CULPRIT, INHERITED, OBSERVED, Evidence, MemoryFact
 from .fits import fit
 from .influence import influence
-from .isolate import Isolation, isolate, named
+from .isolate import Isolation, handed_in, isolate, named
 from .provenance import provenance
 from .runs import facts
 from .whatif import explain
@@ -169,7 +169,7 @@ def _first_wrong(session: Session, evidence: Evidence, table: Isolation) -> None
     own = table.own or session.first
     isolated = table.run is not None and name in named(table.run) and state is not None and state.isolated is not None
     done = table.run if isolated and table.run is not None and state is not None and state.state == "culprit" else own
-    kind, got = named(done).get(name, ("stage", None))
+    kind, got = (named(done) if done is own else handed_in(done)).get(name, ("stage", None))
     against = session.ref.reference(name, kind, noise=False)
     evidence.tensor, evidence.location = name, None
     if against is None:

@@ -21,7 +21,8 @@ from ..target import Target
 from . import bundle
 from .collect import Depth, begin, collect, described
 from .evidence import Evidence, RunFact
-from .further import further
+from .further import afresh, further
+from .kept import Kept
 from .rank import rank
 from .result import PAGE, Diagnosis
 from .smallest import smallest
@@ -63,11 +64,14 @@ def diagnose(
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = _informative(list(target.cases)) if case is None else [target.case(case)]
     clock = _Clock(budget_s)
+    kept = Kept(target)
     report, failing, later = _failing(target, cases, dtype, device, seed, selected, budget_s)
     found = Diagnosis(report.verdict, report, partial=report.partial)
     state = torch.random.get_rng_state()
     if failing is not None:
         try:
+            if failing.case.name != cases[0].name:
+                later |= afresh(failing, kept)
             _explain(found, failing, later, clock)
             found = _wider(found, target, failing, seed, selected, clock) or found
         except KeyboardInterrupt:

@@ -168,7 +168,7 @@ class Born:
 
     kind   "nan" or "inf"; stage: the first named tensor that holds it
     op     the operation that makes it of finite values; "" where torch's dispatcher sees none
-    cause  "overflow", "missing_max_shift" or "missing_sync", where that is known
+    cause  "overflow", "missing_max_shift", "missing_sync" or "use_after_free", where that is known
     """
 
     kind: str

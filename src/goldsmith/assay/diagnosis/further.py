@@ -13,7 +13,8 @@ from ..results import TargetError
 from ..run import How, Material
 from ..session import Ended, Session
 from .evidence import RunFact
-from .runs import first_in
+from .kept import Kept
+from .runs import facts, first_in
 
 _CASES, _THREADS = 3, (4, 8)
 
@@ -37,6 +38,14 @@ def further(session: Session, others: list[Case], *, spent: Callable[[], bool]) 
     except (Ended, GoldenError, TargetError):
         return {}
     return found
+
+
+def afresh(session: Session, kept: Kept) -> dict[str, RunFact]:
+    """The case with nothing kept from the cases before it; {} where nothing is, or where that run says nothing."""
+    if not kept.changed or session._first is None or session.first.error is not None:
+        return {}
+    with kept.forgotten():
+        return facts(session, only=("fresh start",))[0]
 
 
 def _judged(

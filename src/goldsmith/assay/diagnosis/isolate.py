@@ -97,6 +97,11 @@ def named(done: Run) -> dict[str, tuple[str, Tensor | None]]:
     return found
 
 
+def handed_in(done: Run) -> dict[str, tuple[str, Tensor | None]]:
+    """The same, of an isolated run: a result that a stage is named after is what the stage made, not its substitute."""
+    return {n: (kind, done.stages.get(n, t)) for n, (kind, t) in named(done).items()}
+
+
 def _execute(session: Session, substitute: Mapping[str, Tensor], *, debug: bool) -> Run:
     how = How(substitute=substitute, debug=debug)
     return session.execute(PROBE, "isolation", how, look=False)
@@ -150,7 +155,7 @@ class _Work:
     ) -> dict[str, tuple[float, bool]]:
         """name -> (worst error over bound, whether the ladder rejects it); decisions are judged elsewhere."""
         out: dict[str, tuple[float, bool]] = {}
-        mine = named(done)
+        mine = handed_in(done) if isolated else named(done)
         noise = "ensemble" in self.session.selected
         for name in names:
             if name not in mine or name in self.session.target.decisions:
@@ -179,7 +184,7 @@ class _Work:
             done = plain
             if isolated:
                 done = self._isolated_fresh(skip)
-            tensor = named(done).get(name, (kind, None))[1]
+            tensor = (handed_in(done) if isolated else named(done)).get(name, (kind, None))[1]
             reference = ref.reference(name, kind)
             if reference is None:
                 raise RuntimeError(f"{name}: the golden has it under one seed and not under another")

@@ -7,10 +7,15 @@ the golden's operations passes the largest number of a dtype, and does NaN there
 
 from __future__ import annotations
 
+import math
+import os
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..memory import ZERO_FILL
 from ..run import How, Run
@@ -19,7 +24,7 @@ from ..watch import watch
 from ..watch_facts import Event
 from .evidence import Born
 from .isolate import named, order
-from .whatif.calls import Call, Listening, moved
+from .whatif.calls import Call, Listening, _line, moved
 from .whatif.engine import Golden
 
 PROBE = "provenance"
@@ -31,8 +36,8 @@ def provenance(session: Session, own: Run) -> Born | None:
     """None where every finite value of the golden is finite in the candidate, or is no more with zeroed memory."""
     if _first(session, own) is None:
         return None
-    watching = watch(norms=False)
-    with watching:
+    watching, freed = watch(norms=False), _Freed()
+    with watching, freed:
         how = How(fill=ZERO_FILL, debug=own is not session.first)
         done = session.execute(PROBE, "zeroed memory", how, look=False)
     found = None if done.error is not None else _first(session, done)
@@ -53,8 +58,52 @@ def provenance(session: Session, own: Run) -> Born | None:
         said.append(f"the golden's {call.said} reaches {largest:.4g}, beyond {dtype}, in exactly the elements that "
                     f"{stage} depends on")  # fmt: skip
     cause = "" if event is None else _cause(event)
+    if event is None and nan and freed.read:
+        said.append(f"the candidate itself fills memory with NaN{freed.filled}, and {freed.read} reads it "
+                    "afterwards: it had been given back")  # fmt: skip
+        cause = "use_after_free"
     cause = "overflow" if passed is not None else cause
     return Born("nan" if nan else "inf", stage, "" if event is None else event.op, cause, tuple(said))
+
+
+class _Freed(TorchDispatchMode):
+    """Hears memory that the candidate fills with NaN, as a pool does with what is given back, and who reads it then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[int, str] = {}  # storage -> where it was filled
+        self.filled = self.read = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func._schema.name.split("::")[1]
+        tensors = [a for a in args if isinstance(a, Tensor) and a.numel()]
+        places = [t.untyped_storage().data_ptr() for t in tensors]
+        if name == "fill_" and places and isinstance(args[1], float) and math.isnan(args[1]):
+            if not _by_the_assay():
+                self.places[places[0]] = _line()
+        elif name not in ("copy_", "zero_", "normal_", "uniform_") and not self.read:
+            at = next((p for p, t in zip(places, tensors, strict=True) if p in self.places and _nan(t)), None)
+            if at is not None and not func._schema.is_mutable and not _view(func):
+                self.filled, self.read = f" at {self.places[at]}" if self.places[at] else "", f"{name} at {_line()}"
+        return func(*args, **(kwargs or {}))
+
+
+def _nan(t: Tensor) -> bool:
+    return t.is_floating_point() and bool(torch.isnan(t).any())
+
+
+def _view(func: Any) -> bool:
+    return any(r.alias_info is not None for r in func._schema.returns)
+
+
+def _by_the_assay() -> bool:
+    """Whether the nearest frame outside of torch is the assay's own: it fills memory, too."""
+    frame = sys._getframe(2)
+    while frame is not None and (
+        f"{os.sep}torch{os.sep}" in frame.f_code.co_filename or frame.f_code.co_name == "__torch_dispatch__"
+    ):  # what a mode of ours only passes on is not its own
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is None or f"{os.sep}goldsmith{os.sep}assay{os.sep}" in frame.f_code.co_filename
 
 
 def _first(session: Session, done: Run) -> tuple[str, Tensor, Tensor] | None:

@@ -23,6 +23,7 @@ from .evidence import RunFact
 from .isolate import order
 
 PROBE = "runs"
+FRESH = "fresh start"  # only where it is asked for: its caller has had the candidate forget what it kept
 _OPEN = 0.1  # share of open bounds beyond which "right" would only mean "not judged"
 GOLDEN_SAVED = "golden saved"  # the gradients alone are judged: what was saved is as wrong as before
 
@@ -43,7 +44,7 @@ def facts(
     """
     out = {} if into is None else into
     left = 0
-    for name, how, material in _plan(session, repeats):
+    for name, how, material in _plan(session, repeats, only):
         if only is not None and not name.startswith(only):
             continue
         if spent():
@@ -55,9 +56,11 @@ def facts(
     return out, left
 
 
-def _plan(session: Session, repeats: int) -> Iterator[tuple[str, How, Material]]:
+def _plan(session: Session, repeats: int, only: tuple[str, ...] | None) -> Iterator[tuple[str, How, Material]]:
     """Runs in order of what they usually tell; those that leave state behind come where that is meant."""
     first, same = session.first, session.material
+    if only is not None and FRESH in only:
+        yield FRESH, How(), same
     yield "zeroed memory", How(fill=ZERO_FILL), same
     yield "second call", How(fill=DIRT_FILL, fresh=False), same
     yield "other inputs", How(fresh=False), session.variant(1)

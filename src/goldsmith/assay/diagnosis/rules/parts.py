@@ -43,7 +43,7 @@ def wrong_saved_tensor(r: Reading) -> Match | None:
         rearranged = any(p.kind in ("permuted", "shifted", "reversed", "transposed") for p in r.e.permutations)
         text = f"{named} is wrong, while the outputs are right"
         return Match(LIKELY if rearranged else EXACT + 0.01, (text,), {"saved": named})
-    if r.fails("golden saved") is not None or not grads or outputs:
+    if r.fails("golden saved") is not None or not grads or outputs or r.y is None:
         return None
     others = [s for s in r.e.stages if s.kind == "grad" and s.state == "ok"]
     outright = [s for s in r.e.stages if s.kind == "output" and s.state == "ok"]

@@ -174,9 +174,11 @@ def dtype_width(r: Reading) -> Match | None:
 
 def wrong_format(r: Reading) -> Match | None:
     """Numbers of another size altogether that have nothing to do with the golden's."""
-    if r.y is None or r.g is None or r.share < 0.5 or r.e.permutations or r.pair is None:
+    if r.y is None or r.g is None or r.e.permutations or r.pair is None:
         return None
     y, g = r.pair
+    if float((((y - g).abs() > 1e-2 * g.abs()) | (r.y != r.y)).double().mean()) < 0.5:
+        return None
     wild, tame = _exponents(y), _exponents(g)
     if wild > 12 and wild > 4 * tame and r.memory("never_written", "stray_read") is None:
         text = (

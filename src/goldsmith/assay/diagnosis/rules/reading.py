@@ -229,6 +229,10 @@ class Reading:
         """Without inputs that have no influence at all: no reduction over a part of them is to blame."""
         return [i for i in self.e.influence.values() if not self.absent(i)]
 
+    def reached_by(self, i: Influence) -> bool:
+        """Whether an input's missing slices are those of the result's own wrong ones: nothing is summed over them."""
+        return bool(i.missing) and any(list(i.missing) == spans for spans in self.spans.values())
+
     def absent(self, i: Influence) -> bool:
         """Whether the input has no influence along its whole axis."""
         if i.none:

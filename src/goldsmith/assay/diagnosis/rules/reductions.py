@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from ..evidence import Influence
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, half_open, label, plain, say
+
+_FROM_ROW = re.compile(r"\[axis [^\]]*= (\d+)\] reaches ")
 
 
 def _missing(r: Reading) -> list[Influence]:
@@ -20,7 +24,7 @@ def truncated_reduction(r: Reading) -> Match | None:
         lo, hi = i.missing[0]
         text = f"{i.input}[axis {i.axis}: {say(i.missing)}] has no influence, in the golden it has"
         params = {"input": i.input, "axis": i.axis, "missing": [lo, hi + 1]}
-        if len(i.missing) > 1:
+        if len(i.missing) > 1 or r.zeros > 0 and r.reached_by(i):
             return Match(HINT, (text,), {**params, "missing": half_open(i.missing)})
         if lo == 0:
             return Match(LIKELY - 0.05, (text, "what is missing is the beginning"), params)
@@ -48,6 +52,9 @@ def off_by_one(r: Reading) -> Match | None:
                 text = f"{i.input}[axis {i.axis} = {at[0][0]}], one index, has influence {kind}"
                 score = HINT if kind == "extra" and r.explained else SEEN
                 return Match(score, (text,), {"input": i.input, "axis": i.axis, kind: [at[0][0], at[0][0] + 1]})
+    beyond = _next_row(r)
+    if beyond is not None:
+        return beyond
     fact = r.memory("overrun")
     if fact is not None and any(f"{n} bytes written past" in fact.text for n in (2, 4, 8)):
         return Match(LIKELY, (fact.text, "one element past the end"), {"tensor": fact.tensor})
@@ -58,6 +65,18 @@ def off_by_one(r: Reading) -> Match | None:
             return Match(
                 HINT, (f"only the {which} index of axis {axis} is wrong",), {"axis": axis, "index": spans[0][0]}
             )
+    return None
+
+
+def _next_row(r: Reading) -> Match | None:
+    """What enters a row reaches the first element of the next one, and no other: a store one past the row's end."""
+    for f in r.findings("taint"):
+        at = list(f.location.axes.values()) if f.location is not None else []
+        row = _FROM_ROW.search(f.text)
+        if row is None or len(at) < 2 or any(len(spans) != 1 or spans[0][0] != spans[0][1] for spans in at):
+            continue
+        if at[-1][0][0] == 0 and at[-2][0][0] == int(row[1]) + 1:
+            return Match(SEEN - 0.05, (f.text, "that is the place behind the end of the row"), {"tensor": f.tensor})
     return None
 
 
@@ -109,7 +128,7 @@ def wrong_axis(r: Reading) -> Match | None:
             said = text + "golden does not have: the term is reduced along that axis"
             return Match(EXACT + 0.01, (said,), {"input": i.input, "axis": i.axis})
     form = r.said(" came, expected shape")
-    if form is not None:
+    if form is not None and "no tensor came" not in form.text:
         return Match(HINT, (form.text,), {})
     axes = _separable(r)
     if axes is not None:
@@ -157,6 +176,10 @@ def lost_update(r: Reading) -> Match | None:
         if len(i.missing) > 2:
             text = f"{i.input}: {len(i.missing)} separate ranges of axis {i.axis} have no influence ({say(i.missing)})"
             return Match(LIKELY, (text, "several updates go to one place, and some are lost"), {"input": i.input})
+        if len(i.missing) == 2 and i.missing[0][0] == 0:
+            left = f"{i.missing[0][1] + 1}..{i.missing[1][0] - 1}"
+            text = f"of {i.input} on axis {i.axis} only {left} has influence, neither its beginning nor its end"
+            return Match(LIKELY + 0.1, (text, "of several additions one is left"), {"input": i.input, "axis": i.axis})
     if r.pair is None or r.wrong is None or r.share > 0.95 or not r.wrong_count:
         return None
     y, g = r.pair

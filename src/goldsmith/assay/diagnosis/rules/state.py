@@ -54,7 +54,8 @@ def stale_config(r: Reading) -> Match | None:
         text = sizes.text or "wrong after a call of other sizes, right before"
         return Match(EXACT, (text,), {"run": sizes.name})
     if r.plain_wrong and r.right("fresh"):
-        return Match(SEEN, ("right in a fresh start, wrong after cases of other sizes",), {})
+        text = "right where what was kept from cases of other sizes is forgotten, and wrong where it is not"
+        return Match(EXACT + 0.02, (text,), {"run": "fresh start"})
     if r.fails("other inputs") is not None and not r.plain_wrong:
         return Match(FAINT, ("something is kept between calls",), {})
     return None

@@ -90,7 +90,7 @@ def absolute_eps(r: Reading) -> Match | None:
     if large is not None and "bit for bit" in large.text and not r.plain_wrong:
         said = (large.text, small.text) if small is not None and small.text else (large.text,)
         return Match(SEEN + 0.02 if small is not None else LIKELY, said, {})
-    if small is None or large is not None or r.unsteady:
+    if small is None or large is not None or r.unsteady or r.plain_wrong and r.y is None:
         return None
     text = small.text or "with inputs times 2^-12 the result is wrong"
     if not r.plain_wrong or r.right("scale 2^12") and r.relative < 0.05 and not r.influences:

@@ -33,14 +33,19 @@ def _zero_block(r: Reading) -> Match | None:
     if bool((r.y[r.wrong] != 0).any()):
         return None
     spans = "; ".join(f"axis {a}: {say(s)}" for a, s in r.spans.items())
-    return Match(HINT + 0.1, (f"exactly zero at {spans}, and right elsewhere",), {"spans": r.spans})
+    said = [f"exactly zero at {spans}, and right elsewhere"]
+    cut = next((i for i in r.influences if r.reached_by(i)), None)
+    if cut is not None:
+        said.append(f"{cut.input}[axis {cut.axis}: {say(cut.missing)}], which is all that belongs there, is not read")
+    return Match(HINT + 0.1 if cut is None else SEEN + 0.03, tuple(said), {"spans": r.spans})
 
 
 def not_computed(r: Reading) -> Match | None:
     """All zeros, or no tensor at all."""
-    missing = r.said("no tensor came")
+    missing = r.said("no tensor came") or r.said("the candidate returns no gradient")
     if missing is not None:
-        return Match(SEEN, (missing.text,), {})
+        lost = "look for detach(), no_grad() or .data on the way from the input" if r.e.tensor.endswith(".grad") else ""
+        return Match(EXACT + 0.02, (missing.text, lost) if lost else (missing.text,), {})
     if r.y is None or r.g is None or not r.wrong_count:
         return None
     if r.zeros == 1.0 and math.isclose(r.relative, 1.0):

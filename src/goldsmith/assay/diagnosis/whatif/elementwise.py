@@ -38,12 +38,12 @@ _SLOPES: dict[str, tuple[Slope, ...]] = {
         ("wrong_factor", "lacks the factor y", lambda g, y: g * (1 - y)),
         ("wrong_factor", "lacks the factor 1 - y", lambda g, y: g * y),
         ("sign_flip", "has 1 + y in place of 1 - y", lambda g, y: g * y * (1 + y)),
-        ("missing_term", "is not applied", lambda g, y: g.clone()),
+        ("wrong_factor", "is not applied", lambda g, y: g.clone()),
     ),
     "tanh_backward": (
         ("wrong_factor", "has 1 - y in place of 1 - y^2", lambda g, y: g * (1 - y)),
         ("sign_flip", "has 1 + y^2 in place of 1 - y^2", lambda g, y: g * (1 + y * y)),
-        ("missing_term", "is not applied", lambda g, y: g.clone()),
+        ("wrong_factor", "is not applied", lambda g, y: g.clone()),
     ),
     "silu_backward": (
         ("missing_term", "lacks the slope of the sigmoid", lambda g, x: g * torch.sigmoid(x)),

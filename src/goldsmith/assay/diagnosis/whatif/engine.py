@@ -19,7 +19,7 @@ from ...session import Session
 from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known, name
-from . import elementwise, groups, leaves, moves, saved, sums
+from . import elementwise, groups, leaves, moves, saved, sums, survivors
 from .calls import Call, Change, Changed, Key, Listening
 
 _EXACT = 4.0  # times the bound: both are rounded, and the changed golden's bound is not known
@@ -179,6 +179,7 @@ class _Search:
                 by_call[call.index] = made
                 waiting += made
         waiting += groups.grouped(calls, by_call)
+        waiting += survivors.changes(calls, self.judge.golden, self.judge.got)
         reached: dict[int, bool] = {}
         for change in sorted(filter(self._asked, waiting), key=lambda c: -c.prior):
             if change.at >= 0 and not change.group:

@@ -66,7 +66,8 @@ def _cut(name: str, operand: str, axis: int, n: int) -> Iterator[tuple[str, str,
         text = f"{name} runs {of} [0, {k}) of {n}: {why}".replace("  ", " ")
         yield cause, text, 0, k, {"input": operand, "axis": axis, "missing": [k, n]}, prior
     for k, why in starts(n).items():
-        cause = "off_by_one" if k == 1 else "overwritten_accumulator" if k >= n / 2 else "truncated_reduction"
+        # a loop that loses its beginning seldom begins late: each of its turns replaces the one before
+        cause = "off_by_one" if k == 1 and n > 2 else "overwritten_accumulator"
         text = f"{name} runs {of} [{k}, {n}) of {n}: {why}".replace("  ", " ")
         yield cause, text, k, n, {"input": operand, "axis": axis, "missing": [0, k]}, 0.6
 
@@ -193,6 +194,10 @@ def _products(call: Call) -> Iterator[Change]:
             return replaced(args, first + 1, _only(args[first + 1], right, lo, hi, 0.0))
 
         yield Change(cause, text, call.index, given(part), params, prior)
+    if all(t.dim() >= 2 and t.shape[-1] == t.shape[-2] > 1 for t in (a, b)):
+        both = given(lambda args: replaced(replaced(args, first, args[first].mT), first + 1, args[first + 1].mT))
+        text = f"both operands of {call.said} are transposed"
+        yield Change("transposed", text, call.index, both, {"operand": "both"}, 0.6)
     for i, t in ((first, a), (first + 1, b)):
         if t.dim() >= 2 and t.shape[-1] == t.shape[-2] > 1:
             flip = given(lambda args, i=i: replaced(args, i, args[i].mT))

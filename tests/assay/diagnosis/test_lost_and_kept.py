@@ -1,0 +1,192 @@
+"""Gradients that never come, memory that was given back, what is kept between calls, additions that are stores."""
+
+import functools
+
+import torch
+
+from assay.diagnosis.faulty import draw, pair, report
+from goldsmith import assay
+from goldsmith.assay.diagnosis.evidence import Influence
+from goldsmith.assay.diagnosis.kept import Kept
+from goldsmith.assay.diagnosis.rank import rank
+from goldsmith.assay.results import Finding, Location
+
+
+def first(found):
+    return (found.verdict, found.first_wrong_stage, found.causes[0].id), str(found)
+
+
+@assay.case(T=[6], D=[8], E=[5])
+def tokens(make, T, D, E):
+    return {"x": make.normal(T, D), "w": make.normal(D, E)}
+
+
+def layer(x, w):
+    return torch.tanh(assay.stage("h", x @ w))
+
+
+def test_a_gradient_that_is_lost_on_the_way_is_not_computed():
+    for kernel in (lambda x, w: torch.tanh(x.detach() @ w), lambda x, w: torch.tanh(x @ w).detach()):
+        found = assay.diagnose(assay.Target(kernel, layer, cases=tokens, name="lost"), probes="quick")
+        said, text = first(found)
+        assert said == ("fail", "x.grad", "not_computed"), text
+        assert "no_grad()" in found.causes[0].evidence[1] and not found.causes[0].weak
+        assert [c.id for c in found.causes] == ["not_computed"]
+
+
+def test_memory_that_the_kernel_fills_with_nan_and_reads_afterwards_had_been_given_back():
+    pool = torch.empty(256)
+
+    def kernel(x, w):
+        slot = pool[: w.numel()].view(w.shape)
+        slot.copy_(w)
+        half = x[:, :4] @ slot[:4]
+        pool.fill_(float("nan"))  # what is free is marked
+        return torch.tanh(assay.stage("h", half + x[:, 4:] @ slot[4:]))
+
+    found = assay.diagnose(assay.Target(kernel, layer, cases=tokens, backward=None), probes="quick")
+    said, text = first(found)
+    assert said == ("fail", "h", "use_after_free"), text
+    assert "the candidate itself fills memory with NaN at " in found.causes[0].evidence[1]
+    assert found.traced[1].endswith("it had been given back.")
+
+
+def test_a_configuration_of_the_case_before_is_told_by_forgetting_it():
+    blocks = {}
+
+    @assay.case(T=[4], D=[24, 40])
+    def widths(make, T, D):
+        return {"x": make.normal(T, D)}
+
+    def kernel(x):
+        return 2 * assay.stage("h", x[:, : blocks.setdefault("block", x.shape[1])].sum(-1))
+
+    target = assay.Target(kernel, lambda x: 2 * assay.stage("h", x.sum(-1)), cases=widths)
+    found = assay.diagnose(target)
+    said, text = first(found)
+    assert said == ("fail", "h", "stale_config") and found.case["name"].startswith("widths[T=4,D=40"), text
+    assert blocks == {"block": 24}
+
+
+def test_what_is_kept_is_forgotten_and_put_back():
+    state, seen = {"a": torch.zeros(2)}, []
+
+    @functools.lru_cache
+    def slow(n):
+        seen.append(n)
+        return n
+
+    def kernel(x):
+        state["b"] = slow(len(x))
+        return x * 1
+
+    kept = Kept(assay.Target(kernel, lambda x: x * 1, cases={"x": torch.ones(3)}))
+    assert not kept.changed
+    kernel(torch.ones(3))
+    assert kept.changed
+    before = dict(state)
+    with kept.forgotten():
+        assert list(state) == ["a"] and state["a"] is before["a"]
+        kernel(torch.ones(3))
+        assert seen == [3, 3]
+    assert state == before and list(state) == ["a", "b"]
+
+
+def test_of_several_additions_to_one_place_one_is_left():
+    def halves(sx, sy, i):
+        return (sx[:, :, None] + sy[:, None, :]).flatten(1).gather(1, i)
+
+    def backward_of_halves(sx, sy, i, grad_y):
+        dx, dy = torch.zeros_like(sx), torch.zeros_like(sy)
+        n = sx.shape[1]
+        return {"sx": dx.scatter_(1, i // n, grad_y), "sy": dy.scatter_add_(1, i % n, grad_y)}
+
+    @assay.case(T=[24], N=[8], k=[4])
+    def pairs(make, T, N, k):
+        chosen = torch.stack([make.permutation(N * N)[:k] for _ in range(T)])
+        return {"sx": make.normal(T, N), "sy": make.normal(T, N), "i": chosen}
+
+    found = assay.diagnose(assay.Target(halves, halves, cases=pairs, backward=backward_of_halves), probes="quick")
+    said, text = first(found)
+    assert said == ("fail", "sx.grad", "lost_update"), text
+    assert "one is left: a store stands where an addition should" in found.causes[0].evidence[0]
+
+
+def test_a_product_of_two_transposed_operands_is_recognised():
+    @assay.case(N=[9])
+    def square(make, N):
+        return {"a": make.normal(N, N), "b": make.normal(N, N)}
+
+    found = assay.diagnose(
+        assay.Target(lambda a, b: a.mT @ b.mT, lambda a, b: a @ b, cases=square, backward=None), probes="quick"
+    )
+    said, text = first(found)
+    assert said == ("fail", "y", "transposed") and found.causes[0].params["operand"] == "both", text
+
+
+def test_the_beginning_of_a_sum_is_lost_where_turns_of_a_loop_replace_one_another():
+    def kernel(x, w):
+        for start in (0, 4):
+            h = x[:, start : start + 4] @ w[start : start + 4]
+        return torch.tanh(assay.stage("h", h))
+
+    found = assay.diagnose(assay.Target(kernel, layer, cases=tokens, backward=None), probes="quick")
+    said, text = first(found)
+    assert said == ("fail", "h", "overwritten_accumulator"), text
+
+
+def test_columns_that_nobody_writes_into_zeros_are_not_a_reduction_cut_short():
+    golden = draw(12, 18)
+    got = golden.clone()
+    got[:, 16:] = 0
+    unread = {"b[1]": Influence("b", 1, ((16, 17),), outputs=("y",))}
+    causes = rank(pair(got, golden, influence=unread), {})
+    assert causes[0].id == "never_written" and "b[axis 1: 16..17]" in causes[0].evidence[1]
+    assert {c.id: c.score for c in causes}["truncated_reduction"] <= 0.5
+
+
+def test_one_of_several_additions_is_left_in_the_middle_of_an_axis():
+    golden = draw(6, 18)
+    part = {"a[1]": Influence("a", 1, ((0, 15), (32, 39)), outputs=("y",))}
+    causes = rank(pair(golden + draw(6, 18, seed=3), golden, influence=part, fits=[], ratios=[], permutations=[]), {})
+    assert causes[0].id == "lost_update" and "only 16..31 has influence" in causes[0].evidence[0]
+
+
+def test_a_store_one_past_the_end_of_a_row_is_off_by_one():
+    for row, cause in ((1, "off_by_one"), (4, "wrong_mask")):
+        where = Location("y", axes={"M": [(row, row)], "N": [(0, 0)]}, fraction=0.01, text="")
+        text = "NaN in a[axis M = 0] reaches y (...), in the golden it does not: a wrong mask, or a stray read"
+        found = report()
+        found.findings = [Finding("CERTAIN", "taint", "y", where, None, None, text, "c")]
+        golden = draw(6, 18)
+        assert rank(pair(golden, golden, report=found), {})[0].id == cause
+
+
+def test_bytes_of_another_format_are_known_beside_numbers_of_any_size():
+    golden = draw(12, 32)
+    got = draw(12, 32, seed=4) * torch.exp2(torch.arange(384.0).view(12, 32) - 192)
+    got[3, 5] = float("nan")
+    assert rank(pair(got, golden, fits=[], ratios=[], permutations=[]), {})[0].id == "wrong_format"
+
+
+def test_a_result_that_a_stage_is_named_after_is_isolated_too():
+    def golden(x, w):
+        return assay.stage("y", x @ w)
+
+    def kernel(x, w):
+        return assay.stage("y", x @ w * 1.5)
+
+    found = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
+    assert first(found)[0] == ("fail", "y", "wrong_factor"), str(found)
+    assert next(s for s in found.stages if s.name == "y").state == "culprit"
+
+
+def test_a_write_past_the_end_of_zeros_is_seen():
+    def kernel(x, w):
+        y = torch.zeros(x.shape[0], w.shape[1])
+        y += x @ w
+        torch.as_strided(y, (1,), (1,), y.numel())[0] = 1.0
+        return torch.tanh(y)
+
+    report = assay.check(assay.Target(kernel, layer, cases=tokens, backward=None), probes="quick", raises=False)
+    assert any(f.probe == "guard" and "4 bytes written past the end" in f.text for f in report.findings), str(report)
