@@ -1,0 +1,168 @@
+"""A packed base as a file: safetensors, row-major, so that a file written on one machine loads on any other.
+
+    gate.codes, up.codes [E, I, H / per_code]    down.codes [E, H, I / per_code]    four bits: two in a byte, even k low
+    gate.scales, ...     [E, rows, groups], fp8_block [E, ceil(rows / 128), ceil(inputs / 128)]; mxfp4: E8M0 bytes
+    gate.zeros, ...      [E, rows, groups] uint8, int4_asym alone
+    gate_up_bias, down_bias    where there are any
+
+The metadata says what it is: format, sizes, group_size, scale_dtype, partitions, version, and a CRC-32 of every tensor.
+Tensors are written and read an expert at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from .formats import FP8_BLOCK, SCALE_NAMES
+from .layout import Layout, read_expert
+from .packed import PackedExperts
+
+VERSION = "1"
+OURS = "goldsmith.experts"  # the metadata's key that makes a safetensors file one of ours; its value is the version
+SIZES = ("num_experts", "hidden_size", "intermediate_size", "partitions")
+MATRICES = ("gate", "up", "down")
+BIASES = ("gate_up_bias", "down_bias")
+CRC = "crc32 "  # + a tensor's name
+
+DTYPES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+
+
+@dataclass
+class Entry:
+    """A tensor of the file: its bytes from `begin`, of which an expert has `each`; `crc` runs over them in order."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int = 0
+    crc: int = 0
+
+    @property
+    def each(self) -> int:
+        return torch.Size(self.shape[1:]).numel() * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.each * self.shape[0]
+
+    @property
+    def header(self) -> dict[str, Any]:
+        offsets = [self.begin, self.begin + self.nbytes]
+        return {"dtype": DTYPES[self.dtype], "shape": list(self.shape), "data_offsets": offsets}
+
+
+def entries_of(layout: Layout, biases: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, Entry]:
+    """Every tensor that a file of this layout holds, one after the other, wide dtypes first so that all are aligned."""
+    E, H, I, fmt = layout.num_experts, layout.hidden_size, layout.intermediate_size, layout.kind
+    found = [Entry(name, *bias) for name, bias in biases.items()]
+    for name, rows, inputs in (("gate", I, H), ("up", I, H), ("down", H, I)):
+        found.append(Entry(f"{name}.codes", fmt.codes, (E, rows, inputs // fmt.per_code)))
+        if layout.scale_dtype is None:
+            continue
+        groups = -(-inputs // (layout.group_size or inputs))
+        lines = -(-rows // FP8_BLOCK) if fmt.name == "fp8_block" else rows
+        found.append(Entry(f"{name}.scales", layout.scale_dtype, (E, lines, groups)))
+        if fmt.zeros:
+            found.append(Entry(f"{name}.zeros", torch.uint8, (E, lines, groups)))
+    found.sort(key=lambda entry: -entry.dtype.itemsize)
+    at = 0
+    for entry in found:
+        entry.begin = at
+        at += entry.nbytes
+    return {entry.name: entry for entry in found}
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def save(base: PackedExperts, path: str | os.PathLike[str]) -> None:
+    """`base` to a file beside `path`, which then takes its place."""
+    layout = base.layout
+    biases = {name: getattr(base, name) for name in BIASES if getattr(base, name) is not None}
+    entries = entries_of(layout, {name: (bias.dtype, tuple(bias.shape)) for name, bias in biases.items()})
+    with _replacing(path) as file:
+        start = file.write(_header(layout, entries))  # checksums still 0: they take the same room
+        for name, bias in biases.items():
+            _write(file, start, entries[name], 0, bias)
+        for e in range(layout.num_experts):
+            expert = read_expert(layout, base.gate_up, base.down, e)
+            for matrix in MATRICES:
+                codes = getattr(expert, matrix)
+                for part in ("codes", "scales", "zeros"):
+                    if getattr(codes, part) is not None:
+                        _write(file, start, entries[f"{matrix}.{part}"], e, getattr(codes, part))
+        file.seek(0)
+        file.write(_header(layout, entries))
+
+
+def _write(file: IO[bytes], start: int, entry: Entry, e: int, tensor: Tensor) -> None:
+    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+    entry.crc = zlib.crc32(data, entry.crc)
+    file.seek(start + entry.begin + e * entry.each)
+    file.write(data)
+
+
+def _header(layout: Layout, entries: dict[str, Entry]) -> bytes:
+    metadata = {
+        OURS: VERSION,
+        "format": layout.format,
+        "group_size": str(layout.group_size or ""),
+        "scale_dtype": SCALE_NAMES[layout.scale_dtype] if layout.scale_dtype else "",
+        **{name: str(getattr(layout, name)) for name in SIZES},
+        **{CRC + name: f"{entry.crc:08x}" for name, entry in entries.items()},
+    }
+    content = {"__metadata__": metadata} | {name: entry.header for name, entry in entries.items()}
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    return len(text).to_bytes(8, "little") + text
+
+
+@contextlib.contextmanager
+def _replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A new file beside `path`, on the disk and in its place when the block ends well, gone when it does not."""
+    target = os.path.realpath(path)
+    folder = os.path.dirname(target)
+    handle, name = tempfile.mkstemp(prefix=f".{os.path.basename(target)}.", dir=folder)
+    try:
+        with open(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(handle)
+        os.chmod(name, _mode(target))
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+    with contextlib.suppress(OSError):  # a file system that cannot sync a folder has nothing more to offer
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def _mode(target: str) -> int:
+    """What the file before had; for a new one what the umask leaves, since a temporary file is its owner's alone."""
+    with contextlib.suppress(OSError):
+        return os.stat(target).st_mode & 0o777
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask

@@ -1,0 +1,292 @@
+"""PackedExperts: the frozen weights of a layer's experts, packed once and never copied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from . import layout as places
+from .inputs import check_count
+from .layout import Expert, Layout
+from .memory import allocate, empty_pages, nodes_of_machine, spread
+
+Progress = Callable[[int, int | None], None]  # experts done, experts in all if known
+
+_ALONE = 16  # a cut at a multiple of this many rows fills whole panels
+
+
+class PackedExperts:
+    """w = value(code) * scale, by expert: gate_up [E, 2I, H] (gate first) and down [E, H, I], in one packed copy
+
+    Made by `experts.pack`, by the importers (`from_k2`, `from_awq`, `from_fp8_block`, `from_mxfp4`) and by `load`; what
+    `experts.moe` takes as its base. It cannot be changed: `copy.deepcopy` gives the same object, and pickle, `save`
+    and `partition` keep every bit. Not a parameter: it receives no gradient and is in no state dict.
+
+    num_experts, hidden_size, intermediate_size    E, H, I
+    format, group_size    "int4", 32; group_size None: a scale for the whole row, or no scales
+    partitions, nodes     slices along the intermediate size, and the NUMA node of each (empty: wherever the OS likes)
+    gate_up_bias, down_bias, has_bias    [E, 2I], [E, H] or None
+    nbytes, device        bytes of weights and biases; where they are
+    layout, gate_up, down    for kernels: where every bit lies, and the two blobs it lies in (1-D uint8)
+    """
+
+    __slots__ = ("__weakref__", "down", "down_bias", "gate_up", "gate_up_bias", "layout", "nodes")
+
+    layout: Layout
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    nodes: tuple[int, ...]
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise TypeError("PackedExperts: made by experts.pack, an importer (experts.from_k2, ...) or PackedExperts.load")
+
+    @classmethod
+    def _of(
+        cls,
+        layout: Layout,
+        gate_up: Tensor,
+        down: Tensor,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        nodes: Sequence[int] = (),
+    ) -> PackedExperts:
+        base = object.__new__(cls)
+        fields = {"layout": layout, "gate_up": gate_up, "down": down, "nodes": tuple(nodes)}
+        for name, value in (fields | {"gate_up_bias": gate_up_bias, "down_bias": down_bias}).items():
+            object.__setattr__(base, name, value)
+        return base
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_experts(self) -> int:
+        return self.layout.num_experts
+
+    @property
+    def hidden_size(self) -> int:
+        return self.layout.hidden_size
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.layout.intermediate_size
+
+    @property
+    def format(self) -> str:
+        return self.layout.format
+
+    @property
+    def group_size(self) -> int | None:
+        return self.layout.group_size
+
+    @property
+    def scale_dtype(self) -> torch.dtype | None:
+        return self.layout.scale_dtype
+
+    @property
+    def partitions(self) -> int:
+        return self.layout.partitions
+
+    @property
+    def has_bias(self) -> bool:
+        return self.gate_up_bias is not None or self.down_bias is not None
+
+    @property
+    def device(self) -> torch.device:
+        return self.gate_up.device
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.gate_up, self.down, self.gate_up_bias, self.down_bias)
+        return sum(t.nbytes for t in tensors if t is not None)
+
+    def __repr__(self) -> str:
+        group = f", group_size={self.group_size}" if self.group_size and not self.layout.kind.fixed else ""
+        parts = f", partitions={self.partitions}" if self.partitions > 1 else ""
+        bias = ", with biases" if self.has_bias else ""
+        where = "" if self.device.type == "cpu" else f", {self.device}"
+        return (
+            f"PackedExperts({self.format}{group}, num_experts={self.num_experts}, hidden_size={self.hidden_size}, "
+            f"intermediate_size={self.intermediate_size}{parts}{bias}{where}, {_size(self.nbytes)})"
+        )
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    def unpack(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """gate_up [E, 2I, H] and down [E, H, I] in numbers: code * scale, rounded once to `dtype`
+
+        Exact in float64. In float32 exact too, unless scales are float32 themselves (int8, fp8_block by default): then
+        the nearest float32. Biases are not part of it.
+        """
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+            raise TypeError(
+                f"PackedExperts.unpack: dtype={dtype!r}, wanted torch.float32, float64, bfloat16 or float16"
+            )
+        return places.unpack(self.layout, self.gate_up, self.down, dtype)
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def partition(self, partitions: int, nodes: Sequence[int] | None = None) -> PackedExperts:
+        """The same weights in `partitions` slices of the intermediate size, slice p on NUMA node nodes[p]
+
+        A new base (this one stays). Slices are cut at multiples of down's group, the first ones a group longer where it
+        does not come out; more slices than groups leaves the last ones empty, more than nodes share them. nodes=None
+        spreads them over the machine's nodes. A node is asked of the kernel before a page is written; where it refuses,
+        a thread of that node writes the pages first. ValueError for a node that is not there.
+        """
+        layout = cut(self.layout, partitions, "PackedExperts.partition")
+        chosen = check_nodes("PackedExperts.partition", partitions, nodes)
+        if layout == self.layout and chosen == self.nodes:
+            return self
+        experts = (places.read_expert(self.layout, self.gate_up, self.down, e) for e in range(self.num_experts))
+        return assemble(layout, experts, None, (self.gate_up_bias, self.down_bias), chosen)
+
+    def to(self, device: torch.device | str) -> PackedExperts:
+        """The same base on another device; itself if it is there already."""
+        device = torch.device(device)
+        if self.device == device or (device.index is None and self.device.type == device.type):
+            return self
+        biases = [None if t is None else t.to(device) for t in (self.gate_up_bias, self.down_bias)]
+        return self._of(self.layout, self.gate_up.to(device), self.down.to(device), biases[0], biases[1])
+
+    def __copy__(self) -> PackedExperts:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedExperts:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        tensors = (self.gate_up, self.down, self.gate_up_bias, self.down_bias)
+        return _restored, (self.layout.text, *tensors, self.nodes)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """One safetensors file: codes, scales and zeros row-major, as any machine can read them
+
+        Written beside `path`, then renamed: when it fails (OSError, for example a full disk), what was there stays.
+        """
+        from .files import save
+
+        save(self, path)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        partitions: int | None = None,
+        nodes: Sequence[int] | None = None,
+        mmap: bool = True,
+    ) -> PackedExperts:
+        """The base that `save` wrote, bit for bit
+
+        partitions: as in `pack`; None: as it was saved. mmap=False reads the file instead of mapping it. One expert at
+        a time in memory beside the result. Raises OSError for a file that cannot be read, and ValueError, naming the
+        tensor or key, for one that is damaged or not ours (every tensor has a checksum).
+        """
+        from .loading import load
+
+        return load(path, partitions, nodes, mmap)
+
+    # -- immutability -------------------------------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"PackedExperts cannot be changed: {name} is fixed when it is packed; pack it anew")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"PackedExperts cannot be changed: {name} stays")
+
+
+def _restored(text: str, gate_up: Tensor, down: Tensor, *rest: Any) -> PackedExperts:
+    return PackedExperts._of(Layout.parse(text), gate_up, down, *rest)
+
+
+def cut(layout: Layout, partitions: int, op: str) -> Layout:
+    """The layout in `partitions` slices."""
+    check_count(op, "partitions", partitions)
+    step = layout.step
+    if step == 1 and layout.intermediate_size >= _ALONE * partitions:
+        step = _ALONE
+    return replace(layout, cuts=places.cuts(layout.intermediate_size, partitions, step))
+
+
+def check_nodes(op: str, partitions: int, nodes: Sequence[int] | None) -> tuple[int, ...]:
+    """A node for each slice; none for a single slice that nobody placed."""
+    if nodes is None:
+        return spread(partitions) if partitions > 1 else ()
+    known = nodes_of_machine()
+    if len(nodes) != partitions:
+        raise ValueError(
+            f"{op}: nodes={list(nodes)} has {len(nodes)} entries, wanted one for each of {partitions} slices"
+        )
+    for node in nodes:
+        if node not in known:
+            raise ValueError(f"{op}: nodes={list(nodes)}: this machine has no node {node}; it has {known}")
+    return tuple(nodes)
+
+
+def assemble(
+    template: Layout,
+    experts: Iterable[Expert],
+    progress: Progress | None,
+    biases: tuple[Tensor | None, Tensor | None] = (None, None),
+    nodes: Sequence[int] = (),
+    *,
+    counted: bool = True,
+) -> PackedExperts:
+    """Experts, one at a time, into blobs of `template`'s layout; counted=False: the number of experts is not known."""
+    layout = template
+    with torch.no_grad():
+        if not counted:
+            layout, filled = _collected(template, iter(experts), progress)
+        gate_up, down = (allocate(layout, which, nodes) for which in ("gate_up", "down"))
+        if not counted:
+            _poured(layout, filled, gate_up, down)
+        else:
+            done = 0
+            for expert in experts:
+                places.write_expert(layout, gate_up, down, done, expert)
+                del expert  # before the next one is made
+                done += 1
+                if progress is not None:
+                    progress(done, layout.num_experts)
+    return PackedExperts._of(layout, gate_up, down, *biases, nodes=nodes)
+
+
+def _collected(template: Layout, experts: Iterator[Expert], progress: Progress | None) -> tuple[Layout, list[Any]]:
+    """Every expert in blobs of its own, in pages that go back one by one when they are poured together."""
+    single = replace(template, num_experts=1)
+    filled: list[Any] = []
+    for expert in experts:
+        own = [empty_pages(single.nbytes(which)) for which in ("gate_up", "down")]
+        places.write_expert(single, own[0], own[1], 0, expert)
+        filled.append(own)
+        del expert, own
+        if progress is not None:
+            progress(len(filled), None)
+    return replace(template, num_experts=len(filled)), filled
+
+
+def _poured(layout: Layout, filled: list[Any], gate_up: Tensor, down: Tensor) -> None:
+    single = replace(layout, num_experts=1)
+    for e in range(layout.num_experts):
+        own, filled[e] = filled[e], None
+        for which, blob, source in (("gate_up", gate_up, own[0]), ("down", down, own[1])):
+            for place, alone in zip(layout.matrices(which), single.matrices(which)):
+                at = place.offset + e * place.expert_stride
+                blob[at : at + place.expert_stride] = source[alone.offset : alone.offset + alone.expert_stride]
+        del own, source
+
+
+def _size(nbytes: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} bytes"
