@@ -66,6 +66,15 @@ def tiny_model(vocabulary=264, seed=0, **options):
     return model
 
 
+def saved_model(folder, **options):
+    """A folder with a tiny model, whose weights bfloat16 holds exactly, and its tokenizer."""
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(len(tokenizer), **options).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def tiny_documents(count=12, vocabulary=60, seed=0, least=2, most=12):
     draw = random.Random(seed)
     sizes = [draw.randint(least, most) for _ in range(count)]

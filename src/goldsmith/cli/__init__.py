@@ -1,4 +1,4 @@
-"""The command line: `goldsmith verify | bench | doctor`.
+"""The command line: `goldsmith verify | diagnose | bench | finetune | doctor`.
 
 Typer, rich and jinja2 are imported when a command is asked for: what other code takes from here (`targets`) needs torch
 alone.
@@ -18,7 +18,8 @@ def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from .bench.kernelfault import register
+        from .bench import kernelfault
+        from .finetune import options as finetune
         from .main import app
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -27,5 +28,6 @@ def __getattr__(name: str) -> Any:
         sys.stderr.write(f"goldsmith's commands need the package {package}, which is not installed here: ")
         sys.stderr.write(f"pip install {package}\n")
         raise SystemExit(2) from None
-    register(app)
+    finetune.register(app)
+    kernelfault.register(app)
     return app

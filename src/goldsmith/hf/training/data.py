@@ -52,8 +52,7 @@ def read(path: str | Path, tokenizer: Any, *, document: str = "blank", train_on:
     Raises DataError with file, line and reason.
     """
     path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise DataError(path, f"the name ends in {path.suffix or 'nothing'!r}; readable are {', '.join(SUFFIXES)}")
+    check(path)
     text = decoded(path)
     if not text.strip():
         raise DataError(path, "the file is empty; at least one document is needed")
@@ -64,6 +63,15 @@ def read(path: str | Path, tokenizer: Any, *, document: str = "blank", train_on:
     if not any(item.targets for item in found):
         raise DataError(path, "nothing in it can be predicted: every document has one token only")
     return [item for item in found if item.targets]
+
+
+def check(path: Path) -> None:
+    """Refuses what is no file, or of no kind that can be read, before anything slow begins."""
+    if path.suffix not in SUFFIXES:
+        ending = f"the name ends in {path.suffix}" if path.suffix else "the name has no ending"
+        raise DataError(path, f"{ending}; readable are {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise DataError(path, "it is a folder" if path.is_dir() else "there is no such file")
 
 
 def decoded(path: Path) -> str:
@@ -85,7 +93,7 @@ def decoded(path: Path) -> str:
 def paragraphs(text: str) -> Iterator[tuple[int, str]]:
     """(line, text) of what stands between blank lines."""
     at = 0
-    for gap in [*re.finditer(r"\n[ \t]*(?:\n[ \t]*)+", text), None]:
+    for gap in [*re.finditer(r"\n(?:[ \t]*\n)+", text), None]:
         end = gap.start() if gap else len(text)
         if text[at:end].strip():
             yield text.count("\n", 0, at) + 1, text[at:end].strip("\n")

@@ -1,0 +1,1 @@
+"""`goldsmith finetune`: LoRA on the experts of a mixture-of-experts model."""

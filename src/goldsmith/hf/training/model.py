@@ -1,0 +1,183 @@
+"""The model and its tokenizer from a folder or a hub name, with LoRA on its experts; and its adapter to a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .checkpoint import UNFINISHED
+from .errors import TrainingError
+from .options import Options
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model to be trained, and its trained parameters by name; each is in the optimizer once."""
+
+    model: Any
+    parameters: dict[str, nn.Parameter]
+
+
+def tokenizer(name: str) -> Any:
+    """Raises TrainingError when there is none."""
+    from transformers import AutoTokenizer
+
+    _check_path(name)
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
+
+
+def load(options: Options, progress: Progress | None = None) -> Loaded:
+    """Seeds torch, loads, packs the experts, attaches LoRA, and freezes all else. Raises TrainingError with the reason.
+
+    A folder of safetensors files is streamed: no more than one layer's experts exist unpacked.
+    """
+    from .. import convert
+
+    _check_path(options.model)
+    torch.manual_seed(options.seed)
+    lora = {
+        "rank": options.rank,
+        "alpha": options.alpha,
+        "targets": options.targets,
+        "dropout": options.dropout,
+        "shared_a": options.shared_a,
+    }
+    try:
+        bare, folder = _skeleton(options)
+        model: Any = convert(
+            bare,
+            format=options.format,
+            group_size=options.group_size,
+            lora=lora,
+            partitions=options.partitions,
+            checkpoint=folder,
+            progress=progress,
+        )
+        _attention(model, options)
+    except (OSError, ValueError, TypeError) as error:
+        raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
+    if options.train_router:
+        for name, parameter in routers(model).items():
+            if parameter.dtype != torch.float32:
+                raise TrainingError(f"--train-router trains {name} itself, in float32: give --dtype fp32 with it.")
+            parameter.requires_grad_(True)
+    if options.checkpointing:
+        checkpoint_layers(model)
+    return Loaded(model, {name: p for name, p in model.named_parameters() if p.requires_grad})
+
+
+def checkpoint_layers(model: Any, on: bool = True) -> None:
+    """Recompute each layer's activations in the backward, or no more."""
+    kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"  # before transformers 5.23
+    if on:
+        getattr(model, f"{kind}_checkpointing_enable")(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})
+    else:
+        getattr(model, f"{kind}_checkpointing_disable")()
+
+
+def _skeleton(options: Options) -> tuple[Any, str | None]:
+    """The model, and the folder that its weights are still to be read from, or None when they are in it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    dtype, folder = DTYPES[options.dtype], Path(options.model)
+    if not (folder.is_dir() and any(folder.glob("*.safetensors"))):
+        return AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype), None
+    config = AutoConfig.from_pretrained(options.model)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.config._name_or_path = str(folder)
+    return model, str(folder)
+
+
+def _attention(model: Any, options: Options) -> None:
+    """LoRA on linear layers by name, which is peft's own."""
+    if not options.lora_modules:
+        return
+    from peft import LoraConfig, inject_adapter_in_model
+
+    before = {name for name, p in model.named_parameters() if p.requires_grad}
+    config = LoraConfig(
+        r=options.rank,
+        lora_alpha=int(options.alpha) if options.alpha == int(options.alpha) else options.alpha,  # type: ignore[arg-type]
+        lora_dropout=options.dropout,
+        target_modules=list(options.lora_modules),
+    )
+    inject_adapter_in_model(config, model)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name or name in before:
+            parameter.requires_grad_(True)
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+
+
+def routers(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of the modules that choose experts: `gate` or `router` beside `experts`."""
+    from ..convert import converted_modules
+
+    beside = {path.rpartition(".")[0] for path in converted_modules(model)}
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if re.sub(r"\.(gate|router)\.[^.]+$", "", name) in beside
+    }
+
+
+def save_adapter(loaded: Loaded, folder: Path) -> None:
+    """peft's two files, each whole or as it was before; a trained router stands in them under `modules_to_save`."""
+    from .. import save_adapter as write
+
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"{UNFINISHED}adapter"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        write(loaded.model, temporary)
+        trained = {name: p for name, p in routers(loaded.model).items() if name in loaded.parameters}
+        if trained:
+            _add_routers(temporary, trained)
+        for name in ADAPTER:
+            os.chmod(temporary / name, 0o644)
+            os.replace(temporary / name, folder / name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _add_routers(folder: Path, trained: dict[str, nn.Parameter]) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(folder / ADAPTER[0], "pt") as file:
+        names, metadata = list(file.keys()), file.metadata()
+        tensors = {name: file.get_tensor(name).clone() for name in names}
+    for name, parameter in trained.items():
+        tensors[f"base_model.model.{name}"] = parameter.detach().cpu().contiguous()
+    save_file(tensors, folder / ADAPTER[0], metadata)
+    config = json.loads((folder / ADAPTER[1]).read_text())
+    config["modules_to_save"] = sorted({".".join(name.split(".")[-3:-1]) for name in trained})
+    (folder / ADAPTER[1]).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _check_path(name: str) -> None:
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+        raise TrainingError(f"MODEL {name}: there is no such folder.")
+
+
+def _first(error: BaseException) -> str:
+    """The first paragraph of what another library says."""
+    text = str(error).strip().partition("\n\n")[0]
+    return " ".join(text.split()) or type(error).__name__

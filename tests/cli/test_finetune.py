@@ -1,0 +1,276 @@
+"""`goldsmith finetune`: from a text to an adapter that stock peft loads, however the way there is interrupted."""
+
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+pytest.importorskip("peft", reason="comes with the extra hf")
+
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from cli.finetune_tools import VERSE, saved_model
+from goldsmith.cli import app
+from goldsmith.cli.finetune.show import Shown
+from goldsmith.hf.training import accounting, page
+from goldsmith.hf.training.data import cut, read
+from goldsmith.hf.training.journal import rows
+from goldsmith.hf.training.loss import summed_loss
+from goldsmith.hf.training.packing import Stream
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model and two texts."""
+    folder = tmp_path_factory.mktemp("finetune")
+    saved_model(folder / "model")
+    (folder / "verse.txt").write_text(VERSE)
+    (folder / "held.txt").write_text(VERSE.upper())
+    return folder
+
+
+def command(place, output, *more):
+    """The words of a small run."""
+    words = ["finetune", place / "model", "--data", place / "verse.txt", "--output", output, "--lr", "0.01"]
+    words += ["--seq-len", "128", "--batch-size", "2", "--save-every", "2", "--dropout", "0.1", "--threads", "1"]
+    words += [] if "--steps" in more or "--epochs" in more else ["--steps", STEPS]
+    return [str(word) for word in [*words, *more]]
+
+
+def run(*words):
+    return CliRunner().invoke(app, list(words))
+
+
+def finished(place, output, *more):
+    result = run(*command(place, output, *more))
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def adapter(folder):
+    return load_file(folder / "adapter_model.safetensors")
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """A run that nobody disturbs."""
+    finished(place, place / "whole")
+    return place / "whole"
+
+
+def held_out_loss(model, place):
+    tokenizer = AutoTokenizer.from_pretrained(place / "model")
+    documents = cut("held", read(place / "held.txt", tokenizer), 128).documents
+    stream = Stream(documents, 128, packed=True, seed=0)
+    with torch.no_grad():
+        return summed_loss(model.eval(), stream.batch(0, len(stream))) / sum(d.targets for d in documents)
+
+
+def plain_model(place):
+    model = AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
+    model.set_experts_implementation("eager")
+    return model
+
+
+def test_the_loss_falls_and_stock_peft_reads_the_adapter(place, tmp_path):
+    more = (
+        "--lora-modules",
+        "q_proj,v_proj",
+        "--train-router",
+        "--eval-data",
+        str(place / "held.txt"),
+        "--grad-accum",
+        "2",
+    )
+    result = finished(place, tmp_path, *more, "--json", "--steps", "12")
+    said = json.loads(result.stdout)
+    assert said["status"] == "trained" and said["loss"]["last"] < said["loss"]["first"] - 0.1
+    logged = rows(tmp_path / "log.jsonl")
+    assert [row["step"] for row in logged if "loss" in row] == list(range(1, 13))
+    assert {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "seconds"} == logged[1].keys()
+    record = json.loads((tmp_path / "run.json").read_text())
+    trained = record["trained_parameters"]
+    assert trained["total"] == trained["expert_lora"] + trained["attention_lora"] + trained["router"]
+    assert trained["router"] == 2 * 4 * 32 and record["options"]["lora_modules"] == ["q_proj", "v_proj"]
+    peft = PeftModel.from_pretrained(plain_model(place), tmp_path)
+    torch.testing.assert_close(held_out_loss(peft, place), torch.tensor(said["eval_loss"]["last"]))
+    assert said["eval_loss"]["first"] == pytest.approx(float(held_out_loss(plain_model(place), place)), rel=1e-5)
+    ids = torch.tensor([[5, 6, 7]])
+    assert peft.generate(input_ids=ids, max_new_tokens=3, min_new_tokens=3, do_sample=False).shape == (1, 6)
+
+
+def test_after_kill_9_the_same_command_ends_with_the_same_bits(place, whole, tmp_path):
+    child = os.fork()
+    if child == 0:
+        run(*command(place, tmp_path))
+        os._exit(0)
+    while len(rows(tmp_path / "log.jsonl")) < 3:
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    result = finished(place, tmp_path)
+    assert re.search(r"Goes on after step [24] of 6", result.output)
+    assert same(adapter(tmp_path), adapter(whole))
+    assert [row["loss"] for row in rows(tmp_path / "log.jsonl")] == [row["loss"] for row in rows(whole / "log.jsonl")]
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(place, whole, tmp_path, monkeypatch):
+    real = Shown.row
+
+    def row(self, told):
+        real(self, told)
+        if told["step"] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Shown, "row", row)
+    result = run(*command(place, tmp_path))
+    assert result.exit_code == 130
+    assert "Stopped after step 3 of 6. The same command goes on from there." in result.output
+    assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000002", "step-000003"]
+    assert (tmp_path / "adapter_model.safetensors").exists()
+    monkeypatch.undo()
+    finished(place, tmp_path)
+    assert same(adapter(tmp_path), adapter(whole))
+
+
+def test_what_is_done_is_not_done_again(place, whole):
+    before = (whole / "log.jsonl").read_text()
+    assert "All 6 steps are done already." in finished(place, whole).output
+    assert (whole / "log.jsonl").read_text() == before
+
+
+def test_a_changed_option_that_alters_the_result_is_refused_by_name(place, whole):
+    words = ("--rank", "4", "--targets", "down", "--steps", "7", "--grad-accum", "2")
+    result = run(*command(place, whole, *words))
+    text = " ".join(result.output.split())
+    assert result.exit_code == 2 and "Traceback" not in text
+    for said in ("--rank was 8 and is 4", "--targets was gate,up,down and is down", "--grad-accum was 1 and is 2"):
+        assert said in text
+    assert "--steps or --epochs was 6 and is 7" in text and "--resume never" in text
+
+
+def test_options_that_do_not_alter_the_result_may_change(place, whole, tmp_path):
+    words = ("--steps", "2", "--schedule", "constant", "--warmup", "1", "--no-pack")
+    finished(place, tmp_path, *words)
+    more = ("--save-every", "1", "--keep", "3", "--checkpointing", "--eval-data", str(place / "held.txt"))
+    finished(place, tmp_path, *words[2:], *more, "--steps", "4")
+    finished(place, tmp_path / "other", *words[2:], "--steps", "4")
+    assert same(adapter(tmp_path), adapter(tmp_path / "other"))
+
+
+def test_data_that_has_changed_is_refused(place, tmp_path):
+    data = tmp_path / "mine.txt"
+    data.write_text(VERSE)
+    words = command(place, tmp_path / "out", "--steps", "1")
+    words[words.index("--data") + 1] = str(data)
+    assert run(*words).exit_code == 0
+    data.write_text(VERSE + "One line more.\n")
+    assert "the content of --data is another" in " ".join(run(*words).output.split())
+
+
+def test_a_dry_run_counts_and_trains_nothing(place, tmp_path):
+    result = finished(place, tmp_path / "none", "--dry-run", "--json", "--format", "int8", "--shared-a")
+    said = json.loads(result.stdout)
+    layer = 4 * 8 * (32 + 2 * 16 + 16 + 32)
+    assert said["status"] == "dry run" and said["trained_parameters"]["total"] == 2 * layer
+    assert said["format"] == "int8" and said["bytes"]["optimizer"] == 3 * 4 * 2 * layer
+    assert 0 < said["bytes"]["experts"] < 2 * 4 * 3 * 16 * 32 * 2 + 2**17
+    assert not (tmp_path / "none").exists()
+    shown = " ".join(finished(place, tmp_path / "none", "--dry-run").output.split())
+    assert "expert LoRA, gate 3,072" in shown and "all, as in the optimizer 9,216" in shown
+    assert "Memory allows" not in shown  # the batch is a whole step already
+
+
+def test_a_batch_is_proposed_that_fits_into_memory():
+    assert accounting.propose(row=10.0, window=12, free=100.0) == (6, 2)
+    assert accounting.propose(row=10.0, window=12, free=1e9) == (12, 1)
+    assert accounting.propose(row=100.0, window=12, free=100.0) is None
+
+
+def test_the_measured_activations_grow_with_the_rank_and_not_with_the_base(place, tmp_path):
+    def measured(*more):
+        words = ("--dry-run", "--json", *more)
+        return json.loads(finished(place, tmp_path / "none", *words).stdout)["bytes"]["activations"]
+
+    plain = measured()
+    assert plain == measured("--format", "fp32") > measured("--checkpointing") > 0
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        (("--epochs", "1", "--steps", "1"), "--steps and --epochs exclude one another"),
+        (("--targets", "gate,side"), "--targets is gate,side; expected any of gate, up, down"),
+        (("--dropout", "1"), "--dropout is 1.0; expected 0 or more, below 1"),
+        (("--lr", "0"), "--lr is 0.0; expected a number above 0"),
+        (("--device", "cuda"), "--device cuda: experts are fine-tuned on the CPU"),
+        (("--format", "int4", "--group-size", "24"), "group_size"),
+        (("--lora-modules", "nosuch"), "nosuch"),
+        (("--train-router", "--dtype", "bf16"), "--train-router trains model.layers.0.mlp.gate.weight itself"),
+        (("--resume", "nosuch"), "nosuch is no checkpoint: state.json is missing"),
+        (("--data", "nosuch.txt"), "nosuch.txt: there is no such file"),
+        (("--eval-data", "nosuch.csv"), "nosuch.csv: the name ends in .csv"),
+        (("--data", "README"), "README: the name has no ending"),
+    ],
+)
+def test_a_mistake_is_one_readable_paragraph_and_status_2(place, tmp_path, more, said):
+    result = run(*command(place, tmp_path / "out", *more))
+    assert result.exit_code == 2, result.output
+    assert said in " ".join(result.output.split())
+    assert "Traceback" not in result.output and isinstance(result.exception, SystemExit)
+
+
+def test_a_model_or_an_output_that_cannot_be_is_named(place, tmp_path):
+    words = command(place, tmp_path / "out")
+    words[1] = str(tmp_path / "nothing" / "here")
+    assert f"MODEL {words[1]}: there is no such folder." in " ".join(run(*words).output.split())
+    (tmp_path / "file").write_text("")
+    result = run(*command(place, tmp_path / "file"))
+    assert result.exit_code == 2 and "cannot be written" in " ".join(result.output.split())
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_step_and_module(place, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(place / "model")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight[0, 0] = torch.inf
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(place / "model").save_pretrained(tmp_path / "model")
+    words = command(place, tmp_path / "out")
+    words[1] = str(tmp_path / "model")
+    result = run(*words, "--json")
+    assert result.exit_code == 1
+    assert re.search(r"Step 1: the loss is nan\..*is in model\.layers\.1\.self_attn\.o_proj", result.output)
+    assert json.loads(result.stdout)["status"] == "diverged"
+
+
+def test_the_page_stands_alone_and_shows_the_curves(whole):
+    text = (whole / "loss.html").read_text()
+    assert "<script" not in text and "http" not in re.sub(r"http-equiv", "", text)
+    assert "prefers-color-scheme: dark" in text and text.count("<svg") == 4
+    assert "in 6 steps." in text and "expert LoRA, gate" in text
+    assert (
+        page.headline([(k, 2.0 - k / 10) for k in range(1, 6)], 9)
+        == "The loss fell from 1.900 to 1.500 in 5 of 9 steps."
+    )
+
+
+def test_every_option_explains_itself():
+    result = run("finetune", "--help")
+    shown = re.sub(r"[│╭╮╰╯─\s]+", " ", result.output)
+    assert result.exit_code == 0 and "adapter for peft" in shown
+    for word in "--output --eval-data --format --group-size --rank --alpha --targets --shared-a --dropout".split():
+        assert word in shown
