@@ -63,6 +63,19 @@ def leaves(x, k):
     return x * k + 1
 
 
+def talks(x, k):
+    print("words of the first", file=sys.stderr, flush=True)
+    return x * k + 1
+
+
+def dies_in_silence(x, k):
+    os._exit(3)
+
+
+def two(x, k):
+    return x * k + 1, x
+
+
 def slow_and_wrong(x, k, seen=[]):  # noqa: B006  counts its own calls
     """Says, on its tenth call, that enough is known to be interrupted."""
     seen.append(1)
@@ -108,5 +121,8 @@ nameless = [assay.Target(lambda x, k: x * k + 1, golden, cases=rows) for _ in ra
 partial = assay.Target(functools.partial(scaled), golden, cases=rows)
 little = assay.Target(off_by_little, golden, cases=rows, dtypes=(torch.bfloat16,))
 slow = assay.Target(slow_and_wrong, golden, cases=rows)
+talkative = assay.Target(talks, golden, cases=rows)
+silent = assay.Target(dies_in_silence, golden, cases=rows)
+misdeclared = assay.Target(two, golden, cases=rows, outputs=("y", "z"))
 several = [target, talking]
 not_a_target = 3

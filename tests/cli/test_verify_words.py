@@ -50,6 +50,35 @@ def test_whatever_ends_its_process_is_told_in_the_last_sentence_and_loses_nothin
     assert [{row["case"] for row in p["report"]["rows"]} for p in proofs[:3]] == [{"rows[T=1]"}] * 3
 
 
+def test_each_target_is_told_by_its_own_words_and_a_declaration_is_no_fault_of_the_machine(tmp_path):
+    page = tmp_path / "page.html"
+    names = [f"own_kernels:{name}" for name in ("talkative", "silent", "misdeclared")]
+    result = CliRunner().invoke(app, ["verify", *names, "--jobs", "1", "--html", str(page)])
+    said = words(result.stdout)
+    assert "the process ended with status 3 while the candidate ran" in said
+    assert "words of the first" not in said, "another target said that, in the same worker"
+    assert "two declared wrongly" in said and "cannot run here" not in said
+    assert "two: outputs: the golden returned 1 result, declared are 2: y, z" in said
+    assert "1 target declared wrongly" in said and "1 target declared wrongly" in page.read_text()
+    only = [merge.Proof("op", "", "cpu", [Job("a", "float32", "a")], problem="op: outputs", done=1)]
+    fine = merge.Proof("b", "", "cpu", [Job("a", "float32", "a")], reports=[Report("b", cases=["a"])], done=1)
+    assert "Everything holds" not in show.conclusion(command.Outcome([*only, fine], {}))
+
+
+def test_where_a_module_declares_a_target_wrongly_is_said_not_that_it_is_the_one_asked_for(monkeypatch, tmp_path):
+    (tmp_path / "several_declared.py").write_text(
+        "from goldsmith import assay\n"
+        "right = assay.Target(lambda x: x, lambda x: x, cases={'x': 1.0})\n"
+        "wrong = assay.Target(lambda z: z, lambda x: x, cases={'x': 1.0})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    request = {"backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
+    asked = {"do": "plan", "names": ["several_declared:right"], **request}
+    problem = work.Session().answer(asked)["problem"]
+    assert "several_declared:right: a target is declared wrongly (" in problem
+    assert "several_declared.py, line 3): candidate: <lambda> takes 'z'" in problem
+
+
 def test_what_a_worker_said_last_is_found_in_a_report_that_was_cut():
     cut = pool.Died("by signal 11", 'in deep\n  File "a.py", line 3 in f\nExtension modules: numpy, torch (total: 2)')
     assert cut.last_line == "in deep"

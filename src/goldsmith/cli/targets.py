@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -178,7 +180,7 @@ def load_targets(name: str) -> list[Target]:
     try:
         module = importlib.import_module(module_name)
     except TargetError as error:
-        raise UnknownName(f"{name}: the target is declared wrongly: {error}") from error
+        raise UnknownName(f"{name}: a target is declared wrongly{_declared(error)}: {error}") from error
     except Exception as error:  # a stranger's module may raise anything when imported; the user must see what
         raise UnknownName(_import_failed(name, module_name, error)) from error
     try:
@@ -202,6 +204,16 @@ def _named(target: Target, source: str, number: int) -> Target:
     if not target.nameless:
         return target
     return replace(target, name=f"{source}#{number}" if number else source)
+
+
+def _declared(error: TargetError) -> str:
+    """Where the target is declared that an import stopped at: the module may declare several."""
+    lines = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    own = [f"{file}, line {line}" for file, line in lines if not any(part in file for part in _NOT_THEIRS)]
+    return f" ({own[-1]})" if own else ""
+
+
+_NOT_THEIRS = ("<", "importlib", f"{os.sep}goldsmith{os.sep}assay{os.sep}", f"{os.sep}goldsmith{os.sep}cli{os.sep}")
 
 
 def _import_failed(name: str, module_name: str, error: BaseException) -> str:

@@ -99,7 +99,10 @@ def summary(entries: Sequence[Entry]) -> dict[str, str]:
     runs = sum(len({(r.case, r.run) for r in e.report.rows}) for e in run if e.report)
     counts = f"{view.count(operators, 'operator')}, {view.count(len(run), 'proof')}, {view.count(cases, 'case')}"
     counts += f", {view.count(runs, 'run')}"
-    absent = len(entries) - len(run)
+    misdeclared = sum(e.misdeclared for e in entries)
+    absent = len(entries) - len(run) - misdeclared
+    if misdeclared:
+        counts += f"; {view.count(misdeclared, 'target')} declared wrongly"
     if absent:
         counts += f"; {view.count(absent, 'proof')} could not be made here"
     if failed:

@@ -34,6 +34,7 @@ class Entry:
     report: Report | None = None
     reason: str = ""
     how: str = ""  # "interpreter", where kernels did not run on their device
+    misdeclared: bool = False  # the reason is a mistake in the declaration, not this machine
 
     @property
     def name(self) -> str:

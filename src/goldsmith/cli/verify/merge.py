@@ -72,7 +72,8 @@ class Proof:
             reason = next(iter(self.skipped.values()))
         if not reason and not self.complete:
             reason = f"{INTERRUPTED} before its first case was finished"
-        return Entry(self.operator, self.backend, None, reason or "it has no cases")
+        misdeclared = bool(self.problem)
+        return Entry(self.operator, self.backend, None, reason or "it has no cases", misdeclared=misdeclared)
 
     def report(self) -> Report:
         planned = {job.label: k for k, job in enumerate(self.jobs)}  # workers finish in any order

@@ -64,6 +64,7 @@ class _Worker:
     threads: int
     job: Any = None
     ready: bool = False
+    said: int = 0  # bytes of stderr from before its present job
     process: subprocess.Popen = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +99,7 @@ class _Worker:
     def send(self, message: dict[str, Any]) -> None:
         if self.process.stdin is None:
             return
+        self.said = os.fstat(self.stderr.fileno()).st_size
         try:
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
@@ -114,7 +116,7 @@ class _Worker:
                 name = "unknown"
             how = f"by signal {-status} ({name})"
         self.stderr.seek(0, os.SEEK_END)
-        self.stderr.seek(max(0, self.stderr.tell() - LAST_WORDS))
+        self.stderr.seek(max(self.said, self.stderr.tell() - LAST_WORDS))  # what other targets said is not its own
         words = self.stderr.read().decode(errors="replace").strip()
         self.close()
         return Died(how, words)

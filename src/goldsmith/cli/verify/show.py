@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WORDS = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "reference_fault": "[bold red]REFERENCE[/]"}
 WORDS |= {"partial": "[yellow]not finished[/]", "absent": "[dim]cannot run here[/]"}
+MISDECLARED = "[yellow]declared wrongly[/]"
 CASES_SHOWN = 3
 
 
@@ -76,7 +77,7 @@ class Watcher:
 
 def _line(proof: Proof) -> str:
     entry = proof.entry()
-    word = WORDS[entry.verdict]
+    word = WORDS[entry.verdict] if entry.report is not None else _why_none(entry)
     seconds = sum(r.seconds for r in proof.reports)
     cases = judged_cases(entry.report) if entry.report is not None else len(proof.jobs)
     return f"{word}  {escape(proof.name)}  [dim]{count(cases, 'case')}, {duration(seconds)}[/]"
@@ -96,7 +97,7 @@ def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
         last = entry.operator
         backend = escape(entry.backend) + (f" [dim]({hows[entry.name]})[/]" if hows.get(entry.name) else "")
         if entry.report is None:
-            table.add_row(operator, backend, WORDS["partial" if INTERRUPTED in entry.reason else "absent"], "", "", "")
+            table.add_row(operator, backend, _why_none(entry), "", "", "")
             continue
         right = sum(s in ("ok", "quality") for s in case_states(entry.report).values())
         table.add_row(
@@ -108,6 +109,13 @@ def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
             duration(entry.report.seconds),
         )
     return table
+
+
+def _why_none(entry: Entry) -> str:
+    """In the place of a verdict."""
+    if entry.misdeclared:
+        return MISDECLARED
+    return WORDS["partial" if INTERRUPTED in entry.reason else "absent"]
 
 
 def left_out(proofs: Sequence[Proof]) -> list[str]:
@@ -133,6 +141,8 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
     notes: dict[str, int] = {}
     poor = 0
     for entry in entries:
+        if entry.misdeclared:
+            continue  # said by itself, as what the user can mend
         if entry.report is None:
             reasons.setdefault(entry.reason, []).append(entry.name)
             continue
@@ -182,18 +192,21 @@ def conclusion(outcome: Outcome) -> str:
     made = [e for e in entries if e.report is not None]
     failed = [e for e in made if e.failed]
     unfinished = [e for e in entries if e.verdict == "partial" or INTERRUPTED in e.reason]
-    absent = len(entries) - len(made)
+    misdeclared = sum(e.misdeclared for e in entries)
+    absent = len(entries) - len(made) - misdeclared
     cases = sum(judged_cases(e.report) for e in made if e.report)
     counted = f"{count(len(made), 'proof')}, {count(cases, 'case')}, {duration(outcome.seconds)} in all"
     if absent and not unfinished:
         counted += f"; {count(absent, 'proof')} cannot be made on this machine"
+    if misdeclared:
+        counted += f"; {count(misdeclared, 'target')} declared wrongly"
     if outcome.interrupted:
         counted += "; interrupted"
     elif outcome.broken:
         counted += "; ended early: no worker process was left"
     if failed:
         return f"[bold red]{len(failed)} of {count(len(made), 'proof')} failed[/]{_deaths(failed)} [dim]({counted})[/]"
-    if unfinished or outcome.broken:
+    if unfinished or outcome.broken or misdeclared:
         return f"[yellow]Nothing wrong in what was finished[/] [dim]({counted})[/]"
     if not made:
         return "[yellow]Nothing was proved: no backend asked for can run here[/]"
