@@ -1,0 +1,205 @@
+"""load_adapter: an adapter of peft's, read into the LoRA of converted experts."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ..experts import LoRA
+from . import adapters
+from .adapters import Half, Pair
+from .convert import converted_modules, freeze_the_rest
+from .modules import ConvertedExperts
+from .save import CONFIG, DOWN, GATE_UP, RANKS, ROOT, WEIGHTS, stripped
+
+
+def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
+    """Reads an adapter of peft's into a converted model, its experts' part as `experts.LoRA`; returns the model.
+
+    Any adapter with `target_parameters` on the experts, ours or stock peft's. A LoRA of the same ranks and scalings is
+    written in place, so that an optimizer keeps its tensors; others are replaced: make the optimizer afterwards. What
+    targets other modules (attention) is put in by peft itself, trainable. A model converted without `lora` gets its
+    first LoRA here, and all else is frozen, as `convert` does it. Raises ValueError for files that are not
+    there, damaged, for another model, or with what the experts cannot take, and then leaves the model as it was.
+    """
+    modules = converted_modules(model)
+    if not modules:
+        raise ValueError(
+            "goldsmith.hf.load_adapter: no experts of this model are converted: goldsmith.hf.convert(model) first, or "
+            "peft.PeftModel.from_pretrained for the plain model"
+        )
+    folder = Path(directory)
+    config, tensors, ranks = _read(folder)
+    planned: dict[str, tuple[dict[str, Pair], dict[str, float], bool]] = {}
+    used: set[str] = set()
+    for path, module in modules.items():
+        halves = _halves_of_file(folder, config, tensors, stripped(path), module, used)
+        if halves:
+            planned[path] = _factors(module, halves, ranks.get(stripped(path)))
+    rest = {name: t for name, t in tensors.items() if name not in used}
+    strange = [name for name in rest if ".experts." in name]
+    if strange or not planned:
+        what = f"{strange[0]} has no place in this model" if strange else "it holds nothing for this model's experts"
+        raise ValueError(f"{folder}: {what}; its target_parameters are {config.get('target_parameters')}")
+    if rest:
+        _inject(model, config, rest)
+    had_none = all(module.lora is None for module in modules.values())
+    for path, (factors, scaling, shared) in planned.items():
+        _put(modules[path], factors, scaling, shared)
+    if had_none:
+        freeze_the_rest(model)
+    return model
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, tuple[int, int]]]:
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise ValueError(f"goldsmith.hf.load_adapter: {folder} has no {name}: not the folder of a peft adapter")
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG}: not JSON: {error}") from error
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; experts take 'LORA'")
+    for key in ("use_dora", "lora_bias"):
+        if config.get(key):
+            raise ValueError(f"{folder / CONFIG}: {key} is set, which neither peft nor goldsmith has for experts")
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{folder / WEIGHTS}: not a whole safetensors file: {error}") from error
+    ranks = {path: (pair[0], pair[1]) for path, pair in json.loads(metadata.get(RANKS, "{}")).items()}
+    return config, tensors, ranks
+
+
+def _halves_of_file(
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    where: str,
+    module: ConvertedExperts,
+    used: set[str],
+) -> dict[str, Half]:
+    """What the file has for the experts at `where`; the wrappers nest, gate_up_proj inside."""
+    outer, inner = f"{ROOT}{where}.", f"{ROOT}{where}.base_layer."
+    found = {}
+    if f"{inner}lora_A.weight" in tensors:
+        found = {GATE_UP: inner, DOWN: outer}
+    elif f"{outer}lora_A.weight" in tensors:
+        only = [
+            t.rpartition(".")[2] for t in config.get("target_parameters") or () if f"{where}.".endswith(f"{_owner(t)}.")
+        ]
+        if len(only) != 1 or only[0] not in (GATE_UP, DOWN):
+            raise ValueError(f"{folder / CONFIG}: target_parameters {only} do not say whose {outer}lora_A.weight is")
+        found = {only[0]: outer}
+    form, halves = module.form, {}
+    for name, stem in found.items():
+        inputs, outputs = (
+            (form.hidden_size, 2 * form.intermediate_size)
+            if name == GATE_UP
+            else (form.intermediate_size, form.hidden_size)
+        )
+        a, b = (tensors.get(f"{stem}lora_{which}.weight") for which in "AB")
+        if a is None or b is None:
+            raise ValueError(
+                f"{folder / WEIGHTS}: {stem}lora_A.weight and lora_B.weight belong together, and one is missing"
+            )
+        r = a.shape[0] // form.num_experts
+        wanted = ([r * form.num_experts, inputs], [outputs, r * form.num_experts])
+        if [list(a.shape), list(b.shape)] != list(wanted):
+            raise ValueError(
+                f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} and lora_B.weight {list(b.shape)} are for "
+                f"other experts; wanted [r*{form.num_experts}, {inputs}] and [{outputs}, r*{form.num_experts}]"
+            )
+        used |= {f"{stem}lora_A.weight", f"{stem}lora_B.weight"}
+        halves[name] = Half(*adapters.from_peft(a, b, form.num_experts), _scaling(config, f"{where}.{name}", r))
+    return halves
+
+
+def _owner(target: str) -> str:
+    return target.rpartition(".")[0]
+
+
+def _scaling(config: dict[str, Any], name: str, rank: int) -> float:
+    """alpha / r, or alpha / sqrt(r), with peft's rules for the patterns: the first that matches the end of the name."""
+
+    def of(pattern: str, otherwise: Any) -> Any:
+        given = config.get(pattern) or {}
+        return next((v for key, v in given.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
+
+    alpha = of("alpha_pattern", config["lora_alpha"])
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _factors(
+    module: ConvertedExperts, halves: dict[str, Half], ranks: tuple[int, int] | None
+) -> tuple[dict[str, Pair], dict[str, float], bool]:
+    factors: dict[str, Pair] = {}
+    scaling: dict[str, float] = {}
+    if GATE_UP in halves:
+        factors |= adapters.split(halves[GATE_UP], ranks, interleaved=module.form.interleaved)
+        scaling |= {name: halves[GATE_UP].scaling for name in factors}
+    shared = "gate" in factors and "up" in factors and factors["gate"][0] is factors["up"][0]
+    if DOWN in halves:
+        factors["down"] = (halves[DOWN].a, halves[DOWN].b)
+        scaling["down"] = halves[DOWN].scaling
+    return factors, scaling, shared
+
+
+def _put(module: ConvertedExperts, factors: dict[str, Pair], scaling: dict[str, float], shared: bool) -> None:
+    """Into the LoRA that is there if it is of this kind; else a new one takes its place."""
+    form, old = module.form, module.lora
+    rank = {name: a.shape[1] for name, (a, _) in factors.items()}
+    same = (
+        old is not None
+        and old.shared_a == shared
+        and dict(old.scaling) == scaling
+        and {name: a.shape[1] for name, (a, _) in old.factors().items()} == rank
+    )
+    if not same:
+        like = next(iter(factors.values()))[0]
+        old = LoRA(
+            form.num_experts,
+            form.hidden_size,
+            form.intermediate_size,
+            rank=rank,
+            alpha={name: scaling[name] * rank[name] for name in factors},
+            targets=tuple(factors),
+            dropout=0.0 if old is None else old.dropout,
+            shared_a=shared,
+            dtype=like.dtype,
+        )
+        module.lora = old.train(module.training)
+    if old is None:
+        raise ValueError("goldsmith.hf.load_adapter: no LoRA to write into")
+    with torch.no_grad():
+        for name, (a, b) in factors.items():
+            ours = old.factors()[name]
+            ours[0].copy_(a)
+            ours[1].copy_(b)
+
+
+def _inject(model: Any, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """The part on other modules (attention), by peft, in place; peft freezes what is not its own, so that is undone."""
+    from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if not getattr(model, "peft_config", None):
+        own = {key: value for key, value in config.items() if key in LoraConfig.__dataclass_fields__}
+        own |= {"target_parameters": None, "inference_mode": False}
+        inject_adapter_in_model(LoraConfig(**own), base)
+    for parameter in trainable:
+        parameter.requires_grad_(True)
+    told: Any = set_peft_model_state_dict(base, {name.removeprefix(ROOT): t for name, t in tensors.items()})
+    if told.unexpected_keys:
+        raise ValueError(f"goldsmith.hf.load_adapter: {told.unexpected_keys[0]} has no place in this model")

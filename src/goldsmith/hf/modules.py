@@ -1,0 +1,31 @@
+"""What `convert` puts in the place of an experts module."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..experts import Experts, LoRA
+from ..experts.packed import PackedExperts
+from .dispatch import weights_like, without_sentinels
+from .forms import Form
+
+
+class ConvertedExperts(Experts):
+    """`experts.Experts` under the call of transformers' experts modules: y = moe(x) over a packed base.
+
+    forward(hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k]) -> [T, H] in the dtype of hidden_states. Its
+    parameters are the LoRA's alone. `form` says how the model's own weights lay, which adapters in peft's files follow.
+    """
+
+    def __init__(
+        self, base: PackedExperts, lora: LoRA | None, *, form: Form, expert_parallel: bool, backend: str = "auto"
+    ) -> None:
+        super().__init__(base, lora, **form.options(), backend=backend)
+        self.nbytes = base.nbytes
+        self.form = form
+        self.num_experts = form.num_experts
+        self._is_expert_parallel = expert_parallel
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        ids = without_sentinels(top_k_index, self.num_experts, self._is_expert_parallel)
+        return super().forward(hidden_states, ids, weights_like(top_k_weights, hidden_states))

@@ -1,0 +1,169 @@
+"""save_adapter: the experts' LoRA in peft's own files, adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from ..experts import LoRA
+from . import adapters
+from .adapters import Half
+from .convert import converted_modules
+from .modules import ConvertedExperts
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ROOT = "base_model.model."
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+RANKS = "goldsmith.ranks"  # metadata of the weights' file: the ranks that gate and up had before they became one pair
+
+
+def save_adapter(model: nn.Module, directory: str | Path) -> None:
+    """Writes the LoRA of `model`'s experts, and what peft has trained beside it, as one adapter of stock peft.
+
+    peft's own `PeftModel.from_pretrained(plain_model, directory)` gives the same merged weights, in float32 bit for bit
+    (where gate and up have different scalings: to a rounding). Dropout belongs to training and is written as 0, which
+    is all that peft takes for experts. Files are replaced whole, never half written. Raises ValueError when no experts
+    are converted or none has a LoRA, OSError when the disk refuses.
+    """
+    modules = {path: m for path, m in converted_modules(model).items() if m.lora is not None}
+    if not modules:
+        raise ValueError(
+            "goldsmith.hf.save_adapter: no experts of this model have a LoRA; convert it with lora={...} first"
+        )
+    tensors: dict[str, Tensor] = {}
+    halves: dict[str, Half] = {}
+    ranks: dict[str, tuple[int, int]] = {}
+    for path, module in modules.items():
+        where = stripped(path)
+        for name, half in _halves(module, ranks, where).items():
+            halves[f"{where}.{name}"] = half
+            both = module.lora is not None and name == GATE_UP and DOWN in _targets(module)
+            stem = f"{ROOT}{where}." + ("base_layer." if both else "")
+            tensors[f"{stem}lora_A.weight"], tensors[f"{stem}lora_B.weight"] = adapters.to_peft(half.a, half.b)
+    beside, config = _of_peft(model)
+    tensors |= beside
+    config = _config(config, halves, everywhere=len(modules) == len(converted_modules(model)))
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata = {"format": "pt", RANKS: json.dumps(ranks)}
+    blob = save({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}, metadata)
+    _write(folder / WEIGHTS, blob)
+    _write(folder / CONFIG, (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _targets(module: ConvertedExperts) -> list[str]:
+    """The parameters of the model that this LoRA adapts, in peft's words."""
+    factors = {name for name, (a, _) in _lora(module).factors().items() if a.shape[1]}
+    return [name for name, on in ((GATE_UP, factors & {"gate", "up"}), (DOWN, factors & {"down"})) if on]
+
+
+def _lora(module: ConvertedExperts) -> LoRA:
+    if module.lora is None:
+        raise ValueError("goldsmith.hf: these experts have no LoRA")
+    return module.lora
+
+
+def _halves(module: ConvertedExperts, ranks: dict[str, tuple[int, int]], where: str) -> dict[str, Half]:
+    lora, form = _lora(module), module.form
+    factors = {name: (a.detach(), b.detach()) for name, (a, b) in lora.factors().items()}
+    halves = {}
+    joined = adapters.join(
+        factors, lora.scaling, form.intermediate_size, interleaved=form.interleaved, shared=lora.shared_a
+    )
+    if joined is not None:
+        halves[GATE_UP] = joined
+        if not lora.shared_a:
+            gate, up = (factors[name][0].shape[1] if name in factors else 0 for name in ("gate", "up"))
+            ranks[where] = (gate, up)
+    if "down" in factors and factors["down"][0].shape[1]:
+        halves[DOWN] = Half(*factors["down"], lora.scaling["down"])
+    return halves
+
+
+def stripped(path: str) -> str:
+    """The path in the plain model: without peft's own wrapping."""
+    return path.removeprefix(ROOT)
+
+
+def _config(config: dict[str, Any], halves: dict[str, Half], everywhere: bool) -> dict[str, Any]:
+    """adapter_config.json: peft's, with the experts' parameters, ranks and scalings in it."""
+    short: dict[str, list[str]] = {}
+    for name in halves:  # "mlp.experts.down_proj" says every layer
+        short.setdefault(re.sub(r"^.*\.\d+\.", "", name) if everywhere else name, []).append(name)
+    first = next(iter(halves.values()))
+    rslora = bool(config.get("use_rslora"))
+    if not config["target_modules"]:
+        config |= {"r": first.rank, "lora_alpha": _number(first.scaling * first.rank)}
+    config["target_parameters"] = sorted(short)
+    for name, full in short.items():
+        kinds = {(halves[f].rank, halves[f].scaling) for f in full}
+        for target in [name] if len(kinds) == 1 else full:
+            half = halves[target if target in halves else full[0]]
+            alpha = _number(half.scaling * (math.sqrt(half.rank) if rslora else half.rank))
+            if half.rank != config["r"]:
+                config["rank_pattern"][target] = half.rank
+            if alpha != config["lora_alpha"]:
+                config["alpha_pattern"][target] = alpha
+    return config
+
+
+def _number(value: float) -> int | float:
+    return int(value) if float(value).is_integer() else float(value)
+
+
+def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What peft trains in this model by itself, and its config; an empty config where there is none."""
+    from peft import LoraConfig
+    from peft.utils import get_peft_model_state_dict
+
+    existing = getattr(model, "peft_config", {})
+    if len(existing) > 1:
+        raise ValueError(f"goldsmith.hf.save_adapter: the model has adapters {sorted(existing)}; one can be written")
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not existing:
+        config = LoraConfig(
+            target_modules=[], base_model_name_or_path=getattr(base.config, "_name_or_path", None) or None
+        )
+        tensors: dict[str, Tensor] = {}
+    else:
+        ((name, config),) = existing.items()
+        state = get_peft_model_state_dict(model, adapter_name=name)
+        ours = tuple(f"{path}." for path in converted_modules(model))
+        tensors = {f"{ROOT}{stripped(key)}": t for key, t in state.items() if not key.startswith(ours)}
+    written = {key: sorted(v) if isinstance(v, set) else v for key, v in config.to_dict().items()}
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if kind != "LORA":
+        raise ValueError(
+            f"goldsmith.hf.save_adapter: the adapter beside the experts is {kind}; only LoRA can be written with them"
+        )
+    task = getattr(config.task_type, "value", config.task_type)
+    if task is None and type(base).__name__.endswith("ForCausalLM"):
+        task = "CAUSAL_LM"
+    written |= {"peft_type": kind, "task_type": task, "lora_dropout": 0.0, "inference_mode": True}
+    written["rank_pattern"], written["alpha_pattern"] = (
+        dict(config.rank_pattern or {}),
+        dict(config.alpha_pattern or {}),
+    )
+    return tensors, written
+
+
+def _write(path: Path, blob: bytes) -> None:
+    """The whole file or none: written beside it, flushed to the disk, then renamed."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)

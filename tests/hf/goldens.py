@@ -1,0 +1,98 @@
+"""What a model with LoRA on its experts should compute: transformers' eager model with the merged weights put in.
+
+The golden runs in whatever dtype it is given. transformers takes norms, softmax and rotary angles to float32 by name;
+in a float64 run `Wide` takes them to float64.
+"""
+
+import contextlib
+import copy
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from goldsmith import assay
+from goldsmith.assay.case import Case
+from hf import models
+
+RANK, ALPHA = 3, 6.0
+FACTORS = ("gate_a", "gate_b", "up_a", "up_b", "down_a", "down_b")
+
+
+class Wide(TorchFunctionMode):
+    """float64 wherever the code below asks for float32 by name."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        wider = lambda value: torch.float64 if value is torch.float32 else value  # noqa: E731
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(wider, args), **{name: wider(value) for name, value in (kwargs or {}).items()})
+
+
+def sizes(experts):
+    """E, H, I of a plain experts module."""
+    shape = experts.gate_up_proj.shape
+    hidden, double = (shape[1], shape[2]) if experts.is_transposed else (shape[2], shape[1])
+    return shape[0], hidden, double // 2
+
+
+def draw_factors(make, experts, dtype=None):
+    """A and B of the three targets; gate and up with one A, as peft has it, for whoever leaves up_a out."""
+    e, h, i = sizes(experts)
+    shapes = [(e, RANK, h), (e, i, RANK), (e, RANK, h), (e, i, RANK), (e, RANK, i), (e, h, RANK)]
+    return {name: make.normal(*shape, std=0.2, dtype=dtype) for name, shape in zip(FACTORS, shapes)}
+
+
+def merged(experts, given):
+    """gate_up_proj and down_proj with s B A added, in the layout of the model."""
+    scale = ALPHA / RANK
+    delta = {t: scale * given[f"{t}_b"] @ given[f"{t}_a"] for t in ("gate", "up", "down")}
+    if experts.is_concatenated:
+        gate_up = torch.cat((delta["gate"], delta["up"]), 1)
+    else:
+        gate_up = torch.stack((delta["gate"], delta["up"]), 2).flatten(1, 2)
+    added = {"gate_up_proj": gate_up, "down_proj": delta["down"]}
+    turned = (lambda d: d.mT) if experts.is_transposed else (lambda d: d)
+    return {name: getattr(experts, name).to(d.dtype) + turned(d) for name, d in added.items()}
+
+
+def golden_of(plain, *, shared):
+    """logits(embeds, factors) of the eager model with merged weights."""
+    plain = copy.deepcopy(plain).double()
+    path, experts = next((n, m) for n, m in plain.named_modules() if n.endswith("mlp.experts"))
+
+    def golden(embeds, **given):
+        given = {"up_a": given["gate_a"], **given} if shared else given
+        weights = {name: value.to(embeds.dtype) for name, value in plain.state_dict().items()}
+        weights |= {f"{path}.{name}": value for name, value in merged(experts, given).items()}
+        with Wide() if embeds.dtype == torch.float64 else contextlib.nullcontext():
+            return logits_of(plain, weights, embeds)
+
+    return golden
+
+
+def logits_of(model, weights, embeds):
+    """The model's logits with these parameters in place of its own."""
+    return torch.func.functional_call(model, weights, (), {"inputs_embeds": embeds, "use_cache": False}).logits
+
+
+def target(plain, *, shared=True, **candidates):
+    """Every candidate, logits of (embeds, factors), held to the golden of the plain model, in the model's dtype.
+
+    All at once, each with an output gradient of its own: a golden of a whole model costs more than what is held to it.
+    In bfloat16 transformers rounds what is between its operators to bfloat16, so no more is promised of the whole.
+    """
+    experts, golden, dtype = models.experts_of(plain), golden_of(plain, shared=shared), plain.dtype
+
+    def draw(make):
+        factors = draw_factors(make, experts)
+        if shared:
+            del factors["up_a"]
+        return {"embeds": make.normal(1, 5, plain.config.hidden_size), **factors}
+
+    return assay.Target(
+        lambda **given: {name: candidate(**given) for name, candidate in candidates.items()},
+        lambda **given: dict.fromkeys(candidates, golden(**given)),
+        cases=[Case("logits", draw, {})],
+        dtypes=(dtype,),
+        compute=None if dtype == torch.float32 else dtype,
+        name=plain.config.model_type,
+    )

@@ -1,0 +1,124 @@
+"""Tiny models of every family, random, made from configs: nothing is downloaded."""
+
+import copy
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install goldsmith[hf]")
+peft = pytest.importorskip("peft", reason="needs peft: pip install goldsmith[hf]")
+
+COMMON = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# family -> (config, model, what differs); the first layer of two is dense where the family can have one
+FAMILIES = {
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "intermediate_size": 40,
+            "moe_intermediate_size": 24,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "mlp_only_layers": [0],
+        },
+    ),
+    "mixtral": (
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        {"num_hidden_layers": 1, "intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "intermediate_size": 40,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "n_group": 2,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 16,
+        },
+    ),
+    "olmoe": (
+        "OlmoeConfig",
+        "OlmoeForCausalLM",
+        {"num_hidden_layers": 1, "intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        {
+            "num_hidden_layers": 1,
+            "intermediate_size": 24,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["full_attention"],
+        },
+    ),
+}
+EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+
+
+def config(family, **changes):
+    name, _, options = FAMILIES[family]
+    return getattr(transformers, name)(**{**COMMON, **options, **changes})
+
+
+def model(family, *, dtype=torch.float32, implementation="eager", seed=0, **changes):
+    """A model whose experts are eager unless said otherwise, and whose every weight matters."""
+    torch.manual_seed(seed)
+    made = getattr(transformers, FAMILIES[family][1])(config(family, **changes))
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(std=0.3 if "bias" in name else parameter.shape[-1] ** -0.5)
+    made.set_experts_implementation(implementation)
+    return made.to(dtype).eval()
+
+
+def with_peft(plain, *, targets=EXPERTS, rank=4, alpha=6, seed=1, **options):
+    """Stock peft over a copy of the model; its B is not zero."""
+    made = peft.get_peft_model(
+        copy.deepcopy(plain), peft.LoraConfig(target_parameters=list(targets), r=rank, lora_alpha=alpha, **options)
+    )
+    randomise(made, seed)
+    return made
+
+
+def randomise(model, seed=1):
+    """Every LoRA parameter drawn anew, so that B counts."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if "lora" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+
+
+def tokens(rows=2, length=6, seed=2):
+    return torch.randint(3, 48, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def experts_of(model):
+    """The first experts module of a model."""
+    return next(m for name, m in model.named_modules() if name.endswith("mlp.experts"))

@@ -1,0 +1,212 @@
+"""The implementation "goldsmith": when it takes, what it reads under peft, expert parallelism, bad input."""
+
+import copy
+import pickle
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from hf import models
+
+hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
+from goldsmith.hf import dispatch, peft_factors
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Every call of `experts.moe` from the dispatcher: its keywords."""
+    seen = []
+
+    def moe(*tensors, **options):
+        seen.append((tensors, options))
+        return kept(*tensors, **options)
+
+    kept = dispatch.moe
+    monkeypatch.setattr(dispatch, "moe", moe)
+    return seen
+
+
+# -- whether it takes ------------------------------------------------------------------------------
+
+
+def test_transformers_own_ways_of_choosing_it_work(calls, tmp_path):
+    plain = models.model("mixtral")
+    wanted = plain(models.tokens()).logits
+    plain.save_pretrained(tmp_path)
+    plain.set_experts_implementation("goldsmith")
+    loaded = type(plain).from_pretrained(tmp_path, experts_implementation="goldsmith")
+    for model in (plain, loaded):
+        torch.testing.assert_close(model(models.tokens()).logits, wanted)
+    assert len(calls) == 2
+    plain.set_experts_implementation("eager")
+    assert torch.equal(plain(models.tokens()).logits, wanted) and len(calls) == 2
+
+
+def test_a_model_without_experts_is_told_so():
+    dense = models.transformers.LlamaForCausalLM(
+        models.transformers.LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                        num_attention_heads=1, num_key_value_heads=1)
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no experts module .* would do nothing, without a word"):
+        hf.register(dense)
+
+
+def test_a_setter_that_does_nothing_is_found_out(monkeypatch):
+    """transformers looks for the decorator in the source file of the model's class; a class made elsewhere has none."""
+    plain = models.model("mixtral")
+    nowhere = types.ModuleType("a_notebook")
+    monkeypatch.setitem(sys.modules, "a_notebook", nowhere)
+    unasked = {"__module__": "a_notebook", "_can_set_experts_implementation_cached_value": None}
+    plain.__class__ = type("MyMixtral", (type(plain),), unasked)
+    plain.set_experts_implementation("goldsmith")
+    assert models.experts_of(plain).config._experts_implementation == "eager"  # the trap
+    said = r"did nothing for model.layers.0.mlp.experts \(MixtralExperts\).* is still 'eager'.*MyMixtral \(a_notebook\)"
+    with pytest.raises(ValueError, match=said):
+        hf.register(plain)
+
+
+def test_experts_that_cannot_be_computed_are_refused_before_anything_is_switched():
+    plain = models.model("mixtral")
+    models.experts_of(plain).act_fn = nn.Mish()
+    with pytest.raises(ValueError, match="MixtralExperts.*act_fn is Mish"):
+        hf.register(plain)
+    assert plain.config._experts_implementation == "eager"
+
+
+# -- under peft ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+    """How often peft's parametrisation made W + BA."""
+    proxy = models.peft.tuners.lora.layer._LoraFactorsProxy
+    count, kept = [0], proxy.forward
+
+    def forward(self, weight):
+        count[0] += 1
+        return kept(self, weight)
+
+    monkeypatch.setattr(proxy, "forward", forward)
+    return count
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_stock_peft_is_read_through_its_factors_and_nothing_is_materialised(family, evaluated, calls):
+    wrapped = models.with_peft(models.model(family))
+    hf.register(wrapped)
+    wrapped(models.tokens()).logits.sum().backward()
+    assert evaluated == [0]
+    assert set(calls[0][1]["lora"]) == {"gate", "up", "down"}
+    assert calls[0][1]["lora"]["gate"][0] is calls[0][1]["lora"]["up"][0]
+    assert all(p.grad is not None for name, p in wrapped.named_parameters() if "lora_" in name)
+    experts = models.experts_of(models.model(family))
+    assert not hasattr(next(m for m in wrapped.modules() if type(m) is type(experts)), "parametrizations")
+
+
+def test_without_register_torch_alone_tries_the_parametrisation(evaluated, calls):
+    """What is left when the implementation was chosen before peft came: one trial of each parameter, by torch."""
+    wrapped = models.with_peft(models.model("mixtral", implementation="goldsmith"))
+    wrapped(models.tokens())
+    assert evaluated == [2] and set(calls[0][1]["lora"]) == {"gate", "up", "down"}
+
+
+@pytest.mark.parametrize("name, keys", [("gate_up_proj", {"gate", "up"}), ("down_proj", {"down"})])
+def test_one_parameter_alone_may_be_adapted(name, keys, calls):
+    wrapped = models.with_peft(models.model("olmoe"), targets=[f"mlp.experts.{name}"])
+    wanted = wrapped(models.tokens()).logits
+    hf.register(wrapped)
+    torch.testing.assert_close(wrapped(models.tokens()).logits, wanted)
+    assert set(calls[0][1]["lora"]) == keys
+
+
+def test_several_adapters_are_right_and_warned_of_once(monkeypatch, calls):
+    monkeypatch.setattr(peft_factors, "_warned", set())
+    wrapped = models.with_peft(models.model("mixtral"))
+    config = models.peft.LoraConfig(target_parameters=list(models.EXPERTS), r=2)
+    wrapped.add_adapter("second", config)
+    models.randomise(wrapped)
+    wrapped.base_model.set_adapter(["default", "second"])
+    wanted = wrapped(models.tokens()).logits
+    hf.register(wrapped)
+    with pytest.warns(
+        UserWarning, match="gate_up_proj of MixtralExperts goes through _LoraParameterProxy.*slow"
+    ) as told:
+        torch.testing.assert_close(wrapped(models.tokens()).logits, wanted)
+    assert len([w for w in told if "goldsmith" in str(w.message)]) == 2  # one for each parameter
+    assert calls[0][1]["lora"] is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrapped(models.tokens())
+    wrapped.base_model.set_adapter("second")
+    wrapped(models.tokens())
+    assert calls[-1][1]["lora"]["gate"][0].shape[1] == 2
+
+
+def test_a_parametrisation_of_somebody_else_is_evaluated(monkeypatch, calls):
+    class Double(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    monkeypatch.setattr(peft_factors, "_warned", set())
+    plain = models.model("mixtral")
+    torch.nn.utils.parametrize.register_parametrization(models.experts_of(plain), "down_proj", Double())
+    wanted = plain(models.tokens()).logits
+    plain.set_experts_implementation("goldsmith")
+    with pytest.warns(UserWarning, match="down_proj of MixtralExperts goes through Double"):
+        torch.testing.assert_close(plain(models.tokens()).logits, wanted)
+
+
+def test_disabled_and_merged_adapters_are_peft_s_business():
+    wrapped = models.with_peft(models.model("mixtral"))
+    wanted = wrapped(models.tokens()).logits
+    hf.register(wrapped)
+    with wrapped.disable_adapter():
+        torch.testing.assert_close(wrapped(models.tokens()).logits, models.model("mixtral")(models.tokens()).logits)
+    torch.testing.assert_close(wrapped.merge_and_unload()(models.tokens()).logits, wanted)
+
+
+def test_a_registered_peft_model_is_copied_and_pickled():
+    wrapped = models.with_peft(models.model("mixtral"))
+    hf.register(wrapped)
+    wanted = wrapped(models.tokens()).logits
+    for made in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
+        assert torch.equal(made(models.tokens()).logits, wanted)
+
+
+# -- the rest --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", ["registered", "converted"])
+def test_sentinels_of_expert_parallelism_contribute_nothing(made):
+    plain = models.model("mixtral")
+    experts = models.experts_of(plain)
+    experts._is_expert_parallel = True
+    x, ids, weights = torch.randn(3, 32), torch.tensor([[0, 4], [5, 2], [4, 4]]), torch.rand(3, 2)
+    masked = weights.where(ids < 4, 0.0)
+    wanted = type(experts).forward.__wrapped__(experts, x, ids.clamp(max=4), masked)
+    if made == "registered":
+        hf.register(plain)
+    else:
+        hf.convert(plain, format="fp32")
+    torch.testing.assert_close(models.experts_of(plain)(x, ids, weights), wanted)
+
+
+@pytest.mark.parametrize("made", ["registered", "converted"])
+def test_without_expert_parallelism_an_id_out_of_range_is_an_error(made):
+    plain = models.model("mixtral")
+    models.experts_of(plain)._is_expert_parallel = False
+    hf.register(plain) if made == "registered" else hf.convert(plain, format="fp32")
+    with pytest.raises(ValueError, match="topk_ids.*4"):
+        models.experts_of(plain)(torch.randn(2, 32), torch.tensor([[0, 1], [4, 2]]), torch.rand(2, 2))
+
+
+def test_routing_weights_of_a_third_dtype_are_taken():
+    plain = models.model("mixtral", dtype=torch.bfloat16)
+    hf.register(plain)
+    x, ids, weights = torch.randn(3, 32).bfloat16(), torch.randint(0, 4, (3, 2)), torch.rand(3, 2)
+    wanted = models.experts_of(plain)(x, ids, weights.bfloat16())
+    assert torch.equal(models.experts_of(plain)(x, ids, weights.bfloat16().double()), wanted)
