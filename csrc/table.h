@@ -11,13 +11,19 @@
 
 #include "goldsmith.h"
 
+#include "goldsmith.h"
+
 namespace gs {
+
+class Plan;
 
 struct Table {
     // Reads all bytes (a multiple of 64) and returns something that depends on them.
     uint64_t (*read)(const void* data, size_t bytes);
     // Operations done in `rounds` rounds, by gs_probe; [GS_READ] stays null.
     int64_t (*peak[6])(int64_t rounds);
+    void (*moe_forward)(const gs_moe_args& args, const Plan& plan);
+    void (*moe_backward)(const gs_moe_args& args, const Plan& plan);
 };
 
 // The kernels of the chosen level.

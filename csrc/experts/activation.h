@@ -37,22 +37,27 @@ struct Activation {
     Floats clamp_gate(Floats g) const { return lesser(all(limit), g); }
     Floats clamp_up(Floats u) const { return greater(all(-limit), lesser(all(limit), u)); }
 
-    struct Slopes { Floats h, dg, du; };
+    struct Found { Floats h, dg, du; };
 
-    // h, dh/dg and dh/du
-    Slopes slopes(Floats gate, Floats up) const {
-        const Floats g = clamp_gate(gate), u = clamp_up(up);
-        Slopes found = inside(g, u);
-        const Floats top = all(limit), bottom = all(-limit);
-        found.dg = where_greater(gate, top, zero(), found.dg);
-        found.du = where_greater(up, top, zero(), where_greater(bottom, up, zero(), found.du));
+    // h, dh dh/dg and dh dh/du. Beyond a limit the gradient is 0, whatever arrives; at equality it passes (torch.clamp's
+    // rule), and where the argument is NaN it does not. The gate of relu2 is such a limit.
+    Found gradients(Floats gate, Floats up, Floats dh) const {
+        Found found = inside(clamp_gate(gate), clamp_up(up));
+        found.dg = dh * found.dg, found.du = dh * found.du;
+        if (kind == GS_RELU2)
+            found.dg = where_greater(all(std::numeric_limits<float>::denorm_min()), gate, zero(), found.dg);
+        if (std::isinf(limit)) return found;
+        const Floats above = all(std::nextafterf(limit, HUGE_VALF)), below = zero() - above;
+        found.dg = where_greater(above, gate, found.dg, zero());
+        found.du = where_greater(above, up, where_greater(up, below, found.du, zero()), zero());
         return found;
     }
 
     Floats value(Floats gate, Floats up) const { return inside(clamp_gate(gate), clamp_up(up)).h; }
 
 private:
-    Slopes inside(Floats g, Floats u) const {
+    // h and its two slopes
+    Found inside(Floats g, Floats u) const {
         switch (kind) {
             case GS_SILU: {
                 const Floats s = sigmoid(g), silu = g * s;
@@ -76,7 +81,7 @@ private:
         }
     }
 
-    Slopes gelu(Floats g, Floats u) const {
+    Found gelu(Floats g, Floats u) const {
         alignas(64) float x[LANES], normal[LANES], density[LANES];
         store(x, g);
         for (int i = 0; i < LANES; ++i) {

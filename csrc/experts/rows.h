@@ -75,6 +75,11 @@ inline Factor factor_of(const gs_tensor& t, int64_t expert) {
     return {static_cast<char*>(t.data) + expert * t.strides[0] * (bf16 ? 2 : 4), t.strides[1], t.strides[2], bf16};
 }
 
+// A tensor of two dimensions likewise.
+inline Factor matrix_of(const gs_tensor& t) {
+    return {static_cast<char*>(t.data), t.strides[0], t.strides[1], t.dtype == GS_BF16};
+}
+
 inline Factor transposed(Factor f) { return {f.data, f.column, f.row, f.bf16}; }
 
 // stripe[i - begin][j - col] = factor[i, j], zero beyond `columns`

@@ -1,5 +1,6 @@
 // avx2: AVX2, FMA and F16C; eight floats.
 #define GS_LEVEL avx2
+#include "../experts/moe.h"
 #include "../probe.h"
 
 namespace gs::avx2 {
@@ -22,6 +23,8 @@ int64_t fma(int64_t rounds) {
 }  // namespace
 
 void fill(Table& table) {
+    table.moe_forward = moe_forward;
+    table.moe_backward = moe_backward;
     table.read = read;
     table.peak[GS_FMA] = fma;
 }

@@ -1,5 +1,6 @@
 // avx512: AVX-512 F, BW, DQ and VL; sixteen floats.
 #define GS_LEVEL avx512
+#include "../experts/moe.h"
 #include "../probe.h"
 
 namespace gs::avx512 {
@@ -21,6 +22,8 @@ int64_t fma(int64_t rounds) {
 }  // namespace
 
 void fill(Table& table) {
+    table.moe_forward = moe_forward;
+    table.moe_backward = moe_backward;
     table.read = read;
     table.peak[GS_FMA] = fma;
 }

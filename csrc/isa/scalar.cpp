@@ -1,5 +1,6 @@
 // scalar: what every x86-64 has (SSE2), and the meaning of all other levels.
 #define GS_LEVEL scalar
+#include "../experts/moe.h"
 #include "../probe.h"
 
 namespace gs::scalar {
@@ -21,6 +22,8 @@ int64_t fma(int64_t rounds) {
 }  // namespace
 
 void fill(Table& table) {
+    table.moe_forward = moe_forward;
+    table.moe_backward = moe_backward;
     table.read = read;
     table.peak[GS_FMA] = fma;
 }

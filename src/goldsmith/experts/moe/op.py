@@ -23,6 +23,7 @@ MOE = Op(
     "-> (Tensor y, Tensor g, Tensor u)",
     saved=("g", "u"),
     package=__package__,
+    backends=("native",),
     grads=("x", "topk_weights", *BASE, *FACTORS),
     stages=("g", "u", "h", "o", "y", "v", "dtopk_weights", "dh", "dg", "du", "dx", "dgate_up", "ddown")
     + ("dgate_up_bias", "ddown_bias", "dgate_a", "dgate_b", "dup_a", "dup_b", "ddown_a", "ddown_b"),

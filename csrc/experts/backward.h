@@ -1,0 +1,230 @@
+// The gradients of forward.h, in phases:
+//   thin     B_down^T dy, and A_gate x, A_up x again where dB wants them
+//   inner    v = dy Wd + ..., then dw's parts, h, dg and du: a span of I at a time
+//   weights  dw: its parts in order
+//   thin     B_gate^T dg, B_up^T du, A_down h
+//   dx       a span of H for a chunk of tokens: its routes' rows, then their sums in the order of the slots
+//   sums     the gradients of LoRA, weights and biases: over the routes of an expert, in order
+#pragma once
+
+#include "call.h"
+#include "sums.h"
+
+namespace gs::GS_LEVEL {
+
+struct Backward : Call {
+    const Rows dy;
+    const int down_span, gate_span;
+    const int64_t inner_pieces, dx_panels;
+    // by place: [places, ranks] and [places, I]
+    const Region<float> x_gate, x_up, h_down, dy_down, dg_gate, du_up;
+    const Region<float> parts;  // [places, inner_pieces]: of dw
+    const Region<char> h, dg, du;
+    const Region<float> rows;
+
+    Backward(const gs_moe_args& a, const Plan& p)
+        : Call(a, p), dy(rows_of(a.dy, a.hidden, a.slots)), down_span(span(a.slices[0].down.format)),
+          gate_span(span(a.slices[0].gate.format)), inner_pieces(pieces(down_span)),
+          dx_panels((outer + gate_span - 1) / gate_span), x_gate(want_thin(a.gate, given(a.gate.db))),
+          x_up(want_thin(a.up, given(a.up.db))), h_down(want_thin(a.down, given(a.down.db))), dy_down(want_thin(a.down, true)),
+          dg_gate(want_thin(a.gate, true)), du_up(want_thin(a.up, true)), parts(arena.shared<float>(p.routes * inner_pieces)),
+          h(want_inner()), dg(want_inner()), du(want_inner()),
+          rows(arena.each<float>(given(a.dx) ? p.chunk_routes * gate_span : 0)) {
+        arena.allocate();
+    }
+
+    void run() {
+        first_thin();
+        parallel_for(plan.segment_count * inner_pieces, [&](int64_t item, int worker) {
+            inside(plan.segments[item / inner_pieces], item % inner_pieces, desk(worker));
+        });
+        if (given(args.dweights)) give_weights();
+        second_thin();
+        if (given(args.dx))
+            parallel_for(plan.chunk_count * dx_panels, [&](int64_t item, int worker) {
+                give_dx(plan.chunks[item / dx_panels], item % dx_panels * gate_span, desk(worker), rows.data(worker));
+            });
+        give_sums();
+        arena.check();
+    }
+
+private:
+    Region<float> want_thin(const gs_lora& lora, bool wanted) { return arena.shared<float>(wanted ? plan.routes * ranks(lora) : 0); }
+    Region<char> want_inner() { return arena.shared<char>(plan.routes * inner * (bf16 ? 2 : 4)); }
+    Rows places(const Region<char>& region) const { return {region.data(), inner, 1, bf16}; }
+    Rows hidden(const gs_tensor& t) const { return rows_of(t, inner, 1); }
+
+    // One thin product of every segment.
+    template <class Gather>
+    void thin_phase(const gs_lora& lora, bool wanted, int64_t depth, bool b, const Region<float>& out, const Gather& gather) {
+        if (!wanted || !ranks(lora)) return;
+        parallel_for(plan.segment_count, [&](int64_t item, int worker) {
+            const Segment& s = plan.segments[item];
+            const Factor factor = b ? factor_of(lora.b, s.expert) : transposed(factor_of(lora.a, s.expert));
+            thin(s, depth, factor, ranks(lora), [&](int64_t k, int64_t end, float* left) { gather(s, k, end, left); }, desk(worker), out.data());
+        });
+    }
+
+    void first_thin() {
+        const Dropout gate = dropout_of(args, GATE), up = dropout_of(args, UP);
+        thin_phase(args.down, true, outer, true, dy_down, [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_routes(dy, s, k, end, nullptr, left); });
+        thin_phase(args.gate, given(args.gate.db), outer, false, x_gate, [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &gate, left); });
+        thin_phase(args.up, given(args.up.db), outer, false, x_up, [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &up, left); });
+    }
+
+    void second_thin() {
+        const Dropout down = dropout_of(args, DOWN);
+        thin_phase(args.gate, true, inner, true, dg_gate, [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_places(places(dg), s, k, end, nullptr, left); });
+        thin_phase(args.up, true, inner, true, du_up, [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_places(places(du), s, k, end, nullptr, left); });
+        thin_phase(args.down, given(args.down.db), inner, false, h_down, [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_places(places(h), s, k, end, &down, left); });
+    }
+
+    void inside(const Segment& s, int64_t at, const Desk& desk) {
+        const Columns c = piece(at, down_span);
+        const gs_matrix& m = args.slices[c.slice].down;
+        const int stripes = down_span / STRIPE;
+        std::memset(desk.sums, 0, sizeof(float) * static_cast<size_t>(stripes) * ROWS * STRIPE);
+        with_code(m.format, [&](auto code) {
+            for (int64_t k = 0; k < outer; k += DEPTH) {
+                const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
+                gather_routes(dy, s, k, end, nullptr, desk.left);
+                inputs_stripes<decltype(code)>(m, s.expert, k, end, c.first, desk.stripes);
+                for (int i = 0; i < stripes; ++i) multiply(desk.left, s.count, desk.stripes + i * DEPTH * STRIPE, end - k, desk.sums + i * ROWS * STRIPE);
+            }
+        });
+        const Dropout mask = dropout_of(args, DOWN);
+        for (int i = 0; i < stripes && i * STRIPE < c.width; ++i)
+            add_lora(s, args.down, dy_down.data(), mask, c.begin + i * STRIPE, c.begin + c.width, desk, desk.sums + i * ROWS * STRIPE);
+        for (int64_t i = 0; i < s.count; ++i) derive(s, c, at, i, desk);
+    }
+
+    // sums += mask * (scale * thin A), columns from `col` on
+    void add_lora(const Segment& s, const gs_lora& lora, const float* thin, const Dropout& mask, int64_t col, int64_t columns, const Desk& desk, float* sums) const {
+        if (!ranks(lora)) return;
+        const Factor a = factor_of(lora.a, s.expert);
+        if (!mask.on) return wide(s, thin, ranks(lora), lora.scale, a, col, columns, desk, sums);
+        clear(desk.more, s.count);
+        wide(s, thin, ranks(lora), lora.scale, a, col, columns, desk, desk.more);
+        const int64_t width = columns - col < STRIPE ? columns - col : STRIPE;
+        mask_rows(s, col, col + width, &mask, desk.more, STRIPE);
+        for (int64_t i = 0; i < s.count * STRIPE; ++i) sums[i] += desk.more[i];
+    }
+
+    // From v of a row: its part of dw, h, dg and du.
+    void derive(const Segment& s, const Columns& c, int64_t at, int64_t i, const Desk& desk) const {
+        const Activation act{args.activation, static_cast<float>(args.alpha), static_cast<float>(args.limit)};
+        const int64_t place = s.begin + i, route = plan.order[place];
+        const Floats w = all(weight_at(args, route));
+        alignas(64) float g[STRIPE] = {}, u[STRIPE] = {}, out[3][STRIPE];
+        float part = 0;
+        for (int64_t from = 0; from < c.width; from += STRIPE) {
+            const int64_t width = c.width - from < STRIPE ? c.width - from : STRIPE;
+            float* v = desk.sums + from / STRIPE * ROWS * STRIPE + i * STRIPE;
+            read(hidden(args.g).at(route, c.begin + from), bf16, width, g);
+            read(hidden(args.u).at(route, c.begin + from), bf16, width, u);
+            for (int j = 0; j < STRIPE; j += LANES) {
+                const auto found = act.gradients(load(g + j), load(u + j), w * load(v + j));
+                store(out[0] + j, found.h), store(out[1] + j, found.dg), store(out[2] + j, found.du);
+            }
+            for (int64_t j = 0; j < width; ++j) part += v[j] * out[0][j];
+            char* const to[] = {h.data(), dg.data(), du.data()};
+            for (int k = 0; k < 3; ++k) write(to[k] + (place * inner + c.begin + from) * (bf16 ? 2 : 4), bf16, width, out[k]);
+        }
+        parts.data()[place * inner_pieces + at] = part;
+    }
+
+    void give_weights() {
+        const Factor out = matrix_of(args.dweights);
+        for (int64_t route = 0; route < args.tokens * slots; ++route)
+            if (id_at(args, route) < 0) out.put(route / slots, route % slots, 0);
+        parallel_for(plan.segment_count, [&](int64_t item, int) {
+            const Segment& s = plan.segments[item];
+            for (int64_t i = 0; i < s.count; ++i) {
+                const int64_t route = plan.order[s.begin + i];
+                float total = 0;
+                for (int64_t k = 0; k < inner_pieces; ++k) total += parts.data()[(s.begin + i) * inner_pieces + k];
+                if (given(args.down_bias)) total += dot_bias(s.expert, route);
+                out.put(route / slots, route % slots, total);
+            }
+        });
+    }
+
+    float dot_bias(int64_t expert, int64_t route) const {
+        const Factor bias = matrix_of(args.down_bias);
+        alignas(64) float values[DEPTH];
+        float total = 0;
+        for (int64_t k = 0; k < outer; k += DEPTH) {
+            const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
+            float sum = 0;
+            read(dy.at(route, k), bf16, end - k, values);
+            for (int64_t j = k; j < end; ++j) sum += values[j - k] * bias.at(expert, j);
+            total += sum;
+        }
+        return total;
+    }
+
+    void give_dx(const Chunk& chunk, int64_t col, const Desk& desk, float* found) {
+        const int stripes = gate_span / STRIPE;
+        const int64_t width = outer - col < gate_span ? outer - col : gate_span;
+        const Dropout gate = dropout_of(args, GATE), up = dropout_of(args, UP);
+        for (int64_t at = chunk.first; at < chunk.last; ++at) {
+            const Segment& s = plan.parts[at];
+            std::memset(desk.sums, 0, sizeof(float) * static_cast<size_t>(stripes) * ROWS * STRIPE);
+            for (int64_t i = 0; i < args.slice_count; ++i) {
+                add_slice(s, args.slices[i], args.slices[i].gate, places(dg), col, desk);
+                add_slice(s, args.slices[i], args.slices[i].up, places(du), col, desk);
+            }
+            for (int i = 0; i < stripes && i * STRIPE < width; ++i) {
+                add_lora(s, args.gate, dg_gate.data(), gate, col + i * STRIPE, outer, desk, desk.sums + i * ROWS * STRIPE);
+                add_lora(s, args.up, du_up.data(), up, col + i * STRIPE, outer, desk, desk.sums + i * ROWS * STRIPE);
+            }
+            for (int64_t i = 0; i < s.count; ++i)
+                for (int k = 0; k < stripes; ++k)
+                    std::memcpy(found + (plan.order[s.begin + i] - chunk.begin * slots) * gate_span + k * STRIPE, desk.sums + k * ROWS * STRIPE + i * STRIPE, STRIPE * 4);
+        }
+        alignas(64) float total[WIDEST];
+        for (int64_t t = chunk.begin; t < chunk.end; ++t) {
+            std::memset(total, 0, sizeof total);
+            for (int64_t route = t * slots; route < (t + 1) * slots; ++route) {
+                if (id_at(args, route) < 0) continue;
+                const float* row = found + (route - chunk.begin * slots) * gate_span;
+                for (int j = 0; j < gate_span; j += LANES) store(total + j, load(total + j) + load(row + j));
+            }
+            write(static_cast<char*>(args.dx.data) + (t * outer + col) * (bf16 ? 2 : 4), bf16, width, total);
+        }
+    }
+
+    // sums += d W, for gate or up of a slice
+    void add_slice(const Segment& s, const gs_slice& slice, const gs_matrix& m, const Rows& d, int64_t col, const Desk& desk) const {
+        with_code(m.format, [&](auto code) {
+            for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += DEPTH) {
+                const int64_t end = k + DEPTH < size ? k + DEPTH : size;
+                gather_places(d, s, slice.begin + k, slice.begin + end, nullptr, desk.left);
+                inputs_stripes<decltype(code)>(m, s.expert, k, end, col, desk.stripes);
+                for (int i = 0; i < gate_span / STRIPE; ++i)
+                    multiply(desk.left, s.count, desk.stripes + i * DEPTH * STRIPE, end - k, desk.sums + i * ROWS * STRIPE);
+            }
+        });
+    }
+
+    void give_sums() {
+        const Dropout masks[] = {dropout_of(args, GATE), dropout_of(args, UP), dropout_of(args, DOWN)};
+        const Side tokens{x, true}, gradient{dy, true}, weighed{dy, true, true};
+        const Side hs{places(h), false}, dgs{places(dg), false}, dus{places(du), false};
+        Sums sums(*this);
+        sums.lora(args.gate.da, false, dg_gate.data(), false, tokens, &masks[GATE], args.gate.scale);
+        sums.lora(args.up.da, false, du_up.data(), false, tokens, &masks[UP], args.up.scale);
+        sums.lora(args.down.da, false, dy_down.data(), true, hs, &masks[DOWN], args.down.scale);
+        sums.lora(args.gate.db, true, x_gate.data(), false, dgs, nullptr, args.gate.scale);
+        sums.lora(args.up.db, true, x_up.data(), false, dus, nullptr, args.up.scale);
+        sums.lora(args.down.db, true, h_down.data(), true, gradient, nullptr, args.down.scale);
+        sums.weights(args.dgate_up, 0, dgs, tokens);
+        sums.weights(args.dgate_up, inner, dus, tokens);
+        sums.weights(args.ddown, 0, weighed, hs);
+        sums.bias(args.dgate_up_bias, 0, dgs);
+        sums.bias(args.dgate_up_bias, inner, dus);
+        sums.bias(args.ddown_bias, 0, weighed);
+    }
+};
+
+}  // namespace gs::GS_LEVEL

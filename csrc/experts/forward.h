@@ -1,0 +1,184 @@
+// y[t] = sum_j w[t,j] (Wd act(Wg x + ..., Wu x + ...) + ...), in four phases:
+//   thin    A_gate x and A_up x
+//   hidden  g, u and h, 32 features of a segment's routes at a time
+//   thin    A_down h
+//   output  32 features of y for a chunk of tokens: its routes' rows, then their sums in the order of the slots
+#pragma once
+
+#include "call.h"
+
+namespace gs::GS_LEVEL {
+
+struct Forward : Call {
+    const int64_t panels;  // of y
+    const Region<float> gate_thin, up_thin, down_thin, rows;
+    const Region<char> h;  // [places, I] in x's dtype
+    const Region<uint8_t> bad;
+
+    Forward(const gs_moe_args& a, const Plan& p)
+        : Call(a, p), panels((outer + STRIPE - 1) / STRIPE), gate_thin(arena.shared<float>(p.routes * ranks(a.gate))),
+          up_thin(arena.shared<float>(p.routes * ranks(a.up))), down_thin(arena.shared<float>(p.routes * ranks(a.down))),
+          rows(arena.each<float>(p.chunk_routes * STRIPE)), h(arena.shared<char>(p.routes * inner * (bf16 ? 2 : 4))),
+          bad(arena.shared<uint8_t>(given(a.flags) ? panels * a.tokens * slots : 0)) {
+        arena.allocate();
+    }
+
+    void run() {
+        skipped();
+        first_thin();
+        parallel_for(plan.segment_count * pieces(STRIPE), [&](int64_t item, int worker) {
+            hidden(plan.segments[item / pieces(STRIPE)], piece(item % pieces(STRIPE), STRIPE), desk(worker));
+        });
+        const Rows hs{h.data(), inner, 1, bf16};
+        const Dropout mask = dropout_of(args, DOWN);
+        if (ranks(args.down))
+            parallel_for(plan.segment_count, [&](int64_t item, int worker) {
+                const Segment& s = plan.segments[item];
+                thin(s, inner, transposed(factor_of(args.down.a, s.expert)), ranks(args.down),
+                     [&](int64_t k, int64_t end, float* left) { gather_places(hs, s, k, end, &mask, left); }, desk(worker), down_thin.data());
+            });
+        parallel_for(plan.chunk_count * panels, [&](int64_t item, int worker) {
+            output(plan.chunks[item / panels], item % panels, desk(worker), rows.data(worker));
+        });
+        if (given(args.flags)) join_flags();
+        arena.check();
+    }
+
+private:
+    // What is saved for a slot without an expert is never read, but it is written.
+    void skipped() const {
+        const size_t bytes = static_cast<size_t>(inner) * (bf16 ? 2 : 4);
+        if (!given(args.g) || plan.routes == args.tokens * slots) return;
+        for (int64_t route = 0; route < args.tokens * slots; ++route)
+            if (id_at(args, route) < 0)
+                for (const gs_tensor* t : {&args.g, &args.u}) std::memset(place(static_cast<char*>(t->data), route, 0), 0, bytes);
+    }
+
+    void first_thin() {
+        const gs_lora* loras[] = {&args.gate, &args.up};
+        float* outs[] = {gate_thin.data(), up_thin.data()};
+        parallel_for(2 * plan.segment_count, [&](int64_t item, int worker) {
+            const gs_lora& lora = *loras[item % 2];
+            if (!ranks(lora)) return;
+            const Segment& s = plan.segments[item / 2];
+            const Dropout mask = dropout_of(args, item % 2 ? UP : GATE);
+            thin(s, outer, transposed(factor_of(lora.a, s.expert)), ranks(lora),
+                 [&](int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &mask, left); }, desk(worker), outs[item % 2]);
+        });
+    }
+
+    void hidden(const Segment& s, const Columns& c, const Desk& desk) {
+        float *g = desk.sums, *u = desk.sums + ROWS * STRIPE;
+        clear(g, s.count), clear(u, s.count);
+        const gs_slice& slice = args.slices[c.slice];
+        for (int64_t k = 0; k < outer; k += DEPTH) {
+            const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
+            gather_routes(x, s, k, end, nullptr, desk.left);
+            for (const auto& [matrix, sums] : {Side{&slice.gate, g}, Side{&slice.up, u}})
+                with_code(matrix->format, [&, m = matrix, out = sums](auto code) {
+                    outputs_stripe<decltype(code)>(*m, s.expert, c.first, k, end, desk.stripes);
+                    multiply(desk.left, s.count, desk.stripes, end - k, out);
+                });
+        }
+        if (ranks(args.gate)) wide(s, gate_thin.data(), ranks(args.gate), args.gate.scale, transposed(factor_of(args.gate.b, s.expert)), c.begin, inner, desk, g);
+        if (ranks(args.up)) wide(s, up_thin.data(), ranks(args.up), args.up.scale, transposed(factor_of(args.up.b, s.expert)), c.begin, inner, desk, u);
+        activate(s, c, g, u);
+    }
+
+    struct Side { const gs_matrix* matrix; float* sums; };
+
+    void activate(const Segment& s, const Columns& c, float* g, float* u) const {
+        const Activation act{args.activation, static_cast<float>(args.alpha), static_cast<float>(args.limit)};
+        const Factor bias = matrix_of(args.gate_up_bias);
+        alignas(64) float values[STRIPE];
+        for (int64_t i = 0; i < s.count; ++i, g += STRIPE, u += STRIPE) {
+            if (given(args.gate_up_bias))
+                for (int64_t j = 0; j < c.width; ++j)
+                    g[j] += bias.at(s.expert, c.begin + j), u[j] += bias.at(s.expert, inner + c.begin + j);
+            const int64_t route = plan.order[s.begin + i];
+            if (bf16) {  // the backward starts from what is saved: h is of these, too
+                round_row(g, c.width), round_row(u, c.width);
+            }
+            if (given(args.g)) {
+                write(place(static_cast<char*>(args.g.data), route, c.begin), bf16, c.width, g);
+                write(place(static_cast<char*>(args.u.data), route, c.begin), bf16, c.width, u);
+            }
+            for (int j = 0; j < STRIPE; j += LANES) store(values + j, act.value(load(g + j), load(u + j)));
+            write(place(h.data(), s.begin + i, c.begin), bf16, c.width, values);
+        }
+    }
+
+    static void round_row(float* values, int64_t count) {
+        for (int64_t j = 0; j < count; ++j) values[j] = bfloat16(to_bfloat16(values[j]));
+    }
+
+    char* place(char* data, int64_t row, int64_t column) const { return data + (row * inner + column) * (bf16 ? 2 : 4); }
+
+    void output(const Chunk& chunk, int64_t panel, const Desk& desk, float* found) {
+        const int64_t col = panel * STRIPE, width = outer - col < STRIPE ? outer - col : STRIPE;
+        const Rows hs{h.data(), inner, 1, bf16};
+        for (int64_t at = chunk.first; at < chunk.last; ++at) {
+            const Segment& s = plan.parts[at];
+            clear(desk.sums, s.count);
+            for (int64_t i = 0; i < args.slice_count; ++i) {
+                const gs_slice& slice = args.slices[i];
+                with_code(slice.down.format, [&](auto code) {
+                    for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += DEPTH) {
+                        const int64_t end = k + DEPTH < size ? k + DEPTH : size;
+                        gather_places(hs, s, slice.begin + k, slice.begin + end, nullptr, desk.left);
+                        outputs_stripe<decltype(code)>(slice.down, s.expert, col, k, end, desk.stripes);
+                        multiply(desk.left, s.count, desk.stripes, end - k, desk.sums);
+                    }
+                });
+            }
+            if (ranks(args.down)) wide(s, down_thin.data(), ranks(args.down), args.down.scale, transposed(factor_of(args.down.b, s.expert)), col, outer, desk, desk.sums);
+            for (int64_t i = 0; i < s.count; ++i) {
+                float* row = desk.sums + i * STRIPE;
+                if (given(args.down_bias))
+                    for (int64_t j = 0; j < width; ++j) row[j] += matrix_of(args.down_bias).at(s.expert, col + j);
+                std::memcpy(found + (plan.order[s.begin + i] - chunk.begin * slots) * STRIPE, row, STRIPE * 4);
+            }
+        }
+        if (given(args.rows)) give_rows(chunk, panel, width, found);
+        else give_sums(chunk, col, width, found);
+    }
+
+    void give_sums(const Chunk& chunk, int64_t col, int64_t width, const float* found) const {
+        alignas(64) float total[STRIPE];
+        for (int64_t t = chunk.begin; t < chunk.end; ++t) {
+            Floats low = zero(), high = zero();
+            for (int64_t j = 0; j < slots; ++j) {
+                const int64_t route = t * slots + j;
+                if (id_at(args, route) < 0) continue;
+                const float* row = found + (route - chunk.begin * slots) * STRIPE;
+                const Floats w = all(weight_at(args, route));
+                low = fma(w, load(row), low), high = fma(w, load(row + LANES), high);
+            }
+            store(total, low), store(total + LANES, high);
+            write(static_cast<char*>(args.y.data) + (t * outer + col) * (bf16 ? 2 : 4), bf16, width, total);
+        }
+    }
+
+    void give_rows(const Chunk& chunk, int64_t panel, int64_t width, float* found) const {
+        for (int64_t route = chunk.begin * slots; route < chunk.end * slots; ++route) {
+            float* row = found + (route - chunk.begin * slots) * STRIPE;
+            if (id_at(args, route) < 0) std::memset(row, 0, STRIPE * 4);
+            write(static_cast<char*>(args.rows.data) + (route * outer + panel * STRIPE) * 4, false, width, row);
+            if (!given(args.flags)) continue;
+            bool finite = true;
+            for (int64_t j = 0; j < width; ++j) finite = finite && row[j] - row[j] == 0;
+            bad.data()[panel * args.tokens * slots + route] = !finite;
+        }
+    }
+
+    void join_flags() const {
+        const int64_t routes = args.tokens * slots;
+        auto* flags = static_cast<uint8_t*>(args.flags.data);
+        for (int64_t route = 0; route < routes; ++route) {
+            flags[route] = 0;
+            for (int64_t panel = 0; panel < panels; ++panel) flags[route] |= bad.data()[panel * routes + route];
+        }
+    }
+};
+
+}  // namespace gs::GS_LEVEL

@@ -1,0 +1,64 @@
+"""experts.moe: how it is fast on a CPU (csrc/experts).
+
+Forward: 6 H I FLOP a route; every active expert's 3 H I weights are read once. Backward: the same again for dx. Sums in
+float32, each by one worker in one order: the bits hang on no number of threads. Tensors are read and written through
+their strides where they lie; the base is never copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import native
+from .._common import NAMES, TARGETS, flat
+from .._native_abi import MoeArgs, arguments
+
+# where the gradient of an input goes; the others' fields are d and the name
+FIELDS = {"topk_weights": "dweights"} | {f"{t}_{ab}": f"{t}.d{ab}" for t in TARGETS for ab in "ab"}
+
+
+def unsupported(tensors: dict, options: dict) -> str | None:
+    x, weights = tensors["x"], tensors["topk_weights"]
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.dtype == torch.float16:
+            return f"{name} is float16, which only the reference and a GPU take; float32 and bfloat16 run here"
+    if options["compute"] == "int8":
+        return "compute='int8' has no native kernels"
+    if weights.dtype not in (torch.float32, x.dtype):
+        return f"topk_weights is {weights.dtype}, float32 or x's dtype run here"
+    return None
+
+
+def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    named = dict(zip(NAMES, tensors, strict=True))
+    with arguments(named, options) as (args, keep):
+        y = keep("y", torch.empty_like(flat(named["x"]), memory_format=torch.contiguous_format))
+        saved = [y.new_empty(args.tokens * args.slots, args.intermediate) for _ in "gu"] if options["save"] else []
+        for name, tensor in zip("gu", saved, strict=False):
+            keep(name, tensor)
+        _run("forward", args)
+    g, u = saved or (y.new_empty(0), y.new_empty(0))
+    return y.view(named["x"].shape), g, u
+
+
+def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    if not options["save"]:
+        saved = forward(*(tensors[name] for name in NAMES), **options | {"save": True})
+        tensors = tensors | dict(zip("gu", saved[1:], strict=True))
+    found: dict[str, Tensor] = {}
+    with arguments(tensors, options) as (args, keep):
+        keep("dy", flat(grads["y"]).contiguous())
+        keep("g", tensors["g"]), keep("u", tensors["u"])
+        for name in needs:
+            found[name] = torch.empty_like(tensors[name], memory_format=torch.contiguous_format)
+            keep(FIELDS.get(name, f"d{name}"), flat(found[name]) if name in ("x", "topk_weights") else found[name])
+        _run("backward", args)
+    return found
+
+
+def _run(which: str, args: MoeArgs) -> None:
+    native.check(getattr(native.library(), f"gs_moe_{which}")(ctypes.byref(args)))
