@@ -52,7 +52,7 @@ def install() -> None:
         venv.create(".venv", clear=True, with_pip=True)
     print("goldsmith: installing into .venv (torch is the large part; later runs skip this)", flush=True)
     pip("scikit-build-core")
-    pip("--no-build-isolation", "--editable", ".[dev]")
+    pip("--no-build-isolation", "--editable", ".[dev,hf]")
 
 
 def main() -> int:
