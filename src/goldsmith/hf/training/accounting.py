@@ -46,7 +46,7 @@ class Accounting:
 
 def account(loaded: Loaded, options: Options, plan: Plan) -> Accounting:
     """Raises TrainingError when what the model calls trainable is not what the optimizer gets."""
-    from ...experts import PackedExperts
+    from ...experts.packed import PackedExperts
     from .. import trainable_report
     from ..convert import converted_modules
 
