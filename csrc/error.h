@@ -26,7 +26,7 @@ gs_status caught() noexcept;
 template <class Args>
 void check_size(const Args* args) {
     if (args == nullptr || args->size != sizeof(Args))
-        fail(GS_INTERNAL, "the library and its caller were built from different versions of goldsmith.h");
+        fail(GS_INTERNAL, "the library and its caller are of different versions of goldsmith.h: run make");
 }
 
 // Runs the body of an entry point: nothing that is thrown inside leaves it.

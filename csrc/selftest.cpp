@@ -1,5 +1,4 @@
 // What tests/native asks of the pool, the arena and the errors; in debug builds alone.
-#include <atomic>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -42,6 +41,15 @@ GS_API gs_status gs_selftest_arena(int64_t from, int64_t count) {
                 if (static_cast<unsigned char>(region.data()[i]) != 0xff) gs::fail(GS_INTERNAL, "scratch holds old values");
         std::memset(second.data() + from, 1, size_t(count));
         arena.check();
+    });
+}
+
+// Adds up in one place from all items, as a kernel must not.
+GS_API gs_status gs_selftest_race(int32_t threads) {
+    return gs::guarded([&] {
+        const gs::Threads team(threads);
+        volatile int64_t sum = 0;
+        gs::parallel_for(1000, [&](int64_t item, int) { sum = sum + item; });
     });
 }
 

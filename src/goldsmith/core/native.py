@@ -162,9 +162,17 @@ def _load() -> ctypes.CDLL | str:
     if not path.exists():
         return f"the native library is not there ({path}); in a checkout `make` builds it, in a wheel it is included"
     try:
-        loaded = ctypes.CDLL(str(path))
+        loaded = _declare(ctypes.CDLL(str(path)))
     except OSError as error:
         return f"the native library cannot be loaded: {error}"
+    except AttributeError as error:
+        return f"the native library is not this version's: {error}"
+    if asked is not None:
+        _lower(loaded, asked)
+    return loaded
+
+
+def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     for name, result, *arguments in (
         ("gs_message", c_char_p),
         ("gs_layout", POINTER(_Field)),
@@ -177,8 +185,6 @@ def _load() -> ctypes.CDLL | str:
     ):
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
-    if asked is not None:
-        _lower(loaded, asked)
     return loaded
 
 

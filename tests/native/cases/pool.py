@@ -1,0 +1,126 @@
+"""The thread pool, the errors and the arena of a debug build, from Python as users have them."""
+
+import os
+import sys
+import threading
+import time
+from ctypes import c_int32, c_int64, c_void_p
+
+import torch
+
+from goldsmith.core import BackendUnavailable, native
+
+LIBRARY = native.library()
+LIBRARY.gs_selftest_pool.argtypes = [c_int32, c_int64, c_int64, c_void_p]
+LIBRARY.gs_selftest_throw.argtypes = [c_int32, c_int32]
+LIBRARY.gs_selftest_arena.argtypes = [c_int64, c_int64]
+
+
+def work(threads, items, bad=-1):
+    counts = torch.zeros(items, dtype=torch.int64)
+    native.check(LIBRARY.gs_selftest_pool(threads, items, bad, counts.data_ptr()))
+    assert (counts == 101).all(), f"{threads} threads, {items} items: {counts.unique().tolist()}"
+
+
+def refused(kind, text, call, *arguments):
+    try:
+        native.check(call(*arguments))
+    except kind as error:
+        assert type(error) is kind and str(error) == text, repr(error)
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def every_item_is_done_once():
+    for threads in (1, 2, 3, 8, 3, 1):
+        for items in (0, 1, 2, 7, 1000):
+            work(threads, items)
+    for _ in range(300):  # regions in quick succession: workers that are late, or not parked yet
+        work(3, 4)
+
+
+def errors_come_back_and_the_pool_goes_on():
+    for threads in (1, 2, 8):
+        for bad in (0, 3, 99):
+            counts = torch.zeros(100, dtype=torch.int64)
+            call = (LIBRARY.gs_selftest_pool, threads, 100, bad, counts.data_ptr())
+            refused(ValueError, f"item {bad} is bad", *call)
+            assert counts[bad] == 0
+        work(threads, 100)
+    for threads in (1, 4):
+        memory = "the native library could not get the memory that this call needs"
+        refused(MemoryError, memory, LIBRARY.gs_selftest_throw, threads, 0)
+        refused(RuntimeError, "the words of a standard exception", LIBRARY.gs_selftest_throw, threads, 1)
+        refused(BackendUnavailable, "this machine has no such thing", LIBRARY.gs_selftest_throw, threads, 2)
+        unknown = "an exception of unknown type in the native library"
+        refused(RuntimeError, unknown, LIBRARY.gs_selftest_throw, threads, 3)
+    for threads in (0, -1, 1025):
+        wanted = f"threads is {threads}, wanted a number from 1 to 1024"
+        refused(ValueError, wanted, LIBRARY.gs_selftest_throw, threads, 0)
+
+
+def several_python_threads_at_once():
+    failed = []
+
+    def caller(threads):
+        try:
+            for _ in range(50):
+                work(threads, 20)
+                refused(ValueError, "item 5 is bad", LIBRARY.gs_selftest_pool, threads, 20, 5, spare.data_ptr())
+        except AssertionError as error:
+            failed.append(error)
+
+    spare = torch.zeros(20, dtype=torch.int64)
+    callers = [threading.Thread(target=caller, args=(threads,)) for threads in (2, 3)]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join()
+    assert not failed, failed
+
+
+def a_forked_child_has_a_pool_of_its_own():
+    child = os.fork()
+    if child == 0:
+        work(3, 100)
+        work(8, 100)
+        os._exit(0)
+    work(3, 100)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def idle_workers_are_parked():
+    work(8, 100)
+    time.sleep(0.01)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
+
+
+def writing_up_to_the_end_of_a_region_is_fine():
+    native.check(LIBRARY.gs_selftest_arena(0, 100))
+
+
+def race():
+    LIBRARY.gs_selftest_race.argtypes = [c_int32]
+    for _ in range(100):
+        native.check(LIBRARY.gs_selftest_race(2))
+
+
+def overrun():
+    for first, count in ((90, 13), (100, 1), (120, 2)):
+        try:
+            native.check(LIBRARY.gs_selftest_arena(first, count))
+        except RuntimeError as error:
+            print(error)
+
+
+if sys.argv[1:]:
+    globals()[sys.argv[1]]()
+else:
+    every_item_is_done_once()
+    errors_come_back_and_the_pool_goes_on()
+    several_python_threads_at_once()
+    a_forked_child_has_a_pool_of_its_own()
+    idle_workers_are_parked()
+    writing_up_to_the_end_of_a_region_is_fine()

@@ -1,0 +1,235 @@
+"""The native library as users have it: what it says of itself, its levels, and machines without it."""
+
+import ctypes
+import platform
+import re
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+from goldsmith.core import BackendUnavailable, native
+from goldsmith.experts import _native_abi
+from native.variants import library
+from repo.tree import ROOT
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="the native library is for Linux on x86-64"
+)
+HEADER = "".join((ROOT / "csrc" / name).read_text() for name in ("goldsmith.h", "experts/abi.h"))
+LEVELS = native.LEVELS
+
+
+def structures(kind=native.Structure):
+    return [kind_ for sub in kind.__subclasses__() for kind_ in (sub, *structures(sub))]
+
+
+def enumeration(prefix):
+    """The enum of goldsmith.h in which every name has the prefix, as {name: number}."""
+    for body in re.findall(r"enum \{(.*?)\}", HEADER, re.DOTALL):
+        names = dict(re.findall(r"(\w+) = (\d+)", body))
+        if prefix in names:
+            return {name: int(number) for name, number in names.items()}
+    raise AssertionError(f"goldsmith.h has no enum with {prefix}")
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Loads the library anew, as a process does that starts with these variables; puts the level back afterwards."""
+    before = native.library().gs_level()
+
+    def load(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        native._load.cache_clear()
+        return native.reason()
+
+    yield load
+    monkeypatch.undo()
+    native._load.cache_clear()
+    native.check(native.library().gs_set_level(before))
+
+
+# -- the C ABI --------------------------------------------------------------------------------------------------------
+
+
+def test_every_structure_is_what_the_library_has():
+    declared = {s._c_name_: s for s in structures()}
+    assert declared.keys() == native.layout().keys()
+    for name, theirs in native.layout().items():
+        ours = {"": (0, ctypes.sizeof(declared[name]))}
+        ours |= {
+            f: (getattr(declared[name], f).offset, getattr(declared[name], f).size) for f, *_ in declared[name]._fields_
+        }
+        assert ours == theirs, name
+
+
+def test_the_layout_that_the_library_tells_names_every_field_of_the_header():
+    for body, name in re.findall(r"typedef struct \{(.*?)\} (\w+);", HEADER, re.DOTALL):
+        if name == "gs_field":
+            continue
+        lines = re.sub(r"//.*", "", body).split(";")
+        fields = {word for line in lines for word in re.findall(r"(\w+)(?:\[\d+\])?(?=\s*(?:,|$))", line.strip())}
+        assert fields == native.layout()[name].keys() - {""}, name
+
+
+def test_the_numbers_of_the_header_are_ours():
+    assert tuple(native.library().gs_level_name(i).decode() for i in range(len(LEVELS))) == LEVELS
+    assert native.library().gs_level_name(len(LEVELS)) is None and native.library().gs_level_name(-1) is None
+    words = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    words |= {"U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64}
+    tensors = {f"GS_{word}": native._DTYPES[dtype] for word, dtype in words.items()}
+    assert enumeration("GS_NONE") == tensors | {"GS_NONE": 0, "GS_E8M0": _native_abi.SCALES[torch.uint8]}
+    assert enumeration("GS_READ") == {f"GS_{probe.upper()}": i for i, probe in enumerate(native.PROBES)}
+    assert set(enumeration("GS_OK").values()) == {0, *native._RAISES}
+    plain = {f"GS_PLAIN_{word}": _native_abi.PLAIN[words[word]] for word in ("F32", "BF16")}
+    stored = {"fp32": "PACKED_F32", "bf16": "PACKED_BF16"}
+    packed = {f"GS_{stored.get(name, name.upper())}": number for name, number in _native_abi.PACKED.items()}
+    assert enumeration("GS_INT4") == plain | packed
+    assert enumeration("GS_SILU") == {f"GS_{name.upper()}": i for i, name in enumerate(_native_abi.ACTIVATIONS, 1)}
+
+
+def test_a_structure_of_another_size_is_refused():
+    args = native.MeasureArgs(threads=1, what=1)
+    args.size -= 8
+    with pytest.raises(RuntimeError, match="of different versions of goldsmith.h: run make"):
+        native.check(native.library().gs_measure(ctypes.byref(args)))
+
+
+def test_a_tensor_is_seen_where_it_lies():
+    tensor = torch.empty(3, 4, 5, dtype=torch.bfloat16)[:, ::2]
+    seen = native.view(tensor)
+    assert (seen.data, seen.dtype, seen.rank) == (tensor.data_ptr(), 2, 3)
+    assert (list(seen.sizes), list(seen.strides)) == ([3, 2, 5, 0], [20, 10, 1, 0])
+    assert native.view(None).dtype == 0 and native.view(None).data is None
+
+
+def test_no_level_shares_code_with_the_rest_of_the_library():
+    """The linker keeps one of several weak functions of a name, perhaps the one with instructions that are not here."""
+    library()
+    objects = sorted((ROOT / "build/native").rglob("csrc/isa/*.o"))
+    assert {path.name.partition(".")[0] for path in objects} == set(LEVELS)
+    for path in objects:
+        level = path.name.partition(".")[0]
+        listed = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
+        weak = re.findall(r" [VWu] (?!DW\.ref\.)(.*)", listed)
+        weak = [name for name in weak if f"gs::{level}::" not in name]
+        assert not weak, f"{path.name}: {weak}"
+
+
+def test_the_rest_of_the_library_has_no_instructions_of_a_level():
+    library()
+    paths = [
+        p for p in (ROOT / "build/native").rglob("csrc/**/*.o") if p.parent.name != "isa" or p.name == "scalar.cpp.o"
+    ]
+    assert len(paths) > 5
+    for path in paths:
+        listed = subprocess.run(["objdump", "-d", path], capture_output=True, text=True, check=True).stdout
+        assert not re.search(r"%[yz]mm|%tmm", listed), path.name
+
+
+# -- levels -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", LEVELS, ids="level={}".format)
+def test_the_variable_lowers_the_level_and_never_raises_it(level, fresh):
+    highest, why = native.machine_isa()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert fresh(GOLDSMITH_ISA=level.upper()) is None
+        fresh()
+    if LEVELS.index(level) <= LEVELS.index(highest):
+        assert (native.isa(), said) == (level, [])
+    else:
+        assert native.isa() == highest
+        words = f"GOLDSMITH_ISA={level} is above this machine's level, {highest}, which is used: {why}"
+        assert {str(warning.message) for warning in said} == {words}
+
+
+def test_a_level_that_is_none_is_answered_with_those_that_are(fresh):
+    with pytest.raises(ValueError, match="^GOLDSMITH_ISA='avx1024' is no level; choose one of: scalar, avx2, avx512, "):
+        fresh(GOLDSMITH_ISA="avx1024")
+
+
+def test_the_library_itself_goes_no_higher_than_the_machine(fresh):
+    highest = native.library().gs_machine_level()
+    with pytest.raises(ValueError, match=f"level {highest + 1}, wanted 0 to {highest} on this machine"):
+        native.check(native.library().gs_set_level(highest + 1))
+
+
+def test_the_command_says_it_in_a_paragraph(monkeypatch):
+    from typer.testing import CliRunner
+
+    from goldsmith.cli import app
+
+    monkeypatch.setenv("GOLDSMITH_ISA", "sse9")
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 2
+    assert "GOLDSMITH_ISA='sse9' is no level" in " ".join(result.output.split())
+
+
+def test_why_not_a_higher_level_is_said_below_the_highest():
+    highest, why = native.machine_isa()
+    assert bool(why) == (highest != LEVELS[-1])
+
+
+@pytest.mark.parametrize("level", LEVELS, ids="level={}".format)
+def test_what_a_level_reaches_is_measured(level, fresh):
+    machine = LEVELS.index(native.machine_isa()[0])
+    if LEVELS.index(level) > machine:
+        pytest.skip(f"this machine has no {level}")
+    fresh(GOLDSMITH_ISA=level)
+    has = {"fma": 0, "vnni": 3, "dot_bf16": 4, "amx_int8": 5, "amx_bf16": 5}
+    for probe, needs in has.items():
+        if LEVELS.index(level) >= needs:
+            assert native.measure(probe, threads=2, seconds=0.01) > 1e8
+        else:
+            with pytest.raises(BackendUnavailable, match=f"level {level} has no such instruction"):
+                native.measure(probe, seconds=0.01)
+    assert native.measure("read", threads=2, seconds=0.01, megabytes=1) > 1e7
+    with pytest.raises(ValueError, match="bytes is 0, wanted at least 4096 a thread"):
+        native.measure("read", megabytes=0)
+
+
+# -- without it -------------------------------------------------------------------------------------------------------
+
+
+def test_a_library_that_is_not_there_is_a_sentence(fresh, tmp_path):
+    reason = fresh(GOLDSMITH_LIBRARY=str(tmp_path / "none.so"))
+    where = f"the native library is not there ({tmp_path}/none.so); "
+    assert reason == where + "in a checkout `make` builds it, in a wheel it is included"
+    with pytest.raises(BackendUnavailable, match="^native: the native library is not there"):
+        native.library()
+    assert native.unavailable({"x": torch.zeros(3)}) == reason
+
+
+def test_a_library_that_cannot_be_loaded_is_a_sentence(fresh, tmp_path):
+    (tmp_path / "bad.so").write_text("no library")
+    reason = fresh(GOLDSMITH_LIBRARY=str(tmp_path / "bad.so"))
+    assert reason.startswith("the native library cannot be loaded: ") and "bad.so: " in reason
+
+
+def test_another_library_under_its_name_is_a_sentence(fresh):
+    assert "is not this version's" in fresh(GOLDSMITH_LIBRARY=torch._C.__file__)
+
+
+def test_another_system_is_a_sentence(fresh, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert fresh() == "the native library is for Linux on x86-64; this is Linux on aarch64"
+
+
+def test_what_the_kernels_cannot_take_is_a_sentence():
+    assert native.unavailable({"a": None, "x": torch.zeros(3)}) is None
+    double = native.unavailable({"x": torch.zeros(3, dtype=torch.float64)})
+    assert double == "x is float64, which only the reference takes"
+    assert native.unavailable({"x": torch.zeros(3, device="meta")}) == "x is on meta; the native kernels are the CPU's"
+
+
+def test_importing_goldsmith_does_not_load_it():
+    code = "import goldsmith, goldsmith.core.native as n; print(n._load.cache_info().currsize)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "src")}
+    )
+    assert done.stdout.strip() == "0", done.stderr

@@ -1,0 +1,58 @@
+"""Builds of the native library with sanitizers, and Python scripts run on them in a process of their own."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from repo.tree import ROOT, SOURCE
+
+CASES = Path(__file__).with_name("cases")
+# What must be loaded before Python is; AddressSanitizer looks for the C++ library's own functions when it starts.
+PRELOADED = {"address": ("libasan.so", "libstdc++.so.6"), "thread": ("libtsan.so",)}
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0",  # Python's own are many
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "die_after_fork=0",
+}
+
+
+@cache
+def library(variant: str = "release") -> Path:
+    """The library of this checkout, built if it is not there as the sources have it."""
+    command = [sys.executable, ROOT / "scripts/native.py", variant]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def run(variant: str, case: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """cases/<case>.py on a sanitized library; skips where the compiler or the system has no such sanitizer."""
+    preloaded = [_shared(name) for name in PRELOADED[variant]]
+    environment = (
+        os.environ
+        | OPTIONS
+        | {
+            "LD_PRELOAD": " ".join(preloaded),
+            "GOLDSMITH_LIBRARY": str(library(variant)),
+            "PYTHONPATH": str(SOURCE.parent),
+            "OMP_NUM_THREADS": "1",
+        }
+    )
+    command = [sys.executable, str(CASES / f"{case}.py"), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if "unexpected memory mapping" in done.stderr:  # gcc 12's ThreadSanitizer where addresses are very random
+        done = subprocess.run(["setarch", "-R", *command], env=environment, capture_output=True, text=True)
+        if "unexpected memory mapping" in done.stderr or "setarch" in done.stderr:
+            pytest.skip("ThreadSanitizer cannot run at this system's random addresses")
+    return done
+
+
+def _shared(name: str) -> str:
+    path = subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+    if not os.path.isabs(path):
+        pytest.skip(f"this compiler comes without {name}")
+    return path
