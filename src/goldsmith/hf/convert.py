@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..experts import LoRA
-from ..experts.pack import pack
-from ..experts.packed import PackedExperts
+from ..experts import LoRA, PackedExperts, pack
 from .checkpoint import Checkpoint, load_rest
 from .dispatch import is_parallel
 from .forms import Form, experts_modules, form_of

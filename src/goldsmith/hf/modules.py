@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..experts import Experts, LoRA
-from ..experts.packed import PackedExperts
+from ..experts import Experts, LoRA, PackedExperts
 from .dispatch import weights_like, without_sentinels
 from .forms import Form
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..experts.pack import pack
-from ..experts.packed import PackedExperts
+from ..experts import PackedExperts, pack
 from .checkpoint import Checkpoint
 from .forms import Form
 
@@ -31,7 +30,8 @@ def packed_from(
 ) -> PackedExperts:
     """The experts at `path`, by the checkpoint's own codes, or packed from its floats one expert at a time."""
     names = source.below(path)
-    plain: dict[str, Any] = {"format": "bf16" if format == "auto" else format, "group_size": group_size, "partitions": partitions}
+    stored = "bf16" if format == "auto" else format
+    plain: dict[str, Any] = {"format": stored, "group_size": group_size, "partitions": partitions}
     if source.method == "mxfp4" and set(MXFP4) <= names:
         return _partitioned(_mxfp4(source, path, form, names, group_size), partitions)
     if {"gate_up_proj", "down_proj"} <= names:

@@ -1,0 +1,164 @@
+"""convert: what leaves the model, what stays, what is trained, and what is refused."""
+
+import copy
+
+import pytest
+import torch
+
+from hf import models
+
+hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
+
+
+def made(family="qwen3_moe", **options):
+    return hf.convert(models.model(family), **{"format": "fp32", "lora": {"rank": 2}, **options})
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_the_experts_leave_the_parameters_and_everything_else_stays_bit_for_bit(family):
+    plain, ours = models.model(family), made(family)
+    before, after = plain.state_dict(), ours.state_dict()
+    gone = {name for name in before if ".mlp.experts." in name}
+    assert gone and set(after) - set(before) == {name for name in after if ".experts.lora." in name}
+    assert set(before) - set(after) == gone
+    assert all(torch.equal(before[name], after[name]) for name in before if name not in gone)
+    assert not any("proj" in name for name, _ in models.experts_of(ours).named_parameters())
+
+
+def test_with_a_lora_the_rest_is_frozen_and_without_one_nothing_is():
+    assert all(p.requires_grad == ("lora" in name) for name, p in made().named_parameters())
+    assert all(p.requires_grad for p in made(lora=None).parameters())
+
+
+def test_the_weights_are_let_go_of_though_the_old_module_is_still_held():
+    plain = models.model("mixtral")
+    old = models.experts_of(plain)
+    hf.convert(plain)
+    assert not list(old.parameters())
+
+
+def test_bfloat16_is_the_default_and_the_model_may_be_cast():
+    ours = hf.convert(models.model("mixtral"), lora={"rank": 2})
+    base = models.experts_of(ours).base
+    assert base.format == "bf16"
+    ours.to(torch.bfloat16)
+    assert models.experts_of(ours).base is base
+    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+    never_wider = hf.convert(models.model("mixtral", dtype=torch.bfloat16))
+    assert torch.equal(ours(models.tokens()).logits, never_wider(models.tokens()).logits)
+
+
+def test_save_pretrained_keeps_the_rest_and_the_lora(tmp_path):
+    ours = made()
+    ours.save_pretrained(tmp_path)
+    from safetensors.torch import load_file
+
+    held = load_file(tmp_path / "model.safetensors")
+    assert set(held) == set(ours.state_dict())
+    assert all(torch.equal(held[name], value) for name, value in ours.state_dict().items())
+
+
+def test_a_copy_shares_the_packed_base_and_has_a_lora_of_its_own():
+    ours = made()
+    other = copy.deepcopy(ours)
+    assert models.experts_of(other).base is models.experts_of(ours).base
+    assert models.experts_of(other).lora.gate_a is not models.experts_of(ours).lora.gate_a
+    assert torch.equal(other(models.tokens()).logits, ours(models.tokens()).logits)
+
+
+def test_gradient_checkpointing_and_generation_work():
+    ours = made()
+    models.randomise(ours)
+    ours.enable_input_require_grads()
+    ours.train()
+    grads = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            ours.gradient_checkpointing_enable()
+        ours.zero_grad()
+        ours(models.tokens(), use_cache=False).logits.square().mean().backward()
+        grads.append([p.grad.clone() for p in models.experts_of(ours).parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads))
+    ours.eval()
+    out = ours.generate(models.tokens(1, 3), max_new_tokens=4, do_sample=False)
+    assert out.shape == (1, 7)
+
+
+def test_dropout_is_drawn_in_training_alone():
+    ours = made(lora={"rank": 2, "dropout": 0.5})
+    models.randomise(ours)
+    ids = models.tokens()
+    assert torch.equal(ours(ids).logits, ours(ids).logits)
+    ours.train()
+    assert not torch.equal(ours(ids).logits, ours(ids).logits)
+
+
+def test_progress_is_told_of_each_module():
+    seen = []
+    made(progress=lambda *told: seen.append(told))
+    assert seen == [(1, 1, "model.layers.1.mlp.experts")]
+
+
+# -- the report ----------------------------------------------------------------------------------------
+
+
+def test_the_report_counts_what_an_optimizer_would_hold():
+    ours = made(lora={"rank": 3, "shared_a": True, "targets": ("gate", "up", "down")})
+    ours.model.layers[1].mlp.gate.weight.requires_grad_(True)
+    report = hf.trainable_report(ours)
+    held = [p for p in ours.parameters() if p.requires_grad]
+    assert report["trained_parameters"] == {
+        "total": sum(p.numel() for p in held),
+        "expert_lora": 5 * 3 * (32 + 24 + 24 + 24 + 32),
+        "attention_lora": 0,
+        "router": 5 * 32,
+        "other": 0,
+    }
+    assert report["expert_lora"] == {"gate": 5 * 3 * 56, "up": 5 * 3 * 24, "down": 5 * 3 * 56}
+    size = report["bytes"]
+    assert size["experts"] == models.experts_of(ours).base.nbytes
+    assert size["trained"] == 4 * report["trained_parameters"]["total"]
+    assert size["trained"] + size["frozen"] == sum(p.numel() * 4 for p in ours.parameters())
+
+
+def test_the_report_of_a_plain_model_says_that_everything_is_trained():
+    plain = models.model("mixtral")
+    trained = hf.trainable_report(plain)["trained_parameters"]
+    assert trained["total"] == sum(p.numel() for p in plain.parameters()) and trained["expert_lora"] == 0
+
+
+# -- refused -------------------------------------------------------------------------------------------
+
+
+def test_a_second_time_there_is_nothing_to_convert():
+    with pytest.raises(ValueError, match="the experts of this Qwen3MoeForCausalLM are converted already"):
+        hf.convert(made())
+
+
+def test_a_model_without_experts_is_refused():
+    with pytest.raises(ValueError, match="Linear has no experts module that transformers dispatches"):
+        hf.convert(torch.nn.Linear(2, 2))
+
+
+def test_parameters_that_peft_has_wrapped_are_refused_with_the_way_out():
+    with pytest.raises(ValueError, match="peft has wrapped .*experts.*load_adapter.*experts_implementation"):
+        hf.convert(models.with_peft(models.model("mixtral")))
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"format": "int3"}, "format.*int3"),
+        ({"lora": {"rnak": 3}}, "rnak"),
+        ({"lora": {"targets": ("gates",)}}, "gates"),
+        ({"format": "int4", "group_size": 7}, "group_size"),
+        ({"checkpoint": "somewhere"}, "checkpoint is for a model on the meta device"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_changes_nothing(options, said):
+    plain = models.model("mixtral")
+    wanted = plain.state_dict().keys()
+    with pytest.raises((ValueError, TypeError), match=said):
+        hf.convert(plain, **options)
+    assert plain.state_dict().keys() == wanted and all(p.requires_grad for p in plain.parameters())
