@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ... import __version__
 from ..say import Problem, console, count
+from .record import Record
 from .show import Shown
 
 DIVERGED, INTERRUPTED = 1, 130
@@ -53,16 +53,37 @@ class Run:
         self.output = Path(options.output)
 
     def carry_out(self, dry_run: bool) -> dict[str, Any]:
+        from ...hf.training.loop import Trainer
+        from ...hf.training.options import plan
+        from ...hf.training.session import Watcher, lock
+
+        stream, said, held = self._streams()
+        found = plan(self.options, len(stream))
+        if dry_run:
+            _, record, accounting = self._model(said, found, stream)
+            return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
+        session = self._session(found)
+        watcher = Watcher(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
+        with lock(self.output):
+            start = session.find(self.options.resume, watcher)
+            loaded, record, _ = self._model(said, found, stream)
+            record.write({"status": "running"})
+            watcher.saved = lambda rows: record.page(rows)
+            trainer = Trainer(loaded.model, loaded.parameters, stream, found)
+            done = start.step if start else 0
+            self.show.begins(found.steps, done)
+            with self.show.progress(found.steps, done):
+                rows = session.run(trainer, watcher, start=start, evaluation=held)
+            return self._end(rows, trainer, loaded, record)
+
+    def _streams(self) -> tuple[Any, dict[str, Any], Any]:
+        """The rows to train on, what is said of them, and those that are held out, or None."""
         import torch
 
         from ...hf.training import data
-        from ...hf.training import model as models
-        from ...hf.training.accounting import account
-        from ...hf.training.loop import Trainer
-        from ...hf.training.options import identity, plan
-        from ...hf.training.session import Session, Watcher, lock
+        from ...hf.training.model import tokenizer
 
-        options, show = self.options, self.show
+        options = self.options
         if options.device != "cpu":
             raise Problem(f"--device {options.device}: experts are fine-tuned on the CPU; leave --device out.")
         for path in (options.data, options.eval_data):
@@ -71,63 +92,24 @@ class Run:
         _quiet()
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        with show.doing("reading the tokenizer and the data"):
-            tokenizer = models.tokenizer(options.model)
-            stream, said = self._stream(options.data, tokenizer, packed=options.pack)
+        with self.show.doing("reading the tokenizer and the data"):
+            words = tokenizer(options.model)
+            stream, said = self._stream(options.data, words, packed=options.pack)
             held = None
             if options.eval_data is not None:
-                held, _ = self._stream(options.eval_data, tokenizer, packed=True)
-        found = plan(options, len(stream))
-        session = Session(
-            self.output,
-            identity(options, found),
-            {"threads": torch.get_num_threads(), "torch": torch.__version__, "machine": platform.machine()},
-            save_every=options.save_every,
-            eval_every=options.eval_every or max(1, found.steps // 10),
-            keep=options.keep,
-        )
-        watcher = Watcher(row=show.row, saved=self._saved, note=show.note, stop=lambda: self.interrupt.asked)
-        held_folder = None if dry_run else lock(self.output)
-        try:
-            start = None if dry_run else session.find(options.resume, watcher)
-            with show.doing("loading the model") as progress:
-                loaded = models.load(options, progress)
-            with show.doing("measuring what an activation takes"):
-                accounting = account(loaded, options, found)
-            show.data(said, found, stream)
-            show.accounting(accounting, options)
-            self.facts: dict[str, Any] = {
-                "options": _listed(vars(options)),
-                "versions": _versions(),
-                "trained_parameters": accounting.trained,
-                "expert_lora": accounting.expert_lora,
-                "format": accounting.format,
-                "bytes": {k: v for k, v in accounting.to_dict().items() if isinstance(v, int)},
-                "data": said,
-                "steps": found.steps,
-            }
-            if dry_run:
-                return {"status": "dry run", "proposal": accounting.proposal, **self.facts}
-            self._record({"status": "running"})
-            trainer = Trainer(loaded.model, loaded.parameters, stream, found)
-            show.begins(found.steps, start.step if start else 0, accounting)
-            with show.progress(found.steps, start.step if start else 0):
-                rows = session.run(trainer, watcher, start=start, evaluation=held)
-            return self._end(rows, trainer, loaded)
-        finally:
-            if held_folder is not None:
-                held_folder.close()
+                held, _ = self._stream(options.eval_data, words, packed=True)
+        return stream, said, held
 
-    def _stream(self, path: str, tokenizer: Any, *, packed: bool) -> tuple[Any, dict[str, Any]]:
+    def _stream(self, path: str, words: Any, *, packed: bool) -> tuple[Any, dict[str, Any]]:
         from ...hf.training import data
         from ...hf.training.packing import Stream
 
         options = self.options
-        read = data.read(path, tokenizer, document=options.document, train_on=options.train_on)
+        read = data.read(path, words, document=options.document, train_on=options.train_on)
         cut = data.cut(path, read, options.seq_len)
         if cut.shortened:
             self.show.note(f"{path}: {count(cut.shortened, 'row')} of {len(read):,} lost what lies beyond --seq-len.")
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+        pad = words.pad_token_id if words.pad_token_id is not None else words.eos_token_id or 0
         stream = Stream(cut.documents, options.seq_len, packed=packed, seed=options.seed, pad=pad)
         return stream, {
             "file": Path(path).name,
@@ -138,15 +120,38 @@ class Run:
             "shortened": cut.shortened,
         }
 
-    def _saved(self, step: int, path: Path) -> None:
-        from ...hf.training.journal import rows
+    def _session(self, found: Any) -> Any:
+        import torch
 
-        self._page(rows(self.output / "log.jsonl"))
+        from ...hf.training.options import identity
+        from ...hf.training.session import Session
 
-    def _end(self, rows: list[dict[str, Any]], trainer: Any, loaded: Any) -> dict[str, Any]:
+        options = self.options
+        return Session(
+            self.output,
+            identity(options, found),
+            {"threads": torch.get_num_threads(), "torch": torch.__version__, "machine": platform.machine()},
+            save_every=options.save_every,
+            eval_every=options.eval_every or max(1, found.steps // 10),
+            keep=options.keep,
+        )
+
+    def _model(self, said: dict[str, Any], found: Any, stream: Any) -> tuple[Any, Record, Any]:
+        """The model with its LoRA, and the accounting, which is shown."""
+        from ...hf.training.accounting import account
+        from ...hf.training.model import load
+
+        with self.show.doing("loading the model") as progress:
+            loaded = load(self.options, progress)
+        with self.show.doing("measuring what an activation takes"):
+            accounting = account(loaded, self.options, found)
+        self.show.data(said, found, len(stream))
+        self.show.accounting(accounting, self.options)
+        return loaded, Record(self.options, said, accounting, found.steps), accounting
+
+    def _end(self, rows: list[dict[str, Any]], trainer: Any, loaded: Any, record: Record) -> dict[str, Any]:
         from ...hf.training.model import save_adapter
 
-        ended = trainer.done == trainer.plan.steps
         if trainer.done:
             try:
                 save_adapter(loaded, self.output)
@@ -154,47 +159,12 @@ class Run:
                 raise Problem(
                     f"The adapter could not be written to {self.output}: {error.strerror or error}."
                 ) from error
-        self._page(rows)
-        losses = [row["loss"] for row in rows if "loss" in row]
-        held = [row["eval_loss"] for row in rows if "eval_loss" in row]
-        result = {
-            "status": "trained" if ended else "interrupted",
-            "step": trainer.done,
-            "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
-            "eval_loss": {"first": held[0], "last": held[-1]} if held else None,
-        }
-        self._record(result)
+        record.page(rows)
+        result = {"status": "trained" if trainer.done == trainer.plan.steps else "interrupted", "step": trainer.done}
+        result |= {name: _ends([row[name] for row in rows if name in row]) for name in ("loss", "eval_loss")}
+        record.write(result)
         self.show.ended(result, trainer.plan.steps, self.output)
-        return {"output": str(self.output), **result, **self.facts}
-
-    def _record(self, result: dict[str, Any]) -> None:
-        from ...hf.training.checkpoint import replace
-
-        try:
-            replace(self.output / "run.json", json.dumps({**self.facts, "result": result}, indent=1) + "\n")
-        except OSError as error:
-            raise Problem(f"{self.output} cannot be written: {error.strerror or error}.") from error
-
-    def _page(self, rows: list[dict[str, Any]]) -> None:
-        from ...hf.training import page
-
-        said, options, trained = self.facts["data"], self.options, self.facts["trained_parameters"]
-        numbers = [(f"expert LoRA, {name}", f"{n:,}") for name, n in self.facts["expert_lora"].items()]
-        numbers += [
-            (name.replace("_lora", " LoRA"), f"{trained[name]:,}") for name in ("attention_lora", "router", "total")
-        ]
-        shown = [
-            ("model", options.model),
-            ("data", f"{said['file']}, {count(said['documents'], 'document')}, {count(said['tokens'], 'token')}"),
-            ("LoRA", f"rank {options.rank}, alpha {options.alpha:g}, {', '.join(options.targets)}"),
-            ("experts", self.facts["format"]),
-            ("rate", f"{options.lr:g}, {options.schedule}"),
-            ("a step", f"{options.batch_size} x {options.grad_accum} rows of at most {options.seq_len:,} tokens"),
-            ("seed", str(options.seed)),
-            ("versions", ", ".join(f"{name} {version}" for name, version in self.facts["versions"].items())),
-        ]
-        title = f"{Path(options.model).name} on {said['file']}"
-        page.write(self.output / "loss.html", rows, self.facts["steps"], title=title, trained=numbers, run=shown)
+        return {"output": str(self.output), **result, **record.facts}
 
 
 class Interrupt:
@@ -221,14 +191,8 @@ class Interrupt:
         self.show.note("Finishing this step, then saving. Once more, and it stops at once.")
 
 
-def _listed(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {"goldsmith": __version__, **{name: version(name) for name in ("torch", "transformers", "peft")}}
+def _ends(values: list[float]) -> dict[str, float] | None:
+    return {"first": values[0], "last": values[-1]} if values else None
 
 
 def _quiet() -> None:

@@ -44,11 +44,11 @@ class Shown:
 
     # before
 
-    def data(self, said: dict[str, Any], plan: Any, stream: Any) -> None:
+    def data(self, said: dict[str, Any], plan: Any, rows: int) -> None:
         a_step = f"{plan.batch_size} x {plan.grad_accum}" if plan.grad_accum > 1 else f"{plan.batch_size}"
         self.out.print(
             f"{said['file']}: {count(said['documents'], 'document')}, {count(said['tokens'], 'token')}, of which "
-            f"{said['trained_tokens']:,} count, in {count(len(stream), 'row')}; "
+            f"{said['trained_tokens']:,} count, in {count(rows, 'row')}; "
             f"{count(plan.steps, 'step')} of {a_step} rows",
             soft_wrap=True,
         )
@@ -101,7 +101,7 @@ class Shown:
 
     # while it trains
 
-    def begins(self, steps: int, done: int, found: Any) -> None:
+    def begins(self, steps: int, done: int) -> None:
         if done >= steps:
             self.note(f"All {steps:,} steps are done already.")
         elif done:

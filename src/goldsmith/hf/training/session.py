@@ -24,7 +24,7 @@ class Watcher:
     """Whom a session tells what happens; each may be left as it is."""
 
     row: Callable[[dict[str, Any]], None] = lambda row: None
-    saved: Callable[[int, Path], None] = lambda step, path: None
+    saved: Callable[[list[dict[str, Any]]], None] = lambda rows: None  # the log's, after a checkpoint
     note: Callable[[str], None] = lambda text: None
     stop: Callable[[], bool] = lambda: False
 
@@ -132,9 +132,9 @@ class Session:
             "row": trainer.done * trainer.plan.window,
             "schedule": vars(trainer.plan.schedule),
         }
-        path = checkpoint.write(self.checkpoints, trainer.done, trainer.state(), facts)
+        checkpoint.write(self.checkpoints, trainer.done, trainer.state(), facts)
         checkpoint.prune(self.checkpoints, self.keep)
-        watcher.saved(trainer.done, path)
+        watcher.saved(journal.rows)
         return trainer.done
 
     def _unwritten(self, trainer: Trainer, error: OSError) -> str:

@@ -1,0 +1,71 @@
+"""run.json and loss.html: what a run was asked for, what it counted, and what became of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ..say import Problem, count
+
+LOG, RUN, PAGE = "log.jsonl", "run.json", "loss.html"
+
+
+class Record:
+    """The facts of one run, and the two files that show them; each is whole at any moment."""
+
+    def __init__(self, options: Any, data: dict[str, Any], accounting: Any, steps: int):
+        self.options, self.output = options, Path(options.output)
+        self.facts: dict[str, Any] = {
+            "options": {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()},
+            "versions": {"goldsmith": __version__, **{n: version(n) for n in ("torch", "transformers", "peft")}},
+            "trained_parameters": accounting.trained,
+            "expert_lora": accounting.expert_lora,
+            "format": accounting.format,
+            "bytes": {k: v for k, v in accounting.to_dict().items() if isinstance(v, int)},
+            "data": data,
+            "steps": steps,
+        }
+
+    def write(self, result: dict[str, Any]) -> None:
+        from ...hf.training.checkpoint import replace
+
+        try:
+            replace(self.output / RUN, json.dumps({**self.facts, "result": result}, indent=1) + "\n")
+        except OSError as error:
+            raise Problem(f"{self.output} cannot be written: {error.strerror or error}.") from error
+
+    def page(self, rows: Sequence[dict[str, Any]]) -> None:
+        from ...hf.training import page
+
+        title = f"{Path(self.options.model).name} on {self.facts['data']['file']}"
+        try:
+            page.write(
+                self.output / PAGE, rows, self.facts["steps"], title=title, trained=self._trained(), run=self._run()
+            )
+        except OSError as error:
+            raise Problem(f"{self.output} cannot be written: {error.strerror or error}.") from error
+
+    def _trained(self) -> list[tuple[str, str]]:
+        trained = self.facts["trained_parameters"]
+        numbers = [(f"expert LoRA, {name}", f"{n:,}") for name, n in self.facts["expert_lora"].items()]
+        return numbers + [(name.replace("_lora", " LoRA"), f"{trained[name]:,}") for name in OTHERS]
+
+    def _run(self) -> list[tuple[str, str]]:
+        said, options = self.facts["data"], self.options
+        return [
+            ("model", options.model),
+            ("data", f"{said['file']}, {count(said['documents'], 'document')}, {count(said['tokens'], 'token')}"),
+            ("LoRA", f"rank {options.rank}, alpha {options.alpha:g}, {', '.join(options.targets)}"),
+            ("experts", self.facts["format"]),
+            ("rate", f"{options.lr:g}, {options.schedule}"),
+            ("a step", f"{options.batch_size} x {options.grad_accum} rows of at most {options.seq_len:,} tokens"),
+            ("seed", str(options.seed)),
+            ("versions", ", ".join(f"{name} {number}" for name, number in self.facts["versions"].items())),
+        ]
+
+
+OTHERS = ("attention_lora", "router", "total")
