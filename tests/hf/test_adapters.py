@@ -1,0 +1,293 @@
+"""Adapters in and out as stock peft's files: the layout, exact round trips, whatever else peft trains beside them."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf import models
+
+hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
+from goldsmith.hf import adapters
+
+# peft 0.21.2 looks for the patterns' keys among targeted modules and forgets targeted parameters; it does apply them
+pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+LORAS = [
+    {"rank": 3},
+    {"rank": 4, "shared_a": True},
+    {"rank": 3, "rslora": True, "alpha": 5},
+    {"rank": {"gate": 2, "up": 3, "down": 5}, "alpha": {"gate": 4, "up": 6, "down": 7}},
+    {"rank": 2, "targets": ("down",)},
+    {"rank": 2, "targets": ("gate",)},
+    {"rank": 2, "targets": ("up", "down"), "alpha": 3},
+    {"rank": 3, "targets": ("gate", "up")},
+]
+
+
+def made(family="qwen3_moe", lora=None, **options):
+    ours = hf.convert(models.model(family, **options), format="fp32", lora=lora)
+    models.randomise(ours)
+    return ours
+
+
+def factors_of(model):
+    return models.experts_of(model).lora.factors()
+
+
+def stock(family, folder, **options):
+    return models.peft.PeftModel.from_pretrained(models.model(family, **options), folder)
+
+
+def merged_by_peft(model):
+    """{parameter: W + s B A} of the first wrapped experts of a peft model."""
+    wrappers = [m for m in model.modules() if type(m).__name__ == "ParamWrapper"]
+    return {w.parameter_name: w.get_param() + w.get_delta_weight("default") for w in wrappers}
+
+
+def merged_by_us(model):
+    """The same of a converted model, in the layout of the plain one."""
+    module = models.experts_of(model)
+    gate_up, down = module.lora.merge_into(*module.base.unpack())
+    if module.form.interleaved:
+        gate_up = torch.stack(gate_up.chunk(2, 1), 2).flatten(1, 2)
+    turned = (lambda w: w.mT) if module.form.transposed else (lambda w: w)
+    return {"gate_up_proj": turned(gate_up), "down_proj": turned(down)}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(a, b) for k in one for a, b in zip(one[k], other[k]))
+
+
+# -- the layout ----------------------------------------------------------------------------------------
+
+
+def test_peft_s_order_is_expert_major_in_a_and_rank_major_in_b():
+    a, b = torch.arange(12.0).view(2, 3, 2), torch.arange(24.0).view(2, 4, 3)
+    flat_a, flat_b = adapters.to_peft(a, b)
+    for e in range(2):
+        for r in range(3):
+            assert torch.equal(flat_a[e * 3 + r], a[e, r]) and torch.equal(flat_b[:, r * 2 + e], b[e, :, r])
+    assert same({"x": (a, b)}, {"x": adapters.from_peft(flat_a, flat_b, 2)})
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_stock_peft_s_own_tensors_are_read_as_what_it_merges(family, tmp_path):
+    theirs = models.with_peft(models.model(family), rank=3, alpha=5)
+    theirs.save_pretrained(tmp_path)
+    ours = hf.convert(models.model(family), format="fp32")
+    hf.load_adapter(ours, tmp_path)
+    lora = models.experts_of(ours).lora
+    assert lora.shared_a and lora.up_a is lora.gate_a
+    wanted = merged_by_peft(theirs)
+    assert all(torch.equal(merged_by_us(ours)[name], wanted[name]) for name in wanted)
+    assert {n for n, p in ours.named_parameters() if p.requires_grad} == {
+        n for n, _ in ours.named_parameters() if ".lora." in n
+    }
+
+
+@pytest.mark.parametrize("lora", LORAS, ids=str)
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss"])
+def test_stock_peft_merges_our_files_to_the_same_bits_and_we_read_them_back(family, lora, tmp_path):
+    ours = made(family, lora)
+    hf.save_adapter(ours, tmp_path)
+    theirs = merged_by_peft(stock(family, tmp_path))
+    wanted = merged_by_us(ours)
+    assert {name for name, w in wanted.items() if not torch.equal(w, base_of(ours)[name])} == set(theirs)
+    assert all(torch.equal(theirs[name], wanted[name]) for name in theirs)
+    for again in (made(family, lora), hf.convert(models.model(family), format="fp32")):
+        hf.load_adapter(again, tmp_path)
+        assert same(factors_of(again), factors_of(ours))
+        assert models.experts_of(again).lora.scaling == models.experts_of(ours).lora.scaling
+        assert models.experts_of(again).lora.shared_a == models.experts_of(ours).lora.shared_a
+
+
+def base_of(model):
+    module = models.experts_of(model)
+    kept, module.lora = module.lora, None
+    gate_up, down = module.base.unpack()
+    module.lora = kept
+    if module.form.interleaved:
+        gate_up = torch.stack(gate_up.chunk(2, 1), 2).flatten(1, 2)
+    return {
+        "gate_up_proj": gate_up.mT if module.form.transposed else gate_up,
+        "down_proj": down.mT if module.form.transposed else down,
+    }
+
+
+def test_gate_and_up_of_different_scaling_share_one_and_mean_the_same(tmp_path):
+    ours = made(lora={"rank": 2, "alpha": {"gate": 2, "up": 8, "down": 2}})
+    hf.save_adapter(ours, tmp_path)
+    wanted = merged_by_us(ours)
+    assert all(torch.equal(w, wanted[name]) for name, w in merged_by_peft(stock("qwen3_moe", tmp_path)).items())
+    again = hf.load_adapter(hf.convert(models.model("qwen3_moe"), format="fp32"), tmp_path)
+    assert models.experts_of(again).lora.scaling == {"gate": 1.0, "up": 1.0, "down": 1.0}
+    assert all(torch.equal(w, wanted[name]) for name, w in merged_by_us(again).items())
+
+
+def test_what_stock_peft_trained_further_is_read_as_it_stands(tmp_path):
+    """Its B is full: the zeros that gate and up of their own would have are gone, and both share all of A."""
+    hf.save_adapter(made(lora={"rank": 2}), tmp_path)
+    theirs = stock("qwen3_moe", tmp_path)
+    models.randomise(theirs, seed=9)
+    tensors = {n.replace(".default", ""): p.detach() for n, p in theirs.named_parameters() if "lora_" in n}
+    with_our_metadata = models_metadata(tmp_path)
+    save_file({n: t.contiguous() for n, t in tensors.items()}, tmp_path / WEIGHTS, with_our_metadata)
+    ours = hf.load_adapter(made(lora={"rank": 2}), tmp_path)
+    assert models.experts_of(ours).lora.rank == {"gate": 4, "up": 4, "down": 2}
+    assert all(torch.equal(w, merged_by_us(ours)[name]) for name, w in merged_by_peft(theirs).items())
+
+
+def models_metadata(folder):
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        return file.metadata()
+
+
+def test_a_lora_of_the_same_kind_is_written_in_place_and_another_replaced(tmp_path):
+    hf.save_adapter(made(lora={"rank": 2}), tmp_path)
+    ours = hf.convert(models.model("qwen3_moe"), format="fp32", lora={"rank": 2, "dropout": 0.25})
+    held = models.experts_of(ours).lora.gate_a
+    hf.load_adapter(ours, tmp_path)
+    assert models.experts_of(ours).lora.gate_a is held and models.experts_of(ours).lora.dropout == 0.25
+    other = hf.convert(models.model("qwen3_moe"), format="fp32", lora={"rank": 5, "dropout": 0.25})
+    hf.load_adapter(other, tmp_path)
+    assert models.experts_of(other).lora.rank["gate"] == 2 and models.experts_of(other).lora.dropout == 0.25
+
+
+def test_layers_without_a_lora_are_left_out_by_name(tmp_path):
+    ours = made("mixtral", {"rank": 2}, num_hidden_layers=3)
+    ours.model.layers[1].mlp.experts.lora = None
+    hf.save_adapter(ours, tmp_path)
+    theirs = stock("mixtral", tmp_path, num_hidden_layers=3)
+    wrapped = {n.partition(".mlp")[0] for n, m in theirs.named_modules() if type(m).__name__ == "ParamWrapper"}
+    assert wrapped == {f"base_model.model.model.layers.{i}" for i in (0, 2)}
+    torch.testing.assert_close(theirs(models.tokens()).logits, ours(models.tokens()).logits)
+    again = hf.load_adapter(hf.convert(models.model("mixtral", num_hidden_layers=3), format="fp32"), tmp_path)
+    assert torch.equal(again(models.tokens()).logits, ours(models.tokens()).logits)
+
+
+# -- beside what peft trains -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"rank_pattern": {"q_proj": 3}}], ids=str)
+def test_attention_by_peft_and_experts_by_us_are_one_adapter(options, tmp_path):
+    config = models.peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, lora_alpha=8, **options)
+    ours = models.peft.get_peft_model(models.model("qwen3_moe"), config)
+    hf.convert(ours, format="fp32", lora={"rank": 3})
+    models.randomise(ours)
+    trained = hf.trainable_report(ours)["trained_parameters"]
+    assert trained["attention_lora"] and trained["expert_lora"] and not trained["other"]
+    hf.save_adapter(ours, tmp_path)
+    theirs = stock("qwen3_moe", tmp_path)
+    torch.testing.assert_close(theirs(models.tokens()).logits, ours(models.tokens()).logits)
+    assert not any(torch.equal(theirs(models.tokens()).logits, m(models.tokens()).logits) for m in without_a_part(ours))
+    again = hf.convert(models.model("qwen3_moe"), format="fp32", lora={"rank": 3})
+    hf.load_adapter(again, tmp_path)
+    torch.testing.assert_close(again(models.tokens()).logits, ours(models.tokens()).logits, rtol=0, atol=0)
+    assert hf.trainable_report(again)["trained_parameters"] == trained
+    hf.save_adapter(again, tmp_path / "again")
+    kept, now = (load_file(folder / WEIGHTS) for folder in (tmp_path, tmp_path / "again"))
+    assert kept.keys() == now.keys() and all(torch.equal(kept[n], now[n]) for n in kept)
+
+
+def without_a_part(model):
+    """The model with one of the two parts of its adapter off: each part is felt."""
+    import copy
+
+    for part in ("lora_B", "lora.gate_b"):
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for name, parameter in other.named_parameters():
+                if part in name:
+                    parameter.zero_()
+        yield other
+
+
+# -- files -----------------------------------------------------------------------------------------------
+
+
+def test_the_config_says_what_is_in_the_file_and_dropout_is_none(tmp_path):
+    hf.save_adapter(made(lora={"rank": 3, "alpha": 6, "dropout": 0.5}), tmp_path / "a" / "b")
+    config = json.loads((tmp_path / "a" / "b" / CONFIG).read_text())
+    assert config["target_parameters"] == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+    assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (6, 12, 0.0)
+    assert config["rank_pattern"] == {"mlp.experts.down_proj": 3}
+    assert config["alpha_pattern"] == {"mlp.experts.down_proj": 6}
+    assert config["task_type"] == "CAUSAL_LM" and config["peft_type"] == "LORA"
+    assert sorted(p.name for p in (tmp_path / "a" / "b").iterdir()) == [CONFIG, WEIGHTS]
+
+
+def test_a_full_disk_leaves_the_old_files_whole(tmp_path, monkeypatch):
+    ours = made(lora={"rank": 2})
+    hf.save_adapter(ours, tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    models.randomise(ours, seed=7)
+    with pytest.raises(OSError, match="No space left"):
+        hf.save_adapter(ours, tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def broken(change):
+    """A function that spoils the files of an adapter."""
+
+    def spoil(folder):
+        change(folder)
+
+    return spoil
+
+
+def tensors(folder, change):
+    held = load_file(folder / WEIGHTS)
+    change(held)
+    save_file({n: t.contiguous() for n, t in held.items()}, folder / WEIGHTS)
+
+
+def config(folder, **changes):
+    held = json.loads((folder / CONFIG).read_text()) | changes
+    (folder / CONFIG).write_text(json.dumps(held))
+
+
+A = "base_model.model.model.layers.1.mlp.experts.lora_A.weight"
+
+
+@pytest.mark.parametrize(
+    "spoil, said",
+    [
+        (lambda f: (f / CONFIG).unlink(), "has no adapter_config.json: not the folder of a peft adapter"),
+        (lambda f: (f / WEIGHTS).unlink(), "has no adapter_model.safetensors"),
+        (lambda f: (f / CONFIG).write_text("{"), "adapter_config.json: not JSON"),
+        (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-9]), "not a whole safetensors file"),
+        (lambda f: config(f, peft_type="IA3"), "peft_type is 'IA3'; experts take 'LORA'"),
+        (lambda f: config(f, use_dora=True), "use_dora is set"),
+        (lambda f: tensors(f, lambda t: t.pop(A)), "belong together, and one is missing"),
+        (lambda f: tensors(f, lambda t: t.update({A: t[A][:, :5]})), r"lora_A.weight \[10, 5\] .* other experts"),
+        (lambda f: tensors(f, lambda t: t.update({A: t[A][:7]})), r"\[7, 24\] .* wanted \[r\*5, 24\] and \[32, r\*5\]"),
+        (lambda f: tensors(f, lambda t: t.update({A.replace("1", "7"): t.pop(A)})), "lora_A.*one is missing"),
+        (lambda f: tensors(f, lambda t: t.update({A.replace("1", "7"): t[A] + 1})), "layers.7.* has no place in"),
+        (lambda f: tensors(f, dict.clear), "holds nothing for this model's experts"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_said_and_the_model_stays(spoil, said, tmp_path):
+    hf.save_adapter(made(lora={"rank": 2}), tmp_path)
+    spoil(tmp_path)
+    ours = made(lora={"rank": 3})
+    before = {k: (a.clone(), b.clone()) for k, (a, b) in factors_of(ours).items()}
+    with pytest.raises(ValueError, match=said):
+        hf.load_adapter(ours, tmp_path)
+    assert same(factors_of(ours), before)
+
+
+def test_only_a_converted_model_with_a_lora_has_an_adapter(tmp_path):
+    with pytest.raises(ValueError, match="no experts of this model are converted: .*PeftModel.from_pretrained"):
+        hf.load_adapter(models.model("mixtral"), tmp_path)
+    with pytest.raises(ValueError, match="no experts of this model have a LoRA; convert it with lora"):
+        hf.save_adapter(hf.convert(models.model("mixtral")), tmp_path)
