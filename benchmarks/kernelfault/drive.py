@@ -220,14 +220,18 @@ def _job(job: dict[str, Any], kept: Kept, children: _Children) -> None:
     raise Broken(f"{job['name']}: the child process died {_RESTARTS} times")
 
 
+def environment() -> dict[str, str]:
+    """What a child process finds in its environment."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
+
+
 class _Child:
     """A process that does one job after another."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "worker.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env=environment,
+            stderr=subprocess.PIPE, text=True, env=environment(),
         )  # fmt: skip
         self.said: deque[str] = deque(maxlen=60)
         self.at: dict | None = None

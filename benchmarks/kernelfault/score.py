@@ -1,7 +1,7 @@
 """KernelFault: what the assay says of kernels with known faults, and of kernels without any.
 
     python benchmarks/kernelfault/score.py [--fault M04] [--host H] [--backend B] [--seeds 5] [--clean 3000]
-        [--baselines] [--quick] [--jobs N] [--keep FILE] [--json F] [--html F] [--fit]
+        [--baselines] [--quick] [--diagnose] [--jobs N] [--keep FILE] [--json F] [--html F] [--fit]
 
 Rows are appended to a file as they come (build/kernelfault/ without --keep): Ctrl-C and kill -9 lose nothing, and the
 same command goes on where the last one stopped. Exit status: 0 every fault found and no false alarm, 1 otherwise,
@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -40,6 +41,8 @@ def main(given: list[str] | None = None) -> int:
     if not faults:
         print("no fault has all of that; leave out --fault, --host or --backend.", file=sys.stderr)
         return 2
+    if asked.diagnose:
+        return _diagnosed(faults, asked.html)
     narrowed = any((asked.fault, asked.host, asked.backend))
     clean = asked.clean if asked.clean is not None else 0 if narrowed else 3000
     plan = drive.Plan(
@@ -79,6 +82,19 @@ def main(given: list[str] | None = None) -> int:
 
         print(fit.write(_wanted(kept.rows, plan)))
     return status or show.status(summary)
+
+
+def _diagnosed(faults: list[drive.Fault], page: Path | None) -> int:
+    """Each fault's diagnosis as its kernel's author would see it; 1 when one misses the stage or the cause."""
+    if page is not None and len(faults) > 1:
+        print(f"--html takes the page of one diagnosis, and {len(faults)} faults are chosen.", file=sys.stderr)
+        return 2
+    status = 0
+    for fault in faults:
+        words = [str(HERE / "one.py"), fault.key, *([str(page)] if page is not None else [])]
+        done = subprocess.run([sys.executable, *words], env=drive.environment(), check=False)
+        status = max(status, 1 if done.returncode else 0)
+    return status
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -148,6 +164,7 @@ def _arguments() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--baselines", action="store_true", help="also what the usual rules say of the same kernels")
     parser.add_argument("--quick", action="store_true", help="one case of every fault")
+    parser.add_argument("--diagnose", action="store_true", help="the diagnosis of each chosen fault, and no rates")
     parser.add_argument("--jobs", type=_positive, default=max(1, (os.cpu_count() or 2) - 1), metavar="N",
                         help="processes at a time (default: all cores but one)")  # fmt: skip
     parser.add_argument("--keep", type=Path, metavar="FILE", help="keep rows in this file, and go on from it")

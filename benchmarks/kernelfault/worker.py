@@ -110,17 +110,21 @@ def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "") -> d
     raw = {}
     if found.evidence is not None and found.verdict == "fail":
         raw = {id: round(match.score, 4) for id, match in rules.matches(found.evidence).items()}
+    sizes = sizes_of(make, one) if one is not None else {}
+    return told(found, sizes) | {"raw": raw, "seconds": round(time.perf_counter() - started, 3)}
+
+
+def told(found: Any, sizes: dict) -> dict:
+    """What a row keeps of a diagnosis."""
     return {
         "verdict": found.verdict,
         "stage": found.first_wrong_stage,
         "causes": [{"id": c.id, "score": c.score, "params": _plain(c.params)} for c in found.causes],
-        "raw": raw,
         "sentences": found.causes[0].evidence[:3] if found.causes else [],
         "findings": _findings(found.report),
         "notes": sorted({n.id for n in found.report.notes}),
-        "sizes": _sizes(make, one) if one is not None else {},
+        "sizes": sizes,
         "small": _plain(dict(found.case.get("sizes", {}))),
-        "seconds": round(time.perf_counter() - started, 3),
         "partial": found.partial,
     }
 
@@ -178,7 +182,7 @@ def clean(seed: int) -> dict:
     }  # fmt: skip
 
 
-def _sizes(make: Callable[[], Any], case: str) -> dict:
+def sizes_of(make: Callable[[], Any], case: str) -> dict:
     return _plain({k: v for k, v in make().case(case).sizes.items() if isinstance(v, int)})
 
 

@@ -190,3 +190,16 @@ def test_a_write_past_the_end_of_zeros_is_seen():
 
     report = assay.check(assay.Target(kernel, layer, cases=tokens, backward=None), probes="quick", raises=False)
     assert any(f.probe == "guard" and "4 bytes written past the end" in f.text for f in report.findings), str(report)
+
+
+def test_a_stage_that_holds_indices_does_not_keep_the_others_from_being_isolated():
+    def golden(x, w):
+        at = assay.stage("at", x.argsort(-1)).long()
+        return assay.stage("h", x.gather(-1, at)) @ w
+
+    def kernel(x, w):
+        return assay.stage("h", 1.5 * x.sort(-1).values) @ w
+
+    found = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
+    assert first(found)[0] == ("fail", "h", "wrong_factor"), str(found)
+    assert "isolation" not in found.evidence.left_out

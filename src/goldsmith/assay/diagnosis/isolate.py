@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import ladder
 from ..bounds import SLACK
 from ..probes import decisions
-from ..reference import References
+from ..reference import GoldenError, References
 from ..run import How, Run
 from ..session import Session
 from .evidence import CULPRIT, INHERITED, NOT_JUDGED, OBSERVED, OK, StageState
@@ -324,7 +324,10 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def reach(session: Session, stage: str) -> dict[str, Tensor]:
-    """Which elements of every golden result and stage depend on `stage`: NaN in its place, and where it arrives."""
+    """Which elements of every golden result and stage depend on `stage`: NaN in its place, and where it arrives.
+
+    Nothing is known of a stage that the golden takes for indices: NaN is none.
+    """
     ref = session.ref
     value = ref.values[stage]
     if not value.is_floating_point():
@@ -333,7 +336,10 @@ def reach(session: Session, stage: str) -> dict[str, Tensor]:
     stem = stage.removesuffix(".grad")
     if stem != stage and stem in ref.values:
         replaced[stem] = ref.values[stem]
-    changed = References(ref.material, ref.run, replaced, ref.seed).values
+    try:
+        changed = References(ref.material, ref.run, replaced, ref.seed).values
+    except GoldenError:
+        return {}
     return {n: torch.isnan(t) & ~torch.isnan(ref.values[n]) for n, t in changed.items() if n in ref.values}
 
 

@@ -54,6 +54,9 @@ def kernelfault(
         bool, typer.Option("--baselines", help="Ask the usual rules (assert_close, gradcheck, ...), too.")
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="One case of every fault.")] = False,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="Print the diagnosis of each chosen fault, and no rates.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(help="Processes at a time. Default: all cores but one.", min=1)] = None,
     keep: Annotated[
         Path | None,
@@ -81,7 +84,7 @@ def kernelfault(
         "jobs": jobs,
     }
     values |= {"keep": keep, "json": json, "html": html}
-    flags = {"baselines": baselines, "quick": quick, "fit": fit}
+    flags = {"baselines": baselines, "quick": quick, "diagnose": diagnose, "fit": fit}
     words = [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
     raise typer.Exit(_run(_script(), [*words, *(f"--{name}" for name, given in flags.items() if given)]))
 
