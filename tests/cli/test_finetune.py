@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from cli.finetune_tools import VERSE, saved_model
 from goldsmith.cli import app
 from goldsmith.cli.finetune.show import Shown
+from goldsmith.hf import convert, load_adapter
 from goldsmith.hf.training import accounting, page
 from goldsmith.hf.training.data import cut, read
 from goldsmith.hf.training.journal import rows
@@ -109,6 +110,8 @@ def test_the_loss_falls_and_stock_peft_reads_the_adapter(place, tmp_path):
     peft = PeftModel.from_pretrained(plain_model(place), tmp_path)
     torch.testing.assert_close(held_out_loss(peft, place), torch.tensor(said["eval_loss"]["last"]))
     assert said["eval_loss"]["first"] == pytest.approx(float(held_out_loss(plain_model(place), place)), rel=1e-5)
+    ours = load_adapter(convert(plain_model(place)), tmp_path)
+    torch.testing.assert_close(held_out_loss(ours, place), torch.tensor(said["eval_loss"]["last"]))
     ids = torch.tensor([[5, 6, 7]])
     assert peft.generate(input_ids=ids, max_new_tokens=3, min_new_tokens=3, do_sample=False).shape == (1, 6)
 

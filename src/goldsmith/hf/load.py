@@ -25,9 +25,10 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
 
     Any adapter with `target_parameters` on the experts, ours or stock peft's. A LoRA of the same ranks and scalings is
     written in place, so that an optimizer keeps its tensors; others are replaced: make the optimizer afterwards. What
-    targets other modules (attention) is put in by peft itself, trainable. A model converted without `lora` gets its
-    first LoRA here, and all else is frozen, as `convert` does it. Raises ValueError for files that are not
-    there, damaged, for another model, or with what the experts cannot take, and then leaves the model as it was.
+    targets other modules (attention) is put in by peft itself, trainable. Weights under `modules_to_save` (a router)
+    are written into the model's own. A model converted without `lora` gets its first LoRA here, and all else is frozen,
+    as `convert` does it. Raises ValueError for files that are not there, damaged, for another model, or with what the
+    experts cannot take, and then leaves the model as it was.
     """
     modules = converted_modules(model)
     if not modules:
@@ -48,8 +49,12 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     if strange or not planned:
         what = f"{strange[0]} has no place in this model" if strange else "it holds nothing for this model's experts"
         raise ValueError(f"{folder}: {what}; its target_parameters are {config.get('target_parameters')}")
-    if rest:
-        _inject(model, config, rest)
+    saved = _saved_modules(model, config, rest)
+    if len(rest) > len(saved):
+        _inject(model, config, {name: t for name, t in rest.items() if name not in saved})
+    with torch.no_grad():
+        for name, parameter in saved.items():
+            parameter.copy_(rest[name])
     had_none = all(module.lora is None for module in modules.values())
     for path, (factors, scaling, shared) in planned.items():
         _put(modules[path], factors, scaling, shared)
@@ -188,6 +193,19 @@ def _put(module: ConvertedExperts, factors: dict[str, Pair], scaling: dict[str, 
             ours[1].copy_(b)
 
 
+def _saved_modules(model: nn.Module, config: dict[str, Any], rest: dict[str, Tensor]) -> dict[str, nn.Parameter]:
+    """The model's own parameters that the file has whole, by their names there; ValueError for another shape."""
+    names = tuple(config.get("modules_to_save") or ())
+    own, found = dict(model.named_parameters()), {}
+    for name, tensor in rest.items():
+        path = name.removeprefix(ROOT)
+        if path in own and path.rpartition(".")[0].endswith(names):
+            if own[path].shape != tensor.shape:
+                raise ValueError(f"{name} is {list(tensor.shape)}, and {list(own[path].shape)} in the model")
+            found[name] = own[path]
+    return found
+
+
 def _inject(model: Any, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """The part on other modules (attention), by peft, in place; peft freezes what is not its own, so that is undone."""
     from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
@@ -196,7 +214,7 @@ def _inject(model: Any, config: dict[str, Any], tensors: dict[str, Tensor]) -> N
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not getattr(model, "peft_config", None):
         own = {key: value for key, value in config.items() if key in LoraConfig.__dataclass_fields__}
-        own |= {"target_parameters": None, "inference_mode": False}
+        own |= {"target_parameters": None, "modules_to_save": None, "inference_mode": False}
         inject_adapter_in_model(LoraConfig(**own), base)
     for parameter in trainable:
         parameter.requires_grad_(True)
