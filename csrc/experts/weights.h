@@ -134,12 +134,16 @@ template <class Code> void plain_block(const gs_matrix& m, const Panel& panel, i
         std::memcpy(block + 16 * i, panel.data + i * m.panel_bytes + 4 * first, static_cast<size_t>(bytes < 64 ? bytes : 64));
 }
 
+// Whether all 16 x 16 words of tile `at` of a plain panel are there.
+template <class Code> bool whole(const gs_matrix& m, const Panel& panel, int64_t at) {
+    return panel.rows == 16 && m.cols * (4 / Code::per_word) >= 64 * (at + 1);
+}
+
 // Tile `at` of a panel as [word][row].
 template <class Code> const uint32_t* tile_by_word(const gs_matrix& m, const Panel& panel, int64_t at, uint32_t* scratch) {
     if constexpr (Code::plain) {
         uint32_t block[256];
-        constexpr int element = 4 / Code::per_word;
-        if (panel.rows == 16 && m.cols * element >= 64 * (at + 1)) {
+        if (whole<Code>(m, panel, at)) {
             transpose(panel.data + 64 * at, m.panel_bytes, scratch);
         } else {
             plain_block<Code>(m, panel, 16 * at, block);
@@ -151,13 +155,27 @@ template <class Code> const uint32_t* tile_by_word(const gs_matrix& m, const Pan
     }
 }
 
+// Sixteen rows of sixteen words, `bytes` apart.
+struct Block {
+    const char* data;
+    int64_t bytes;
+    const uint32_t* row(int i) const { return reinterpret_cast<const uint32_t*>(data + i * bytes); }
+};
+
 // Tile `at` of a panel as [row][word].
-template <class Code> void tile_by_row(const gs_matrix& m, const Panel& panel, int64_t at, uint32_t* scratch) {
+template <class Code> Block tile_by_row(const gs_matrix& m, const Panel& panel, int64_t at, uint32_t* scratch) {
     if constexpr (Code::plain) {
+        if (whole<Code>(m, panel, at)) return {panel.data + 64 * at, m.panel_bytes};
         plain_block<Code>(m, panel, 16 * at, scratch);
     } else {
         transpose(panel.data + TILE * at, 64, scratch);
     }
+    return {reinterpret_cast<const char*>(scratch), 64};
+}
+
+// Into L2, 64 bytes of every row: what the next block of the sum will read.
+inline void fetch(const char* at, int64_t bytes, int rows) {
+    for (int i = 0; i < rows; ++i) __builtin_prefetch(at + i * bytes, 0, 2);
 }
 
 // stripe[k - begin][n - row] = W[n, k] for 32 outputs from `row` on and inputs [begin, end); begin is a tile's.
@@ -176,6 +194,9 @@ template <class Code> void outputs_stripe(const gs_matrix& m, int64_t expert, in
         uint32_t scratch[256];
         for (int64_t tile = begin / (16 * e); tile * 16 * e < end; ++tile) {
             const uint32_t* words = tile_by_word<Code>(m, panel, tile, scratch);
+            constexpr int64_t ahead = DEPTH / (16 * e);  // tiles
+            if constexpr (Code::plain) fetch(panel.data + 64 * (tile + ahead), m.panel_bytes, panel.rows);
+            else fetch(panel.data + TILE * (tile + ahead), 64, 16);
             for (int64_t word = 0, k = tile * 16 * e; word < 16 && k < end; ++word, k += e) {
                 if constexpr (Code::scaled) {
                     if (k >= next) {
@@ -227,7 +248,9 @@ template <class Code> void inputs_stripes(const gs_matrix& m, int64_t expert, in
                     if constexpr (Code::zeros) store(offset[i - group], zeros_of(m, panel, i));
                 }
             }
-            tile_by_row<Code>(m, panel, first / width, words);
+            const Block block = tile_by_row<Code>(m, panel, first / width, words);
+            if constexpr (Code::plain) fetch(panel.data + DEPTH * m.panel_bytes + 64 * (first / width), m.panel_bytes, 16);
+            else fetch(panel.data + DEPTH / 16 * m.panel_bytes + TILE * (first / width), 64, 16);
             for (int v = 0; v < e; ++v) {
                 float* out = stripes + (16 * v / STRIPE) * (DEPTH * STRIPE) + 16 * ((v + part) % 2);
                 int64_t low = 0, high = 0;
@@ -236,7 +259,7 @@ template <class Code> void inputs_stripes(const gs_matrix& m, int64_t expert, in
                     low = (low < last ? low : last) - group, high = (high < last ? high : last) - group;
                 }
                 for (int i = 0; i < 16; ++i) {
-                    Floats value = Code::row(words + 16 * i, v);
+                    Floats value = Code::row(block.row(i), v);
                     if constexpr (Code::zeros) value = value - halves(offset[low][i], offset[high][i]);
                     if constexpr (Code::scaled) value = value * halves(scale[low][i], scale[high][i]);
                     store(out + (row - begin + i) * STRIPE, value);
