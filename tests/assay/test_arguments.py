@@ -109,7 +109,7 @@ def test_segments_lie_within_their_tensor(segments, text):
 def test_a_reset_that_raises_and_a_gradient_that_is_a_number_are_mistakes_in_the_declaration():
     with pytest.raises(assay.TargetError, match="^reset: raised ZeroDivisionError: "):
         assay.check(made(reset=lambda: 1 / 0))
-    with pytest.raises(assay.TargetError, match="^backward: the gradient of 'x' is a float, not a tensor$"):
+    with pytest.raises(assay.TargetError, match="^backward: the gradient of 'x' is of type float, not a tensor$"):
         assay.check(made(backward=lambda x, w, grad_y: (1.0, w), outputs=("y",)))
     with pytest.raises(TypeError, match="^case: expected a function of make and the sizes, got int 3$"):
         assay.case(T=[1])(3)

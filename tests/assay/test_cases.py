@@ -96,3 +96,8 @@ def test_mistakes_in_a_case_name_it():
 
     with pytest.raises(assay.TargetError, match="^case tensor: must return a dict of inputs and scalars, got Tensor$"):
         tensor[0].build()
+    for size in (1.5, True, -1):
+        made = assay.case(T=size)(lambda make, T: {"x": make.normal(T, 3)})[0]
+        said = rf"could not be drawn: ValueError: a size of {size}; sizes are whole numbers from 0, got \[{size}, 3\]$"
+        with pytest.raises(assay.TargetError, match=said):
+            made.build()

@@ -46,6 +46,11 @@ def test_traced_stages_are_recorded_as_copies_in_order():
     assert tracer.records["a"].tolist() == [0, 2, 4]
 
 
+def test_a_name_is_a_string():
+    with pytest.raises(TypeError, match=r"^stage\(3, \.\.\.\) takes a name, which is a string, got int$"):
+        run(lambda x: assay.stage(3, x), torch.zeros(()))
+
+
 def test_a_repeated_name_gets_a_number():
     _, tracer = run(lambda x: assay.stage("h", assay.stage("h", assay.stage("h", x) + 1) + 1), torch.zeros(()))
     assert {n: float(t) for n, t in tracer.records.items()} == {"h": 0.0, "h#2": 1.0, "h#3": 2.0}

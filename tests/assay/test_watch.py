@@ -322,7 +322,7 @@ def test_table_and_page_tell_the_first_event(model, tmp_path):
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(TypeError, match="watch: argument 0 is a int"):
+    with pytest.raises(TypeError, match="watch: argument 0 is of type int"):
         assay.watch(3)
     with pytest.raises(ValueError, match="every=0"):
         assay.watch(every=0)

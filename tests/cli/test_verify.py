@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,7 +48,9 @@ def test_right_kernels_pass_whatever_they_print(tmp_path):
     assert all(report.ok and report.cases == ["rows[T=1]", "rows[T=5]"] for report in reports)
     assert reports[0].stages == ["scaled", "y", "x.grad"]
     text = page.read_text()
-    assert "<h1>Every operator is certified.</h1>" in text and "Run: 4 cases through all probes." in text
+    assert "<h1>Every target is certified.</h1>" in text and "2 targets, 2 proofs, 4 cases" in text
+    assert "operator" not in words(re.sub("<style>.*?</style>|<script>.*?</script>", "", text, flags=re.S))
+    assert "Run: 4 cases through all probes." in text
 
 
 def test_a_wrong_kernel_and_one_that_crashes_are_rows_beside_the_others(tmp_path):
@@ -138,7 +141,7 @@ def alive(pid):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["nosuch"], "no operator 'nosuch'; there are: mhc.boundary, mhc.coefficients"),
+        (["nosuch"], "no operator 'nosuch'; there are: experts.moe, experts.slots, mhc.boundary, mhc.coefficients"),
         (["mhc", "--html", "/proc/none/page.html"], "cannot write /proc/none/page.html: No such file or directory."),
     ],
 )
@@ -152,8 +155,8 @@ def test_a_request_that_cannot_be_carried_out_is_one_paragraph_and_status_2(argu
 @pytest.mark.parametrize(
     "asked, said",
     [
-        ({"names": ["nosuch"]}, "no operator 'nosuch'; there are: mhc.boundary"),
-        ({"names": ["nosuch"]}, "families: mhc, "),
+        ({"names": ["nosuch"]}, "no operator 'nosuch'; there are: experts.moe"),
+        ({"names": ["nosuch"]}, "families: experts, mhc, "),
         ({"names": ["nosuch"]}, ". A target of your own is named package.module:target."),
         ({"names": ["own_kernels.py"]}, "a module's dotted name, not a file"),
         ({"names": ["no_such_module:target"]}, "there is no module 'no_such_module', neither in the current directory"),

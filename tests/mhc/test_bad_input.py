@@ -148,7 +148,7 @@ def test_a_tensor_that_must_be_there():
     name, floats = "mhc.pre_backward", "bfloat16, float16, float32, float64"
     says(TypeError, lambda: backward(None), f"{name}: grad_h_in is a NoneType, wanted a torch.Tensor")
     says(TypeError, lambda: backward(F.int()), f"{name}: grad_h_in is int32, wanted one of: {floats}")
-    says(TypeError, lambda: backward(F, grad_x_post=3), f"{name}: grad_x_post is a int, wanted a torch.Tensor")
+    says(TypeError, lambda: backward(F, grad_x_post=3), f"{name}: grad_x_post is an int, wanted a torch.Tensor")
 
 
 def test_sparse_tensors():

@@ -119,13 +119,15 @@ def test_modules_that_do_not_fit():
 
 def test_stacks_that_do_not_fit():
     name = "mhc.HyperStack"
-    says(TypeError, lambda: mhc.HyperStack([nn.Identity()]),
-         f"{name}: wanted at least one HyperConnection, got ['Identity']")  # fmt: skip
-    says(TypeError, lambda: mhc.HyperStack([]), f"{name}: wanted at least one HyperConnection, got none")
+    around = "wanted what goes around it: mhc.HyperConnection(dim, layer)"
+    wrong = [connection(), nn.Identity()]
+    says(TypeError, lambda: mhc.HyperStack(wrong), f"{name}: connections[1] is an Identity, {around}")
+    empty = f"{name}: connections is empty, wanted at least one mhc.HyperConnection"
+    says(TypeError, lambda: mhc.HyperStack([]), empty)
     says(ValueError, lambda: mhc.HyperStack([connection()], keep_every=2), f"{name}: keep_every=2, only 1 is offered")
     listed = "wanted a list: mhc.HyperStack([connection, ...])"
-    for given in (connection(), torch.ones(()), None, 3):
-        came = f"{name}: connections is a {type(given).__name__}, {listed}"
+    for given, what in ((connection(), "a HyperConnection"), (torch.ones(()), "a Tensor"), (3, "an int")):
+        came = f"{name}: connections is {what}, {listed}"
         says(TypeError, lambda given=given: mhc.HyperStack(given), came)
     two = [connection(), connection(n=2)]
     says(ValueError, lambda: mhc.HyperStack(two), f"{name}: connections differ in (n, dim): [(2, 7), (4, 7)]")

@@ -77,7 +77,11 @@ class Make:
 
 
 def _shape(shape: tuple) -> tuple[int, ...]:
-    return tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], list | tuple | torch.Size) else shape
+    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], list | tuple | torch.Size) else shape
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ValueError(f"a size of {size!r}; sizes are whole numbers from 0, got {list(sizes)}")
+    return sizes
 
 
 Draw = Callable[..., dict[str, Any]]

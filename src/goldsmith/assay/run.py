@@ -146,7 +146,7 @@ def only_tensors(pairs: list[tuple[str, Any]], who: str) -> dict[str, Tensor]:
             continue
         if not isinstance(value, Tensor):
             if not _is_number(value):
-                raise TargetError(f"outputs: the {who}'s {name!r} is a {type(value).__name__}, not a tensor")
+                raise TargetError(f"outputs: the {who}'s {name!r} is of type {type(value).__name__}, not a tensor")
             value = torch.tensor(value)
         named[name] = value
     return named
@@ -304,7 +304,7 @@ def name_gradients(result: Any, wanted: tuple[str, ...], who: str) -> dict[str, 
 def _gradients(named: dict[str, Any], who: str) -> dict[str, Tensor | None]:
     for name, grad in named.items():
         if grad is not None and not isinstance(grad, Tensor):
-            raise TargetError(f"{who}: the gradient of {name!r} is a {type(grad).__name__}, not a tensor")
+            raise TargetError(f"{who}: the gradient of {name!r} is of type {type(grad).__name__}, not a tensor")
     return named
 
 

@@ -68,6 +68,8 @@ class Tracer:
     def visit(self, name: str, value: Tensor) -> Tensor:
         if not isinstance(value, Tensor):
             raise TypeError(f"stage({name!r}, ...) takes a tensor, got {type(value).__name__}")
+        if not isinstance(name, str):
+            raise TypeError(f"stage({name!r}, ...) takes a name, which is a string, got {type(name).__name__}")
         self._seen[name] = count = self._seen.get(name, 0) + 1
         if count > 1:
             name = f"{name}#{count}"

@@ -37,7 +37,7 @@ def watch(
     """
     for number, module in enumerate(modules):
         if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"watch: argument {number} is a {type(module).__name__}; expected a torch.nn.Module")
+            raise TypeError(f"watch: argument {number} is of type {type(module).__name__}; expected a torch.nn.Module")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"watch: every={every!r}; expected a whole number of steps, 1 or more")
     return Watch(modules, norms, every, stop, sync)

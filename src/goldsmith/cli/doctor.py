@@ -47,7 +47,8 @@ def _operator(op: Op, device: str) -> dict[str, Any]:
     options = {name: given[name] for name in op.options}
     backends = {name: op.why_not(name, *tensors, **options) for name in op.backends}
     auto = next(name for name, reason in backends.items() if reason is None)
-    return {"name": op.name, "summary": op.summary, "backends": backends, "auto": auto, "gradients": list(op.grads)}
+    facts = {"name": op.name, "summary": op.summary, "backends": backends, "auto": auto, "gradients": list(op.grads)}
+    return facts | {"internal": op.internal}
 
 
 def _native() -> dict[str, Any]:
@@ -93,7 +94,8 @@ def _show(report: dict[str, Any]) -> None:
         table.add_column(name, no_wrap=True)
     table.add_column("auto takes", no_wrap=True)
     reasons: dict[str, list[str]] = {}
-    for op in report["operators"]:
+    shown = [op for op in report["operators"] if not op["internal"]]
+    for op in shown:
         cells = []
         for name in names:
             if name not in op["backends"]:
@@ -107,7 +109,7 @@ def _show(report: dict[str, Any]) -> None:
     out.print(table)
     for reason, operators in reasons.items():
         backend = reason.partition(":")[0]
-        having = [op["name"] for op in report["operators"] if backend in op["backends"]]
+        having = [op["name"] for op in shown if backend in op["backends"]]
         who = "" if operators == having else f" ({', '.join(operators)})"
         out.print(f"\n[dim]{escape(reason)}{who}[/]")
 

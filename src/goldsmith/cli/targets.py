@@ -57,7 +57,7 @@ def op_target(op: Op, backend: str, *, device: str = "cpu", dtype: torch.dtype |
         backward="auto" if op.grads else None,
         golden_backward=backward if op.grads else None,
         grads=op.grads,
-        stored=getattr(module, "STORED", {}),
+        stored=getattr(module, "STORED", {}).get(backend, {}),
         segments=getattr(module, "SEGMENTS", {}),
         decisions=getattr(module, "DECISIONS", {}),
         dtypes=(dtype,) if dtype is not None else op_dtypes(op),
@@ -164,7 +164,8 @@ def _names(own: str, source: str, index: int) -> tuple[str, str, str]:
 
 def _unknown(name: str, ops: dict[str, Op]) -> str:
     families = sorted({o.partition(".")[0] for o in ops})
-    text = f"no operator {name!r}; there are: {', '.join(sorted(ops))}; families: {', '.join(families)}."
+    shown = ", ".join(n for n, op in ops.items() if not op.internal)
+    text = f"no operator {name!r}; there are: {shown}; families: {', '.join(families)}."
     if name.endswith(".py") or "." in name:
         return text + " A target of your own is named package.module:target (a module's dotted name, not a file)."
     return text + " A target of your own is named package.module:target."

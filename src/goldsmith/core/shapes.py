@@ -65,9 +65,15 @@ def check_dtype(op: str, name: str, tensor: Tensor, allowed: Sequence[torch.dtyp
         raise TypeError(f"{op}: {name} is {str(tensor.dtype).removeprefix('torch.')}, wanted one of: {wanted}")
 
 
+def kind(value: object) -> str:
+    """What a value is, in words: a list, an int."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
 def check_tensor(op: str, name: str, value: object) -> None:
     if not isinstance(value, Tensor):
-        raise TypeError(f"{op}: {name} is a {type(value).__name__}, wanted a torch.Tensor")
+        raise TypeError(f"{op}: {name} is {kind(value)}, wanted a torch.Tensor")
     if value.layout is not torch.strided:
         layout = str(value.layout).removeprefix("torch.")
         raise TypeError(f"{op}: {name} is {layout}, wanted a dense tensor: {name}.to_dense()")

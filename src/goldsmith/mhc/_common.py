@@ -17,6 +17,7 @@ from ..core.shapes import (
     check_same_device,
     check_shapes,
     check_tensor,
+    kind,
 )
 
 FORMS = ("deepseek", "megatron", "log")
@@ -163,7 +164,7 @@ def _check_vector(op: str, name: str, value: Any, size: int, x: Tensor) -> Tenso
         what = f"{type(value).__name__} of {len(value)}"
         raise TypeError(f"{op}: {name} is a {what}, wanted one tensor [{size}]: {joined}({name})")
     if not isinstance(value, Tensor):
-        raise TypeError(f"{op}: {name} is a {type(value).__name__}, wanted a tensor [{size}]")
+        raise TypeError(f"{op}: {name} is {kind(value)}, wanted a tensor [{size}]")
     check_coefficient(op, name, value, x)
     return value
 
@@ -177,7 +178,7 @@ def check_numbers(op: str, **numbers: float) -> None:
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int if name == "iterations" else (int, float)):
             wanted = "a whole number of at least 1" if name == "iterations" else "a number"
-            shown = f" is a {type(value).__name__}" if isinstance(value, Tensor) else f"={value!r}"
+            shown = f" is {kind(value)}" if isinstance(value, Tensor) else f"={value!r}"
             raise TypeError(f"{op}: {name}{shown}, wanted {wanted}")
     _check_ranges(op, **numbers)
 
@@ -198,7 +199,7 @@ def _check_ranges(op: str, *, iterations: int = 1, post_mult: float = 1.0, **eps
 
 def check_flag(op: str, name: str, value: object, hint: str = "") -> None:
     if not isinstance(value, bool):
-        came = f" is a {type(value).__name__}" if isinstance(value, Tensor) else f"={value!r}"
+        came = f" is {kind(value)}" if isinstance(value, Tensor) else f"={value!r}"
         raise TypeError(f"{op}: {name}{came}, wanted True or False{hint}")
 
 

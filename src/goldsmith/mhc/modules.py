@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..core.autograd import transformed
-from ..core.shapes import ShapeError, check_choice
+from ..core.shapes import ShapeError, check_choice, kind
 from ._common import FLOATS, FORMS, ORIENTATIONS, check_flag, check_numbers, rows
 from ._connect import Settings, enter, leave
 from ._recompute import Region
@@ -258,7 +258,7 @@ def _parameter(device: torch.device | str | None, *shape: int) -> nn.Parameter:
 
 def check_x(module: str, x: Tensor, n: int, dim: int) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{module}: x is a {type(x).__name__}, wanted a torch.Tensor")
+        raise TypeError(f"{module}: x is {kind(x)}, wanted a torch.Tensor")
     if tuple(x.shape[-2:]) == (n, dim):
         return
     hint = ""

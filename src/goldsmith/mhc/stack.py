@@ -8,6 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from ..core.shapes import kind
 from .boundary.op import BOUNDARY
 from .modules import HyperConnection, check_x, normed, split
 from .post.op import POST
@@ -27,12 +28,15 @@ class HyperStack(nn.Module):
     def __init__(self, connections: Iterable[HyperConnection], *, keep_every: int = 1) -> None:
         super().__init__()
         if isinstance(connections, (HyperConnection, Tensor)) or not isinstance(connections, Iterable):
-            came = f"connections is a {type(connections).__name__}"
+            came = f"connections is {kind(connections)}"
             raise TypeError(f"mhc.HyperStack: {came}, wanted a list: mhc.HyperStack([connection, ...])")
         connections = list(connections)
-        wrong = [type(c).__name__ for c in connections if not isinstance(c, HyperConnection)]
-        if wrong or not connections:
-            raise TypeError(f"mhc.HyperStack: wanted at least one HyperConnection, got {wrong or 'none'}")
+        if not connections:
+            raise TypeError("mhc.HyperStack: connections is empty, wanted at least one mhc.HyperConnection")
+        for at, connection in enumerate(connections):
+            if not isinstance(connection, HyperConnection):
+                came = f"connections[{at}] is {kind(connection)}"
+                raise TypeError(f"mhc.HyperStack: {came}, wanted what goes around it: mhc.HyperConnection(dim, layer)")
         if isinstance(keep_every, bool) or not isinstance(keep_every, int) or keep_every != 1:
             raise ValueError(f"mhc.HyperStack: keep_every={keep_every!r}, only 1 is offered")
         sizes = {(c.n, c.dim) for c in connections}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..core.shapes import ShapeError, check_choice
+from ..core.shapes import ShapeError, check_choice, kind
 from ._common import check_count, check_flag
 from ._strategy import STRATEGIES
 from .atomic_experts.op import ACTIVATIONS, ATOMIC_EXPERTS, atomic_experts
@@ -83,7 +83,7 @@ def check_experts(name: str, activation: Any, strategy: Any, sparse_grad: Any, b
 
 def check_h(name: str, h: Tensor, hidden_size: int) -> None:
     if not isinstance(h, Tensor):
-        raise TypeError(f"{name}: h is a {type(h).__name__}, wanted a torch.Tensor")
+        raise TypeError(f"{name}: h is {kind(h)}, wanted a torch.Tensor")
     if h.dim() == 0 or h.shape[-1] != hidden_size:
         raise ShapeError(f"{name}: h is {list(h.shape)}, expected [*batch, {hidden_size}]")
 

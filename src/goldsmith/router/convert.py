@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..core.shapes import check_tensor
+from ..core.shapes import check_tensor, kind
 from ._common import check_count, check_flag
 from ._layers import Float32BatchNorm
 from .modules import PAPER, OmniMoE
@@ -185,7 +185,7 @@ def to_product_key_memory(module: PEER) -> State:
 def _renamed(function: str, state: Mapping[str, Tensor], names: Mapping[str, str]) -> State:
     """The tensors by our names; every key of theirs must be there, and no other."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"router.{function}: state_dict is a {type(state).__name__}, wanted a mapping of tensors")
+        raise TypeError(f"router.{function}: state_dict is {kind(state)}, wanted a mapping of tensors")
     missing = sorted(set(names.values()) - set(state))
     unknown = sorted(str(name) for name in set(state) - set(names.values()))
     if missing or unknown:
@@ -249,9 +249,9 @@ def _wrong(function: str, name: str, value: Tensor, wanted: str) -> ValueError:
     return ValueError(f"router.{function}: {name} is {list(value.shape)}, wanted {wanted}")
 
 
-def _instance(function: str, module: object, kind: type) -> None:
-    if not isinstance(module, kind):
-        raise TypeError(f"router.{function}: module is a {type(module).__name__}, wanted a router.{kind.__name__}")
+def _instance(function: str, module: object, wanted: type) -> None:
+    if not isinstance(module, wanted):
+        raise TypeError(f"router.{function}: module is {kind(module)}, wanted a router.{wanted.__name__}")
 
 
 def _form(function: str, form: Mapping[str, tuple[object, object]]) -> None:

@@ -76,6 +76,7 @@ def _render(
         "story": story,
         "sections": sections,
         "groups": _groups(entries),
+        "kind": " or ".join(_kinds(entries)),
         "summary": summary(entries),
         "timed": not conditions,  # those that were given say how long all of it took
         "conditions": list(conditions) or _conditions(entries),
@@ -94,10 +95,11 @@ def summary(entries: Sequence[Entry]) -> dict[str, str]:
     run = [e for e in entries if e.report is not None]
     failed = [e for e in run if e.failed]
     partial = [e for e in run if e.verdict == "partial"]
-    operators = len({e.operator for e in run})
+    kinds = _kinds(run)
     cases = sum(view.judged_cases(e.report) for e in run if e.report)
     runs = sum(len({(r.case, r.run) for r in e.report.rows}) for e in run if e.report)
-    counts = f"{view.count(operators, 'operator')}, {view.count(len(run), 'proof')}, {view.count(cases, 'case')}"
+    counted = [*((len(names), kind) for kind, names in kinds.items()), (len(run), "proof"), (cases, "case")]
+    counts = ", ".join(view.count(number, what) for number, what in counted)
     counts += f", {view.count(runs, 'run')}"
     misdeclared = sum(e.misdeclared for e in entries)
     absent = len(entries) - len(run) - misdeclared
@@ -117,8 +119,17 @@ def summary(entries: Sequence[Entry]) -> dict[str, str]:
         return {"verdict": verdict, "headline": f"{names} {verb}.", "counts": counts, "why": why}
     if partial or not run:
         return {"verdict": "partial", "headline": "Nothing wrong in what was finished.", "counts": counts, "why": ""}
-    what = "Every operator" if operators > 1 else run[0].operator
+    several = f"Every {next(iter(kinds))}" if len(kinds) == 1 else "Everything"
+    what = several if len(set().union(*kinds.values())) > 1 else run[0].operator
     return {"verdict": "pass", "headline": f"{what} is certified.", "counts": counts, "why": ""}
+
+
+def _kinds(entries: Sequence[Entry]) -> dict[str, set[str]]:
+    """The names by what they are: an operator has backends, a target of the user's own has none."""
+    kinds: dict[str, set[str]] = {}
+    for entry in entries:
+        kinds.setdefault("operator" if entry.backend else "target", set()).add(entry.operator)
+    return kinds or {"target": set()}
 
 
 def _groups(entries: Sequence[Entry]) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -85,7 +85,7 @@ def _line(proof: Proof) -> str:
 
 def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
-    table.add_column("operator", no_wrap=True)
+    table.add_column("operator" if any(e.backend for e in entries) else "target", no_wrap=True)
     table.add_column("backend", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("cases", justify="right", no_wrap=True)
