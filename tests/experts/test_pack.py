@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goldsmith.experts import pack
 from goldsmith.experts.formats import E2M1, FORMATS, decode, from_nibbles
-from goldsmith.experts.pack import pack
 from goldsmith.experts.quantise import quantise
 
 F = np.float32

@@ -99,6 +99,15 @@ def triton_unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | None
     return f"needs a CUDA device; {where} (TRITON_INTERPRET=1, set before the import, runs it on the CPU, slowly)"
 
 
+def grouped_unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | None:
+    """Why torch's grouped products cannot take these tensors, or None."""
+    first = next((t for t in tensors.values() if t is not None), None)
+    if first is None or not first.is_cuda:
+        where = "none were given" if first is None else f"the inputs are on {first.device.type}"
+        return f"needs a CUDA device; {where}"
+    return None if hasattr(torch, "_grouped_mm") else f"torch {torch.__version__} has no _grouped_mm; 2.11 has it"
+
+
 @functools.cache
 def interpreter_unavailable() -> str | None:
     """Triton 3.6's interpreter makes numbers of arrays of one element, which numpy refuses since 2.4; 3.7 does not."""

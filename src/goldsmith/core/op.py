@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from . import autograd, native
-from .device import BackendUnavailable, UnsupportedCall, triton_unavailable
+from .device import BackendUnavailable, UnsupportedCall, grouped_unavailable, triton_unavailable
 
 FAMILIES = ("mhc", "router", "experts")  # packages whose import registers operators
 
@@ -49,6 +49,7 @@ class Backend:
 _MACHINE: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "triton": triton_unavailable,
     "native": native.unavailable,
+    "cuda_grouped": grouped_unavailable,
     "reference": lambda tensors: None,
 }
 
@@ -165,10 +166,16 @@ class Op:
     def choose(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> str:
         """The backend that will run: the one named, or with "auto" the first that can.
 
-        Raises ValueError for an unknown name and BackendUnavailable, with the reason, for a named one that cannot run.
+        Raises ValueError for an unknown name and BackendUnavailable, with the reason, for a named one that cannot run,
+        and where none can.
         """
         if backend == "auto":
-            return next(b for b in self.backends if self.why_not(b, *tensors, **options) is None)
+            reasons = {}
+            for name in self.backends:
+                reasons[name] = self.why_not(name, *tensors, **options)
+                if reasons[name] is None:
+                    return name
+            raise UnsupportedCall(f"{self.name}: no backend: " + "; ".join(f"{n}: {why}" for n, why in reasons.items()))
         named = self._named(backend, tensors)
         reason = self._cannot_run(backend, named)
         if reason is not None:

@@ -7,6 +7,8 @@ how it is fast, on what it is tried (cases).
 from .lora import LoRA
 from .modules import Experts
 from .moe.op import moe
+from .packed import PackedExperts
+from .packing import pack
 from .slots.op import slots
 
-__all__ = ["Experts", "LoRA", "moe", "slots"]
+__all__ = ["Experts", "LoRA", "PackedExperts", "moe", "pack", "slots"]

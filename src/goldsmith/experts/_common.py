@@ -11,6 +11,8 @@ from torch import Tensor
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")
 TARGETS = ("gate", "up", "down")  # the three projections; a dropout mask is drawn by this number
+# the stages of a projection: W v, A, B, m * v, A (m * v), B of that; W^T d, B^T d, A^T of that
+PARTS = ("product", "a_read", "b_read", "masked", "low", "lora", "back", "high", "lora_back")
 COMPUTE = ("float", "int8")
 # the inputs of experts.moe, in order
 BASE = ("gate_up", "down", "gate_up_bias", "down_bias")

@@ -1,12 +1,12 @@
-"""What gate, up and down have in common: v -> W v + b + s B A (m * v), one expert after the other; and its gradients.
+"""What gate, up and down have in common: v -> W v + b + s B A (m * v), and its gradients.
 
-P routes in order, `at` the routes of an expert among them; v [n, in], d [n, out]; A [r, in], B [out, r].
+P routes, in order; v [P, in], d [P, out]; A [E, r, in], B [E, out, r]. Rows of skipped routes are 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,15 @@ from ..assay.stage import stage
 from . import dropout
 from ._common import TARGETS, flat, wide
 from ._routes import Routes
-from ._weights import Weights
+from ._weights import Matrices, Weights
+
+
+class Factors(NamedTuple):
+    """LoRA on one projection."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
 
 
 class Call:
@@ -26,18 +34,48 @@ class Call:
     """
 
     def __init__(self, op: str, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any]) -> None:
-        self.x = _present(tensors, "x")
+        self.x = present(tensors, "x")
         self.to = wide(self.x.dtype)
         self.tensors, self.options = tensors, options
-        self.of = Weights(_present(tensors, "gate_up"), _present(tensors, "down"), options["layout"], self.to)
-        ids = _present(tensors, "topk_ids")
-        self.routes = Routes(op, ids, self.of.experts)
-        self.expert = ids.reshape(-1).long().clamp(min=0)
+        self.base = Weights(present(tensors, "gate_up"), present(tensors, "down"), options["layout"], self.to)
+        ids = present(tensors, "topk_ids")
+        self.shape = ids.shape
+        self.routes = self.routed(op, ids)
+        self.expert = ids.reshape(-1).long().clamp(0, self.base.experts - 1)
         self.tokens = self.routes.token(torch.arange(ids.numel(), device=ids.device))
         self.rows = flat(self.x).to(self.to).index_select(0, self.tokens)
-        self.shape = ids.shape
         weights = tensors.get("topk_weights")
         self.weights = self.routes.kept((torch.ones_like(ids) if weights is None else weights).to(self.to))
+        self.lora = {target: self._factors(target) for target in TARGETS}
+
+    # -- loops over the experts: a backend may do them at once --------------------------------------------------------
+
+    def routed(self, op: str, ids: Tensor) -> Routes:
+        return Routes(op, ids, self.base.experts)
+
+    def product(self, rows: Tensor, width: int, matrices: Matrices) -> Tensor:
+        """[P, width]: each route's row times the matrix [in, width] of its expert."""
+
+        def of_expert(e: int, at: Tensor) -> Tensor:
+            return rows.index_select(0, at) @ matrices[e].to(self.to)
+
+        return self.routes.gather(rows, width, of_expert)
+
+    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+        """[E, a, b]: the sum of left right^T over the routes of each expert; exactly 0 where there are none."""
+        total = left.new_zeros(self.base.experts, left.shape[-1], right.shape[-1])
+        for e, at in self.routes.of_each():
+            total[e] = left.index_select(0, at).T @ right.index_select(0, at)
+        return total
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """[E, a]: the sum over the routes of each expert."""
+        total = rows.new_zeros(self.base.experts, rows.shape[-1])
+        for e, at in self.routes.of_each():
+            total[e] = rows.index_select(0, at).sum(0)
+        return total
+
+    # -- one projection -----------------------------------------------------------------------------------------------
 
     def gate_and_up(self) -> tuple[Tensor, Tensor]:
         """[P, I] each, in x's dtype: rounded here, once, since everything after goes on from what is saved."""
@@ -45,92 +83,83 @@ class Call:
         u = stage("u", self.outputs("up", self.rows).to(self.x.dtype))
         return g, u
 
-    # -- one projection of all routes -------------------------------------------------------------------------------
-
     def outputs(self, name: str, inputs: Tensor) -> Tensor:
-        """W v + b + s B A (m * v): [P, out]; 0 for skipped routes."""
-        bias = self._bias(name)
-        lora = self._factors(name)
-
-        def of_expert(e: int, at: Tensor) -> Tensor:
-            v = inputs.index_select(0, at)
-            out = v @ self.of.weight(name, e).T
-            if bias is not None:
-                out = out + bias[e].to(self.to)
-            if lora is not None:
-                a, b, scale = lora[0][e].to(self.to), lora[1][e].to(self.to), lora[2]
-                out = out + scale * (self._masked(name, v, at) @ a.T @ b.T)
-            return out
-
-        return self.routes.gather(self.rows, self.of.sizes(name)[0], of_expert)
+        """W v + b + s B A (m * v): [P, out]"""
+        out, _ = self.base.sizes(name)
+        total = stage(f"{name}_product", self.product(inputs, out, self.base.matrices(name).mT))
+        bias = self.bias(name)
+        if bias is not None:
+            rows = bias.to(self.to).index_select(0, self.expert)
+            total = total + rows.masked_fill(self.routes.skipped.unsqueeze(-1), 0.0)
+        lora = self.lora[name]
+        if lora is not None:
+            total = total + lora.scale * stage(f"{name}_lora", self.product(self.low(name, inputs), out, lora.b.mT))
+        return total
 
     def inputs(self, name: str, grads: Tensor) -> Tensor:
-        """W^T d + s m * (A^T B^T d): [P, in], the gradient of v; 0 for skipped routes."""
-        lora = self._factors(name)
+        """W^T d + s m * (A^T B^T d): [P, in], the gradient of v"""
+        _, width = self.base.sizes(name)
+        total = stage(f"{name}_back", self.product(grads, width, self.base.matrices(name)))
+        lora = self.lora[name]
+        if lora is not None:
+            back = stage(f"{name}_lora_back", self.product(self.high(name, grads), width, lora.a))
+            total = total + lora.scale * self.masked(name, back)
+        return total
 
-        def of_expert(e: int, at: Tensor) -> Tensor:
-            d = grads.index_select(0, at)
-            out = d @ self.of.weight(name, e)
-            if lora is not None:
-                a, b, scale = lora[0][e].to(self.to), lora[1][e].to(self.to), lora[2]
-                out = out + scale * self._masked(name, d @ b @ a, at)
-            return out
+    def low(self, name: str, inputs: Tensor) -> Tensor:
+        """A (m * v): [P, r]"""
+        a, _, _ = self.lora[name]  # type: ignore[misc]
+        return stage(f"{name}_low", self.product(self.masked(name, inputs), a.shape[1], a.mT))
 
-        return self.routes.gather(self.rows, self.of.sizes(name)[1], of_expert)
+    def high(self, name: str, grads: Tensor) -> Tensor:
+        """B^T d: [P, r]"""
+        _, b, _ = self.lora[name]  # type: ignore[misc]
+        return stage(f"{name}_high", self.product(grads, b.shape[2], b))
 
-    def factors(self, name: str, grads: Tensor, inputs: Tensor, needs: frozenset) -> dict[str, Tensor]:
-        """dA = s sum (B^T d) (m * v)^T and dB = s sum d (A (m * v))^T over the routes of each expert; else 0."""
-        lora = self._factors(name)
-        wanted = [n for n in (f"{name}_a", f"{name}_b") if n in needs]
-        if lora is None or not wanted:
-            return {}
-        a, b, scale = lora
-        found = {n: torch.zeros_like(_present(self.tensors, n), dtype=self.to) for n in wanted}
-        for e, at in self.routes.of_each():
-            d, v = grads.index_select(0, at), self._masked(name, inputs.index_select(0, at), at)
-            if f"{name}_a" in wanted:
-                found[f"{name}_a"][e] = scale * ((d @ b[e].to(self.to)).T @ v)
-            if f"{name}_b" in wanted:
-                found[f"{name}_b"][e] = scale * (d.T @ (v @ a[e].to(self.to).T))
+    def masked(self, name: str, values: Tensor) -> Tensor:
+        """m * values"""
+        p = self.options.get("dropout", 0.0)
+        if not p:
+            return values
+        slots = torch.arange(len(values), device=values.device) % max(1, self.routes.k)
+        seed = int(present(self.tensors, "seed"))
+        kept = dropout.kept(seed, TARGETS.index(name), self.tokens, slots, values.shape[-1], p)
+        return stage(f"{name}_masked", values.masked_fill(~kept, 0.0) * (1 / (1 - p)))
+
+    # -- gradients of parameters --------------------------------------------------------------------------------------
+
+    def of_factors(self, name: str, grads: Tensor, inputs: Tensor, needs: frozenset) -> dict[str, Tensor]:
+        """dA = s sum (B^T d) (m * v)^T and dB = s sum d (A (m * v))^T"""
+        lora, found = self.lora[name], {}
+        if lora is not None and f"{name}_a" in needs:
+            found[f"{name}_a"] = lora.scale * self.outer(self.high(name, grads), self.masked(name, inputs))
+        if lora is not None and f"{name}_b" in needs:
+            found[f"{name}_b"] = lora.scale * self.outer(grads, self.low(name, inputs))
         return found
 
-    # -- float bases ------------------------------------------------------------------------------------------------
+    def of_base(self, key: str, grads: Tensor, inputs: Tensor, needs: frozenset) -> dict[str, Tensor]:
+        """dW = sum d v^T and db = sum d, of "gate_up" or "down" """
+        found = {key: self.outer(grads, inputs)} if key in needs else {}
+        return found | ({f"{key}_bias": self.sums(grads)} if f"{key}_bias" in needs else {})
 
-    def base(self, key: str, grads: tuple[Tensor, ...], inputs: Tensor, needs: frozenset) -> dict[str, Tensor]:
-        """dW = sum d v^T and db = sum d of "gate_up" or "down" over the routes of each expert, else exactly 0."""
-        found = {}
-        for wanted in (n for n in (key, f"{key}_bias") if n in needs):
-            like = _present(self.tensors, wanted)
-            found[wanted] = total = torch.zeros_like(like, dtype=self.to)
-            for e, at in self.routes.of_each():
-                d = torch.cat([g.index_select(0, at) for g in grads], -1)
-                total[e] = d.sum(0) if wanted.endswith("bias") else d.T @ inputs.index_select(0, at)
-        return found
+    # -- arguments ----------------------------------------------------------------------------------------------------
 
-    # -- parts ------------------------------------------------------------------------------------------------------
-
-    def _bias(self, name: str) -> Tensor | None:
+    def bias(self, name: str) -> Tensor | None:
+        """[E, out]"""
         bias = self.tensors.get("down_bias" if name == "down" else "gate_up_bias")
         if bias is None or name == "down":
             return bias
         return bias.chunk(2, -1)[name == "up"]
 
-    def _factors(self, name: str) -> tuple[Tensor, Tensor, float] | None:
+    def _factors(self, name: str) -> Factors | None:
         a, b = self.tensors.get(f"{name}_a"), self.tensors.get(f"{name}_b")
-        return None if a is None or b is None else (a, b, self.options[f"{name}_scale"])
-
-    def _masked(self, name: str, values: Tensor, at: Tensor) -> Tensor:
-        """m * values of the routes `at`."""
-        p = self.options.get("dropout", 0.0)
-        if not p:
-            return values
-        seed = int(_present(self.tensors, "seed"))
-        tokens, slots = self.tokens.index_select(0, at), at % self.routes.k
-        kept = dropout.kept(seed, TARGETS.index(name), tokens, slots, values.shape[-1], p)
-        return values.masked_fill(~kept, 0.0) * (1 / (1 - p))
+        if a is None or b is None:
+            return None
+        a, b = stage(f"{name}_a_read", a.to(self.to)), stage(f"{name}_b_read", b.to(self.to))
+        return Factors(a, b, self.options[f"{name}_scale"])
 
 
-def _present(tensors: Mapping[str, Tensor | None], name: str) -> Tensor:
+def present(tensors: Mapping[str, Tensor | None], name: str) -> Tensor:
     tensor = tensors[name]
     if tensor is None:
         raise TypeError(f"experts.moe: {name} is missing")

@@ -36,7 +36,7 @@ class Routes:
 
     def token(self, routes: Tensor) -> Tensor:
         """The token that each of these routes belongs to."""
-        return routes // self.k
+        return routes // max(1, self.k)
 
     def gather(self, rows: Tensor, width: int, of_expert: Callable[[int, Tensor], Tensor]) -> Tensor:
         """[P, width] in the order of the routes: what `of_expert(expert, its routes)` gives, 0 for skipped routes."""
@@ -62,6 +62,6 @@ def check_ids(op: str, topk_ids: Tensor, experts: int) -> None:
         return
     place = ((topk_ids < -1) | (topk_ids >= experts)).nonzero()[0].tolist()
     raise ValueError(
-        f"{op}: topk_ids{place} is {int(topk_ids[tuple(place)])}, wanted 0 <= id < E = {experts}, or -1 for a slot "
-        "that is skipped"
+        f"{op}: topk_ids{place} is {int(topk_ids[tuple(place)])}, wanted an expert in 0..{experts - 1}, or -1 to "
+        "skip the slot"
     )

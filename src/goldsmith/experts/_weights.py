@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -10,8 +13,38 @@ from .formats import decode
 from .layout import Layout, read_matrix
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """The matrices of a projection in a packed base, as far as a stacked tensor would be used: m[e], and m.mT[e]."""
+
+    layout: Layout
+    blob: Tensor
+    name: str
+    to: torch.dtype
+    turned: bool = False
+
+    @property
+    def mT(self) -> Decoded:
+        return replace(self, turned=not self.turned)
+
+    def __getitem__(self, expert: int) -> Tensor:
+        """[out, in] of one expert: its slices side by side."""
+        found = []
+        with constants():
+            for place in self.layout.matrices("down" if self.name == "down" else "gate_up"):
+                if place.panels:
+                    at = place.offset + expert * place.expert_stride + place.parts[self.name == "up"]
+                    panels = self.blob[at : at + place.panels * place.panel_bytes].clone().view(place.panels, -1)
+                    found.append(decode(self.layout.kind, read_matrix(self.layout, place, panels), self.to))
+            whole = torch.cat(found, 1 if self.name == "down" else 0)
+        return whole.T if self.turned else whole
+
+
+Matrices: TypeAlias = Tensor | Decoded  # of every expert
+
+
 class Weights:
-    """gate and up [I, H], down [H, I] of every expert, in `to`."""
+    """gate and up [E, I, H], down [E, H, I]; a packed base's in `to`."""
 
     def __init__(self, gate_up: Tensor, down: Tensor, layout: str, to: torch.dtype) -> None:
         self._gate_up, self._down, self._to = gate_up, down, to
@@ -22,25 +55,12 @@ class Weights:
         """(out, in) of a projection."""
         return (self.hidden, self.inner) if name == "down" else (self.inner, self.hidden)
 
-    def weight(self, name: str, expert: int) -> Tensor:
-        """[out, in] of one expert."""
-        if self._layout is not None:
-            with constants():
-                return self._decoded(self._layout, name, expert)
-        if name == "down":
-            return self._down[expert].to(self._to)
-        return self._gate_up[expert].chunk(2)[name == "up"].to(self._to)
-
-    def _decoded(self, layout: Layout, name: str, expert: int) -> Tensor:
-        """Of a packed base: its slices side by side."""
+    def matrices(self, name: str) -> Matrices:
+        """[out, in] of each expert."""
         blob = self._down if name == "down" else self._gate_up
-        found = []
-        for place in layout.matrices("down" if name == "down" else "gate_up"):
-            if place.panels:
-                at = place.offset + expert * place.expert_stride + place.parts[name == "up"]
-                panels = blob[at : at + place.panels * place.panel_bytes].clone().view(place.panels, place.panel_bytes)
-                found.append(decode(layout.kind, read_matrix(layout, place, panels), self._to))
-        return torch.cat(found, 1 if name == "down" else 0)
+        if self._layout is not None:
+            return Decoded(self._layout, blob, name, self._to)
+        return blob if name == "down" else blob.chunk(2, 1)[name == "up"]
 
 
 def sizes(gate_up: Tensor, down: Tensor, layout: str) -> tuple[int, int, int]:

@@ -8,12 +8,19 @@ import torch
 from torch import Tensor
 
 from ...assay.case import Case, Make
-from .._common import wide
-from ..pack import pack
+from .._common import BASE, FACTORS, PARTS, TARGETS, wide
+from ..packing import pack
 
 DTYPES = ("float32", "bfloat16")  # float16 is a GPU's
-# what a backend may round to x's dtype: they are operands of matrix products, which are of one dtype on AMX
-STORED = {"h": "x", "dg": "x", "du": "x"}
+# what a backend may round to x's dtype: operands of matrix products, which are of one dtype on AMX; and what a grouped
+# product gives, too, which has the dtype of its operands
+_OPERANDS = ("h", "dg", "du")
+_PRODUCTS = ("q", *(f"d{name}" for name in (*BASE, *FACTORS)))
+_PRODUCTS += tuple(f"{t}_{what}" for t in TARGETS for what in PARTS)
+STORED = {
+    "native": dict.fromkeys(_OPERANDS, "x"),
+    "cuda_grouped": dict.fromkeys((*_OPERANDS, *_PRODUCTS), "x"),
+}
 
 
 def routing(make: Make, batch: tuple[int, ...], E: int, k: int, kind: str) -> Tensor:

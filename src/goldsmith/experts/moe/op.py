@@ -11,7 +11,7 @@ from torch import Tensor
 from ...core.op import Op
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
 from .._check import check_moe
-from .._common import BASE, FACTORS, NAMES, number
+from .._common import BASE, FACTORS, NAMES, PARTS, TARGETS, number
 from .._weights import sizes
 
 MOE = Op(
@@ -23,10 +23,11 @@ MOE = Op(
     "-> (Tensor y, Tensor g, Tensor u)",
     saved=("g", "u"),
     package=__package__,
-    backends=("native",),
+    backends=("native", "cuda_grouped"),
     grads=("x", "topk_weights", *BASE, *FACTORS),
-    stages=("g", "u", "h", "o", "y", "v", "dtopk_weights", "dh", "dg", "du", "dx", "dgate_up", "ddown")
-    + ("dgate_up_bias", "ddown_bias", "dgate_a", "dgate_b", "dup_a", "dup_b", "ddown_a", "ddown_b"),
+    stages=("g", "u", "h", "o", "y", "q", "v", "dh", "dg", "du")
+    + tuple(f"{target}_{part}" for target in TARGETS for part in PARTS)
+    + tuple(f"d{name}" for name in ("x", "topk_weights", *BASE, *FACTORS)),
     summary="the selected experts of a token, with LoRA, weighed and summed",
 )
 

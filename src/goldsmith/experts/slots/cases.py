@@ -11,7 +11,7 @@ from ..moe.cases import inputs as moe_inputs
 
 __all__ = ["CASES", "DTYPES", "STORED", "inputs"]
 
-STORED = {"g": "x", "u": "x", "h": "x"}
+STORED = {"native": {"g": "x", "u": "x", "h": "x"}}
 _OPTIONS = ("layout", "gate_scale", "up_scale", "down_scale", "activation", "alpha", "limit")
 
 

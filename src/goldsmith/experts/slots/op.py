@@ -12,7 +12,7 @@ from ...core.op import Op
 from ...core.shapes import ShapeError, check_dtype, check_same_device, check_tensor
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
 from .._check import check_moe
-from .._common import SLOT_NAMES, number, wide
+from .._common import SLOT_NAMES, TARGETS, number, wide
 
 SLOTS = Op(
     "experts.slots",
@@ -21,7 +21,9 @@ SLOTS = Op(
     "str layout, float gate_scale, float up_scale, float down_scale, str activation, float alpha, float? limit) "
     "-> (Tensor o, Tensor flags)",
     package=__package__,
-    stages=("g", "u", "h", "o"),
+    backends=("native",),
+    stages=("g", "u", "h", "o")
+    + tuple(f"{target}_{part}" for target in TARGETS for part in ("product", "a_read", "b_read", "low", "lora")),
     summary="what each slot's expert gives, one row for each; inference",
 )
 

@@ -1,0 +1,28 @@
+"""experts.slots: how it is fast on a CPU; the kernels of experts.moe before their sum (csrc/experts/forward.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import native
+from .._common import SLOT_NAMES
+from .._native_abi import arguments
+from ..moe._native import float16
+
+
+def unsupported(tensors: dict, options: dict) -> str | None:
+    return float16(tensors)
+
+
+def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
+    named = dict(zip(SLOT_NAMES, tensors, strict=True))
+    x, ids = named["x"], named["topk_ids"]
+    with arguments(named, options) as (args, keep):
+        o = keep("rows", torch.empty(args.tokens * args.slots, args.hidden))
+        flags = keep("flags", torch.empty(args.tokens * args.slots, dtype=torch.uint8))
+        native.check(native.library().gs_moe_forward(ctypes.byref(args)))
+    return o.view(*ids.shape, x.shape[-1]), flags.view(ids.shape)

@@ -1,0 +1,150 @@
+"""Bad input of experts.moe: one error, which names the argument, what came and what was wanted, before any work."""
+
+import pytest
+import torch
+
+from goldsmith import BackendUnavailable, ShapeError, experts
+
+E, H, I, T, K = 3, 8, 6, 5, 2
+
+
+def base():
+    return torch.randn(E, 2 * I, H), torch.randn(E, H, I)
+
+
+def pair(target="gate", r=2, e=E, h=H, i=I):
+    out, width = (h, i) if target == "down" else (i, h)
+    return torch.randn(e, r, width), torch.randn(e, out, r)
+
+
+def call(**changed):
+    given = {"x": torch.randn(T, H), "ids": torch.zeros(T, K, dtype=torch.int64), "w": torch.rand(T, K), "base": base()}
+    given |= changed
+    return experts.moe(given.pop("x"), given.pop("ids"), given.pop("w"), given.pop("base"), **given)
+
+
+def ids_with(value, at=(3, 1)):
+    ids = torch.zeros(T, K, dtype=torch.int64)
+    ids[at] = value
+    return ids
+
+
+BAD = {
+    "id_too_large": (dict(ids=ids_with(3)), ValueError, "topk_ids[3, 1] is 3, wanted an expert in 0..2, or -1 to"),
+    "id_too_small": (dict(ids=ids_with(-2)), ValueError, "topk_ids[3, 1] is -2, wanted an expert in 0..2, or -1 to"),
+    "ids_of_floats": (dict(ids=torch.zeros(T, K)), TypeError, "topk_ids is float32, wanted one of: int32, int64"),
+    "ids_of_bools": (dict(ids=torch.zeros(T, K) > 0), TypeError, "topk_ids is bool, wanted one of: int32, int64"),
+    "ids_of_int16": (dict(ids=ids_with(0).short()), TypeError, "topk_ids is int16, wanted one of: int32, int64"),
+    "ids_of_a_list": (dict(ids=[[0, 1]] * T), TypeError, "topk_ids is a list, wanted a torch.Tensor"),
+    "x_of_integers": (dict(x=torch.zeros(T, H, dtype=torch.int64)), TypeError, "x is int64, wanted one of: bfloat16"),
+    "no_x": (dict(x=None), TypeError, "x is a NoneType, wanted a torch.Tensor"),
+    "hidden": (dict(x=torch.randn(T, H + 1)), ShapeError, "x has hidden=9, but the base has hidden=8"),
+    "tokens": (dict(x=torch.randn(T + 1, H)), ShapeError, "topk_ids and x need the same leading dimensions"),
+    "k": (dict(w=torch.rand(T, K + 1)), ShapeError, "topk_weights and topk_ids need the same shape"),
+    "weights": (dict(w=torch.rand(T, K).half()), TypeError, "topk_weights is float16, wanted float32 or x's float32"),
+    "wide_weights": (dict(w=torch.rand(T, K).double()), TypeError, "topk_weights is float64, but x is float32"),
+    "base_of_three": (dict(base=(*base(), None)), TypeError, "base is a tuple of 3, wanted a PackedExperts, or plain"),
+    "base_of_a_tensor": (dict(base=base()[0]), TypeError, "base is a Tensor, wanted a PackedExperts, or plain tensors"),
+    "base_of_a_list": (dict(base=[base()[0], [1.0]]), TypeError, "down is a list, wanted a torch.Tensor"),
+    "two_dimensions": (
+        dict(base=(base()[0][0], base()[1])), ShapeError, "gate_up needs three dimensions of at least 1",
+    ),
+    "rows": (dict(base=(base()[0][:, 1:], base()[1])), ShapeError, "gate_up has 11 rows, but down has intermediate=6"),
+    "experts": (dict(base=(base()[0][1:], base()[1])), ShapeError, "gate_up has experts=2, but down has experts=3"),
+    "dtypes": (dict(base=(base()[0], base()[1].bfloat16())), TypeError, "down is bfloat16, but gate_up is float32"),
+    "wide_base": (dict(base=[t.double() for t in base()]), TypeError, "gate_up is float64, but x is float32; convert"),
+    "bias": (
+        dict(base=(*base(), torch.randn(E, I), None)), ShapeError, "gate_up_bias is not [3, 12], one row for each",
+    ),
+    "lora": (dict(lora=3), TypeError, "lora is a int, wanted an experts.LoRA, or a dict with some of the keys"),
+    "key": (dict(lora={"gate_proj": pair()}), ValueError, "lora has the key 'gate_proj'; known are: gate, up, down"),
+    "no_pair": (dict(lora={"gate": pair()[0]}), TypeError, "lora['gate'] is a Tensor, wanted (A [E, r, in], B"),
+    "lora_experts": (dict(lora={"up": pair(e=4)}), ShapeError, "up_a has experts=4, but the base has experts=3"),
+    "lora_inputs": (dict(lora={"up": pair(h=7)}), ShapeError, "up_a takes 7 inputs, but up of the base takes 8"),
+    "lora_outputs": (dict(lora={"up": pair(i=7)}), ShapeError, "up_b gives 7 outputs, but up of the base gives 6"),
+    "turned": (dict(lora={"up": pair()[::-1]}), ShapeError, "up_a takes 2 inputs, but up of the base takes 8"),
+    "down_inputs": (dict(lora={"down": pair()}), ShapeError, "down_a takes 8 inputs, but down of the base takes 6"),
+    "ranks": (
+        dict(lora={"up": (pair()[0], pair(r=3)[1])}), ShapeError, "up_b has rank=3, but up_a has rank=2",
+    ),
+    "half_a_lora": (dict(lora={"up": (pair()[0], None)}), ValueError, "up_a comes without up_b; LoRA on up needs both"),
+    "integer_lora": (
+        dict(lora={"up": tuple(t.int() for t in pair())}), TypeError, "up_a is int32, wanted one of: bfloat16",
+    ),
+    "scaling": (dict(lora={"up": pair()}, lora_scaling="2"), TypeError, "lora_scaling='2' is of type str, wanted"),
+    "scaling_keys": (
+        dict(lora={"up": pair()}, lora_scaling={"gate": 1.0}), ValueError, "lora_scaling and lora differ in the key",
+    ),
+    "scaled_twice": (
+        dict(lora=experts.LoRA(E, H, I), lora_scaling=2.0), ValueError, "an experts.LoRA has scales of its own",
+    ),
+    "activation": (dict(activation="swiglu"), ValueError, "activation='swiglu' is unknown; choose one of: 'silu'"),
+    "limit": (dict(limit=-1.0), ValueError, "limit=-1.0, wanted a number of at least 0.0"),
+    "limit_of_text": (dict(limit="7"), TypeError, "limit='7' is of type str, wanted a number"),
+    "alpha": (dict(alpha=None), TypeError, "alpha=None is of type NoneType, wanted a number"),
+    "compute": (dict(compute="fp8"), ValueError, "compute='fp8' is unknown; choose one of: 'float', 'int8'"),
+    "int8_of_floats": (
+        dict(compute="int8"), ValueError, "compute='int8' needs a base packed as int8, int4 or int4_asym, not plain",
+    ),
+    "backend": (dict(backend="cuda"), ValueError, "experts.moe: unknown backend 'cuda'; known: auto"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changed, kind, text", BAD.values(), ids=list(BAD))
+@pytest.mark.parametrize("grad", [True, False], ids=["training", "no_grad"])
+def test_it_is_told_by_name(changed, kind, text, grad):
+    with torch.set_grad_enabled(grad), pytest.raises(kind) as caught:
+        call(**changed)
+    assert str(caught.value).startswith("experts.moe: ") and text in str(caught.value)
+
+
+def test_a_shape_error_lists_every_argument():
+    with pytest.raises(ShapeError) as caught:
+        call(x=torch.randn(T, H + 1), lora={"up": pair()})
+    assert str(caught.value).splitlines() == [
+        "experts.moe: x has hidden=9, but the base has hidden=8",
+        "  x:            [5, 9],     expected [*batch, hidden]",
+        "  topk_ids:     [5, 2],     expected [*batch, k]",
+        "  topk_weights: [5, 2],     expected [*batch, k]",
+        "  gate_up:      [3, 12, 8], expected [experts, 2*intermediate, hidden]",
+        "  down:         [3, 8, 6],  expected [experts, hidden, intermediate]",
+        "  up_a:         [3, 2, 8],  expected [experts, rank, hidden]",
+        "  up_b:         [3, 6, 2],  expected [experts, intermediate, rank]",
+    ]
+
+
+def test_inference_in_int8_is_no_training():
+    packed = experts.pack(*base(), format="int8")
+    with pytest.raises(ValueError, match="compute='int8' is for inference; call it under torch.no_grad"):
+        call(base=packed, x=torch.randn(T, H, requires_grad=True), compute="int8")
+    with pytest.raises(BackendUnavailable, match="experts.moe: reference: compute='int8'"):
+        call(base=packed, compute="int8", backend="reference")
+
+
+def test_a_backend_that_cannot_run_says_why():
+    with pytest.raises(BackendUnavailable, match="experts.moe: cuda_grouped: needs a CUDA device"):
+        call(backend="cuda_grouped")
+
+
+def test_bad_ids_are_found_in_slots_and_modules_too():
+    x, ids, w = torch.randn(T, H), ids_with(9), torch.rand(T, K)
+    with pytest.raises(ValueError, match=r"experts.slots: topk_ids\[3, 1\] is 9"):
+        experts.slots(x, ids, base())
+    with pytest.raises(ValueError, match=r"experts.moe: topk_ids\[3, 1\] is 9"):
+        experts.Experts(base())(x, ids, w)
+
+
+def test_blobs_of_another_layout_are_refused():
+    from goldsmith import Op
+
+    large = torch.randn(E, 2 * 64, H), torch.randn(E, H, 64)
+    packed, other = experts.pack(*large, format="bf16"), experts.pack(*large, format="fp32")
+    options = dict(
+        layout=packed.layout.text, gate_scale=1.0, up_scale=1.0, down_scale=1.0, dropout=0.0, activation="silu",
+        alpha=1.0, limit=None, compute="float", save=False,
+    )  # fmt: skip
+    given = torch.randn(T, H), ids_with(0), torch.rand(T, K), other.gate_up, other.down, *[None] * 9
+    with pytest.raises(
+        ShapeError, match=r"experts.moe: down is \[\d+\], but a base of layout 'bf16:.*' has \[\d+\] bytes"
+    ):
+        Op.get("experts.moe")(*given, **options)

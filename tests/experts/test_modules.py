@@ -1,0 +1,86 @@
+"""experts.Experts: the module holds the LoRA; the base stays what and where it is."""
+
+import copy
+
+import pytest
+import torch
+
+from goldsmith import experts
+
+E, H, I, T, K = 3, 16, 8, 5, 2
+
+
+@pytest.fixture
+def base():
+    torch.manual_seed(0)
+    return experts.pack(torch.randn(E, 2 * I, H), torch.randn(E, H, I), format="int8", group_size=8)
+
+
+def routes():
+    return torch.randn(T, H), torch.randint(0, E, (T, K)), torch.rand(T, K)
+
+
+def test_it_computes_what_moe_does(base):
+    lora, (x, ids, w) = experts.LoRA(E, H, I), routes()
+    torch.nn.init.normal_(lora.up_b)
+    layer = experts.Experts(base, lora, activation="swiglu_oai", alpha=1.5, limit=2.0)
+    wanted = experts.moe(x, ids, w, base, lora=lora, activation="swiglu_oai", alpha=1.5, limit=2.0)
+    assert torch.equal(layer(x, ids, w), wanted)
+
+
+def test_the_state_dict_is_the_loras(base):
+    layer = experts.Experts(base, experts.LoRA(E, H, I, targets=("down",)))
+    assert set(layer.state_dict()) == {"lora.down_a", "lora.down_b"}
+    assert sum(p.numel() for p in layer.parameters()) == layer.lora.num_parameters()
+    assert not experts.Experts(base).state_dict()
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_base_is_neither_copied_nor_converted(base, plain):
+    given = base.unpack() if plain else base
+    layer = experts.Experts(given, experts.LoRA(E, H, I))
+    other = copy.deepcopy(layer).to(torch.bfloat16)
+    assert other.base is given and other.lora.gate_a.dtype == torch.bfloat16
+    assert layer.lora.gate_a.dtype == torch.float32
+    x, ids, w = routes()
+    assert other(x.bfloat16(), ids, w).dtype == torch.bfloat16
+
+
+def test_a_tree_of_modules_finds_it(base):
+    model = torch.nn.Sequential(experts.Experts(base, experts.LoRA(E, H, I, dropout=0.5)))
+    model.eval()
+    assert not model[0].lora.training
+    model.requires_grad_(False)
+    assert not model[0](*routes()).requires_grad
+
+
+def test_an_adapter_of_another_layer_is_refused(base):
+    with pytest.raises(
+        ValueError, match="lora has num_experts=3, hidden_size=16, intermediate_size=9, but the base has"
+    ):
+        experts.Experts(base, experts.LoRA(E, H, I + 1))
+    with pytest.raises(TypeError, match="experts.Experts: lora is a dict, wanted an experts.LoRA or None"):
+        experts.Experts(base, {"gate": None})
+
+
+def test_a_compiled_training_step_has_the_same_bits(base):
+    torch._dynamo.reset()
+    lora, (x, ids, w) = experts.LoRA(E, H, I), routes()
+    torch.nn.init.normal_(lora.down_b)
+    layer = experts.Experts(base, lora)
+    found = []
+    for run in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        leaf = x.clone().requires_grad_()
+        y = run(leaf, ids, w)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [leaf, *lora.parameters()])])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_dropout_goes_through_compilation(base):
+    torch._dynamo.reset()
+    layer, (x, ids, w) = experts.Experts(base, experts.LoRA(E, H, I, dropout=0.5)), routes()
+    torch.nn.init.normal_(layer.lora.down_b)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert not torch.equal(compiled(x, ids, w), compiled(x, ids, w))
+    layer.eval()
+    assert torch.equal(compiled(x, ids, w), layer(x, ids, w))

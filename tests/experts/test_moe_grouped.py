@@ -1,0 +1,114 @@
+"""The GPU's backend of experts.moe: its formulas hold on a CPU with a loop in place of the grouped product."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from goldsmith import BackendUnavailable, Op, assay, experts
+from goldsmith.cli.targets import op_target
+from goldsmith.experts.moe import _cuda_grouped
+
+MOE = Op.get("experts.moe")
+NAMES = ("no_tokens", "one_token", "odd_sizes", "ranks", "rank_zero", "gpt_oss", "holes", "nothing", "no_slots")
+NAMES += ("twice", "zero_weights", "strided", "dropout")
+PROBES = ("values", "ensemble", "statistics", "poison", "guard", "alias")
+
+
+def loop(a, b, ends):
+    """What torch._grouped_mm gives; rows beyond the last expert's are NaN, as memory that is not written may be."""
+    begins = [0, *ends.tolist()[:-1]]
+    spans = [slice(x, y) for x, y in zip(begins, ends.tolist(), strict=True)]
+    if b.dim() == 2:
+        return torch.stack([a[:, s].float() @ b[s].float() for s in spans]).to(a.dtype)
+    out = torch.full((a.shape[0], b.shape[-1]), torch.nan, dtype=a.dtype)
+    for s, matrix in zip(spans, b, strict=True):
+        out[s] = (a[s].float() @ matrix.float()).to(a.dtype)
+    return out
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """The backend, let run where there is no card."""
+    here = dataclasses.replace(MOE.backends["cuda_grouped"], machine=lambda tensors: None)
+    monkeypatch.setitem(MOE.backends, "cuda_grouped", here)
+    monkeypatch.setattr(_cuda_grouped, "grouped", loop)
+    monkeypatch.setattr(_cuda_grouped, "unsupported", lambda tensors, options: None)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_formulas_are_the_goldens(on_cpu, name):
+    """In float32, where nothing is rounded but sums."""
+    on_cpu.setattr(_cuda_grouped.GroupedCall, "store", torch.float32)
+    target = dataclasses.replace(op_target(MOE, "cuda_grouped", dtype=torch.float32), stored={})
+    assay.check(target, name, probes=PROBES)
+
+
+@pytest.mark.parametrize("name", ["odd_sizes", "gpt_oss", "dropout"])
+def test_what_it_rounds_is_what_the_golden_expects(on_cpu, name):
+    target = op_target(MOE, "cuda_grouped", dtype=torch.bfloat16)
+    assay.check(target, name, dtype=torch.bfloat16, probes=PROBES)
+
+
+@pytest.fixture
+def given():
+    torch.manual_seed(0)
+    E, H, I, T, K = 3, 16, 8, 6, 2
+    base = torch.randn(E, 2 * I, H), torch.randn(E, H, I)
+    return torch.randn(T, H).bfloat16(), torch.randint(0, E, (T, K)), torch.rand(T, K), [t.bfloat16() for t in base]
+
+
+def test_an_id_out_of_range_costs_its_token_and_no_other(on_cpu, given):
+    x, ids, w, base = given
+    results = []
+    for wrong in (None, 3, -2):
+        spoiled = ids.clone()
+        if wrong is not None:
+            spoiled[4, 1] = wrong
+        leaf = x.clone().requires_grad_()
+        y = experts.moe(leaf, spoiled, w, base, backend="cuda_grouped")
+        results.append((y, *torch.autograd.grad(y, leaf, torch.ones_like(y))))
+    others = torch.arange(6) != 4
+    for clean, *spoiled in zip(*results, strict=True):
+        for t in spoiled:
+            assert t[4].isnan().all() and torch.equal(t[others], clean[others])
+
+
+def test_torchs_own_product_fits_where_the_loop_stood(on_cpu, given):
+    """torch has a slow one for the CPU; its result for these shapes is that of the loop."""
+    x, ids, w, base = given
+    slow = experts.moe(x, ids, w, base, backend="cuda_grouped")
+    on_cpu.undo()
+    here = dataclasses.replace(MOE.backends["cuda_grouped"], machine=lambda tensors: None)
+    on_cpu.setitem(MOE.backends, "cuda_grouped", here)
+    lora = {"gate": (torch.randn(3, 3, 16), torch.zeros(3, 8, 3))}
+    leaf = base[1].clone().requires_grad_()
+    y = experts.moe(x, ids, w, (base[0], leaf), lora=lora, backend="cuda_grouped")
+    assert torch.equal(y, slow) and torch.autograd.grad(y.sum(), leaf)[0].isfinite().all()
+
+
+WRONG = {
+    "packed": ({"base": "packed"}, r"the base is packed \(int8\); on a GPU it must be plain bfloat16 tensors"),
+    "float32": ({"x": torch.float32}, "x is float32, wanted bfloat16"),
+    "odd": ({"base": "odd"}, "the base has hidden=16 and intermediate=7, wanted multiples of 8"),
+}
+
+
+@pytest.mark.parametrize("changed, text", WRONG.values(), ids=list(WRONG))
+def test_what_it_cannot_take_is_told(monkeypatch, given, changed, text):
+    here = dataclasses.replace(MOE.backends["cuda_grouped"], machine=lambda tensors: None)
+    monkeypatch.setitem(MOE.backends, "cuda_grouped", here)
+    x, ids, w, (gate_up, down) = given
+    base = {
+        "packed": experts.pack(gate_up, down, format="int8"),
+        "odd": (gate_up[:, 2:].contiguous(), down[..., 1:].contiguous()),
+    }.get(changed.get("base"), (gate_up, down))
+    with pytest.raises(BackendUnavailable, match=text):
+        experts.moe(x.to(changed.get("x", x.dtype)), ids, w, base, backend="cuda_grouped")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [c.name for c in MOE.cases if "large" in c.tags])
+def test_it_holds_at_the_usual_sizes(name):
+    assay.check(op_target(MOE, "cuda_grouped"), name, dtype=torch.bfloat16, device="cuda", probes=PROBES)

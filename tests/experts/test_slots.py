@@ -1,0 +1,73 @@
+"""experts.slots: what its caller gets, and where it is put."""
+
+import pytest
+import torch
+
+from goldsmith import ShapeError, experts
+
+E, H, I, T, K = 3, 8, 6, 5, 2
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def given():
+    ids = torch.rand(T, E).topk(K).indices
+    ids[1, 0] = -1
+    return torch.randn(T, H), ids, (torch.randn(E, 2 * I, H), torch.randn(E, H, I))
+
+
+def test_one_slot_of_weight_one_is_moe():
+    x, ids, base = given()
+    o = experts.slots(x, ids[:, :1], base, backend="reference")
+    assert torch.equal(o[:, 0], experts.moe(x, ids[:, :1], torch.ones(T, 1), base, backend="reference"))
+    assert not o[1].any()
+
+
+def test_rows_and_flags_go_where_they_are_asked_to():
+    x, ids, base = given()
+    x[3, 2] = torch.nan
+    out, flags = torch.full((T, K, H), 7.0), torch.full((T, K), 9, dtype=torch.uint8)
+    o = experts.slots(x, ids, base, out=out, flags=flags)
+    assert o is out and torch.equal(out.nan_to_num(), experts.slots(x, ids, base).nan_to_num())
+    wanted = torch.zeros(T, K, dtype=torch.uint8)
+    wanted[3] = 1
+    assert torch.equal(flags, wanted)
+
+
+def test_rows_are_float32_for_16_bit_inputs():
+    x, ids, base = given()
+    assert experts.slots(x.bfloat16(), ids, base).dtype == torch.float32
+
+
+def test_dropout_is_never_applied():
+    x, ids, base = given()
+    lora = experts.LoRA(E, H, I, dropout=0.9)
+    torch.nn.init.normal_(lora.gate_b)
+    with torch.no_grad():
+        state = torch.random.get_rng_state()
+        training = experts.slots(x, ids, base, lora=lora)
+        assert torch.equal(state, torch.random.get_rng_state())
+        assert torch.equal(training, experts.slots(x, ids, base, lora=lora.eval()))
+
+
+def test_a_gradient_that_is_asked_for_is_refused():
+    x, ids, base = given()
+    with pytest.raises(ValueError, match="experts.slots: has no gradient; call it under torch.no_grad"):
+        experts.slots(x.requires_grad_(), ids, base)
+
+
+WRONG = {
+    "shape": (dict(out=torch.empty(T, H)), ShapeError, r"out is \[5, 8\], wanted \[5, 2, 8\]"),
+    "dtype": (dict(flags=torch.empty(T, K)), TypeError, "flags is float32, wanted one of: uint8"),
+    "strides": (dict(out=torch.empty(T, H, K).mT), ValueError, "out is not contiguous"),
+    "kind": (dict(out=[0.0]), TypeError, "out is a list, wanted a torch.Tensor"),
+}
+
+
+@pytest.mark.parametrize("more, kind, text", WRONG.values(), ids=list(WRONG))
+def test_a_place_that_does_not_fit_is_refused(more, kind, text):
+    with pytest.raises(kind, match=text):
+        experts.slots(*given(), **more)
