@@ -150,8 +150,9 @@ def _check_sizes(stacks: list[Stack], first: tuple[Tensor, ...]) -> None:
 
     def fail(what: str) -> None:
         turn = ""
-        if _fits(tuple(reversed(shapes[s.name])) for s in stacks):
-            turn = "\n  these shapes fit with transposed=" + str(stacks[-1].dims == ["H", "I"])
+        transposed = stacks[-1].dims == ["I", "H"]
+        if _fits(tuple(s if transposed else reversed(s)) for s in shapes.values()):
+            turn = f"\n  these shapes fit with transposed={not transposed}"
         raise ShapeError("\n".join([f"{_OP}: {what}, of an expert:", *lines]) + turn)
 
     if 0 in gate.shape or 0 in down.shape:
