@@ -94,9 +94,7 @@ def change(folder, which, function):
         held = {n: function(t) if which in n else t for n, t in load_file(path).items()}
         save_file({n: t.contiguous() for n, t in held.items() if t is not None}, path, {"format": "pt"})
         index = json.loads((folder / INDEX).read_text())
-        index["weight_map"] = {
-            n: f for n, f in index["weight_map"].items() if f != path.name or held.get(n) is not None
-        }
+        index["weight_map"] = {n: f for n, f in index["weight_map"].items() if n not in held or held[n] is not None}
         (folder / INDEX).write_text(json.dumps(index))
 
 
@@ -109,17 +107,17 @@ def settings(folder, **changes):
 @pytest.mark.parametrize(
     "spoil, said",
     [
-        (lambda f: change(f, "experts.3.up_proj", lambda t: None), "expert 3 has no up weight .plain weights, 5 experts"),
-        (lambda f: change(f, "layers.0.mlp.down_proj", lambda t: None), "1 tensors of .* first model.layers.0.mlp.down"),
-        (lambda f: change(f, "layers.0.mlp.down_proj", lambda t: t[:3]), r"mlp.down_proj.weight is \[3, 40\], but .*config"),
+        (lambda f: change(f, "experts.3.up_proj", lambda t: None), "expert 3 has no up weight .plain weights, 5"),
+        (lambda f: change(f, "layers.0.mlp.down_proj", lambda t: None), "1 tensors .* first model.layers.0.mlp.down"),
+        (lambda f: change(f, "layers.0.mlp.down_proj", lambda t: t[:3]), r"weight is \[3, 40\], but .*config"),
         (lambda f: change(f, "experts.2.gate_proj", lambda t: t * float("nan")), "gate.*expert 2|expert 2.*gate"),
         (lambda f: sorted(f.glob("*.safetensors"))[2].unlink(), "1 shards of its index are missing, first model-00003"),
         (lambda f: (f / INDEX).write_text("{}"), "not an index of shards"),
         (lambda f: [p.unlink() for p in f.glob("*.safetensors*")], "no safetensors file with weights here"),
         (lambda f: settings(f, quant_method="gptq"), "quantised with 'gptq'; read here are compressed-tensors, awq"),
         (lambda f: settings(f, quant_method="awq", version="gemv"), "AWQ of .*version 'gemm'"),
-        (lambda f: settings(f, quant_method="fp8"), "fp8 with weight_block_size None; read here are blocks of 128 x 128"),
-        (lambda f: settings(f, quant_method="compressed-tensors"), "compressed-tensors format None; .*'pack-quantized'"),
+        (lambda f: settings(f, quant_method="fp8"), "fp8 with weight_block_size None; .* blocks of 128 x 128"),
+        (lambda f: settings(f, quant_method="compressed-tensors"), "compressed-tensors format None; .*pack-quantized"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -143,11 +141,14 @@ def test_a_truncated_shard_is_said_with_its_name(tmp_path):
     [
         ("k2", "deepseek_v3", lambda f: change(f, "experts.1.up_proj.weight_scale", lambda t: None),
          "expert 1 has no up weight_scale .compressed-tensors"),
-        ("k2", "deepseek_v3", lambda f: settings(f, config_groups={"g": {"weights": {"num_bits": 8}}}), "read here are 4 bits"),
-        ("awq", "qwen3_moe", lambda f: change(f, "experts.0.down_proj.qzeros", lambda t: None), "expert 0 has no down qzeros"),
+        ("k2", "deepseek_v3", lambda f: settings(f, config_groups={"g": {"weights": {"num_bits": 8}}}),
+         "read here are 4 bits"),
+        ("awq", "qwen3_moe", lambda f: change(f, "experts.0.down_proj.qzeros", lambda t: None),
+         "expert 0 has no down qzeros"),
         ("awq", "qwen3_moe", lambda f: settings(f, quant_method="compressed-tensors", format="pack-quantized"),
          "qweight is not known among experts of compressed-tensors"),
-        ("mxfp4", "gpt_oss", lambda f: change(f, "down_proj_scales", lambda t: None), "is not known among experts of mxfp4"),
+        ("mxfp4", "gpt_oss", lambda f: change(f, "down_proj_scales", lambda t: None),
+         "is not known among experts of mxfp4"),
     ],
 )  # fmt: skip
 def test_codes_that_are_not_whole_are_refused_by_name(kind, family, spoil, said, tmp_path):
@@ -160,7 +161,7 @@ def test_codes_that_are_not_whole_are_refused_by_name(kind, family, spoil, said,
 @pytest.mark.parametrize(
     "kind, family, options, said",
     [
-        ("k2", "deepseek_v3", {"format": "bf16"}, "format is 'bf16', but .* holds int4 codes .* take format=\"auto\" or 'int4'"),
+        ("k2", "deepseek_v3", {"format": "bf16"}, "format is .bf16., but .* holds int4 codes"),
         ("k2", "deepseek_v3", {"group_size": 32}, "group_size is 32, but the codes of .* have 16: leave it out"),
         ("fp8", "deepseek_v3", {"group_size": 32}, "blocks of 128 x 128: leave it out"),
         ("mxfp4", "gpt_oss", {"group_size": 16}, "mxfp4 has groups of 32"),
