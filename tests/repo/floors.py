@@ -18,6 +18,7 @@ BELOW = {
     "offload": {"core", "assay", "experts", "router"},
     "hf": {"core", "assay", "offload", *FAMILIES},
     "cli": {"core", "assay", "offload", "hf", *FAMILIES},
+    "__main__": {"cli"},
     "pytest_plugin": {"assay", "cli"},  # inside functions alone: pytest imports it at every start
 }
 

@@ -33,6 +33,7 @@ def test_no_module_imports_upward_or_too_early():
         ("cli/finetune.py", "import peft"),
         ("pytest_plugin.py", "from . import assay"),
         ("__init__.py", "from . import assay"),
+        ("__main__.py", "from .core import op"),
     ],
 )
 def test_an_upward_or_early_import_is_found(tmp_path, place, text):
@@ -50,6 +51,7 @@ def test_an_upward_or_early_import_is_found(tmp_path, place, text):
         ("assay/run.py", "def f():\n    import rich"),
         ("assay/html/page.py", "import jinja2\nfrom . import svg\nfrom ..results import Report"),
         ("assay/results.py", "def f():\n    from .html import page"),
+        ("__main__.py", "from .cli import app"),
         ("cli/doctor.py", "from .. import __version__"),
         ("mhc/post/op.py", "from ...core import Op"),
         ("mhc/post/_triton.py", "import triton\nfrom .._kernels import common"),
