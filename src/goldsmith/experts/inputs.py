@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.shapes import ShapeError, check_dtype, check_tensor
+from ..core.shapes import ShapeError, check_dtype, check_tensor, kind
 
 
 class Stack:
@@ -33,7 +33,7 @@ class Stack:
             self.count = len(value) if isinstance(value, Sized) else None
         else:
             raise TypeError(
-                f"{op}: {name} is {'None' if value is None else f'a {type(value).__name__}'}, wanted a tensor "
+                f"{op}: {name} is {'None' if value is None else kind(value)}, wanted a tensor "
                 f"[E, {', '.join(self.dims)}]{self._or_list()}{hint}"
             )
 
@@ -113,11 +113,11 @@ def check_finite(op: str, name: str, tensor: Tensor) -> None:
 
 def check_flag(op: str, name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{op}: {name}={value!r} is a {type(value).__name__}, wanted True or False")
+        raise TypeError(f"{op}: {name}={value!r} is {kind(value)}, wanted True or False")
 
 
 def check_count(op: str, name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{op}: {name}={value!r} is a {type(value).__name__}, wanted a whole number of at least 1")
+        raise TypeError(f"{op}: {name}={value!r} is {kind(value)}, wanted a whole number of at least 1")
     if value < 1:
         raise ValueError(f"{op}: {name}={value}, wanted a whole number of at least 1")

@@ -160,7 +160,9 @@ def _entries(layout: Layout, content: dict[str, Any], room: int, path: Any) -> d
             if headers[name][key] != entry.header[key]:
                 raise _damaged(path, f"{name} has {key} {headers[name][key]!r}, wanted {entry.header[key]!r}")
         begin, end = headers[name]["data_offsets"]
-        if begin < 0 or end - begin != entry.nbytes:
+        if begin < 0:
+            raise _damaged(path, f"{name} begins before the tensors do: data_offsets {[begin, end]}")
+        if end - begin != entry.nbytes:
             raise _damaged(path, f"{name} has {end - begin} bytes by its data_offsets, wanted {entry.nbytes}")
         if end > room:
             raise _damaged(path, f"{name} is cut off: the file is {end - room} bytes too short for it")

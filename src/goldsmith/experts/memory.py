@@ -51,6 +51,14 @@ def empty_pages(size: int) -> Tensor:
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
+def give_back(pages: Tensor) -> None:
+    """Whole pages inside a part of `empty_pages`, whose numbers nobody needs any more, back to the system."""
+    begin = -(-pages.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (pages.data_ptr() + pages.numel() - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size > 0 and platform.system() == "Linux":
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+
+
 def nodes_of_machine() -> list[int]:
     """Numbers of the NUMA nodes that have processors; [0] where the system does not tell."""
     return _numbers(f"{_NODES}/has_cpu") or _numbers(f"{_NODES}/online") or [0]

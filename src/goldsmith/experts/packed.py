@@ -13,10 +13,12 @@ from torch import Tensor
 from . import layout as places
 from .inputs import check_count
 from .layout import Expert, Layout
-from .memory import allocate, empty_pages, nodes_of_machine, spread
+from .memory import allocate, empty_pages, give_back, nodes_of_machine, spread
 
 Progress = Callable[[int, int | None], None]  # experts done, experts in all if known
 
+_Chunk = tuple[Layout, Tensor, Tensor]
+_CHUNK = 256  # experts at most
 _ALONE = 16  # a cut at a multiple of this many rows fills whole panels
 
 
@@ -260,29 +262,37 @@ def assemble(
     return PackedExperts._of(layout, gate_up, down, *biases, nodes=nodes)
 
 
-def _collected(template: Layout, experts: Iterator[Expert], progress: Progress | None) -> tuple[Layout, list[Any]]:
-    """Every expert in blobs of its own, in pages that go back one by one when they are poured together."""
-    single = replace(template, num_experts=1)
-    filled: list[Any] = []
+def _collected(template: Layout, experts: Iterator[Expert], progress: Progress | None) -> tuple[Layout, list[_Chunk]]:
+    """Experts whose number nobody knows, in chunks that double: few objects, whose unwritten pages cost nothing."""
+    chunks: list[_Chunk] = []
+    done = room = 0
     for expert in experts:
-        own = [empty_pages(single.nbytes(which)) for which in ("gate_up", "down")]
-        places.write_expert(single, own[0], own[1], 0, expert)
-        filled.append(own)
-        del expert, own
+        if done == room:
+            layout = replace(template, num_experts=min(done or 1, _CHUNK))
+            chunks.append((layout, empty_pages(layout.nbytes("gate_up")), empty_pages(layout.nbytes("down"))))
+            room += layout.num_experts
+        layout, gate_up, down = chunks[-1]
+        places.write_expert(layout, gate_up, down, done - room + layout.num_experts, expert)
+        del expert
+        done += 1
         if progress is not None:
-            progress(len(filled), None)
-    return replace(template, num_experts=len(filled)), filled
+            progress(done, None)
+    return replace(template, num_experts=done), chunks
 
 
-def _poured(layout: Layout, filled: list[Any], gate_up: Tensor, down: Tensor) -> None:
-    single = replace(layout, num_experts=1)
-    for e in range(layout.num_experts):
-        own, filled[e] = filled[e], None
-        for which, blob, source in (("gate_up", gate_up, own[0]), ("down", down, own[1])):
-            for place, alone in zip(layout.matrices(which), single.matrices(which)):
-                at = place.offset + e * place.expert_stride
-                blob[at : at + place.expert_stride] = source[alone.offset : alone.offset + alone.expert_stride]
-        del own, source
+def _poured(layout: Layout, chunks: list[_Chunk], gate_up: Tensor, down: Tensor) -> None:
+    """Chunks into the blobs, an expert at a time; what was copied goes back to the system at once."""
+    done = 0
+    while chunks:
+        chunk, *sources = chunks.pop(0)
+        for e in range(min(chunk.num_experts, layout.num_experts - done)):
+            for which, blob, source in zip(("gate_up", "down"), (gate_up, down), sources):
+                for place, there in zip(layout.matrices(which), chunk.matrices(which)):
+                    at, begin, size = place.offset + done * place.expert_stride, there.offset, place.expert_stride
+                    begin += e * size
+                    blob[at : at + size] = source[begin : begin + size]
+                    give_back(source[begin : begin + size])
+            done += 1
 
 
 def _size(nbytes: int) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..core.shapes import kind
 from .formats import E2M1, FP8_BLOCK, SCALE_NAMES, Codes, Format, divisors
 
 _E2M1_MAX = max(E2M1)
@@ -77,7 +78,7 @@ def _quantise(fmt: Format, weights: Tensor, group: int | None, scale_dtype: torc
 def check_group(op: str, fmt: Format, group_size: int | None, hidden: int, intermediate: int) -> int | None:
     """The group that will be used: the one given, or the format's own. ValueError lists those that would work."""
     if group_size is not None and (isinstance(group_size, bool) or not isinstance(group_size, int)):
-        raise TypeError(f"{op}: group_size={group_size!r} is a {type(group_size).__name__}, wanted an int or None")
+        raise TypeError(f"{op}: group_size={group_size!r} is {kind(group_size)}, wanted an int or None")
     if fmt.fixed:
         if group_size not in (None, fmt.group):
             own = "no groups" if fmt.group is None else f"groups of {fmt.group}, which are fixed"

@@ -1,0 +1,201 @@
+"""PackedExperts as an object: what it says of itself, copies, pickles, slices."""
+
+import copy
+import ctypes
+import gc
+import io
+import pickle
+import platform
+import weakref
+
+import pytest
+import torch
+
+from goldsmith.experts import PackedExperts, memory, pack
+from goldsmith.experts.formats import FORMATS
+
+E, H, I = 2, 64, 160
+GROUPS = {"int4": 32, "int4_asym": 16, "int8": 8}
+
+
+def base_of(format="int4", partitions=1, H=H, I=I, **options):
+    generator = torch.Generator().manual_seed(3)
+    both, down = (torch.randn(s, generator=generator) for s in ((E, 2 * I, H), (E, H, I)))
+    return pack(both, down, format=format, partitions=partitions, group_size=GROUPS.get(format), **options)
+
+
+def same(a, b):
+    ours, theirs = ((x.gate_up, x.down, x.gate_up_bias, x.down_bias) for x in (a, b))
+    return a.layout == b.layout and all(x is y or torch.equal(x, y) for x, y in zip(ours, theirs))
+
+
+def test_it_says_what_it_is():
+    base = base_of("int4", gate_up_bias=torch.zeros(E, 2 * I))
+    assert (base.num_experts, base.hidden_size, base.intermediate_size) == (E, H, I)
+    assert (base.format, base.group_size, base.scale_dtype) == ("int4", 32, torch.bfloat16)
+    assert (base.partitions, base.has_bias, base.device, base.nodes) == (1, True, torch.device("cpu"), ())
+    assert base.gate_up.dtype == base.down.dtype == torch.uint8 and base.gate_up.dim() == 1
+
+
+def test_its_text_names_sizes_and_bytes():
+    assert repr(base_of()) == (
+        "PackedExperts(int4, group_size=32, num_experts=2, hidden_size=64, intermediate_size=160, 61.4 kB)"
+    )
+    with_bias = base_of("fp8_block", 3, down_bias=torch.zeros(E, H))
+    assert "fp8_block, num_experts=2" in repr(with_bias) and "partitions=3, with biases, 82.4 kB)" in repr(with_bias)
+    assert repr(pack(torch.ones(1, 2, 1), torch.ones(1, 1, 1))).endswith("intermediate_size=1, 3.1 kB)")
+
+
+def test_it_cannot_be_changed():
+    base = base_of()
+    for name in ("format", "gate_up", "layout", "anything"):
+        with pytest.raises(AttributeError, match=f"cannot be changed: {name} is fixed"):
+            setattr(base, name, 1)
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        del base.down
+    with pytest.raises(TypeError, match="made by experts.pack, an importer"):
+        PackedExperts(1, 2)
+
+
+def test_copies_share_the_weights_and_pickles_keep_every_bit():
+    base = base_of("int4_asym", 3, gate_up_bias=torch.randn(E, 2 * I), down_bias=torch.randn(E, H))
+    module = torch.nn.Module()
+    module.base = base
+    assert copy.deepcopy(base) is base and copy.copy(base) is base and copy.deepcopy(module).base is base
+    again = pickle.loads(pickle.dumps(base))
+    assert same(again, base) and again.nodes == base.nodes and again.gate_up.data_ptr() != base.gate_up.data_ptr()
+    buffer = io.BytesIO()
+    torch.save(base, buffer)
+    buffer.seek(0)
+    assert same(torch.load(buffer, weights_only=False), base)
+
+
+def test_the_memory_goes_back_when_nobody_holds_it():
+    base = base_of()
+    alive = weakref.ref(base)
+    assert base.gate_up.data_ptr() % 64 == base.down.data_ptr() % 64 == 0
+    blob = base.gate_up
+    kept = blob.clone()
+    del base
+    gc.collect()
+    assert alive() is None and torch.equal(blob, kept)  # whoever holds a blob holds its pages
+
+
+def test_on_another_device_it_is_another_base():
+    base = base_of(down_bias=torch.zeros(E, H))
+    assert base.to("cpu") is base
+    there = base.to("meta")
+    assert there.device.type == "meta" and there.down_bias.is_meta and "meta" in repr(there) and there is not base
+
+
+@pytest.mark.parametrize("wrong", [torch.int8, torch.float8_e4m3fn, "float32"])
+def test_it_unpacks_to_floats_alone(wrong):
+    with pytest.raises(TypeError, match="unpack: dtype=.*wanted torch.float32"):
+        base_of().unpack(wrong)
+
+
+# -- slices -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("partitions", [1, 2, 3, 7, 40])
+def test_any_number_of_slices_holds_the_same_weights(format, partitions):
+    whole = base_of(format)
+    sliced = base_of(format, partitions)
+    assert sliced.partitions == partitions and len(sliced.nodes) == (partitions if partitions > 1 else 0)
+    for came in (sliced, whole.partition(partitions), base_of(format, 5).partition(partitions)):
+        assert all(torch.equal(a, b) for a, b in zip(came.unpack(), whole.unpack()))
+        assert came.layout == sliced.layout and torch.equal(came.gate_up, sliced.gate_up)
+    assert same(sliced.partition(1), whole) and sliced.partition(partitions) is sliced
+
+
+@pytest.mark.parametrize(
+    ("format", "I", "N", "cuts"),
+    [
+        ("int4", 2048, 3, (0, 704, 1376, 2048)),
+        ("int4", 64, 5, (0, 32, 64, 64, 64, 64)),
+        ("fp8_block", 300, 2, (0, 256, 300)),
+        ("mxfp4", 96, 2, (0, 64, 96)),
+        ("bf16", 100, 3, (0, 48, 80, 100)),
+        ("bf16", 5, 3, (0, 2, 4, 5)),
+        ("bf16", 2, 3, (0, 1, 2, 2)),
+        ("int8", 128, 3, (0, 48, 88, 128)),
+    ],
+)
+def test_slices_are_cut_at_groups_the_first_ones_longer(format, I, N, cuts):
+    base = base_of(format, I=I)
+    assert base.partition(N).layout.cuts == cuts
+    for which in ("gate_up", "down"):
+        for place in base.partition(N).layout.matrices(which):
+            assert place.offset % 4096 == 0
+
+
+def test_a_scale_of_the_whole_row_is_the_same_in_every_slice():
+    both, down = torch.randn(E, 2 * I, H), torch.randn(E, H, I)
+    whole = pack(both, down, format="int8")
+    sliced = pack(both, down, format="int8", partitions=3)
+    assert all(torch.equal(a, b) for a, b in zip(whole.unpack(), sliced.unpack()))
+
+
+def test_biases_go_along():
+    base = base_of("bf16", gate_up_bias=torch.randn(E, 2 * I))
+    assert base.partition(3).gate_up_bias is base.gate_up_bias
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def test_slices_go_to_the_nodes_asked_for():
+    node = memory.nodes_of_machine()[0]
+    base = base_of("int4", 1).partition(3, nodes=[node] * 3)
+    assert base.nodes == (node,) * 3 and same(base, base_of("int4", 3))
+    assert base_of("int4", 1).partition(1, nodes=[node]).nodes == (node,)
+
+
+def test_nodes_are_shared_by_neighbours(monkeypatch):
+    monkeypatch.setattr(memory, "nodes_of_machine", lambda: [0, 2])
+    assert memory.spread(5) == (0, 0, 0, 2, 2) and memory.spread(2) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "nodes", "error", "says"),
+    [
+        (0, None, ValueError, "PackedExperts.partition: partitions=0, wanted a whole number of at least 1"),
+        (2, [0], ValueError, "nodes=[0] has 1 entries, wanted one for each of 2 slices"),
+        (2, [0, 999], ValueError, "nodes=[0, 999]: this machine has no node 999; it has ["),
+        (True, None, TypeError, "partitions=True is a bool"),
+    ],
+)
+def test_a_wrong_partition_is_refused(partitions, nodes, error, says):
+    with pytest.raises(error) as raised:
+        base_of().partition(partitions, nodes)
+    assert says in str(raised.value)
+
+
+def test_a_list_of_the_system_is_read(tmp_path):
+    (tmp_path / "list").write_text("0-2,5,8-9\n")
+    assert memory._numbers(tmp_path / "list") == [0, 1, 2, 5, 8, 9] and memory._numbers(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["bound", "touched"])
+def test_pages_are_put_on_a_node_before_they_are_written(monkeypatch, refused):
+    """The kernel's own word for it where it lets us bind, else every page written by a thread on that node."""
+    if refused:
+        monkeypatch.setattr(memory, "_bind", lambda pages, node: False)
+    pages = memory.empty_pages(3 << 20)
+    node = memory.nodes_of_machine()[0]
+    how = memory.put_on_node(pages, node)
+    assert how in (("touched",) if refused else ("bound", "touched")) and not pages.any()
+    if how == "bound":
+        mode, mask = ctypes.c_int(-1), (ctypes.c_ulong * 16)()
+        libc = ctypes.CDLL(None)
+        place = ctypes.c_void_p(pages.data_ptr())
+        numbers = {"x86_64": 239, "aarch64": 236}
+        call = numbers[platform.machine()]
+        done = libc.syscall(call, ctypes.byref(mode), mask, ctypes.c_ulong(1024), place, ctypes.c_ulong(2))
+        assert done == 0 and mode.value == 1 and mask[node // 64] == 1 << node % 64
+
+
+def test_memory_that_the_system_does_not_have_is_said_in_words():
+    with pytest.raises(MemoryError, match="gives no .* GB for packed weights"):
+        memory.empty_pages(1 << 60)
