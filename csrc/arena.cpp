@@ -68,9 +68,11 @@ int Arena::workers() { return threads(); }
 
 size_t Arena::reserve(int64_t count, size_t element, int copies) {
     size_t bytes, all;
-    if (count < 0 || __builtin_mul_overflow(size_t(count), element, &bytes) || bytes > SIZE_MAX / 2) throw std::bad_alloc();
+    if (count < 0 || __builtin_mul_overflow(size_t(count), element, &bytes) || bytes > SIZE_MAX / 2)
+        throw std::bad_alloc();
     const size_t apart = (bytes + line - 1) / line * line + (debug ? line : 0);
-    if (__builtin_mul_overflow(apart, size_t(copies), &all) || __builtin_add_overflow(all, size_, &all)) throw std::bad_alloc();
+    if (__builtin_mul_overflow(apart, size_t(copies), &all) || __builtin_add_overflow(all, size_, &all))
+        throw std::bad_alloc();
     if (debug)
         for (size_t at = size_; at < all; at += apart) gaps_.push_back({at + bytes, at + apart});
     size_ = all;

@@ -52,8 +52,8 @@ private:
     std::atomic<uint32_t> value_{0}, parked_{0};
 };
 
-// A region is open while its items are handed out. Workers enter only then, and the caller, who works as well, waits for
-// those alone that have entered: one that the system has not scheduled yet holds nobody up.
+// A region is open while its items are handed out. Workers enter only then, and the caller, who works as well, waits
+// for those alone that have entered: one that the system has not scheduled yet holds nobody up.
 class Pool {
 public:
     // False when the process is ending and there are no workers any more.

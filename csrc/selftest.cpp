@@ -9,8 +9,8 @@
 
 extern "C" {
 
-// Adds 1 to counts[i] for each item i, and 100 more from a region inside it; item `bad` fails (-1: none). Fails when two
-// items share a worker at a time.
+// Adds 1 to counts[i] for each item i, and 100 more from a region inside it; item `bad` fails (-1: none). Fails when
+// two items share a worker at a time.
 GS_API gs_status gs_selftest_pool(int32_t threads, int64_t items, int64_t bad, int64_t* counts) {
     return gs::guarded([&] {
         const gs::Threads team(threads);
@@ -38,7 +38,8 @@ GS_API gs_status gs_selftest_arena(int64_t from, int64_t count) {
         arena.allocate();
         for (const auto& region : {first, second, third})
             for (int i = 0; i < 100; ++i)
-                if (static_cast<unsigned char>(region.data()[i]) != 0xff) gs::fail(GS_INTERNAL, "scratch holds old values");
+                if (static_cast<unsigned char>(region.data()[i]) != 0xff)
+                    gs::fail(GS_INTERNAL, "scratch holds old values");
         std::memset(second.data() + from, 1, size_t(count));
         arena.check();
     });

@@ -25,7 +25,7 @@ def test_writing_beyond_a_region_is_stopped_by_the_address_sanitizer():
 
 def test_writing_beyond_a_region_is_noticed_by_the_guard_words():
     done = run("thread", "pool", "overrun")
-    beyond = [f"scratch was written {n} bytes beyond the region that ends at byte 228 of 384" for n in (1, 1, 21)]
+    beyond = [f"scratch was written {n} bytes beyond the region that ends at byte 292 of 576" for n in (1, 1, 21)]
     assert done.stdout.splitlines() == beyond
 
 

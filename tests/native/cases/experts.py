@@ -1,0 +1,35 @@
+"""The experts' kernels on every case of their operators that is not large: each level, forward and backward."""
+
+import torch
+
+from goldsmith.core import Op, native
+
+# the kernels take three threads and torch itself one: the ThreadSanitizer knows nothing of what OpenMP waits for
+torch.get_num_threads = lambda: 3
+LIBRARY = native.library()
+OPS = [op for name, op in sorted(Op.all().items()) if "native" in op.backends]
+
+
+def call(op, case, dtype):
+    given = case.build(dtype)
+    tensors, options = [given.get(name) for name in op.inputs], {name: given[name] for name in op.options}
+    if op.why_not("native", *tensors, **options) is not None:
+        return 0
+    for tensor, name in zip(tensors, op.inputs, strict=True):
+        if tensor is not None and name in op.grads and tensor.is_floating_point():
+            tensor.requires_grad_()
+    results = op(*tensors, backend="native", **options)
+    results = results if isinstance(results, tuple) else (results,)
+    if any(result.requires_grad for result in results):
+        sum(result.float().sum() for result in results).backward()
+    return 1
+
+
+done = 0
+for level in range(LIBRARY.gs_machine_level() + 1):
+    native.check(LIBRARY.gs_set_level(level))
+    # levels that only add instructions for bfloat16 or bytes have no others for float32
+    for dtype in (torch.float32, torch.bfloat16) if native.isa() in ("scalar", "avx2", "avx512") else (torch.bfloat16,):
+        done += sum(call(op, case, dtype) for op in OPS for case in op.cases if "large" not in case.tags)
+assert done > 50, done
+print(done, "calls")
