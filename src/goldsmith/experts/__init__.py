@@ -4,6 +4,7 @@ The mathematics is in README.md beside this file; each operator is a folder: wha
 how it is fast, on what it is tried (cases).
 """
 
+from .importers import from_awq, from_fp8_block, from_k2, from_mxfp4
 from .lora import LoRA
 from .modules import Experts
 from .moe.op import moe
@@ -11,4 +12,15 @@ from .packed import PackedExperts
 from .packing import pack
 from .slots.op import slots
 
-__all__ = ["Experts", "LoRA", "PackedExperts", "moe", "pack", "slots"]
+__all__ = [
+    "Experts",
+    "LoRA",
+    "PackedExperts",
+    "from_awq",
+    "from_fp8_block",
+    "from_k2",
+    "from_mxfp4",
+    "moe",
+    "pack",
+    "slots",
+]
