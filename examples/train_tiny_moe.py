@@ -12,6 +12,7 @@ it whenever you like. The folder that comes out is what `from_pretrained` of tra
 """
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -218,7 +219,6 @@ def write(
     args: argparse.Namespace, model, tokenizer, held_out: Tensor, n_plays: int, done: int, seconds: float
 ) -> None:
     """The folder: weights in bfloat16, config, tokenizer, card."""
-    import importlib.metadata
 
     import transformers
 

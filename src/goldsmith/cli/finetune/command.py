@@ -38,7 +38,8 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
     except TrainingError as error:
         raise Problem(str(error)) from error
     except KeyboardInterrupt:
-        raise Problem("Interrupted before the first step; nothing was trained.") from None
+        show.stopped()
+        result = {"status": "interrupted"}
     if as_json:
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
@@ -53,6 +54,7 @@ class Run:
         self.output = Path(options.output)
 
     def carry_out(self, dry_run: bool) -> dict[str, Any]:
+        from ...hf.training.borders import masks, no_masks
         from ...hf.training.loop import Trainer
         from ...hf.training.options import plan
         from ...hf.training.session import Watcher, lock
@@ -69,7 +71,8 @@ class Run:
             loaded, record, _ = self._model(said, found, stream)
             record.write({"status": "running"})
             watcher.saved = lambda rows: record.page(rows)
-            trainer = Trainer(loaded.model, loaded.parameters, stream, found)
+            apart = masks(loaded.model) if self.options.pack else no_masks
+            trainer = Trainer(loaded.model, loaded.parameters, stream, found, apart)
             done = start.step if start else 0
             self.show.begins(found.steps, done)
             with self.show.progress(found.steps, done):
@@ -97,7 +100,7 @@ class Run:
             stream, said = self._stream(options.data, words, packed=options.pack)
             held = None
             if options.eval_data is not None:
-                held, _ = self._stream(options.eval_data, words, packed=True)
+                held, _ = self._stream(options.eval_data, words, packed=options.pack)
         return stream, said, held
 
     def _stream(self, path: str, words: Any, *, packed: bool) -> tuple[Any, dict[str, Any]]:

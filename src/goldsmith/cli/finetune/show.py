@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ..say import count, duration
 
+NOTHING = "Interrupted before the first step was done; nothing was trained."
 LINES = 10  # about so many lines of progress in a log that is no terminal
 
 
@@ -144,6 +145,11 @@ class Shown:
         elif done == 1 or self._last == self._steps or self._last % max(1, self._steps // LINES) == 0:
             self._say(f"step {self._last:,} of {self._steps:,}: {said}")
 
+    def stopped(self) -> None:
+        """Interrupted at once, in the middle of something."""
+        how = "Stopped at once; the same command goes on from the last checkpoint." if self._steps else NOTHING
+        self.note(how)
+
     def _say(self, text: str) -> None:
         self.err.print(f"[dim]{text}[/]", soft_wrap=True)
 
@@ -151,7 +157,7 @@ class Shown:
 
     def ended(self, result: dict[str, Any], steps: int, output: Path) -> None:
         if not result["step"]:
-            self.note("Interrupted before the first step was done; nothing was trained.")
+            self.note(NOTHING)
             return
         for name, words in (("loss", "loss"), ("eval_loss", "loss on held-out text")):
             if result[name]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...assay import NonFinite, watch
+from .borders import Masks, no_masks
 from .errors import Diverged
 from .loss import summed_loss
 from .packing import Batch, Stream
@@ -45,8 +46,16 @@ class Trainer:
     step has the same bits as without the interruption (on a CPU, at the same number of threads).
     """
 
-    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], stream: Stream, plan: Plan):
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        stream: Stream,
+        plan: Plan,
+        masks: Masks = no_masks,
+    ):
         self.model, self.parameters, self.stream, self.plan = model, dict(parameters), stream, plan
+        self.masks = masks
         self.device = next(iter(self.parameters.values())).device
         self.optimizer = torch.optim.AdamW(
             list(self.parameters.values()), lr=plan.schedule.lr, weight_decay=plan.weight_decay
@@ -64,7 +73,7 @@ class Trainer:
         seeds, loss = [], 0.0
         for batch in window:
             seeds.append(self._random())
-            part = summed_loss(self.model, batch.to(self.device))
+            part = self._loss(batch)
             loss += float(part.detach())
             if not math.isfinite(loss):
                 break
@@ -88,6 +97,9 @@ class Trainer:
             "seconds": round(seconds, 4),
         }
 
+    def _loss(self, batch: Batch) -> Tensor:
+        return summed_loss(self.model, batch.to(self.device), self.masks)
+
     def _window(self) -> Iterator[Batch]:
         first, end = self.done * self.plan.window, (self.done + 1) * self.plan.window
         end = end if self.plan.limit is None else min(end, self.plan.limit)
@@ -106,7 +118,7 @@ class Trainer:
         with torch.no_grad():
             for first in range(0, len(stream), self.plan.batch_size):
                 batch = stream.batch(first, min(self.plan.batch_size, len(stream) - first))
-                loss += float(summed_loss(self.model, batch.to(self.device)))
+                loss += float(self._loss(batch))
                 targets += batch.targets
         self.model.train()
         return loss / targets
@@ -165,7 +177,7 @@ class Trainer:
             for batch, seed in zip(window, seeds):
                 self._set_random(seed)
                 with watch(self.model, norms=False, stop=True):
-                    (summed_loss(self.model, batch.to(self.device)) / targets).backward()
+                    (self._loss(batch) / targets).backward()
         except NonFinite as found:
             event = found.event
         finally:

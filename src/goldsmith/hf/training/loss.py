@@ -6,19 +6,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .borders import Masks, no_masks
 from .packing import UNTRAINED, Batch
 
 
-def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
+def summed_loss(model: nn.Module, batch: Batch, masks: Masks = no_masks) -> Tensor:
     """-sum log p(token i | tokens of its own document before i), over the tokens that count; a scalar.
 
-    No attention mask is given: transformers reads from the positions where documents begin, and keeps them apart. The
-    vocabulary's logits are made only at places where some row has a token that counts.
+    `masks` keep documents apart where their positions alone do not (see `borders`). The vocabulary's logits are made
+    only at places where some row has a token that counts.
     """
     counts = batch.labels[:, 1:] != UNTRAINED
     places = counts.any(0).nonzero().flatten()
     out = model(
-        input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, logits_to_keep=places
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        attention_mask=masks(batch),
+        use_cache=False,
+        logits_to_keep=places,
     ).logits
     if not places.numel():
         return out.sum() * 0.0

@@ -1,0 +1,65 @@
+"""examples/train_tiny_moe.py: on two small plays; a run that is stopped goes on to the same weights."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_tiny_moe.py"
+PLAY = "# A play\n\n**FIRST**\nWho's there?\n\n**SECOND**\nNay, answer me: stand, and unfold yourself.\n\n"
+
+
+@pytest.fixture
+def example(monkeypatch):
+    spec = importlib.util.spec_from_file_location("train_tiny_moe", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    texts = {"one": PLAY * 20, "two": PLAY[::-1] * 20, module.HELD_OUT[0]: PLAY * 3, module.HELD_OUT[1]: PLAY * 2}
+    monkeypatch.setattr(module, "plays", lambda: texts)
+    monkeypatch.setattr(module.importlib.metadata, "version", lambda name: "3.0.0")
+
+    def run(output, steps=4):
+        words = f"--steps {steps} --batch 2 --length 16 --hidden 64 --intermediate 16 --experts 4 --layers 1"
+        words += f" --vocabulary 300 --save-every 1 --device cpu --output {output}"
+        monkeypatch.setattr(sys, "argv", ["train_tiny_moe.py", *words.split()])
+        module.main()
+        return (output / "model.safetensors").read_bytes()
+
+    module.run = run
+    return module
+
+
+def test_what_it_writes_is_a_model_that_transformers_reads(example, tmp_path):
+    example.run(tmp_path / "moe")
+    model, tokenizer = (kind.from_pretrained(tmp_path / "moe") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    assert model.dtype == torch.bfloat16 and tokenizer.decode(tokenizer(PLAY)["input_ids"]) == PLAY
+    words = tokenizer("**FIRST**\n", return_tensors="pt")
+    assert model.generate(**words, max_new_tokens=3, min_new_tokens=3, do_sample=False).shape[1] > 3
+    facts = json.loads((tmp_path / "moe" / "training.json").read_text())
+    assert facts["steps_done"] == 4 and facts["arguments"]["seed"] == 0 and facts["validation_loss"] > 0
+    card = (tmp_path / "moe" / "README.md").read_text()
+    assert "MIT licence" in card and "--steps 4 --batch 2" in card and f"{facts['validation_loss']:.4f}" in card
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_weights(example, tmp_path, monkeypatch):
+    whole, real = example.run(tmp_path / "whole"), example.rate
+
+    def rate(step, args):
+        if step == 3:
+            raise KeyboardInterrupt
+        return real(step, args)
+
+    monkeypatch.setattr(example, "rate", rate)
+    with pytest.raises(KeyboardInterrupt):
+        example.run(tmp_path / "stopped")
+    monkeypatch.setattr(example, "rate", real)
+    assert example.run(tmp_path / "stopped") == whole
+    with pytest.raises(SystemExit, match="is of a run with other arguments"):
+        example.run(tmp_path / "stopped", steps=5)
