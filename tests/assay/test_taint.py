@@ -9,6 +9,8 @@ from assay.kernels import autograd, plain_sum, probes_of, rows, sum_gradients, t
 from goldsmith import assay
 from goldsmith.assay.probes import taint_screen
 
+BESIDE = 2  # runs with large numbers beside the inputs, which are about no slice
+
 
 def tainted(kernel, golden=weighted_sum, cases=rows, **more):
     return assay.check(target(kernel, golden, cases, **more), probes="taint", raises=False)
@@ -53,7 +55,7 @@ def test_first_last_and_a_random_slice_of_every_axis_are_tried_each_once():
 def test_a_right_kernel_is_cleared_in_fewer_runs_than_there_are_slices():
     report, tried, left = slice_texts(plain_sum)
     runs = next(p.runs for p in report.probes if p.name == "taint")
-    assert report.ok and not left and runs < len(tried)
+    assert report.ok and not left and runs - BESIDE < len(tried)
 
 
 def cut(x, w):
@@ -168,7 +170,7 @@ def test_with_decisions_every_slice_is_run_alone(kernel):
 
     one = assay.Target(route, route, cases=scored, decisions={"index": assay.topk(scores="scores", k="k")})
     report = assay.check(one, probes="taint")
-    assert report.ok and next(p.runs for p in report.probes if p.name == "taint") == 6
+    assert report.ok and next(p.runs for p in report.probes if p.name == "taint") == 6 + BESIDE
 
 
 def test_a_kernel_that_refuses_nan_is_not_accused():
@@ -178,3 +180,22 @@ def test_a_kernel_that_refuses_nan_is_not_accused():
         return plain_sum(x, w)
 
     assert assay.check(target(kernel)).ok
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["a_maximum", "a_minimum"])
+@pytest.mark.parametrize("away", ["past", "before"])
+def test_a_stray_read_that_a_comparison_swallows_is_found(sign, away):
+    """One element beside the input, of which NaN leaves nothing behind `>`."""
+
+    def kernel(x, w):
+        at = x.storage_offset() + (x.numel() if away == "past" else -1)
+        stray = x.as_strided((), (), at)
+        best = (sign * x * w).amax(-1)
+        return sign * torch.where(sign * stray > best, sign * stray, best)
+
+    def golden(x, w):
+        return sign * (sign * x * w).amax(-1)
+
+    (text,) = texts(tainted(kernel, golden, backward=None))
+    assert text.startswith("what lies beside the inputs in memory reaches y (every element")
+    assert tainted(golden, golden, backward=None).ok

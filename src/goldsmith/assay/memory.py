@@ -10,6 +10,7 @@ NaN, so that what is never written stays recognisable.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ BAND_MIN, BAND_MAX = 1024, 1 << 20
 # arithmetic makes 0x7FC0, 0xFFC0 and 0xFFF8 by itself, vectorised code 0xFFFF
 BAND, POISON = 0xFFFB - 0x10000, 0xFFFD - 0x10000
 BYTE = 0xFF  # bands of integers (-1 where it is taken for an index) and of 8-bit floats
+# instead, where a comparison would swallow NaN: numbers of alternating sign that products and sums survive
+LARGE = {torch.float16: 2.0**13, torch.bfloat16: 2.0**20, torch.float32: 2.0**20, torch.float64: 2.0**20}
 NAN_FILL, DIRT_FILL, ZERO_FILL = "nan", "dirt", "zero"
 LAYOUTS = ("transposed", "stepped", "sliced")
 SCRATCH = "scratch buffer"
@@ -66,8 +69,8 @@ class Buffer:
     def hit(self) -> Hit | None:
         """The write outside the body, if there was one."""
         mark, unit = band_mark(self.tensor.dtype)
-        for side, band in (("past", self.raw[self.start + self.size :]), ("before", self.raw[: self.start])):
-            different = band.view(unit) != mark
+        for side, part in (("past", slice(self.start + self.size, None)), ("before", slice(0, self.start))):
+            different = self.raw[part].view(unit) != (mark if self.before is None else self.before[part].view(unit))
             if bool(different.any()):
                 touched = different.nonzero().flatten()
                 far = int(touched[-1]) + 1 if side == "past" else len(different) - int(touched[0])
@@ -97,8 +100,8 @@ class Buffer:
 class Arena:
     """The guarded buffers of one run."""
 
-    def __init__(self, fill: str = NAN_FILL):
-        self.fill = fill
+    def __init__(self, fill: str = NAN_FILL, beside: int = 0):
+        self.fill, self.beside = fill, beside
         self.buffers: list[Buffer] = []
         self.inputs: dict[str, Buffer] = {}
 
@@ -145,11 +148,20 @@ class Arena:
         if value.numel():
             mark, unit = band_mark(value.dtype)
             buffer.raw[buffer.start : buffer.start + buffer.size].view(unit).fill_(mark)  # gaps are like the bands
+            if self.beside and value.dtype in LARGE:
+                numbers = buffer.raw.view(value.dtype)
+                numbers[0::2], numbers[1::2] = self.beside * LARGE[value.dtype], -self.beside * LARGE[value.dtype]
             own = distinct(buffer.tensor)
             own.copy_(value.as_strided(own.shape, value.stride()) if own.shape != value.shape else value)
         buffer.before = buffer.raw.clone()
         self.inputs[name] = buffer
         return buffer.tensor
+
+    def written_within(self, seconds: float) -> int:
+        """How many bytes of the buffers change while nothing of ours runs."""
+        before = [b.raw.clone() for b in self.buffers]
+        time.sleep(seconds)
+        return sum(int((b.raw != old).sum()) for b, old in zip(self.buffers, before, strict=True))
 
     def hits(self) -> list[Hit]:
         return [h for h in (b.hit() for b in self.buffers) if h is not None]

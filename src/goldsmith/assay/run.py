@@ -35,6 +35,8 @@ class How:
     substitute  stage -> value to go on with; also result -> value that a backward of the target's own is given
     fresh       call the target's `reset` first
     backward    False: forward only
+    beside      1, -1: large numbers of both signs lie beside the inputs in memory, beginning with that one; 0: NaN
+    linger      seconds to watch the buffers that the forward made, after it has returned
     """
 
     fill: str = NAN_FILL
@@ -46,6 +48,8 @@ class How:
     substitute: Mapping[str, Tensor] = field(default_factory=dict)
     fresh: bool = True
     backward: bool = True
+    beside: int = 0
+    linger: float = 0.0
 
 
 @dataclass
@@ -59,6 +63,7 @@ class Run:
     unwritten    tensor -> mask of the elements that still hold poison
     strayed      tensor -> mask of the elements that hold the bytes of a guard band
     aliases      pairs (result, what it shares memory with)
+    late         bytes of the forward's own buffers that were written after it had returned
     """
 
     names: tuple[str, ...] = ()
@@ -79,6 +84,7 @@ class Run:
     aliases: set[tuple[str, str]] = field(default_factory=set)
     live: dict[str, Tensor] = field(default_factory=dict)
     asked: bool = False
+    late: int = 0
     interpreted: Interpreted = field(default_factory=Interpreted)
 
     def results(self) -> Iterator[tuple[str, str, Tensor | None]]:
@@ -158,7 +164,7 @@ def execute(material: Material, how: How | None = None) -> Run:
     target, run = material.target, Run()
     if how.fresh and target.reset is not None:
         _reset(target.reset)
-    arena = Arena(how.fill)
+    arena = Arena(how.fill, how.beside)
     tracer = Tracer(substitute=how.substitute, debug=how.debug)
     _seed(material)
     with _threads(how.threads), listening(tracer), watching() as run.interpreted:
@@ -207,6 +213,7 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
     run.saved = tuple(n for n in named if n in target.saved)
     run.live = {_label(n, target): t.detach() for n, t in named.items()}
     run.outputs = {n: t.clone() for n, t in run.live.items()}
+    run.late = arena.written_within(how.linger) if how.linger else 0
     run.by_forward = {n for n, b in arena.inputs.items() if b.changed() is not None}
     run.phase = "backward"
     visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..bounds import SLACK
 from ..reference import References, axis_names
 from ..results import CERTAIN
-from ..run import Material, Run
+from ..run import How, Material, Run
 from ..session import Session
 from .scaling import far, taken
 
@@ -62,6 +62,7 @@ def run(session: Session) -> None:
     todo = taint_screen.remaining(session, slices(session))
     for part in todo:
         (_finite if part.random else _nan)(session, part)
+    _beside(session)
 
 
 def slices(session: Session) -> list[Slice]:
@@ -155,6 +156,27 @@ def _finite(session: Session, part: Slice) -> None:
             now = references.bounded[name]
             stepped &= ~((tensor.double() - now.value).abs() <= SLACK * now.bound)
             _extra(session, part, name, stepped, "a large number", references)
+
+
+def _beside(session: Session) -> None:
+    """Large numbers of both signs beside the inputs in memory, where NaN lay before: a comparison swallows NaN."""
+    first = {n: t for n, _, t in session.first.results()}
+    told: set[str] = set()
+    for sign in (1, -1):  # what is read alone has one of them
+        done = session.execute(NAME, f"taint:beside({sign:+d})", How(beside=sign), look=False)
+        if done.error is not None or not session.same_decisions(done):
+            return
+        for name, tensor in results(session, done).items():
+            before, was = session.ref.bounded.get(name), first.get(name)
+            if name in told or before is None or was is None or was.shape != tensor.shape:
+                continue
+            still = (tensor == was) | (torch.isnan(tensor) & torch.isnan(was))
+            still |= (tensor.double() - was.double()).abs() <= 2 * SLACK * before.bound
+            if not bool(still.all()):
+                where = session.locate(name, ~still)
+                text = f"what lies beside the inputs in memory reaches {name} ({where.text}): a stray read"
+                session.find(CERTAIN, NAME, name, text, where=where)
+                told.add(name)
 
 
 def _missing(session: Session, part: Slice, name: str, mask: Tensor, tensor: Tensor, references: References) -> None:
