@@ -22,10 +22,12 @@ from goldsmith.cli import app
 from goldsmith.cli.finetune.show import Shown
 from goldsmith.hf import convert, load_adapter
 from goldsmith.hf.training import accounting, page
+from goldsmith.hf.training.borders import masks, no_masks
 from goldsmith.hf.training.data import cut, read
 from goldsmith.hf.training.journal import rows
 from goldsmith.hf.training.loss import summed_loss
 from goldsmith.hf.training.packing import Stream
+from hf import models
 
 STEPS = 6
 
@@ -73,12 +75,12 @@ def whole(place):
     return place / "whole"
 
 
-def held_out_loss(model, place):
+def held_out_loss(model, place, apart=no_masks):
     tokenizer = AutoTokenizer.from_pretrained(place / "model")
     documents = cut("held", read(place / "held.txt", tokenizer), 128).documents
     stream = Stream(documents, 128, packed=True, seed=0)
     with torch.no_grad():
-        return summed_loss(model.eval(), stream.batch(0, len(stream))) / sum(d.targets for d in documents)
+        return summed_loss(model.eval(), stream.batch(0, len(stream)), apart) / sum(d.targets for d in documents)
 
 
 def plain_model(place):
@@ -114,6 +116,25 @@ def test_the_loss_falls_and_stock_peft_reads_the_adapter(place, tmp_path):
     torch.testing.assert_close(held_out_loss(ours, place), torch.tensor(said["eval_loss"]["last"]))
     ids = torch.tensor([[5, 6, 7]])
     assert peft.generate(input_ids=ids, max_new_tokens=3, min_new_tokens=3, do_sample=False).shape == (1, 6)
+
+
+def test_gpt_oss_with_its_biases_and_masks_is_trained_as_well(place, tmp_path):
+    folder = tmp_path / "model"
+    made = models.model(
+        "gpt_oss", vocab_size=264, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]
+    )
+    made.to(torch.bfloat16).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(place / "model").save_pretrained(folder)
+    words = command(place, tmp_path / "out", "--eval-data", place / "held.txt", "--json")
+    words[1] = str(folder)
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert said["loss"]["last"] < said["loss"]["first"]
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    plain.set_experts_implementation("eager")
+    peft = PeftModel.from_pretrained(plain, tmp_path / "out")
+    torch.testing.assert_close(held_out_loss(peft, place, masks(peft)), torch.tensor(said["eval_loss"]["last"]))
 
 
 def test_after_kill_9_the_same_command_ends_with_the_same_bits(place, whole, tmp_path):
