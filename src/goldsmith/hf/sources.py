@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..experts import PackedExperts, pack
+from ..experts import PackedExperts, from_awq, from_fp8_block, from_k2, from_mxfp4, pack
 from .checkpoint import Checkpoint
 from .forms import Form
 
@@ -33,7 +33,7 @@ def packed_from(
     stored = "bf16" if format == "auto" else format
     plain: dict[str, Any] = {"format": stored, "group_size": group_size, "partitions": partitions}
     if source.method == "mxfp4" and set(MXFP4) <= names:
-        return _partitioned(_mxfp4(source, path, form, names, group_size), partitions)
+        return _mxfp4(source, path, form, names, group_size, partitions)
     if {"gate_up_proj", "down_proj"} <= names:
         _check_all_read(source, path, names, set(STACKED))
         return _stacked(source, path, form, names, plain)
@@ -42,19 +42,21 @@ def packed_from(
         ours: Any = {name: _Experts(source, found[name]["weight"]) for name in ("gate", "up", "down")}
         return pack((ours["gate"], ours["up"]), ours["down"], **plain)
     parts = PARTS[source.method]
-    given = [tuple([source.get(n) for n in found[name][part]] for part in parts) for name in ("gate", "up", "down")]
-    _check_group(source, group_size, given)
-    from ..experts import from_awq, from_fp8_block, from_k2
-
-    if source.method == "fp8":
-        return _partitioned(from_fp8_block(*given), partitions)
-    if source.method == "awq":
-        return _partitioned(from_awq(*given, group_size=_awq_group(given)), partitions)
-    return _partitioned(from_k2(*given, group_size=_k2_group(given)), partitions)
+    gate, up, down = (tuple(_Experts(source, found[name][part]) for part in parts) for name in ("gate", "up", "down"))
+    group = _group(source, gate)
+    if group_size not in (None, group):
+        raise ValueError(
+            f"goldsmith.hf.convert: group_size is {group_size}, but the codes of {source.folder} have "
+            f"{group or 'blocks of 128 x 128'}: leave it out"
+        )
+    if group is None:
+        return from_fp8_block(gate, up, down, partitions=partitions)
+    importer = from_awq if source.method == "awq" else from_k2
+    return importer(gate, up, down, group_size=group, partitions=partitions)
 
 
 class _Experts:
-    """One projection's tensors by expert, read when they are asked for: `pack` holds one at a time."""
+    """A tensor of every expert, read when it is asked for: packing holds one expert at a time."""
 
     def __init__(self, source: Checkpoint, names: list[str]) -> None:
         self._source, self._names = source, names
@@ -110,17 +112,18 @@ def _stacked(source: Checkpoint, path: str, form: Form, names: set[str], plain: 
     return pack(gate_up, down, **biases, transposed=transposed, interleaved=form.interleaved, **plain)
 
 
-def _mxfp4(source: Checkpoint, path: str, form: Form, names: set[str], group_size: int | None) -> PackedExperts:
+def _mxfp4(
+    source: Checkpoint, path: str, form: Form, names: set[str], group_size: int | None, partitions: int
+) -> PackedExperts:
     _check_all_read(source, path, names, {*MXFP4, "gate_up_proj_bias", "down_proj_bias"})
     if group_size not in (None, 32):
         raise ValueError(f"goldsmith.hf.convert: group_size is {group_size}, but mxfp4 has groups of 32: leave it out")
-    from ..experts import from_mxfp4
-
     return from_mxfp4(
         *(source.get(f"{path}.{name}") for name in MXFP4),
         gate_up_bias=source.get(f"{path}.gate_up_proj_bias") if form.biased else None,
         down_bias=source.get(f"{path}.down_proj_bias") if form.biased else None,
         interleaved=form.interleaved,
+        partitions=partitions,
     )
 
 
@@ -132,25 +135,9 @@ def _check_all_read(source: Checkpoint, path: str, names: set[str], known: set[s
         )
 
 
-def _k2_group(given: list[tuple[list[Tensor], ...]]) -> int:
-    packed, scale = given[0][0][0], given[0][1][0]
-    return packed.shape[1] * 8 // scale.shape[1]
-
-
-def _awq_group(given: list[tuple[list[Tensor], ...]]) -> int:
-    packed, scale = given[0][0][0], given[0][2][0]
-    return packed.shape[0] // scale.shape[0]
-
-
-def _check_group(source: Checkpoint, group_size: int | None, given: list[tuple[list[Tensor], ...]]) -> None:
-    own = {"compressed-tensors": _k2_group, "awq": _awq_group}.get(source.method or "")
-    came = own(given) if own else None
-    if group_size is not None and group_size != came:
-        raise ValueError(
-            f"goldsmith.hf.convert: group_size is {group_size}, but the codes of {source.folder} have "
-            f"{came or 'blocks of 128 x 128'}: leave it out"
-        )
-
-
-def _partitioned(base: PackedExperts, partitions: int) -> PackedExperts:
-    return base if partitions == 1 else base.partition(partitions)
+def _group(source: Checkpoint, parts: tuple[_Experts, ...]) -> int | None:
+    """Inputs that share a scale in the first expert's codes; None for blocks."""
+    if source.method == "fp8":
+        return None
+    codes, scale = (next(iter(part)).shape for part in (parts[0], parts[-1]))
+    return codes[0] // scale[0] if source.method == "awq" else codes[1] * 8 // scale[1]
