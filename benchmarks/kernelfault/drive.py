@@ -27,7 +27,7 @@ from typing import Any
 import catalogue
 from catalogue import HERE, ROOT, Fault, Host
 
-ROW_LIMIT = 300.0  # seconds for one row
+ROW_LIMIT = 900.0  # seconds for one row
 _BATCH = 50  # clean runs of a child
 _RESTARTS = 40
 _SPOILS = {"overrun", "stray_read", "use_after_free", "invalid_index", "off_by_one", "wrong_mask", "wrong_stride"}

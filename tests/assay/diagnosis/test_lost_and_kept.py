@@ -1,6 +1,8 @@
 """Gradients that never come, memory that was given back, what is kept between calls, additions that are stores."""
 
 import functools
+import threading
+import time
 
 import torch
 
@@ -203,3 +205,30 @@ def test_a_stage_that_holds_indices_does_not_keep_the_others_from_being_isolated
     found = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
     assert first(found)[0] == ("fail", "h", "wrong_factor"), str(found)
     assert "isolation" not in found.evidence.left_out
+
+
+def test_memory_that_is_written_after_the_call_has_returned_is_missing_a_wait():
+    def kernel(x, w, wait=False):
+        staged = torch.empty(w.shape)
+
+        def copy():
+            time.sleep(0.005)
+            staged.copy_(w.detach())
+
+        thread = threading.Thread(target=copy)
+        thread.start()
+        if wait:
+            thread.join()
+        return torch.tanh(assay.stage("h", x @ assay.stage("staged", staged)))
+
+    def golden(x, w):
+        return torch.tanh(assay.stage("h", x @ assay.stage("staged", w * 1)))
+
+    for wait in (False, True):
+        target = assay.Target(functools.partial(kernel, wait=wait), golden, cases=tokens, backward=None)
+        found = assay.diagnose(target, probes="quick")
+        if wait:
+            assert found.ok, str(found)
+        else:
+            assert first(found)[0] == ("fail", "staged", "missing_sync"), str(found)
+            assert "bytes of the kernel's own buffers were written after it had returned" in found.causes[0].evidence[0]

@@ -109,6 +109,7 @@ class RunFact:
 
     wrong, first  the tensors that fail in it; the first that does in the golden's order, stages among them
     same          bit-equal to the first run; difference: largest |difference| to it
+    late          bytes of the candidate's own buffers that were written after it had returned, where that was watched
     """
 
     name: str
@@ -118,6 +119,7 @@ class RunFact:
     error: str = ""
     text: str = ""
     first: str = ""
+    late: int = 0
 
     @property
     def right(self) -> bool:

@@ -69,6 +69,8 @@ class _Axis:
         if middle[0] <= middle[1]:
             self._halve(*middle, states[0], states[1])
         self._note(ends[1], states[1])
+        if self.spent():  # what is not known counted as right: the ranges say nothing
+            return None
         if not self.missing and not self.extra:
             return None
         if _joined(self.missing) == ((0, self.length - 1),):

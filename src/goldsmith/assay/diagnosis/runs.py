@@ -23,6 +23,7 @@ from .evidence import RunFact
 from .isolate import order
 
 PROBE = "runs"
+LINGERING, _LINGER = "watched afterwards", 0.05  # seconds
 FRESH = "fresh start"  # only where it is asked for: its caller has had the candidate forget what it kept
 _OPEN = 0.1  # share of open bounds beyond which "right" would only mean "not judged"
 GOLDEN_SAVED = "golden saved"  # the gradients alone are judged: what was saved is as wrong as before
@@ -62,6 +63,8 @@ def _plan(session: Session, repeats: int, only: tuple[str, ...] | None) -> Itera
     if only is not None and FRESH in only:
         yield FRESH, How(), same
     yield "zeroed memory", How(fill=ZERO_FILL), same
+    if any(f.probe == "poison" for f in session.findings) and same.device.type == "cpu":
+        yield LINGERING, How(linger=_LINGER), same
     yield "second call", How(fill=DIRT_FILL, fresh=False), same
     yield "other inputs", How(fresh=False), session.variant(1)
     yield "back", How(fresh=False), same
@@ -123,7 +126,9 @@ def _fact(session: Session, name: str, how: How, material: Material) -> RunFact 
     same, apart = (True, 0.0) if not like_first else _compared(session.first, done)
     text = f"{name}: {'right' if not wrong else ', '.join(wrong) + ' wrong'}"
     text += "" if same else f"; up to {apart:.3g} from the first run"
-    return RunFact(name, tuple(wrong), same, apart, text=text, first=first)
+    if done.late:
+        text += f"; {done.late} bytes of its own buffers were written after the call had returned"
+    return RunFact(name, tuple(wrong), same, apart, text=text, first=first, late=done.late)
 
 
 def first_in(session: Session, done: Run, ref: References, wrong: list[str]) -> str:

@@ -100,7 +100,7 @@ def invalid_index(r: Reading) -> Match | None:
         if more or (bool((g == g.round()).all()) and extra > 0):
             which = " and ".join(str(lo) for lo, _ in ends)
             text = f"only index {which} of axis {axis} (of {n}) is wrong, and holds too much ({extra:+.3g} in all)"
-            return Match(LIKELY, (text, "entries without a valid index, such as -1, land there"), {"axis": axis})
+            return Match(LIKELY + 0.05, (text, "entries without a valid index, such as -1, land there"), {"axis": axis})
     return None
 
 

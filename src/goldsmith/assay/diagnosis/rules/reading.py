@@ -210,7 +210,12 @@ class Reading:
         return found[0] if found else None
 
     def fit(self, reading: str) -> Fit | None:
-        """The strongest term of that reading."""
+        """The strongest term of that reading.
+
+        None where all of the tensor is missing: then it is another one, and what stands there instead is no term of it.
+        """
+        if any(f.term == self.e.tensor and f.golden == 1.0 and f.exact == -1.0 and not f.where for f in self.e.fits):
+            return None
         found = [f for f in self.e.fits if f.reading == reading]
         return max(found, key=lambda f: f.gain, default=None)
 

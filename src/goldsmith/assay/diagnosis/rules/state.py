@@ -93,7 +93,13 @@ def race(r: Reading) -> Match | None:
 
 
 def missing_sync(r: Reading) -> Match | None:
-    """A wait makes it right."""
+    """A wait makes it right, or memory is written after the call has returned."""
+    late = next((x for x in r.runs("watched afterwards") if x.late), None)
+    if late is not None and r.plain_wrong:
+        said = (
+            f"{late.late} bytes of the kernel's own buffers were written after it had returned: nobody waits for them"
+        )
+        return Match(EXACT + 0.02, (said,), {"bytes": late.late})
     waited = list(r.runs("sync"))
     if r.numbers_wrong and waited and all(x.right for x in waited):
         return Match(EXACT + 0.02, ("right when every call is waited for, wrong without",), {"run": waited[0].name})

@@ -332,6 +332,7 @@ class _Search:
         return same / total if total else 1.0
 
 
-def seconds(started: float, share: float) -> Callable[[], bool]:
-    """Whether so many seconds are over."""
-    return lambda: time.perf_counter() - started > share
+def seconds(limit: float) -> Callable[[], bool]:
+    """Whether so many seconds of this thread's own are over: a busy machine costs time, and no answer."""
+    started = time.thread_time()
+    return lambda: time.thread_time() - started > limit
