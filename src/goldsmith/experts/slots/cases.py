@@ -22,7 +22,7 @@ def inputs(make: Make, **sizes: Any) -> dict[str, Any]:
 
 
 _TAKEN = (
-    *("no_tokens", "one_token", "biases", "gpt_oss", "holes", "nothing", "no_slots", "twice", "leading_dimensions"),
+    *("no_tokens", "one_token", "gpt_oss", "holes", "nothing", "no_slots", "twice", "leading_dimensions"),
     *("strided", "bf16_slices", "int8", "int4_slices", "mxfp4"),
 )
 _EVERY_PROBE = ("holes",)
