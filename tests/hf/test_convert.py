@@ -145,6 +145,16 @@ def test_parameters_that_peft_has_wrapped_are_refused_with_the_way_out():
         hf.convert(models.with_peft(models.model("mixtral")))
 
 
+def test_experts_on_a_gpu_are_refused_with_the_way_out():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    plain = models.model("mixtral")
+    with FakeTensorMode():
+        models.experts_of(plain).down_proj = torch.nn.Parameter(torch.empty(4, 32, 24, device="cuda"))
+    with pytest.raises(ValueError, match="the experts are on cuda.*model.cpu.*experts_implementation"):
+        hf.convert(plain)
+
+
 @pytest.mark.parametrize(
     "options, said",
     [

@@ -210,3 +210,21 @@ def test_routing_weights_of_a_third_dtype_are_taken():
     x, ids, weights = torch.randn(3, 32).bfloat16(), torch.randint(0, 4, (3, 2)), torch.rand(3, 2)
     wanted = models.experts_of(plain)(x, ids, weights.bfloat16())
     assert torch.equal(models.experts_of(plain)(x, ids, weights.bfloat16().double()), wanted)
+
+
+@pytest.mark.parametrize("made", ["registered", "converted", "set_by_transformers_and_never_called"])
+def test_an_experts_module_is_one_graph(made):
+    plain = models.model("gpt_oss")
+    if made == "converted":
+        hf.convert(plain, format="fp32", lora={"rank": 2})
+    elif made == "registered":
+        hf.register(plain)
+    else:
+        plain.set_experts_implementation("goldsmith")
+    experts = models.experts_of(plain)
+    x, ids, weights = torch.randn(5, 32, requires_grad=True), torch.randint(0, 4, (5, 2)), torch.rand(5, 2)
+    torch._dynamo.reset()
+    y = torch.compile(experts, fullgraph=True, backend="aot_eager")(x, ids, weights)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    eager = experts(x, ids, weights)
+    assert torch.equal(y, eager) and torch.equal(dx, torch.autograd.grad(eager.sum(), x)[0])

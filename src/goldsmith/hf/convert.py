@@ -96,6 +96,12 @@ def _check_model(model: nn.Module, found: list[tuple[str, nn.Module]]) -> None:
             f"goldsmith.hf.convert: {kind} has no experts module that transformers dispatches (a class under "
             "@use_experts_implementation): there is nothing to convert"
         )
+    places = {parameter.device.type for _, module in found for parameter in module.parameters()} - {"cpu", "meta"}
+    if places:
+        raise ValueError(
+            f"goldsmith.hf.convert: the experts are on {places.pop()}, and packed experts are computed on the CPU: "
+            'model.cpu() first; or leave them as they are and take experts_implementation="goldsmith"'
+        )
     wrapped = [path for path, _ in found if path.endswith("base_layer")]
     if wrapped:
         raise ValueError(

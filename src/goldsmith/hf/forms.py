@@ -94,6 +94,10 @@ def form_of(module: nn.Module) -> Form:
     if known is not None:
         return known
     form = _read(module)
+    if (
+        torch.compiler.is_compiling()
+    ):  # a trial depends on numbers, which a graph may not; `register(model)` has made it
+        return form
     _try(module, form)
     module.__dict__["_goldsmith_form"] = form
     return form
