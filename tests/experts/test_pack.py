@@ -90,6 +90,26 @@ def test_codes_scales_and_zeros_are_those_of_the_rule(seed, name, which):
             assert numbers[row, g * group : (g + 1) * group].tolist() == expected
 
 
+def test_codes_come_from_a_division_whose_ties_go_to_even():
+    """s = 3: 7.5 / 3 is a tie, 7.5 * (1 / 3) in float32 is above it."""
+    w = torch.tensor([[381.0, 7.5, 4.5, -7.5, 10.5, 16.5, -13.5, 0.0]])
+    codes = quantise(FORMATS["int8"], w, 8, torch.float32, "here")
+    assert codes.scales.item() == 3 and codes.codes.tolist() == [[127, 2, 2, -2, 4, 6, -4, 0]]
+    w[0, 0] = 21
+    codes = quantise(FORMATS["int4"], w.clamp(-21, 21), 8, torch.float32, "here")
+    assert from_nibbles(codes.codes).tolist() == [[7, 2, 2, 14, 4, 6, 12, 0]]
+
+
+def test_an_overflow_is_placed_in_the_whole_matrix():
+    """Matrices are quantised some rows at a time."""
+    w = torch.ones(300, 4096)
+    w[299, 5] = 3.4e38
+    with pytest.raises(ValueError, match=r"^here row 299, input 5: 3.4e\+38 overflows bfloat16"):
+        quantise(FORMATS["bf16"], w, None, None, "here")
+    with pytest.raises(ValueError, match=r"^here row 299, group 0: its scale .* overflows fp16"):
+        quantise(FORMATS["int8"], w, 128, torch.float16, "here")
+
+
 def test_fp8_blocks_are_scaled_by_128_x_128_also_at_the_edges():
     w = torch.randn(130, 257)
     w[:128, 128:256] = 0

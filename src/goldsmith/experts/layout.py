@@ -269,7 +269,7 @@ def _cut_inputs(layout: Layout, matrix: Codes, begin: int, end: int) -> Codes:
 
 
 def _joined(parts: list[Codes], dim: int, *, scale_is_common: bool = False) -> Codes:
-    """Slices of a matrix side by side. float8 is joined as bytes: torch.cat does not take it on every device."""
+    """Slices of a matrix side by side; float8 as bytes, which every torch can join."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
@@ -19,7 +20,6 @@ from .packed import PackedExperts, assemble, check_nodes, cut
 
 _OP = "PackedExperts.load"
 _MAX_HEADER = 100_000_000  # bytes, as in safetensors
-_MAX_NUMBER = 1 << 32  # of a size in the metadata
 
 Read = Callable[[int, int], bytearray]  # (begin, size) -> these bytes of the tensors
 
@@ -115,7 +115,7 @@ def _content(file: IO[bytes], path: Any) -> tuple[dict[str, Any], int, int]:
 def _layout(metadata: dict[str, Any], path: Any) -> Layout:
     def number(key: str) -> int:
         text = metadata.get(key)
-        if not isinstance(text, str) or not text.isascii() or not text.isdigit() or not 0 < int(text) < _MAX_NUMBER:
+        if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
             raise _damaged(path, f"the metadata's {key!r} is {text!r}, wanted a number of at least 1")
         return int(text)
 

@@ -38,7 +38,14 @@ def quantise(fmt: Format, weights: Tensor, group: int | None, scale_dtype: torch
     if len(parts) == 1:
         return parts[0]
     names = [name for name in ("codes", "scales", "zeros") if getattr(parts[0], name) is not None]
-    return Codes(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+    return Codes(**{name: _stacked([getattr(part, name) for part in parts]) for name in names})
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """One below the other; float8 as bytes, which every torch can join."""
+    if parts[0].dtype.itemsize > 1:
+        return torch.cat(parts)
+    return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
 
 
 class _Overflow(Exception):
@@ -62,16 +69,15 @@ def _quantise(fmt: Format, weights: Tensor, group: int | None, scale_dtype: torc
     if fmt.zeros:
         low, high = grouped.amin(-1).clamp_(max=0), grouped.amax(-1).clamp_(min=0)
         scales = _rounded((high - low) / 15, scale_dtype)
-        s, none = _divisor(scales)
+        s = _divisor(scales)
         zeros = (-low / s).round_().clamp_(0, 15)
         codes = (grouped / s.unsqueeze(-1)).round_().add_(zeros.unsqueeze(-1)).clamp_(0, 15)
-        zeros = _none(zeros, none).to(torch.uint8)
+        zeros = zeros.to(torch.uint8)
     else:
         largest = 127 if fmt.bits == 8 else 7
         scales = _rounded(grouped.abs().amax(-1) / largest, scale_dtype)
-        s, none = _divisor(scales)
-        codes = (grouped / s.unsqueeze(-1)).round_().clamp_(-127 if fmt.bits == 8 else -8, largest)
-    codes = _none(codes, none).to(torch.int8).view(w.shape)
+        codes = (grouped / _divisor(scales).unsqueeze(-1)).round_().clamp_(-127 if fmt.bits == 8 else -8, largest)
+    codes = codes.to(torch.int8).view(w.shape)
     return Codes(codes if fmt.bits == 8 else _nibbles(codes), scales, zeros)
 
 
@@ -134,17 +140,10 @@ def _rounded(scales: Tensor, dtype: torch.dtype | None) -> Tensor:
     return rounded
 
 
-def _divisor(scales: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The scales in float32 with 1 for 0, and where they are 0 (None: nowhere, as in nearly every matrix)."""
+def _divisor(scales: Tensor) -> Tensor:
+    """The scales in float32, 1 where they are 0: what has no scale is so small that beside 1 its code is 0."""
     s = scales.to(torch.float32)
-    none = s == 0
-    return (s.masked_fill(none, 1.0), none) if none.any() else (s, None)
-
-
-def _none(codes: Tensor, none: Tensor | None) -> Tensor:
-    if none is None:
-        return codes
-    return codes.masked_fill(none if none.dim() == codes.dim() else none.unsqueeze(-1), 0)
+    return s.masked_fill(s == 0, 1.0)
 
 
 def _mxfp4(grouped: Tensor) -> Codes:
@@ -160,8 +159,8 @@ def _mxfp4(grouped: Tensor) -> Codes:
     steps += sizes.clamp(2, 4).round_()
     steps += (sizes / 2).clamp_(2, _E2M1_MAX / 2).round_()
     codes = (steps.to(torch.int32) - 4).add_(signs).to(torch.int8)
-    none = amax == 0
-    codes = _none(codes, none if none.any() else None)
+    if (none := amax == 0).any():
+        codes.masked_fill_(none.unsqueeze(-1), 0)
     return Codes(_nibbles(codes.flatten(1)), exponent.to(torch.uint8))
 
 
@@ -170,9 +169,9 @@ def _fp8_block(w: Tensor) -> Codes:
     down, across = -rows % FP8_BLOCK, -inputs % FP8_BLOCK
     blocks = pad(w, (0, across, 0, down)).view((rows + down) // FP8_BLOCK, FP8_BLOCK, -1, FP8_BLOCK)
     scales = blocks.abs().amax((1, 3)) / _E4M3_MAX
-    s, none = _divisor(scales)
-    codes = (blocks / s[:, None, :, None]).clamp_(-_E4M3_MAX, _E4M3_MAX)
-    codes = _none(codes, None if none is None else none[:, None, :, None])
+    codes = (blocks / _divisor(scales)[:, None, :, None]).clamp_(-_E4M3_MAX, _E4M3_MAX)
+    if (none := scales == 0).any():
+        codes.masked_fill_(none[:, None, :, None], 0)  # of -0 too
     return Codes(codes.view(rows + down, -1)[:rows, :inputs].to(torch.float8_e4m3fn), scales)
 
 
