@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .data import Document
 from .errors import TrainingError
 from .loop import Plan
 from .loss import summed_loss
 from .model import Loaded, checkpoint_layers
 from .options import Options
-from .packing import Batch
+from .packing import batch
 
-PROBE = 64  # tokens on which activations are measured
+PROBE = 64  # tokens of the shorter row on which activations are measured
 SHARE = 0.8  # of the free memory that a proposal may take
 
 
@@ -56,7 +57,7 @@ def account(loaded: Loaded, options: Options, plan: Plan) -> Accounting:
         raise TrainingError(
             f"{held:,} parameters are in the optimizer, and {report['trained_parameters']} are counted."
         )
-    per_token = activation_bytes(loaded, options)
+    row = row_bytes(loaded, options)
     size = sum(p.numel() * p.element_size() for p in loaded.parameters.values())
     free = memory_free() - 3 * size
     return Accounting(
@@ -69,9 +70,9 @@ def account(loaded: Loaded, options: Options, plan: Plan) -> Accounting:
         frozen=report["bytes"]["frozen"],
         lora=size,
         optimizer=3 * size,  # two moments and the gradient
-        activations=round(per_token * options.seq_len * plan.batch_size),
+        activations=round(row * plan.batch_size),
         free=free + 3 * size,
-        proposal=propose(per_token * options.seq_len, plan.window, free),
+        proposal=propose(row, plan.window, free),
     )
 
 
@@ -81,38 +82,46 @@ def propose(row: float, window: int, free: float) -> tuple[int, int] | None:
     return (fitting[-1], window // fitting[-1]) if fitting else None
 
 
-def activation_bytes(loaded: Loaded, options: Options) -> float:
-    """Bytes that autograd keeps for a token: measured on a few, packed bases and parameters left out.
+def row_bytes(loaded: Loaded, options: Options) -> float:
+    """Bytes that autograd keeps for one row of `seq_len` tokens: measured on short rows, and a L + b L^2 put through.
 
-    With gradient checkpointing a layer's input each, and one layer whole.
+    The square is attention's: each layer keeps its own copy of a packed row's mask. With gradient checkpointing a
+    layer's input each, and one layer whole.
     """
-    model, config = loaded.model, loaded.model.config
-    length = min(PROBE, options.seq_len)
+    model, text, length = loaded.model, loaded.model.config.get_text_config(), options.seq_len
+    some = max(1, min(PROBE, length // 2))
     if options.checkpointing:
         checkpoint_layers(model, False)
+    short, long = (_kept(model, n, options.pack) for n in (some, 2 * some))
+    square = max(0.0, (long - 2 * short) / (2 * some * some))
+    whole = (short / some - square * some) * length + square * length * length
+    if not options.checkpointing:
+        return whole
+    checkpoint_layers(model)
+    layers, vocabulary = max(1, text.num_hidden_layers), 4.0 * text.vocab_size * length
+    return vocabulary + (whole - vocabulary) / layers + layers * text.hidden_size * model.dtype.itemsize * length
+
+
+def _kept(model: Any, length: int, packed: bool) -> int:
+    """Bytes of the tensors that autograd keeps for a row, packed bases and parameters left out."""
     known = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
+    kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if tensor.dtype != torch.uint8 and storage.data_ptr() not in known:  # packed bases are bytes
-            kept[storage.data_ptr()] = storage.nbytes()
+            kept[storage.data_ptr()] = tensor
         return tensor
 
-    ids = torch.arange(length)[None] % config.get_text_config().vocab_size
-    probe = Batch(ids, torch.arange(length)[None], ids.clone(), length)
+    sizes = [length // 2, length - length // 2] if packed and length > 1 else [length]
+    vocabulary = model.config.get_text_config().vocab_size
+    probe = batch([[Document([k % vocabulary for k in range(n)], [True] * n) for n in sizes]], pad=0)
     model.train()
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = summed_loss(model, probe)
-    whole = sum(kept.values()) / length
+    bytes_kept = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     del loss
-    if not options.checkpointing:
-        return whole
-    checkpoint_layers(model)
-    text = config.get_text_config()
-    layers = max(1, text.num_hidden_layers)
-    vocabulary = 4 * text.vocab_size
-    return vocabulary + (whole - vocabulary) / layers + layers * text.hidden_size * model.dtype.itemsize
+    return bytes_kept
 
 
 def memory_free() -> int:
