@@ -36,12 +36,14 @@ struct Backward : Call {
     void run() {
         first_thin();
         parallel_for(plan.segment_count * inner_pieces, [&](int64_t item, int worker) {
+            [[maybe_unused]] const Tiles tiles;
             inside(plan.segments[item / inner_pieces], item % inner_pieces, desk(worker));
         });
         if (given(args.dweights)) give_weights();
         second_thin();
         if (given(args.dx))
             parallel_for(plan.chunk_count * dx_panels, [&](int64_t item, int worker) {
+                [[maybe_unused]] const Tiles tiles;
                 give_dx(plan.chunks[item / dx_panels], item % dx_panels * gate_span, desk(worker), rows.data(worker));
             });
         give_sums();
@@ -84,14 +86,11 @@ private:
         const gs_matrix& m = args.slices[c.slice].down;
         const int stripes = down_span / STRIPE;
         std::memset(desk.sums, 0, sizeof(float) * static_cast<size_t>(stripes) * ROWS * STRIPE);
-        with_code(m.format, [&](auto code) {
-            for (int64_t k = 0; k < outer; k += DEPTH) {
-                const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
-                gather_routes(dy, s, k, end, nullptr, desk.left);
-                inputs_stripes<decltype(code)>(m, s.expert, k, end, c.first, desk.stripes);
-                for (int i = 0; i < stripes; ++i) multiply(desk.left, s.count, desk.stripes + i * DEPTH * STRIPE, end - k, desk.sums + i * ROWS * STRIPE);
-            }
-        });
+        for (int64_t k = 0; k < outer; k += DEPTH) {
+            const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
+            lay_routes(dy, s, k, end, paired(m), desk.left);
+            add_inputs(m, s, k, end, c.first, desk, desk.sums);
+        }
         const Dropout mask = dropout_of(args, DOWN);
         for (int i = 0; i < stripes && i * STRIPE < c.width; ++i)
             add_lora(s, args.down, dy_down.data(), mask, c.begin + i * STRIPE, c.begin + c.width, desk, desk.sums + i * ROWS * STRIPE);
@@ -196,15 +195,11 @@ private:
 
     // sums += d W, for gate or up of a slice
     void add_slice(const Segment& s, const gs_slice& slice, const gs_matrix& m, const Rows& d, int64_t col, const Desk& desk) const {
-        with_code(m.format, [&](auto code) {
-            for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += DEPTH) {
-                const int64_t end = k + DEPTH < size ? k + DEPTH : size;
-                gather_places(d, s, slice.begin + k, slice.begin + end, nullptr, desk.left);
-                inputs_stripes<decltype(code)>(m, s.expert, k, end, col, desk.stripes);
-                for (int i = 0; i < gate_span / STRIPE; ++i)
-                    multiply(desk.left, s.count, desk.stripes + i * DEPTH * STRIPE, end - k, desk.sums + i * ROWS * STRIPE);
-            }
-        });
+        for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += DEPTH) {
+            const int64_t end = k + DEPTH < size ? k + DEPTH : size;
+            lay_places(d, s, slice.begin + k, slice.begin + end, paired(m), desk.left);
+            add_inputs(m, s, k, end, col, desk, desk.sums);
+        }
     }
 
     void give_sums() {

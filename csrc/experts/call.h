@@ -83,6 +83,61 @@ struct Call {
         }
     }
 
+    // Whether products with this matrix are of pairs of bfloat16: rows and weights are.
+    bool paired(const gs_matrix& m) const {
+        return HAS_PAIRS && bf16 && (m.format == GS_PLAIN_BF16 || m.format == GS_PACKED_BF16);
+    }
+
+    // Rows for the left of a product, as floats or as they are.
+    void lay(const Rows& rows, const int64_t* list, int64_t first, int64_t count, int64_t begin, int64_t end, bool pairs, float* left) const {
+        if (!pairs) return list ? gather(rows, list, count, begin, end, left) : gather_run(rows, first, count, begin, end, left);
+        const int64_t bytes = 2 * (end - begin), all = 2 * DEPTH;
+        for (int64_t i = 0; i < count; ++i) {
+            char* row = reinterpret_cast<char*>(left) + i * LEFT_STRIDE * 2;
+            std::memcpy(row, rows.at(list ? list[i] : first + i, begin), static_cast<size_t>(bytes));
+            if (bytes < all) std::memset(row + bytes, 0, static_cast<size_t>(all - bytes));
+        }
+    }
+    void lay_routes(const Rows& rows, const Segment& s, int64_t begin, int64_t end, bool pairs, float* left) const {
+        lay(rows, plan.order + s.begin, 0, s.count, begin, end, pairs, left);
+    }
+    void lay_places(const Rows& rows, const Segment& s, int64_t begin, int64_t end, bool pairs, float* left) const {
+        lay(rows, nullptr, s.begin, s.count, begin, end, pairs, left);
+    }
+
+    // sums += left W^T over inputs [begin, end), 32 outputs from `row` on
+    void add_outputs(const gs_matrix& m, const Segment& s, int64_t row, int64_t begin, int64_t end, const Desk& desk, float* sums) const {
+        with_code(m.format, [&](auto code) {
+            using Code = decltype(code);
+            if constexpr (HAS_PAIRS && Code::per_word == 2) {
+                if (paired(m)) {
+                    auto* words = reinterpret_cast<uint32_t*>(desk.stripes);
+                    outputs_pairs<Code>(m, s.expert, row, begin, end, words);
+                    return multiply_pairs(reinterpret_cast<const uint32_t*>(desk.left), s.count, words, end - begin, sums);
+                }
+            }
+            outputs_stripe<Code>(m, s.expert, row, begin, end, desk.stripes);
+            multiply(desk.left, s.count, desk.stripes, end - begin, sums);
+        });
+    }
+
+    // sums[i] += left W over outputs [begin, end), the i-th 32 of `span` inputs from `col` on
+    void add_inputs(const gs_matrix& m, const Segment& s, int64_t begin, int64_t end, int64_t col, const Desk& desk, float* sums) const {
+        with_code(m.format, [&](auto code) {
+            using Code = decltype(code);
+            if constexpr (HAS_PAIRS && Code::per_word == 2) {
+                if (paired(m)) {
+                    auto* words = reinterpret_cast<uint32_t*>(desk.stripes);
+                    inputs_pairs<Code>(m, s.expert, begin, end, col, words);
+                    return multiply_pairs(reinterpret_cast<const uint32_t*>(desk.left), s.count, words, end - begin, sums);
+                }
+            }
+            inputs_stripes<Code>(m, s.expert, begin, end, col, desk.stripes);
+            for (int i = 0; i < span(m.format) / STRIPE; ++i)
+                multiply(desk.left, s.count, desk.stripes + i * DEPTH * STRIPE, end - begin, sums + i * ROWS * STRIPE);
+        });
+    }
+
     // thin[place][r] = sum_k rows[place][k] factor[k, r]: what a LoRA does first
     template <class Gather>
     void thin(const Segment& s, int64_t depth, const Factor& factor, int64_t ranks, const Gather& gather_left, const Desk& desk, float* out) const {

@@ -27,6 +27,7 @@ struct Forward : Call {
         skipped();
         first_thin();
         parallel_for(plan.segment_count * pieces(STRIPE), [&](int64_t item, int worker) {
+            [[maybe_unused]] const Tiles tiles;
             hidden(plan.segments[item / pieces(STRIPE)], piece(item % pieces(STRIPE), STRIPE), desk(worker));
         });
         const Rows hs{h.data(), inner, 1, bf16};
@@ -38,6 +39,7 @@ struct Forward : Call {
                      [&](int64_t k, int64_t end, float* left) { gather_places(hs, s, k, end, &mask, left); }, desk(worker), down_thin.data());
             });
         parallel_for(plan.chunk_count * panels, [&](int64_t item, int worker) {
+            [[maybe_unused]] const Tiles tiles;
             output(plan.chunks[item / panels], item % panels, desk(worker), rows.data(worker));
         });
         if (given(args.flags)) join_flags();
@@ -73,19 +75,14 @@ private:
         const gs_slice& slice = args.slices[c.slice];
         for (int64_t k = 0; k < outer; k += DEPTH) {
             const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
-            gather_routes(x, s, k, end, nullptr, desk.left);
-            for (const auto& [matrix, sums] : {Side{&slice.gate, g}, Side{&slice.up, u}})
-                with_code(matrix->format, [&, m = matrix, out = sums](auto code) {
-                    outputs_stripe<decltype(code)>(*m, s.expert, c.first, k, end, desk.stripes);
-                    multiply(desk.left, s.count, desk.stripes, end - k, out);
-                });
+            lay_routes(x, s, k, end, paired(slice.gate), desk.left);
+            add_outputs(slice.gate, s, c.first, k, end, desk, g);
+            add_outputs(slice.up, s, c.first, k, end, desk, u);
         }
         if (ranks(args.gate)) wide(s, gate_thin.data(), ranks(args.gate), args.gate.scale, transposed(factor_of(args.gate.b, s.expert)), c.begin, inner, desk, g);
         if (ranks(args.up)) wide(s, up_thin.data(), ranks(args.up), args.up.scale, transposed(factor_of(args.up.b, s.expert)), c.begin, inner, desk, u);
         activate(s, c, g, u);
     }
-
-    struct Side { const gs_matrix* matrix; float* sums; };
 
     void activate(const Segment& s, const Columns& c, float* g, float* u) const {
         const Activation act{args.activation, static_cast<float>(args.alpha), static_cast<float>(args.limit)};
@@ -122,14 +119,11 @@ private:
             clear(desk.sums, s.count);
             for (int64_t i = 0; i < args.slice_count; ++i) {
                 const gs_slice& slice = args.slices[i];
-                with_code(slice.down.format, [&](auto code) {
-                    for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += DEPTH) {
-                        const int64_t end = k + DEPTH < size ? k + DEPTH : size;
-                        gather_places(hs, s, slice.begin + k, slice.begin + end, nullptr, desk.left);
-                        outputs_stripe<decltype(code)>(slice.down, s.expert, col, k, end, desk.stripes);
-                        multiply(desk.left, s.count, desk.stripes, end - k, desk.sums);
-                    }
-                });
+                for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += DEPTH) {
+                    const int64_t end = k + DEPTH < size ? k + DEPTH : size;
+                    lay_places(hs, s, slice.begin + k, slice.begin + end, paired(slice.down), desk.left);
+                    add_outputs(slice.down, s, col, k, end, desk, desk.sums);
+                }
             }
             if (ranks(args.down)) wide(s, down_thin.data(), ranks(args.down), args.down.scale, transposed(factor_of(args.down.b, s.expert)), col, outer, desk, desk.sums);
             for (int64_t i = 0; i < s.count; ++i) {

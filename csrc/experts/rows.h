@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dropout.h"
-#include "multiply.h"
+#include "pairs.h"
 #include "plan.h"
 
 namespace gs::GS_LEVEL {

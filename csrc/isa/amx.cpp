@@ -1,5 +1,6 @@
 // amx: products of tiles, 16 rows by 64 bytes with 64 bytes by 16 columns, bfloat16 or int8.
 #define GS_LEVEL amx
+#include "../experts/moe.h"
 #include "../probe.h"
 
 namespace gs::amx {
@@ -55,6 +56,8 @@ int64_t int8(int64_t rounds) {
 }  // namespace
 
 void fill(Table& table) {
+    table.moe_forward = moe_forward;
+    table.moe_backward = moe_backward;
     table.peak[GS_AMX_BF16] = bf16;
     table.peak[GS_AMX_INT8] = int8;
 }

@@ -1,5 +1,6 @@
 // avx512_bf16: two products of bfloat16 added to a float, sixteen times.
 #define GS_LEVEL avx512_bf16
+#include "../experts/moe.h"
 #include "../probe.h"
 
 namespace gs::avx512_bf16 {
@@ -13,6 +14,10 @@ int64_t dot(int64_t rounds) {
 
 }  // namespace
 
-void fill(Table& table) { table.peak[GS_DOT_BF16] = dot; }
+void fill(Table& table) {
+    table.peak[GS_DOT_BF16] = dot;
+    table.moe_forward = moe_forward;
+    table.moe_backward = moe_backward;
+}
 
 }  // namespace gs::avx512_bf16

@@ -76,7 +76,8 @@ def arguments(
     x, ids = flat(tensors["x"]).contiguous(), flat(tensors["topk_ids"])
     keep("x", x)
     keep("ids", ids)
-    keep("weights", flat(tensors["topk_weights"]))
+    if "topk_weights" in tensors:
+        keep("weights", flat(tensors["topk_weights"]))
     keep("gate_up_bias", tensors["gate_up_bias"])
     keep("down_bias", tensors["down_bias"])
     for target in TARGETS:
@@ -92,15 +93,16 @@ def arguments(
     args.activation = ACTIVATIONS.index(options["activation"]) + 1
     args.alpha = options["alpha"]
     args.limit = math.inf if options["limit"] is None else options["limit"]
-    if tensors["seed"] is not None and options["dropout"] > 0:
-        args.dropout, args.seed = options["dropout"], int(tensors["seed"]) & (2**64 - 1)
+    seed = tensors.get("seed")
+    if seed is not None and options["dropout"] > 0:
+        args.dropout, args.seed = options["dropout"], int(seed) & (2**64 - 1)
     yield args, keep
     alive.clear()
 
 
 def _slices(tensors: Mapping[str, Any], layout: str) -> tuple[Any, tuple[int, int, int], tuple[Tensor, Tensor]]:
     """The slices of the base, (hidden, intermediate, experts), and what must live as long as they do."""
-    gate_up, down = tensors["gate_up"], tensors["down"]
+    gate_up, down = (t if t.stride(-1) == 1 else t.contiguous() for t in (tensors["gate_up"], tensors["down"]))
     if layout:
         packed = Layout.parse(layout)
         gate_ups, downs = (list(packed.matrices(name)) for name in ("gate_up", "down"))
@@ -118,7 +120,6 @@ def _slices(tensors: Mapping[str, Any], layout: str) -> tuple[Any, tuple[int, in
         sizes = packed.hidden_size, packed.intermediate_size, packed.num_experts
     else:
         experts, hidden, inner = down.shape
-        gate_up, down = (t if t.stride(-1) == 1 else t.contiguous() for t in (gate_up, down))
         cut = [Slice(gate=_plain(gate_up[:, :inner]), up=_plain(gate_up[:, inner:]), down=_plain(down), end=inner)]
         sizes = hidden, inner, experts
     return (Slice * len(cut))(*cut), sizes, (gate_up, down)

@@ -1,0 +1,149 @@
+// The same product of bfloat16 operands, two at a time, where the level has an instruction for it: words of two
+// neighbouring k on both sides, sums in float32. Weights and rows are bfloat16 already, so nothing is rounded for it.
+#pragma once
+
+#include "multiply.h"
+#include "tiles.h"
+
+namespace gs::GS_LEVEL {
+
+#if defined(__AVX512BF16__)
+
+constexpr bool HAS_PAIRS = true;
+constexpr int PAIRS = DEPTH / 2;
+constexpr int PAIR_STRIDE = LEFT_STRIDE / 2;  // words of a row on the left
+constexpr int STEP = 32;                      // k of a tile: both sides are padded with zeros up to a multiple
+
+inline int64_t padded(int64_t depth) { return (depth + STEP - 1) / STEP * STEP; }
+
+// words[k / 2][n - row] = W[n, k] and W[n, k + 1], for 32 outputs from `row` on
+template <class Code> void outputs_pairs(const gs_matrix& m, int64_t expert, int64_t row, int64_t begin, int64_t end, uint32_t* words) {
+    const __m512i none = _mm512_setzero_si512();
+    const int64_t count = (end - begin + 1) / 2, all = padded(end - begin) / 2;
+    for (int half = 0; half < 2; ++half) {
+        uint32_t* out = words + 16 * half;
+        int64_t word = 0;
+        if (row + 16 * half < m.rows) {
+            const Panel panel = panel_of(m, expert, row + 16 * half, Code::plain);
+            uint32_t scratch[256];
+            for (int64_t tile = begin / 32; word < count; ++tile) {
+                const uint32_t* from = tile_by_word<Code>(m, panel, tile, scratch);
+                if constexpr (Code::plain) fetch(panel.data + 64 * (tile + DEPTH / 32), m.panel_bytes, panel.rows);
+                else fetch(panel.data + TILE * (tile + DEPTH / 32), 64, 16);
+                for (int i = 0; i < 16 && word < count; ++i, ++word)
+                    _mm512_storeu_si512(out + word * STRIPE, _mm512_loadu_si512(from + 16 * i));
+            }
+        }
+        for (; word < all; ++word) _mm512_storeu_si512(out + word * STRIPE, none);
+    }
+}
+
+// words[(n - begin) / 2][k - col] = W[n, k] and W[n + 1, k], for 32 inputs from `col` on
+template <class Code> void inputs_pairs(const gs_matrix& m, int64_t expert, int64_t begin, int64_t end, int64_t col, uint32_t* words) {
+    alignas(64) static constexpr uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i low = _mm512_load_si512(LOW), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    uint32_t scratch[256];
+    for (int64_t row = begin; row < end; row += 16) {
+        const Panel panel = panel_of(m, expert, row, Code::plain);
+        const Block block = tile_by_row<Code>(m, panel, col / 32, scratch);
+        if constexpr (Code::plain) fetch(panel.data + DEPTH * m.panel_bytes + 64 * (col / 32), m.panel_bytes, 16);
+        else fetch(panel.data + DEPTH / 16 * m.panel_bytes + TILE * (col / 32), 64, 16);
+        uint32_t* out = words + (row - begin) / 2 * STRIPE;
+        for (int i = 0; i < 16; i += 2, out += STRIPE) {
+            const __m512i a = _mm512_loadu_si512(block.row(i)), b = _mm512_loadu_si512(block.row(i + 1));
+            _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
+            _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi16(a, high, b));
+        }
+    }
+    for (int64_t word = (end - begin + 15) / 16 * 8; word < padded(end - begin) / 2; ++word)
+        std::memset(words + word * STRIPE, 0, STRIPE * 4);
+}
+
+#if defined(__AMX_BF16__)
+
+// Two by two tiles of sums; rows beyond the last one are computed from what lies there and never read.
+inline void multiply_pairs(const uint32_t* left, int64_t rows, const uint32_t* words, int64_t depth, float* sums) {
+    const int64_t steps = padded(depth) / STEP;
+    constexpr int64_t wide = STRIPE * 4, left_wide = PAIR_STRIDE * 4;
+    for (int64_t t = 0; t < rows; t += 32) {
+        const bool both = rows - t > 16;
+        const uint32_t *upper = left + t * PAIR_STRIDE, *lower = upper + 16 * PAIR_STRIDE, *from = words;
+        float *top = sums + t * STRIPE, *bottom = top + 16 * STRIPE;
+        TILE_LOAD(0, top, wide);
+        TILE_LOAD(1, top + 16, wide);
+        if (both) {
+            TILE_LOAD(2, bottom, wide);
+            TILE_LOAD(3, bottom + 16, wide);
+        }
+        for (int64_t k = 0; k < steps; ++k, from += 16 * STRIPE) {
+            TILE_LOAD(6, from, wide);
+            TILE_LOAD(7, from + 16, wide);
+            TILE_LOAD(4, upper + 16 * k, left_wide);
+            TILE_DOT(0, 4, 6);
+            TILE_DOT(1, 4, 7);
+            if (!both) continue;
+            TILE_LOAD(5, lower + 16 * k, left_wide);
+            TILE_DOT(2, 5, 6);
+            TILE_DOT(3, 5, 7);
+        }
+        TILE_STORE(0, top, wide);
+        TILE_STORE(1, top + 16, wide);
+        if (both) {
+            TILE_STORE(2, bottom, wide);
+            TILE_STORE(3, bottom + 16, wide);
+        }
+    }
+}
+
+#else
+
+template <int M> void multiply_pair_rows(const uint32_t* left, const uint32_t* words, int64_t pairs, float* sums) {
+    __m512 sum[M][2];
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t) sum[t][0] = sum[t][1] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < pairs; ++k, words += STRIPE) {
+        const __m512bh b0 = (__m512bh)_mm512_loadu_si512(words), b1 = (__m512bh)_mm512_loadu_si512(words + 16);
+#pragma GCC unroll 16
+        for (int t = 0; t < M; ++t) {
+            const __m512bh a = (__m512bh)_mm512_set1_epi32(static_cast<int>(left[t * PAIR_STRIDE + k]));
+            sum[t][0] = _mm512_dpbf16_ps(sum[t][0], a, b0);
+            sum[t][1] = _mm512_dpbf16_ps(sum[t][1], a, b1);
+        }
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t)
+        for (int c = 0; c < 2; ++c) {
+            float* at = sums + t * STRIPE + 16 * c;
+            _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), sum[t][c]));
+        }
+}
+
+using MultiplyPairs = void (*)(const uint32_t*, const uint32_t*, int64_t, float*);
+template <int... M> MultiplyPairs pick_pairs(Counts<M...>, int rows) {
+    static constexpr MultiplyPairs known[] = {multiply_pair_rows<M>...};
+    return known[rows - 1];
+}
+
+inline void multiply_pairs(const uint32_t* left, int64_t rows, const uint32_t* words, int64_t depth, float* sums) {
+    const int64_t blocks = (rows + AT_ONCE - 1) / AT_ONCE;
+    for (int64_t i = 0, begin = 0; i < blocks; ++i) {
+        const int64_t end = rows * (i + 1) / blocks;
+        pick_pairs(UpTo<AT_ONCE>{}, static_cast<int>(end - begin))(left + begin * PAIR_STRIDE, words, (depth + 1) / 2, sums + begin * STRIPE);
+        begin = end;
+    }
+}
+
+#endif
+
+#else
+
+constexpr bool HAS_PAIRS = false;  // and none of these is called
+
+template <class Code> void outputs_pairs(const gs_matrix&, int64_t, int64_t, int64_t, int64_t, uint32_t*);
+template <class Code> void inputs_pairs(const gs_matrix&, int64_t, int64_t, int64_t, int64_t, uint32_t*);
+void multiply_pairs(const uint32_t*, int64_t, const uint32_t*, int64_t, float*);
+
+#endif
+
+}  // namespace gs::GS_LEVEL
