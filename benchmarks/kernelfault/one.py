@@ -31,6 +31,7 @@ def main(key: str, page: str = "") -> int:
         make = loading.factory(fault.host, fault.backend, path)
         case = None if fault.together else next(iter(fault.cases or worker.cases_of(make)))
         dtype = getattr(torch, fault.dtype) if fault.dtype else None
+        sizes = worker.sizes_of(make, case) if case is not None else {}
         found = assay.diagnose(make(), case, dtype=dtype, budget_s=worker.BUDGET)
     where = f"as it is tried in {case}" if case is not None else "with every case before it"
     print(f"{fault.host.name}: {fault.what} ({fault.id}, {fault.backend}, {where})\n")
@@ -44,7 +45,6 @@ def main(key: str, page: str = "") -> int:
             print(f"\n{note.id}  {note.text}")
             break
         return int(found.verdict != fault.verdict or bool(fault.note) and fault.note not in notes)
-    sizes = worker.sizes_of(make, case) if case is not None else {}
     said = figures.judged(worker.told(found, sizes), fault)
     return int(not (said["stage"] and said["top1"]))
 

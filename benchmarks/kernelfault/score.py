@@ -42,7 +42,7 @@ def main(given: list[str] | None = None) -> int:
         print("no fault has all of that; leave out --fault, --host or --backend.", file=sys.stderr)
         return 2
     if asked.diagnose:
-        return _diagnosed(faults, asked.html)
+        return _diagnosed([f for f in faults if f.id == asked.fault] or faults, asked.html)
     narrowed = any((asked.fault, asked.host, asked.backend))
     clean = asked.clean if asked.clean is not None else 0 if narrowed else 3000
     plan = drive.Plan(

@@ -177,6 +177,7 @@ def test_the_stage_of_a_later_call_is_named():
 
     found = diagnose(assay.Target(kernel, layer_golden, cases=layer_case, backward=None, reset=kept.clear))
     assert (found.causes[0].id, found.first_wrong_stage) == ("stale_copy", "h"), str(found)
+    assert str(found).startswith("FAIL  h is wrong: a copy of an input is not refreshed (stale_copy, ")
 
 
 @assay.case(T=[6], D=[40])

@@ -58,7 +58,7 @@ def rank(evidence: Evidence, calibration: Calibration | None = None) -> list[Cau
         return []
     known = _calibration() if calibration is None else calibration
     found = [
-        _cause(id, match, calibrated(id, match.score, known), evidence.tensor)
+        _cause(id, match, calibrated(id, match.score, known), evidence.first_wrong or evidence.tensor)
         for id, match in rules.matches(evidence).items()
     ]
     found = sorted((c for c in found if c.score >= LEAST), key=lambda c: -c.score)
@@ -101,5 +101,6 @@ def _cause(id: str, match: Match, score: float, tensor: str) -> Cause:
 def _unknown(evidence: Evidence) -> Cause:
     findings = [f.text for f in evidence.report.findings if f.rung != QUALITY]
     entry = rules.CATALOGUE[rules.UNKNOWN]
-    text = f"{evidence.tensor} is wrong: {entry.text}" if evidence.tensor else entry.text
-    return Cause(rules.UNKNOWN, 0.0, evidence.tensor, findings[:8], {}, text, entry.mend)
+    tensor = evidence.first_wrong or evidence.tensor
+    text = f"{tensor} is wrong: {entry.text}" if tensor else entry.text
+    return Cause(rules.UNKNOWN, 0.0, tensor, findings[:8], {}, text, entry.mend)
