@@ -23,12 +23,12 @@ class Line:
 
 
 def smooth(points: Sequence[Point]) -> list[Point]:
-    """The mean over a twentieth of the steps around each; near the ends over as many on either side as there are."""
-    sums = [0.0, *itertools.accumulate(value for _, value in points)]
+    """The mean over a twentieth of the steps around each, five at least; at the ends over what there is of them."""
+    sums, some = [0.0, *itertools.accumulate(value for _, value in points)], max(2, len(points) // 40)
     found = []
     for k, (step, _) in enumerate(points):
-        some = min(k, len(points) - 1 - k, max(1, len(points) // 40))
-        found.append((step, (sums[k + some + 1] - sums[k - some]) / (2 * some + 1)))
+        first, end = max(0, k - some), min(len(points), k + some + 1)
+        found.append((step, (sums[end] - sums[first]) / (end - first)))
     return found
 
 

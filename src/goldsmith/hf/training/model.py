@@ -39,7 +39,8 @@ def tokenizer(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
+        where = "" if Path(name).is_dir() else ", which is no folder here,"
+        raise TrainingError(f"MODEL {name}{where} has no tokenizer that can be read: {_first(error)}") from error
 
 
 def load(options: Options, progress: Progress | None = None) -> Loaded:
