@@ -88,7 +88,8 @@ def _differentiated(op: Op) -> Callable[..., Gradients]:
 
     def backward(**named: Any) -> Gradients:
         wanted = _wanted(op, named)
-        explicit(**named)
+        if all(named[name].dtype == torch.float64 for name in wanted):  # stages have no ensemble of runs in float32
+            explicit(**named)
         results = {name: named[name] for name in op.outputs if named[name].requires_grad}
         sent = {name: named.get(f"grad_{name}") for name in results}
         arriving = [name for name, grad in sent.items() if grad is not None]
