@@ -17,7 +17,7 @@ SETTINGS = {
         "config_groups": {
             "group_0": {"weights": {"num_bits": 4, "group_size": GROUP, "strategy": "group", "symmetric": True}}
         },
-        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"],
+        "ignore": ["lm_head"],
     },
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True},
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3", "activation_scheme": "dynamic"},
@@ -103,7 +103,7 @@ def quantised(folder, kind, family="deepseek_v3"):
     with torch.no_grad():
         for name, weight in plain.state_dict().items():
             stem = name.removesuffix(".weight")
-            linear = weight.dim() == 2 and stem.endswith("proj") and kind in ("awq", "fp8")
+            linear = weight.dim() == 2 and stem.endswith("proj") and kind in KINDS
             if ".experts." in name and weight.dim() == 3:
                 (_stacked if kind == "mxfp4" else _by_expert)(tensors, name, weight, kind, generator)
             elif linear and not any(size % GROUP for size in weight.shape):

@@ -220,15 +220,16 @@ def test_the_config_says_what_is_in_the_file_and_dropout_is_none(tmp_path):
     assert sorted(p.name for p in (tmp_path / "a" / "b").iterdir()) == [CONFIG, WEIGHTS]
 
 
-def test_a_full_disk_leaves_the_old_files_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_files_whole(call, tmp_path, monkeypatch):
     ours = made(lora={"rank": 2})
     hf.save_adapter(ours, tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
-    def full(handle):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr(f"os.{call}", full)
     models.randomise(ours, seed=7)
     with pytest.raises(OSError, match="No space left"):
         hf.save_adapter(ours, tmp_path)

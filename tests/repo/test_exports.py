@@ -7,7 +7,7 @@ import pytest
 
 import goldsmith
 
-PACKAGES = ["goldsmith", "goldsmith.assay", "goldsmith.experts", "goldsmith.mhc", "goldsmith.router"]
+PACKAGES = ["goldsmith", "goldsmith.assay", "goldsmith.experts", "goldsmith.hf", "goldsmith.mhc", "goldsmith.router"]
 
 
 def modules():
