@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 
 from goldsmith.core.shapes import ShapeError
 from goldsmith.experts import pack
+from goldsmith.experts.formats import FORMATS
 
 E, H, I = 3, 48, 16
 
@@ -21,10 +23,10 @@ def equal(a, b):
     return torch.equal(a.gate_up, b.gate_up) and torch.equal(a.down, b.down) and a.layout == b.layout
 
 
-@pytest.mark.parametrize("format", ["fp32", "int8", "fp8_block"])
-def test_every_way_in_gives_the_same_bits(weights, format):
-    both, down = weights
-    gate, up = both[:, :I], both[:, I:]
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_way_in_gives_the_same_bits(format):
+    both, down = torch.randn(3, 256, 256), torch.randn(3, 256, 128)
+    gate, up = both.chunk(2, 1)
     wanted = pack(both, down, format=format)
     t = both.transpose(1, 2).contiguous(), down.transpose(1, 2).contiguous()
     mixed = torch.stack((gate, up), 2).flatten(1, 2)
@@ -118,6 +120,35 @@ def test_streaming_takes_a_few_experts_beside_the_result():
     done = subprocess.run([sys.executable, "-c", STREAM], capture_output=True, text=True, check=True)
     counted, uncounted = map(float, done.stdout.split())
     assert 20 < counted < 46 and uncounted < 5, done.stdout
+
+
+class Memory(bytearray):
+    """What a tensor lies in: bytes that can be watched."""
+
+    __hash__ = object.__hash__
+
+
+def watched(alive, *shape):
+    """Experts one by one; `alive` holds the memory of those that somebody still holds."""
+
+    def made():
+        memory = Memory(4 * shape[0] * shape[1])
+        alive.add(memory)
+        return torch.frombuffer(memory, dtype=torch.float32).view(shape)
+
+    for _ in range(4):
+        assert len(alive) == 0, "the expert before is still held when the next is asked for"
+        yield made()
+
+
+@pytest.mark.parametrize("format", ["fp32", "bf16", "int4", "fp8_block"])
+def test_an_expert_is_let_go_before_the_next_is_asked_for(format):
+    alive = [weakref.WeakSet() for _ in range(3)]
+    pack(watched(alive[0], 64, 32), watched(alive[1], 32, 32), format=format)
+    pack((watched(alive[0], 32, 64), watched(alive[1], 32, 64)), watched(alive[2], 64, 32), format=format)
+    turned = watched(alive[0], 32, 64), watched(alive[1], 32, 32)
+    base = pack(*turned, format=format, transposed=True, interleaved=True)
+    assert base.num_experts == 4
 
 
 # -- wrong ones -------------------------------------------------------------------------------------------------------

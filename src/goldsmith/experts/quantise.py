@@ -59,7 +59,7 @@ def _quantise(fmt: Format, weights: Tensor, group: int | None, scale_dtype: torc
         return Codes(weights.to(torch.float32))
     if fmt.name == "bf16":
         return Codes(_bf16(weights))
-    w = weights.to(torch.float32)
+    w = weights.to(torch.float32).contiguous()
     if fmt.name == "fp8_block":
         return _fp8_block(w)
     grouped = w.reshape(w.shape[0], -1, group or w.shape[1])
