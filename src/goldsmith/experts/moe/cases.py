@@ -134,7 +134,10 @@ SIZES: dict[str, tuple[dict[str, Any], str]] = {
     "rank_zero": ({"T": 4, "r": 0}, "LoRA that adds nothing, gradients without elements"),
     "zero_b": ({"T": 5, "b": 0.0}, "a fresh LoRA: the base alone contributes to y and dx, B alone has a gradient"),
     "zero_base": ({"T": 5, "base": 0.0}, "only LoRA contributes, to y and to every gradient"),
-    "gpt_oss": ({"T": 5, "bias": True, "activation": "swiglu_oai", "limit": 1.0}, "clamped on both sides, with biases"),
+    "gpt_oss": (
+        {"T": 3, "H": 4, "I": 3, "bias": True, "activation": "swiglu_oai", "limit": 1.0},
+        "clamped on both sides, with biases",
+    ),
     "gelu": ({"T": 5, "activation": "gelu"}, "erf form"),
     "gelu_tanh": ({"T": 5, "activation": "gelu_tanh"}, "the approximation by tanh"),
     "relu2": ({"T": 5, "activation": "relu2"}, "half of h is 0"),
@@ -180,8 +183,9 @@ SIZES: dict[str, tuple[dict[str, Any], str]] = {
 _EVERY_PROBE = ("gpt_oss",)
 
 
-def _tags(name: str) -> tuple[str, ...]:
-    return ("every_probe",) * (name in _EVERY_PROBE) + ("large",) * (name == "usual")
+def _tags(name: str, sizes: dict[str, Any]) -> tuple[str, ...]:
+    tags = {"every_probe": name in _EVERY_PROBE, "large": name == "usual", "storage": "packed" in sizes}
+    return tuple(tag for tag, holds in tags.items() if holds)
 
 
-CASES = [Case(name, inputs, sizes, why, _tags(name)) for name, (sizes, why) in SIZES.items()]
+CASES = [Case(name, inputs, sizes, why, _tags(name, sizes)) for name, (sizes, why) in SIZES.items()]
