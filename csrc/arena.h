@@ -22,8 +22,7 @@ namespace gs {
 
 class Arena;
 
-template <class T>
-class Region {
+template <class T> class Region {
 public:
     [[gnu::always_inline]] T* data(int worker = 0) const {
         return reinterpret_cast<T*>(*base_ + offset_ + size_t(worker) * stride_);
@@ -45,16 +44,14 @@ public:
     Arena& operator=(const Arena&) = delete;
 
     // `count` elements, 64-byte aligned, which all workers see.
-    template <class T>
-    [[gnu::always_inline]] Region<T> shared(int64_t count) {
+    template <class T> [[gnu::always_inline]] Region<T> shared(int64_t count) {
         const size_t offset = size_;
         reserve(count, sizeof(T), 1);
         return {&base_, offset, 0};
     }
 
     // `count` elements for each of the threads() workers.
-    template <class T>
-    [[gnu::always_inline]] Region<T> each(int64_t count) {
+    template <class T> [[gnu::always_inline]] Region<T> each(int64_t count) {
         const size_t offset = size_;
         return {&base_, offset, reserve(count, sizeof(T), workers())};
     }

@@ -1,9 +1,9 @@
 #include "cpu.h"
 
 #include <cpuid.h>
-#include <cstdint>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <cstdint>
 
 namespace gs {
 namespace {

@@ -23,15 +23,13 @@ struct Error : std::exception {
 gs_status caught() noexcept;
 
 // Refuses a structure that another version of the header has made.
-template <class Args>
-void check_size(const Args* args) {
+template <class Args> void check_size(const Args* args) {
     if (args == nullptr || args->size != sizeof(Args))
         fail(GS_INTERNAL, "the library and its caller are of different versions of goldsmith.h: run make");
 }
 
 // Runs the body of an entry point: nothing that is thrown inside leaves it.
-template <class Body>
-gs_status guarded(Body&& body) noexcept {
+template <class Body> gs_status guarded(Body&& body) noexcept {
     try {
         body();
         return GS_OK;

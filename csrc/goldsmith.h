@@ -45,8 +45,8 @@ typedef struct {
     int32_t threads;
     gs_probe what;
     double seconds;
-    int64_t bytes;       // GS_READ: how much memory is read through, together
-    double per_second;   // result: bytes for GS_READ, else operations (a multiply-add is two)
+    int64_t bytes;      // GS_READ: how much memory is read through, together
+    double per_second;  // result: bytes for GS_READ, else operations (a multiply-add is two)
 } gs_measure_args;
 
 GS_API const char* gs_message(void);

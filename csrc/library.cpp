@@ -109,8 +109,7 @@ gs_status gs_measure(gs_measure_args* args) {
         if (args->what < GS_READ || args->what > GS_AMX_BF16)
             gs::fail(GS_INVALID, "no probe has the number %d", args->what);
         const auto peak = gs::table().peak[args->what];
-        if (peak == nullptr)
-            gs::fail(GS_UNSUPPORTED, "level %s has no such instruction", gs_level_name(gs_level()));
+        if (peak == nullptr) gs::fail(GS_UNSUPPORTED, "level %s has no such instruction", gs_level_name(gs_level()));
         args->per_second = gs::peak_rate(args->seconds, peak);
     });
 }

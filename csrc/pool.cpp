@@ -1,18 +1,18 @@
 #include "pool.h"
 
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <climits>
 #include <csignal>
 #include <exception>
-#include <linux/futex.h>
 #include <mutex>
-#include <pthread.h>
-#include <sys/syscall.h>
 #include <system_error>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -104,8 +104,7 @@ private:
             seen = opened_.value();
             if (leaving_.load()) return;
             uint32_t state = state_.load();
-            while (state & open && !state_.compare_exchange_weak(state, state + 1)) {
-            }
+            while (state & open && !state_.compare_exchange_weak(state, state + 1)) {}
             if (!(state & open)) continue;
             if (id < team_) work(id);
             if (state_.fetch_sub(1) == 1) left_.raise();  // closed, and this was the last one inside
@@ -150,7 +149,9 @@ Pool& pool() {
 struct Process {
     // A forked child has this thread alone: the parent's workers are not there, and its locks may be held by nobody.
     // Its pool is left behind, in memory that is not given back.
-    Process() { pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); }); }
+    Process() {
+        pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
+    }
     ~Process() {
         if (Pool* there = current.load()) there->leave();
     }

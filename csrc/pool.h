@@ -27,11 +27,9 @@ int threads();
 // first exception of an item is thrown again here; items that had not begun then are left out.
 void parallel_for(int64_t items, Item run, void* context);
 
-template <class Function>
-void parallel_for(int64_t items, const Function& function) {
+template <class Function> void parallel_for(int64_t items, const Function& function) {
     parallel_for(
-        items,
-        [](void* context, int64_t item, int worker) { (*static_cast<const Function*>(context))(item, worker); },
+        items, [](void* context, int64_t item, int worker) { (*static_cast<const Function*>(context))(item, worker); },
         const_cast<Function*>(&function));
 }
 

@@ -13,9 +13,13 @@ template <class Vector, class Step>
 [[gnu::always_inline]] inline int64_t peak(int64_t rounds, int64_t operations, Vector zero, Step step) {
 #define GS_TWELVE(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11)
 #define GS_DECLARE(n) Vector sum##n = zero;
-#define GS_STEP(n) sum##n = step(sum##n); __asm__ volatile("" : "+v"(sum##n));
+#define GS_STEP(n)         \
+    sum##n = step(sum##n); \
+    __asm__ volatile("" : "+v"(sum##n));
     GS_TWELVE(GS_DECLARE)
-    for (int64_t i = 0; i < rounds; ++i) { GS_TWELVE(GS_STEP) }
+    for (int64_t i = 0; i < rounds; ++i) {
+        GS_TWELVE(GS_STEP)
+    }
 #undef GS_STEP
 #undef GS_DECLARE
 #undef GS_TWELVE

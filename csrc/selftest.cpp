@@ -1,7 +1,10 @@
 // What tests/native asks of the pool, the arena and the errors; in debug builds alone.
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <thread>
 
 #include "arena.h"
 #include "error.h"
@@ -42,6 +45,24 @@ GS_API gs_status gs_selftest_arena(int64_t from, int64_t count) {
                     gs::fail(GS_INTERNAL, "scratch holds old values");
         std::memset(second.data() + from, 1, size_t(count));
         arena.check();
+    });
+}
+
+// As many items as threads; each waits until all have begun, and ends a little later.
+GS_API gs_status gs_selftest_meet(int32_t threads) {
+    return gs::guarded([&] {
+        const gs::Threads team(threads);
+        const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        std::atomic<int> begun{0}, ended{0};
+        gs::parallel_for(threads, [&](int64_t, int) {
+            ++begun;
+            while (begun < threads)
+                if (std::chrono::steady_clock::now() > until)
+                    gs::fail(GS_INTERNAL, "%d of %d threads", +begun, threads);
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+            ++ended;
+        });
+        if (ended != threads) gs::fail(GS_INTERNAL, "back when %d of %d items had ended", +ended, threads);
     });
 }
 

@@ -29,11 +29,13 @@ struct Table {
 // The kernels of the chosen level.
 const Table& table();
 
+// clang-format off
 namespace scalar { void fill(Table& table); }
 namespace avx2 { void fill(Table& table); }
 namespace avx512 { void fill(Table& table); }
 namespace avx512_vnni { void fill(Table& table); }
 namespace avx512_bf16 { void fill(Table& table); }
 namespace amx { void fill(Table& table); }
+// clang-format on
 
 }  // namespace gs

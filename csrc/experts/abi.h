@@ -4,8 +4,15 @@
 // "plain": row-major in the caller's own tensors; the others in blobs of 16-row panels (experts/layout.py).
 typedef int32_t gs_format;
 enum {
-    GS_PLAIN_F32 = 1, GS_PLAIN_BF16 = 2, GS_PACKED_F32 = 3, GS_PACKED_BF16 = 4, GS_INT8 = 5,
-    GS_FP8_BLOCK = 6, GS_INT4 = 7, GS_INT4_ASYM = 8, GS_MXFP4 = 9
+    GS_PLAIN_F32 = 1,
+    GS_PLAIN_BF16 = 2,
+    GS_PACKED_F32 = 3,
+    GS_PACKED_BF16 = 4,
+    GS_INT8 = 5,
+    GS_FP8_BLOCK = 6,
+    GS_INT4 = 7,
+    GS_INT4_ASYM = 8,
+    GS_MXFP4 = 9
 };
 
 typedef int32_t gs_activation;
@@ -46,12 +53,12 @@ typedef struct {
     double alpha, limit;  // limit: infinite when there is none
     double dropout;
     uint64_t seed;
-    int64_t int8;  // 1: activations in 8 bits as well
+    int64_t int8;                       // 1: activations in 8 bits as well
     gs_tensor x, ids, weights;          // [T, H], [T, k], [T, k]
     gs_tensor gate_up_bias, down_bias;  // [E, 2 I], [E, H]
     gs_lora gate, up, down;
-    gs_tensor y;            // forward: [T, H]
-    gs_tensor g, u;         // [T k, I] in x's dtype: the forward writes them when they are there, the backward reads them
+    gs_tensor y;     // forward: [T, H]
+    gs_tensor g, u;  // [T k, I] in x's dtype: the forward writes them when they are there, the backward reads them
     gs_tensor rows, flags;  // slots instead of y: [T k, H] float32, and [T k] uint8, 1 where a row is not finite
     gs_tensor dy;           // backward: [T, H]
     gs_tensor dx, dweights;

@@ -37,10 +37,12 @@ struct Activation {
     Floats clamp_gate(Floats g) const { return lesser(all(limit), g); }
     Floats clamp_up(Floats u) const { return greater(all(-limit), lesser(all(limit), u)); }
 
-    struct Found { Floats h, dg, du; };
+    struct Found {
+        Floats h, dg, du;
+    };
 
-    // h, dh dh/dg and dh dh/du. Beyond a limit the gradient is 0, whatever arrives; at equality it passes (torch.clamp's
-    // rule), and where the argument is NaN it does not. The gate of relu2 is such a limit.
+    // h, dh dh/dg and dh dh/du. Beyond a limit the gradient is 0, whatever arrives; at equality it passes
+    // (torch.clamp's rule), and where the argument is NaN it does not. The gate of relu2 is such a limit.
     Found gradients(Floats gate, Floats up, Floats dh) const {
         Found found = inside(clamp_gate(gate), clamp_up(up));
         found.dg = dh * found.dg, found.du = dh * found.du;
@@ -75,7 +77,8 @@ private:
                 return {r * r * u, all(2) * r * u, r * r};
             }
             default: {  // GS_SWIGLU_OAI
-                const Floats s = sigmoid(all(alpha) * g), v = u + all(1), slope = all(alpha) * g * sigmoid(all(-alpha) * g);
+                const Floats s = sigmoid(all(alpha) * g), v = u + all(1),
+                             slope = all(alpha) * g * sigmoid(all(-alpha) * g);
                 return {g * s * v, v * fma(s, slope, s), g * s};
             }
         }

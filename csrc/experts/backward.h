@@ -23,12 +23,22 @@ struct Backward : Call {
     const Region<float> rows;
 
     Backward(const gs_moe_args& a, const Plan& p)
-        : Call(a, p), dy(rows_of(a.dy, a.hidden, a.slots)), down_span(span(a.slices[0].down.format)),
-          gate_span(span(a.slices[0].gate.format)), inner_pieces(pieces(down_span)),
-          dx_panels((outer + gate_span - 1) / gate_span), x_gate(want_thin(a.gate, given(a.gate.db))),
-          x_up(want_thin(a.up, given(a.up.db))), h_down(want_thin(a.down, given(a.down.db))), dy_down(want_thin(a.down, true)),
-          dg_gate(want_thin(a.gate, true)), du_up(want_thin(a.up, true)), parts(arena.shared<float>(p.routes * inner_pieces)),
-          h(want_inner()), dg(want_inner()), du(want_inner()),
+        : Call(a, p),
+          dy(rows_of(a.dy, a.hidden, a.slots)),
+          down_span(span(a.slices[0].down.format)),
+          gate_span(span(a.slices[0].gate.format)),
+          inner_pieces(pieces(down_span)),
+          dx_panels((outer + gate_span - 1) / gate_span),
+          x_gate(want_thin(a.gate, given(a.gate.db))),
+          x_up(want_thin(a.up, given(a.up.db))),
+          h_down(want_thin(a.down, given(a.down.db))),
+          dy_down(want_thin(a.down, true)),
+          dg_gate(want_thin(a.gate, true)),
+          du_up(want_thin(a.up, true)),
+          parts(arena.shared<float>(p.routes * inner_pieces)),
+          h(want_inner()),
+          dg(want_inner()),
+          du(want_inner()),
           rows(arena.each<float>(given(a.dx) ? p.chunk_routes * gate_span : 0)) {
         arena.allocate();
     }
@@ -51,34 +61,52 @@ struct Backward : Call {
     }
 
 private:
-    Region<float> want_thin(const gs_lora& lora, bool wanted) { return arena.shared<float>(wanted ? plan.routes * ranks(lora) : 0); }
+    Region<float> want_thin(const gs_lora& lora, bool wanted) {
+        return arena.shared<float>(wanted ? plan.routes * ranks(lora) : 0);
+    }
     Region<char> want_inner() { return arena.shared<char>(plan.routes * inner * (bf16 ? 2 : 4)); }
     Rows places(const Region<char>& region) const { return {region.data(), inner, 1, bf16}; }
     Rows hidden(const gs_tensor& t) const { return rows_of(t, inner, 1); }
 
     // One thin product of every segment.
     template <class Gather>
-    void thin_phase(const gs_lora& lora, bool wanted, int64_t depth, bool b, const Region<float>& out, const Gather& gather) {
+    void thin_phase(const gs_lora& lora, bool wanted, int64_t depth, bool b, const Region<float>& out,
+                    const Gather& gather) {
         if (!wanted || !ranks(lora)) return;
         parallel_for(plan.segment_count, [&](int64_t item, int worker) {
             const Segment& s = plan.segments[item];
             const Factor factor = b ? factor_of(lora.b, s.expert) : transposed(factor_of(lora.a, s.expert));
-            thin(s, depth, factor, ranks(lora), [&](int64_t k, int64_t end, float* left) { gather(s, k, end, left); }, desk(worker), out.data());
+            thin(
+                s, depth, factor, ranks(lora), [&](int64_t k, int64_t end, float* left) { gather(s, k, end, left); },
+                desk(worker), out.data());
         });
     }
 
     void first_thin() {
         const Dropout gate = dropout_of(args, GATE), up = dropout_of(args, UP);
-        thin_phase(args.down, true, outer, true, dy_down, [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_routes(dy, s, k, end, nullptr, left); });
-        thin_phase(args.gate, given(args.gate.db), outer, false, x_gate, [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &gate, left); });
-        thin_phase(args.up, given(args.up.db), outer, false, x_up, [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &up, left); });
+        thin_phase(args.down, true, outer, true, dy_down, [&](const Segment& s, int64_t k, int64_t end, float* left) {
+            gather_routes(dy, s, k, end, nullptr, left);
+        });
+        thin_phase(
+            args.gate, given(args.gate.db), outer, false, x_gate,
+            [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &gate, left); });
+        thin_phase(
+            args.up, given(args.up.db), outer, false, x_up,
+            [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &up, left); });
     }
 
     void second_thin() {
         const Dropout down = dropout_of(args, DOWN);
-        thin_phase(args.gate, true, inner, true, dg_gate, [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_places(places(dg), s, k, end, nullptr, left); });
-        thin_phase(args.up, true, inner, true, du_up, [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_places(places(du), s, k, end, nullptr, left); });
-        thin_phase(args.down, given(args.down.db), inner, false, h_down, [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_places(places(h), s, k, end, &down, left); });
+        thin_phase(args.gate, true, inner, true, dg_gate, [&](const Segment& s, int64_t k, int64_t end, float* left) {
+            gather_places(places(dg), s, k, end, nullptr, left);
+        });
+        thin_phase(args.up, true, inner, true, du_up, [&](const Segment& s, int64_t k, int64_t end, float* left) {
+            gather_places(places(du), s, k, end, nullptr, left);
+        });
+        thin_phase(args.down, given(args.down.db), inner, false, h_down,
+                   [&](const Segment& s, int64_t k, int64_t end, float* left) {
+                       gather_places(places(h), s, k, end, &down, left);
+                   });
     }
 
     void inside(const Segment& s, int64_t at, const Desk& desk) {
@@ -93,12 +121,14 @@ private:
         }
         const Dropout mask = dropout_of(args, DOWN);
         for (int i = 0; i < stripes && i * STRIPE < c.width; ++i)
-            add_lora(s, args.down, dy_down.data(), mask, c.begin + i * STRIPE, c.begin + c.width, desk, desk.sums + i * ROWS * STRIPE);
+            add_lora(s, args.down, dy_down.data(), mask, c.begin + i * STRIPE, c.begin + c.width, desk,
+                     desk.sums + i * ROWS * STRIPE);
         for (int64_t i = 0; i < s.count; ++i) derive(s, c, at, i, desk);
     }
 
     // sums += mask * (scale * thin A), columns from `col` on
-    void add_lora(const Segment& s, const gs_lora& lora, const float* thin, const Dropout& mask, int64_t col, int64_t columns, const Desk& desk, float* sums) const {
+    void add_lora(const Segment& s, const gs_lora& lora, const float* thin, const Dropout& mask, int64_t col,
+                  int64_t columns, const Desk& desk, float* sums) const {
         if (!ranks(lora)) return;
         const Factor a = factor_of(lora.a, s.expert);
         if (!mask.on) return wide(s, thin, ranks(lora), lora.scale, a, col, columns, desk, sums);
@@ -127,7 +157,8 @@ private:
             }
             for (int64_t j = 0; j < width; ++j) part += v[j] * out[0][j];
             char* const to[] = {h.data(), dg.data(), du.data()};
-            for (int k = 0; k < 3; ++k) write(to[k] + (place * inner + c.begin + from) * (bf16 ? 2 : 4), bf16, width, out[k]);
+            for (int k = 0; k < 3; ++k)
+                write(to[k] + (place * inner + c.begin + from) * (bf16 ? 2 : 4), bf16, width, out[k]);
         }
         parts.data()[place * inner_pieces + at] = part;
     }
@@ -174,12 +205,14 @@ private:
                 add_slice(s, args.slices[i], args.slices[i].up, places(du), col, desk);
             }
             for (int i = 0; i < stripes && i * STRIPE < width; ++i) {
-                add_lora(s, args.gate, dg_gate.data(), gate, col + i * STRIPE, outer, desk, desk.sums + i * ROWS * STRIPE);
+                add_lora(s, args.gate, dg_gate.data(), gate, col + i * STRIPE, outer, desk,
+                         desk.sums + i * ROWS * STRIPE);
                 add_lora(s, args.up, du_up.data(), up, col + i * STRIPE, outer, desk, desk.sums + i * ROWS * STRIPE);
             }
             for (int64_t i = 0; i < s.count; ++i)
                 for (int k = 0; k < stripes; ++k)
-                    std::memcpy(found + (plan.order[s.begin + i] - chunk.begin * slots) * gate_span + k * STRIPE, desk.sums + k * ROWS * STRIPE + i * STRIPE, STRIPE * 4);
+                    std::memcpy(found + (plan.order[s.begin + i] - chunk.begin * slots) * gate_span + k * STRIPE,
+                                desk.sums + k * ROWS * STRIPE + i * STRIPE, STRIPE * 4);
         }
         alignas(64) float total[WIDEST];
         for (int64_t t = chunk.begin; t < chunk.end; ++t) {
@@ -194,7 +227,8 @@ private:
     }
 
     // sums += d W, for gate or up of a slice
-    void add_slice(const Segment& s, const gs_slice& slice, const gs_matrix& m, const Rows& d, int64_t col, const Desk& desk) const {
+    void add_slice(const Segment& s, const gs_slice& slice, const gs_matrix& m, const Rows& d, int64_t col,
+                   const Desk& desk) const {
         for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += DEPTH) {
             const int64_t end = k + DEPTH < size ? k + DEPTH : size;
             lay_places(d, s, slice.begin + k, slice.begin + end, paired(m), desk.left);

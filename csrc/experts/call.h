@@ -38,9 +38,16 @@ struct Call {
     Arena arena;
 
     Call(const gs_moe_args& a, const Plan& p)
-        : args(a), plan(p), outer(a.hidden), inner(a.intermediate), slots(a.slots), bf16(a.x.dtype == GS_BF16),
-          x(rows_of(a.x, a.hidden, a.slots)), left_(arena.each<float>(ROWS * LEFT_STRIDE)),
-          stripes_(arena.each<float>(STRIPES * DEPTH * STRIPE)), sums_(arena.each<float>(STRIPES * ROWS * STRIPE)),
+        : args(a),
+          plan(p),
+          outer(a.hidden),
+          inner(a.intermediate),
+          slots(a.slots),
+          bf16(a.x.dtype == GS_BF16),
+          x(rows_of(a.x, a.hidden, a.slots)),
+          left_(arena.each<float>(ROWS * LEFT_STRIDE)),
+          stripes_(arena.each<float>(STRIPES * DEPTH * STRIPE)),
+          sums_(arena.each<float>(STRIPES * ROWS * STRIPE)),
           more_(arena.each<float>(ROWS * STRIPE)) {}
 
     int64_t ranks(const gs_lora& lora) const { return given(lora.a) ? lora.a.sizes[1] : 0; }
@@ -52,30 +59,36 @@ struct Call {
     // The intermediate features in pieces of `width`, by slice.
     int64_t pieces(int64_t width) const {
         int64_t count = 0;
-        for (int64_t s = 0; s < args.slice_count; ++s) count += (args.slices[s].end - args.slices[s].begin + width - 1) / width;
+        for (int64_t s = 0; s < args.slice_count; ++s)
+            count += (args.slices[s].end - args.slices[s].begin + width - 1) / width;
         return count;
     }
     Columns piece(int64_t at, int64_t width) const {
         for (int64_t s = 0;; ++s) {
             const int64_t size = args.slices[s].end - args.slices[s].begin, here = (size + width - 1) / width;
-            if (at < here) return {s, at * width, size - at * width < width ? size - at * width : width, args.slices[s].begin + at * width};
+            if (at < here)
+                return {s, at * width, size - at * width < width ? size - at * width : width,
+                        args.slices[s].begin + at * width};
             at -= here;
         }
     }
 
     // desk.left = the segment's rows of a tensor by route, masked
-    void gather_routes(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const Dropout* mask, float* left) const {
+    void gather_routes(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const Dropout* mask,
+                       float* left) const {
         gather(rows, plan.order + s.begin, s.count, begin, end, left);
         mask_rows(s, begin, end, mask, left, LEFT_STRIDE);
     }
 
     // The same of a tensor that lies in the order of the plan.
-    void gather_places(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const Dropout* mask, float* left) const {
+    void gather_places(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const Dropout* mask,
+                       float* left) const {
         gather_run(rows, s.begin, s.count, begin, end, left);
         mask_rows(s, begin, end, mask, left, LEFT_STRIDE);
     }
 
-    void mask_rows(const Segment& s, int64_t begin, int64_t end, const Dropout* mask, float* rows, int64_t stride) const {
+    void mask_rows(const Segment& s, int64_t begin, int64_t end, const Dropout* mask, float* rows,
+                   int64_t stride) const {
         if (!mask || !mask->on) return;
         for (int64_t i = 0; i < s.count; ++i) {
             const int64_t route = plan.order[s.begin + i];
@@ -89,8 +102,11 @@ struct Call {
     }
 
     // Rows for the left of a product, as floats or as they are.
-    void lay(const Rows& rows, const int64_t* list, int64_t first, int64_t count, int64_t begin, int64_t end, bool pairs, float* left) const {
-        if (!pairs) return list ? gather(rows, list, count, begin, end, left) : gather_run(rows, first, count, begin, end, left);
+    void lay(const Rows& rows, const int64_t* list, int64_t first, int64_t count, int64_t begin, int64_t end,
+             bool pairs, float* left) const {
+        if (!pairs)
+            return list ? gather(rows, list, count, begin, end, left)
+                        : gather_run(rows, first, count, begin, end, left);
         const int64_t bytes = 2 * (end - begin), all = 2 * DEPTH;
         for (int64_t i = 0; i < count; ++i) {
             char* row = reinterpret_cast<char*>(left) + i * LEFT_STRIDE * 2;
@@ -106,14 +122,16 @@ struct Call {
     }
 
     // sums += left W^T over inputs [begin, end), 32 outputs from `row` on
-    void add_outputs(const gs_matrix& m, const Segment& s, int64_t row, int64_t begin, int64_t end, const Desk& desk, float* sums) const {
+    void add_outputs(const gs_matrix& m, const Segment& s, int64_t row, int64_t begin, int64_t end, const Desk& desk,
+                     float* sums) const {
         with_code(m.format, [&](auto code) {
             using Code = decltype(code);
             if constexpr (HAS_PAIRS && Code::per_word == 2) {
                 if (paired(m)) {
                     auto* words = reinterpret_cast<uint32_t*>(desk.stripes);
                     outputs_pairs<Code>(m, s.expert, row, begin, end, words);
-                    return multiply_pairs(reinterpret_cast<const uint32_t*>(desk.left), s.count, words, end - begin, sums);
+                    return multiply_pairs(reinterpret_cast<const uint32_t*>(desk.left), s.count, words, end - begin,
+                                          sums);
                 }
             }
             outputs_stripe<Code>(m, s.expert, row, begin, end, desk.stripes);
@@ -122,14 +140,16 @@ struct Call {
     }
 
     // sums[i] += left W over outputs [begin, end), the i-th 32 of `span` inputs from `col` on
-    void add_inputs(const gs_matrix& m, const Segment& s, int64_t begin, int64_t end, int64_t col, const Desk& desk, float* sums) const {
+    void add_inputs(const gs_matrix& m, const Segment& s, int64_t begin, int64_t end, int64_t col, const Desk& desk,
+                    float* sums) const {
         with_code(m.format, [&](auto code) {
             using Code = decltype(code);
             if constexpr (HAS_PAIRS && Code::per_word == 2) {
                 if (paired(m)) {
                     auto* words = reinterpret_cast<uint32_t*>(desk.stripes);
                     inputs_pairs<Code>(m, s.expert, begin, end, col, words);
-                    return multiply_pairs(reinterpret_cast<const uint32_t*>(desk.left), s.count, words, end - begin, sums);
+                    return multiply_pairs(reinterpret_cast<const uint32_t*>(desk.left), s.count, words, end - begin,
+                                          sums);
                 }
             }
             inputs_stripes<Code>(m, s.expert, begin, end, col, desk.stripes);
@@ -140,7 +160,8 @@ struct Call {
 
     // thin[place][r] = sum_k rows[place][k] factor[k, r]: what a LoRA does first
     template <class Gather>
-    void thin(const Segment& s, int64_t depth, const Factor& factor, int64_t ranks, const Gather& gather_left, const Desk& desk, float* out) const {
+    void thin(const Segment& s, int64_t depth, const Factor& factor, int64_t ranks, const Gather& gather_left,
+              const Desk& desk, float* out) const {
         for (int64_t r = 0; r < ranks; r += STRIPE) {
             clear(desk.sums, s.count);
             for (int64_t k = 0; k < depth; k += DEPTH) {
@@ -156,7 +177,8 @@ struct Call {
     }
 
     // sums[i][c] += scale * sum_r thin[place][r] factor[r, col + c]: what a LoRA does last
-    void wide(const Segment& s, const float* thin, int64_t ranks, double scale, const Factor& factor, int64_t col, int64_t columns, const Desk& desk, float* sums) const {
+    void wide(const Segment& s, const float* thin, int64_t ranks, double scale, const Factor& factor, int64_t col,
+              int64_t columns, const Desk& desk, float* sums) const {
         for (int64_t r = 0; r < ranks; r += DEPTH) {
             const int64_t end = r + DEPTH < ranks ? r + DEPTH : ranks;
             for (int64_t i = 0; i < s.count; ++i)

@@ -36,7 +36,8 @@ inline void philox(uint32_t c[4], uint64_t seed) {
 // row[i] *= the mask of feature begin + i
 inline void drop(const Dropout& how, int64_t token, int64_t slot, int64_t begin, int64_t end, float* row) {
     for (int64_t block = begin / 4; block * 4 < end; ++block) {
-        uint32_t words[4] = {static_cast<uint32_t>(block), static_cast<uint32_t>(token), static_cast<uint32_t>(slot), how.projection};
+        uint32_t words[4] = {static_cast<uint32_t>(block), static_cast<uint32_t>(token), static_cast<uint32_t>(slot),
+                             how.projection};
         philox(words, how.seed);
         for (int i = 0; i < 4; ++i) {
             const int64_t feature = 4 * block + i;

@@ -16,9 +16,13 @@ struct Forward : Call {
     const Region<uint8_t> bad;
 
     Forward(const gs_moe_args& a, const Plan& p)
-        : Call(a, p), panels((outer + STRIPE - 1) / STRIPE), gate_thin(arena.shared<float>(p.routes * ranks(a.gate))),
-          up_thin(arena.shared<float>(p.routes * ranks(a.up))), down_thin(arena.shared<float>(p.routes * ranks(a.down))),
-          rows(arena.each<float>(p.chunk_routes * STRIPE)), h(arena.shared<char>(p.routes * inner * (bf16 ? 2 : 4))),
+        : Call(a, p),
+          panels((outer + STRIPE - 1) / STRIPE),
+          gate_thin(arena.shared<float>(p.routes * ranks(a.gate))),
+          up_thin(arena.shared<float>(p.routes * ranks(a.up))),
+          down_thin(arena.shared<float>(p.routes * ranks(a.down))),
+          rows(arena.each<float>(p.chunk_routes * STRIPE)),
+          h(arena.shared<char>(p.routes * inner * (bf16 ? 2 : 4))),
           bad(arena.shared<uint8_t>(given(a.flags) ? panels * a.tokens * slots : 0)) {
         arena.allocate();
     }
@@ -35,8 +39,10 @@ struct Forward : Call {
         if (ranks(args.down))
             parallel_for(plan.segment_count, [&](int64_t item, int worker) {
                 const Segment& s = plan.segments[item];
-                thin(s, inner, transposed(factor_of(args.down.a, s.expert)), ranks(args.down),
-                     [&](int64_t k, int64_t end, float* left) { gather_places(hs, s, k, end, &mask, left); }, desk(worker), down_thin.data());
+                thin(
+                    s, inner, transposed(factor_of(args.down.a, s.expert)), ranks(args.down),
+                    [&](int64_t k, int64_t end, float* left) { gather_places(hs, s, k, end, &mask, left); },
+                    desk(worker), down_thin.data());
             });
         parallel_for(plan.chunk_count * panels, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
@@ -53,7 +59,8 @@ private:
         if (!given(args.g) || plan.routes == args.tokens * slots) return;
         for (int64_t route = 0; route < args.tokens * slots; ++route)
             if (id_at(args, route) < 0)
-                for (const gs_tensor* t : {&args.g, &args.u}) std::memset(place(static_cast<char*>(t->data), route, 0), 0, bytes);
+                for (const gs_tensor* t : {&args.g, &args.u})
+                    std::memset(place(static_cast<char*>(t->data), route, 0), 0, bytes);
     }
 
     void first_thin() {
@@ -64,8 +71,10 @@ private:
             if (!ranks(lora)) return;
             const Segment& s = plan.segments[item / 2];
             const Dropout mask = dropout_of(args, item % 2 ? UP : GATE);
-            thin(s, outer, transposed(factor_of(lora.a, s.expert)), ranks(lora),
-                 [&](int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &mask, left); }, desk(worker), outs[item % 2]);
+            thin(
+                s, outer, transposed(factor_of(lora.a, s.expert)), ranks(lora),
+                [&](int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &mask, left); }, desk(worker),
+                outs[item % 2]);
         });
     }
 
@@ -79,8 +88,12 @@ private:
             add_outputs(slice.gate, s, c.first, k, end, desk, g);
             add_outputs(slice.up, s, c.first, k, end, desk, u);
         }
-        if (ranks(args.gate)) wide(s, gate_thin.data(), ranks(args.gate), args.gate.scale, transposed(factor_of(args.gate.b, s.expert)), c.begin, inner, desk, g);
-        if (ranks(args.up)) wide(s, up_thin.data(), ranks(args.up), args.up.scale, transposed(factor_of(args.up.b, s.expert)), c.begin, inner, desk, u);
+        if (ranks(args.gate))
+            wide(s, gate_thin.data(), ranks(args.gate), args.gate.scale, transposed(factor_of(args.gate.b, s.expert)),
+                 c.begin, inner, desk, g);
+        if (ranks(args.up))
+            wide(s, up_thin.data(), ranks(args.up), args.up.scale, transposed(factor_of(args.up.b, s.expert)), c.begin,
+                 inner, desk, u);
         activate(s, c, g, u);
     }
 
@@ -109,7 +122,9 @@ private:
         for (int64_t j = 0; j < count; ++j) values[j] = bfloat16(to_bfloat16(values[j]));
     }
 
-    char* place(char* data, int64_t row, int64_t column) const { return data + (row * inner + column) * (bf16 ? 2 : 4); }
+    char* place(char* data, int64_t row, int64_t column) const {
+        return data + (row * inner + column) * (bf16 ? 2 : 4);
+    }
 
     void output(const Chunk& chunk, int64_t panel, const Desk& desk, float* found) {
         const int64_t col = panel * STRIPE, width = outer - col < STRIPE ? outer - col : STRIPE;
@@ -125,7 +140,9 @@ private:
                     add_outputs(slice.down, s, col, k, end, desk, desk.sums);
                 }
             }
-            if (ranks(args.down)) wide(s, down_thin.data(), ranks(args.down), args.down.scale, transposed(factor_of(args.down.b, s.expert)), col, outer, desk, desk.sums);
+            if (ranks(args.down))
+                wide(s, down_thin.data(), ranks(args.down), args.down.scale,
+                     transposed(factor_of(args.down.b, s.expert)), col, outer, desk, desk.sums);
             for (int64_t i = 0; i < s.count; ++i) {
                 float* row = desk.sums + i * STRIPE;
                 if (given(args.down_bias))
@@ -133,8 +150,10 @@ private:
                 std::memcpy(found + (plan.order[s.begin + i] - chunk.begin * slots) * STRIPE, row, STRIPE * 4);
             }
         }
-        if (given(args.rows)) give_rows(chunk, panel, width, found);
-        else give_sums(chunk, col, width, found);
+        if (given(args.rows))
+            give_rows(chunk, panel, width, found);
+        else
+            give_sums(chunk, col, width, found);
     }
 
     void give_sums(const Chunk& chunk, int64_t col, int64_t width, const float* found) const {

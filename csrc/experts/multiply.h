@@ -11,7 +11,7 @@ constexpr int LEFT_STRIDE = DEPTH + 16;  // rows that do not fall on each other'
 #if defined(__AVX512F__)
 constexpr int AT_ONCE = 12, ABREAST = 2;  // 24 of 32 registers hold sums
 #elif defined(__AVX2__)
-constexpr int AT_ONCE = 6, ABREAST = 1;   // 12 of 16
+constexpr int AT_ONCE = 6, ABREAST = 1;  // 12 of 16
 #else
 constexpr int AT_ONCE = 2, ABREAST = 1;
 #endif
@@ -61,7 +61,8 @@ inline void multiply(const float* left, int64_t rows, const float* stripe, int64
     const int64_t blocks = (rows + AT_ONCE - 1) / AT_ONCE;
     for (int64_t i = 0, begin = 0; i < blocks; ++i) {
         const int64_t end = rows * (i + 1) / blocks;
-        pick(UpTo<AT_ONCE>{}, static_cast<int>(end - begin))(left + begin * LEFT_STRIDE, stripe, depth, sums + begin * STRIPE);
+        pick(UpTo<AT_ONCE>{}, static_cast<int>(end - begin))(left + begin * LEFT_STRIDE, stripe, depth,
+                                                             sums + begin * STRIPE);
         begin = end;
     }
 }

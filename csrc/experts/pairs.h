@@ -17,7 +17,8 @@ constexpr int STEP = 32;                      // k of a tile: both sides are pad
 inline int64_t padded(int64_t depth) { return (depth + STEP - 1) / STEP * STEP; }
 
 // words[k / 2][n - row] = W[n, k] and W[n, k + 1], for 32 outputs from `row` on
-template <class Code> void outputs_pairs(const gs_matrix& m, int64_t expert, int64_t row, int64_t begin, int64_t end, uint32_t* words) {
+template <class Code>
+void outputs_pairs(const gs_matrix& m, int64_t expert, int64_t row, int64_t begin, int64_t end, uint32_t* words) {
     const __m512i none = _mm512_setzero_si512();
     const int64_t count = (end - begin + 1) / 2, all = padded(end - begin) / 2;
     for (int half = 0; half < 2; ++half) {
@@ -28,8 +29,10 @@ template <class Code> void outputs_pairs(const gs_matrix& m, int64_t expert, int
             uint32_t scratch[256];
             for (int64_t tile = begin / 32; word < count; ++tile) {
                 const uint32_t* from = tile_by_word<Code>(m, panel, tile, scratch);
-                if constexpr (Code::plain) fetch(panel.data + 64 * (tile + DEPTH / 32), m.panel_bytes, panel.rows);
-                else fetch(panel.data + TILE * (tile + DEPTH / 32), 64, 16);
+                if constexpr (Code::plain)
+                    fetch(panel.data + 64 * (tile + DEPTH / 32), m.panel_bytes, panel.rows);
+                else
+                    fetch(panel.data + TILE * (tile + DEPTH / 32), 64, 16);
                 for (int i = 0; i < 16 && word < count; ++i, ++word)
                     _mm512_storeu_si512(out + word * STRIPE, _mm512_loadu_si512(from + 16 * i));
             }
@@ -39,7 +42,8 @@ template <class Code> void outputs_pairs(const gs_matrix& m, int64_t expert, int
 }
 
 // words[(n - begin) / 2][k - col] = W[n, k] and W[n + 1, k], for 32 inputs from `col` on
-template <class Code> void inputs_pairs(const gs_matrix& m, int64_t expert, int64_t begin, int64_t end, int64_t col, uint32_t* words) {
+template <class Code>
+void inputs_pairs(const gs_matrix& m, int64_t expert, int64_t begin, int64_t end, int64_t col, uint32_t* words) {
     alignas(64) static constexpr uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     const __m512i low = _mm512_load_si512(LOW), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -47,8 +51,10 @@ template <class Code> void inputs_pairs(const gs_matrix& m, int64_t expert, int6
     for (int64_t row = begin; row < end; row += 16) {
         const Panel panel = panel_of(m, expert, row, Code::plain);
         const Block block = tile_by_row<Code>(m, panel, col / 32, scratch);
-        if constexpr (Code::plain) fetch(panel.data + DEPTH * m.panel_bytes + 64 * (col / 32), m.panel_bytes, 16);
-        else fetch(panel.data + DEPTH / 16 * m.panel_bytes + TILE * (col / 32), 64, 16);
+        if constexpr (Code::plain)
+            fetch(panel.data + DEPTH * m.panel_bytes + 64 * (col / 32), m.panel_bytes, 16);
+        else
+            fetch(panel.data + DEPTH / 16 * m.panel_bytes + TILE * (col / 32), 64, 16);
         uint32_t* out = words + (row - begin) / 2 * STRIPE;
         for (int i = 0; i < 16; i += 2, out += STRIPE) {
             const __m512i a = _mm512_loadu_si512(block.row(i)), b = _mm512_loadu_si512(block.row(i + 1));
@@ -129,7 +135,8 @@ inline void multiply_pairs(const uint32_t* left, int64_t rows, const uint32_t* w
     const int64_t blocks = (rows + AT_ONCE - 1) / AT_ONCE;
     for (int64_t i = 0, begin = 0; i < blocks; ++i) {
         const int64_t end = rows * (i + 1) / blocks;
-        pick_pairs(UpTo<AT_ONCE>{}, static_cast<int>(end - begin))(left + begin * PAIR_STRIDE, words, (depth + 1) / 2, sums + begin * STRIPE);
+        pick_pairs(UpTo<AT_ONCE>{}, static_cast<int>(end - begin))(left + begin * PAIR_STRIDE, words, (depth + 1) / 2,
+                                                                   sums + begin * STRIPE);
         begin = end;
     }
 }

@@ -23,11 +23,11 @@ public:
     Plan(const gs_moe_args& args, int64_t rows);
     ~Plan();
 
-    const int64_t* order;    // routes token * slots + slot, by expert, then in order; skipped ones are left out
-    const int64_t* expert;   // where each expert's routes begin in `order`, and where the last one's end
-    const Segment* segments; // by expert
+    const int64_t* order;     // routes token * slots + slot, by expert, then in order; skipped ones are left out
+    const int64_t* expert;    // where each expert's routes begin in `order`, and where the last one's end
+    const Segment* segments;  // by expert
     const Chunk* chunks;
-    const Segment* parts;    // by chunk, then by expert
+    const Segment* parts;                                      // by chunk, then by expert
     int64_t routes, segment_count, chunk_count, chunk_routes;  // chunk_routes: the most slots of a chunk
 
 private:

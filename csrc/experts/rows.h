@@ -13,7 +13,9 @@ struct Rows {
     int64_t columns, shared;
     bool bf16;
 
-    const char* at(int64_t row, int64_t column) const { return data + (row / shared * columns + column) * (bf16 ? 2 : 4); }
+    const char* at(int64_t row, int64_t column) const {
+        return data + (row / shared * columns + column) * (bf16 ? 2 : 4);
+    }
 };
 
 inline Rows rows_of(const gs_tensor& t, int64_t columns, int64_t shared) {
@@ -44,13 +46,11 @@ inline void write(char* to, bool bf16, int64_t count, const float* values) {
 
 // left[i] = columns [begin, end) of the row of list[i], or of first + i without a list; times its dropout mask
 inline void gather(const Rows& rows, const int64_t* list, int64_t count, int64_t begin, int64_t end, float* left) {
-    for (int64_t i = 0; i < count; ++i)
-        read(rows.at(list[i], begin), rows.bf16, end - begin, left + i * LEFT_STRIDE);
+    for (int64_t i = 0; i < count; ++i) read(rows.at(list[i], begin), rows.bf16, end - begin, left + i * LEFT_STRIDE);
 }
 
 inline void gather_run(const Rows& rows, int64_t first, int64_t count, int64_t begin, int64_t end, float* left) {
-    for (int64_t i = 0; i < count; ++i)
-        read(rows.at(first + i, begin), rows.bf16, end - begin, left + i * LEFT_STRIDE);
+    for (int64_t i = 0; i < count; ++i) read(rows.at(first + i, begin), rows.bf16, end - begin, left + i * LEFT_STRIDE);
 }
 
 // What a strided tensor [E, rows, columns] holds for one expert.
@@ -61,12 +61,15 @@ struct Factor {
 
     float at(int64_t i, int64_t j) const {
         const int64_t where = i * row + j * column;
-        return bf16 ? bfloat16(reinterpret_cast<const uint16_t*>(data)[where]) : reinterpret_cast<const float*>(data)[where];
+        return bf16 ? bfloat16(reinterpret_cast<const uint16_t*>(data)[where])
+                    : reinterpret_cast<const float*>(data)[where];
     }
     void put(int64_t i, int64_t j, float value) const {
         const int64_t where = i * row + j * column;
-        if (bf16) reinterpret_cast<uint16_t*>(data)[where] = to_bfloat16(value);
-        else reinterpret_cast<float*>(data)[where] = value;
+        if (bf16)
+            reinterpret_cast<uint16_t*>(data)[where] = to_bfloat16(value);
+        else
+            reinterpret_cast<float*>(data)[where] = value;
     }
 };
 
@@ -83,7 +86,8 @@ inline Factor matrix_of(const gs_tensor& t) {
 inline Factor transposed(Factor f) { return {f.data, f.column, f.row, f.bf16}; }
 
 // stripe[i - begin][j - col] = factor[i, j], zero beyond `columns`
-inline void factor_stripe(const Factor& factor, int64_t begin, int64_t end, int64_t col, int64_t columns, float* stripe) {
+inline void factor_stripe(const Factor& factor, int64_t begin, int64_t end, int64_t col, int64_t columns,
+                          float* stripe) {
     const int64_t width = columns - col < STRIPE ? columns - col : STRIPE;
     for (int64_t i = begin; i < end; ++i, stripe += STRIPE) {
         if (factor.column == 1) {

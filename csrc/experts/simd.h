@@ -1,5 +1,6 @@
 // Sixteen floats at a time, whatever the level: one AVX-512 register, two of AVX2, or a plain array.
-// Everything lives in the namespace GS_LEVEL, which each translation unit defines: code of one level never links to another's.
+// Everything lives in the namespace GS_LEVEL, which each translation unit defines: code of one level never links to
+// another's.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -30,8 +31,12 @@ inline uint16_t to_bfloat16(float value) {
 
 #if defined(__AVX512F__)
 
-struct Floats { __m512 v; };
-struct Words { __m512i v; };
+struct Floats {
+    __m512 v;
+};
+struct Words {
+    __m512i v;
+};
 
 inline Floats zero() { return {_mm512_setzero_ps()}; }
 inline Floats all(float a) { return {_mm512_set1_ps(a)}; }
@@ -49,13 +54,17 @@ inline Floats greater(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Floats where_greater(Floats a, Floats b, Floats yes, Floats no) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ), no.v, yes.v)};
 }
-inline Floats halves(float low, float high) { return {_mm512_mask_blend_ps(0xff00, _mm512_set1_ps(low), _mm512_set1_ps(high))}; }
+inline Floats halves(float low, float high) {
+    return {_mm512_mask_blend_ps(0xff00, _mm512_set1_ps(low), _mm512_set1_ps(high))};
+}
 
 inline Words load_words(const void* p) { return {_mm512_loadu_si512(p)}; }
 template <int N> inline Words right(Words a) { return {_mm512_srli_epi32(a.v, N)}; }
 template <int N> inline Words left(Words a) { return {_mm512_slli_epi32(a.v, N)}; }
 template <int N> inline Words right_signed(Words a) { return {_mm512_srai_epi32(a.v, N)}; }
-inline Words operator&(Words a, uint32_t mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(mask)))}; }
+inline Words operator&(Words a, uint32_t mask) {
+    return {_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(mask)))};
+}
 inline Words operator|(Words a, Words b) { return {_mm512_or_si512(a.v, b.v)}; }
 inline Words operator+(Words a, Words b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Words all_words(uint32_t a) { return {_mm512_set1_epi32(static_cast<int>(a))}; }
@@ -67,12 +76,17 @@ inline Floats look_up(const float* table, Words a) { return {_mm512_permutexvar_
 inline Words widen16(const uint16_t* p) {
     return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-inline Words widen8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
-inline Words widen8_signed(const uint8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
+inline Words widen8(const uint8_t* p) {
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline Words widen8_signed(const uint8_t* p) {
+    return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
 // lanes 0..7: the nibbles of `low` in the order of their inputs, lanes 8..15: those of `high`
 inline Words nibbles(uint32_t low, uint32_t high) {
     const __m512i shifts = _mm512_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28, 0, 16, 4, 20, 8, 24, 12, 28);
-    const __m512i both = _mm512_mask_blend_epi32(0xff00, _mm512_set1_epi32(static_cast<int>(low)), _mm512_set1_epi32(static_cast<int>(high)));
+    const __m512i both = _mm512_mask_blend_epi32(0xff00, _mm512_set1_epi32(static_cast<int>(low)),
+                                                 _mm512_set1_epi32(static_cast<int>(high)));
     return {_mm512_srlv_epi32(both, shifts)};
 }
 inline void store_bfloat16(uint16_t* p, Floats a) {
@@ -80,7 +94,9 @@ inline void store_bfloat16(uint16_t* p, Floats a) {
     _mm512_store_ps(lanes, a.v);
     for (int i = 0; i < LANES; ++i) p[i] = to_bfloat16(lanes[i]);
 }
-inline Floats half_floats(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+inline Floats half_floats(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
 
 // to[j][i] = the j-th word of row i, rows `bytes` apart
 inline void transpose(const char* from, int64_t bytes, uint32_t* to) {
@@ -110,18 +126,30 @@ inline void transpose(const char* from, int64_t bytes, uint32_t* to) {
 
 #elif defined(__AVX2__)
 
-struct Floats { __m256 a, b; };
-struct Words { __m256i a, b; };
+struct Floats {
+    __m256 a, b;
+};
+struct Words {
+    __m256i a, b;
+};
 
 inline Floats zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-inline Floats all(float x) { const __m256 v = _mm256_set1_ps(x); return {v, v}; }
+inline Floats all(float x) {
+    const __m256 v = _mm256_set1_ps(x);
+    return {v, v};
+}
 inline Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-inline void store(float* p, Floats x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+inline void store(float* p, Floats x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
 inline Floats operator+(Floats x, Floats y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 inline Floats operator-(Floats x, Floats y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 inline Floats operator*(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline Floats operator/(Floats x, Floats y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
-inline Floats fma(Floats x, Floats y, Floats z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline Floats fma(Floats x, Floats y, Floats z) {
+    return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
 inline Floats round(Floats x) {
     constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(x.a, nearest), _mm256_round_ps(x.b, nearest)};
@@ -129,7 +157,8 @@ inline Floats round(Floats x) {
 inline Floats lesser(Floats x, Floats y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline Floats greater(Floats x, Floats y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline Floats where_greater(Floats x, Floats y, Floats yes, Floats no) {
-    return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ))};
+    return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ)),
+            _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ))};
 }
 inline Floats halves(float low, float high) { return {_mm256_set1_ps(low), _mm256_set1_ps(high)}; }
 
@@ -146,12 +175,16 @@ inline Words operator&(Words x, uint32_t mask) {
 }
 inline Words operator|(Words x, Words y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 inline Words operator+(Words x, Words y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-inline Words all_words(uint32_t x) { const __m256i v = _mm256_set1_epi32(static_cast<int>(x)); return {v, v}; }
+inline Words all_words(uint32_t x) {
+    const __m256i v = _mm256_set1_epi32(static_cast<int>(x));
+    return {v, v};
+}
 inline Floats as_floats(Words x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 inline Floats to_floats(Words x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline Words to_words(Floats x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline __m256 look_up8(__m256 low, __m256 high, __m256i at) {  // bit 3 chooses the half of the table
-    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, at), _mm256_permutevar8x32_ps(high, at), _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, at), _mm256_permutevar8x32_ps(high, at),
+                            _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
 }
 inline Floats look_up(const float* table, Words x) {
     const __m256 low = _mm256_loadu_ps(table), high = _mm256_loadu_ps(table + 8);
@@ -171,7 +204,8 @@ inline Words widen8_signed(const uint8_t* p) {
 }
 inline Words nibbles(uint32_t low, uint32_t high) {
     const __m256i shifts = _mm256_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28);
-    return {_mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(low)), shifts), _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(high)), shifts)};
+    return {_mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(low)), shifts),
+            _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(high)), shifts)};
 }
 inline void store_bfloat16(uint16_t* p, Floats x) {
     alignas(32) float lanes[LANES];
@@ -185,11 +219,15 @@ inline Floats half_floats(const uint16_t* p) {
 
 #else
 
-struct Floats { float v[LANES]; };
-struct Words { uint32_t v[LANES]; };
+struct Floats {
+    float v[LANES];
+};
+struct Words {
+    uint32_t v[LANES];
+};
 
-#define EACH(result, expression) \
-    result r;                    \
+#define EACH(result, expression)                           \
+    result r;                                              \
     for (int i = 0; i < LANES; ++i) r.v[i] = (expression); \
     return r
 
@@ -205,7 +243,9 @@ inline Floats fma(Floats a, Floats b, Floats c) { EACH(Floats, a.v[i] * b.v[i] +
 inline Floats round(Floats a) { EACH(Floats, std::nearbyint(a.v[i])); }
 inline Floats lesser(Floats a, Floats b) { EACH(Floats, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 inline Floats greater(Floats a, Floats b) { EACH(Floats, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
-inline Floats where_greater(Floats a, Floats b, Floats yes, Floats no) { EACH(Floats, a.v[i] > b.v[i] ? yes.v[i] : no.v[i]); }
+inline Floats where_greater(Floats a, Floats b, Floats yes, Floats no) {
+    EACH(Floats, a.v[i] > b.v[i] ? yes.v[i] : no.v[i]);
+}
 inline Floats halves(float low, float high) { EACH(Floats, i < 8 ? low : high); }
 
 inline Words load_words(const void* p) {
@@ -215,7 +255,9 @@ inline Words load_words(const void* p) {
 }
 template <int N> inline Words right(Words a) { EACH(Words, a.v[i] >> N); }
 template <int N> inline Words left(Words a) { EACH(Words, a.v[i] << N); }
-template <int N> inline Words right_signed(Words a) { EACH(Words, static_cast<uint32_t>(static_cast<int32_t>(a.v[i]) >> N)); }
+template <int N> inline Words right_signed(Words a) {
+    EACH(Words, static_cast<uint32_t>(static_cast<int32_t>(a.v[i]) >> N));
+}
 inline Words operator&(Words a, uint32_t mask) { EACH(Words, a.v[i] & mask); }
 inline Words operator|(Words a, Words b) { EACH(Words, a.v[i] | b.v[i]); }
 inline Words operator+(Words a, Words b) { EACH(Words, a.v[i] + b.v[i]); }
@@ -230,14 +272,19 @@ inline Words to_words(Floats a) { EACH(Words, static_cast<uint32_t>(static_cast<
 inline Floats look_up(const float* table, Words a) { EACH(Floats, table[a.v[i] & 15]); }
 inline Words widen16(const uint16_t* p) { EACH(Words, p[i]); }
 inline Words widen8(const uint8_t* p) { EACH(Words, p[i]); }
-inline Words widen8_signed(const uint8_t* p) { EACH(Words, static_cast<uint32_t>(static_cast<int32_t>(static_cast<int8_t>(p[i])))); }
-inline Words nibbles(uint32_t low, uint32_t high) { EACH(Words, (i < 8 ? low : high) >> ((i & 1) * 16 + (i % 8) / 2 * 4)); }
+inline Words widen8_signed(const uint8_t* p) {
+    EACH(Words, static_cast<uint32_t>(static_cast<int32_t>(static_cast<int8_t>(p[i]))));
+}
+inline Words nibbles(uint32_t low, uint32_t high) {
+    EACH(Words, (i < 8 ? low : high) >> ((i & 1) * 16 + (i % 8) / 2 * 4));
+}
 inline void store_bfloat16(uint16_t* p, Floats a) {
     for (int i = 0; i < LANES; ++i) p[i] = to_bfloat16(a.v[i]);
 }
 inline float half_float(uint16_t h) {
     const int exponent = h >> 10 & 31, mantissa = h & 1023;
-    const float size = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+    const float size =
+        exponent == 0    ? std::ldexp(static_cast<float>(mantissa), -24)
         : exponent == 31 ? (mantissa ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity())
                          : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
     return h >> 15 ? -size : size;

@@ -1,4 +1,5 @@
-// Gradients that are sums over the routes of an expert: out[m, n] = scale * sum over routes of left[route, m] right[route, n].
+// Gradients that are sums over the routes of an expert: out[m, n] = scale * sum over routes of left[route, m]
+// right[route, n].
 //
 // Every element has one item, which adds the routes in order; an expert without routes gets zeros.
 #pragma once
@@ -18,7 +19,8 @@ public:
     explicit Sums(const Call& call) : call_(call) {}
 
     // The gradient of A [E, r, n] or, transposed, of B [E, n, r]. thin: [places, r].
-    void lora(const gs_tensor& out, bool transposed, const float* thin, bool weighed, const Side& right, const Dropout* mask, double scale) {
+    void lora(const gs_tensor& out, bool transposed, const float* thin, bool weighed, const Side& right,
+              const Dropout* mask, double scale) {
         if (out.dtype == GS_NONE) return;
         const int64_t ranks = out.sizes[transposed ? 2 : 1];
         const Side left{{reinterpret_cast<const char*>(thin), ranks, 1, false}, false, weighed};
@@ -35,7 +37,8 @@ public:
         if (out.dtype == GS_NONE) return;
         const int64_t panels = (rows.rows.columns + STRIPE - 1) / STRIPE;
         parallel_for(call_.args.experts * panels, [&](int64_t item, int worker) {
-            const int64_t expert = item / panels, col = item % panels * STRIPE, width = least(rows.rows.columns - col, STRIPE);
+            const int64_t expert = item / panels, col = item % panels * STRIPE,
+                          width = least(rows.rows.columns - col, STRIPE);
             const Desk desk = call_.desk(worker);
             alignas(64) float total[STRIPE] = {};
             for (int64_t k = begin(expert); k < begin(expert + 1); ++k) {
@@ -53,11 +56,13 @@ private:
     static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
     int64_t begin(int64_t expert) const { return call_.plan.expert[expert]; }
 
-    void products(const gs_tensor& out, bool turned, int64_t offset, const Side& left, const Side& right, const Dropout* mask, float scale) {
+    void products(const gs_tensor& out, bool turned, int64_t offset, const Side& left, const Side& right,
+                  const Dropout* mask, float scale) {
         const int64_t m = left.rows.columns, n = right.rows.columns;
         const int64_t blocks = (m + ROWS - 1) / ROWS, panels = (n + STRIPE - 1) / STRIPE;
         parallel_for(call_.args.experts * blocks * panels, [&](int64_t item, int worker) {
-            const int64_t expert = item / (blocks * panels), row = item / panels % blocks * ROWS, col = item % panels * STRIPE;
+            const int64_t expert = item / (blocks * panels), row = item / panels % blocks * ROWS,
+                          col = item % panels * STRIPE;
             const int64_t height = least(m - row, ROWS), width = least(n - col, STRIPE);
             const Desk desk = call_.desk(worker);
             Call::clear(desk.sums, height);
@@ -74,7 +79,8 @@ private:
             }
             const Factor straight = factor_of(out, expert), to = turned ? transposed(straight) : straight;
             for (int64_t i = 0; i < height; ++i)
-                for (int64_t j = 0; j < width; ++j) to.put(offset + row + i, col + j, scale * desk.sums[i * STRIPE + j]);
+                for (int64_t j = 0; j < width; ++j)
+                    to.put(offset + row + i, col + j, scale * desk.sums[i * STRIPE + j]);
         });
     }
 

@@ -1,4 +1,5 @@
-// AMX's tiles: 16 rows of 64 bytes each. GS_TILES_IN_SOFTWARE computes the same in plain C++, for machines without them.
+// AMX's tiles: 16 rows of 64 bytes each. GS_TILES_IN_SOFTWARE computes the same in plain C++, for machines without
+// them.
 #pragma once
 
 #include "simd.h"
@@ -46,7 +47,8 @@ struct Tiles {
     Tiles() {
         alignas(64) uint8_t shape[64] = {1};
         for (int i = 0; i < 8; ++i) shape[16 + 2 * i] = 64, shape[48 + i] = 16;
-        // gcc 12 tells the optimiser of the first eight bytes alone that the instruction reads: this tells it of the rest
+        // gcc 12 tells the optimiser of the first eight bytes alone that the instruction reads: this tells it of the
+        // rest
         __asm__ volatile("" ::"r"(shape) : "memory");
         _tile_loadconfig(shape);
     }

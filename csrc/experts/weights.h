@@ -2,7 +2,8 @@
 //
 // One copy of the weights serves both. A word holds `per_word` neighbouring inputs of one output. A packed tile is 16
 // words of 16 outputs with the outputs side by side, which is how y = W x wants it; transposed as words, a row's inputs
-// lie side by side, which is how dx = dy W wants it. The caller's own row-major tensors are the same the other way round.
+// lie side by side, which is how dx = dy W wants it. The caller's own row-major tensors are the same the other way
+// round.
 #pragma once
 
 #include "../goldsmith.h"
@@ -33,7 +34,9 @@ struct Bfloat16 {
         out[0] = as_floats(left<16>(w));
         out[1] = as_floats(w & 0xffff0000u);
     }
-    static Floats row(const uint32_t* words, int part) { return bfloat16s(reinterpret_cast<const uint16_t*>(words) + 16 * part); }
+    static Floats row(const uint32_t* words, int part) {
+        return bfloat16s(reinterpret_cast<const uint16_t*>(words) + 16 * part);
+    }
 };
 
 struct Int8 {
@@ -45,7 +48,9 @@ struct Int8 {
         out[2] = to_floats(right_signed<24>(left<8>(w)));
         out[3] = to_floats(right_signed<24>(w));
     }
-    static Floats row(const uint32_t* words, int part) { return to_floats(widen8_signed(reinterpret_cast<const uint8_t*>(words) + 16 * part)); }
+    static Floats row(const uint32_t* words, int part) {
+        return to_floats(widen8_signed(reinterpret_cast<const uint8_t*>(words) + 16 * part));
+    }
 };
 
 struct Fp8 {
@@ -61,7 +66,9 @@ struct Fp8 {
         out[2] = value(right<16>(w));
         out[3] = value(right<24>(w));
     }
-    static Floats row(const uint32_t* words, int part) { return value(widen8(reinterpret_cast<const uint8_t*>(words) + 16 * part)); }
+    static Floats row(const uint32_t* words, int part) {
+        return value(widen8(reinterpret_cast<const uint8_t*>(words) + 16 * part));
+    }
 };
 
 template <const float* TABLE, bool ZEROS> struct Nibbles {
@@ -77,14 +84,20 @@ template <const float* TABLE, bool ZEROS> struct Nibbles {
         out[6] = look_up(TABLE, right<12>(w));
         out[7] = look_up(TABLE, right<28>(w));
     }
-    static Floats row(const uint32_t* words, int part) { return look_up(TABLE, nibbles(words[2 * part], words[2 * part + 1])); }
+    static Floats row(const uint32_t* words, int part) {
+        return look_up(TABLE, nibbles(words[2 * part], words[2 * part + 1]));
+    }
 };
 
 using Int4 = Nibbles<SIGNED, false>;
 using Int4Asym = Nibbles<UNSIGNED, true>;
 using Mxfp4 = Nibbles<E2M1, false>;
-struct PlainFloat32 : Float32 { static constexpr bool plain = true; };
-struct PlainBfloat16 : Bfloat16 { static constexpr bool plain = true; };
+struct PlainFloat32 : Float32 {
+    static constexpr bool plain = true;
+};
+struct PlainBfloat16 : Bfloat16 {
+    static constexpr bool plain = true;
+};
 
 // Sixteen outputs of one expert.
 struct Panel {
@@ -131,7 +144,8 @@ template <class Code> void plain_block(const gs_matrix& m, const Panel& panel, i
     std::memset(block, 0, TILE);
     if (bytes <= 0) return;
     for (int i = 0; i < panel.rows; ++i)
-        std::memcpy(block + 16 * i, panel.data + i * m.panel_bytes + 4 * first, static_cast<size_t>(bytes < 64 ? bytes : 64));
+        std::memcpy(block + 16 * i, panel.data + i * m.panel_bytes + 4 * first,
+                    static_cast<size_t>(bytes < 64 ? bytes : 64));
 }
 
 // Whether all 16 x 16 words of tile `at` of a plain panel are there.
@@ -140,7 +154,8 @@ template <class Code> bool whole(const gs_matrix& m, const Panel& panel, int64_t
 }
 
 // Tile `at` of a panel as [word][row].
-template <class Code> const uint32_t* tile_by_word(const gs_matrix& m, const Panel& panel, int64_t at, uint32_t* scratch) {
+template <class Code>
+const uint32_t* tile_by_word(const gs_matrix& m, const Panel& panel, int64_t at, uint32_t* scratch) {
     if constexpr (Code::plain) {
         uint32_t block[256];
         if (whole<Code>(m, panel, at)) {
@@ -179,7 +194,8 @@ inline void fetch(const char* at, int64_t bytes, int rows) {
 }
 
 // stripe[k - begin][n - row] = W[n, k] for 32 outputs from `row` on and inputs [begin, end); begin is a tile's.
-template <class Code> void outputs_stripe(const gs_matrix& m, int64_t expert, int64_t row, int64_t begin, int64_t end, float* stripe) {
+template <class Code>
+void outputs_stripe(const gs_matrix& m, int64_t expert, int64_t row, int64_t begin, int64_t end, float* stripe) {
     constexpr int e = Code::per_word;
     for (int half = 0; half < 2; ++half) {
         const int64_t first = row + 16 * half;
@@ -195,8 +211,10 @@ template <class Code> void outputs_stripe(const gs_matrix& m, int64_t expert, in
         for (int64_t tile = begin / (16 * e); tile * 16 * e < end; ++tile) {
             const uint32_t* words = tile_by_word<Code>(m, panel, tile, scratch);
             constexpr int64_t ahead = DEPTH / (16 * e);  // tiles
-            if constexpr (Code::plain) fetch(panel.data + 64 * (tile + ahead), m.panel_bytes, panel.rows);
-            else fetch(panel.data + TILE * (tile + ahead), 64, 16);
+            if constexpr (Code::plain)
+                fetch(panel.data + 64 * (tile + ahead), m.panel_bytes, panel.rows);
+            else
+                fetch(panel.data + TILE * (tile + ahead), 64, 16);
             for (int64_t word = 0, k = tile * 16 * e; word < 16 && k < end; ++word, k += e) {
                 if constexpr (Code::scaled) {
                     if (k >= next) {
@@ -220,14 +238,19 @@ template <class Code> void outputs_stripe(const gs_matrix& m, int64_t expert, in
 // How many inputs inputs_stripes makes at once.
 inline int span(gs_format format) {
     switch (format) {
-        case GS_INT8: case GS_FP8_BLOCK: return 64;
-        case GS_INT4: case GS_INT4_ASYM: case GS_MXFP4: return 128;
+        case GS_INT8:
+        case GS_FP8_BLOCK: return 64;
+        case GS_INT4:
+        case GS_INT4_ASYM:
+        case GS_MXFP4: return 128;
         default: return 32;
     }
 }
 
-// stripes[(k - col) / 32][n - begin][(k - col) % 32] = W[n, k] for `span` inputs from `col` on and outputs [begin, end).
-template <class Code> void inputs_stripes(const gs_matrix& m, int64_t expert, int64_t begin, int64_t end, int64_t col, float* stripes) {
+// stripes[(k - col) / 32][n - begin][(k - col) % 32] = W[n, k] for `span` inputs from `col` on and outputs [begin,
+// end).
+template <class Code>
+void inputs_stripes(const gs_matrix& m, int64_t expert, int64_t begin, int64_t end, int64_t col, float* stripes) {
     constexpr int e = Code::per_word, width = 16 * e, tiles = e == 1 ? 2 : 1;
     uint32_t words[256];
     alignas(64) float scale[17][16], offset[17][16];
@@ -249,8 +272,10 @@ template <class Code> void inputs_stripes(const gs_matrix& m, int64_t expert, in
                 }
             }
             const Block block = tile_by_row<Code>(m, panel, first / width, words);
-            if constexpr (Code::plain) fetch(panel.data + DEPTH * m.panel_bytes + 64 * (first / width), m.panel_bytes, 16);
-            else fetch(panel.data + DEPTH / 16 * m.panel_bytes + TILE * (first / width), 64, 16);
+            if constexpr (Code::plain)
+                fetch(panel.data + DEPTH * m.panel_bytes + 64 * (first / width), m.panel_bytes, 16);
+            else
+                fetch(panel.data + DEPTH / 16 * m.panel_bytes + TILE * (first / width), 64, 16);
             for (int v = 0; v < e; ++v) {
                 float* out = stripes + (16 * v / STRIPE) * (DEPTH * STRIPE) + 16 * ((v + part) % 2);
                 int64_t low = 0, high = 0;

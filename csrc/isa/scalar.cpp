@@ -8,8 +8,9 @@ namespace {
 
 uint64_t read(const void* data, size_t bytes) {
     __m128i sums[4] = {};
-    read_all(data, bytes, sums, [](const char* at) { return _mm_loadu_si128((const __m128i*)at); },
-             [](__m128i a, __m128i b) { return _mm_add_epi64(a, b); });
+    read_all(
+        data, bytes, sums, [](const char* at) { return _mm_loadu_si128((const __m128i*)at); },
+        [](__m128i a, __m128i b) { return _mm_add_epi64(a, b); });
     const __m128i sum = _mm_add_epi64(_mm_add_epi64(sums[0], sums[1]), _mm_add_epi64(sums[2], sums[3]));
     return uint64_t(_mm_cvtsi128_si64(_mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum))));
 }

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,4 +13,12 @@ from repo.tree import ROOT
 def test_the_source_is_as_the_tool_wants_it(tool):
     pytest.importorskip(tool.split()[0], reason="comes with the extra dev")
     done = subprocess.run([sys.executable, "-m", *tool.split()], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_native_library_is_as_clang_format_wants_it():
+    pytest.importorskip("clang_format", reason="comes with the extra dev")
+    sources = [str(path) for end in ("cpp", "h") for path in sorted((ROOT / "csrc").rglob(f"*.{end}"))]
+    tool = Path(sys.executable).with_name("clang-format")
+    done = subprocess.run([tool, "--dry-run", "--Werror", *sources], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
