@@ -215,7 +215,7 @@ def bench(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Peers to time in the same run: eager, compile, liger, none; liger:TEXT times it only where "
+            help="Peers to time in the same run: eager, compile, liger, embedding_bag, none; liger:TEXT times it only where "
             "'OP CASE' contains the text (a peer that tunes itself takes minutes). Default: all installed."
         ),
     ] = None,

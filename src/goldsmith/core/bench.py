@@ -14,7 +14,7 @@ class BenchCase:
     """One row of `goldsmith bench`. The bytes are a floor: what is counted is said in `why`.
 
     build(dtype=, device=, seed=) draws the operator's inputs and options by name; backward_bytes is None where only the
-    forward is timed.
+    forward is timed. Of the optional inputs those in `optional` are timed, the others left out, as peers have them.
     """
 
     name: str
@@ -24,3 +24,4 @@ class BenchCase:
     forward_bytes: int
     backward_bytes: int | None = None
     why: str = ""
+    optional: tuple[str, ...] = ()

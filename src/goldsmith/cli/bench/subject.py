@@ -62,12 +62,12 @@ class MakeThere(Make):
 
 
 class Subject:
-    """An operator at one size, its inputs drawn once; optional inputs are left out, as peers have them."""
+    """An operator at one size, its inputs drawn once; optional inputs are left out, unless the benchmark names them."""
 
     def __init__(self, op: Op, entry: BenchCase, device: str) -> None:
         self.op, self.entry, self.device, self.name = op, entry, device, op.name
         given = entry.build(dtype=entry.dtype, device=device, seed=0, make=MakeThere)
-        given |= dict.fromkeys(op.optional)
+        given |= dict.fromkeys(name for name in op.optional if name not in entry.optional)
         self.tensors: dict[str, Tensor | None] = {name: given.get(name) for name in op.inputs}
         self.options = {name: given[name] for name in op.options}
         self.grads = op.grads

@@ -142,7 +142,7 @@ def _bench(letter: str, T: int, D: int, N: int, k: int) -> BenchCase:
     rows = N * (1 - (1 - 1 / N) ** pairs)  # distinct experts of a uniform routing
     forward = round(4 * rows * D + 4 * T * D + 12 * pairs)
     backward = round(4 * rows * D + 4 * N * D + 6 * T * D + 16 * pairs)
-    return BenchCase(case.name, sizes, torch.bfloat16, case.build, forward, backward, why)
+    return BenchCase(case.name, sizes, torch.bfloat16, case.build, forward, backward, why, ("w_in",))
 
 
 BENCH = [

@@ -5,6 +5,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import compiled, eager, liger
+from . import compiled, eager, embedding_bag, liger
 
-ALL: dict[str, ModuleType] = {module.NAME: module for module in (eager, compiled, liger)}
+ALL: dict[str, ModuleType] = {module.NAME: module for module in (eager, compiled, liger, embedding_bag)}

@@ -1,0 +1,50 @@
+"""What a user of PyTorch alone writes for tiny experts: gathered rows, an einsum, and `embedding_bag` for the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..subject import Subject, Variant
+
+NAME = "embedding_bag"
+ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda a: functional.relu(a).square(),
+    "identity": lambda a: a,
+}
+
+
+def missing() -> str | None:
+    return None
+
+
+def prepare(subject: Subject) -> Variant | None:
+    if subject.name != "router.atomic_experts" or subject.options["sparse_grad"]:
+        return None
+    tensors: dict[str, Any] = subject.fresh_leaves()
+    if bool((tensors["indices"] < 0).any()):
+        return None  # it has no entry that is skipped
+    leaves = [t for t in tensors.values() if t is not None and t.requires_grad]
+    activation = subject.options["activation"]
+    note = "gathers [T, k, D]; weights in the tables' dtype"
+    return Variant(NAME, lambda: lookup(**tensors, activation=activation), leaves, note=note)
+
+
+def lookup(h: Tensor, w_in: Tensor | None, w_out: Tensor, weights: Tensor, indices: Tensor, activation: str) -> Tensor:
+    """y = sum_j weights[j] * act(<h, w_in[e_j]>) * w_out[e_j]; every index in [0, N)."""
+    at = indices.reshape(-1, indices.shape[-1])
+    values = weights.reshape(at.shape)
+    if w_in is not None:
+        rows = functional.embedding(at, w_in)
+        values = values * ACTIVATE[activation](torch.einsum("td,tkd->tk", h.reshape(len(at), -1), rows))
+    y = functional.embedding_bag(at, w_out, per_sample_weights=values.to(w_out.dtype), mode="sum")
+    return y.reshape(*h.shape[:-1], -1)

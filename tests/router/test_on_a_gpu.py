@@ -1,0 +1,148 @@
+"""What only a GPU shows: tables and rows beyond 2^31 elements, more experts than a grid counts, no waiting, capture."""
+
+import itertools
+
+import pytest
+import torch
+
+from goldsmith import router
+from goldsmith.router.atomic_experts.op import ATOMIC_EXPERTS
+from router.layers import D, layer
+
+pytestmark = pytest.mark.gpu
+STRATEGIES = ("gather", "sorted")
+
+
+def experts(h, w_in, w_out, weights, indices, strategy):
+    return ATOMIC_EXPERTS(
+        h, w_in, w_out, weights, indices, activation="silu", strategy=strategy, sparse_grad=False, backend="triton"
+    )
+
+
+def routed(T, K, N, dim, dtype=torch.bfloat16):
+    """Inputs whose indices reach from the first expert to the last."""
+    torch.manual_seed(T + K)
+    h = torch.randn(T, dim, device="cuda", dtype=dtype)
+    weights = torch.rand(T, K, device="cuda", dtype=torch.float32)
+    indices = torch.randint(0, N, (T, K), device="cuda", dtype=torch.int32)
+    indices[0, :2] = torch.tensor([N - 1, 0], dtype=torch.int32)
+    return h, weights, indices
+
+
+def differentiated(h, w_in, w_out, weights, indices, strategy):
+    leaves = [t.detach().requires_grad_() for t in (h, w_in, w_out, weights)]
+    y = experts(*leaves, indices, strategy)
+    dy = torch.randn(y.shape, generator=torch.Generator("cuda").manual_seed(1), device="cuda").to(y.dtype)
+    return y.detach(), *torch.autograd.grad(y, leaves, dy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_tables_beyond_two_to_the_31_elements_give_what_their_rows_alone_give(strategy):
+    """Rows are far apart in the large tables and side by side in the small ones; the arithmetic is the same."""
+    dim = 1024
+    N = 2**31 // dim + 1000  # 4 GiB a table, as much again for each gradient
+    h, weights, indices = routed(64, 16, N, dim)
+    used, places = indices.unique(return_inverse=True)
+    small = [torch.randn(len(used), dim, device="cuda").bfloat16() for _ in range(2)]
+    large = [torch.zeros(N, dim, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    for table, rows in zip(large, small, strict=True):
+        table[used.long()] = rows
+    far = differentiated(h, *large, weights, indices, strategy)
+    near = differentiated(h, *small, weights, places.int(), strategy)
+    for one, other in zip(far, near, strict=True):
+        if len(one) == N:
+            rest = one.view(torch.int16).count_nonzero() - one[used.long()].view(torch.int16).count_nonzero()
+            assert rest == 0, "a row that nobody chose has a gradient"
+            one = one[used.long()]
+        assert torch.equal(one, other)
+
+
+def test_more_tokens_than_two_to_the_31_logits_are_routed_row_by_row():
+    s, rows = 2048, 2**31 // 2048 + 64
+    x, y = (torch.randn(rows, s, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    weights, indices = router.product_topk(x, y, 8, backend="triton")[:2]
+    at = torch.tensor([0, 1, rows // 2, rows - 65, rows - 1], device="cuda")
+    few = router.product_topk(x[at], y[at], 8, backend="triton")
+    assert torch.equal(weights[at], few[0]) and torch.equal(indices[at], few[1])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_more_active_experts_than_a_grid_axis_counts(strategy):
+    """65,535 is the most that the second and third axis of a grid take."""
+    N, dim = 100_000, 32
+    h, weights, _ = routed(2048, 64, N, dim, torch.float32)
+    indices = torch.randperm(2048 * 64, device="cuda").remainder(N).int().view(2048, 64)
+    assert len(indices.unique()) > 65_535
+    w_in, w_out = (torch.randn(N, dim, device="cuda") for _ in range(2))
+    found = differentiated(h, w_in, w_out, weights, indices, strategy)
+    for grad, table in zip(found[2:4], (w_in, w_out), strict=True):
+        assert grad.shape == table.shape and bool((grad != 0).any(-1)[indices.unique().long()].all())
+    first = differentiated(h[:16], w_in, w_out, weights[:16], indices[:16], strategy)
+    assert torch.equal(found[0][:16], first[0]) and torch.equal(found[1][:16], first[1])
+
+
+LAYERS = ["omnimoe", "omnimoe_pairs", "peer", "peer_relu"]
+
+
+def placed(name, backend="auto"):
+    return layer(name, backend=backend).cuda(), torch.randn(3, 5, D, device="cuda", requires_grad=True)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_never_waits_for_the_card(name):
+    module, h = placed(name)
+    module(h).sum().backward()  # compiled, and tuned where anything is
+    h.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        module(h).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert h.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_cuda_graph_replays_a_training_step_on_other_tokens(name):
+    module, h = placed(name)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    module.train()
+
+    def step(tokens):
+        return torch.autograd.grad(module(tokens).square().sum(), [tokens, *parameters], allow_unused=True)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(h)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(h)
+    others = torch.randn_like(h)
+    with torch.no_grad():
+        h.copy_(others)
+    graph.replay()
+    eager = step(others.detach().requires_grad_())
+    for one, other in zip(captured, eager, strict=True):
+        assert (one is None) == (other is None) and (one is None or torch.equal(one, other))
+
+
+@pytest.mark.parametrize("strategy, train", itertools.product(STRATEGIES, (False, True)))
+def test_nothing_of_the_size_of_gathered_rows_is_allocated(strategy, train):
+    """T * k rows of each table are 512 MiB here; a lookup keeps what grows with T * k alone, and the gradients."""
+    T, K, N, dim = 4096, 64, 16_384, 1024
+    h, weights, indices = routed(T, K, N, dim)
+    w_in, w_out = (torch.randn(N, dim, device="cuda").bfloat16() for _ in range(2))
+    run = differentiated if train else experts
+    run(h, w_in, w_out, weights, indices, strategy)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    results = run(h, w_in, w_out, weights, indices, strategy)
+    peak = torch.cuda.max_memory_allocated() - before
+    held = sum(t.nbytes for t in (results if train else [results]))
+    pairs = T * K * 4
+    assert peak <= held + 16 * pairs + T * dim * 4 * 2, f"{peak / 2**20:.0f} MiB beside the inputs"
+    assert 16 * pairs < T * K * dim * 2 // 16
