@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("transformers", reason="comes with the extra hf")
 pytest.importorskip("peft", reason="comes with the extra hf")
 
+import huggingface_hub
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -265,6 +266,22 @@ def test_a_model_or_an_output_that_cannot_be_is_named(place, tmp_path):
     (tmp_path / "file").write_text("")
     result = run(*command(place, tmp_path / "file"))
     assert result.exit_code == 2 and "cannot be written" in " ".join(result.output.split())
+
+
+def test_a_name_on_the_hub_is_fetched_once_and_streamed(place, tmp_path, monkeypatch):
+    def fetched(name, allow_patterns):
+        if name != "someone/tiny":
+            raise huggingface_hub.errors.LocalEntryNotFoundError("Cannot find it on the hub.\n\nMore words.")
+        return str(place / "model")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    words = command(place, tmp_path, "--steps", "1", "--lora-modules", "q_proj")
+    words[1] = "someone/tiny"
+    assert run(*words).exit_code == 0
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/tiny"
+    words[1] = "someone/else"
+    said = "MODEL someone/else is no folder here, and the hub does not give it: Cannot find it on the hub."
+    assert said in " ".join(run(*words).output.split())
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_step_and_module(place, tmp_path):

@@ -135,7 +135,7 @@ def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors: dict[str, Tensor] = {}
     else:
         ((name, config),) = existing.items()
-        state = get_peft_model_state_dict(model, adapter_name=name)
+        state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)  # "auto" asks the hub
         ours = tuple(f"{path}." for path in converted_modules(model))
         tensors = {f"{ROOT}{stripped(key)}": t for key, t in state.items() if not key.startswith(ours)}
     written = {key: sorted(v) if isinstance(v, set) else v for key, v in config.to_dict().items()}

@@ -126,13 +126,14 @@ class Run:
     def _session(self, found: Any) -> Any:
         import torch
 
+        from ...hf.training.model import folder
         from ...hf.training.options import identity
         from ...hf.training.session import Session
 
         options = self.options
         return Session(
             self.output,
-            identity(options, found),
+            identity(options, found, folder(options.model)),
             {"threads": torch.get_num_threads(), "torch": torch.__version__, "machine": platform.machine()},
             save_every=options.save_every,
             eval_every=options.eval_every or max(1, found.steps // 10),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from .errors import TrainingError
 from .options import Options
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
 Progress = Callable[[int, int, str], None]
 
@@ -31,16 +33,33 @@ class Loaded:
     parameters: dict[str, nn.Parameter]
 
 
+@functools.cache
+def folder(name: str) -> Path:
+    """Where the model lies: the folder itself, or the hub's copy on this disk, which is fetched first.
+
+    Raises TrainingError when there is neither.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise TrainingError(f"MODEL {name}: there is no such folder.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=FILES))
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"MODEL {name} is no folder here, and the hub does not give it: {_first(error)}") from error
+
+
 def tokenizer(name: str) -> Any:
     """Raises TrainingError when there is none."""
     from transformers import AutoTokenizer
 
-    _check_path(name)
+    place = folder(name)
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError) as error:
-        where = "" if Path(name).is_dir() else ", which is no folder here,"
-        raise TrainingError(f"MODEL {name}{where} has no tokenizer that can be read: {_first(error)}") from error
+        raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
 
 
 def load(options: Options, progress: Progress | None = None) -> Loaded:
@@ -50,7 +69,7 @@ def load(options: Options, progress: Progress | None = None) -> Loaded:
     """
     from .. import convert
 
-    _check_path(options.model)
+    place = folder(options.model)
     torch.manual_seed(options.seed)
     lora = {
         "rank": options.rank,
@@ -60,16 +79,17 @@ def load(options: Options, progress: Progress | None = None) -> Loaded:
         "shared_a": options.shared_a,
     }
     try:
-        bare, folder = _skeleton(options)
+        bare, checkpoint = _skeleton(place, options)
         model: Any = convert(
             bare,
             format=options.format,
             group_size=options.group_size,
             lora=lora,
             partitions=options.partitions,
-            checkpoint=folder,
+            checkpoint=checkpoint,
             progress=progress,
         )
+        model.config._name_or_path = options.model  # the adapter names it as its base
         _attention(model, options)
     except (OSError, ValueError, TypeError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
@@ -92,18 +112,16 @@ def checkpoint_layers(model: Any, on: bool = True) -> None:
         getattr(model, f"{kind}_checkpointing_disable")()
 
 
-def _skeleton(options: Options) -> tuple[Any, str | None]:
+def _skeleton(place: Path, options: Options) -> tuple[Any, Path | None]:
     """The model, and the folder that its weights are still to be read from, or None when they are in it."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    dtype, folder = DTYPES[options.dtype], Path(options.model)
-    if not (folder.is_dir() and any(folder.glob("*.safetensors"))):
-        return AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype), None
-    config = AutoConfig.from_pretrained(options.model)
+    dtype = DTYPES[options.dtype]
+    if not any(place.glob("*.safetensors")):
+        return AutoModelForCausalLM.from_pretrained(place, dtype=dtype), None
+    config = AutoConfig.from_pretrained(place)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.config._name_or_path = str(folder)
-    return model, str(folder)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype), place
 
 
 def _attention(model: Any, options: Options) -> None:
@@ -118,6 +136,7 @@ def _attention(model: Any, options: Options) -> None:
         lora_alpha=int(options.alpha) if options.alpha == int(options.alpha) else options.alpha,  # type: ignore[arg-type]
         lora_dropout=options.dropout,
         target_modules=list(options.lora_modules),
+        base_model_name_or_path=options.model,
     )
     inject_adapter_in_model(config, model)
     for name, parameter in model.named_parameters():
@@ -171,11 +190,6 @@ def _add_routers(folder: Path, trained: dict[str, nn.Parameter]) -> None:
     config = json.loads((folder / ADAPTER[1]).read_text())
     config["modules_to_save"] = sorted({".".join(name.split(".")[-3:-1]) for name in trained})
     (folder / ADAPTER[1]).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def _check_path(name: str) -> None:
-    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
-        raise TrainingError(f"MODEL {name}: there is no such folder.")
 
 
 def _first(error: BaseException) -> str:

@@ -116,7 +116,7 @@ ALTERING = (
 )
 
 
-def identity(options: Options, found: Plan) -> dict[str, Any]:
+def identity(options: Options, found: Plan, folder: Path) -> dict[str, Any]:
     """Everything that alters the result, by the option's name; two runs with equal identities are the same run.
 
     A constant rate does not depend on how many steps there will be, so such a run may be made longer.
@@ -126,7 +126,7 @@ def identity(options: Options, found: Plan) -> dict[str, Any]:
     values["--warmup"] = found.schedule.warmup
     if options.schedule != "constant" or found.limit is not None:
         values["--steps or --epochs"] = found.steps
-    values["MODEL"] = fingerprint(options.model)
+    values["MODEL"] = fingerprint(folder)
     values["--data"] = checksum(Path(options.data))
     return values
 
@@ -155,11 +155,8 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fingerprint(model: str) -> str:
-    """What tells one model's files from another's without reading all of them; of a hub name, the name."""
-    folder = Path(model)
-    if not folder.is_dir():
-        return model
+def fingerprint(folder: Path) -> str:
+    """What tells one model's files from another's, without reading all of the large ones."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.suffix in (".json", ".safetensors", ".jinja") and path.is_file():
