@@ -113,19 +113,22 @@ def _columns(
 ) -> list[_Column]:
     """The golden itself, then the terms, then terms times factors; what is collinear with an earlier one joins it."""
     columns: list[_Column] = []
+    directions = torch.empty(_COLUMNS, len(pick), dtype=torch.float64)  # of the columns, each of length 1
 
     def add(term: str, factor: str, value: Tensor) -> None:
         flat = value.flatten()[pick] * weight
         norm = float(flat.square().sum()) ** 0.5
         if not (0 < norm < float("inf")) or len(columns) >= _COLUMNS:
             return
-        for i, other in enumerate(columns):
-            cosine = float(other.value @ flat) / (norm * float(other.value.square().sum()) ** 0.5)
-            if 1 - abs(cosine) < _COLLINEAR:
-                label = term if factor == "1" else f"{term} * {factor}"
-                if label != other.label:
-                    columns[i] = replace(other, also=(*other.also, label))
-                return
+        flat, count = flat.double(), len(columns)
+        alike = 1 - (directions[:count] @ (flat / norm)).abs() < _COLLINEAR
+        if bool(alike.any()):
+            i = int(alike.nonzero()[0])
+            other, label = columns[i], term if factor == "1" else f"{term} * {factor}"
+            if label != other.label:
+                columns[i] = replace(other, also=(*other.also, label))
+            return
+        directions[count] = flat / norm
         columns.append(_Column(term, factor, flat))
 
     add(tensor, "1", golden)
