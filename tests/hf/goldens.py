@@ -86,7 +86,7 @@ def target(plain, *, shared=True, **candidates):
         factors = draw_factors(make, experts)
         if shared:
             del factors["up_a"]
-        return {"embeds": make.normal(1, 5, plain.config.hidden_size), **factors}
+        return {"embeds": make.normal(1, 3, plain.config.hidden_size), **factors}
 
     return assay.Target(
         lambda **given: {name: candidate(**given) for name, candidate in candidates.items()},

@@ -57,7 +57,7 @@ def test_converted_and_under_stock_peft_a_model_computes_what_transformers_and_p
 
 
 def test_stock_peft_itself_passes_so_the_golden_is_right():
-    plain = models.model("qwen3_moe")
+    plain = models.model("mixtral")
     assay.check(goldens.target(plain, under_peft=under_peft(plain, "eager")), probes=PROBES)
 
 
