@@ -148,7 +148,21 @@ def test_an_expert_is_let_go_before_the_next_is_asked_for(format):
     pack((watched(alive[0], 32, 64), watched(alive[1], 32, 64)), watched(alive[2], 64, 32), format=format)
     turned = watched(alive[0], 32, 64), watched(alive[1], 32, 32)
     base = pack(*turned, format=format, transposed=True, interleaved=True)
-    assert base.num_experts == 4
+    counted = Counted(watched(alive[0], 64, 32)), Counted(watched(alive[1], 32, 32))
+    assert base.num_experts == pack(*counted, format=format).num_experts == 4
+
+
+class Counted:
+    """Four experts, and it says so."""
+
+    def __init__(self, experts):
+        self.experts = experts
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        return self.experts
 
 
 # -- wrong ones -------------------------------------------------------------------------------------------------------
