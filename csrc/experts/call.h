@@ -168,7 +168,10 @@ struct Call {
                 const int64_t end = k + DEPTH < depth ? k + DEPTH : depth;
                 gather_left(k, end, desk.left);
                 factor_stripe(factor, k, end, r, ranks, desk.stripes);
-                multiply(desk.left, s.count, desk.stripes, end - k, desk.sums);
+                if (ranks - r <= 16)
+                    multiply<16>(desk.left, s.count, desk.stripes, end - k, desk.sums);
+                else
+                    multiply(desk.left, s.count, desk.stripes, end - k, desk.sums);
             }
             const int64_t width = ranks - r < STRIPE ? ranks - r : STRIPE;
             for (int64_t i = 0; i < s.count; ++i)

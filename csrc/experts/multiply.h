@@ -16,30 +16,32 @@ constexpr int AT_ONCE = 6, ABREAST = 1;  // 12 of 16
 constexpr int AT_ONCE = 2, ABREAST = 1;
 #endif
 
-// Each chain of additions begins at 0 and is added once: shorter chains round less, and cost no more.
-template <int M> void multiply_rows(const float* left, const float* stripe, int64_t depth, float* sums) {
-    for (int column = 0; column < STRIPE; column += 16 * ABREAST) {
-        Floats sum[M][ABREAST];
+// The first COLUMNS columns of M rows. Each chain of additions begins at 0 and is added once: shorter chains round
+// less, and cost no more.
+template <int M, int COLUMNS> void multiply_rows(const float* left, const float* stripe, int64_t depth, float* sums) {
+    constexpr int wide = COLUMNS < 16 * ABREAST ? 1 : ABREAST;
+    for (int column = 0; column < COLUMNS; column += 16 * wide) {
+        Floats sum[M][wide];
 #pragma GCC unroll 16
         for (int t = 0; t < M; ++t)
 #pragma GCC unroll 2
-            for (int c = 0; c < ABREAST; ++c) sum[t][c] = zero();
+            for (int c = 0; c < wide; ++c) sum[t][c] = zero();
         const float* right = stripe + column;
         for (int64_t k = 0; k < depth; ++k, right += STRIPE) {
-            Floats b[ABREAST];
+            Floats b[wide];
 #pragma GCC unroll 2
-            for (int c = 0; c < ABREAST; ++c) b[c] = load(right + 16 * c);
+            for (int c = 0; c < wide; ++c) b[c] = load(right + 16 * c);
 #pragma GCC unroll 16
             for (int t = 0; t < M; ++t) {
                 const Floats a = all(left[t * LEFT_STRIDE + k]);
 #pragma GCC unroll 2
-                for (int c = 0; c < ABREAST; ++c) sum[t][c] = fma(a, b[c], sum[t][c]);
+                for (int c = 0; c < wide; ++c) sum[t][c] = fma(a, b[c], sum[t][c]);
             }
         }
 #pragma GCC unroll 16
         for (int t = 0; t < M; ++t)
 #pragma GCC unroll 2
-            for (int c = 0; c < ABREAST; ++c) {
+            for (int c = 0; c < wide; ++c) {
                 float* at = sums + t * STRIPE + column + 16 * c;
                 store(at, load(at) + sum[t][c]);
             }
@@ -50,19 +52,20 @@ using MultiplyRows = void (*)(const float*, const float*, int64_t, float*);
 template <int... M> struct Counts {};
 template <int N, int... M> struct UpTo : UpTo<N - 1, N, M...> {};
 template <int... M> struct UpTo<0, M...> : Counts<M...> {};
-template <int... M> MultiplyRows pick(Counts<M...>, int rows) {
-    static constexpr MultiplyRows known[] = {multiply_rows<M>...};
+template <int COLUMNS, int... M> MultiplyRows pick(Counts<M...>, int rows) {
+    static constexpr MultiplyRows known[] = {multiply_rows<M, COLUMNS>...};
     return known[rows - 1];
 }
 
-// left [rows][LEFT_STRIDE], stripe [depth][STRIPE], sums [rows][STRIPE]
-inline void multiply(const float* left, int64_t rows, const float* stripe, int64_t depth, float* sums) {
+// left [rows][LEFT_STRIDE], stripe [depth][STRIPE], sums [rows][STRIPE], of which COLUMNS are wanted
+template <int COLUMNS = STRIPE>
+void multiply(const float* left, int64_t rows, const float* stripe, int64_t depth, float* sums) {
     // blocks of about equal height: 13 rows are 7 and 6, not 12 and 1
     const int64_t blocks = (rows + AT_ONCE - 1) / AT_ONCE;
     for (int64_t i = 0, begin = 0; i < blocks; ++i) {
         const int64_t end = rows * (i + 1) / blocks;
-        pick(UpTo<AT_ONCE>{}, static_cast<int>(end - begin))(left + begin * LEFT_STRIDE, stripe, depth,
-                                                             sums + begin * STRIPE);
+        const MultiplyRows run = pick<COLUMNS>(UpTo<AT_ONCE>{}, static_cast<int>(end - begin));
+        run(left + begin * LEFT_STRIDE, stripe, depth, sums + begin * STRIPE);
         begin = end;
     }
 }

@@ -58,30 +58,47 @@ private:
 
     void products(const gs_tensor& out, bool turned, int64_t offset, const Side& left, const Side& right,
                   const Dropout* mask, float scale) {
+        constexpr int64_t panel = STRIPES * STRIPE;
         const int64_t m = left.rows.columns, n = right.rows.columns;
-        const int64_t blocks = (m + ROWS - 1) / ROWS, panels = (n + STRIPE - 1) / STRIPE;
+        const int64_t blocks = (m + ROWS - 1) / ROWS, panels = (n + panel - 1) / panel;
         parallel_for(call_.args.experts * blocks * panels, [&](int64_t item, int worker) {
             const int64_t expert = item / (blocks * panels), row = item / panels % blocks * ROWS,
-                          col = item % panels * STRIPE;
-            const int64_t height = least(m - row, ROWS), width = least(n - col, STRIPE);
+                          col = item % panels * panel;
+            const int64_t height = least(m - row, ROWS), width = least(n - col, panel);
+            const int64_t stripes = (width + STRIPE - 1) / STRIPE;
             const Desk desk = call_.desk(worker);
-            Call::clear(desk.sums, height);
+            for (int64_t c = 0; c < stripes; ++c) Call::clear(desk.sums + c * ROWS * STRIPE, height);
             for (int64_t k = begin(expert); k < begin(expert + 1); k += DEPTH) {
                 const int64_t end = least(k + DEPTH, begin(expert + 1));
-                for (int64_t i = k; i < end; ++i) {
-                    read_row(left, i, row, height, nullptr, desk.more);
-                    for (int64_t j = 0; j < height; ++j) desk.left[j * LEFT_STRIDE + i - k] = desk.more[j];
-                    float* stripe = desk.stripes + (i - k) * STRIPE;
-                    read_row(right, i, col, width, mask, stripe);
-                    for (int64_t j = width; j < STRIPE; ++j) stripe[j] = 0;
-                }
-                multiply(desk.left, height, desk.stripes, end - k, desk.sums);
+                lay(left, right, k, end, row, height, col, width, mask, desk);
+                for (int64_t c = 0; c < stripes; ++c)
+                    multiply(desk.left, height, desk.stripes + c * DEPTH * STRIPE, end - k,
+                             desk.sums + c * ROWS * STRIPE);
             }
             const Factor straight = factor_of(out, expert), to = turned ? transposed(straight) : straight;
             for (int64_t i = 0; i < height; ++i)
-                for (int64_t j = 0; j < width; ++j)
-                    to.put(offset + row + i, col + j, scale * desk.sums[i * STRIPE + j]);
+                for (int64_t j = 0; j < width; ++j) {
+                    const float sum = desk.sums[(j / STRIPE * ROWS + i) * STRIPE + j % STRIPE];
+                    to.put(offset + row + i, col + j, scale * sum);
+                }
         });
+    }
+
+    // Routes [begin, end): a part of the left rows turned, the right rows cut into stripes.
+    void lay(const Side& left, const Side& right, int64_t begin, int64_t end, int64_t row, int64_t height, int64_t col,
+             int64_t width, const Dropout* mask, const Desk& desk) const {
+        alignas(64) float values[STRIPES * STRIPE] = {};
+        static_assert(ROWS <= STRIPES * STRIPE);
+        for (int64_t i = 0; i < end - begin; ++i) {
+            read_row(left, begin + i, row, height, nullptr, values);
+            for (int64_t j = 0; j < height; ++j) desk.left[j * LEFT_STRIDE + i] = values[j];
+        }
+        std::memset(values, 0, sizeof values);  // beyond `width` the stripes are 0
+        for (int64_t i = 0; i < end - begin; ++i) {
+            read_row(right, begin + i, col, width, mask, values);
+            for (int64_t c = 0; c * STRIPE < width; ++c)
+                std::memcpy(desk.stripes + (c * DEPTH + i) * STRIPE, values + c * STRIPE, STRIPE * 4);
+        }
     }
 
     void read_row(const Side& side, int64_t place, int64_t col, int64_t width, const Dropout* mask, float* to) const {
