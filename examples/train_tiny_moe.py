@@ -168,6 +168,7 @@ def train(
         {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    args.output.parent.mkdir(parents=True, exist_ok=True)
     done, spent, path = 0, 0.0, args.output.with_name(args.output.name + ".checkpoint.pt")
     if path.exists():
         state = torch.load(path, map_location=args.device, weights_only=True)

@@ -37,14 +37,16 @@ def example(monkeypatch):
 
 
 def test_what_it_writes_is_a_model_that_transformers_reads(example, tmp_path):
-    example.run(tmp_path / "moe")
-    model, tokenizer = (kind.from_pretrained(tmp_path / "moe") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    example.run(tmp_path / "new" / "moe")
+    model, tokenizer = (
+        kind.from_pretrained(tmp_path / "new" / "moe") for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
     assert model.dtype == torch.bfloat16 and tokenizer.decode(tokenizer(PLAY)["input_ids"]) == PLAY
     words = tokenizer("**FIRST**\n", return_tensors="pt")
     assert model.generate(**words, max_new_tokens=3, min_new_tokens=3, do_sample=False).shape[1] > 3
-    facts = json.loads((tmp_path / "moe" / "training.json").read_text())
+    facts = json.loads((tmp_path / "new" / "moe" / "training.json").read_text())
     assert facts["steps_done"] == 4 and facts["arguments"]["seed"] == 0 and facts["validation_loss"] > 0
-    card = (tmp_path / "moe" / "README.md").read_text()
+    card = (tmp_path / "new" / "moe" / "README.md").read_text()
     assert "MIT licence" in card and "--steps 4 --batch 2" in card and f"{facts['validation_loss']:.4f}" in card
 
 
