@@ -11,7 +11,7 @@ import weakref
 import pytest
 import torch
 
-from goldsmith.experts import PackedExperts, memory, pack
+from goldsmith.experts import PackedExperts, memory, moe, pack
 from goldsmith.experts.formats import FORMATS
 
 E, H, I = 2, 64, 160
@@ -79,6 +79,26 @@ def test_the_memory_goes_back_when_nobody_holds_it():
     del base
     gc.collect()
     assert alive() is None and torch.equal(blob, kept)  # whoever holds a blob holds its pages
+
+
+def test_what_was_packed_in_inference_mode_can_be_trained_on(tmp_path):
+    with torch.inference_mode():
+        base = base_of("int4", gate_up_bias=torch.zeros(E, 2 * I), down_bias=torch.zeros(E, H))
+        base.save(tmp_path / "f")
+        others = [base.partition(2), PackedExperts.load(tmp_path / "f"), base_of("bf16")]
+    for each in (base, *others):
+        x = torch.randn(3, H, requires_grad=True)
+        ids, weights = torch.tensor([[0, 1]] * 3), torch.ones(3, 2)
+        moe(x, ids, weights, each, backend="reference").sum().backward()
+        assert x.grad.isfinite().all() and not each.gate_up.is_inference()
+
+
+def test_the_defaults_for_new_tensors_do_not_reach_it():
+    wanted = base_of("mxfp4", down_bias=torch.zeros(E, H))
+    both, down, bias = (t.clone() for t in (*wanted.unpack(), wanted.down_bias))
+    with torch.device("meta"):
+        base = pack(both, down, format="mxfp4", down_bias=bias)
+        assert same(base, wanted) and base.unpack()[0].device.type == "cpu"
 
 
 def test_on_another_device_it_is_another_base():

@@ -16,6 +16,7 @@ from ..core.shapes import ShapeError, kind
 from .formats import FORMATS, FP8_BLOCK, Codes, nibbles
 from .inputs import Stack, check_count, check_finite, check_flag, together
 from .layout import Expert, Layout
+from .memory import frozen
 from .packed import PackedExperts, Progress, assemble, check_nodes, cut
 from .packing import check_biases
 from .quantise import check_group
@@ -224,7 +225,7 @@ def _built(
     check_count(op, "partitions", partitions)
     fmt = FORMATS[format]
     count, rows = together(op, stacks)
-    with torch.no_grad():
+    with frozen():
         first = expert(0, next(rows))
         shapes = [(len(m.codes), m.codes.shape[1] * fmt.per_code) for m in (first.gate, first.up, first.down)]
         intermediate, hidden = shapes[0]

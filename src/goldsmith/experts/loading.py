@@ -16,6 +16,7 @@ from torch import Tensor
 from .files import BIASES, CRC, DTYPES, MATRICES, OURS, SIZES, VERSION, Entry, entries_of
 from .formats import FORMATS, SCALE_NAMES, Codes
 from .layout import Expert, Layout
+from .memory import frozen
 from .packed import PackedExperts, assemble, check_nodes, cut
 
 _OP = "PackedExperts.load"
@@ -28,7 +29,7 @@ def load(
     path: str | os.PathLike[str], partitions: int | None, nodes: Sequence[int] | None, mapped: bool
 ) -> PackedExperts:
     """The base in a file."""
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, frozen():
         content, start, size = _content(file, path)
         metadata = content["__metadata__"]
         layout = _layout(metadata, path)

@@ -7,7 +7,8 @@ import mmap
 import os
 import platform
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -18,6 +19,13 @@ _NODES = "/sys/devices/system/node"
 _HUGE = 64 << 20  # below this, huge pages would round a blob up noticeably
 _MBIND = {"x86_64": 237, "aarch64": 235}  # the system call's number; libc has no function for it
 _PREFERRED = 1  # MPOL_PREFERRED: on that node while it has room, rather than out of memory
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """No gradients, and no inference tensors either, which autograd could not keep for a backward later."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def allocate(layout: Layout, which: str, nodes: Sequence[int] = ()) -> Tensor:

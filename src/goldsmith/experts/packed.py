@@ -13,7 +13,7 @@ from torch import Tensor
 from . import layout as places
 from .inputs import check_count
 from .layout import Expert, Layout
-from .memory import allocate, empty_pages, give_back, nodes_of_machine, spread
+from .memory import allocate, empty_pages, frozen, give_back, nodes_of_machine, spread
 
 Progress = Callable[[int, int | None], None]  # experts done, experts in all if known
 
@@ -245,7 +245,7 @@ def assemble(
 ) -> PackedExperts:
     """Experts, one at a time, into blobs of `template`'s layout; counted=False: the number of experts is not known."""
     layout = template
-    with torch.no_grad():
+    with frozen():
         if not counted:
             layout, filled = _collected(template, iter(experts), progress)
         gate_up, down = (allocate(layout, which, nodes) for which in ("gate_up", "down"))

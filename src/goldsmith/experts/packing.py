@@ -12,6 +12,7 @@ from ..core.shapes import ShapeError, check_choice, check_dtype, check_tensor
 from .formats import FORMATS, Codes
 from .inputs import Stack, check_count, check_finite, check_flag, together
 from .layout import Expert, Layout
+from .memory import frozen
 from .packed import PackedExperts, Progress, assemble, check_nodes, cut
 from .quantise import check_group, check_scale_dtype, quantise
 
@@ -65,7 +66,7 @@ def pack(
     scales = check_scale_dtype(_OP, fmt, scale_dtype)
     stacks = _stacks(gate_up, down, transposed, interleaved)
     count, rows = together(_OP, stacks)
-    with torch.no_grad():
+    with frozen():
         first = _matrices(next(rows), stacks, 0, transposed, interleaved)
         _check_sizes(stacks, first)
         hidden, intermediate = first[2].shape
