@@ -61,13 +61,13 @@ class MoeArgs(Structure):
 
 @contextmanager
 def arguments(
-    tensors: Mapping[str, Tensor | None], options: Mapping[str, Any]
-) -> Iterator[tuple[MoeArgs, Callable[[str, Tensor], Tensor]]]:
+    tensors: Mapping[str, Any], options: Mapping[str, Any]
+) -> Iterator[tuple[MoeArgs, Callable[[str, Any], Any]]]:
     """The inputs' part of the call, and `keep(field, tensor)`, which adds a tensor and keeps it alive until the end."""
     alive: list[Any] = []
     args = MoeArgs(threads=torch.get_num_threads())
 
-    def keep(field: str, tensor: Tensor | None) -> Tensor | None:
+    def keep(field: str, tensor: Any) -> Any:
         alive.append(tensor)
         where, _, name = field.rpartition(".")
         setattr(getattr(args, where) if where else args, name, view(tensor))

@@ -35,7 +35,7 @@ def float16(tensors: dict) -> str | None:
 
 
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    named = dict(zip(NAMES, tensors, strict=True))
+    named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
     with arguments(named, options) as (args, keep):
         y = keep("y", torch.empty_like(flat(named["x"]), memory_format=torch.contiguous_format))
         saved = [y.new_empty(args.tokens * args.slots, args.intermediate) for _ in "gu"] if options["save"] else []

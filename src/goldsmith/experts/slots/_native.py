@@ -19,7 +19,7 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 
 
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
-    named = dict(zip(SLOT_NAMES, tensors, strict=True))
+    named: dict[str, Any] = dict(zip(SLOT_NAMES, tensors, strict=True))
     x, ids = named["x"], named["topk_ids"]
     with arguments(named, options) as (args, keep):
         o = keep("rows", torch.empty(args.tokens * args.slots, args.hidden))
