@@ -54,7 +54,7 @@ def test_tied_embeddings_stay_tied(tmp_path):
     assert torch.equal(ours(models.tokens()).logits, hf.convert(plain, format="fp32")(models.tokens()).logits)
 
 
-def test_the_files_of_a_base_model_and_another_place(tmp_path):
+def test_a_base_model_from_its_own_files_and_from_those_of_the_whole(tmp_path):
     """AutoModel's checkpoints have no "model." before their names."""
     plain = saved(tmp_path)
     plain.model.save_pretrained(tmp_path / "base")
@@ -62,9 +62,10 @@ def test_the_files_of_a_base_model_and_another_place(tmp_path):
     hf.convert(ours, format="fp32", checkpoint=tmp_path / "base")
     wanted = hf.convert(plain, format="fp32").model
     assert torch.equal(ours(models.tokens()).last_hidden_state, wanted(models.tokens()).last_hidden_state)
-    whole = on_meta(tmp_path).model
-    hf.convert(whole, format="fp32", checkpoint=tmp_path / "base")
-    assert torch.equal(whole(models.tokens()).last_hidden_state, wanted(models.tokens()).last_hidden_state)
+    part = on_meta(tmp_path).model
+    with pytest.warns(UserWarning, match="1 tensors that Qwen3MoeModel has no place for .* first lm_head.weight"):
+        hf.convert(part, format="fp32")
+    assert torch.equal(part(models.tokens()).last_hidden_state, wanted(models.tokens()).last_hidden_state)
 
 
 OWN = {"k2": "int4", "awq": "int4_asym", "fp8": "fp8_block", "mxfp4": "mxfp4"}

@@ -1,5 +1,7 @@
 """What an experts module computes is read from it, and tried; what is not known is refused by class and flag."""
 
+import importlib.util
+import sys
 import types
 
 import pytest
@@ -132,3 +134,22 @@ def test_a_changed_activation_is_found_too():
 
     with pytest.raises(ValueError, match="its _apply_gate is not silu"):
         forms.form_of(experts(act_fn=SiLU()))
+
+
+@pytest.mark.parametrize("name, folder", [("Step3p7Experts", "step3p7"), ("Inkling2Experts", "inkling2")])
+def test_a_gate_that_experts_moe_does_not_have_is_refused(name, folder):
+    """Step clamps behind the activation, Inkling caps with a tanh: near enough to the default to be taken for it."""
+    place = f"transformers.models.{folder}.modeling_{folder}"
+    module = getattr(pytest.importorskip(place, reason=f"this transformers has no {name}"), name)(Settings(**SETTINGS))
+    with pytest.raises(ValueError, match=f"{name} cannot be computed here: _apply_gate is overridden by .*{name}"):
+        forms.form_of(module)
+
+
+@pytest.mark.parametrize("missing", ["transformers", "peft"])
+def test_without_the_extra_the_import_says_what_to_install(missing, monkeypatch):
+    import goldsmith.hf
+
+    monkeypatch.setitem(sys.modules, missing, None)
+    spec = importlib.util.spec_from_file_location("goldsmith.hf_again", goldsmith.hf.__file__)
+    with pytest.raises(ImportError, match=rf"{missing} is not installed: pip install goldsmith\[hf\]"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
