@@ -26,6 +26,7 @@ from goldsmith.hf.training import accounting, page
 from goldsmith.hf.training.borders import masks, no_masks
 from goldsmith.hf.training.data import cut, read
 from goldsmith.hf.training.journal import rows
+from goldsmith.hf.training.loop import Trainer
 from goldsmith.hf.training.loss import summed_loss
 from goldsmith.hf.training.packing import Stream
 from hf import models
@@ -138,9 +139,17 @@ def test_gpt_oss_with_its_biases_and_masks_is_trained_as_well(place, tmp_path):
     torch.testing.assert_close(held_out_loss(peft, place, masks(peft)), torch.tensor(said["eval_loss"]["last"]))
 
 
-def test_after_kill_9_the_same_command_ends_with_the_same_bits(place, whole, tmp_path):
+def test_after_kill_9_in_the_middle_of_a_step_the_same_command_ends_with_the_same_bits(place, whole, tmp_path):
+    real = Trainer._clipped
+
+    def clipped(self):
+        if self.done == 3:
+            time.sleep(60)
+        return real(self)
+
     child = os.fork()
     if child == 0:
+        Trainer._clipped = clipped
         run(*command(place, tmp_path))
         os._exit(0)
     while len(rows(tmp_path / "log.jsonl")) < 3:
@@ -148,7 +157,7 @@ def test_after_kill_9_the_same_command_ends_with_the_same_bits(place, whole, tmp
     os.kill(child, signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     result = finished(place, tmp_path)
-    assert re.search(r"Goes on after step [24] of 6", result.output)
+    assert "Goes on after step 2 of 6" in result.output
     assert same(adapter(tmp_path), adapter(whole))
     assert [row["loss"] for row in rows(tmp_path / "log.jsonl")] == [row["loss"] for row in rows(whole / "log.jsonl")]
 
