@@ -153,6 +153,7 @@ def test_after_kill_9_in_the_middle_of_a_step_the_same_command_ends_with_the_sam
         run(*command(place, tmp_path))
         os._exit(0)
     while len(rows(tmp_path / "log.jsonl")) < 3:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
         time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
