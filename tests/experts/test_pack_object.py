@@ -93,6 +93,17 @@ def test_what_was_packed_in_inference_mode_can_be_trained_on(tmp_path):
         assert x.grad.isfinite().all() and not each.gate_up.is_inference()
 
 
+def test_a_packed_base_is_traced_into_one_graph():
+    base, ids, weights = base_of("int4", 2), torch.tensor([[0, 1]] * 3), torch.ones(3, 2)
+    results = []
+    for call in (moe, torch.compile(moe, fullgraph=True, backend="aot_eager")):
+        x = torch.linspace(-1, 1, 3 * H).view(3, H).requires_grad_()
+        y = call(x, ids, weights, base, backend="reference")
+        y.sum().backward()
+        results.append((y, x.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
 def test_the_defaults_for_new_tensors_do_not_reach_it():
     wanted = base_of("mxfp4", down_bias=torch.zeros(E, H))
     both, down, bias = (t.clone() for t in (*wanted.unpack(), wanted.down_bias))

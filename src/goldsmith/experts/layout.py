@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import torch
@@ -65,6 +65,8 @@ class Layout:
     group_size   inputs that share a scale; None: the whole row (int8), or no scales at all (fp32, bf16)
     scale_dtype  None without scales; uint8 for the E8M0 bytes of mxfp4
     cuts         borders of the slices along the intermediate size: (0, .., I)
+    text         for example "int4:64x1024x512:g32:bf16:0,512": format, experts x hidden x intermediate, group, scale,
+                 cuts; an attribute, because torch.compile does not trace a cached property
     """
 
     format: str
@@ -74,8 +76,13 @@ class Layout:
     group_size: int | None
     scale_dtype: torch.dtype | None
     cuts: tuple[int, ...]
+    text: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self._check()
+        object.__setattr__(self, "text", self._text())
+
+    def _check(self) -> None:
         fmt = FORMATS.get(self.format)
         if fmt is None:
             raise ValueError(f"Layout: format={self.format!r} is unknown; known: {', '.join(FORMATS)}")
@@ -112,9 +119,7 @@ class Layout:
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def text(self) -> str:
-        """For example "int4:64x1024x512:g32:bf16:0,512": format, experts x hidden x intermediate, group, scale, cuts"""
+    def _text(self) -> str:
         sizes = f"{self.num_experts}x{self.hidden_size}x{self.intermediate_size}"
         group = "row" if self.group_size is None else f"g{self.group_size}"
         scale = SCALE_NAMES[self.scale_dtype] if self.scale_dtype else "-"
