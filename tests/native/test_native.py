@@ -35,6 +35,13 @@ def enumeration(prefix):
     raise AssertionError(f"goldsmith.h has no enum with {prefix}")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    library()
+    if native.reason() is not None:
+        native._load.cache_clear()
+
+
 @pytest.fixture
 def fresh(monkeypatch):
     """Loads the library anew, as a process does that starts with these variables; puts the level back afterwards."""

@@ -13,6 +13,7 @@ from repo.tree import ROOT, SOURCE
 CASES = Path(__file__).with_name("cases")
 # What must be loaded before Python is; AddressSanitizer looks for the C++ library's own functions when it starts.
 PRELOADED = {"address": ("libasan.so", "libstdc++.so.6"), "thread": ("libtsan.so",)}
+SECONDS = 300  # for a script: one that hangs has failed
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0",  # Python's own are many
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -45,7 +46,7 @@ def run(variant: str, case: str, *arguments: str) -> subprocess.CompletedProcess
         }
     )
     command = [sys.executable, str(CASES / f"{case}.py"), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     if "unexpected memory mapping" in done.stderr:  # gcc 12's ThreadSanitizer where addresses are very random
         done = subprocess.run(["setarch", "-R", *command], env=environment, capture_output=True, text=True)
         if "unexpected memory mapping" in done.stderr or "setarch" in done.stderr:

@@ -12,6 +12,7 @@ from goldsmith.core import BackendUnavailable, native
 
 LIBRARY = native.library()
 LIBRARY.gs_selftest_pool.argtypes = [c_int32, c_int64, c_int64, c_void_p]
+LIBRARY.gs_selftest_meet.argtypes = [c_int32, c_int32]
 LIBRARY.gs_selftest_throw.argtypes = [c_int32, c_int32]
 LIBRARY.gs_selftest_arena.argtypes = [c_int64, c_int64]
 
@@ -35,6 +36,7 @@ def every_item_is_done_once():
     for threads in (1, 2, 3, 8, 3, 1):
         for items in (0, 1, 2, 7, 1000):
             work(threads, items)
+        native.check(LIBRARY.gs_selftest_meet(threads, False))
     for _ in range(300):  # regions in quick succession: workers that are late, or not parked yet
         work(3, 4)
 
@@ -82,9 +84,13 @@ def several_python_threads_at_once():
 def a_forked_child_has_a_pool_of_its_own():
     child = os.fork()
     if child == 0:
-        work(3, 100)
-        work(8, 100)
-        os._exit(0)
+        status = 1
+        try:
+            native.check(LIBRARY.gs_selftest_meet(3, False))
+            work(8, 100)
+            status = 0
+        finally:
+            os._exit(status)
     work(3, 100)
     assert os.waitpid(child, 0)[1] == 0
 
@@ -102,9 +108,7 @@ def writing_up_to_the_end_of_a_region_is_fine():
 
 
 def race():
-    LIBRARY.gs_selftest_race.argtypes = [c_int32]
-    for _ in range(100):
-        native.check(LIBRARY.gs_selftest_race(2))
+    native.check(LIBRARY.gs_selftest_meet(2, True))
 
 
 def overrun():
