@@ -1,0 +1,137 @@
+"""The native backend of experts.moe seen from Python: the bits hang on no number of threads, and on no caller."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from goldsmith import Op, assay, experts
+from goldsmith.cli.targets import op_target
+from goldsmith.core import native
+
+REASON = native.reason()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"native: {REASON}")
+E, H, I, T, K = 5, 48, 40, 37, 3
+MOE = Op.get("experts.moe")
+LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+VALUES = ("values", "ensemble", "statistics", "poison", "guard", "alias")
+
+
+def step(partitions=2, format="int4", seed=0):
+    """One step: y, and every gradient of x, the weights and the LoRA."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(shape, generator=generator)
+
+    group = 8 if format == "int4" else None
+    base = experts.pack(drawn(E, 2 * I, H), drawn(E, H, I), format=format, group_size=group, partitions=partitions)
+    leaves = [drawn(T, H), torch.rand(T, K, generator=generator), drawn(E, 7, H), drawn(E, I, 7), drawn(E, 3, I)]
+    x, w, gate_a, gate_b, down_a, down_b = [t.requires_grad_() for t in (*leaves, drawn(E, H, 3))]
+    ids = torch.rand(T, E, generator=generator).topk(K).indices
+    lora = {"gate": (gate_a, gate_b), "down": (down_a, down_b)}
+    y = experts.moe(x, ids, w, base, lora=lora, backend="native")
+    return [y.detach(), *torch.autograd.grad(y, [x, w, gate_a, gate_b, down_a, down_b], torch.ones_like(y))]
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("format", ["int4", "bf16"])
+def test_the_bits_do_not_depend_on_the_number_of_threads(threads, format):
+    found = []
+    for count in (1, 2, 3, 8):
+        threads(count)
+        found.append(step(format=format))
+    assert all(same(found[0], other) for other in found[1:])
+
+
+def test_callers_in_several_threads_do_not_disturb_one_another(threads):
+    threads(2)
+    wanted, found = [step(seed=s) for s in range(4)], [None] * 4
+
+    def run(seed):
+        found[seed] = [step(seed=seed) for _ in range(3)]
+
+    running = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert all(same(wanted[seed], again) for seed in range(4) for again in found[seed])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_computes_the_same(threads):
+    threads(2)
+    wanted = step()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if same(wanted, step()) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert same(wanted, step())
+
+
+LEVEL = """
+import json, sys
+from goldsmith import Op, assay
+from goldsmith.cli.targets import op_target
+probes, names = sys.argv[1].split(","), sys.argv[2:]
+target = op_target(Op.get("experts.moe"), "native")
+found = {}
+for name in names:
+    for dtype in target.dtypes:
+        found[f"{name} {dtype}"] = assay.check(target, name, dtype=dtype, raises=False, probes=probes).verdict
+print(json.dumps(found))
+"""
+
+
+def held(level, probes, names):
+    if LEVELS.index(level) > LEVELS.index(native.isa()):
+        pytest.skip(f"this machine has {native.isa()}")
+    environment = {**os.environ, "GOLDSMITH_ISA": level}
+    command = [sys.executable, "-c", LEVEL, ",".join(probes), *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 2 * len(names) and set(found.values()) == {"pass"}, found
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_of_instructions_keeps_its_bounds(level):
+    held(level, ("values", "poison", "guard", "alias"), ["many_tokens", "int4_slices"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_of_instructions_is_held_to_the_golden(level):
+    held(level, VALUES, [case.name for case in MOE.cases if "large" not in case.tags])
+
+
+def test_a_broken_gradient_would_be_seen(monkeypatch):
+    """The assay that holds the backend: a backward that forgets one expert's dA is caught."""
+    from goldsmith.experts.moe import _native
+
+    honest = _native.backward
+
+    def broken(grads, tensors, options, needs):
+        found = honest(grads, tensors, options, needs)
+        found["gate_a"][1].zero_()
+        return found
+
+    monkeypatch.setattr(_native, "backward", broken)
+    report = assay.check(op_target(MOE, "native"), "few_tokens", dtype=torch.float32, raises=False, probes=VALUES)
+    assert {f.tensor for f in report.findings} == {"gate_a.grad"}
