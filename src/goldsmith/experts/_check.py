@@ -107,10 +107,10 @@ def check_base(op: str, gate_up: Tensor, down: Tensor, layout: str) -> None:
 def _check_shapes(op: str, given: Mapping[str, Tensor], layout: str) -> None:
     experts, hidden, inner = sizes(given["gate_up"], given["down"], layout)
     x, ids = given["x"], given["topk_ids"]
-    shown = {n: (t, _pattern(n)) for n, t in given.items() if n != "seed" and not (layout and n in ("gate_up", "down"))}
 
     def fail(what: str) -> None:
-        _fail(op, what, shown)
+        silent = ("seed", *(("gate_up", "down") if layout else ()))
+        _fail(op, what, {n: (t, _pattern(n)) for n, t in given.items() if n not in silent})
 
     if x.dim() == 0 or x.shape[-1] != hidden:
         fail(f"x has hidden={x.shape[-1] if x.dim() else None}, but the base has hidden={hidden}")

@@ -60,13 +60,15 @@ def moe(
     activation    "silu": silu(g) u; "gelu", "gelu_tanh": gelu(g) u; "relu2": relu(g)^2 u; "swiglu_oai":
                   g sigmoid(alpha g) (u + 1) with limit 7 unless given
     limit         g = min(g, limit), u = clamp(u, -limit, limit) before the activation; no gradient beyond
-    compute       "int8": activations rounded to int8 by token and group; inference over a base in int8 or int4
+    compute       "float"; "int8" is for inference over a base in int8 or int4, with activations rounded to int8 by
+                  token and group, and raises BackendUnavailable where no backend has it: none has in this version
 
     Differentiable in x, topk_weights, A, B and plain base tensors; only what is asked for is computed, and nothing is
     kept without it: then g and u in x's dtype, 2 k I numbers a token. An expert without tokens has gradient exactly 0.
     NaN stays in its token's row of y and dx and in the experts that it visits. Any backend repeats bit for bit.
 
-    Raises ShapeError, TypeError, ValueError (an id out of range, with its place), BackendUnavailable.
+    Raises ShapeError, TypeError, ValueError (an id out of range, with its place; a GPU, which would have to be waited
+    for, skips it instead, and the token's y and dx are NaN), BackendUnavailable.
     """
     gate_up, down, gate_up_bias, down_bias, layout = base_of("experts.moe", base)
     factors, scales, dropout, seed = lora_of("experts.moe", lora, lora_scaling)
