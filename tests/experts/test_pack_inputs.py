@@ -116,10 +116,13 @@ for kind in (Counted, Experts):
 
 
 def test_streaming_takes_a_few_experts_beside_the_result():
-    """40 experts of 3 MB, held twice, would be 40 more; without a known number the second run fits the first's."""
+    """40 experts of 3 MB. Held twice they would be 80; without a known number, chunks poured whole would be 16 more.
+
+    The system's own count of pages is 4 experts off at times, on a busy machine.
+    """
     done = subprocess.run([sys.executable, "-c", STREAM], capture_output=True, text=True, check=True)
     counted, uncounted = map(float, done.stdout.split())
-    assert 20 < counted < 46 and uncounted < 5, done.stdout
+    assert 20 < counted < 50 and uncounted < 12, done.stdout
 
 
 class Memory(bytearray):
