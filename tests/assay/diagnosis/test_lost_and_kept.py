@@ -8,7 +8,8 @@ import torch
 
 from assay.diagnosis.faulty import draw, pair, report
 from goldsmith import assay
-from goldsmith.assay.diagnosis.evidence import Influence
+from goldsmith.assay.diagnosis import collect
+from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact, StageState
 from goldsmith.assay.diagnosis.kept import Kept
 from goldsmith.assay.diagnosis.rank import rank
 from goldsmith.assay.results import Finding, Location
@@ -232,3 +233,17 @@ def test_memory_that_is_written_after_the_call_has_returned_is_missing_a_wait():
         else:
             assert first(found)[0] == ("fail", "staged", "missing_sync"), str(found)
             assert "bytes of the kernel's own buffers were written after it had returned" in found.causes[0].evidence[0]
+
+
+def test_what_only_inherits_gives_way_to_an_earlier_stage_that_another_run_has_wrong():
+    def told(state, run_first):
+        stages = [StageState("inv_rms", "stage", 0.2, 0.2, "ok"), StageState("x_hat", "stage", 2.0, 0.1, state)]
+        runs = {"scale 2^-12": RunFact("scale 2^-12", ("y",), first=run_first)}
+        evidence = Evidence(report(), stages=[*stages, StageState("y", "output", 2.0, 0.1, "inherited")], runs=runs)
+        evidence.first_wrong = "x_hat"
+        collect._before_what_inherits(evidence)
+        return evidence.first_wrong
+
+    assert told("inherited", "inv_rms") == "inv_rms"
+    assert told("culprit", "inv_rms") == "x_hat"
+    assert told("inherited", "y") == told("inherited", "") == "x_hat"

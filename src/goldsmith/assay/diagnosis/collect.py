@@ -108,6 +108,7 @@ def collect(
         )
     if table.first_wrong is None and first.probe in _LATER:
         evidence.first_wrong = _later(evidence) or first.tensor
+    _before_what_inherits(evidence)
     if not spent() and table.first_wrong is not None:
         known = table.first_wrong in named(session.first) and not table.suspects
         looked = {table.first_wrong} if known else session.bad | {table.first_wrong}
@@ -138,6 +139,15 @@ def _written_over(evidence: Evidence, table: Isolation) -> None:
         ]  # fmt: skip
         evidence.first_wrong, table.first_wrong, table.suspects = fact.tensor, fact.tensor, []
         return
+
+
+def _before_what_inherits(evidence: Evidence) -> None:
+    """Where all that is wrong only inherits, what it inherits is too small to be seen here: another run may show it."""
+    first, later = evidence.stage(evidence.first_wrong or ""), evidence.stage(_later(evidence))
+    if first is None or later is None or first.state != INHERITED:
+        return
+    if evidence.stages.index(later) < evidence.stages.index(first):
+        evidence.first_wrong = later.name
 
 
 def _later(evidence: Evidence) -> str:
