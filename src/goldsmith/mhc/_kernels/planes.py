@@ -16,6 +16,7 @@ from .launch import INTERPRET
 from .numerics import split
 
 BLOCK = 1024
+ROWS = 16 if INTERPRET else 1  # of a program, of 16 * i rows: the interpreter takes as long for one as for 16
 
 
 @triton.jit
@@ -36,14 +37,14 @@ def store_planes(ptr, at, stride, v, mask, PLANES: tl.constexpr, INTERPRET: tl.c
 
 @triton.jit(do_not_specialize=["M"])
 def _phi_planes_kernel(phi_ptr, gamma_ptr, planes_ptr, M, K, HAS_GAMMA: tl.constexpr, PLANES: tl.constexpr,
-                       INTERPRET: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    m = tl.program_id(1)
-    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+                       INTERPRET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     phi = tl.load(phi_ptr + m * K + k, mask=(k < K) & (m < M), other=0.0).to(tl.float32)
     if HAS_GAMMA:
         phi *= tl.load(gamma_ptr + k, mask=k < K, other=0.0).to(tl.float32)
     phi = tl.where(m < M, phi, 0.0)
-    store_planes(planes_ptr, m * K + k, tl.num_programs(1) * K, phi, k < K, PLANES, INTERPRET)
+    store_planes(planes_ptr, m * K + k, tl.num_programs(1) * ROWS * K, phi, k < K, PLANES, INTERPRET)
 
 
 def new_planes(count: int, *shape: int, device: torch.device) -> Tensor:
@@ -55,8 +56,8 @@ def phi_planes(phi: Tensor, gamma: Tensor | None, rows: int, count: int) -> Tens
     M, K = phi.shape
     planes = new_planes(count, rows, K, device=phi.device)
     run(
-        _phi_planes_kernel, (cdiv(K, BLOCK), rows),
-        phi, phi if gamma is None else gamma, planes, M, K, gamma is not None, planes.shape[0], INTERPRET, BLOCK,
+        _phi_planes_kernel, (cdiv(K, BLOCK), rows // ROWS),
+        phi, phi if gamma is None else gamma, planes, M, K, gamma is not None, planes.shape[0], INTERPRET, ROWS, BLOCK,
         num_warps=4,
     )  # fmt: skip
     return planes
