@@ -53,7 +53,10 @@ def test_it_says_its_version():
         (["verify", "--jobs", "0"], "'--jobs'"),
         (["verify", "--quick", "--thorough"], "--quick and --thorough exclude one another"),
         (["bench", "nosuch"], "no operator 'nosuch'; there are: experts.moe"),
-        (["bench", "--against", "nosuch"], "no peer 'nosuch'; there are: eager, compile, liger, embedding_bag, and none"),
+        (
+            ["bench", "--against", "nosuch"],
+            "no peer 'nosuch'; there are: eager, compile, liger, embedding_bag, and none",
+        ),
         (["bench", "--device", "tpu"], "'tpu' is no device"),
         (["bench", "mhc.post", "--case", "nosuch"], "whose name contains nosuch; there are: decode[T=1,D=4096]"),
     ],
