@@ -48,7 +48,15 @@ def test_its_formulas_are_the_goldens(on_cpu, name):
 @pytest.mark.parametrize("name", ["odd_sizes", "gpt_oss", "dropout"])
 def test_what_it_rounds_is_what_the_golden_expects(on_cpu, name):
     target = op_target(MOE, "cuda_grouped", dtype=torch.bfloat16)
-    assay.check(target, name, dtype=torch.bfloat16, probes=PROBES)
+    # the proven bound alone: all runs of an ensemble round a declared stage alike, which makes one draw of that noise
+    assay.check(target, name, dtype=torch.bfloat16, probes=("values", "poison", "guard", "alias"))
+
+
+def test_a_product_that_rounds_further_is_seen(on_cpu):
+    on_cpu.setattr(_cuda_grouped, "grouped", lambda a, b, ends: loop(a, b, ends).to(torch.float8_e4m3fn).to(a.dtype))
+    target = op_target(MOE, "cuda_grouped", dtype=torch.bfloat16)
+    report = assay.check(target, "odd_sizes", dtype=torch.bfloat16, probes=("values",), raises=False)
+    assert "CERTAIN" in {f.rung for f in report.findings}
 
 
 @pytest.fixture
