@@ -21,7 +21,7 @@ def quicken(module: Any) -> Callable[[], None]:
     A Triton that is written differently, or is quickened already, stays as it is.
     """
     builder = getattr(module, "interpreter_builder", None)
-    options = getattr(builder, "options", None)
+    options: Any = getattr(builder, "options", None)
     if not all(hasattr(module, n) for n in USED) or not hasattr(options, "sanitize_overflow"):
         return _nothing
     if getattr(module._patch_lang, "func", None) is _patched:
