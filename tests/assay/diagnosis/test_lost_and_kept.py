@@ -247,3 +247,12 @@ def test_what_only_inherits_gives_way_to_an_earlier_stage_that_another_run_has_w
     assert told("inherited", "inv_rms") == "inv_rms"
     assert told("culprit", "inv_rms") == "x_hat"
     assert told("inherited", "y") == told("inherited", "") == "x_hat"
+
+
+def test_a_bias_that_is_seen_in_one_layout_alone_is_no_fault_of_the_layout():
+    golden = draw(6, 18)
+    for rung, named in (("CERTAIN", True), ("SYSTEMATIC", False)):
+        found = report()
+        text = "y exceeds what noise explains (layout:transposed(x))"
+        found.findings = [Finding(rung, "layouts", "y", None, None, None, text, "c")]
+        assert ("layout_assumption" in {c.id for c in rank(pair(golden, golden, report=found), {})}) == named

@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...results import CERTAIN
 from ..evidence import Pattern
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, say
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, label, plain, say
 
 
 def _pattern(r: Reading, found: Pattern, score: float = EXACT) -> Match:
@@ -202,10 +203,14 @@ def _exponents(t: Tensor) -> float:
 
 
 def _layouts(r: Reading) -> tuple[list[str], list[str]]:
-    """(layouts that fail, among them those with stride 0), when the case's own layouts are right."""
+    """(layouts that fail, among them those with stride 0), when the case's own layouts are right.
+
+    A bias at the edge of what can be seen shows in one layout and not in another: it must be beyond a bound.
+    """
     if r.plain_wrong or r.unsteady:
         return [], []
-    failing = [run for run in r.runs("layout") if not run.right]
+    sure = {plain(n) for n in r.e.runs} | {plain(label(f)) for f in r.e.report.findings if f.rung == CERTAIN}
+    failing = [run for run in r.runs("layout") if not run.right and plain(run.name) in sure]
     names = [run.name for run in failing]
     return names, [n for n in names if "stride0" in n or "expanded" in n]
 
