@@ -113,7 +113,7 @@ private:
         const Columns c = piece(at, down_span);
         const gs_matrix& m = args.slices[c.slice].down;
         const int stripes = down_span / STRIPE;
-        std::memset(desk.sums, 0, sizeof(float) * static_cast<size_t>(stripes) * ROWS * STRIPE);
+        for (int i = 0; i < stripes; ++i) clear(desk.sums + i * ROWS * STRIPE, s.count);
         for (int64_t k = 0; k < outer; k += DEPTH) {
             const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
             lay_routes(dy, s, k, end, paired(m), desk.left);
@@ -199,7 +199,7 @@ private:
         const Dropout gate = dropout_of(args, GATE), up = dropout_of(args, UP);
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
             const Segment& s = plan.parts[at];
-            std::memset(desk.sums, 0, sizeof(float) * static_cast<size_t>(stripes) * ROWS * STRIPE);
+            for (int i = 0; i < stripes; ++i) clear(desk.sums + i * ROWS * STRIPE, s.count);
             for (int64_t i = 0; i < args.slice_count; ++i) {
                 add_slice(s, args.slices[i], args.slices[i].gate, places(dg), col, desk);
                 add_slice(s, args.slices[i], args.slices[i].up, places(du), col, desk);
