@@ -48,8 +48,8 @@ GS_API gs_status gs_selftest_arena(int64_t from, int64_t count) {
     });
 }
 
-// As many items as threads; each waits until all have begun, and ends a little later. With `race` they then write to one
-// place, as kernels must not.
+// As many items as threads; each waits until all have begun, and ends a little later. With `race` they then write to
+// one place, as kernels must not.
 GS_API gs_status gs_selftest_meet(int32_t threads, int32_t race) {
     return gs::guarded([&] {
         const gs::Threads team(threads);
@@ -59,7 +59,8 @@ GS_API gs_status gs_selftest_meet(int32_t threads, int32_t race) {
         gs::parallel_for(threads, [&](int64_t item, int) {
             ++begun;
             while (begun < threads)
-                if (std::chrono::steady_clock::now() > until) gs::fail(GS_INTERNAL, "%d of %d threads", +begun, threads);
+                if (std::chrono::steady_clock::now() > until)
+                    gs::fail(GS_INTERNAL, "%d of %d threads", +begun, threads);
             if (race) place = item;
             std::this_thread::sleep_for(std::chrono::milliseconds(2));
             ++ended;

@@ -111,7 +111,7 @@ def test_a_spent_budget_certifies_nothing():
 @pytest.mark.parametrize(
     "asked, said",
     [
-        ({"name": "nosuch"}, "no operator 'nosuch'; there are: mhc.boundary"),
+        ({"name": "nosuch"}, "no operator 'nosuch'; there are: experts.moe"),
         ({"name": "mhc"}, "'mhc' is a family; one operator is diagnosed at a time: mhc.boundary, "),
         ({"name": "mhc.post", "backend": "cuda"}, "unknown backend 'cuda'; mhc.post has: triton, reference"),
         ({"name": "mhc.post", "case": "nosuch"}, "has no case 'nosuch'; there are: "),

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,12 +41,15 @@ def test_an_edit_that_no_longer_fits_is_refused():
         catalogue.applied("", fault)
 
 
-def test_a_copy_leaves_the_host_as_it_is(tmp_path):
-    fault = FAULTS[0]
+@pytest.mark.parametrize("shipped", [False, True], ids=["specimen", "shipped"])
+def test_a_copy_leaves_the_host_as_it_is(shipped, tmp_path):
+    fault = next(f for f in FAULTS if bool(f.host.package) is shipped)
     before = (ROOT / fault.file).read_text(encoding="utf-8")
     path = catalogue.copy(fault.host, fault.backend, fault, tmp_path)
-    assert path.parent == tmp_path
-    assert path.read_text(encoding="utf-8") != before
+    if shipped:  # the folder to import from
+        assert path == tmp_path
+        path /= Path(fault.file).relative_to("src")
+    assert path.is_relative_to(tmp_path) and path.read_text(encoding="utf-8") != before
     assert (ROOT / fault.file).read_text(encoding="utf-8") == before
 
 
