@@ -20,8 +20,8 @@ void count(const gs_moe_args& args, std::vector<int64_t>& begin) {
     for (int64_t route = 0; route < args.tokens * args.slots; ++route) {
         const int64_t id = id_at(args, route);
         if (id < -1 || id >= args.experts)
-            fail(GS_INVALID, "%s: topk_ids[%lld, %lld] is %lld, wanted an expert in 0..%lld, or -1 to skip the slot",
-                 args.rows.dtype == GS_NONE ? "experts.moe" : "experts.slots",
+            fail(GS_INVALID,
+                 "topk_ids of row %lld, slot %lld is %lld, wanted an expert in 0..%lld, or -1 to skip the slot",
                  static_cast<long long>(route / args.slots), static_cast<long long>(route % args.slots),
                  static_cast<long long>(id), static_cast<long long>(args.experts - 1));
         if (id >= 0) ++begin[static_cast<size_t>(id) + 1];

@@ -98,6 +98,16 @@ def test_it_is_told_by_name(changed, kind, text, grad):
     assert str(caught.value).startswith("experts.moe: ") and text in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["moe", "slots"])
+def test_a_wrong_id_is_told_by_its_place_in_what_was_given(name):
+    ids = torch.zeros(2, 3, 2, dtype=torch.int64)
+    ids[1, 2, 0] = 7
+    given = (torch.randn(2, 3, H), ids, *([torch.rand(2, 3, 2)] if name == "moe" else []))
+    base = torch.randn(E, 2 * I, H), torch.randn(E, H, I)
+    with pytest.raises(ValueError, match=rf"experts.{name}: topk_ids\[1, 2, 0\] is 7, wanted an expert in 0..2"):
+        getattr(experts, name)(*given, base)
+
+
 def test_a_shape_error_lists_every_argument():
     with pytest.raises(ShapeError) as caught:
         call(x=torch.randn(T, H + 1), lora={"up": pair()})

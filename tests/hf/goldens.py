@@ -56,17 +56,44 @@ def merged(experts, given):
 
 def golden_of(plain, *, shared):
     """logits(embeds, factors) of the eager model with merged weights."""
-    plain = copy.deepcopy(plain).double()
+    wide = InItsDtype(plain)
     path, experts = next((n, m) for n, m in plain.named_modules() if n.endswith("mlp.experts"))
 
     def golden(embeds, **given):
         given = {"up_a": given["gate_a"], **given} if shared else given
-        weights = {name: value.to(embeds.dtype) for name, value in plain.state_dict().items()}
-        weights |= {f"{path}.{name}": value for name, value in merged(experts, given).items()}
-        with Wide() if embeds.dtype == torch.float64 else contextlib.nullcontext():
-            return logits_of(plain, weights, embeds)
+        return wide.logits(embeds, {f"{path}.{name}": value for name, value in merged(experts, given).items()})
 
     return golden
+
+
+class InItsDtype:
+    """A copy of a model that runs in whatever dtype it is given, with parameters in place of its own."""
+
+    def __init__(self, model):
+        self.wide = copy.deepcopy(model).double()
+
+    def outputs(self, dtype, given, inputs):
+        weights = {name: value.to(dtype) for name, value in self.wide.state_dict().items()} | given
+        with Wide() if dtype == torch.float64 else contextlib.nullcontext():
+            return torch.func.functional_call(self.wide, weights, (), inputs)
+
+    def logits(self, embeds, given):
+        return self.outputs(embeds.dtype, given, {"inputs_embeds": embeds, "use_cache": False}).logits
+
+
+def alike(ours, theirs):
+    """The logits of one whole model held to those of another in float64."""
+
+    def draw(make):
+        return {"embeds": make.normal(1, 3, theirs.config.hidden_size)}
+
+    wide = InItsDtype(theirs)
+    return assay.Target(
+        lambda embeds: logits_of(ours, {}, embeds),
+        lambda embeds: wide.logits(embeds, {}),
+        cases=[Case("logits", draw, {})],
+        name=theirs.config.model_type,
+    )
 
 
 def logits_of(model, weights, embeds):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from ctypes import POINTER, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.native import Structure, TensorView, view
+from ..core.native import Structure, TensorView, check, library, view
 from ._common import ACTIVATIONS, TARGETS, flat
+from ._routes import check_ids
 from .layout import Layout
 
 PLAIN = {torch.float32: 1, torch.bfloat16: 2}
@@ -98,6 +99,15 @@ def arguments(
         args.dropout, args.seed = options["dropout"], int(seed) & (2**64 - 1)
     yield args, keep
     alive.clear()
+
+
+def run(which: str, args: MoeArgs, op: str, topk_ids: Tensor) -> None:
+    """Calls gs_moe_forward or gs_moe_backward; raises what went wrong, a bad id with its place in topk_ids as given."""
+    try:
+        check(getattr(library(), f"gs_moe_{which}")(byref(args)))
+    except ValueError:
+        check_ids(op, topk_ids, args.experts)  # the library has flattened the leading dimensions
+        raise
 
 
 def _slices(tensors: Mapping[str, Any], layout: str) -> tuple[Any, tuple[int, int, int], tuple[Tensor, Tensor]]:

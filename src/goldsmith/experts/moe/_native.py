@@ -7,15 +7,13 @@ their strides where they lie; the base is never copied.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...core import native
 from .._common import NAMES, TARGETS, flat
-from .._native_abi import MoeArgs, arguments
+from .._native_abi import arguments, run
 
 # where the gradient of an input goes; the others' fields are d and the name
 FIELDS = {"topk_weights": "dweights"} | {f"{t}_{ab}": f"{t}.d{ab}" for t in TARGETS for ab in "ab"}
@@ -41,7 +39,7 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Te
         saved = [y.new_empty(args.tokens * args.slots, args.intermediate) for _ in "gu"] if options["save"] else []
         for name, tensor in zip("gu", saved, strict=False):
             keep(name, tensor)
-        _run("forward", args)
+        run("forward", args, "experts.moe", named["topk_ids"])
     g, u = saved or (y.new_empty(0), y.new_empty(0))
     return y.view(named["x"].shape), g, u
 
@@ -57,9 +55,5 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         for name in needs:
             found[name] = torch.empty_like(tensors[name], memory_format=torch.contiguous_format)
             keep(FIELDS.get(name, f"d{name}"), flat(found[name]) if name in ("x", "topk_weights") else found[name])
-        _run("backward", args)
+        run("backward", args, "experts.moe", tensors["topk_ids"])
     return found
-
-
-def _run(which: str, args: MoeArgs) -> None:
-    native.check(getattr(native.library(), f"gs_moe_{which}")(ctypes.byref(args)))

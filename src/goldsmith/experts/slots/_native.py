@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...core import native
 from .._common import SLOT_NAMES
-from .._native_abi import arguments
+from .._native_abi import arguments, run
 from ..moe._native import float16
 
 
@@ -24,5 +22,5 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
     with arguments(named, options) as (args, keep):
         o = keep("rows", torch.empty(args.tokens * args.slots, args.hidden))
         flags = keep("flags", torch.empty(args.tokens * args.slots, dtype=torch.uint8))
-        native.check(native.library().gs_moe_forward(ctypes.byref(args)))
+        run("forward", args, "experts.slots", ids)
     return o.view(*ids.shape, x.shape[-1]), flags.view(ids.shape)
