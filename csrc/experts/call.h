@@ -124,19 +124,38 @@ struct Call {
     // sums += left W^T over inputs [begin, end), 32 outputs from `row` on
     void add_outputs(const gs_matrix& m, const Segment& s, int64_t row, int64_t begin, int64_t end, const Desk& desk,
                      float* sums) const {
-        add(
-            m, s, end - begin, 1, desk, sums,
-            [&](auto code, uint32_t* words) { outputs_pairs<decltype(code)>(m, s.expert, row, begin, end, words); },
-            [&](auto code) { outputs_stripe<decltype(code)>(m, s.expert, row, begin, end, desk.stripes); });
+        with_code(m.format, [&](auto code) {
+            using Code = decltype(code);
+            if constexpr (HAS_PAIRS && Code::per_word == 2) {
+                if (paired(m)) {
+                    auto* words = reinterpret_cast<uint32_t*>(desk.stripes);
+                    outputs_pairs<Code>(m, s.expert, row, begin, end, words);
+                    return multiply_pairs(reinterpret_cast<const uint32_t*>(desk.left), s.count, words, end - begin,
+                                          sums);
+                }
+            }
+            outputs_stripe<Code>(m, s.expert, row, begin, end, desk.stripes);
+            multiply(desk.left, s.count, desk.stripes, end - begin, sums);
+        });
     }
 
     // sums[i] += left W over outputs [begin, end), the i-th 32 of `span` inputs from `col` on
     void add_inputs(const gs_matrix& m, const Segment& s, int64_t begin, int64_t end, int64_t col, const Desk& desk,
                     float* sums) const {
-        add(
-            m, s, end - begin, span(m.format) / STRIPE, desk, sums,
-            [&](auto code, uint32_t* words) { inputs_pairs<decltype(code)>(m, s.expert, begin, end, col, words); },
-            [&](auto code) { inputs_stripes<decltype(code)>(m, s.expert, begin, end, col, desk.stripes); });
+        with_code(m.format, [&](auto code) {
+            using Code = decltype(code);
+            if constexpr (HAS_PAIRS && Code::per_word == 2) {
+                if (paired(m)) {
+                    auto* words = reinterpret_cast<uint32_t*>(desk.stripes);
+                    inputs_pairs<Code>(m, s.expert, begin, end, col, words);
+                    return multiply_pairs(reinterpret_cast<const uint32_t*>(desk.left), s.count, words, end - begin,
+                                          sums);
+                }
+            }
+            inputs_stripes<Code>(m, s.expert, begin, end, col, desk.stripes);
+            for (int i = 0; i < span(m.format) / STRIPE; ++i)
+                multiply(desk.left, s.count, desk.stripes + i * DEPTH * STRIPE, end - begin, sums + i * ROWS * STRIPE);
+        });
     }
 
     // thin[place][r] = sum_k rows[place][k] factor[k, r]: what a LoRA does first
@@ -176,24 +195,6 @@ struct Call {
     static void clear(float* sums, int64_t rows) { std::memset(sums, 0, static_cast<size_t>(rows) * STRIPE * 4); }
 
 private:
-    // sums += left times what is laid on the right: words of pairs where the level multiplies them, else stripes.
-    template <class LayPairs, class LayStripes>
-    void add(const gs_matrix& m, const Segment& s, int64_t depth, int stripes, const Desk& desk, float* sums,
-             const LayPairs& lay_pairs, const LayStripes& lay_stripes) const {
-        with_code(m.format, [&](auto code) {
-            if constexpr (HAS_PAIRS && decltype(code)::per_word == 2) {
-                if (paired(m)) {
-                    auto* words = reinterpret_cast<uint32_t*>(desk.stripes);
-                    lay_pairs(code, words);
-                    return multiply_pairs(reinterpret_cast<const uint32_t*>(desk.left), s.count, words, depth, sums);
-                }
-            }
-            lay_stripes(code);
-            for (int i = 0; i < stripes; ++i)
-                multiply(desk.left, s.count, desk.stripes + i * DEPTH * STRIPE, depth, sums + i * ROWS * STRIPE);
-        });
-    }
-
     const Region<float> left_, stripes_, sums_, more_;
 };
 
