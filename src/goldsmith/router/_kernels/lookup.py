@@ -25,7 +25,7 @@ def chosen(indices_ptr, K, j, N):
     return e, (e >= 0) & (e < N), (e < -1) | (e >= N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def dots_kernel(
     rows_ptr, table_ptr, indices_ptr, part_ptr, stride_e, stride_d, T, N, D, K,
     BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -72,7 +72,7 @@ def gather_slabs(part_ptr, p, P, mask, SLABS: tl.constexpr):
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["P"])
 def gate_kernel(
     part_ptr, weights_ptr, indices_ptr, preact_ptr, gated_ptr, P, N,
     SLABS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
@@ -88,7 +88,7 @@ def gate_kernel(
     tl.store(gated_ptr + p, tl.where(counts, gated, 0.0), mask=p < P)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["P"])
 def gate_backward_kernel(
     part_ptr, preact_ptr, weights_ptr, indices_ptr, dweights_ptr, da_ptr, gated_ptr, P, N,
     SLABS: tl.constexpr, ACTIVATION: tl.constexpr, HAS_IN: tl.constexpr, BLOCK: tl.constexpr,
