@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("transformers", reason="comes with the extra hf")
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_tiny_moe.py"
@@ -27,7 +28,7 @@ def example(monkeypatch):
 
     def run(output, steps=4):
         words = f"--steps {steps} --batch 2 --length 16 --hidden 64 --intermediate 16 --experts 4 --layers 1"
-        words += f" --vocabulary 300 --save-every 1 --device cpu --output {output}"
+        words += f" --vocabulary 300 --save-every 1 --check-every 2 --device cpu --output {output}"
         monkeypatch.setattr(sys, "argv", ["train_tiny_moe.py", *words.split()])
         module.main()
         return (output / "model.safetensors").read_bytes()
@@ -47,6 +48,7 @@ def test_what_it_writes_is_a_model_that_transformers_reads(example, tmp_path):
     facts = json.loads((tmp_path / "new" / "moe" / "training.json").read_text())
     assert facts["steps_done"] == 4 and facts["arguments"]["seed"] == 0 and facts["validation_loss"] > 0
     card = (tmp_path / "new" / "moe" / "README.md").read_text()
+    assert list(facts["held_out_loss_by_step"]) == ["2", "4"]
     assert "MIT licence" in card and "--steps 4 --batch 2" in card and f"{facts['validation_loss']:.4f}" in card
 
 
@@ -65,3 +67,20 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(example, tmp_path, mo
     assert example.run(tmp_path / "stopped") == whole
     with pytest.raises(SystemExit, match="is of a run with other arguments"):
         example.run(tmp_path / "stopped", steps=5)
+
+
+def test_the_best_of_the_states_that_were_tried_is_written(example, tmp_path, monkeypatch):
+    losses, seen, real = [3.0, 1.0, 2.0], [], example.validate
+
+    def validate(model, tokens, args):
+        seen.append({name: p.detach().to(torch.bfloat16, copy=True) for name, p in model.named_parameters()})
+        return losses[len(seen) - 1] if len(seen) <= len(losses) else real(model, tokens, args)
+
+    monkeypatch.setattr(example, "validate", validate)
+    example.run(tmp_path / "moe", steps=6)
+    written = load_file(tmp_path / "moe" / "model.safetensors")
+    assert all(torch.equal(written[name], seen[1][name]) for name in written) and len(seen) == 4
+    assert any(not torch.equal(written[name], seen[2][name]) for name in written)
+    facts = json.loads((tmp_path / "moe" / "training.json").read_text())
+    assert facts["best_step"] == 4 and facts["held_out_loss_by_step"] == {"2": 3.0, "4": 1.0, "6": 2.0}
+    assert "the one of step 4: the lowest of 3 losses" in (tmp_path / "moe" / "README.md").read_text()
