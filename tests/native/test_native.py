@@ -107,10 +107,14 @@ def test_a_structure_of_another_size_is_refused():
 
 def test_a_tensor_is_seen_where_it_lies():
     tensor = torch.empty(3, 4, 5, dtype=torch.bfloat16)[:, ::2]
-    seen = native.view(tensor)
+    three = (native.TensorView * 3)()
+    native.put(tensor, three, ctypes.sizeof(native.TensorView))
+    before, seen, after = three
     assert (seen.data, seen.dtype, seen.rank) == (tensor.data_ptr(), 2, 3)
     assert (list(seen.sizes), list(seen.strides)) == ([3, 2, 5, 0], [20, 10, 1, 0])
-    assert native.view(None).dtype == 0 and native.view(None).data is None
+    assert bytes(before) == bytes(after) == bytes(ctypes.sizeof(native.TensorView))
+    native.put(torch.tensor(1.0), three, 0)
+    assert (three[0].dtype, three[0].rank, list(three[0].sizes), list(three[0].strides)) == (1, 0, [0] * 4, [0] * 4)
 
 
 def test_no_level_shares_code_with_the_rest_of_the_library():

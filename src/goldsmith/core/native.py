@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import platform
+import struct
 import sys
 import warnings
 from collections.abc import Mapping
@@ -31,6 +32,8 @@ _DTYPES = {
     torch.int32: 6,
     torch.int64: 7,
 }
+# TensorView of a tensor of each rank
+_VIEWS = [struct.Struct(f"Pii{rank}q{8 * (4 - rank)}x{rank}q{8 * (4 - rank)}x") for rank in range(5)]
 _RAISES = {1: ValueError, 2: BackendUnavailable, 3: MemoryError, 4: RuntimeError}
 
 
@@ -74,14 +77,11 @@ class _Field(ctypes.Structure):
     _fields_ = [("structure", c_char_p), ("field", c_char_p), ("offset", c_size_t), ("size", c_size_t)]
 
 
-def view(tensor: torch.Tensor | None) -> TensorView:
-    """A tensor on the CPU as the library sees it; None is one without data."""
-    if tensor is None:
-        return TensorView()
-    sizes, strides = (c_int64 * 4)(*tensor.shape), (c_int64 * 4)(*tensor.stride())
-    return TensorView(
-        data=tensor.data_ptr(), dtype=_DTYPES[tensor.dtype], rank=tensor.dim(), sizes=sizes, strides=strides
-    )
+def put(tensor: torch.Tensor, into: ctypes.Structure, offset: int) -> None:
+    """Writes the TensorView of a tensor on the CPU into a structure, at once: field by field it would take 6 us."""
+    shape = tensor.shape
+    rank = len(shape)
+    _VIEWS[rank].pack_into(into, offset, tensor.data_ptr(), _DTYPES[tensor.dtype], rank, *shape, *tensor.stride())
 
 
 def library() -> ctypes.CDLL:
@@ -103,7 +103,7 @@ def unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | None:
     for name, tensor in tensors.items():
         if tensor is None:
             continue
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             return f"{name} is on {tensor.device}; the native kernels are the CPU's"
         if tensor.dtype == torch.float64:
             return f"{name} is float64, which only the reference takes"

@@ -32,7 +32,7 @@ def named(dtype: torch.dtype) -> str:
 
 def flat(t: Tensor) -> Tensor:
     """[rows, size] of [..., size]."""
-    return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
+    return t if t.dim() == 2 else t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
 
 
 def number(op: str, name: str, value: Any) -> float:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from ctypes import POINTER, byref, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+import struct
+from collections.abc import Mapping
+from ctypes import POINTER, addressof, byref, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p, sizeof
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.native import Structure, TensorView, check, library, view
+from ..core.native import Structure, TensorView, check, library, put
 from ._common import ACTIVATIONS, TARGETS, flat
 from ._routes import check_ids
 from .layout import Layout
@@ -41,111 +42,134 @@ class Lora(Structure):
     _fields_ = [*((name, TensorView) for name in ("a", "b", "da", "db")), ("scale", c_double)]
 
 
+_SCALARS: list[tuple[str, Any]] = [
+    ("size", c_size_t),
+    ("threads", c_int32),
+    ("activation", c_int32),
+    *((name, c_int64) for name in ("tokens", "slots", "experts", "hidden", "intermediate")),
+    ("slices", POINTER(Slice)),
+    ("slice_count", c_int64),
+    *((name, c_double) for name in ("alpha", "limit", "dropout")),
+    ("seed", c_uint64),
+    ("int8", c_int64),
+]
+_TENSORS: list[tuple[str, Any]] = [
+    *((name, TensorView) for name in ("x", "ids", "weights", "gate_up_bias", "down_bias")),
+    *((name, Lora) for name in TARGETS),
+    *((name, TensorView) for name in ("y", "g", "u", "rows", "flags", "dy", "dx", "dweights")),
+    *((name, TensorView) for name in ("dgate_up", "ddown", "dgate_up_bias", "ddown_bias")),
+]
+
+
 class MoeArgs(Structure):
     _c_name_ = "gs_moe_args"
-    _fields_ = [
-        ("size", c_size_t),
-        ("threads", c_int32),
-        ("activation", c_int32),
-        *((name, c_int64) for name in ("tokens", "slots", "experts", "hidden", "intermediate")),
-        ("slices", POINTER(Slice)),
-        ("slice_count", c_int64),
-        *((name, c_double) for name in ("alpha", "limit", "dropout")),
-        ("seed", c_uint64),
-        ("int8", c_int64),
-        *((name, TensorView) for name in ("x", "ids", "weights", "gate_up_bias", "down_bias")),
-        *((name, Lora) for name in TARGETS),
-        *((name, TensorView) for name in ("y", "g", "u", "rows", "flags", "dy", "dx", "dweights")),
-        *((name, TensorView) for name in ("dgate_up", "ddown", "dgate_up_bias", "ddown_bias")),
-    ]
+    _fields_ = _SCALARS + _TENSORS
 
 
-@contextmanager
-def arguments(
-    tensors: Mapping[str, Any], options: Mapping[str, Any]
-) -> Iterator[tuple[MoeArgs, Callable[[str, Any], Any]]]:
-    """The inputs' part of the call, and `keep(field, tensor)`, which adds a tensor and keeps it alive until the end."""
-    alive: list[Any] = []
-    args = MoeArgs(threads=torch.get_num_threads())
+# The scalars are written at once, a tensor's view at its place: field by field a call would take 60 us more.
+_HEAD = struct.Struct("".join("P" if kind is POINTER(Slice) else kind._type_ for _, kind in _SCALARS))
+_SCALE = struct.Struct("d")
+_PLACES = {name: getattr(MoeArgs, name).offset for name, kind in _TENSORS} | {
+    f"{target}.{name}": getattr(MoeArgs, target).offset + getattr(Lora, name).offset
+    for target in TARGETS
+    for name, _ in Lora._fields_
+}
 
-    def keep(field: str, tensor: Any) -> Any:
-        alive.append(tensor)
-        where, _, name = field.rpartition(".")
-        setattr(getattr(args, where) if where else args, name, view(tensor))
+
+class Call:
+    """One call of the library: its arguments, and every tensor that they point at, for as long as it takes."""
+
+    __slots__ = ("_alive", "args", "hidden", "intermediate", "slots", "tokens")
+
+    def __init__(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        """The inputs' part; what is to be written, and what else is to be read, is added by `keep`."""
+        self._alive: list[Any] = []
+        self.args = args = MoeArgs()
+        ids = self.keep("ids", flat(tensors["topk_ids"]))
+        self.keep("x", flat(tensors["x"]).contiguous())
+        if "topk_weights" in tensors:
+            self.keep("weights", flat(tensors["topk_weights"]))
+        for name in ("gate_up_bias", "down_bias"):
+            if tensors[name] is not None:
+                self.keep(name, tensors[name])
+        for target in TARGETS:
+            if tensors[f"{target}_a"] is not None:
+                self.keep(f"{target}.a", tensors[f"{target}_a"])
+                self.keep(f"{target}.b", tensors[f"{target}_b"])
+                _SCALE.pack_into(args, _PLACES[f"{target}.scale"], options[f"{target}_scale"])
+        slices, (self.hidden, self.intermediate, experts) = self._base(tensors, options["layout"])
+        self.tokens, self.slots = ids.shape
+        limit, dropout, seed = options["limit"], options.get("dropout", 0.0), 0
+        if dropout > 0:
+            seed = int(tensors["seed"]) & (2**64 - 1)
+        _HEAD.pack_into(
+            args, 0, sizeof(args), torch.get_num_threads(), ACTIVATIONS.index(options["activation"]) + 1,
+            self.tokens, self.slots, experts, self.hidden, self.intermediate, addressof(slices), len(slices),
+            options["alpha"], math.inf if limit is None else limit, dropout, seed, options.get("compute") == "int8",
+        )  # fmt: skip
+
+    def keep(self, field: str, tensor: Tensor) -> Tensor:
+        self._alive.append(tensor)
+        put(tensor, self.args, _PLACES[field])
         return tensor
 
-    x, ids = flat(tensors["x"]).contiguous(), flat(tensors["topk_ids"])
-    keep("x", x)
-    keep("ids", ids)
-    if "topk_weights" in tensors:
-        keep("weights", flat(tensors["topk_weights"]))
-    keep("gate_up_bias", tensors["gate_up_bias"])
-    keep("down_bias", tensors["down_bias"])
-    for target in TARGETS:
-        if tensors[f"{target}_a"] is not None:
-            keep(f"{target}.a", tensors[f"{target}_a"])
-            keep(f"{target}.b", tensors[f"{target}_b"])
-            getattr(args, target).scale = options[f"{target}_scale"]
-    slices, sizes, base = _slices(tensors, options["layout"])
-    alive.append((slices, base))
-    args.slices, args.slice_count = slices, len(slices)
-    args.tokens, args.slots = ids.shape
-    args.hidden, args.intermediate, args.experts = sizes
-    args.activation = ACTIVATIONS.index(options["activation"]) + 1
-    args.alpha = options["alpha"]
-    args.limit = math.inf if options["limit"] is None else options["limit"]
-    seed = tensors.get("seed")
-    if seed is not None and options["dropout"] > 0:
-        args.dropout, args.seed = options["dropout"], int(seed) & (2**64 - 1)
-    yield args, keep
-    alive.clear()
+    def run(self, which: str, op: str, topk_ids: Tensor) -> None:
+        """gs_moe_forward or gs_moe_backward; raises what went wrong, a bad id with its place in topk_ids as given."""
+        try:
+            check(getattr(library(), f"gs_moe_{which}")(byref(self.args)))
+        except ValueError:
+            check_ids(op, topk_ids, self.args.experts)  # the library has flattened the leading dimensions
+            raise
+
+    def _base(self, tensors: Mapping[str, Any], layout: str) -> tuple[Any, tuple[int, int, int]]:
+        gate_up, down = (t if t.stride(-1) == 1 else t.contiguous() for t in (tensors["gate_up"], tensors["down"]))
+        self._alive += gate_up, down
+        if layout:
+            return _packed_base(layout, gate_up.data_ptr(), down.data_ptr())
+        return _plain_base(*((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in (gate_up, down)))
 
 
-def run(which: str, args: MoeArgs, op: str, topk_ids: Tensor) -> None:
-    """Calls gs_moe_forward or gs_moe_backward; raises what went wrong, a bad id with its place in topk_ids as given."""
-    try:
-        check(getattr(library(), f"gs_moe_{which}")(byref(args)))
-    except ValueError:
-        check_ids(op, topk_ids, args.experts)  # the library has flattened the leading dimensions
-        raise
+# A base stays where it is from call to call: its slices are worked out once. They hold addresses and no tensors.
+@lru_cache(maxsize=1024)
+def _packed_base(text: str, gate_up: int, down: int) -> tuple[Any, tuple[int, int, int]]:
+    """The slices of a packed base whose blobs lie there, and (hidden, intermediate, experts)."""
+    layout = Layout.parse(text)
+    cut = [
+        Slice(
+            gate=_packed(layout, gate_up, wide, 0),
+            up=_packed(layout, gate_up, wide, 1),
+            down=_packed(layout, down, narrow, 0),
+            begin=begin,
+            end=end,
+        )
+        for wide, narrow, begin, end in zip(
+            layout.matrices("gate_up"), layout.matrices("down"), layout.cuts[:-1], layout.cuts[1:], strict=True
+        )
+        if end > begin
+    ]
+    return (Slice * len(cut))(*cut), (layout.hidden_size, layout.intermediate_size, layout.num_experts)
 
 
-def _slices(tensors: Mapping[str, Any], layout: str) -> tuple[Any, tuple[int, int, int], tuple[Tensor, Tensor]]:
-    """The slices of the base, (hidden, intermediate, experts), and what must live as long as they do."""
-    gate_up, down = (t if t.stride(-1) == 1 else t.contiguous() for t in (tensors["gate_up"], tensors["down"]))
-    if layout:
-        packed = Layout.parse(layout)
-        gate_ups, downs = (list(packed.matrices(name)) for name in ("gate_up", "down"))
-        cut = [
-            Slice(
-                gate=_packed(packed, gate_up, wide, 0),
-                up=_packed(packed, gate_up, wide, 1),
-                down=_packed(packed, down, narrow, 0),
-                begin=begin,
-                end=end,
-            )
-            for wide, narrow, begin, end in zip(gate_ups, downs, packed.cuts[:-1], packed.cuts[1:], strict=True)
-            if end > begin
-        ]
-        sizes = packed.hidden_size, packed.intermediate_size, packed.num_experts
-    else:
-        experts, hidden, inner = down.shape
-        cut = [Slice(gate=_plain(gate_up[:, :inner]), up=_plain(gate_up[:, inner:]), down=_plain(down), end=inner)]
-        sizes = hidden, inner, experts
-    return (Slice * len(cut))(*cut), sizes, (gate_up, down)
+@lru_cache(maxsize=1024)
+def _plain_base(gate_up: tuple[Any, ...], down: tuple[Any, ...]) -> tuple[Any, tuple[int, int, int]]:
+    """The same of plain tensors: address, dtype, shape and strides of each."""
+    experts, hidden, inner = down[2]
+    whole = Slice(gate=_plain(gate_up, 0, inner), up=_plain(gate_up, inner, inner), down=_plain(down, 0, hidden))
+    whole.end = inner
+    return (Slice * 1)(whole), (hidden, inner, experts)
 
 
-def _plain(weight: Tensor) -> Matrix:
-    size = weight.element_size()
+def _plain(weight: tuple[Any, ...], first: int, rows: int) -> Matrix:
+    at, dtype, shape, strides = weight
+    expert, row = (stride * dtype.itemsize for stride in strides[:2])
     return Matrix(
-        data=weight.data_ptr(), rows=weight.shape[1], cols=weight.shape[2], expert_bytes=weight.stride(0) * size,
-        panel_bytes=weight.stride(1) * size, format=PLAIN[weight.dtype],
-    )  # fmt: skip
+        data=at + first * row, rows=rows, cols=shape[2], expert_bytes=expert, panel_bytes=row, format=PLAIN[dtype]
+    )
 
 
-def _packed(layout: Layout, blob: Tensor, place: Any, part: int) -> Matrix:
+def _packed(layout: Layout, blob: int, place: Any, part: int) -> Matrix:
     return Matrix(
-        data=blob.data_ptr() + place.offset + place.parts[part], rows=place.rows, cols=place.inputs,
+        data=blob + place.offset + place.parts[part], rows=place.rows, cols=place.inputs,
         expert_bytes=place.expert_stride, panel_bytes=place.panel_bytes, scales=place.scales_at, zeros=place.zeros_at,
         group=(layout.group_size or place.inputs) if place.groups else 0,
         format=PACKED[layout.format], scale_dtype=SCALES[layout.scale_dtype],

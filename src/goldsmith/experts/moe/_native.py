@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._common import NAMES, TARGETS, flat
-from .._native_abi import arguments, run
+from .._native_abi import Call
 
 # where the gradient of an input goes; the others' fields are d and the name
 FIELDS = {"topk_weights": "dweights"} | {f"{t}_{ab}": f"{t}.d{ab}" for t in TARGETS for ab in "ab"}
@@ -34,14 +34,17 @@ def float16(tensors: dict) -> str | None:
 
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
-    with arguments(named, options) as (args, keep):
-        y = keep("y", torch.empty_like(flat(named["x"]), memory_format=torch.contiguous_format))
-        saved = [y.new_empty(args.tokens * args.slots, args.intermediate) for _ in "gu"] if options["save"] else []
-        for name, tensor in zip("gu", saved, strict=False):
-            keep(name, tensor)
-        run("forward", args, "experts.moe", named["topk_ids"])
-    g, u = saved or (y.new_empty(0), y.new_empty(0))
-    return y.view(named["x"].shape), g, u
+    x = named["x"]
+    call = Call(named, options)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    call.keep("y", flat(y))
+    shape = (call.tokens * call.slots, call.intermediate) if options["save"] else (0,)
+    saved = [x.new_empty(shape) for _ in "gu"]
+    if options["save"]:
+        for name, tensor in zip("gu", saved, strict=True):
+            call.keep(name, tensor)
+    call.run("forward", "experts.moe", named["topk_ids"])
+    return y, *saved
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
@@ -49,11 +52,12 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         saved = forward(*(tensors[name] for name in NAMES), **options | {"save": True})
         tensors = tensors | dict(zip("gu", saved[1:], strict=True))
     found: dict[str, Tensor] = {}
-    with arguments(tensors, options) as (args, keep):
-        keep("dy", flat(grads["y"]).contiguous())
-        keep("g", tensors["g"]), keep("u", tensors["u"])
-        for name in needs:
-            found[name] = torch.empty_like(tensors[name], memory_format=torch.contiguous_format)
-            keep(FIELDS.get(name, f"d{name}"), flat(found[name]) if name in ("x", "topk_weights") else found[name])
-        run("backward", args, "experts.moe", tensors["topk_ids"])
+    call = Call(tensors, options)
+    call.keep("dy", flat(grads["y"]).contiguous())
+    for name in "gu":
+        call.keep(name, tensors[name])
+    for name in needs:
+        found[name] = torch.empty_like(tensors[name], memory_format=torch.contiguous_format)
+        call.keep(FIELDS.get(name, f"d{name}"), flat(found[name]) if name in ("x", "topk_weights") else found[name])
+    call.run("backward", "experts.moe", tensors["topk_ids"])
     return found

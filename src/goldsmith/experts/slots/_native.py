@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._common import SLOT_NAMES
-from .._native_abi import arguments, run
+from .._native_abi import Call
 from ..moe._native import float16
 
 
@@ -19,8 +19,8 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
     named: dict[str, Any] = dict(zip(SLOT_NAMES, tensors, strict=True))
     x, ids = named["x"], named["topk_ids"]
-    with arguments(named, options) as (args, keep):
-        o = keep("rows", torch.empty(args.tokens * args.slots, args.hidden))
-        flags = keep("flags", torch.empty(args.tokens * args.slots, dtype=torch.uint8))
-        run("forward", args, "experts.slots", ids)
+    call = Call(named, options)
+    o = call.keep("rows", torch.empty(call.tokens * call.slots, call.hidden))
+    flags = call.keep("flags", torch.empty(call.tokens * call.slots, dtype=torch.uint8))
+    call.run("forward", "experts.slots", ids)
     return o.view(*ids.shape, x.shape[-1]), flags.view(ids.shape)
