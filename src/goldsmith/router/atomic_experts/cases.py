@@ -83,6 +83,10 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "narrow_output": ({"T": 5, "D": 12, "N": 9, "K": 3, "E": 5}, "E is not D"),
     "one_channel": ({"T": 4, "D": 1, "N": 5, "K": 3, "E": 1}, "blocks over D and E that are almost all mask"),
+    "ones": (
+        {"T": 1, "D": 1, "N": 1, "K": 1},
+        "every size 1: integers of 1 are constants to a kernel, and strides of 1 stand where others do",
+    ),
     "odd_dim": ({"T": 3, "D": 129, "N": 6, "K": 5, "E": 65}, "one past powers of two: tails of blocks"),
     "skew": ({"T": 33, "D": 8, "N": 16, "K": 4, "kind": "skew"}, "one expert takes half of all pairs"),
     "long_lists": (

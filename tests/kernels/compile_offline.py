@@ -1,0 +1,164 @@
+"""Compiles what the operators launch, as the launcher would on an H100; no GPU is needed.
+
+    python tests/kernels/compile_offline.py {ttir,cubin} {few,small,large} [OPERATOR ...]    a JSON line a variant
+
+Operators run on CPU tensors, forward and backward, and Triton's own launcher specialises each launch: integers that are
+1 become constants, which the interpreter never makes of them, and multiples of 16 are marked. Nothing is computed.
+few: float32, all launches of an operator's second case and of those with a size of 0 or 1, and the first of each kernel
+in the others; small, large: all dtypes, large with the benchmark's cases. Each kernel is also compiled with every
+integer 1 that may be specialised. The last line names kernels of the package that nothing launched.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource, ir, make_backend
+from triton.errors import TritonError
+
+from goldsmith import Op
+from goldsmith.assay.case import Make
+from goldsmith.cli.targets import op_dtypes
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+NOT_LOADED = SimpleNamespace(
+    function=None, packed_metadata=None, launch_metadata=lambda *args: None, run=lambda *args: None
+)  # stands for a compiled kernel, and starts nothing
+
+
+class Card:
+    """As much of a driver as the launcher asks before it starts anything."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Compiler:
+    """Takes the place of Triton's: the launcher hands it each variant once."""
+
+    def __init__(self, level: str) -> None:
+        self.level, self.where, self.new_only, self.failed = level, "", False, False
+        self.whole, self.known = triton.compiler.compile, set[str]()
+
+    def __call__(self, src: ASTSource, target: GPUTarget, options: dict[str, Any]) -> Any:
+        if not self.new_only or src.fn.__name__ not in self.known:
+            self.tell(src, target, options, self.where)
+        if src.fn.__name__ not in self.known:
+            self.known.add(src.fn.__name__)
+            self.tell(all_ones(src), target, options, "every integer 1")
+        return NOT_LOADED
+
+    def tell(self, src: ASTSource, target: GPUTarget, options: dict[str, Any], where: str) -> None:
+        start, row = time.perf_counter(), {"kernel": src.fn.__name__, "where": where}
+        try:
+            row |= to_ttir(src, target, options) if self.level == "ttir" else self.to_cubin(src, target, options)
+        except (TritonError, RuntimeError) as error:
+            self.failed = True
+            row["error"] = str(error)
+        print(json.dumps(row | {"seconds": round(time.perf_counter() - start, 2)}), flush=True)
+
+    def to_cubin(self, src: ASTSource, target: GPUTarget, options: dict[str, Any]) -> dict[str, Any]:
+        kernel = self.whole(src, target=target, options=options)
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            Path(file.name).write_bytes(kernel.asm["cubin"])
+            told = subprocess.run(
+                [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
+            ).stdout
+        words = dict(word.split(":", 1) for line in told.splitlines() if "REG:" in line for word in line.split())
+        return {"registers": int(words["REG"]), "spilled": int(words["STACK"]), "shared": kernel.metadata.shared}
+
+
+def to_ttir(src: ASTSource, target: GPUTarget, options: dict[str, Any]) -> dict[str, Any]:
+    backend = make_backend(target)
+    parsed = backend.parse_options(options)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    src.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
+    return {}
+
+
+def all_ones(src: ASTSource) -> ASTSource:
+    signature, constants = dict(src.signature), dict(src.constants)
+    for place, (name, kind) in enumerate(src.signature.items()):
+        if kind in ("i32", "i64") and not src.fn.params[place].do_not_specialize:
+            signature[name], constants[(place,)] = "constexpr", 1
+    attrs = {path: value for path, value in src.attrs.items() if path not in constants}
+    return ASTSource(src.fn, signature, constants, attrs)
+
+
+class Untouched(Make):
+    """Draws memory that nobody wrote to: tables of gigabytes cost nothing."""
+
+    def normal(self, *shape: int, std: float = 1.0, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(*shape, dtype=self.dtype if dtype is None else dtype)
+
+
+def calls(op: Op, which: str) -> Iterator[tuple[str, bool, dict[str, Any]]]:
+    """(name, whether kernels that are known may be left out, inputs and options) of what is to be called."""
+    for case in op.cases:
+        if ("large" in case.tags) == (which == "large"):
+            edge = case is op.cases[1] or any(isinstance(s, int) and s < 2 or s == () for s in case.sizes.values())
+            for dtype in (torch.float32,) if which == "few" else op_dtypes(op):
+                yield f"{case} {dtype}", which == "few" and not edge, case.build(dtype, "cpu", make=Untouched)
+    for case in op.bench if which == "large" else ():
+        yield f"{case.name} {case.dtype}", False, case.build(case.dtype, "cpu", make=Untouched)
+
+
+def call(op: Op, values: dict[str, Any]) -> None:
+    tensors = [values.get(name) for name in op.inputs]
+    tensors = [
+        t.detach().requires_grad_() if t is not None and name in op.grads and t.is_floating_point() else t
+        for name, t in zip(op.inputs, tensors, strict=True)
+    ]
+    options = {name: values[name] for name in op.options}
+    if op.why_not("triton", *tensors, **options) is None:
+        results = op(*tensors, backend="triton", **options)
+        results = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
+        if results:
+            torch.autograd.backward(results, [torch.ones_like(r) for r in results])
+
+
+def kernels() -> set[str]:
+    """Names of what the package's modules define to be launched, and not only called by another kernel."""
+    found = set[str]()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("goldsmith."):
+            own = (value for value in vars(module).values() if isinstance(value, triton.JITFunction))
+            found |= {f.__name__ for f in own if f.__name__.endswith("_kernel") and f.module == name}
+    return found
+
+
+def main(level: str, which: str, *only: str) -> int:
+    compiler = Compiler(level)
+    triton.runtime.driver.set_active(Card())
+    triton.compiler.compile = compiler
+    for op in Op.all().values():
+        if "triton" in op.backends and (op.name in only or not only):
+            object.__setattr__(op.backends["triton"], "machine", lambda tensors: None)
+            for name, compiler.new_only, values in calls(op, which):
+                compiler.where = f"{op.name} {name}"
+                call(op, values)
+    print(json.dumps({"not_launched": sorted(kernels() - compiler.known)}))
+    return int(compiler.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
