@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from goldsmith import router
 from mhc_lm import Attention, Residual, RMSNorm, read_text, split
 
-COLOURS = ("#c2410c", "#1d4ed8")
+COLOURS = ("#c2410c", "#1d4ed8", "#2f8045", "#8a4fb0")
 
 
 class SwiGLU(nn.Module):
@@ -87,9 +87,10 @@ class LM(nn.Module):
         self.active = active
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Mean nats per byte of [batch, seq + 1]."""
-        logits = self.head(self.norm(self.blocks(self.embed(tokens[:, :-1]))))
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        """Mean nats per byte of [batch, seq + 1]; on a GPU products are bfloat16, the rest float32."""
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
+            logits = self.head(self.norm(self.blocks(self.embed(tokens[:, :-1]))))
+        return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
     def balance(self) -> Tensor:
         losses = [router.load_balance_loss(e.routed.x, e.routed.y, e.routed.indices) for e in self.experts]
@@ -117,14 +118,15 @@ def train(args: argparse.Namespace, dense: bool, data: Tensor, held_out: Tensor)
         total.backward()
         optimiser.step()
         schedule.step()
-        losses.append(loss.item())
+        losses.append(loss.detach())  # read at the end: a look at each would wait for the device
         for i, layer in enumerate(model.experts):
             now = router.usage(layer.routed.indices, args.experts)
             used[i] = now if used[i] is None else used[i] + now
         if model.experts and (step % every == every - 1 or step == args.steps - 1):
-            row = [{"share_used": u.share_used.item(), "kl": u.kl.item(), "max_load": u.max_load.item()} for u in used]
+            row = [{name: getattr(u, name).item() for name in ("share_used", "kl", "max_load")} for u in used]
             evenness.append({"step": step + 1, "layers": row})
             used = [None] * len(model.experts)
+    losses = torch.stack(losses).tolist()
     seconds = time.perf_counter() - started
     model.eval()
     with torch.no_grad():
@@ -136,11 +138,18 @@ def train(args: argparse.Namespace, dense: bool, data: Tensor, held_out: Tensor)
     }  # fmt: skip
 
 
+def means(losses: list[float]) -> list[tuple[int, float]]:
+    """At most two hundred points, each the mean of the steps since the one before."""
+    size = -(-len(losses) // 200)
+    groups = [losses[i : i + size] for i in range(0, len(losses), size)]
+    return [(min((i + 1) * size, len(losses)), sum(group) / len(group)) for i, group in enumerate(groups)]
+
+
 def svg(runs: dict[str, dict]) -> str:
     """Losses above; below, of each layer of experts, the share that was used and KL from uniform."""
     routed = next(iter(runs.values()))["usage"]
     steps = len(next(iter(runs.values()))["loss"])
-    panels = [("loss, nats per byte", [(name, list(enumerate(run["loss"], 1))) for name, run in runs.items()])]
+    panels = [("loss, nats per byte", [(name, means(run["loss"])) for name, run in runs.items()])]
     for key, title in (("share_used", "share of experts used"), ("kl", "KL from uniform, nats")):
         layers = range(len(routed[0]["layers"]) if routed else 0)
         lines = [(f"layer {i + 1}", [(row["step"], row["layers"][i][key]) for row in routed]) for i in layers]
@@ -153,9 +162,9 @@ def svg(runs: dict[str, dict]) -> str:
         parts.append(f'<rect x="50" y="{top + 8}" width="560" height="120" fill="none" stroke="#888"/>')
         for i, (name, line) in enumerate(lines):
             points = " ".join(f"{50 + 560 * x / steps:.1f},{top + 128 - 120 * y / most:.1f}" for x, y in line)
-            colour = COLOURS[i % 2]
+            colour, at = COLOURS[i % len(COLOURS)], 350 + min(110, 260 // len(lines)) * i
             parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-            parts.append(f'<text x="{380 + 110 * i}" y="{top}" fill="{colour}">{name}</text>')
+            parts.append(f'<text x="{at}" y="{top}" fill="{colour}">{name}</text>')
     size = f'width="640" height="{40 + 170 * len(parts and [p for p in panels if p[1]])}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
     return head + '<rect width="100%" height="100%" fill="white"/>' + "".join(parts) + "</svg>\n"
@@ -211,6 +220,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     torch.use_deterministic_algorithms(True)  # without it, attention's backward on a GPU does not repeat
+    torch.utils.deterministic.fill_uninitialized_memory = False  # would write every new tensor once more
     data, held_out, unigram = split(read_text(args.data), args.seq, torch.device(args.device))
     print(f"{len(data):,} bytes for training, {len(held_out)} windows held out, on {args.device}")
     runs = {args.layer: train(args, False, data, held_out), "dense": train(args, True, data, held_out)}
