@@ -259,7 +259,6 @@ def test_the_measured_activations_grow_with_the_rank_and_not_with_the_base(place
         (("--targets", "gate,side"), "--targets is gate,side; expected any of gate, up, down"),
         (("--dropout", "1"), "--dropout is 1.0; expected 0 or more, below 1"),
         (("--lr", "0"), "--lr is 0.0; expected a number above 0"),
-        (("--device", "cuda"), "--device cuda: experts are fine-tuned on the CPU"),
         (("--format", "int4", "--group-size", "24"), "group_size"),
         (("--lora-modules", "nosuch"), "nosuch"),
         (("--train-router", "--dtype", "bf16"), "--train-router trains model.layers.0.mlp.gate.weight itself"),

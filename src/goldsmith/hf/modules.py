@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ..experts import Experts, LoRA, PackedExperts
@@ -24,6 +26,19 @@ class ConvertedExperts(Experts):
         self.form = form
         self.num_experts = form.num_experts
         self._is_expert_parallel = expert_parallel
+
+    def set_base(self, base: Sequence[Tensor], backend: str) -> None:
+        """The same experts as plain tensors, as `experts.moe` takes them, and the backend that computes with them."""
+        self._base = type(self._base)(base)
+        self.backend = backend
+
+    @property
+    def held(self) -> list[Tensor]:
+        """The tensors that the base is in."""
+        base = self.base
+        if isinstance(base, PackedExperts):
+            base = (base.gate_up, base.down, base.gate_up_bias, base.down_bias)
+        return [tensor for tensor in base if tensor is not None]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         ids = without_sentinels(top_k_index, self.num_experts, self._is_expert_parallel)

@@ -20,6 +20,9 @@ DIVERGED, INTERRUPTED = 1, 130
 def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
     """The whole command; returns the exit status."""
     try:
+        from torch import OutOfMemoryError
+
+        from ...core.device import BackendUnavailable
         from ...hf.training.errors import Diverged, TrainingError
         from ...hf.training.options import Options
     except ImportError as error:
@@ -37,6 +40,13 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
         result = {"error": str(error), "status": "diverged"}
     except TrainingError as error:
         raise Problem(str(error)) from error
+    except BackendUnavailable as error:
+        raise Problem(f"MODEL {given['model']} cannot be trained so: {error}.") from error
+    except OutOfMemoryError as error:
+        raise Problem(
+            f"--device {given['device']} has too little memory: a smaller --batch-size or --seq-len, or "
+            f"--checkpointing, takes less. What torch says: {str(error).partition('. ')[0]}."
+        ) from error
     except KeyboardInterrupt:
         show.stopped()
         result = {"status": "interrupted"}
@@ -84,11 +94,11 @@ class Run:
         import torch
 
         from ...hf.training import data
+        from ...hf.training.device import chosen
         from ...hf.training.model import tokenizer
 
         options = self.options
-        if options.device != "cpu":
-            raise Problem(f"--device {options.device}: experts are fine-tuned on the CPU; leave --device out.")
+        chosen(options)
         for path in (options.data, options.eval_data):
             if path is not None:
                 data.check(Path(path))
@@ -134,7 +144,12 @@ class Run:
         return Session(
             self.output,
             identity(options, found, folder(options.model)),
-            {"threads": torch.get_num_threads(), "torch": torch.__version__, "machine": platform.machine()},
+            {
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+                "machine": platform.machine(),
+                "device": options.device.partition(":")[0],
+            },
             save_every=options.save_every,
             eval_every=options.eval_every or max(1, found.steps // 10),
             keep=options.keep,

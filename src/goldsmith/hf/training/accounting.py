@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .data import Document
+from .device import memory, on_gpu
 from .errors import TrainingError
 from .loop import Plan
 from .loss import summed_loss
@@ -59,11 +60,11 @@ def account(loaded: Loaded, options: Options, plan: Plan) -> Accounting:
         )
     row = row_bytes(loaded, options)
     size = sum(p.numel() * p.element_size() for p in loaded.parameters.values())
-    free = memory_free() - 3 * size
+    device = loaded.model.device
+    free = (memory(device) if on_gpu(device) else memory_free()) - 3 * size
+    base = next(iter(converted_modules(loaded.model).values())).base
     return Accounting(
-        format=next(
-            m.base.format for m in converted_modules(loaded.model).values() if isinstance(m.base, PackedExperts)
-        ),
+        format=base.format if isinstance(base, PackedExperts) else "bf16",
         trained=report["trained_parameters"],
         expert_lora=report["expert_lora"],
         experts=report["bytes"]["experts"],
@@ -103,21 +104,25 @@ def row_bytes(loaded: Loaded, options: Options) -> float:
 
 
 def _kept(model: Any, length: int, packed: bool) -> int:
-    """Bytes of the tensors that autograd keeps for a row, packed bases and parameters left out."""
-    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    """Bytes of the tensors that autograd keeps for a row, bases and parameters left out."""
+    from ..convert import converted_modules
+
+    bases = (module.held for module in converted_modules(model).values())
+    known = {t.untyped_storage().data_ptr() for some in (model.parameters(), *bases) for t in some}
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if tensor.dtype != torch.uint8 and storage.data_ptr() not in known:  # packed bases are bytes
+        if storage.data_ptr() not in known:
             kept[storage.data_ptr()] = tensor
         return tensor
 
     sizes = [length // 2, length - length // 2] if packed and length > 1 else [length]
     vocabulary = model.config.get_text_config().vocab_size
     probe = batch([[Document([k % vocabulary for k in range(n)], [True] * n) for n in sizes]], pad=0)
+    probe, devices = probe.to(model.device), [model.device] if on_gpu(model.device) else []
     model.train()
-    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.random.fork_rng(devices=devices), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = summed_loss(model, probe)
     bytes_kept = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     del loss

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import device as places
 from .checkpoint import UNFINISHED
 from .errors import TrainingError
 from .options import Options
@@ -69,7 +70,14 @@ def load(options: Options, progress: Progress | None = None) -> Loaded:
     """
     from .. import convert
 
-    place = folder(options.model)
+    place, device = folder(options.model), places.chosen(options)
+
+    def told(done: int, total: int, path: str) -> None:
+        if places.on_gpu(device):  # layer by layer, so that the host holds one of them
+            places.move_experts(bare.get_submodule(path), device, options.model)
+        if progress is not None:
+            progress(done, total, path)
+
     torch.manual_seed(options.seed)
     lora = {
         "rank": options.rank,
@@ -87,10 +95,11 @@ def load(options: Options, progress: Progress | None = None) -> Loaded:
             lora=lora,
             partitions=options.partitions,
             checkpoint=checkpoint,
-            progress=progress,
+            progress=told,
         )
         model.config._name_or_path = options.model  # the adapter names it as its base
         _attention(model, options)
+        model.to(device)
     except (OSError, ValueError, TypeError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
     if options.train_router:
