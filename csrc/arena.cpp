@@ -1,5 +1,6 @@
 #include "arena.h"
 
+#include <sys/mman.h>
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -29,8 +30,10 @@ constexpr bool debug = false;
 #endif
 
 // The last block given back is kept for the next call, up to this size: a fresh one would be zeroed by the system page
-// by page, which costs as much as writing it once more.
-constexpr size_t most_kept = size_t(64) << 20;
+// by page, which costs as much as writing it once more. 2,048 tokens of a layer with H 2048, I 1408 and k 6 take 90 MiB
+// forward and 220 MiB backward.
+constexpr size_t most_kept = size_t(256) << 20;
+constexpr size_t huge = size_t(2) << 20;  // a page of the larger kind: rows far apart do not miss the TLB one by one
 std::atomic<char*> kept{nullptr};
 
 // In the line before the block.
@@ -44,8 +47,10 @@ char* obtain(size_t size) {
     char* block = kept.exchange(nullptr);
     if (block != nullptr && capacity(block) >= size) return block;
     release(block);
-    char* memory = static_cast<char*>(std::aligned_alloc(line, line + size));
+    const size_t page = size >= huge ? huge : line;
+    char* memory = static_cast<char*>(std::aligned_alloc(page, (line + size + page - 1) / page * page));
     if (memory == nullptr) throw std::bad_alloc();
+    if (page == huge) madvise(memory, line + size, MADV_HUGEPAGE);  // a wish: the system may have none
     capacity(memory + line) = size;
     return memory + line;
 }

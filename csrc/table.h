@@ -22,6 +22,7 @@ struct Table {
     uint64_t (*read)(const void* data, size_t bytes);
     // Operations done in `rounds` rounds, by gs_probe; [GS_READ] stays null.
     int64_t (*peak[6])(int64_t rounds);
+    int64_t moe_rows;  // the most routes of a segment of a plan
     void (*moe_forward)(const gs_moe_args& args, const Plan& plan);
     void (*moe_backward)(const gs_moe_args& args, const Plan& plan);
 };

@@ -36,14 +36,15 @@ struct Backward : Call {
           dg_gate(want_thin(a.gate, true)),
           du_up(want_thin(a.up, true)),
           parts(arena.shared<float>(p.routes * inner_pieces)),
-          h(want_inner()),
-          dg(want_inner()),
-          du(want_inner()),
+          h(inner_rows()),
+          dg(inner_rows()),
+          du(inner_rows()),
           rows(arena.each<float>(given(a.dx) ? p.chunk_routes * gate_span : 0)) {
         arena.allocate();
     }
 
     void run() {
+        fill_sheet(dy);
         first_thin();
         parallel_for(plan.segment_count * inner_pieces, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
@@ -64,8 +65,6 @@ private:
     Region<float> want_thin(const gs_lora& lora, bool wanted) {
         return arena.shared<float>(wanted ? plan.routes * ranks(lora) : 0);
     }
-    Region<char> want_inner() { return arena.shared<char>(plan.routes * inner * (bf16 ? 2 : 4)); }
-    Rows places(const Region<char>& region) const { return {region.data(), inner, 1, bf16}; }
     Rows hidden(const gs_tensor& t) const { return rows_of(t, inner, 1); }
 
     // One thin product of every segment.
@@ -116,8 +115,8 @@ private:
         for (int i = 0; i < stripes; ++i) clear(desk.sums + i * ROWS * STRIPE, s.count);
         for (int64_t k = 0; k < outer; k += DEPTH) {
             const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
-            lay_routes(dy, s, k, end, paired(m), desk.left);
-            add_inputs(m, s, k, end, c.first, desk, desk.sums);
+            const Left left = lay_routes(dy, s, k, end, m, desk);
+            add_inputs(m, s, k, end, c.first, left, desk, desk.sums);
         }
         const Dropout mask = dropout_of(args, DOWN);
         for (int i = 0; i < stripes && i * STRIPE < c.width; ++i)
@@ -156,9 +155,9 @@ private:
                 store(out[0] + j, found.h), store(out[1] + j, found.dg), store(out[2] + j, found.du);
             }
             for (int64_t j = 0; j < width; ++j) part += v[j] * out[0][j];
-            char* const to[] = {h.data(), dg.data(), du.data()};
-            for (int k = 0; k < 3; ++k)
-                write(to[k] + (place * inner + c.begin + from) * (bf16 ? 2 : 4), bf16, width, out[k]);
+            write_inner(h, place, c.begin + from, width, out[0]);
+            write_inner(dg, place, c.begin + from, width, out[1]);
+            write_inner(du, place, c.begin + from, width, out[2]);
         }
         parts.data()[place * inner_pieces + at] = part;
     }
@@ -231,8 +230,8 @@ private:
                    const Desk& desk) const {
         for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += DEPTH) {
             const int64_t end = k + DEPTH < size ? k + DEPTH : size;
-            lay_places(d, s, slice.begin + k, slice.begin + end, paired(m), desk.left);
-            add_inputs(m, s, k, end, col, desk, desk.sums);
+            const Left left = lay_places(d, s, slice.begin + k, slice.begin + end, m, desk);
+            add_inputs(m, s, k, end, col, left, desk, desk.sums);
         }
     }
 

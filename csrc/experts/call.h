@@ -20,6 +20,7 @@ inline float weight_at(const gs_moe_args& args, int64_t route) {
 // Scratch of one worker.
 struct Desk {
     float *left, *stripes, *sums, *more;
+    uint32_t* words;
 };
 
 // 32 intermediate features (or `width`) of one slice.
@@ -29,11 +30,29 @@ struct Columns {
 
 constexpr int STRIPES = WIDEST / STRIPE;
 
+// How many bfloat16 hold a weight of this matrix, and so how many products of pairs there are; 0: no more than floats
+// cost. Codes of 4 bits with their sign times a scale of 8 or 11 bits have 15 at most, those of int8 7 + 8.
+inline int cuts(const gs_matrix& m) {
+    const bool bf16_scale = m.scale_dtype == GS_BF16, short_scale = bf16_scale || m.scale_dtype == GS_F16;
+    switch (m.format) {
+        case GS_PLAIN_BF16:
+        case GS_PACKED_BF16:
+        case GS_MXFP4: return 1;
+        case GS_INT4:
+        case GS_INT4_ASYM: return !HAS_TILES ? 0 : short_scale ? 2 : 3;
+        case GS_INT8: return !HAS_TILES ? 0 : bf16_scale ? 2 : 3;
+        default: return HAS_TILES ? 3 : 0;
+    }
+}
+
+// Elements of a row that tiles read: a multiple of their 32, and rows that do not fall on each other's cache sets.
+inline int64_t sheet_columns(int64_t columns) { return padded(columns) + STEP; }
+
 struct Call {
     const gs_moe_args& args;
     const Plan& plan;
     const int64_t outer, inner, slots;  // H, I, k
-    const bool bf16;
+    const bool bf16, tiled;             // tiled: rows that are not gathered, but read where they lie
     const Rows x;
     Arena arena;
 
@@ -44,16 +63,19 @@ struct Call {
           inner(a.intermediate),
           slots(a.slots),
           bf16(a.x.dtype == GS_BF16),
+          tiled(HAS_TILES && bf16 && aligned(a)),
           x(rows_of(a.x, a.hidden, a.slots)),
           left_(arena.each<float>(ROWS * LEFT_STRIDE)),
           stripes_(arena.each<float>(STRIPES * DEPTH * STRIPE)),
           sums_(arena.each<float>(STRIPES * ROWS * STRIPE)),
-          more_(arena.each<float>(ROWS * STRIPE)) {}
+          more_(arena.each<float>(ROWS * STRIPE)),
+          words_(arena.each<uint32_t>(HAS_PAIRS ? DEPTH / 2 * STRIPE : 0)),
+          sheet_(arena.shared<char>(tiled ? (p.routes + 16) * sheet_columns(outer) * 2 : 0)) {}
 
     int64_t ranks(const gs_lora& lora) const { return given(lora.a) ? lora.a.sizes[1] : 0; }
 
     Desk desk(int worker) const {
-        return {left_.data(worker), stripes_.data(worker), sums_.data(worker), more_.data(worker)};
+        return {left_.data(worker), stripes_.data(worker), sums_.data(worker), more_.data(worker), words_.data(worker)};
     }
 
     // The intermediate features in pieces of `width`, by slice.
@@ -96,65 +118,83 @@ struct Call {
         }
     }
 
-    // Whether products with this matrix are of pairs of bfloat16: rows and weights are.
-    bool paired(const gs_matrix& m) const {
-        return HAS_PAIRS && bf16 && (m.format == GS_PLAIN_BF16 || m.format == GS_PACKED_BF16);
+    // Whether products with this matrix are of pairs of bfloat16.
+    bool paired(const gs_matrix& m) const { return HAS_PAIRS && bf16 && cuts(m) > 0; }
+
+    // Inputs of a step of a sum over outputs: sums are read and written once a step, and what nobody copies can be
+    // longer.
+    int64_t step_of(const gs_matrix& m) const { return tiled && m.format == GS_PACKED_BF16 ? 2 * DEPTH : DEPTH; }
+
+    // Inner rows in the order of the plan, as a product reads them: with zeros beyond the last one where it is of
+    // tiles.
+    int64_t inner_stride() const { return tiled ? sheet_columns(inner) : inner; }
+    Region<char> inner_rows() { return arena.shared<char>((plan.routes + 16) * inner_stride() * (bf16 ? 2 : 4)); }
+    Rows places(const Region<char>& region) const { return {region.data(), inner, inner_stride(), 1, bf16}; }
+    void write_inner(const Region<char>& region, int64_t place, int64_t column, int64_t width,
+                     const float* values) const {
+        const int64_t bytes = bf16 ? 2 : 4;
+        char* row = region.data() + place * inner_stride() * bytes;
+        write(row + column * bytes, bf16, width, values);
+        if (column + width == inner)
+            std::memset(row + inner * bytes, 0, static_cast<size_t>((inner_stride() - inner) * bytes));
     }
 
-    // Rows for the left of a product, as floats or as they are.
-    void lay(const Rows& rows, const int64_t* list, int64_t first, int64_t count, int64_t begin, int64_t end,
-             bool pairs, float* left) const {
-        if (!pairs)
-            return list ? gather(rows, list, count, begin, end, left)
-                        : gather_run(rows, first, count, begin, end, left);
-        const int64_t bytes = 2 * (end - begin), all = 2 * DEPTH;
-        for (int64_t i = 0; i < count; ++i) {
-            char* row = reinterpret_cast<char*>(left) + i * LEFT_STRIDE * 2;
-            std::memcpy(row, rows.at(list ? list[i] : first + i, begin), static_cast<size_t>(bytes));
-            if (bytes < all) std::memset(row + bytes, 0, static_cast<size_t>(all - bytes));
-        }
+    // The rows of all routes in the order of the plan, for products of tiles.
+    void fill_sheet(const Rows& rows) const {
+        if (!tiled) return;
+        parallel_for(plan.segment_count, [&](int64_t item, int) {
+            const Segment& s = plan.segments[item];
+            const int64_t bytes = 2 * outer, all = 2 * sheet_columns(outer);
+            for (int64_t i = s.begin; i < s.begin + s.count; ++i) {
+                char* row = sheet_.data() + i * all;
+                std::memcpy(row, rows.at(plan.order[i], 0), static_cast<size_t>(bytes));
+                std::memset(row + bytes, 0, static_cast<size_t>(all - bytes));
+            }
+        });
     }
-    void lay_routes(const Rows& rows, const Segment& s, int64_t begin, int64_t end, bool pairs, float* left) const {
-        lay(rows, plan.order + s.begin, 0, s.count, begin, end, pairs, left);
+
+    // Columns [begin, end) of a segment's rows for the left of a product, as floats or as they are. Of a token's rows:
+    Left lay_routes(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const gs_matrix& m,
+                    const Desk& desk) const {
+        if (tiled && paired(m)) return sheet(sheet_.data(), sheet_columns(outer), s, begin);
+        return lay(rows, plan.order + s.begin, 0, s.count, begin, end, m, desk);
     }
-    void lay_places(const Rows& rows, const Segment& s, int64_t begin, int64_t end, bool pairs, float* left) const {
-        lay(rows, nullptr, s.begin, s.count, begin, end, pairs, left);
+    // Of rows in the order of the plan:
+    Left lay_places(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const gs_matrix& m,
+                    const Desk& desk) const {
+        if (tiled && paired(m)) return sheet(rows.data, rows.stride, s, begin);
+        return lay(rows, nullptr, s.begin, s.count, begin, end, m, desk);
     }
 
     // sums += left W^T over inputs [begin, end), 32 outputs from `row` on
-    void add_outputs(const gs_matrix& m, const Segment& s, int64_t row, int64_t begin, int64_t end, const Desk& desk,
-                     float* sums) const {
+    void add_outputs(const gs_matrix& m, const Segment& s, int64_t row, int64_t begin, int64_t end, const Left& left,
+                     const Desk& desk, float* sums) const {
         with_code(m.format, [&](auto code) {
             using Code = decltype(code);
             if constexpr (HAS_PAIRS && Code::per_word == 2) {
-                if (paired(m)) {
-                    auto* words = reinterpret_cast<uint32_t*>(desk.stripes);
-                    outputs_pairs<Code>(m, s.expert, row, begin, end, words);
-                    return multiply_pairs(reinterpret_cast<const uint32_t*>(desk.left), s.count, words, end - begin,
-                                          sums);
-                }
+                if (bf16)
+                    return multiply_pairs(left, s.count, outputs_pairs<Code>(m, s.expert, row, begin, end, desk.words),
+                                          end - begin, sums);
             }
             outputs_stripe<Code>(m, s.expert, row, begin, end, desk.stripes);
-            multiply(desk.left, s.count, desk.stripes, end - begin, sums);
+            multiply_stripe(m, left, s.count, desk.stripes, end - begin, desk, sums);
         });
     }
 
     // sums[i] += left W over outputs [begin, end), the i-th 32 of `span` inputs from `col` on
-    void add_inputs(const gs_matrix& m, const Segment& s, int64_t begin, int64_t end, int64_t col, const Desk& desk,
-                    float* sums) const {
+    void add_inputs(const gs_matrix& m, const Segment& s, int64_t begin, int64_t end, int64_t col, const Left& left,
+                    const Desk& desk, float* sums) const {
         with_code(m.format, [&](auto code) {
             using Code = decltype(code);
             if constexpr (HAS_PAIRS && Code::per_word == 2) {
-                if (paired(m)) {
-                    auto* words = reinterpret_cast<uint32_t*>(desk.stripes);
-                    inputs_pairs<Code>(m, s.expert, begin, end, col, words);
-                    return multiply_pairs(reinterpret_cast<const uint32_t*>(desk.left), s.count, words, end - begin,
-                                          sums);
-                }
+                if (bf16)
+                    return multiply_pairs(left, s.count, inputs_pairs<Code>(m, s.expert, begin, end, col, desk.words),
+                                          end - begin, sums);
             }
             inputs_stripes<Code>(m, s.expert, begin, end, col, desk.stripes);
             for (int i = 0; i < span(m.format) / STRIPE; ++i)
-                multiply(desk.left, s.count, desk.stripes + i * DEPTH * STRIPE, end - begin, sums + i * ROWS * STRIPE);
+                multiply_stripe(m, left, s.count, desk.stripes + i * DEPTH * STRIPE, end - begin, desk,
+                                sums + i * ROWS * STRIPE);
         });
     }
 
@@ -195,7 +235,46 @@ struct Call {
     static void clear(float* sums, int64_t rows) { std::memset(sums, 0, static_cast<size_t>(rows) * STRIPE * 4); }
 
 private:
+    static Left sheet(const char* rows, int64_t stride, const Segment& s, int64_t column) {
+        return {rows + (s.begin * stride + column) * 2, stride / 2};
+    }
+
+    Left lay(const Rows& rows, const int64_t* list, int64_t first, int64_t count, int64_t begin, int64_t end,
+             const gs_matrix& m, const Desk& desk) const {
+        if (!paired(m)) {
+            if (list)
+                gather(rows, list, count, begin, end, desk.left);
+            else
+                gather_run(rows, first, count, begin, end, desk.left);
+            return {desk.left, LEFT_STRIDE};
+        }
+        const int64_t bytes = 2 * (end - begin), all = 2 * padded(end - begin);
+        for (int64_t i = 0; i < count; ++i) {
+            char* row = reinterpret_cast<char*>(desk.left) + i * PAIR_STRIDE * 4;
+            std::memcpy(row, rows.at(list ? list[i] : first + i, begin), static_cast<size_t>(bytes));
+            std::memset(row + bytes, 0, static_cast<size_t>(all - bytes));
+        }
+        return {desk.left, PAIR_STRIDE};
+    }
+
+    void multiply_stripe(const gs_matrix& m, const Left& left, int64_t rows, float* stripe, int64_t depth,
+                         const Desk& desk, float* sums) const {
+        if (!paired(m)) return multiply(desk.left, rows, stripe, depth, sums);
+        if constexpr (HAS_PAIRS)
+            for (int cut = cuts(m); cut > 0; --cut)
+                multiply_pairs(left, rows, peel(stripe, depth, desk.words), depth, sums);
+    }
+
     const Region<float> left_, stripes_, sums_, more_;
+    const Region<uint32_t> words_;
+    const Region<char> sheet_;
+
+    // Whether every slice begins where a tile does.
+    static bool aligned(const gs_moe_args& a) {
+        for (int64_t i = 0; i < a.slice_count; ++i)
+            if (a.slices[i].begin % STEP) return false;
+        return true;
+    }
 };
 
 }  // namespace gs::GS_LEVEL

@@ -22,19 +22,20 @@ struct Forward : Call {
           up_thin(arena.shared<float>(p.routes * ranks(a.up))),
           down_thin(arena.shared<float>(p.routes * ranks(a.down))),
           rows(arena.each<float>(p.chunk_routes * STRIPE)),
-          h(arena.shared<char>(p.routes * inner * (bf16 ? 2 : 4))),
+          h(inner_rows()),
           bad(arena.shared<uint8_t>(given(a.flags) ? panels * a.tokens * slots : 0)) {
         arena.allocate();
     }
 
     void run() {
         skipped();
+        fill_sheet(x);
         first_thin();
         parallel_for(plan.segment_count * pieces(STRIPE), [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
             hidden(plan.segments[item / pieces(STRIPE)], piece(item % pieces(STRIPE), STRIPE), desk(worker));
         });
-        const Rows hs{h.data(), inner, 1, bf16};
+        const Rows hs = places(h);
         const Dropout mask = dropout_of(args, DOWN);
         if (ranks(args.down))
             parallel_for(plan.segment_count, [&](int64_t item, int worker) {
@@ -82,11 +83,12 @@ private:
         float *g = desk.sums, *u = desk.sums + ROWS * STRIPE;
         clear(g, s.count), clear(u, s.count);
         const gs_slice& slice = args.slices[c.slice];
-        for (int64_t k = 0; k < outer; k += DEPTH) {
-            const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
-            lay_routes(x, s, k, end, paired(slice.gate), desk.left);
-            add_outputs(slice.gate, s, c.first, k, end, desk, g);
-            add_outputs(slice.up, s, c.first, k, end, desk, u);
+        const int64_t step = step_of(slice.gate);
+        for (int64_t k = 0; k < outer; k += step) {
+            const int64_t end = k + step < outer ? k + step : outer;
+            const Left left = lay_routes(x, s, k, end, slice.gate, desk);
+            add_outputs(slice.gate, s, c.first, k, end, left, desk, g);
+            add_outputs(slice.up, s, c.first, k, end, left, desk, u);
         }
         if (ranks(args.gate))
             wide(s, gate_thin.data(), ranks(args.gate), args.gate.scale, transposed(factor_of(args.gate.b, s.expert)),
@@ -114,7 +116,7 @@ private:
                 write(place(static_cast<char*>(args.u.data), route, c.begin), bf16, c.width, u);
             }
             for (int j = 0; j < STRIPE; j += LANES) store(values + j, act.value(load(g + j), load(u + j)));
-            write(place(h.data(), s.begin + i, c.begin), bf16, c.width, values);
+            write_inner(h, s.begin + i, c.begin, c.width, values);
         }
     }
 
@@ -128,16 +130,17 @@ private:
 
     void output(const Chunk& chunk, int64_t panel, const Desk& desk, float* found) {
         const int64_t col = panel * STRIPE, width = outer - col < STRIPE ? outer - col : STRIPE;
-        const Rows hs{h.data(), inner, 1, bf16};
+        const Rows hs = places(h);
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
             const Segment& s = plan.parts[at];
             clear(desk.sums, s.count);
             for (int64_t i = 0; i < args.slice_count; ++i) {
                 const gs_slice& slice = args.slices[i];
-                for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += DEPTH) {
-                    const int64_t end = k + DEPTH < size ? k + DEPTH : size;
-                    lay_places(hs, s, slice.begin + k, slice.begin + end, paired(slice.down), desk.left);
-                    add_outputs(slice.down, s, col, k, end, desk, desk.sums);
+                const int64_t step = step_of(slice.down);
+                for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += step) {
+                    const int64_t end = k + step < size ? k + step : size;
+                    const Left left = lay_places(hs, s, slice.begin + k, slice.begin + end, slice.down, desk);
+                    add_outputs(slice.down, s, col, k, end, left, desk, desk.sums);
                 }
             }
             if (ranks(args.down))

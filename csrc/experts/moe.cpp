@@ -6,8 +6,6 @@
 
 namespace {
 
-constexpr int64_t ROWS = 128;  // of a segment; multiply.h says why
-
 template <class Kernel> gs_status call(const gs_moe_args* args, Kernel kernel) {
     return gs::guarded([&] {
         if (args->size != sizeof(gs_moe_args))
@@ -15,7 +13,7 @@ template <class Kernel> gs_status call(const gs_moe_args* args, Kernel kernel) {
                      "gs_moe_args has %zu bytes, wanted %zu: library and Python code are of different versions",
                      args->size, sizeof(gs_moe_args));
         const gs::Threads threads(args->threads);
-        kernel(*args, gs::Plan(*args, ROWS));
+        kernel(*args, gs::Plan(*args, gs::table().moe_rows));
     });
 }
 

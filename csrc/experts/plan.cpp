@@ -53,9 +53,9 @@ Plan::Plan(const gs_moe_args& args, int64_t rows) : lists_(std::make_unique<List
     for (int64_t e = 0; e < args.experts; ++e)
         cut(lists.segments, e, lists.expert[static_cast<size_t>(e)], lists.expert[static_cast<size_t>(e) + 1], rows);
 
-    // A chunk's rows of 32 sums should stay in L2 (4,096 rows are 512 KiB), but it should also have 64 rows an expert,
-    // since the weights are decoded once a chunk.
-    const int64_t wanted = std::max<int64_t>(4096, 64 * args.experts);
+    // A chunk's rows of 32 sums should stay in L2 (4,096 rows are 512 KiB), but it should also have half a segment's
+    // rows an expert, since the weights are read once a chunk.
+    const int64_t wanted = std::max<int64_t>(4096, rows / 2 * args.experts);
     const int64_t tokens = std::max<int64_t>(1, wanted / std::max<int64_t>(1, args.slots));
     chunk_routes = 0;
     std::copy(lists.expert.begin(), lists.expert.end() - 1, next.begin());

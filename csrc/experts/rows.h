@@ -7,19 +7,20 @@
 
 namespace gs::GS_LEVEL {
 
-// Row-major [.., columns], float32 or bfloat16; `shared` neighbouring routes read one row (a token has `slots` routes).
+// [.., columns], rows `stride` elements apart, float32 or bfloat16; `shared` neighbouring routes read one row (a token
+// has `slots` routes).
 struct Rows {
     const char* data;
-    int64_t columns, shared;
+    int64_t columns, stride, shared;
     bool bf16;
 
     const char* at(int64_t row, int64_t column) const {
-        return data + (row / shared * columns + column) * (bf16 ? 2 : 4);
+        return data + (row / shared * stride + column) * (bf16 ? 2 : 4);
     }
 };
 
 inline Rows rows_of(const gs_tensor& t, int64_t columns, int64_t shared) {
-    return {static_cast<const char*>(t.data), columns, shared, t.dtype == GS_BF16};
+    return {static_cast<const char*>(t.data), columns, columns, shared, t.dtype == GS_BF16};
 }
 
 inline void read(const char* from, bool bf16, int64_t count, float* to) {

@@ -23,7 +23,7 @@ public:
               const Dropout* mask, double scale) {
         if (out.dtype == GS_NONE) return;
         const int64_t ranks = out.sizes[transposed ? 2 : 1];
-        const Side left{{reinterpret_cast<const char*>(thin), ranks, 1, false}, false, weighed};
+        const Side left{{reinterpret_cast<const char*>(thin), ranks, ranks, 1, false}, false, weighed};
         products(out, transposed, 0, left, right, mask, static_cast<float>(scale));
     }
 
@@ -51,6 +51,9 @@ public:
     }
 
 private:
+    static constexpr int64_t HEIGHT = STRIPES * STRIPE;  // of a block of the result
+    static_assert(HEIGHT <= ROWS);
+
     const Call& call_;
 
     static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -60,11 +63,11 @@ private:
                   const Dropout* mask, float scale) {
         constexpr int64_t panel = STRIPES * STRIPE;
         const int64_t m = left.rows.columns, n = right.rows.columns;
-        const int64_t blocks = (m + ROWS - 1) / ROWS, panels = (n + panel - 1) / panel;
+        const int64_t blocks = (m + HEIGHT - 1) / HEIGHT, panels = (n + panel - 1) / panel;
         parallel_for(call_.args.experts * blocks * panels, [&](int64_t item, int worker) {
-            const int64_t expert = item / (blocks * panels), row = item / panels % blocks * ROWS,
+            const int64_t expert = item / (blocks * panels), row = item / panels % blocks * HEIGHT,
                           col = item % panels * panel;
-            const int64_t height = least(m - row, ROWS), width = least(n - col, panel);
+            const int64_t height = least(m - row, HEIGHT), width = least(n - col, panel);
             const int64_t stripes = (width + STRIPE - 1) / STRIPE;
             const Desk desk = call_.desk(worker);
             for (int64_t c = 0; c < stripes; ++c) Call::clear(desk.sums + c * ROWS * STRIPE, height);
@@ -88,7 +91,6 @@ private:
     void lay(const Side& left, const Side& right, int64_t begin, int64_t end, int64_t row, int64_t height, int64_t col,
              int64_t width, const Dropout* mask, const Desk& desk) const {
         alignas(64) float values[STRIPES * STRIPE] = {};
-        static_assert(ROWS <= STRIPES * STRIPE);
         for (int64_t i = 0; i < end - begin; ++i) {
             read_row(left, begin + i, row, height, nullptr, values);
             for (int64_t j = 0; j < height; ++j) desk.left[j * LEFT_STRIDE + i] = values[j];

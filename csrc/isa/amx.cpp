@@ -56,6 +56,7 @@ int64_t int8(int64_t rounds) {
 }  // namespace
 
 void fill(Table& table) {
+    table.moe_rows = ROWS;
     table.moe_forward = moe_forward;
     table.moe_backward = moe_backward;
     table.peak[GS_AMX_BF16] = bf16;

@@ -23,6 +23,7 @@ int64_t fma(int64_t rounds) {
 }  // namespace
 
 void fill(Table& table) {
+    table.moe_rows = ROWS;
     table.moe_forward = moe_forward;
     table.moe_backward = moe_backward;
     table.read = read;

@@ -16,6 +16,7 @@ int64_t dot(int64_t rounds) {
 
 void fill(Table& table) {
     table.peak[GS_DOT_BF16] = dot;
+    table.moe_rows = ROWS;
     table.moe_forward = moe_forward;
     table.moe_backward = moe_backward;
 }
