@@ -82,6 +82,18 @@ def test_a_product_of_matrices_is_one_legal_sum_of_each_elements_products(style,
         assert torch.equal(y.float(), looped(terms))
 
 
+@pytest.mark.parametrize("block", [2**20, 100])
+def test_a_large_product_is_as_noisy_as_a_plain_loop(block, monkeypatch):
+    """Four terms at a time would have half of its noise, and a loop's largest error is seven times its rms already."""
+    monkeypatch.setattr(orders, "_FEW", 0)
+    monkeypatch.setattr(orders, "_BLOCK", block)
+    a, b = normal(2, 40, 500), normal(2, 500, 30, seed=1)
+    acc = torch.zeros(2, 40, 30)
+    for k in range(500):
+        acc.addcmul_(a[..., k : k + 1], b[..., k : k + 1, :])
+    assert torch.equal(orders.matmul(a, b, orders.Order("as_stored", 0, 16)), acc)
+
+
 @pytest.mark.parametrize("style", ORDERS)
 def test_a_running_sum_keeps_its_partial_sums_in_its_own_precision(style):
     x = normal(3, 1000)
@@ -158,6 +170,38 @@ def test_a_stored_stage_is_rounded_for_whoever_reads_it_backward_included():
     assert torch.equal(member["h"], h) and torch.equal(member["y"], h * 1.5)
     exact = 1 - h.double().square()  # h * h has 16 bits, so that the difference alone is rounded
     assert bool(((member["x.grad"].double() - exact).abs() <= 2.0**-24 * exact.abs()).all())
+
+
+def test_members_round_what_lies_near_the_middle_of_a_stored_stage_either_way():
+    ulp = 2.0**-7
+    middles = 1 + ulp * (torch.arange(40) + 0.5)
+    held = torch.tensor([0.0, 1.0, -1.0, 2.0**-133, 3.0, 2.0**20, torch.inf, -torch.inf, torch.nan])
+    x = torch.cat([middles, held]).double()
+
+    def fn(leaves):
+        h = stored(leaves["x"] * 1, BF16)
+        again = stored(h, BF16)
+        return {"h": h, "again": again, "read": h + 0, "written": stored(h * 1, BF16).add_(1)}
+
+    members = runs(fn, stores={"h": BF16, "again": BF16}, x=x)
+    nearest = x.float().to(BF16)
+    for member in members:
+        # what is judged itself is rounded to nearest, whatever its readers found
+        assert torch.equal(member["h"].nan_to_num(1e3), nearest.nan_to_num(1e3)) and member["h"].dtype == BF16
+        assert torch.equal(member["again"].nan_to_num(1e3), nearest.nan_to_num(1e3))
+        assert torch.equal(member["read"][40:].nan_to_num(1e3), held.nan_to_num(1e3))
+        assert bool(((member["read"][:40] - middles).abs() <= ulp / 2).all())
+        assert torch.equal(member["written"].nan_to_num(1e3), (member["read"] + 1).nan_to_num(1e3))
+    read = torch.stack([m["read"][:40] for m in members])
+    assert torch.equal(read[0::2], nearest[:40].float().expand(4, 40))
+    ways = {tuple((r > middles).tolist()) for r in read[1::2]}
+    assert len(ways) == 4 and all(10 <= sum(way) <= 30 for way in ways)
+    assert torch.equal(read, torch.stack([m["read"][:40] for m in runs(fn, stores={"h": BF16}, x=x)]))
+
+
+def test_what_float32_holds_is_never_dithered():
+    members = runs(lambda L: {"y": stored(L["x"] * 3, F32) + 0}, x=normal(200).double())
+    assert all(torch.equal(m["y"], members[0]["y"]) for m in members)
 
 
 def test_a_stored_view_of_an_input_leaves_the_input_alone():
