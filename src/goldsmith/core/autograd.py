@@ -2,11 +2,14 @@
 
 The backward is an operator of its own, so that a compiled graph calls it whole and tracing never enters a kernel. It
 has no derivative: asking for one raises, instead of giving a silent zero.
+
+Where nobody but autograd looks on, a call with gradients takes neither: `eager` is the same as a plain
+`torch.autograd.Function`. The dispatcher costs 150 us in each direction, more than a small layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +18,8 @@ from torch.autograd import forward_ad
 
 if TYPE_CHECKING:
     from .op import Op
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def transformed() -> bool:
@@ -40,19 +45,69 @@ def register(op: Op) -> Any:
         )
         backward.register_fake(_backward_fake(op))
         backward.register_autograd(_no_second_derivative(op), setup_context=_keep_nothing)
+        op._custom_backward = backward
         forward.register_autograd(_autograd(op, backward), setup_context=_setup_context(op))
     else:  # an operator that is itself a derivative
         forward.register_autograd(_no_second_derivative(op), setup_context=_keep_nothing)
     return forward
 
 
+def plain(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether all are torch's own tensors. A subclass, a fake tensor for one, is served by the dispatcher alone."""
+    return all(t is None or type(t) in _PLAIN for t in tensors)
+
+
+def watched() -> bool:
+    """Whether a mode (of flops, of what a checkpoint keeps) is told which operators are called, by the dispatcher."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def eager(op: Op) -> Any:
+    """The operator as an autograd function, to be applied to (backend, options, *tensors)."""
+    visible = [op.results.index(name) for name in op.outputs]
+    first = 2  # tensor among the arguments
+    positions = [first + op.inputs.index(name) for name in op.grads]
+    keep = [(*op.inputs, *op.results).index(name) for name in op.residuals]
+    saved = [op.results.index(name) for name in op.saved]
+
+    def forward(ctx: Any, backend: str, options: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        results = op.run(backend, tensors, options)
+        everything = (*tensors, *results)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(results[i] for i in saved))
+        ctx.save_for_backward(*(everything[i] for i in keep))
+        ctx.goldsmith = (backend, options)
+        return results
+
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        backend, options = ctx.goldsmith
+        needs = [ctx.needs_input_grad[p] for p in positions]
+        given, tensors = [grads[i] for i in visible], ctx.saved_tensors
+        out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        if any(needs) and any(g is not None for g in given):
+            traced = torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed() or watched()
+            if traced or not plain((*given, *tensors)):
+                values = (options[name] for name in op.options)
+                results = op._custom_backward(*given, *tensors, *values, needs, backend)
+                results = results if isinstance(results, (tuple, list)) else (results,)
+                found = dict(zip(op.grads, results, strict=True))
+            else:
+                found = _gradients(op, backend, given, tensors, options, needs)
+            for name, position, need in zip(op.grads, positions, needs, strict=True):
+                out[position] = found[name] if need else None
+        return tuple(out)
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__doc__": op.summary}
+    return type(op.name.replace(".", "_"), (torch.autograd.Function,), members)
+
+
 def fresh(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     """Results as promised to the caller: contiguous, none of them sharing memory with an input or another result."""
+    if _own(results, tensors):
+        return tuple(results)
     sparse = [r.layout is not torch.strided for r in results]
     if any(sparse):  # a gradient of few rows, which has no memory of its own to share
         return tuple(r if s else fresh((r,), tensors)[0] for r, s in zip(results, sparse, strict=True))
-    if _own(results, tensors):
-        return tuple(results)
     seen = {t.untyped_storage().data_ptr() for t in tensors if t is not None and t.numel()}
     out = []
     for result in results:
@@ -68,12 +123,13 @@ def fresh(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[
 
 def _own(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> bool:
     """The usual case, told without looking at storages (20 us): whole tensors that begin where no other one does."""
-    begins = {r.data_ptr() for r in results}
-    return (
-        len(begins) == len(results)
-        and all(r.is_contiguous() and not r._is_view() and r.data_ptr() for r in results)
-        and not any(t is not None and t.data_ptr() in begins for t in tensors)
-    )
+    begins = []
+    for result in results:
+        if result.layout is not torch.strided or result._is_view() or not result.is_contiguous():
+            return False
+        if result.numel():
+            begins.append(result.data_ptr())
+    return len(set(begins)) == len(begins) and not any(t is not None and t.data_ptr() in begins for t in tensors)
 
 
 def _split(op: Op, args: Sequence[Any]) -> tuple[tuple[Tensor | None, ...], dict[str, Any], str]:
@@ -154,36 +210,49 @@ def _written(kind: str) -> str:
     return kind if inside == kind else f"{inside.removesuffix(']')}?"
 
 
-def _backward_split(op: Op, args: Sequence[Any]) -> tuple[dict, dict, dict, frozenset[str], str]:
+def _backward_split(op: Op, args: Sequence[Any]) -> tuple[dict, dict, dict, list[bool], str]:
     a, b = len(op.outputs), len(op.outputs) + len(op.residuals)
     grads = dict(zip(op.outputs, args[:a], strict=True))
     tensors = dict(zip(op.residuals, args[a:b], strict=True))
     options = dict(zip(op.options, args[b:-2], strict=True))
-    needs = frozenset(g for g, need in zip(op.grads, args[-2], strict=True) if need)
-    return grads, tensors, options, needs, args[-1]
+    return grads, tensors, options, args[-2], args[-1]
 
 
 def _backward(op: Op) -> Any:
-    from .op import _undisturbed
-
     def backward(*args: Any) -> Any:
         grads, tensors, options, needs, backend = _backward_split(op, args)
-        inputs = tuple(tensors.get(name) for name in op.inputs)
-        backend = op.choose(backend, inputs, options)
-        module = op.backend(backend)
-        module = module if hasattr(module, "backward") else op.reference
-        with _undisturbed(tuple(tensors.values())):
-            found = module.backward(grads, tensors, options, needs)
+        backend = op.choose(backend, tuple(tensors.get(name) for name in op.inputs), options)
+        found = _gradients(op, backend, list(grads.values()), tuple(tensors.values()), options, needs)
         some = next(t for t in tensors.values() if t is not None)
-        results = [found[g] if g in needs else some.new_empty(0) for g in op.grads]
-        return _unwrap(fresh(results, (*grads.values(), *tensors.values())))
+        return _unwrap(tuple(found[name] if name in found else some.new_empty(0) for name in op.grads))
 
     return backward
 
 
+def _gradients(
+    op: Op,
+    backend: str,
+    grads: Sequence[Tensor | None],
+    tensors: Sequence[Tensor | None],
+    options: Mapping[str, Any],
+    needs: Sequence[bool],
+) -> dict[str, Tensor]:
+    """The gradients that are needed of op.grads, from those of the visible results and the residuals."""
+    from .op import _undisturbed
+
+    module = op.backend(backend)
+    module = module if hasattr(module, "backward") else op.reference
+    named = dict(zip(op.residuals, tensors, strict=True))
+    wanted = [name for name, need in zip(op.grads, needs, strict=True) if need]
+    with _undisturbed(tuple(tensors)):
+        found = module.backward(dict(zip(op.outputs, grads, strict=True)), named, dict(options), frozenset(wanted))
+    return dict(zip(wanted, fresh([found[name] for name in wanted], (*grads, *tensors)), strict=True))
+
+
 def _backward_fake(op: Op) -> Any:
     def fake(*args: Any) -> Any:
-        _, tensors, _, needs, _ = _backward_split(op, args)
+        _, tensors, _, flags, _ = _backward_split(op, args)
+        needs = [name for name, need in zip(op.grads, flags, strict=True) if need]
         some = next(t for t in tensors.values() if t is not None)
         return _unwrap(
             tuple(

@@ -102,7 +102,9 @@ class Op:
             b: Backend(b, f"{package}.{'reference' if b == 'reference' else '_' + b}", _MACHINE[b])
             for b in (*backends, "reference")
         }
+        self._custom_backward: Any = None
         self._custom = autograd.register(self)
+        self._eager = autograd.eager(self)
         self._registry[name] = self
 
     def _check_declaration(self, parsed: Any) -> None:
@@ -136,13 +138,16 @@ class Op:
             for name in self._floats:  # a kernel would be compiled again for an integer, and has no large ones
                 options[name] = float(options[name])
             backend = self.choose(backend, tensors, options)
-            dispatch = _needs_dispatch(tensors)
+            differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+            dispatch = not autograd.plain(tensors) or (differentiable and (autograd.watched() or not self.grads))
         if autograd.transformed():
             with _undisturbed(tensors):
                 results = self.reference.forward(*tensors, **options)
         elif dispatch:
             results = self._custom(*tensors, *(options[o] for o in self.options), backend)
             results = results if isinstance(results, (tuple, list)) else (results,)
+        elif differentiable:
+            results = self._eager.apply(backend, options, *tensors)
         else:
             results = self.run(backend, tensors, options)
         return dict(zip(self.results, results, strict=True))
@@ -246,15 +251,6 @@ class Op:
 
 def _is_tensor(argument: Any) -> bool:
     return str(argument.type) in ("Tensor", "Optional[Tensor]")
-
-
-def _needs_dispatch(tensors: tuple[Tensor | None, ...]) -> bool:
-    """True when autograd, a fake tensor or another tensor subclass is in play, which only the dispatcher serves."""
-    grad = torch.is_grad_enabled()
-    for t in tensors:
-        if t is not None and ((grad and t.requires_grad) or type(t) not in (Tensor, torch.nn.Parameter)):
-            return True
-    return False
 
 
 def _undisturbed(tensors: tuple[Tensor | None, ...]) -> AbstractContextManager[Any]:

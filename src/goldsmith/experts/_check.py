@@ -16,10 +16,12 @@ from ..core.shapes import (
     check_same_device,
     check_tensor,
 )
-from ._common import ACTIVATIONS, COMPUTE, FACTORS, FLOATS, TARGETS, named
+from ._common import ACTIVATIONS, FACTORS, FLOATS, TARGETS, named
 from ._weights import sizes
 from .layout import Layout
 
+WHOLE = ("int8", "int4", "int4_asym")  # formats whose codes are whole numbers
+LONGEST = 2**31 // (127 * 128)  # inputs whose products int32 holds, whatever they are
 _REQUIRED = ("x", "topk_ids", "topk_weights", "gate_up", "down")
 _SHAPES = {
     "x": "*batch hidden",
@@ -32,8 +34,39 @@ _SHAPES = {
 }
 
 
+_RIGHT: set[tuple[Any, ...]] = set()  # what has been found right; the same call again costs 4 us instead of 15
+_MOST = 4096
+
+
 def check_moe(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Everything but the values of topk_ids, which a backend reads before it begins."""
+    signature = _signature(op, tensors, options)
+    if signature is None or signature not in _RIGHT:
+        _check_all(op, tensors, options)
+        if signature is not None:
+            if len(_RIGHT) >= _MOST:
+                _RIGHT.clear()
+            _RIGHT.add(signature)
+
+
+def _signature(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """All that the checks look at; None for arguments of other types than they have when they are right."""
+    found: list[Any] = [op, *tensors, *options]
+    for tensor in tensors.values():
+        if tensor is None:
+            found.append(None)
+        elif type(tensor) in (Tensor, torch.nn.Parameter):
+            found += (tensor.shape, tensor.dtype, tensor.device, tensor.layout)
+        else:
+            return None
+    for option in options.values():
+        if option is not None and type(option) not in (bool, int, float, str):
+            return None
+        found += (type(option), option)
+    return tuple(found)
+
+
+def _check_all(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     given = {name: t for name, t in tensors.items() if t is not None or name in _REQUIRED}
     for name, tensor in given.items():
         check_tensor(op, name, tensor)
@@ -164,7 +197,6 @@ def _fail(op: str, what: str, arguments: Mapping[str, tuple[Tensor, str]]) -> No
 
 def _check_options(op: str, given: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
     check_choice(op, "activation", options["activation"], ACTIVATIONS)
-    check_choice(op, "compute", options.get("compute", "float"), COMPUTE)
     limit, dropout = options["limit"], options.get("dropout", 0.0)
     if limit is not None:
         check_at_least(op, "limit", limit, 0.0)
@@ -172,6 +204,20 @@ def _check_options(op: str, given: Mapping[str, Tensor], options: Mapping[str, A
         raise ValueError(f"{op}: dropout={dropout!r}, wanted a probability of at least 0 and below 1")
     if dropout and ("seed" not in given or given["seed"].numel() != 1):
         raise ValueError(f"{op}: dropout={dropout!r} needs a seed of one number")
-    if options.get("compute") == "int8" and not options["layout"].startswith("int"):
-        kind = options["layout"].partition(":")[0] or "plain tensors"
-        raise ValueError(f"{op}: compute='int8' needs a base packed as int8, int4 or int4_asym, not {kind}")
+
+
+def check_int8(op: str, layout: str) -> None:
+    """Whether products of whole numbers can be taken with this base."""
+    packed = Layout.parse(layout) if layout else None
+    if packed is None or packed.format not in WHOLE:
+        kind = packed.format if packed else "plain tensors"
+        raise ValueError(
+            f"{op}: compute='int8' needs a base packed as {', '.join(WHOLE[:-1])} or {WHOLE[-1]}, not {kind}; pack it "
+            "so, or use compute='float'"
+        )
+    group = packed.group_size or max(packed.hidden_size, packed.intermediate_size)
+    if group > LONGEST:
+        raise ValueError(
+            f"{op}: compute='int8' adds up a group in int32, which holds {LONGEST} inputs, not {group}; pack the base "
+            "with a group_size, or use compute='float'"
+        )

@@ -72,7 +72,7 @@ _SCALE = struct.Struct("d")
 _PLACES = {name: getattr(MoeArgs, name).offset for name, kind in _TENSORS} | {
     f"{target}.{name}": getattr(MoeArgs, target).offset + getattr(Lora, name).offset
     for target in TARGETS
-    for name, _ in Lora._fields_
+    for name in ("a", "b", "da", "db", "scale")
 }
 
 
@@ -98,6 +98,7 @@ class Call:
                 self.keep(f"{target}.b", tensors[f"{target}_b"])
                 _SCALE.pack_into(args, _PLACES[f"{target}.scale"], options[f"{target}_scale"])
         slices, (self.hidden, self.intermediate, experts) = self._base(tensors, options["layout"])
+        self._alive.append(slices)
         self.tokens, self.slots = ids.shape
         limit, dropout, seed = options["limit"], options.get("dropout", 0.0), 0
         if dropout > 0:
@@ -105,7 +106,7 @@ class Call:
         _HEAD.pack_into(
             args, 0, sizeof(args), torch.get_num_threads(), ACTIVATIONS.index(options["activation"]) + 1,
             self.tokens, self.slots, experts, self.hidden, self.intermediate, addressof(slices), len(slices),
-            options["alpha"], math.inf if limit is None else limit, dropout, seed, options.get("compute") == "int8",
+            options["alpha"], math.inf if limit is None else limit, dropout, seed, options.get("int8", 0),
         )  # fmt: skip
 
     def keep(self, field: str, tensor: Tensor) -> Tensor:
