@@ -43,11 +43,13 @@ Machine find() {
     if (!has(more.ecx, bit(11))) return {Level::avx512, "the processor has no AVX512_VNNI"};
     if (!has(extra.eax, bit(5))) return {Level::avx512_vnni, "the processor has no AVX512_BF16"};
 
+#if !defined(GS_TILES_IN_SOFTWARE)
     if (!has(more.edx, bit(22) | bit(24) | bit(25)))
         return {Level::avx512_bf16, "the processor has no AMX (tile, int8, bf16)"};
     constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     if (!has(saved, 0x600e6) || syscall(SYS_arch_prctl, request_permission, tile_data) != 0)
         return {Level::avx512_bf16, "the operating system does not give AMX's tiles to this process"};
+#endif
     return {Level::amx, ""};
 }
 

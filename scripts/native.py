@@ -3,6 +3,7 @@
     python scripts/native.py            into src/goldsmith/lib, where the package looks for it
     python scripts/native.py address    into build/native-address, with AddressSanitizer and UBSan, for the tests
     python scripts/native.py thread     into build/native-thread, with ThreadSanitizer
+    python scripts/native.py tiles      into build/native-tiles, with AMX's tiles computed in plain C++
 
 Prints where the library is. Uses the standard library alone; cmake and ninja come from .venv or from the system.
 """
@@ -18,7 +19,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VARIANTS = {"release": "", "address": "address;undefined", "thread": "thread"}
+VARIANTS = {
+    "release": [],
+    "address": ["-DGOLDSMITH_SANITIZE=address;undefined"],
+    "thread": ["-DGOLDSMITH_SANITIZE=thread"],
+    "tiles": ["-DGOLDSMITH_SOFTWARE_TILES=ON"],
+}
 
 
 class Failed(Exception):
@@ -69,8 +75,7 @@ def build(variant: str = "release") -> Path:
         for name, content in now.items():
             if name and before.get(name) != content:  # ninja goes by dates: what has changed is given a new one
                 os.utime(ROOT / name)
-        sanitize = VARIANTS[variant]
-        run("cmake", "-S", ROOT, "-B", build_folder, "-G", "Ninja", f"-DGOLDSMITH_SANITIZE={sanitize}")
+        run("cmake", "-S", ROOT, "-B", build_folder, "-G", "Ninja", *VARIANTS[variant])
         run("cmake", "--build", build_folder)
         run("cmake", "--install", build_folder, "--prefix", at.parents[2])
         (build_folder / "sources.json").write_text(json.dumps(now))

@@ -53,7 +53,7 @@ typedef struct {
     double alpha, limit;  // limit: infinite when there is none
     double dropout;
     uint64_t seed;
-    int64_t int8;                       // 1: activations in 8 bits as well
+    int64_t int8;  // inputs of a row that share a scale in products of whole numbers; 0: products of floats
     gs_tensor x, ids, weights;          // [T, H], [T, k], [T, k]
     gs_tensor gate_up_bias, down_bias;  // [E, 2 I], [E, H]
     gs_lora gate, up, down;

@@ -5,7 +5,7 @@
 //   output  32 features of y for a chunk of tokens: its routes' rows, then their sums in the order of the slots
 #pragma once
 
-#include "call.h"
+#include "int8.h"
 
 namespace gs::GS_LEVEL {
 
@@ -14,6 +14,7 @@ struct Forward : Call {
     const Region<float> gate_thin, up_thin, down_thin, rows;
     const Region<char> h;  // [places, I] in x's dtype
     const Region<uint8_t> bad;
+    const Int8Products int8;
 
     Forward(const gs_moe_args& a, const Plan& p)
         : Call(a, p),
@@ -23,7 +24,8 @@ struct Forward : Call {
           down_thin(arena.shared<float>(p.routes * ranks(a.down))),
           rows(arena.each<float>(p.chunk_routes * STRIPE)),
           h(inner_rows()),
-          bad(arena.shared<uint8_t>(given(a.flags) ? panels * a.tokens * slots : 0)) {
+          bad(arena.shared<uint8_t>(given(a.flags) ? panels * a.tokens * slots : 0)),
+          int8(*this) {
         arena.allocate();
     }
 
@@ -31,11 +33,13 @@ struct Forward : Call {
         skipped();
         fill_sheet(x);
         first_thin();
+        if (int8.on()) int8.round_x();
         parallel_for(plan.segment_count * pieces(STRIPE), [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
-            hidden(plan.segments[item / pieces(STRIPE)], piece(item % pieces(STRIPE), STRIPE), desk(worker));
+            hidden(plan.segments[item / pieces(STRIPE)], piece(item % pieces(STRIPE), STRIPE), desk(worker), worker);
         });
         const Rows hs = places(h);
+        if (int8.on()) int8.round_h(hs);
         const Dropout mask = dropout_of(args, DOWN);
         if (ranks(args.down))
             parallel_for(plan.segment_count, [&](int64_t item, int worker) {
@@ -47,7 +51,7 @@ struct Forward : Call {
             });
         parallel_for(plan.chunk_count * panels, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
-            output(plan.chunks[item / panels], item % panels, desk(worker), rows.data(worker));
+            output(plan.chunks[item / panels], item % panels, desk(worker), worker, rows.data(worker));
         });
         if (given(args.flags)) join_flags();
         arena.check();
@@ -79,12 +83,13 @@ private:
         });
     }
 
-    void hidden(const Segment& s, const Columns& c, const Desk& desk) {
+    void hidden(const Segment& s, const Columns& c, const Desk& desk, int worker) {
         float *g = desk.sums, *u = desk.sums + ROWS * STRIPE;
         clear(g, s.count), clear(u, s.count);
         const gs_slice& slice = args.slices[c.slice];
         const int64_t step = step_of(slice.gate);
-        for (int64_t k = 0; k < outer; k += step) {
+        if (int8.on()) int8.gate_and_up(s, slice, c.first, worker, g, u);
+        for (int64_t k = int8.on() ? outer : 0; k < outer; k += step) {
             const int64_t end = k + step < outer ? k + step : outer;
             const Left left = lay_routes(x, s, k, end, slice.gate, desk);
             add_outputs(slice.gate, s, c.first, k, end, left, desk, g);
@@ -128,7 +133,7 @@ private:
         return data + (row * inner + column) * (bf16 ? 2 : 4);
     }
 
-    void output(const Chunk& chunk, int64_t panel, const Desk& desk, float* found) {
+    void output(const Chunk& chunk, int64_t panel, const Desk& desk, int worker, float* found) {
         const int64_t col = panel * STRIPE, width = outer - col < STRIPE ? outer - col : STRIPE;
         const Rows hs = places(h);
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
@@ -136,6 +141,10 @@ private:
             clear(desk.sums, s.count);
             for (int64_t i = 0; i < args.slice_count; ++i) {
                 const gs_slice& slice = args.slices[i];
+                if (int8.on()) {
+                    int8.down(s, i, col, worker, desk.sums);
+                    continue;
+                }
                 const int64_t step = step_of(slice.down);
                 for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += step) {
                     const int64_t end = k + step < size ? k + step : size;

@@ -6,6 +6,8 @@
 namespace gs::amx {
 namespace {
 
+#if !defined(GS_TILES_IN_SOFTWARE)
+
 struct alignas(64) Shape {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
@@ -53,14 +55,18 @@ int64_t int8(int64_t rounds) {
     return rounds * 4 * (2 * 16 * 16 * 64);
 }
 
+#endif
+
 }  // namespace
 
 void fill(Table& table) {
     table.moe_rows = ROWS;
     table.moe_forward = moe_forward;
     table.moe_backward = moe_backward;
+#if !defined(GS_TILES_IN_SOFTWARE)
     table.peak[GS_AMX_BF16] = bf16;
     table.peak[GS_AMX_INT8] = int8;
+#endif
 }
 
 }  // namespace gs::amx

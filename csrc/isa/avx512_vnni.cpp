@@ -1,5 +1,6 @@
 // avx512_vnni: four products of bytes added to an int32, sixteen times.
 #define GS_LEVEL avx512_vnni
+#include "../experts/moe.h"
 #include "../probe.h"
 
 namespace gs::avx512_vnni {
@@ -12,6 +13,11 @@ int64_t dot(int64_t rounds) {
 
 }  // namespace
 
-void fill(Table& table) { table.peak[GS_VNNI] = dot; }
+void fill(Table& table) {
+    table.moe_rows = ROWS;
+    table.moe_forward = moe_forward;
+    table.moe_backward = moe_backward;
+    table.peak[GS_VNNI] = dot;
+}
 
 }  // namespace gs::avx512_vnni

@@ -84,7 +84,8 @@ BAD = {
     "alpha": (dict(alpha=None), TypeError, "alpha=None is of type NoneType, wanted a number"),
     "compute": (dict(compute="fp8"), ValueError, "compute='fp8' is unknown; choose one of: 'float', 'int8'"),
     "int8_of_floats": (
-        dict(compute="int8"), ValueError, "compute='int8' needs a base packed as int8, int4 or int4_asym, not plain",
+        dict(compute="int8"), ValueError,
+        "compute='int8' needs a base packed as int8, int4 or int4_asym, not plain tensors; pack it so, or use",
     ),
     "backend": (dict(backend="cuda"), ValueError, "experts.moe: unknown backend 'cuda'; known: auto"),
 }  # fmt: skip
@@ -127,8 +128,22 @@ def test_inference_in_int8_is_no_training():
     packed = experts.pack(*base(), format="int8")
     with pytest.raises(ValueError, match="compute='int8' is for inference; call it under torch.no_grad"):
         call(base=packed, x=torch.randn(T, H, requires_grad=True), compute="int8")
-    with pytest.raises(BackendUnavailable, match="experts.moe: reference: compute='int8'"):
-        call(base=packed, compute="int8", backend="reference")
+    assert call(base=packed, x=torch.randn(T, H, requires_grad=True).detach(), compute="int8").shape == (T, H)
+
+
+def test_a_format_that_is_not_of_whole_numbers_is_refused_by_int8():
+    packed = experts.pack(*base(), format="bf16")
+    with pytest.raises(ValueError, match="int8, int4 or int4_asym, not bf16; pack it so, or use compute='float'"):
+        call(base=packed, compute="int8")
+
+
+def test_a_row_whose_sum_int32_may_not_hold_is_refused_by_int8():
+    width = 2**31 // (127 * 128) + 1
+    packed = experts.pack(torch.ones(1, 2, width), torch.ones(1, width, 1), format="int8")
+    given = dict(x=torch.ones(1, width), ids=torch.zeros(1, 1, dtype=torch.int64), w=torch.ones(1, 1), base=packed)
+    with pytest.raises(ValueError, match=f"in int32, which holds {width - 1} inputs, not {width}; pack the base with"):
+        call(**given, compute="int8")
+    assert call(**given).shape == (1, width)
 
 
 def test_a_backend_that_cannot_run_says_why():

@@ -56,7 +56,7 @@ E, H, I, T, K = 3, 6, 5, 4, 2
 def run(x, ids, w, base, lora, seed, p=0.5):
     options = dict(
         layout="", gate_scale=1.0, up_scale=1.0, down_scale=1.0, dropout=p, activation="silu", alpha=1.0, limit=None,
-        compute="float", save=True,
+        save=True,
     )  # fmt: skip
     return Op.get("experts.moe")(
         x, ids, w, *base, None, None, *lora, torch.tensor(seed), **options, backend="reference"

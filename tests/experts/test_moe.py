@@ -97,7 +97,7 @@ def test_without_what_was_kept_the_backward_computes_it_again():
         leaf = x.clone().requires_grad_()
         options = dict(
             layout="", gate_scale=1.0, up_scale=1.0, down_scale=1.0, dropout=0.0, activation="silu", alpha=1.0,
-            limit=None, compute="float", save=save,
+            limit=None, save=save,
         )  # fmt: skip
         found += gradients(op(leaf, ids, w, *base, *[None] * 9, **options), leaf)
     assert torch.equal(*found)

@@ -83,10 +83,14 @@ class Call:
         u = stage("u", self.outputs("up", self.rows).to(self.x.dtype))
         return g, u
 
+    def base_product(self, name: str, inputs: Tensor, width: int) -> Tensor:
+        """W v: [P, out]"""
+        return self.product(inputs, width, self.base.matrices(name).mT)
+
     def outputs(self, name: str, inputs: Tensor) -> Tensor:
         """W v + b + s B A (m * v): [P, out]"""
         out, _ = self.base.sizes(name)
-        total = stage(f"{name}_product", self.product(inputs, out, self.base.matrices(name).mT))
+        total = stage(f"{name}_product", self.base_product(name, inputs, out))
         bias = self.bias(name)
         if bias is not None:
             rows = bias.to(self.to).index_select(0, self.expert)

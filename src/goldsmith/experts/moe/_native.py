@@ -20,8 +20,6 @@ FIELDS = {"topk_weights": "dweights"} | {f"{t}_{ab}": f"{t}.d{ab}" for t in TARG
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
-    if options["compute"] == "int8":
-        return "compute='int8' has no native kernels"
     return float16(tensors)
 
 

@@ -114,7 +114,6 @@ def inputs(
         "activation": activation,
         "alpha": 1.702,
         "limit": limit,
-        "compute": "float",
         "save": True,
     }
 

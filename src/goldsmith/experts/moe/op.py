@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
+from ...core.shapes import check_choice
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
 from .._check import check_moe
-from .._common import BASE, FACTORS, NAMES, PARTS, TARGETS, number
+from .._common import BASE, COMPUTE, FACTORS, NAMES, PARTS, TARGETS, number
 from .._weights import sizes
+from ..moe_int8.op import MOE_INT8
 
 MOE = Op(
     "experts.moe",
     schema="(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor gate_up, Tensor down, "
     "Tensor? gate_up_bias, Tensor? down_bias, Tensor? gate_a, Tensor? gate_b, Tensor? up_a, Tensor? up_b, "
     "Tensor? down_a, Tensor? down_b, Tensor? seed, str layout, float gate_scale, float up_scale, float down_scale, "
-    "float dropout, str activation, float alpha, float? limit, str compute, bool save) "
+    "float dropout, str activation, float alpha, float? limit, bool save) "
     "-> (Tensor y, Tensor g, Tensor u)",
     saved=("g", "u"),
     package=__package__,
@@ -60,8 +62,9 @@ def moe(
     activation    "silu": silu(g) u; "gelu", "gelu_tanh": gelu(g) u; "relu2": relu(g)^2 u; "swiglu_oai":
                   g sigmoid(alpha g) (u + 1) with limit 7 unless given
     limit         g = min(g, limit), u = clamp(u, -limit, limit) before the activation; no gradient beyond
-    compute       "float"; "int8" is for inference over a base in int8 or int4, with activations rounded to int8 by
-                  token and group, and raises BackendUnavailable where no backend has it: none has in this version
+    compute       "float"; "int8" is for inference over a base in int8, int4 or int4_asym: x and h are rounded to 8 bits
+                  by token and group (scale = amax / 127, ties to even), products are of whole numbers and exact, and
+                  scaled at the end. LoRA sees x and h as they are. A group with NaN or Inf makes its token NaN
 
     Differentiable in x, topk_weights, A, B and plain base tensors; only what is asked for is computed, and nothing is
     kept without it: then g and u in x's dtype, 2 k I numbers a token. An expert without tokens has gradient exactly 0.
@@ -74,15 +77,17 @@ def moe(
     factors, scales, dropout, seed = lora_of("experts.moe", lora, lora_scaling)
     tensors = (x, topk_ids, topk_weights, gate_up, down, gate_up_bias, down_bias, *factors)
     save = needs_gradient(tensors)
-    if save and compute == "int8":
-        raise ValueError("experts.moe: compute='int8' is for inference; call it under torch.no_grad(), or use 'float'")
-    return MOE(
-        *tensors, seed,
+    options: dict[str, Any] = dict(
         layout=layout, gate_scale=scales[0], up_scale=scales[1], down_scale=scales[2], dropout=dropout,
         activation=activation, alpha=number("experts.moe", "alpha", alpha),
-        limit=limit_of("experts.moe", limit, activation),
-        compute=compute, save=save, backend=backend,
+        limit=limit_of("experts.moe", limit, activation), backend=backend,
     )  # fmt: skip
+    check_choice("experts.moe", "compute", compute, COMPUTE)
+    if compute == "float":
+        return MOE(*tensors, seed, **options, save=save)
+    if save:
+        raise ValueError("experts.moe: compute='int8' is for inference; call it under torch.no_grad(), or use 'float'")
+    return MOE_INT8(*tensors, seed, **options)
 
 
 def check(*tensors: Any, **options: Any) -> None:

@@ -16,12 +16,6 @@ from .._common import NAMES, flat
 from .._projections import Call
 
 
-def unsupported(tensors: dict, options: dict) -> str | None:
-    if options["compute"] == "int8":
-        return "compute='int8' is a native backend's; it needs a processor with VNNI or AMX"
-    return None
-
-
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     return forward_of(Call("experts.moe", dict(zip(NAMES, tensors, strict=True)), options))
 

@@ -1,0 +1,294 @@
+// Products of whole numbers: rows rounded to 8 bits, by row and group, with the codes of a base in int8 or int4.
+//
+//     scale = amax / 127 of a group, number = nearest(value / scale), ties to even; a group with NaN or Inf has scale
+//     NaN, and so its row comes out NaN
+//
+// Rows are rounded once, x by token and h by route, and lie group by group in the order in which codes are spread.
+#pragma once
+
+#include "call.h"
+#include "int8_multiply.h"
+
+namespace gs::GS_LEVEL {
+
+// How the inputs of a matrix lie in groups.
+struct Groups {
+    int64_t inputs, count, length;  // length: of a group in numbers, filled up
+
+    static Groups of(const gs_matrix& m) {
+        const int64_t length = (m.group + UNIT - 1) / UNIT * UNIT;
+        return {m.group, (m.cols + m.group - 1) / m.group, length};
+    }
+    int64_t numbers() const { return count * length; }
+};
+
+// Rows as whole numbers. Of down's inputs every slice has a piece of its own.
+struct Rounded {
+    Region<Octet> numbers;  // [rows][stride]
+    Region<float> scales;   // [rows][groups]
+    Region<int32_t> totals;
+    int64_t stride, groups;
+};
+
+class Int8Products {
+public:
+    explicit Int8Products(Call& call)
+        : call_(call),
+          on_(call.args.int8 > 0),
+          gate_(on_ ? Groups::of(call.args.slices[0].gate) : Groups{}),
+          x_(reserve(call.args.tokens, gate_.numbers(), gate_.count)),
+          h_(reserve(call.plan.routes, numbers_of_down(call.args.slice_count), groups_of_down(call.args.slice_count))),
+          left_(call.arena.each<Octet>(on_ ? ROWS * LEFT : 0)),
+          scales_(call.arena.each<float>(on_ ? ROWS * STRIPE : 0)),
+          totals_(call.arena.each<int32_t>(on_ ? ROWS * STRIPE : 0)),
+          words_(call.arena.each<uint32_t>(on_ ? PART / OCTETS * STRIPE : 0)),
+          weights_(call.arena.each<float>(on_ ? STRIPE * STRIPE : 0)),
+          partial_(call.arena.each<int32_t>(on_ ? 2 * ROWS * STRIPE : 0)) {}
+
+    bool on() const { return on_; }
+
+    void round_x() const {
+        constexpr int64_t rows = 16;
+        parallel_for((call_.args.tokens + rows - 1) / rows, [&](int64_t item, int) {
+            for (int64_t t = item * rows; t < call_.args.tokens && t < (item + 1) * rows; ++t)
+                round_row(x_, t, call_.x, t * call_.slots, call_.outer, 0, call_.outer, gate_, 0, 0);
+        });
+    }
+
+    // The rows of h, which lie in the order of the plan.
+    void round_h(const Rows& h) const {
+        parallel_for(call_.plan.segment_count, [&](int64_t item, int) {
+            const Segment& s = call_.plan.segments[item];
+            for (int64_t place = s.begin; place < s.begin + s.count; ++place)
+                for (int64_t i = 0; i < call_.args.slice_count; ++i) {
+                    const gs_slice& slice = call_.args.slices[i];
+                    round_row(h_, place, h, place, call_.inner, slice.begin, slice.end, Groups::of(slice.down),
+                              numbers_of_down(i), groups_of_down(i));
+                }
+        });
+    }
+
+    // 32 features of g and u for a segment, from `row` of a slice on
+    void gate_and_up(const Segment& s, const gs_slice& slice, int64_t row, int worker, float* g, float* u) const {
+        each_part(gate_, [&](const Part& part) {
+            Product p = product(part, s.count, worker);
+            Octet* left = left_.data(worker);
+            float* scales = scales_.data(worker);
+            int32_t* totals = totals_.data(worker);
+            const int64_t count = part.groups * part.length, from = part.group * gate_.length + part.from;
+            for (int64_t i = 0; i < s.count; ++i) {
+                const int64_t token = call_.plan.order[s.begin + i] / call_.slots,
+                              group = token * x_.groups + part.group;
+                std::memcpy(left + i * LEFT, x_.numbers.data() + token * x_.stride + from,
+                            static_cast<size_t>(count) * sizeof(Octet));
+                std::memcpy(scales + i * STRIPE, x_.scales.data() + group, static_cast<size_t>(part.groups) * 4);
+                std::memcpy(totals + i * STRIPE, x_.totals.data() + group, static_cast<size_t>(part.groups) * 4);
+            }
+            p.left = left, p.stride = LEFT, p.scales = scales, p.totals = totals, p.scale_stride = STRIPE;
+            run(slice.gate, s, row, part, gate_, p, worker, g);
+            p.partial += ROWS * STRIPE;
+            run(slice.up, s, row, part, gate_, p, worker, u);
+        });
+    }
+
+    // 32 outputs from `row` on: what a slice adds to them
+    void down(const Segment& s, int64_t at, int64_t row, int worker, float* sums) const {
+        const gs_matrix& m = call_.args.slices[at].down;
+        const Groups groups = Groups::of(m);
+        each_part(groups, [&](const Part& part) {
+            Product p = product(part, s.count, worker);
+            const int64_t from = numbers_of_down(at) + part.group * groups.length + part.from;
+            const int64_t group = s.begin * h_.groups + groups_of_down(at) + part.group;
+            p.left = h_.numbers.data() + s.begin * h_.stride + from, p.stride = h_.stride;
+            p.scales = h_.scales.data() + group, p.totals = h_.totals.data() + group, p.scale_stride = h_.groups;
+            run(m, s, row, part, groups, p, worker, sums);
+        });
+    }
+
+private:
+    static constexpr int64_t LEFT = PART + 64 / sizeof(Octet);  // rows that do not fall on each other's cache sets
+
+    // Some whole groups, or a part of one.
+    struct Part {
+        int64_t group, groups, from, length;
+        bool first, last;
+    };
+
+    template <class Action> static void each_part(const Groups& g, const Action& action) {
+        if (g.length <= PART) {
+            const int64_t each = PART / g.length;
+            for (int64_t at = 0; at < g.count; at += each)
+                action(Part{at, g.count - at < each ? g.count - at : each, 0, g.length, true, true});
+            return;
+        }
+        for (int64_t at = 0; at < g.count; ++at)
+            for (int64_t from = 0; from < g.length; from += PART) {
+                const int64_t length = g.length - from < PART ? g.length - from : PART;
+                action(Part{at, 1, from, length, from == 0, from + length == g.length});
+            }
+    }
+
+    Product product(const Part& part, int64_t rows, int worker) const {
+        Product p{};
+        p.rows = rows, p.words = words_.data(worker), p.weights = weights_.data(worker);
+        p.groups = part.groups, p.length = part.length, p.first = part.first, p.last = part.last;
+        p.partial = partial_.data(worker);
+        return p;
+    }
+
+    void run(const gs_matrix& m, const Segment& s, int64_t row, const Part& part, const Groups& groups, Product& p,
+             int worker, float* sums) const {
+        with_octets(m.format, [&](auto code) {
+            using Code = decltype(code);
+            spread_part<Code>(m, s.expert, row, part, groups, words_.data(worker), weights_.data(worker));
+            p.bias = BIAS<Code>, p.sums = sums;
+            multiply_octets(p);
+        });
+    }
+
+    template <class Action> static void with_octets(gs_format format, const Action& action) {
+        switch (format) {
+            case GS_INT8: return action(Int8{});
+            case GS_INT4: return action(Int4{});
+            default: return action(Int4Asym{});
+        }
+    }
+
+    // The codes of 32 outputs from `row` on, and their scales by group.
+    template <class Code>
+    static void spread_part(const gs_matrix& m, int64_t expert, int64_t row, const Part& part, const Groups& groups,
+                            uint32_t* words, float* scales) {
+        constexpr int64_t e = Code::per_word, ahead = 4096;  // bytes
+        const int64_t count = part.length / OCTETS, all = part.groups * count;
+        for (int half = 0; half < 2; ++half) {
+            uint32_t* out = words + 16 * half;
+            const int64_t first = row + 16 * half;
+            if (first >= m.rows) {
+                for (int64_t i = 0; i < all; ++i) keep_words(out + i * STRIPE, all_words(0));
+                for (int64_t i = 0; i < part.groups; ++i) store(scales + i * STRIPE + 16 * half, zero());
+                continue;
+            }
+            const Panel panel = panel_of(m, expert, first, false);
+            for (int64_t i = 0; i < part.groups; ++i) {
+                const int64_t group = part.group + i;
+                store(scales + i * STRIPE + 16 * half, scales_of(m, panel, group));
+                const Words offset = offset_of<Code>(m, panel, group);
+                const int64_t begin = group * groups.inputs + part.from, left = groups.inputs - part.from;
+                const int64_t inputs = left < part.length ? left : part.length;
+                const char* from = panel.data + begin / e * 64;
+                int64_t word = 0;
+                for (int64_t k = 0; k < inputs; k += e, from += 64, word += e / OCTETS) {
+                    __builtin_prefetch(from + ahead, 0, 2);
+                    spread<Code>(load_words(from), offset, out + (i * count + word) * STRIPE);
+                }
+                for (; word < count; ++word) keep_words(out + (i * count + word) * STRIPE, all_words(0));
+            }
+        }
+    }
+
+    // Columns [begin, end) of a row of `width`, whose groups of scale may be wider than those of the matrix.
+    void round_row(const Rounded& to, int64_t at, const Rows& rows, int64_t row, int64_t width, int64_t begin,
+                   int64_t end, const Groups& groups, int64_t first_number, int64_t first_group) const {
+        const int64_t shared = call_.args.int8 < width ? call_.args.int8 : width;
+        int64_t known = -1;
+        float scale = 0;
+        for (int64_t i = 0; i < groups.count; ++i) {
+            const int64_t from = begin + i * groups.inputs, to_column = from + groups.inputs;
+            if (from / shared != known) {
+                known = from / shared;
+                const int64_t last = (known + 1) * shared;
+                scale = scale_of(rows, row, known * shared, last < width ? last : width);
+            }
+            Octet* numbers = to.numbers.data() + at * to.stride + first_number + i * groups.length;
+            const int64_t place = at * to.groups + first_group + i;
+            to.scales.data()[place] = scale;
+            to.totals.data()[place] =
+                round_group(rows, row, from, to_column < end ? to_column : end, scale, groups.length, numbers);
+        }
+    }
+
+    static float scale_of(const Rows& rows, int64_t row, int64_t begin, int64_t end) {
+        alignas(64) float values[PART];
+        Floats most = zero(), lost = zero();
+        for (int64_t k = begin; k < end; k += PART) {
+            const int64_t count = end - k < PART ? end - k : PART, all = (count + LANES - 1) / LANES * LANES;
+            read(rows.at(row, k), rows.bf16, count, values);
+            for (int64_t j = count; j < all; ++j) values[j] = 0;
+            for (int64_t j = 0; j < all; j += LANES) {
+                const Floats v = load(values + j);
+                most = greater(most, greater(v, zero() - v)), lost = lost + (v - v);
+            }
+        }
+        alignas(64) float lanes[2][LANES];
+        store(lanes[0], most), store(lanes[1], lost);
+        float largest = 0;
+        bool finite = true;
+        for (int i = 0; i < LANES; ++i) {
+            finite = finite && lanes[1][i] == 0;
+            if (lanes[0][i] > largest) largest = lanes[0][i];
+        }
+        return finite ? largest / 127 : std::numeric_limits<float>::quiet_NaN();
+    }
+
+    // The numbers of a group, and their sum.
+    int32_t round_group(const Rows& rows, int64_t row, int64_t begin, int64_t end, float scale, int64_t length,
+                        Octet* to) const {
+        alignas(64) float values[PART];
+        alignas(64) int8_t codes[PART];
+        const Floats divisor = all(scale == 0 ? 1 : scale);
+        int32_t total = 0;
+        for (int64_t done = 0; done < length; done += PART) {
+            const int64_t room = length - done < PART ? length - done : PART, left = end - begin - done;
+            const int64_t count = scale != scale || left < 0 ? 0 : left < room ? left : room;
+            read(rows.at(row, begin + done), rows.bf16, count, values);
+            const int64_t whole = (count + LANES - 1) / LANES * LANES;
+            for (int64_t j = count; j < whole; ++j) values[j] = 0;
+            for (int64_t j = 0; j < whole; j += LANES)
+                keep_codes(codes + j, lesser(all(127), greater(all(-127), round(load(values + j) / divisor))));
+            for (int64_t j = whole; j < room; ++j) codes[j] = 0;
+            for (int64_t j = 0; j < room; ++j) total += codes[j];
+            if (call_.args.slices[0].down.format == GS_INT8)
+                lay_out<Int8>(codes, room, to + done);
+            else
+                lay_out<Int4>(codes, room, to + done);
+        }
+        return total;
+    }
+
+    template <class Code> static void lay_out(const int8_t* codes, int64_t count, Octet* to) {
+        for (int64_t j = 0; j < count; j += 8)
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; ++i) to[j + i] = codes[j + order_of<Code>(i)];
+    }
+
+    Rounded reserve(int64_t rows, int64_t numbers, int64_t groups) {
+        const int64_t count = on_ ? rows : 0, more = on_ ? 32 : 0;  // tiles read rows beyond the last one
+        return {call_.arena.shared<Octet>((count + more) * numbers), call_.arena.shared<float>(count * groups),
+                call_.arena.shared<int32_t>(count * groups), numbers, groups};
+    }
+
+    // Of down's slices before this one.
+    int64_t numbers_of_down(int64_t slice) const {
+        int64_t count = 0;
+        for (int64_t i = 0; on_ && i < slice; ++i) count += Groups::of(call_.args.slices[i].down).numbers();
+        return count;
+    }
+    int64_t groups_of_down(int64_t slice) const {
+        int64_t count = 0;
+        for (int64_t i = 0; on_ && i < slice; ++i) count += Groups::of(call_.args.slices[i].down).count;
+        return count;
+    }
+
+    Call& call_;
+    const bool on_;
+    const Groups gate_;
+    const Rounded x_, h_;
+    const Region<Octet> left_;
+    const Region<float> scales_;
+    const Region<int32_t> totals_;
+    const Region<uint32_t> words_;
+    const Region<float> weights_;
+    const Region<int32_t> partial_;
+};
+
+}  // namespace gs::GS_LEVEL

@@ -1,0 +1,153 @@
+// Codes of the weights as whole numbers of 8 or 16 bits, several in a word: what instructions for products of whole
+// numbers take. A word holds neighbouring inputs of one output, sixteen outputs side by side.
+#pragma once
+
+#include "weights.h"
+
+namespace gs::GS_LEVEL {
+
+// OCTETS numbers in a word: four of 8 bits where an instruction takes them, else two of 16, whose products it adds
+// without saturating. One side of VNNI's is unsigned: weights are lifted by BIAS, and BIAS times the sum of the row is
+// taken off again.
+#if defined(__AVX512VNNI__)
+using Octet = int8_t;
+constexpr int OCTETS = 4;
+#else
+using Octet = int16_t;
+constexpr int OCTETS = 2;
+#endif
+
+#if defined(__AMX_INT8__)
+constexpr bool LIFTED = false;
+constexpr int64_t UNIT = 64;  // inputs of a tile: groups are filled up with zeros to a multiple
+#else
+constexpr bool LIFTED = OCTETS == 4;
+constexpr int64_t UNIT = 8;
+#endif
+
+template <class Code> constexpr int32_t BIAS = !LIFTED ? 0 : Code::per_word == 4 ? 128 : Code::zeros ? 15 : 8;
+
+// In which order the codes of eight inputs come out of their words.
+template <class Code> constexpr int order_of(int at) {
+    constexpr int bytes[2][8] = {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 4, 1, 5, 2, 6, 3, 7}};
+    constexpr int halves[8] = {0, 2, 1, 3, 4, 6, 5, 7};
+    return bytes[Code::per_word == 8][OCTETS == 4 ? at : halves[at]];
+}
+
+#if defined(__AVX512F__)
+
+inline Words flip(Words a, uint32_t bits) { return {_mm512_xor_si512(a.v, _mm512_set1_epi32(static_cast<int>(bits)))}; }
+inline Words less_bytes(Words a, Words b) { return {_mm512_sub_epi8(a.v, b.v)}; }
+inline void keep_words(uint32_t* to, Words a) { _mm512_storeu_si512(to, a.v); }
+// bytes 0 and 2 of every word, or bytes 1 and 3, as two numbers of 16 bits
+inline Words even_bytes(Words a) { return {_mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8)}; }
+inline Words odd_bytes(Words a) { return {_mm512_srai_epi16(a.v, 8)}; }
+inline void keep_codes(int8_t* to, Floats a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
+#if defined(__AVX512VNNI__)
+inline Words dot(Words sum, Words weights, uint32_t row) {
+    return {_mm512_dpbusd_epi32(sum.v, weights.v, _mm512_set1_epi32(static_cast<int>(row)))};
+}
+#else
+inline Words dot(Words sum, Words weights, uint32_t row) {
+    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(weights.v, _mm512_set1_epi32(static_cast<int>(row))))};
+}
+#endif
+
+#elif defined(__AVX2__)
+
+inline Words flip(Words x, uint32_t bits) {
+    const __m256i m = _mm256_set1_epi32(static_cast<int>(bits));
+    return {_mm256_xor_si256(x.a, m), _mm256_xor_si256(x.b, m)};
+}
+inline Words less_bytes(Words x, Words y) { return {_mm256_sub_epi8(x.a, y.a), _mm256_sub_epi8(x.b, y.b)}; }
+inline void keep_words(uint32_t* to, Words x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to) + 1, x.b);
+}
+inline Words even_bytes(Words x) {
+    return {_mm256_srai_epi16(_mm256_slli_epi16(x.a, 8), 8), _mm256_srai_epi16(_mm256_slli_epi16(x.b, 8), 8)};
+}
+inline Words odd_bytes(Words x) { return {_mm256_srai_epi16(x.a, 8), _mm256_srai_epi16(x.b, 8)}; }
+inline void keep_codes(int8_t* to, Floats x) {
+    alignas(32) int32_t lanes[LANES];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), _mm256_cvtps_epi32(x.a));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes + 8), _mm256_cvtps_epi32(x.b));
+    for (int i = 0; i < LANES; ++i) to[i] = static_cast<int8_t>(lanes[i]);
+}
+inline Words dot(Words sum, Words weights, uint32_t row) {
+    const __m256i r = _mm256_set1_epi32(static_cast<int>(row));
+    return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(weights.a, r)),
+            _mm256_add_epi32(sum.b, _mm256_madd_epi16(weights.b, r))};
+}
+
+#else
+
+#define EACH(expression)                                   \
+    Words r;                                               \
+    for (int i = 0; i < LANES; ++i) r.v[i] = (expression); \
+    return r
+
+inline uint32_t half(int number) { return static_cast<uint16_t>(static_cast<int16_t>(number)); }
+inline int signed_byte(uint32_t word, int at) { return static_cast<int8_t>(word >> 8 * at); }
+
+inline Words flip(Words a, uint32_t bits) { EACH(a.v[i] ^ bits); }
+inline uint32_t less_byte(uint32_t a, uint32_t b, int at) { return (((a >> 8 * at) - (b >> 8 * at)) & 255) << 8 * at; }
+inline Words less_bytes(Words a, Words b) {
+    EACH(less_byte(a.v[i], b.v[i], 0) | less_byte(a.v[i], b.v[i], 1) | less_byte(a.v[i], b.v[i], 2) |
+         less_byte(a.v[i], b.v[i], 3));
+}
+inline void keep_words(uint32_t* to, Words a) { std::memcpy(to, a.v, sizeof a.v); }
+inline Words even_bytes(Words a) { EACH(half(signed_byte(a.v[i], 0)) | half(signed_byte(a.v[i], 2)) << 16); }
+inline Words odd_bytes(Words a) { EACH(half(signed_byte(a.v[i], 1)) | half(signed_byte(a.v[i], 3)) << 16); }
+inline void keep_codes(int8_t* to, Floats a) {
+    for (int i = 0; i < LANES; ++i) to[i] = static_cast<int8_t>(std::nearbyint(a.v[i]));
+}
+inline int product(uint32_t a, uint32_t b) { return static_cast<int16_t>(a) * static_cast<int16_t>(b); }
+inline Words dot(Words sum, Words weights, uint32_t row) {
+    EACH(sum.v[i] + static_cast<uint32_t>(product(weights.v[i], row)) +
+         static_cast<uint32_t>(product(weights.v[i] >> 16, row >> 16)));
+}
+
+#undef EACH
+
+#endif
+
+// What a group of int4_asym takes off its codes; of int4 they are offset by 8 once their sign bit is flipped.
+template <class Code> Words offset_of(const gs_matrix& m, const Panel& panel, int64_t group) {
+    constexpr uint32_t every = 0x01010101;
+    if constexpr (!Code::zeros) return all_words(8 * every);
+    const auto* nibbles = reinterpret_cast<const uint8_t*>(panel.data + m.zeros) + 8 * group;
+    alignas(64) uint32_t words[16];
+    for (int i = 0; i < 8; ++i) {
+        words[i] = (nibbles[i] & 15u) * every;
+        words[i + 8] = static_cast<uint32_t>(nibbles[i] >> 4) * every;
+    }
+    const Words zero = load_words(words);
+    return LIFTED ? less_bytes(zero, all_words(BIAS<Code> * every)) : zero;
+}
+
+// The numbers of one packed word of 16 outputs, as 4 / OCTETS or 8 / OCTETS words, STRIPE apart.
+template <class Code> void spread(Words packed, Words offset, uint32_t* to) {
+    constexpr int count = Code::per_word / 4;
+    Words bytes[count];
+    if constexpr (count == 1) {
+        bytes[0] = LIFTED ? flip(packed, 0x80808080u) : packed;
+    } else {
+        const Words codes = Code::zeros ? packed : flip(packed, 0x88888888u);
+        bytes[0] = codes & 0x0f0f0f0fu;
+        bytes[1] = right<4>(codes) & 0x0f0f0f0fu;
+        if constexpr (Code::zeros || !LIFTED)
+            for (Words& b : bytes) b = less_bytes(b, offset);
+    }
+    for (const Words& b : bytes) {
+        if constexpr (OCTETS == 4) {
+            keep_words(to, b), to += STRIPE;
+        } else {
+            keep_words(to, even_bytes(b)), keep_words(to + STRIPE, odd_bytes(b)), to += 2 * STRIPE;
+        }
+    }
+}
+
+}  // namespace gs::GS_LEVEL

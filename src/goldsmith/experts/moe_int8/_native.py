@@ -1,0 +1,31 @@
+"""experts.moe_int8: how it is fast on a CPU: VNNI and AMX have instructions for it (csrc/experts/int8.h).
+
+Every level has the same sums of whole numbers, without rounding. x is rounded once a token and h once a route.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._common import NAMES, flat
+from .._native_abi import Call
+from ..layout import Layout
+from ..moe._native import float16
+
+
+def unsupported(tensors: dict, options: dict) -> str | None:
+    return float16(tensors)
+
+
+def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor]:
+    named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
+    layout = Layout.parse(options["layout"])
+    group = layout.group_size or max(layout.hidden_size, layout.intermediate_size)
+    call = Call(named, options | {"int8": group})
+    y = torch.empty_like(named["x"], memory_format=torch.contiguous_format)
+    call.keep("y", flat(y))
+    call.run("forward", "experts.moe", named["topk_ids"])
+    return (y,)

@@ -1,0 +1,63 @@
+"""experts.moe_int8: on what it is tried; the draws are those of experts.moe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...assay.case import Case, Make
+from .._common import NAMES
+from ..moe.cases import DTYPES
+from ..moe.cases import inputs as moe_inputs
+
+__all__ = ["CASES", "DTYPES", "STORED", "inputs"]
+
+STORED = {"native": {"g": "x", "u": "x", "h": "x"}}
+_OPTIONS = (
+    *("layout", "gate_scale", "up_scale", "down_scale", "dropout"),
+    *("activation", "alpha", "limit"),
+)
+
+
+def inputs(make: Make, **sizes: Any) -> dict[str, Any]:
+    """What experts.moe_int8 takes, drawn as for experts.moe with the same sizes."""
+    drawn = moe_inputs(make, **sizes)
+    return {name: drawn[name] for name in (*NAMES, *_OPTIONS)}
+
+
+_INT4 = {"H": 24, "I": 16, "packed": "int4", "group": 8}
+
+SIZES: dict[str, tuple[dict[str, Any], str]] = {
+    "no_tokens": ({"T": 0} | _INT4, "empty output"),
+    "one_token": ({"T": 1, "on": ()} | _INT4, "decoding; eight weights a word, a scale for 8 inputs"),
+    "rows": ({"T": 5, "H": 33, "I": 17, "packed": "int8", "on": ()}, "a scale for each row, sizes odd"),
+    "rows_in_slices": (
+        {"T": 5, "H": 9, "I": 7, "packed": "int8", "partitions": 3, "bias": True},
+        "slices share the scales of h, too",
+    ),
+    "long_rows": ({"T": 3, "H": 600, "I": 300, "packed": "int8", "on": ()}, "sums that are carried from part to part"),
+    "groups": ({"T": 5, "H": 72, "I": 48, "packed": "int8", "group": 24}, "groups that are no power of 2"),
+    "wide_groups": (
+        {"T": 3, "H": 640, "I": 320, "packed": "int4", "group": 320, "on": ()},
+        "a group of 4-bit codes that is longer than a part",
+    ),
+    "slices": (
+        {"T": 7, "H": 16, "I": 40, "packed": "int4", "group": 8, "partitions": 3, "kind": "holes", "k": 3},
+        "slices of 2, 2 and 1 groups; -1 is skipped",
+    ),
+    "zeros": ({"T": 5, "H": 24, "I": 16, "packed": "int4_asym", "group": 8, "partitions": 2}, "a zero for each group"),
+    "gpt_oss": (
+        {"T": 3, "bias": True, "activation": "swiglu_oai", "limit": 1.0} | _INT4,
+        "clamped on both sides, with biases",
+    ),
+    "nothing": ({"T": 4, "kind": "none"} | _INT4, "every id -1: zeros everywhere"),
+    "small": ({"T": 5, "scale": 1e-4} | _INT4, "scales go with x"),
+    "many_tokens": (
+        {"T": 70, "H": 64, "I": 40, "E": 2, "k": 2, "packed": "int8", "group": 8, "on": ()},
+        "more routes of an expert than a block has rows",
+    ),
+}
+_EVERY_PROBE = ("gpt_oss",)
+
+CASES = [
+    Case(name, inputs, sizes, why, ("every_probe",) * (name in _EVERY_PROBE)) for name, (sizes, why) in SIZES.items()
+]
