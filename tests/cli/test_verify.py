@@ -264,3 +264,37 @@ def test_a_syntax_error_of_a_module_is_placed_where_it_is(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     said = words(run("unreadable:target").output)
     assert "SyntaxError" in said and "unreadable.py, line 2" in said and "targets.py" not in said
+
+
+SHORT = """
+from pathlib import Path
+import torch
+from goldsmith import assay
+
+def golden_of(always):
+    def golden(x):
+        tried = Path("tried")
+        if len(x) == 5 and (always or not tried.exists()):
+            tried.touch()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+        return x * 2
+    return golden
+
+@assay.case(T=[3, 5])
+def rows(make, T):
+    return {"x": make.normal(T, 4)}
+
+alone = assay.Target(lambda x: x * 2, golden_of(False), cases=rows, backward=None)
+never = assay.Target(lambda x: x * 2, golden_of(True), cases=rows, backward=None)
+"""
+
+
+def test_a_case_that_ran_out_of_memory_is_tried_alone_and_then_said_not_to_have_run(tmp_path, monkeypatch):
+    (tmp_path / "short_of_memory.py").write_text(SHORT)
+    monkeypatch.chdir(tmp_path)
+    result = run("short_of_memory:alone", "--jobs", "2")
+    assert result.exit_code == 0 and "2/2" in result.stdout and "out of memory" not in result.stdout
+    result = run("short_of_memory:never", "--jobs", "2")
+    said = words(result.stdout)
+    assert result.exit_code == 0 and "1/1" in said and "REFERENCE" not in said
+    assert "Not run: out of memory, 2.00 GiB more were wanted; give the case smaller sizes, end what else uses" in said

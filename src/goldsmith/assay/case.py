@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import limits
 from .results import TargetError
 
 
@@ -113,6 +114,8 @@ class Case:
         except TargetError:
             raise
         except Exception as error:
+            if limits.out_of_memory(error):
+                raise
             raise TargetError(f"case {self.name}: could not be drawn: {type(error).__name__}: {error}") from error
         if not isinstance(drawn, dict):
             raise TargetError(f"case {self.name}: must return a dict of inputs and scalars, got {type(drawn).__name__}")

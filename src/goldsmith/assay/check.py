@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import hooks
+from . import hooks, limits
 from . import probes as catalogue
 from .arguments import examined
 from .case import Case
@@ -41,6 +41,7 @@ from .target import Target
 
 NARROW = (torch.bfloat16, torch.float16)
 INTERRUPTED = "interrupted"
+NO_MEMORY = "out_of_memory"  # id of the note on a probe; in a report's environment, what was told last
 
 
 def check(
@@ -71,7 +72,7 @@ def check(
 
     Returns a Report. Raises AssayError (its text is the report) and TargetError for a mistake in the declaration; an
     interrupt from the keyboard goes on as KeyboardInterrupt, whose `.report` has what was finished: it is "unjudged"
-    where nothing wrong was found until then.
+    where nothing wrong was found until then. Where memory ends, the case counts as one that did not run.
     """
     seed = hooks.seed_of(seed)
     examined("check", target, case, dtype, device, seed, probes, budget_s)
@@ -112,11 +113,19 @@ def examine(
             for drawn, only_values in _dtypes(target, each, dtype, selected):
                 if sessions:
                     break
+                label = _label(each, drawn, target, dtype)
                 why = report.partial or (budget.said if budget.spent else "")
                 if why:
-                    _not_run(report, tally, why, _label(each, drawn, target, dtype), drawn, selected, only_values)
+                    _not_run(report, tally, why, label, drawn, selected, only_values)
                     continue
-                session = Session(target, each, drawn, device, seed, selected, _label(each, drawn, target, dtype))
+                try:
+                    session = Session(target, each, drawn, device, seed, selected, label)
+                except Exception as error:
+                    if not limits.out_of_memory(error):
+                        raise
+                    _not_run(report, tally, limits.told(error), label, drawn, selected, only_values)
+                    report.environment[NO_MEMORY] = limits.told(error)
+                    continue
                 try:
                     with torch.inference_mode(False), torch.enable_grad():
                         _examine(session, budget, tally, only_values)
@@ -128,6 +137,8 @@ def examine(
                     tally.asked(session)
                 if until_failing and _verdict(report, tally) in (FAIL, REFERENCE_FAULT):
                     sessions.append(session)
+                del session
+                limits.release(device)
     finally:
         torch.random.set_rng_state(state)
     report.probes = tally.runs(selected)
@@ -195,6 +206,17 @@ def _examine(session: Session, budget: Budget, tally: _Tally, only_values: bool)
             session.problems.append(f"the golden raised in probe {probe.name!r}: {error}")
             tally.rest(session.selected, "the golden raised")
             return
+        except Exception as error:
+            if not limits.out_of_memory(error):
+                raise
+            session.short = limits.told(error)
+            if probe.name == "values":
+                session.note(NOT_RUN, session.target.name or "", f"the case did not run to its end: {session.short}")
+                tally.rest(session.selected, "out of memory")
+                return
+            session.note(NO_MEMORY, probe.name, f"{session.short}; not finished on this case: {probe.name}")
+        if session.short:
+            limits.release(session.device)
     if skipped:
         session.note("budget", session.target.name or "", f"{budget.said}; not run on this case: {', '.join(skipped)}")
 
@@ -226,13 +248,18 @@ def _float32(session: Session, tally: _Tally) -> None:
         tally.rest(frozenset(["float32"]), str(end))
     except GoldenError as error:
         session.problems.append(f"the golden raised with float32 inputs: {error}")
+    except Exception as error:
+        if not limits.out_of_memory(error):
+            raise
+        session.short = limits.told(error)
+        session.note(NO_MEMORY, "float32", f"{session.short}; not finished on this case: float32")
     session.findings = [replace(f, probe="float32") for f in session.findings]
 
 
 def _warm_up(session: Session) -> None:
     """One run beforehand where kernels may be autotuned: tuning runs them many times on the same buffers."""
     if session.material.device.type == "cuda" and "triton" in sys.modules:
-        with contextlib.suppress(Ended):  # the first run will say the same
+        with contextlib.suppress(Ended, torch.OutOfMemoryError):  # the first run will say the same
             session.execute("values", "warm-up", How(), look=False)
 
 
@@ -312,6 +339,8 @@ def _collect(report: Report, session: Session) -> None:
         if name not in report.stages:
             report.stages.append(name)
     report.environment["interpreted"] += session.interpreted
+    if session.short:
+        report.environment[NO_MEMORY] = session.short
     spent = report.environment["runs"]
     spent["candidate"] += session.candidate_runs
     spent["golden"] += session.golden_count

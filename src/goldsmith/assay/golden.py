@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from . import limits
 from .results import TargetError
 
 _STEP = torch.finfo(torch.float64).eps ** (1 / 3)
@@ -172,7 +173,9 @@ def _attempt(check: SelfCheck, what: str, watch, call, leaves) -> dict[str, Tens
                 results = call(own)
     except TargetError:  # a mistake in the declaration, which is nobody's arithmetic
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a stranger's golden raises is the finding
+    except Exception as error:
+        if limits.out_of_memory(error):
+            raise
         check.problems.append(f"{what} raised {type(error).__name__}: {error}{_where(error)}")
         return None
     for name, t in leaves.items():

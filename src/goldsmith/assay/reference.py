@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import bounds, ensemble, golden, kinks, ladder
+from . import bounds, ensemble, golden, kinks, ladder, limits
 from .memory import aliases
 from .results import TargetError
 from .run import Material, Run, name_gradients, names_of, only_tensors
@@ -163,7 +163,9 @@ class References:
                 )
             except (GoldenError, TargetError):
                 raise
-            except Exception as error:  # noqa: BLE001 - the analysis follows most of torch; the rest is its own fault
+            except Exception as error:
+                if limits.out_of_memory(error):
+                    raise
                 with golden.default_dtype(torch.float64):
                     values = self.evaluate(self.leaves)  # raises where the golden itself does
                 said = f"the error analysis cannot follow the golden ({type(error).__name__}: {error})"[:200]
@@ -262,7 +264,9 @@ class _blaming_the_golden:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, GoldenError | TargetError | NotImplementedError):
+        if isinstance(error, GoldenError | TargetError | NotImplementedError):
+            return
+        if isinstance(error, Exception) and not limits.out_of_memory(error):
             raise GoldenError(f"{type(error).__name__}: {error}") from error
 
 

@@ -70,6 +70,7 @@ class Session:
         self.maps: dict[str, ErrorMap] = {}
         self.problems: list[str] = []
         self.bad: set[str] = set()
+        self.short = ""  # what was told of memory that was not there
         self.repeated = 0  # runs of the same inputs after the first
         self.candidate_runs = 0
         self.interpreted = 0  # kernels that ran in Triton's interpreter

@@ -246,8 +246,8 @@ def _check(pool: Pool, outcome: Outcome, request: Request, err: Any) -> None:
                 elif "memory" in reply and not alone:
                     retried.append(job)
                     continue
-                elif "memory" in reply:
-                    proof.skipped[case] = f"not enough memory: {reply['memory']}"
+                elif "memory" in reply and "report" not in reply:
+                    proof.skipped[case] = reply["memory"]
                 elif "skipped" in reply:
                     proof.skipped[case] = reply["skipped"]
                 else:

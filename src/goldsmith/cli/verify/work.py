@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ...assay.check import check
+from ...assay import limits
+from ...assay.check import NO_MEMORY, check
 from ...assay.html.maps import shrink
 from ...assay.html.view import NOT_JUDGED, shown_maps
 from ...assay.results import UNJUDGED, ErrorMap, Finding, Report, Row, TargetError
@@ -81,13 +82,19 @@ class Session:
             report = check(target, case, dtype=dtype, device=device, seed=request["seed"], probes=probes, raises=False)
         except TargetError as error:
             return {"problem": f"{request['name']}: {error}"}
-        except torch.OutOfMemoryError as error:
-            return {"memory": str(error).split(". ")[0]}
+        except Exception as error:
+            if not limits.out_of_memory(error):
+                raise
+            return {"memory": limits.told(error)}
         finally:
             if device.startswith("cuda"):
                 torch.cuda.empty_cache()  # the other workers share the card
+        short = report.environment.get(NO_MEMORY)
+        if short and report.verdict == UNJUDGED:
+            return {"memory": short}
         interpreted = bool(report.environment.get("interpreted"))
-        return {"report": smaller(one_case(report, request["label"])).to_json(), "interpreted": interpreted}
+        reply = {"report": smaller(one_case(report, request["label"])).to_json(), "interpreted": interpreted}
+        return {**reply, "memory": short} if short and report.ok else reply
 
     def _target(self, request: dict[str, Any]) -> Target:
         key = (request["source"], request["index"], request["backend"])

@@ -1,0 +1,84 @@
+"""Memory that the machine lacks accuses nobody, says what to do, and stops nothing else."""
+
+import pytest
+import torch
+
+from assay.kernels import plain_sum, target
+from goldsmith import assay
+
+CUDA_TEXT = (
+    "CUDA out of memory. Tried to allocate 514.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which 430.69 MiB is "
+    "free. Process 564 has 716.00 MiB memory in use."
+)
+CPU_TEXT = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+NO_MEMORY = [
+    (torch.OutOfMemoryError(CUDA_TEXT), "out of memory, 514.00 MiB more were wanted"),
+    (RuntimeError(CPU_TEXT + "allocate 8000 bytes. Error code 12"), "out of memory, 8000 bytes more were wanted"),
+    (MemoryError(), "out of memory"),
+]
+
+
+@assay.case(T=[3, 5, 7])
+def three(make, T):
+    return {"x": make.normal(T, 8), "w": make.normal(8)}
+
+
+def short_of(error, fn, when=lambda x: True):
+    def limited(x, w):
+        if len(x) == 5 and when(x):
+            raise error
+        return fn(x, w)
+
+    return limited
+
+
+@pytest.mark.parametrize("error, said", NO_MEMORY, ids=["card", "cpu", "numpy"])
+@pytest.mark.parametrize("where", ["golden", "analysis", "drawing"])
+def test_a_golden_without_memory_is_not_at_fault_and_its_case_not_judged(monkeypatch, where, error, said):
+    kernel, cases, golden = target(plain_sum, cases=three), three, plain_sum
+    if where == "golden":
+        golden = short_of(error, plain_sum)
+    elif where == "analysis":  # its tensors are twice as many
+        rules = assay.reference.bounds.running_bounds
+        monkeypatch.setattr(
+            assay.reference.bounds,
+            "running_bounds",
+            lambda fn, leaves, **o: short_of(error, lambda x, w: rules(fn, leaves, **o))(leaves["x"], leaves["w"]),
+        )
+    else:
+
+        @assay.case(T=[3, 5, 7])
+        def three_drawn(make, T):
+            return dict(zip("xw", short_of(error, lambda x, w: (x, w))(make.normal(T, 8), make.normal(8)), strict=True))
+
+        cases = three_drawn
+    kernel = assay.Target(plain_sum, golden, cases=cases, name="kernel")
+    report = assay.check(kernel, probes="quick", raises=False)
+    assert report.verdict == "unjudged" and not report.findings and not report.partial
+    ((short, why),) = {n.case: n.text for n in report.notes if n.id == "not_run"}.items()
+    assert short.endswith("[T=5]") and f": {said}; give the case smaller sizes" in why
+    assert {r.case[-5:] for r in report.rows if r.state == "ok"} >= {"[T=3]", "[T=7]"}
+    text = " ".join(str(report).split())
+    assert text.startswith("NOT JUDGED kernel: 1 of 3 cases did not run (") and said in text
+
+
+def test_a_candidate_without_memory_is_not_judged_unless_something_was_found():
+    short = short_of(torch.OutOfMemoryError(CUDA_TEXT), plain_sum)
+    report = assay.check(target(short, cases=three), probes="quick", raises=False)
+    assert report.verdict == "unjudged" and {n.case for n in report.notes if n.id == "not_run"} == {"three[T=5]"}
+    wrong = short_of(torch.OutOfMemoryError(CUDA_TEXT), lambda x, w: plain_sum(x, w) * 1.01)
+    assert assay.check(target(wrong, cases=three), raises=False).verdict == "fail"
+
+
+def test_a_later_probe_without_memory_is_said_and_the_others_go_on():
+    calls = []
+
+    def second_runs(x):
+        calls.append(x)
+        return len(calls) == 2
+
+    short = short_of(torch.OutOfMemoryError(CUDA_TEXT), plain_sum, when=second_runs)
+    report = assay.check(target(short, cases=three), probes="quick", raises=False)
+    assert report.verdict == "pass"
+    ((probe, text),) = [(n.tensor, n.text) for n in report.notes if n.id == "out_of_memory"]
+    assert text.endswith(f"; not finished on this case: {probe}") and len(calls) > 3
