@@ -75,7 +75,7 @@ class InItsDtype:
     def outputs(self, dtype, given, inputs):
         weights = {name: value.to(dtype) for name, value in self.wide.state_dict().items()} | given
         with Wide() if dtype == torch.float64 else contextlib.nullcontext():
-            return torch.func.functional_call(self.wide, weights, (), inputs)
+            return torch.func.functional_call(self.wide, weights, (), inputs, tie_weights=False)  # all are there
 
     def logits(self, embeds, given):
         return self.outputs(embeds.dtype, given, {"inputs_embeds": embeds, "use_cache": False}).logits

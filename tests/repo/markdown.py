@@ -1,4 +1,4 @@
-"""Runs a document: every code block that a reader sees, in order, in an empty folder.
+"""Runs a document: every code block that a reader sees, in order, in an empty folder but for the project's examples/.
 
     python tests/repo/markdown.py docs/README.md [--gpu] [--update]
 
@@ -38,6 +38,7 @@ FENCE = re.compile(r"^(?P<indent> *)```(?P<info>.*)$")
 DIRECTIVE = re.compile(r"^\s*<!-- test: (?P<text>.*?) -->\s*$")
 LANGUAGES = ("python", "console", "text", "json", "toml")
 SECONDS = 300
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,8 @@ def run_document(path: Path, *, has_gpu: bool, update: bool = False) -> None:
     """Raises Failure, with file and line, at the first block that is not what the document says."""
     runner = Runner(has_gpu)
     sys.path.insert(0, os.getcwd())
+    if EXAMPLES.is_dir() and not os.path.lexists(EXAMPLES.name):  # a reader stands in the checkout
+        os.symlink(EXAMPLES, EXAMPLES.name)
     text = path.read_text()
     for block in blocks(text):
         try:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,17 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt", RANKS: json.dumps(ranks)}
-    blob = save({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}, metadata)
-    _write(folder / WEIGHTS, blob)
+    _write(folder / WEIGHTS, serialised(tensors, metadata))
     _write(folder / CONFIG, (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+
+
+def serialised(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The bytes of a safetensors file, the same for the same tensors: the package itself orders metadata by chance."""
+    blob = save({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}, dict(metadata))
+    end = 8 + int.from_bytes(blob[:8], "little")
+    header = json.dumps(json.loads(blob[8:end]), separators=(",", ":"), sort_keys=True).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + blob[end:]
 
 
 def _targets(module: ConvertedExperts) -> list[str]:

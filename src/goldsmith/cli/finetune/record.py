@@ -22,6 +22,7 @@ class Record:
         self.facts: dict[str, Any] = {
             "options": {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()},
             "versions": {"goldsmith": __version__, **{n: version(n) for n in ("torch", "transformers", "peft")}},
+            "machine": _machine(options.device),
             "trained_parameters": accounting.trained,
             "expert_lora": accounting.expert_lora,
             "format": accounting.format,
@@ -64,8 +65,20 @@ class Record:
             ("rate", f"{options.lr:g}, {options.schedule}"),
             ("a step", f"{options.batch_size} x {options.grad_accum} rows of at most {options.seq_len:,} tokens"),
             ("seed", str(options.seed)),
+            ("machine", self.facts["machine"]["name"]),
             ("versions", ", ".join(f"{name} {number}" for name, number in self.facts["versions"].items())),
         ]
+
+
+def _machine(device: str) -> dict[str, Any]:
+    """Where the run is: what its speed belongs to."""
+    import torch
+
+    from ...core.device import machine
+
+    here = machine()
+    name = here.cpu if device == "cpu" else torch.cuda.get_device_name(device)
+    return {"name": name, "device": device, "threads": torch.get_num_threads(), "cores": here.cores}
 
 
 OTHERS = ("attention_lora", "router", "total")

@@ -188,14 +188,15 @@ def save_adapter(loaded: Loaded, folder: Path) -> None:
 
 def _add_routers(folder: Path, trained: dict[str, nn.Parameter]) -> None:
     from safetensors import safe_open
-    from safetensors.torch import save_file
+
+    from ..save import serialised
 
     with safe_open(folder / ADAPTER[0], "pt") as file:
         names, metadata = list(file.keys()), file.metadata()
         tensors = {name: file.get_tensor(name).clone() for name in names}
     for name, parameter in trained.items():
         tensors[f"base_model.model.{name}"] = parameter.detach().cpu().contiguous()
-    save_file(tensors, folder / ADAPTER[0], metadata)
+    (folder / ADAPTER[0]).write_bytes(serialised(tensors, metadata or {}))
     config = json.loads((folder / ADAPTER[1]).read_text())
     config["modules_to_save"] = sorted({".".join(name.split(".")[-3:-1]) for name in trained})
     (folder / ADAPTER[1]).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
