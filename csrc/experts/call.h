@@ -63,7 +63,7 @@ struct Call {
           inner(a.intermediate),
           slots(a.slots),
           bf16(a.x.dtype == GS_BF16),
-          tiled(HAS_TILES && bf16 && aligned(a)),
+          tiled(HAS_TILES && bf16 && !a.int8 && aligned(a)),
           x(rows_of(a.x, a.hidden, a.slots)),
           left_(arena.each<float>(ROWS * LEFT_STRIDE)),
           stripes_(arena.each<float>(STRIPES * DEPTH * STRIPE)),

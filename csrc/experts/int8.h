@@ -37,10 +37,11 @@ public:
           on_(call.args.int8 > 0),
           gate_(on_ ? Groups::of(call.args.slices[0].gate) : Groups{}),
           x_(reserve(call.args.tokens, gate_.numbers(), gate_.count)),
+          sheet_(reserve(SHEET ? call.plan.routes : 0, gate_.numbers(), gate_.count)),
           h_(reserve(call.plan.routes, numbers_of_down(call.args.slice_count), groups_of_down(call.args.slice_count))),
-          left_(call.arena.each<Octet>(on_ ? ROWS * LEFT : 0)),
-          scales_(call.arena.each<float>(on_ ? ROWS * STRIPE : 0)),
-          totals_(call.arena.each<int32_t>(on_ ? ROWS * STRIPE : 0)),
+          left_(call.arena.each<Octet>(on_ && !SHEET ? ROWS * LEFT : 0)),
+          scales_(call.arena.each<float>(on_ && !SHEET ? ROWS * STRIPE : 0)),
+          totals_(call.arena.each<int32_t>(on_ && !SHEET ? ROWS * STRIPE : 0)),
           words_(call.arena.each<uint32_t>(on_ ? PART / OCTETS * STRIPE : 0)),
           weights_(call.arena.each<float>(on_ ? STRIPE * STRIPE : 0)),
           partial_(call.arena.each<int32_t>(on_ ? 2 * ROWS * STRIPE : 0)) {}
@@ -53,6 +54,16 @@ public:
             for (int64_t t = item * rows; t < call_.args.tokens && t < (item + 1) * rows; ++t)
                 round_row(x_, t, call_.x, t * call_.slots, call_.outer, 0, call_.outer, gate_, 0, 0);
         });
+        if (SHEET)
+            parallel_for(call_.plan.segment_count, [&](int64_t item, int) {
+                const Segment& s = call_.plan.segments[item];
+                for (int64_t place = s.begin; place < s.begin + s.count; ++place) {
+                    const int64_t token = call_.plan.order[place] / call_.slots;
+                    copy(x_.numbers, token * x_.stride, sheet_.numbers, place * x_.stride, x_.stride);
+                    copy(x_.scales, token * x_.groups, sheet_.scales, place * x_.groups, x_.groups);
+                    copy(x_.totals, token * x_.groups, sheet_.totals, place * x_.groups, x_.groups);
+                }
+            });
     }
 
     // The rows of h, which lie in the order of the plan.
@@ -72,19 +83,10 @@ public:
     void gate_and_up(const Segment& s, const gs_slice& slice, int64_t row, int worker, float* g, float* u) const {
         each_part(gate_, [&](const Part& part) {
             Product p = product(part, s.count, worker);
-            Octet* left = left_.data(worker);
-            float* scales = scales_.data(worker);
-            int32_t* totals = totals_.data(worker);
-            const int64_t count = part.groups * part.length, from = part.group * gate_.length + part.from;
-            for (int64_t i = 0; i < s.count; ++i) {
-                const int64_t token = call_.plan.order[s.begin + i] / call_.slots,
-                              group = token * x_.groups + part.group;
-                std::memcpy(left + i * LEFT, x_.numbers.data() + token * x_.stride + from,
-                            static_cast<size_t>(count) * sizeof(Octet));
-                std::memcpy(scales + i * STRIPE, x_.scales.data() + group, static_cast<size_t>(part.groups) * 4);
-                std::memcpy(totals + i * STRIPE, x_.totals.data() + group, static_cast<size_t>(part.groups) * 4);
-            }
-            p.left = left, p.stride = LEFT, p.scales = scales, p.totals = totals, p.scale_stride = STRIPE;
+            if (SHEET)
+                take(sheet_, s, part.group * gate_.length + part.from, part.group, p);
+            else
+                gather_x(s, part, worker, p);
             run(slice.gate, s, row, part, gate_, p, worker, g);
             p.partial += ROWS * STRIPE;
             run(slice.up, s, row, part, gate_, p, worker, u);
@@ -97,16 +99,15 @@ public:
         const Groups groups = Groups::of(m);
         each_part(groups, [&](const Part& part) {
             Product p = product(part, s.count, worker);
-            const int64_t from = numbers_of_down(at) + part.group * groups.length + part.from;
-            const int64_t group = s.begin * h_.groups + groups_of_down(at) + part.group;
-            p.left = h_.numbers.data() + s.begin * h_.stride + from, p.stride = h_.stride;
-            p.scales = h_.scales.data() + group, p.totals = h_.totals.data() + group, p.scale_stride = h_.groups;
+            take(h_, s, numbers_of_down(at) + part.group * groups.length + part.from, groups_of_down(at) + part.group,
+                 p);
             run(m, s, row, part, groups, p, worker, sums);
         });
     }
 
 private:
     static constexpr int64_t LEFT = PART + 64 / sizeof(Octet);  // rows that do not fall on each other's cache sets
+    static constexpr bool SHEET = UNIT == 64;  // x in the order of the plan, where tiles read it as it lies
 
     // Some whole groups, or a part of one.
     struct Part {
@@ -126,6 +127,33 @@ private:
                 const int64_t length = g.length - from < PART ? g.length - from : PART;
                 action(Part{at, 1, from, length, from == 0, from + length == g.length});
             }
+    }
+
+    template <class T>
+    static void copy(const Region<T>& from, int64_t first, const Region<T>& to, int64_t at, int64_t count) {
+        std::memcpy(to.data() + at, from.data() + first, static_cast<size_t>(count) * sizeof(T));
+    }
+
+    // Rows that lie in the order of the plan, from a number and a group on.
+    static void take(const Rounded& rows, const Segment& s, int64_t number, int64_t group, Product& p) {
+        const int64_t first = s.begin * rows.groups + group;
+        p.left = rows.numbers.data() + s.begin * rows.stride + number, p.stride = rows.stride;
+        p.scales = rows.scales.data() + first, p.totals = rows.totals.data() + first, p.scale_stride = rows.groups;
+    }
+
+    void gather_x(const Segment& s, const Part& part, int worker, Product& p) const {
+        const int64_t count = part.groups * part.length, from = part.group * gate_.length + part.from;
+        for (int64_t i = 0; i < s.count; ++i) {
+            const int64_t token = call_.plan.order[s.begin + i] / call_.slots, first = token * x_.groups + part.group;
+            std::memcpy(left_.data(worker) + i * LEFT, x_.numbers.data() + token * x_.stride + from,
+                        static_cast<size_t>(count) * sizeof(Octet));
+            std::memcpy(scales_.data(worker) + i * STRIPE, x_.scales.data() + first,
+                        static_cast<size_t>(part.groups) * 4);
+            std::memcpy(totals_.data(worker) + i * STRIPE, x_.totals.data() + first,
+                        static_cast<size_t>(part.groups) * 4);
+        }
+        p.left = left_.data(worker), p.stride = LEFT;
+        p.scales = scales_.data(worker), p.totals = totals_.data(worker), p.scale_stride = STRIPE;
     }
 
     Product product(const Part& part, int64_t rows, int worker) const {
@@ -262,7 +290,7 @@ private:
     }
 
     Rounded reserve(int64_t rows, int64_t numbers, int64_t groups) {
-        const int64_t count = on_ ? rows : 0, more = on_ ? 32 : 0;  // tiles read rows beyond the last one
+        const int64_t count = on_ ? rows : 0, more = count ? 32 : 0;  // tiles read rows beyond the last one
         return {call_.arena.shared<Octet>((count + more) * numbers), call_.arena.shared<float>(count * groups),
                 call_.arena.shared<int32_t>(count * groups), numbers, groups};
     }
@@ -282,7 +310,7 @@ private:
     Call& call_;
     const bool on_;
     const Groups gate_;
-    const Rounded x_, h_;
+    const Rounded x_, sheet_, h_;
     const Region<Octet> left_;
     const Region<float> scales_;
     const Region<int32_t> totals_;

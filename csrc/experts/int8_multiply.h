@@ -8,7 +8,7 @@
 
 namespace gs::GS_LEVEL {
 
-constexpr int64_t PART = 256;  // numbers of a row at a time: 8 or 16 KiB of weights stay in L1
+constexpr int64_t PART = UNIT == 64 ? 512 : 256;  // numbers of a row at a time: 8 or 16 KiB of weights stay in L1
 
 // `groups` groups of `length` numbers; or a part of one group, of which `first` and `last` say where it lies.
 struct Product {
