@@ -224,11 +224,11 @@ def main(argv: list[str] | None = None) -> int:
                 target = targets(module, swiglu, args.device)[name]
                 reports[label] = assay.check(target, device=args.device, raises=False)
                 print(summary(label, reports[label]), flush=True)
-    if args.json:
-        result = {"versions": versions, "machine": machine}
-        result["reports"] = {label: report.to_json() for label, report in reports.items()}
-        result["expected"] = {label: expected(label, report) for label, report in reports.items()}
-        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+                if args.json:  # after each, so that what is finished is kept when the rest is not
+                    result = {"versions": versions, "machine": machine}
+                    result["reports"] = {label: report.to_json() for label, report in reports.items()}
+                    result["expected"] = {label: expected(label, report) for label, report in reports.items()}
+                    Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
     if args.html:
         from goldsmith.assay.html import page
 

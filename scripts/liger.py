@@ -4,7 +4,8 @@
     python scripts/liger.py all.json docs/liger/cpu.json     keeps what the tables need: 20 kB of 900
     python scripts/tables.py                                 writes the tables
 
-Each file of docs/liger is one run, on one machine.
+Each file of docs/liger is from one machine. Where time there is short, the example runs several times, `--only` some
+of its targets, and all of its files are given: scripts/liger.py one.json two.json docs/liger/h100.json.
 """
 
 import json
@@ -125,12 +126,26 @@ def _conditions(run: dict) -> str:
     return f"\n{run['machine']}; {versions}.\n\n"
 
 
-def main(source: str, to: str) -> int:
-    kept = reduced(json.loads(Path(source).read_text()))
+def joined(parts: list[dict]) -> dict:
+    """Runs of some targets each, as one; of a target that was run twice the later run."""
+    for part in parts[1:]:
+        for what in ("machine", "versions"):
+            if part[what] != parts[0][what]:
+                raise SystemExit(
+                    f"{what}: {part[what]} in one file, {parts[0][what]} in another; join runs of one machine"
+                )
+    reports = {label: report for part in parts for label, report in part["reports"].items()}
+    return {**parts[0], "reports": {label: reports[label] for label in (*FUNCTIONS, *FAULTS) if label in reports}}
+
+
+def main(sources: list[str], to: str) -> int:
+    kept = joined([reduced(json.loads(Path(source).read_text())) for source in sources])
     Path(to).parent.mkdir(parents=True, exist_ok=True)
     Path(to).write_text(json.dumps(kept, indent=1) + "\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    if len(sys.argv) < 3:
+        raise SystemExit(__doc__)
+    sys.exit(main(sys.argv[1:-1], sys.argv[-1]))

@@ -101,3 +101,15 @@ def test_a_missing_gpu_is_said_in_one_sentence():
     assert (
         done.stderr.startswith("assay_liger: --device cuda: torch sees no CUDA device") and done.stderr.count("\n") == 1
     )
+
+
+def test_runs_of_some_functions_each_are_joined_if_they_are_of_one_machine():
+    spec = importlib.util.spec_from_file_location("liger_tables", EXAMPLE.parents[1] / "scripts" / "liger.py")
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    one = {"machine": "a", "versions": {"torch": "2"}, "reports": {"swiglu": 1, "pre": 2}}
+    both = tables.joined([one, {**one, "reports": {"pre": 3, "post_res": 4}}])
+    assert both == {**one, "reports": {"pre": 3, "post_res": 4, "swiglu": 1}}
+    assert list(both["reports"]) == ["pre", "post_res", "swiglu"]
+    with pytest.raises(SystemExit, match="machine: b in one file, a in another; join runs of one machine"):
+        tables.joined([one, {**one, "machine": "b"}])
