@@ -67,6 +67,11 @@ private:
         parallel_for(call_.args.experts * blocks * panels, [&](int64_t item, int worker) {
             const int64_t expert = item / (blocks * panels), row = item / panels % blocks * HEIGHT,
                           col = item % panels * panel;
+            const Factor straight = factor_of(out, expert), to = turned ? transposed(straight) : straight;
+            if (begin(expert) == begin(expert + 1)) {
+                if (row == 0 && col == 0) clear(straight, turned ? 0 : offset, turned ? n : m, turned ? m : n);
+                return;
+            }
             const int64_t height = least(m - row, HEIGHT), width = least(n - col, panel);
             const int64_t stripes = (width + STRIPE - 1) / STRIPE;
             const Desk desk = call_.desk(worker);
@@ -78,13 +83,29 @@ private:
                     multiply(desk.left, height, desk.stripes + c * DEPTH * STRIPE, end - k,
                              desk.sums + c * ROWS * STRIPE);
             }
-            const Factor straight = factor_of(out, expert), to = turned ? transposed(straight) : straight;
-            for (int64_t i = 0; i < height; ++i)
-                for (int64_t j = 0; j < width; ++j) {
-                    const float sum = desk.sums[(j / STRIPE * ROWS + i) * STRIPE + j % STRIPE];
-                    to.put(offset + row + i, col + j, scale * sum);
-                }
+            const auto put = [&](int64_t i, int64_t j) {
+                to.put(offset + row + i, col + j, scale * desk.sums[(j / STRIPE * ROWS + i) * STRIPE + j % STRIPE]);
+            };
+            if (to.column < to.row) {  // neighbours in memory one after the other
+                for (int64_t i = 0; i < height; ++i)
+                    for (int64_t j = 0; j < width; ++j) put(i, j);
+            } else {
+                for (int64_t j = 0; j < width; ++j)
+                    for (int64_t i = 0; i < height; ++i) put(i, j);
+            }
         });
+    }
+
+    // The gradient of an expert without routes: most of all gradients, when there are few tokens.
+    static void clear(const Factor& to, int64_t row, int64_t rows, int64_t columns) {
+        const size_t element = to.bf16 ? 2 : 4;
+        char* const at = to.data + static_cast<size_t>(row * to.row) * element;
+        if (to.column == 1 && to.row == columns) {
+            std::memset(at, 0, static_cast<size_t>(rows * columns) * element);
+            return;
+        }
+        for (int64_t i = row; i < row + rows; ++i)
+            for (int64_t j = 0; j < columns; ++j) to.put(i, j, 0);
     }
 
     // Routes [begin, end): a part of the left rows turned, the right rows cut into stripes.
