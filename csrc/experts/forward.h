@@ -114,7 +114,7 @@ private:
                     g[j] += bias.at(s.expert, c.begin + j), u[j] += bias.at(s.expert, inner + c.begin + j);
             const int64_t route = plan.order[s.begin + i];
             if (bf16) {  // the backward starts from what is saved: h is of these, too
-                round_row(g, c.width), round_row(u, c.width);
+                round_row(g), round_row(u);
             }
             if (given(args.g)) {
                 write(place(static_cast<char*>(args.g.data), route, c.begin), bf16, c.width, g);
@@ -125,8 +125,8 @@ private:
         }
     }
 
-    static void round_row(float* values, int64_t count) {
-        for (int64_t j = 0; j < count; ++j) values[j] = bfloat16(to_bfloat16(values[j]));
+    static void round_row(float* values) {
+        for (int j = 0; j < STRIPE; j += LANES) store(values + j, through_bfloat16(load(values + j)));
     }
 
     char* place(char* data, int64_t row, int64_t column) const {

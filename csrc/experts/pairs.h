@@ -126,6 +126,8 @@ inline Right peel(float* stripe, int64_t depth, uint32_t* words) {
 // Two by two tiles of sums; rows beyond the last one are computed from what lies there and never read.
 inline void multiply_pairs(const Left& left, int64_t rows, const Right& right, int64_t depth, float* sums) {
     const int64_t steps = padded(depth) / STEP, pair = right.pair * 4, wide = left.stride * 4;
+    // gcc's tile instructions do not say that they read and write memory
+    __asm__ volatile("" ::: "memory");
     for (int64_t t = 0; t < rows; t += 32) {
         const bool both = rows - t > 16;
         const uint32_t *upper = static_cast<const uint32_t*>(left.rows) + t * left.stride,
@@ -155,6 +157,7 @@ inline void multiply_pairs(const Left& left, int64_t rows, const Right& right, i
             TILE_STORE(3, bottom + 16, STRIPE * 4);
         }
     }
+    __asm__ volatile("" ::: "memory");
 }
 
 #else

@@ -89,10 +89,21 @@ inline Words nibbles(uint32_t low, uint32_t high) {
                                                  _mm512_set1_epi32(static_cast<int>(high)));
     return {_mm512_srlv_epi32(both, shifts)};
 }
+// 16 bits in the upper half of each, rounded to even; NaN stays NaN
+inline __m512i rounded_to_bfloat16(__m512 a) {
+    const __m512i bits = _mm512_castps_si512(a),
+                  odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    return _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), quiet);
+}
 inline void store_bfloat16(uint16_t* p, Floats a) {
-    alignas(64) float lanes[LANES];
-    _mm512_store_ps(lanes, a.v);
-    for (int i = 0; i < LANES; ++i) p[i] = to_bfloat16(lanes[i]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_to_bfloat16(a.v), 16)));
+}
+inline Floats through_bfloat16(Floats a) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    return {_mm512_castsi512_ps(_mm512_and_si512(rounded_to_bfloat16(a.v), upper))};
 }
 inline Floats half_floats(const uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -207,10 +218,24 @@ inline Words nibbles(uint32_t low, uint32_t high) {
     return {_mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(low)), shifts),
             _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(high)), shifts)};
 }
+// 16 bits in the upper half of each, rounded to even; NaN stays NaN
+inline __m256i rounded_to_bfloat16(__m256 a) {
+    const __m256i bits = _mm256_castps_si256(a),
+                  odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
+}
 inline void store_bfloat16(uint16_t* p, Floats x) {
-    alignas(32) float lanes[LANES];
-    store(lanes, x);
-    for (int i = 0; i < LANES; ++i) p[i] = to_bfloat16(lanes[i]);
+    const __m256i low = _mm256_srli_epi32(rounded_to_bfloat16(x.a), 16),
+                  high = _mm256_srli_epi32(rounded_to_bfloat16(x.b), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
+}
+inline Floats through_bfloat16(Floats x) {
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    const auto cut = [&](__m256 a) { return _mm256_castsi256_ps(_mm256_and_si256(rounded_to_bfloat16(a), upper)); };
+    return {cut(x.a), cut(x.b)};
 }
 inline Floats half_floats(const uint16_t* p) {
     const auto* q = reinterpret_cast<const __m128i*>(p);
@@ -280,6 +305,10 @@ inline Words nibbles(uint32_t low, uint32_t high) {
 }
 inline void store_bfloat16(uint16_t* p, Floats a) {
     for (int i = 0; i < LANES; ++i) p[i] = to_bfloat16(a.v[i]);
+}
+inline Floats through_bfloat16(Floats a) {
+    for (float& value : a.v) value = bfloat16(to_bfloat16(value));
+    return a;
 }
 inline float half_float(uint16_t h) {
     const int exponent = h >> 10 & 31, mantissa = h & 1023;
