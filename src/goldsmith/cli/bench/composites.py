@@ -15,6 +15,7 @@ from ...assay.stage import stage
 from ...assay.target import Target
 from ...core.bench import BenchCase
 from ...core.op import Op
+from . import layers
 from .subject import OURS, Subject, Tensors, Variant
 
 PRE_OPTIONS = ("rms_eps", "pre_eps", "post_mult", "iterations", "sinkhorn_eps", "form")
@@ -117,4 +118,4 @@ class _StoredGradient(torch.autograd.Function):
         return stored(grad, ctx.dtype), None
 
 
-ALL = {"mhc.connection": Connection}
+ALL: dict[str, Any] = {"mhc.connection": Connection, **layers.ALL}

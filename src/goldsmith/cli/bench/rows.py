@@ -74,7 +74,7 @@ class Conditions:
         versions = {"goldsmith": __version__, "torch": facts.torch, "python": facts.python}
         if facts.triton:
             versions["triton"] = facts.triton
-        for package in ("liger-kernel",):
+        for package in ("liger-kernel", "peer-pytorch", "product-key-memory"):
             try:
                 versions[package] = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import compiled, eager, embedding_bag, liger
+from . import compiled, eager, embedding_bag, liger, published
 
-ALL: dict[str, ModuleType] = {module.NAME: module for module in (eager, compiled, liger, embedding_bag)}
+_MODULES = (eager, compiled, liger, embedding_bag, *published.PEERS)
+ALL: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}

@@ -1,0 +1,47 @@
+"""The layers that are timed are router.PEER, and what stands beside them computes the same."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from goldsmith import assay
+from goldsmith.cli.bench.layers import ALL, formula
+from goldsmith.cli.bench.peers import published
+
+SIZES = {"T": 512, "D": 32, "s": 16, "heads": 4, "k": 6, "key_dim": 24}
+
+
+def relative_error(golden, variant):
+    return (variant.results()[0][: len(golden)] - golden).norm() / golden.norm()
+
+
+@pytest.fixture(params=list(ALL))
+def subject(request):
+    made = ALL[request.param]
+    entry = made.entries()[0]
+    small = assay.case(**{name: [size] for name, size in SIZES.items()})(made.draw)[0]
+    return made(replace(entry, build=small.build), "cpu")
+
+
+def test_the_formula_is_the_golden_of_the_module(subject):
+    assay.check(subject.target("reference"), dtype=torch.float32, probes=("values", "ensemble", "second_call"))
+
+
+def test_published_layers_select_and_give_the_same(subject):
+    golden = subject.golden()
+    ours = subject.ours("reference")
+    leaves = {tuple(leaf.shape) for leaf in ours.leaves}
+    assert relative_error(golden, ours) < relative_error(golden.flip(-1), ours) / 1e5
+    peers = [peer for peer in published.PEERS if peer.missing() is None]
+    for variant in filter(None, (peer.prepare(subject) for peer in peers)):
+        assert variant.note.startswith("0 of its selections")
+        assert relative_error(golden, variant) < 2 * relative_error(golden, ours)
+        assert len(variant.leaves) == len(ours.leaves) and len(leaves & {tuple(t.shape) for t in variant.leaves}) > 1
+
+
+def test_every_parameter_gets_a_gradient(subject):
+    given = {name: t.double().requires_grad_() for name, t in subject.tensors.items()}
+    formula(**given, **subject.options).sum().backward()
+    assert all(t.grad.any() for t in given.values())
+    assert all(gradient is not None for gradient in subject.ours("reference").backward()())
