@@ -21,6 +21,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # so that a machine without a GPU can say 
 import torch
 from typer.models import ArgumentInfo
 
+import finetune
 import kernelfault
 import language_model
 import liger
@@ -237,6 +238,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernelfault_amended": lambda: kernelfault.amended(table),
     "kernelfault_confusion": lambda: kernelfault.confusion(table),
     "language_model": lambda: language_model.losses(table),
+    "finetune": lambda: finetune.runs(table),
 }
 
 
