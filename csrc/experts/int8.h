@@ -26,7 +26,7 @@ struct Groups {
 struct Rounded {
     Region<Octet> numbers;  // [rows][stride]
     Region<float> scales;   // [rows][groups]
-    Region<int32_t> totals;
+    Region<int32_t> starts;
     int64_t stride, groups;
 };
 
@@ -41,7 +41,7 @@ public:
           h_(reserve(call.plan.routes, numbers_of_down(call.args.slice_count), groups_of_down(call.args.slice_count))),
           left_(call.arena.each<Octet>(on_ && !SHEET ? ROWS * LEFT : 0)),
           scales_(call.arena.each<float>(on_ && !SHEET ? ROWS * STRIPE : 0)),
-          totals_(call.arena.each<int32_t>(on_ && !SHEET ? ROWS * STRIPE : 0)),
+          starts_(call.arena.each<int32_t>(on_ && !SHEET ? ROWS * STRIPE : 0)),
           words_(call.arena.each<uint32_t>(on_ ? PART / OCTETS * STRIPE : 0)),
           weights_(call.arena.each<float>(on_ ? STRIPE * STRIPE : 0)),
           partial_(call.arena.each<int32_t>(on_ ? 2 * ROWS * STRIPE : 0)) {}
@@ -61,7 +61,7 @@ public:
                     const int64_t token = call_.plan.order[place] / call_.slots;
                     copy(x_.numbers, token * x_.stride, sheet_.numbers, place * x_.stride, x_.stride);
                     copy(x_.scales, token * x_.groups, sheet_.scales, place * x_.groups, x_.groups);
-                    copy(x_.totals, token * x_.groups, sheet_.totals, place * x_.groups, x_.groups);
+                    copy(x_.starts, token * x_.groups, sheet_.starts, place * x_.groups, x_.groups);
                 }
             });
     }
@@ -138,7 +138,7 @@ private:
     static void take(const Rounded& rows, const Segment& s, int64_t number, int64_t group, Product& p) {
         const int64_t first = s.begin * rows.groups + group;
         p.left = rows.numbers.data() + s.begin * rows.stride + number, p.stride = rows.stride;
-        p.scales = rows.scales.data() + first, p.totals = rows.totals.data() + first, p.scale_stride = rows.groups;
+        p.scales = rows.scales.data() + first, p.starts = rows.starts.data() + first, p.scale_stride = rows.groups;
     }
 
     void gather_x(const Segment& s, const Part& part, int worker, Product& p) const {
@@ -149,11 +149,11 @@ private:
                         static_cast<size_t>(count) * sizeof(Octet));
             std::memcpy(scales_.data(worker) + i * STRIPE, x_.scales.data() + first,
                         static_cast<size_t>(part.groups) * 4);
-            std::memcpy(totals_.data(worker) + i * STRIPE, x_.totals.data() + first,
+            std::memcpy(starts_.data(worker) + i * STRIPE, x_.starts.data() + first,
                         static_cast<size_t>(part.groups) * 4);
         }
         p.left = left_.data(worker), p.stride = LEFT;
-        p.scales = scales_.data(worker), p.totals = totals_.data(worker), p.scale_stride = STRIPE;
+        p.scales = scales_.data(worker), p.starts = starts_.data(worker), p.scale_stride = STRIPE;
     }
 
     Product product(const Part& part, int64_t rows, int worker) const {
@@ -169,7 +169,7 @@ private:
         with_octets(m.format, [&](auto code) {
             using Code = decltype(code);
             spread_part<Code>(m, s.expert, row, part, groups, words_.data(worker), weights_.data(worker));
-            p.bias = BIAS<Code>, p.sums = sums;
+            p.sums = sums;
             multiply_octets(p);
         });
     }
@@ -230,7 +230,7 @@ private:
             Octet* numbers = to.numbers.data() + at * to.stride + first_number + i * groups.length;
             const int64_t place = at * to.groups + first_group + i;
             to.scales.data()[place] = scale;
-            to.totals.data()[place] =
+            to.starts.data()[place] =
                 round_group(rows, row, from, to_column < end ? to_column : end, scale, groups.length, numbers);
         }
     }
@@ -258,12 +258,13 @@ private:
         return finite ? largest / 127 : std::numeric_limits<float>::quiet_NaN();
     }
 
-    // The numbers of a group, and their sum.
+    // The numbers of a group, and where its sums begin: what lifted weights give too much is taken off before.
     int32_t round_group(const Rows& rows, int64_t row, int64_t begin, int64_t end, float scale, int64_t length,
                         Octet* to) const {
         alignas(64) float values[PART];
         alignas(64) int8_t codes[PART];
         const Floats divisor = all(scale == 0 ? 1 : scale);
+        const gs_format format = call_.args.slices[0].down.format;
         int32_t total = 0;
         for (int64_t done = 0; done < length; done += PART) {
             const int64_t room = length - done < PART ? length - done : PART, left = end - begin - done;
@@ -275,12 +276,11 @@ private:
                 keep_codes(codes + j, lesser(all(127), greater(all(-127), round(load(values + j) / divisor))));
             for (int64_t j = whole; j < room; ++j) codes[j] = 0;
             for (int64_t j = 0; j < room; ++j) total += codes[j];
-            if (call_.args.slices[0].down.format == GS_INT8)
-                lay_out<Int8>(codes, room, to + done);
-            else
-                lay_out<Int4>(codes, room, to + done);
+            with_octets(format, [&](auto code) { lay_out<decltype(code)>(codes, room, to + done); });
         }
-        return total;
+        int32_t bias = 0;
+        with_octets(format, [&](auto code) { bias = BIAS<decltype(code)>; });
+        return -bias * total;
     }
 
     template <class Code> static void lay_out(const int8_t* codes, int64_t count, Octet* to) {
@@ -313,7 +313,7 @@ private:
     const Rounded x_, sheet_, h_;
     const Region<Octet> left_;
     const Region<float> scales_;
-    const Region<int32_t> totals_;
+    const Region<int32_t> starts_;
     const Region<uint32_t> words_;
     const Region<float> weights_;
     const Region<int32_t> partial_;

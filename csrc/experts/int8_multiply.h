@@ -14,24 +14,16 @@ constexpr int64_t PART = UNIT == 64 ? 512 : 256;  // numbers of a row at a time:
 struct Product {
     const Octet* left;  // [rows][stride]: of a row, group by group
     int64_t stride;
-    const float* scales;  // [rows][scale_stride]: of a row's groups; sums of their numbers likewise
-    const int32_t* totals;
+    const float* scales;  // [rows][scale_stride]: of a row's groups; where their sums begin likewise
+    const int32_t* starts;
     int64_t scale_stride, rows;
     const uint32_t* words;  // [groups * length / OCTETS][STRIPE]
     const float* weights;   // [groups][STRIPE]: their scales
     int64_t groups, length;
     bool first, last;
-    int32_t bias;
     int32_t* partial;  // [ROWS][STRIPE]: sums of a group whose end is to come
     float* sums;       // [rows][STRIPE]
 };
-
-// What a finished sum of whole numbers adds, sixteen outputs of a row.
-inline void finish(const Product& p, int64_t row, int64_t group, int column, Words sum) {
-    float* at = p.sums + row * STRIPE + column;
-    const Floats value = to_floats(sum) * load(p.weights + group * STRIPE + column);
-    store(at, load(at) + value * all(p.scales[row * p.scale_stride + group]));
-}
 
 #if defined(__AMX_INT8__)
 
@@ -58,7 +50,7 @@ template <int SUM, int A, int B> void tile_dot_bytes() {
 #endif
 
 // Two by two tiles of sums; rows beyond the last one are computed from what lies there and never read.
-inline void multiply_octets(const Product& p) {
+inline void multiply_octets(const Product p) {
     constexpr int64_t wide = STRIPE * 4;
     __asm__ volatile("" ::: "memory");  // gcc 12 does not know that tile loads read memory
     for (int64_t t = 0; t < p.rows; t += 32) {
@@ -96,18 +88,24 @@ inline void multiply_octets(const Product& p) {
             __asm__ volatile("" ::: "memory");
             if (!p.last) continue;
             const int64_t end = p.rows - t < 32 ? p.rows : t + 32;
+            const Floats weights[] = {load(p.weights + g * STRIPE), load(p.weights + g * STRIPE + LANES)};
             for (int64_t i = t; i < end; ++i)
-                for (int c = 0; c < STRIPE; c += LANES) finish(p, i, g, c, load_words(p.partial + i * STRIPE + c));
+                for (int c = 0; c < 2; ++c) {
+                    float* at = p.sums + i * STRIPE + LANES * c;
+                    const Floats value = to_floats(load_words(p.partial + i * STRIPE + LANES * c)) * weights[c];
+                    store(at, load(at) + value * all(p.scales[i * p.scale_stride + g]));
+                }
         }
     }
 }
 
 #else
 
-// M rows from row `begin` on.
-template <int M> void multiply_octet_rows(const Product& p, int64_t begin) {
+// M rows from row `begin` on. The arguments by value: what a store might write, the compiler would read again.
+template <int M> void multiply_octet_rows(const Product p, int64_t begin) {
     const auto* row = reinterpret_cast<const char*>(p.left + begin * p.stride);
     const int64_t bytes = p.stride * static_cast<int64_t>(sizeof(Octet)), count = p.length / OCTETS;
+    const int64_t first_scale = begin * p.scale_stride;
     for (int64_t g = 0; g < p.groups; ++g, row += 4 * count)
         for (int column = 0; column < STRIPE; column += 16 * ABREAST) {
             Words sum[M][ABREAST];
@@ -115,9 +113,9 @@ template <int M> void multiply_octet_rows(const Product& p, int64_t begin) {
             for (int t = 0; t < M; ++t)
 #pragma GCC unroll 2
                 for (int c = 0; c < ABREAST; ++c)
-                    sum[t][c] =
-                        p.first ? all_words(static_cast<uint32_t>(-p.bias * p.totals[(begin + t) * p.scale_stride + g]))
-                                : load_words(p.partial + (begin + t) * STRIPE + column + 16 * c);
+                    sum[t][c] = p.first
+                                    ? all_words(static_cast<uint32_t>(p.starts[first_scale + t * p.scale_stride + g]))
+                                    : load_words(p.partial + (begin + t) * STRIPE + column + 16 * c);
             const uint32_t* words = p.words + g * count * STRIPE + column;
             for (int64_t k = 0; k < count; ++k, words += STRIPE) {
                 Words b[ABREAST];
@@ -131,20 +129,29 @@ template <int M> void multiply_octet_rows(const Product& p, int64_t begin) {
                     for (int c = 0; c < ABREAST; ++c) sum[t][c] = dot(sum[t][c], b[c], a);
                 }
             }
+            if (!p.last) {
+#pragma GCC unroll 16
+                for (int t = 0; t < M; ++t)
+#pragma GCC unroll 2
+                    for (int c = 0; c < ABREAST; ++c)
+                        keep_words(reinterpret_cast<uint32_t*>(p.partial) + (begin + t) * STRIPE + column + 16 * c,
+                                   sum[t][c]);
+                continue;
+            }
+            Floats weights[ABREAST];
+            for (int c = 0; c < ABREAST; ++c) weights[c] = load(p.weights + g * STRIPE + column + 16 * c);
 #pragma GCC unroll 16
             for (int t = 0; t < M; ++t)
 #pragma GCC unroll 2
                 for (int c = 0; c < ABREAST; ++c) {
-                    if (p.last)
-                        finish(p, begin + t, g, column + 16 * c, sum[t][c]);
-                    else
-                        keep_words(reinterpret_cast<uint32_t*>(p.partial) + (begin + t) * STRIPE + column + 16 * c,
-                                   sum[t][c]);
+                    float* at = p.sums + (begin + t) * STRIPE + column + 16 * c;
+                    const Floats scale = all(p.scales[first_scale + t * p.scale_stride + g]);
+                    store(at, load(at) + to_floats(sum[t][c]) * weights[c] * scale);
                 }
         }
 }
 
-using MultiplyOctets = void (*)(const Product&, int64_t);
+using MultiplyOctets = void (*)(const Product, int64_t);
 template <int... M> MultiplyOctets pick_octets(Counts<M...>, int rows) {
     static constexpr MultiplyOctets known[] = {multiply_octet_rows<M>...};
     return known[rows - 1];
