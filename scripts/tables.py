@@ -25,6 +25,7 @@ import finetune
 import kernelfault
 import language_model
 import liger
+import strategies
 from goldsmith import Op
 from goldsmith.assay.case import Case
 from goldsmith.cli import app
@@ -238,6 +239,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernelfault_amended": lambda: kernelfault.amended(table),
     "kernelfault_confusion": lambda: kernelfault.confusion(table),
     "language_model": lambda: language_model.losses(table),
+    "router_strategies": lambda: strategies.gather_or_dense(table),
     "finetune": lambda: finetune.runs(table),
 }
 

@@ -44,10 +44,12 @@ def inputs(
     memory: bool = False,
     layout: str = "contiguous",
     long: bool = False,
+    sparse: bool = False,
 ) -> dict[str, Any]:
     """What atomic_experts takes; T is a number of tokens, or all leading dimensions; memory: w_in is None.
 
     layout "strided": h and both tables are every second column of wider tensors, as slices of a fused projection are.
+    sparse: the tables' gradients are row-sparse.
     """
     batch, E = T if isinstance(T, tuple) else (T,), D if E is None else E
     step = 2 if layout == "strided" else 1
@@ -64,7 +66,7 @@ def inputs(
         "indices": indices.long() if long else indices,
         "activation": activation,
         "strategy": strategy,
-        "sparse_grad": False,
+        "sparse_grad": sparse,
     }
 
 
@@ -136,21 +138,28 @@ def _tags(name: str, sizes: dict[str, Any]) -> tuple[str, ...]:
 CASES = [Case(name, inputs, sizes, why, _tags(name, sizes)) for name, (sizes, why) in _CASES.items()]
 
 
-def _bench(letter: str, T: int, D: int, N: int, k: int) -> BenchCase:
-    sizes = {"T": T, "D": D, "N": N, "K": k}
+def _bench(letter: str, T: int, D: int, N: int, k: int, strategy: str = "gather", sparse: bool = False) -> BenchCase:
+    gradients = "row-sparse" if sparse else "dense"
     why = (
-        "rows of both tables once each, tokens twice, weights and indices; backward with dense gradients of the tables"
+        f"rows of both tables once each, tokens twice, weights and indices; backward with {gradients} gradients of the "
+        "tables"
     )
-    case = Case(f"{letter}[T={T},D={D},N={N},k={k}]", inputs, sizes, why)
+    given = {"T": T, "D": D, "N": N, "K": k, "strategy": strategy, "sparse": sparse}
+    mark = "_sparse" if sparse else "" if strategy == "gather" else f"_{strategy}"
+    case = Case(f"{letter}{mark}[T={T},D={D},N={N},k={k}]", inputs, given, why)
     pairs = T * k
     rows = N * (1 - (1 - 1 / N) ** pairs)  # distinct experts of a uniform routing
     forward = round(4 * rows * D + 4 * T * D + 12 * pairs)
-    backward = round(4 * rows * D + 4 * N * D + 6 * T * D + 16 * pairs)
+    backward = round(4 * rows * D + 4 * (rows if sparse else N) * D + 6 * T * D + 16 * pairs)
+    sizes = {"T": T, "D": D, "N": N, "k": k}
     return BenchCase(case.name, sizes, torch.bfloat16, case.build, forward, backward, why, ("w_in",))
 
 
+_SIZES = {"A": (4096, 1024, 65_536, 32), "B": (16_384, 2048, 65_536, 64), "C": (4096, 1024, 2**20, 32)}
+_CROSSING = {f"k{k}": (4096, 1024, 65_536, k) for k in (256, 1024, 4096)}
 BENCH = [
-    _bench("A", 4096, 1024, 65_536, 32),
-    _bench("B", 16_384, 2048, 65_536, 64),
-    _bench("C", 4096, 1024, 2**20, 32),
+    *(_bench(letter, *sizes) for letter, sizes in _SIZES.items()),
+    _bench("C", *_SIZES["C"], sparse=True),
+    *(_bench(letter, *sizes, strategy="dense") for letter, sizes in _SIZES.items()),
+    *(_bench(name, *sizes, strategy=s) for name, sizes in _CROSSING.items() for s in ("gather", "dense")),
 ]

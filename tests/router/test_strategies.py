@@ -1,0 +1,50 @@
+"""The rule of auto, held to what was timed."""
+
+import importlib
+import json
+
+import pytest
+import torch
+
+from goldsmith import Op, router
+from repo.tree import ROOT
+
+SLOWER = 1.25  # of the quicker strategy's time: nearer the crossing either will do
+
+
+@pytest.fixture
+def strategies(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module("strategies")
+
+
+def wrong(measured, both_ways):
+    """Where auto would take the strategy that was seen to be slower."""
+    found = []
+    for (machine, _, tokens, dim, experts, k), times in measured.items():
+        total = {name: both_ways(both) for name, both in times.items()}
+        if total[router.choose_strategy(tokens, k, experts, dim, torch.bfloat16, "cuda")] > SLOWER * min(
+            total.values()
+        ):
+            found.append(f"{machine}: N = {experts}, k = {k}: {total}")
+    return found
+
+
+def test_auto_takes_the_quicker_strategy_where_both_were_timed(strategies):
+    assert wrong(strategies.measured(), strategies.both_ways) == []
+
+
+@pytest.mark.parametrize("per_pair, right", [(1e-2, True), (1e-4, False)])
+def test_rows_show_where_auto_is_wrong(strategies, tmp_path, per_pair, right):
+    with (tmp_path / "rows.jsonl").open("w") as out:
+        for case in Op.get("router.atomic_experts").bench:
+            pairs, products = (case.sizes["T"] * case.sizes[name] for name in ("k", "N"))
+            row = {
+                "op": "router.atomic_experts", "peer": "goldsmith", "device": "cuda", "mode": "cold",
+                "case": case.name, "sizes": dict(case.sizes), "machine": "a card", "date": "a day",
+                "median_us": products * 3e-5 if "dense" in case.name else pairs * per_pair,
+            }  # fmt: skip
+            out.writelines(json.dumps(row | {"direction": d}) + "\n" for d in ("forward", "backward"))
+    measured = strategies.measured(tmp_path)
+    assert [place[-1] for place in measured] == [32, 32, 64, 256, 1024, 4096]
+    assert (wrong(measured, strategies.both_ways) == []) is right
