@@ -15,9 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import library
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FAULTS = HERE / "faults"
+NATIVE, NATIVE_SOURCES = "native", "csrc"
 _ID = re.compile(r"[MG]\d\d[a-z]?")
 _HOST_KEYS = {"name", "about", "backends", "held_out", "package", "cases"}
 _FAULT_KEYS = {
@@ -180,13 +183,18 @@ def copy(host: Host, backend: str, fault: Fault | None, folder: Path) -> Path:
     """Copy the host to `folder`, with the fault in it; returns the module's file, or the folder to import from.
 
     A specimen is one file. An operator that we ship imports its siblings, so that the whole package is copied; the
-    edited one is then imported before any other.
+    edited one is then imported before any other. A native backend's library is built from a copy of its sources.
     """
     if host.package:
         shutil.copytree(ROOT / "src" / "goldsmith", folder / "goldsmith", ignore=shutil.ignore_patterns("__pycache__"))
+        if backend == NATIVE:
+            shutil.copytree(ROOT / NATIVE_SOURCES, folder / NATIVE_SOURCES)
         if fault is not None:
-            path = folder / Path(fault.file).relative_to("src")
+            path = Path(fault.file)
+            path = folder / (path.relative_to("src") if path.parts[0] == "src" else path)
             path.write_text(applied(path.read_text(encoding="utf-8"), fault), encoding="utf-8")
+        if backend == NATIVE:
+            library.put_into(folder / "goldsmith", folder / NATIVE_SOURCES, ROOT / "build" / "kernelfault")
         return folder
     source = ROOT / host.backends[backend]
     text = source.read_text(encoding="utf-8")

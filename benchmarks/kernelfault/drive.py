@@ -47,10 +47,11 @@ class Plan:
     clean: int = 3000
     baselines: bool = False
     quick: bool = False
+    device: str = "cpu"
 
     def jobs(self) -> list[dict[str, Any]]:
         """One a child process: every fault, every host as it should be, and the clean runs in batches."""
-        common = {"seeds": self.seeds, "baselines": self.baselines, "quick": self.quick}
+        common = {"seeds": self.seeds, "baselines": self.baselines, "quick": self.quick, "device": self.device}
         jobs = [
             {"name": f.key, "of": made_of(f.host, f.backend, f), "kind": "fault", "host": f.host.name,
              "backend": f.backend, "fault": f.key, **common,
@@ -66,7 +67,7 @@ class Plan:
         for first in range(0, self.clean, _BATCH):
             drawn = list(range(first, min(first + _BATCH, self.clean)))
             name = f"clean {drawn[0]}..{drawn[-1]}"
-            jobs.append({"name": name, "of": clean, "kind": "clean", "draws": drawn, "alone": False})
+            jobs.append({"name": name, "of": clean, "kind": "clean", "draws": drawn, "alone": False, "device": "cpu"})
         return jobs
 
 
@@ -80,7 +81,8 @@ def digest(plan: Plan) -> str:
     files = [p for p in sorted(assay.rglob("*.py")) if "html" not in p.relative_to(assay).parts]
     files += [HERE / name for name in ("baselines.py", "baselines_names.py", "loading.py", "worker.py")]
     files += sorted(assay.rglob("*.json"))
-    return _hashed(files, f"{plan.baselines} {plan.quick}")
+    elsewhere = "" if plan.device == "cpu" else f" {plan.device}"
+    return _hashed(files, f"{plan.baselines} {plan.quick}{elsewhere}")
 
 
 def made_of(host: Host, backend: str, fault: Fault | None = None) -> str:
@@ -89,6 +91,8 @@ def made_of(host: Host, backend: str, fault: Fault | None = None) -> str:
         package = ROOT / "src" / "goldsmith"
         folders = [package / "core", package.joinpath(*host.package.split(".")[1:-1])]
         files = [p for folder in folders for p in sorted(folder.rglob("*.py"))] + [package / "cli" / "targets.py"]
+        if backend == catalogue.NATIVE:
+            files += [p for p in sorted((ROOT / catalogue.NATIVE_SOURCES).rglob("*")) if p.suffix in (".h", ".cpp")]
     else:
         files = [ROOT / host.backends[backend]]
     tried = (host.cases, fault.cases, fault.dtype, fault.together, fault.edits) if fault is not None else host.cases
@@ -142,25 +146,56 @@ class Kept:
 
 
 def run(plan: Plan, kept: Kept, workers: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Do what is left; yields (jobs done, jobs in all, the job) as jobs end."""
+    """Do what is left; yields (jobs done, jobs in all, the job) as jobs end.
+
+    One row of every fault comes first, so that an early end leaves a table of all of them; then the rest of the faults,
+    hosts as they should be, and clean runs, what takes long before what does not. Raises Broken, with all that broke,
+    when everything else is done.
+    """
     jobs = plan.jobs()
-    left = [job for job in jobs if not _whole(job, kept)]
+    left = sorted((job for job in jobs if not _whole(job, kept)), key=_takes)
     done = len(jobs) - len(left)
-    children = _Children()
+    begun = {job["name"]: job for job in left if job["kind"] == "fault" and not kept.of(job)}
+    later = [job for job in left if job["name"] not in begun]
+    children, broken = _Children(), dict[str, str]()
     with ThreadPoolExecutor(workers) as pool:
-        futures: dict[Future, dict] = {pool.submit(_job, job, kept, children): job for job in left}
+        futures: dict[Future, dict] = {}
+
+        def begin(job: dict[str, Any]) -> None:
+            futures[pool.submit(_job, job, kept, children)] = job
+
+        for job in begun.values():
+            begin({**job, "first": True})
         try:
-            while futures:
+            while futures or later:
+                while later and not begun:
+                    begin(later.pop(0))
                 ended, _ = wait(futures, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in ended:
                     job = futures.pop(future)
-                    future.result()
+                    rest = begun.pop(job["name"]) if job.get("first") else None
+                    try:
+                        future.result()
+                    except Broken as error:
+                        broken[job["name"]] = str(error)
+                    else:
+                        if rest is not None:
+                            begin(rest)
+                            continue
                     done += 1
                     yield done, len(jobs), job
         finally:
             for future in futures:
                 future.cancel()
             children.end()
+    if broken:
+        raise Broken("\n".join(broken.values()))
+
+
+def _takes(job: dict[str, Any]) -> tuple[int, int]:
+    """Its place in the queue: faults, hosts, clean runs; operators that we ship and interpreted kernels take long."""
+    long = job["kind"] != "clean" and (bool(catalogue.hosts()[job["host"]].package) or job["backend"] == "triton")
+    return ("fault", "twin", "clean").index(job["kind"]), -int(long)
 
 
 def told(job: dict[str, Any]) -> dict[str, str]:
@@ -184,7 +219,7 @@ class _Children:
         self.lock = threading.Lock()
         self.mine = threading.local()
 
-    def get(self, *, new: bool) -> _Child:
+    def get(self, device: str, *, new: bool) -> _Child:
         """The child of this thread, or a new one."""
         child = getattr(self.mine, "child", None)
         if child is not None and new:
@@ -193,7 +228,7 @@ class _Children:
             if self.ended:
                 raise KeyboardInterrupt
             if child is None or child.over:
-                child = self.mine.child = _Child()
+                child = self.mine.child = _Child(device)
                 self.running.add(child)
         return child
 
@@ -208,7 +243,7 @@ def _job(job: dict[str, Any], kept: Kept, children: _Children) -> None:
     """One job to its end: a child that dies costs the row it was at, and another child goes on."""
     for _ in range(_RESTARTS):
         done = [[r["case"], r["seed"]] for r in kept.of(job) if "seed" in r]
-        child = children.get(new=job["alone"])
+        child = children.get(job["device"], new=job["alone"])
         ended = child.do({**job, "done": done}, kept)
         if not ended or job["alone"]:
             child.end()
@@ -220,18 +255,20 @@ def _job(job: dict[str, Any], kept: Kept, children: _Children) -> None:
     raise Broken(f"{job['name']}: the child process died {_RESTARTS} times")
 
 
-def environment() -> dict[str, str]:
-    """What a child process finds in its environment."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
+def environment(device: str = "cpu") -> dict[str, str]:
+    """What a child process finds in its environment: kernels are interpreted on the CPU alone."""
+    known = {name: v for name, v in os.environ.items() if name not in ("GOLDSMITH_LIBRARY", "TRITON_INTERPRET")}
+    known |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GOLDSMITH_ISA": catalogue.library.LEVEL}
+    return known | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
 
 
 class _Child:
     """A process that does one job after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "worker.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env=environment(),
+            stderr=subprocess.PIPE, text=True, env=environment(device),
         )  # fmt: skip
         self.said: deque[str] = deque(maxlen=60)
         self.at: dict | None = None

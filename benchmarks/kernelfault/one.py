@@ -1,6 +1,6 @@
 """In a child process: one fault in one case, diagnosed, as a user of its kernel would see it.
 
-python benchmarks/kernelfault/one.py KEY [PAGE]
+python benchmarks/kernelfault/one.py KEY DEVICE [PAGE]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 
-def main(key: str, page: str = "") -> int:
+def main(key: str, device: str, page: str = "") -> int:
     import catalogue
     import figures
     import worker
@@ -32,21 +32,21 @@ def main(key: str, page: str = "") -> int:
         case = None if fault.together else next(iter(fault.cases or worker.cases_of(make)))
         dtype = getattr(torch, fault.dtype) if fault.dtype else None
         sizes = worker.sizes_of(make, case) if case is not None else {}
-        found = assay.diagnose(make(), case, dtype=dtype, budget_s=worker.BUDGET)
-    where = f"as it is tried in {case}" if case is not None else "with every case before it"
-    print(f"{fault.host.name}: {fault.what} ({fault.id}, {fault.backend}, {where})\n")
-    print(str(found).replace(folder, "copy"), end="")
-    if page:
-        found.to_html(page)
-        print(f"\nPage  {page}")
-    if not fault.counted:
-        notes = {n.id for n in found.report.notes}
-        for note in (n for n in found.report.notes if n.id == fault.note):
-            print(f"\n{note.id}  {note.text}")
-            break
-        return int(found.verdict != fault.verdict or bool(fault.note) and fault.note not in notes)
-    said = figures.judged(worker.told(found, sizes), fault)
-    return int(not (said["stage"] and said["top1"]))
+        found = assay.diagnose(make(), case, dtype=dtype, device=device, budget_s=worker.BUDGET)
+        where = f"as it is tried in {case}" if case is not None else "with every case before it"
+        print(f"{fault.host.name}: {fault.what} ({fault.id}, {fault.backend}, {where})\n")
+        print(str(found).replace(folder, "copy"), end="")
+        if page:
+            found.to_html(page)
+            print(f"\nPage  {page}")
+        if not fault.counted:
+            notes = {n.id for n in found.report.notes}
+            for note in (n for n in found.report.notes if n.id == fault.note):
+                print(f"\n{note.id}  {note.text}")
+                break
+            return int(found.verdict != fault.verdict or bool(fault.note) and fault.note not in notes)
+        said = figures.judged(worker.told(found, sizes), fault)
+        return int(not (said["stage"] and said["top1"]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """KernelFault: what the assay says of kernels with known faults, and of kernels without any.
 
-    python benchmarks/kernelfault/score.py [--fault M04] [--host H] [--backend B] [--seeds 5] [--clean 3000]
-        [--baselines] [--quick] [--diagnose] [--jobs N] [--keep FILE] [--json F] [--html F] [--fit]
+    python benchmarks/kernelfault/score.py [--fault M04] [--host H] [--backend B] [--device cuda] [--seeds 5]
+        [--clean 3000] [--baselines] [--quick] [--diagnose] [--jobs N] [--keep FILE] [--json F] [--html F] [--fit]
 
 Rows are appended to a file as they come (build/kernelfault/ without --keep): Ctrl-C and kill -9 lose nothing, and the
 same command goes on where the last one stopped. Exit status: 0 every fault found and no false alarm, 1 otherwise,
@@ -29,6 +29,7 @@ import figures  # noqa: E402
 import show  # noqa: E402
 
 INTERRUPTED = 130
+ON_A_GPU = "triton"  # faults of this backend run on a GPU, too
 
 
 def main(given: list[str] | None = None) -> int:
@@ -41,13 +42,19 @@ def main(given: list[str] | None = None) -> int:
     if not faults:
         print("no fault has all of that; leave out --fault, --host or --backend.", file=sys.stderr)
         return 2
+    if asked.device != "cpu":
+        said = _refused(asked, faults)
+        if said:
+            print(said, file=sys.stderr)
+            return 2
+        faults = [f for f in faults if f.backend == ON_A_GPU]
     if asked.diagnose:
-        return _diagnosed([f for f in faults if f.id == asked.fault] or faults, asked.html)
-    narrowed = any((asked.fault, asked.host, asked.backend))
+        return _diagnosed([f for f in faults if f.id == asked.fault] or faults, asked.device, asked.html)
+    narrowed = any((asked.fault, asked.host, asked.backend, asked.device != "cpu"))
     clean = asked.clean if asked.clean is not None else 0 if narrowed else 3000
     plan = drive.Plan(
         tuple(faults), drive.everything(faults, asked.host, asked.backend), asked.seeds, clean, asked.baselines,
-        asked.quick,
+        asked.quick, asked.device,
     )  # fmt: skip
     digest = drive.digest(plan)
     keep = asked.keep or catalogue.ROOT / "build" / "kernelfault" / f"{digest}.jsonl"
@@ -67,7 +74,7 @@ def main(given: list[str] | None = None) -> int:
         status = INTERRUPTED
     except drive.Broken as error:
         print(f"{error}\nWhat was finished is in {keep}.", file=sys.stderr)
-        return 2
+        status = 2
     summary = figures.summarise(_wanted(kept.rows, plan))
     summary["conditions"] = {**conditions(plan, given), "load": figures.loads(kept.rows)}
     show.terminal(summary)
@@ -84,15 +91,28 @@ def main(given: list[str] | None = None) -> int:
     return status or show.status(summary)
 
 
-def _diagnosed(faults: list[drive.Fault], page: Path | None) -> int:
+def _refused(asked: argparse.Namespace, faults: list[drive.Fault]) -> str:
+    """Why nothing can be run on that device, or ""."""
+    import torch
+
+    if not any(f.backend == ON_A_GPU for f in faults):
+        return f"--device {asked.device}: none of these faults is in a Triton kernel; the others run on the CPU alone."
+    if asked.baselines or asked.clean:
+        return f"--device {asked.device}: --baselines and --clean are of the CPU; leave them out."
+    if not torch.cuda.is_available():
+        return f"--device {asked.device}: torch sees no GPU here; leave it out, and Triton kernels are interpreted."
+    return ""
+
+
+def _diagnosed(faults: list[drive.Fault], device: str, page: Path | None) -> int:
     """Each fault's diagnosis as its kernel's author would see it; 1 when one misses the stage or the cause."""
     if page is not None and len(faults) > 1:
         print(f"--html takes the page of one diagnosis, and {len(faults)} faults are chosen.", file=sys.stderr)
         return 2
     status = 0
     for fault in faults:
-        words = [str(HERE / "one.py"), fault.key, *([str(page)] if page is not None else [])]
-        done = subprocess.run([sys.executable, *words], env=drive.environment(), check=False)
+        words = [str(HERE / "one.py"), fault.key, device, *([str(page)] if page is not None else [])]
+        done = subprocess.run([sys.executable, *words], env=drive.environment(device), check=False)
         status = max(status, 1 if done.returncode else 0)
     return status
 
@@ -127,7 +147,7 @@ def conditions(plan: drive.Plan, given: list[str] | None) -> dict:
     words = " ".join(sys.argv[1:] if given is None else given)
     return {
         "command": f"goldsmith bench kernelfault {words}".strip(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores" + _gpu(plan.device),
         "commit": commit(),
         "torch": torch.__version__.split("+")[0],
         "triton": version,
@@ -136,6 +156,12 @@ def conditions(plan: drive.Plan, given: list[str] | None) -> dict:
         "seeds": plan.seeds,
         "quick": plan.quick,
     }
+
+
+def _gpu(device: str) -> str:
+    import torch
+
+    return "" if device == "cpu" else f", {torch.cuda.get_device_name()}"
 
 
 def commit() -> str:
@@ -157,6 +183,8 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--fault", metavar="ID", help="only this fault: M04, or M04b (default: all)")
     parser.add_argument("--host", metavar="H", help="only faults in this host")
     parser.add_argument("--backend", metavar="B", help="only faults in this backend: torch, triton, reference")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
+                        help="cuda: faults of Triton kernels, compiled for it (default cpu: interpreted)")  # fmt: skip
     parser.add_argument("--seeds", type=_positive, default=5, metavar="N", help="seeds of every fault (default 5)")
     parser.add_argument(
         "--clean", type=int, metavar="N",

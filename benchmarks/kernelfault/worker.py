@@ -59,14 +59,18 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
     cases = list(fault.cases if fault is not None and fault.cases else cases_of(make))
     if fault is not None and fault.together:
         cases = [TOGETHER]
-    for seed, case in itertools.product(range(job["seeds"]), cases[:1] if job["quick"] else cases):
+    first = job.get("first", False)
+    seeds, cases = 1 if first else job["seeds"], cases[:1] if first or job["quick"] else cases
+    for seed, case in itertools.product(range(seeds), cases):
         if (case, seed) in done:
             continue
         row = {"kind": job["kind"], "host": host.name, "backend": job["backend"], "case": case, "seed": seed}
         if fault is not None:
             row["fault"] = fault.key
         yield {"begin": row}
-        row |= examine(make, case, seed, fault.dtype) if fault is not None else twin(make, case, seed)
+        device = job["device"]
+        found = examine(make, case, seed, fault.dtype, device) if fault is not None else twin(make, case, seed, device)
+        row |= found
         if job["baselines"] and case != TOGETHER:
             import baselines
 
@@ -74,7 +78,7 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
             dtype, interpreted = fault.dtype if fault is not None else "", job["backend"] == "triton"
             row["baselines"] = baselines.rejected(make, case, seed, dtype, op, interpreted=interpreted)
         yield {**row, "load": round(os.getloadavg()[0], 1)}
-    yield {"end": job["seeds"]}
+    yield {"end": 0 if first else seeds}
 
 
 def _import_from(folder: Path) -> None:
@@ -97,7 +101,7 @@ def cases_of(make: Callable[[], Any]) -> list[str]:
     return [case.name for case in make().cases]
 
 
-def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "") -> dict:
+def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "", device: str = "cpu") -> dict:
     """What `diagnose` says of a faulty host in one case."""
     import torch
 
@@ -106,7 +110,8 @@ def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "") -> d
 
     started = time.perf_counter()
     one = None if case == TOGETHER else case
-    found = assay.diagnose(make(), one, dtype=getattr(torch, dtype) if dtype else None, seed=seed, budget_s=BUDGET)
+    drawn = getattr(torch, dtype) if dtype else None
+    found = assay.diagnose(make(), one, dtype=drawn, device=device, seed=seed, budget_s=BUDGET)
     raw = {}
     if found.evidence is not None and found.verdict == "fail":
         raw = {id: round(match.score, 4) for id, match in rules.matches(found.evidence).items()}
@@ -129,7 +134,7 @@ def told(found: Any, sizes: dict) -> dict:
     }
 
 
-def twin(make: Callable[[], Any], case: str, seed: int) -> dict:
+def twin(make: Callable[[], Any], case: str, seed: int, device: str = "cpu") -> dict:
     """The same host without a fault: its verdict, and what each part of an examination costs."""
     import torch
 
@@ -140,9 +145,9 @@ def twin(make: Callable[[], Any], case: str, seed: int) -> dict:
     from goldsmith.assay.session import Session
 
     target = make()
-    report = assay.check(target, case, seed=seed, raises=False)
+    report = assay.check(target, case, device=device, seed=seed, raises=False)
     chosen = target.case(case)
-    session = Session(target, chosen, target.dtypes[0], "cpu", seed, select(("values",)), chosen.name)
+    session = Session(target, chosen, target.dtypes[0], device, seed, select(("values",)), chosen.name)
     state = torch.random.get_rng_state()
     plain = _timed(lambda: execute(session.material, How(fill="zero")))
     compare = _timed(lambda: values.run(session))

@@ -18,11 +18,12 @@ FAULTS = catalogue.faults()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.key)
-def test_every_edit_fits_once_and_leaves_a_module(fault):
+def test_every_edit_fits_once_and_leaves_what_can_be_read(fault):
     source = (ROOT / fault.file).read_text(encoding="utf-8")
     wrong = catalogue.applied(source, fault)
     assert wrong != source
-    ast.parse(wrong)
+    if fault.file.endswith(".py"):
+        ast.parse(wrong)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.key)

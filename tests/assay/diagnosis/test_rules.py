@@ -7,7 +7,7 @@ import pytest
 from assay import kernels
 from assay.diagnosis.fault_table import TABLE, G
 from assay.diagnosis.faulty import checked, pair, report
-from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact
+from goldsmith.assay.diagnosis.evidence import Evidence, Influence, MemoryFact, RunFact
 from goldsmith.assay.diagnosis.rank import rank
 from goldsmith.assay.diagnosis.rules import CATALOGUE, NOTES, matches
 
@@ -119,3 +119,15 @@ def test_scores_go_through_the_calibration():
     scores = {c.id: c.score for c in rank(evidence, table)}
     assert scores["repeated_term"] == pytest.approx(0.2 + 0.2 * (raw["repeated_term"] - 0.5) / 0.5, abs=1e-4)
     assert scores["wrong_factor"] == pytest.approx(raw["wrong_factor"] / 2, abs=1e-4)
+
+
+def test_a_stray_read_elsewhere_is_not_what_is_wrong_first():
+    stray = MemoryFact("stray_read", "w.grad", "w.grad holds what lies outside of a buffer; a stray read")
+    first, own = (pair(G * 2, G, tensor=name, memory=[stray]) for name in ("product", "w.grad"))
+    assert rank(first, {})[0].id != "stray_read" and rank(own, {})[0].id == "stray_read"
+
+
+def test_zeros_where_all_inputs_are_lowered_are_a_mask_of_a_maximum():
+    text = "y exceeds its rounding bound: every element; all zeros; worst at [0]: got 0, golden -126, bound 0"
+    evidence = pair(G, G, report=report(f"{text} (values:offset)"), runs={"offset": RunFact("offset", wrong=("y",))})
+    assert rank(evidence, {})[0].id == "wrong_mask"

@@ -108,3 +108,34 @@ def test_an_input_of_whole_numbers_read_otherwise(case, cause, text, read):
     session = session_of(target)
     found = explain(session, "y", session.first.outputs["y"], session.first)
     assert any(w.exact and w.cause == cause and w.text == text for w in found), found
+
+
+def bent(x):
+    return assay.stage("h", (2 * x).sinh() / (1 + x.square())) @ x.new_ones(9, 3)
+
+
+def test_a_slope_of_several_steps_that_is_dropped():
+    def backward(x, grad_y):
+        return {"x": grad_y @ x.new_ones(3, 9)}
+
+    session = session_of(assay.Target(bent, bent, cases=plain, backward=backward))
+    found = explain(session, "x.grad", session.first.grads["x.grad"], session.first)
+    assert found[0].cause == "wrong_factor" and "a slope is dropped" in found[0].text, found
+
+
+@assay.case(M=[3], K=[11], N=[4])
+def tall(make, M, K, N):
+    return {"a": make.normal(M, K), "b": make.normal(K, N)}
+
+
+def product(a, b):
+    return a @ b
+
+
+def test_strides_that_stand_in_each_others_place():
+    def kernel(a, b):
+        return a @ torch.as_strided(b, b.shape, b.stride()[::-1])
+
+    session = session_of(assay.Target(kernel, product, cases=tall, backward=None))
+    found = explain(session, "y", session.first.outputs["y"], session.first)
+    assert found[0].cause == "wrong_stride" and "in each other's place" in found[0].text, found

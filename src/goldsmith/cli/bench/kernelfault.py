@@ -43,6 +43,10 @@ def kernelfault(
     backend: Annotated[
         str | None, typer.Option(help="Faults in this backend only: torch, triton, reference. Default: all.")
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cuda: faults of Triton kernels, compiled for the GPU. Default: cpu, interpreted."),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds of every fault and case.", min=1)] = 5,
     clean: Annotated[
         int | None,
@@ -79,6 +83,7 @@ def kernelfault(
         "fault": fault,
         "host": host,
         "backend": backend,
+        "device": device,
         "seeds": seeds,
         "clean": clean,
         "jobs": jobs,

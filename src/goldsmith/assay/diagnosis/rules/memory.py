@@ -26,7 +26,9 @@ def stray_read(r: Reading) -> Match | None:
     if fact is not None or found is not None:
         text = fact.text if fact is not None else found.text if found is not None else ""
         late = plain(run_named(text)).startswith("layout")
-        return Match(HINT if late else EXACT, (text,), {"tensor": fact.tensor if fact is not None else r.e.tensor})
+        name = fact.tensor if fact is not None else r.e.tensor
+        elsewhere = name != r.e.tensor and r.y is not None and bool(torch.isfinite(r.y).all()) and r.wrong_count > 0
+        return Match(HINT if late or elsewhere else EXACT, (text,), {"tensor": name})
     if r.memory("overrun") is not None:
         return None
     if r.y is not None and r.g is not None and r.memory("never_written") is None:

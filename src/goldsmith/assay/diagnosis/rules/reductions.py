@@ -100,8 +100,12 @@ def wrong_mask(r: Reading) -> Match | None:
             text = f"{i.input}[axis {i.axis}: {say(i.extra)}] has influence, in the golden it has none"
             return Match(LIKELY, (text,), {"input": i.input, "axis": i.axis, "extra": half_open(i.extra)})
     raised = r.e.runs.get("offset")
-    lowered = (f for f in r.e.report.findings if plain(label(f)) == "offset" and "has NaN where" in f.text)
-    nan = next(lowered, None)
+    offset = [f for f in r.e.report.findings if plain(label(f)) == "offset"]
+    zeros = next((f for f in offset if "; all zeros;" in f.text and ", golden -" in f.text), None)
+    if not r.plain_wrong and zeros is not None:
+        text = "right with the inputs as they are, zeros with all of them lowered: a padded 0 enters a maximum"
+        return Match(LIKELY, (text, zeros.text), {})
+    nan = next((f for f in offset if "has NaN where" in f.text), None)
     if not r.plain_wrong and nan is not None and raised is not None and raised.right:
         text = (
             "right with inputs raised, NaN with inputs lowered: something larger, such as a padded 0, enters a maximum"

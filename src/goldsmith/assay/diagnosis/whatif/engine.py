@@ -19,7 +19,7 @@ from ...session import Session
 from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known, name
-from . import elementwise, groups, leaves, moves, saved, sums, survivors
+from . import elementwise, groups, leaves, moves, saved, slopes, sums, survivors
 from .calls import Call, Change, Changed, Key, Listening
 
 _EXACT = 4.0  # times the bound: both are rounded, and the changed golden's bound is not known
@@ -172,6 +172,7 @@ class _Search:
         """Leaves first, then operators that reach what is wrong, the common mistakes of all before the rare ones."""
         waiting: list[Change] = list(leaves.changes(self.session, self.leaves))
         waiting += saved.changes(calls)
+        waiting += slopes.changes(calls)
         by_call: dict[int, list[Change]] = {}
         for call in calls:
             made = [c for source in (elementwise, sums, moves) for c in source.changes(call, calls) if self._asked(c)]

@@ -213,14 +213,24 @@ def _products(call: Call) -> Iterator[Change]:
 
 
 def strides_exchanged(name: str) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
-    """The last two axes read with one another's strides, both ways."""
+    """The last two axes read with one another's strides, and as if the matrix were the transposed one, both ways."""
     return [
+        (f"the strides of {name} stand in each other's place", _across),
         (f"the strides of {name} are exchanged", lambda t: t.mT.reshape(t.shape)),
         (
             f"{name} is read as if its axes were exchanged",
             lambda t: t.reshape(*t.shape[:-2], t.shape[-1], t.shape[-2]).mT,
         ),
     ]
+
+
+def _across(t: Tensor) -> Tensor:
+    """t[i, j] read at i + j * columns of the memory as a whole; NaN beyond its end, where anything may lie."""
+    rows, columns = t.shape[-2:]
+    at = torch.arange(rows, device=t.device)[:, None] + torch.arange(columns, device=t.device) * columns
+    first = torch.arange(t.numel() // (rows * columns), device=t.device) * (rows * columns)
+    place = first.reshape(*t.shape[:-2], 1, 1) + at
+    return t.flatten()[place.clamp(max=t.numel() - 1)].masked_fill(place >= t.numel(), torch.nan)
 
 
 # softmax
