@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from goldsmith import assay
+from goldsmith import Op, assay, router
 from goldsmith.cli.bench.layers import ALL, formula
-from goldsmith.cli.bench.peers import published
+from goldsmith.cli.bench.peers import published, topk
+from goldsmith.cli.bench.subject import Subject
 
 SIZES = {"T": 512, "D": 32, "s": 16, "heads": 4, "k": 6, "key_dim": 24}
 
@@ -45,3 +46,18 @@ def test_every_parameter_gets_a_gradient(subject):
     formula(**given, **subject.options).sum().backward()
     assert all(t.grad.any() for t in given.values())
     assert all(gradient is not None for gradient in subject.ours("reference").backward()())
+
+
+@pytest.mark.parametrize("weights", ["none", "exp", "softmax"])
+@pytest.mark.parametrize("log_softmax", [False, True])
+def test_topk_of_topk_computes_product_topk_where_nothing_ties(weights, log_softmax):
+    x, y = torch.randn(40, 30), torch.randn(40, 20)
+    theirs = topk.route(x, y, 7, log_softmax, weights)
+    ours = router.product_topk(x, y, 7, log_softmax=log_softmax, weights=weights, backend="reference")
+    assert torch.equal(theirs[1].sort(-1).values, ours[1].sort(-1).values.long())
+    assert (theirs[0] - ours[0]).norm() < 1e-6 * ours[0].norm()
+    op = Op.get("router.product_topk")
+    draw = {"T": 9, "sx": 30, "sy": 20, "k": 7, "weights": weights, "log_softmax": log_softmax}
+    entry = replace(op.bench[0], dtype=torch.float32, sizes=draw, build=replace(op.cases[0], sizes=draw).build)
+    variant = topk.prepare(Subject(op, entry, "cpu"))
+    assert "0 of its selections" in variant.note and all(g is not None for g in variant.backward()())

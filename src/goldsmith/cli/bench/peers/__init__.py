@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import compiled, eager, embedding_bag, liger, published
+from . import compiled, eager, embedding_bag, liger, published, topk
 
-_MODULES = (eager, compiled, liger, embedding_bag, *published.PEERS)
+_MODULES = (eager, compiled, liger, embedding_bag, topk, *published.PEERS)
 ALL: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}
