@@ -24,18 +24,18 @@ def inputs(make: Make, **sizes: Any) -> dict[str, Any]:
     return {name: drawn[name] for name in (*NAMES, *_OPTIONS)}
 
 
-_INT4 = {"H": 24, "I": 16, "packed": "int4", "group": 8}
+_INT4 = {"H": 24, "I": 16, "packed": "int4", "group": 8, "on": ()}
 
 SIZES: dict[str, tuple[dict[str, Any], str]] = {
     "no_tokens": ({"T": 0} | _INT4, "empty output"),
-    "one_token": ({"T": 1, "on": ()} | _INT4, "decoding; eight weights a word, a scale for 8 inputs"),
+    "one_token": ({"T": 1} | _INT4, "decoding; eight weights a word, a scale for 8 inputs"),
     "rows": ({"T": 5, "H": 33, "I": 17, "packed": "int8", "on": ()}, "a scale for each row, sizes odd"),
     "rows_in_slices": (
-        {"T": 5, "H": 9, "I": 7, "packed": "int8", "partitions": 3, "bias": True},
+        {"T": 5, "H": 9, "I": 7, "packed": "int8", "partitions": 3, "bias": True, "on": ()},
         "slices share the scales of h, too",
     ),
     "long_rows": ({"T": 3, "H": 600, "I": 300, "packed": "int8", "on": ()}, "sums that are carried from part to part"),
-    "groups": ({"T": 5, "H": 72, "I": 48, "packed": "int8", "group": 24}, "groups that are no power of 2"),
+    "groups": ({"T": 5, "H": 72, "I": 48, "packed": "int8", "group": 24, "on": ()}, "groups that are no power of 2"),
     "wide_groups": (
         {"T": 3, "H": 640, "I": 320, "packed": "int4", "group": 320, "on": ()},
         "a group of 4-bit codes that is longer than a part",
@@ -44,20 +44,26 @@ SIZES: dict[str, tuple[dict[str, Any], str]] = {
         {"T": 7, "H": 16, "I": 40, "packed": "int4", "group": 8, "partitions": 3, "kind": "holes", "k": 3},
         "slices of 2, 2 and 1 groups; -1 is skipped",
     ),
-    "zeros": ({"T": 5, "H": 24, "I": 16, "packed": "int4_asym", "group": 8, "partitions": 2}, "a zero for each group"),
+    "zeros": (
+        {"T": 5, "H": 24, "I": 16, "packed": "int4_asym", "group": 8, "partitions": 2, "on": ()},
+        "a zero for each group",
+    ),
     "gpt_oss": (
-        {"T": 3, "bias": True, "activation": "swiglu_oai", "limit": 1.0} | _INT4,
-        "clamped on both sides, with biases",
+        _INT4 | {"T": 3, "bias": True, "activation": "swiglu_oai", "limit": 1.0, "on": ("gate", "up", "down")},
+        "clamped on both sides, with biases and LoRA",
     ),
     "nothing": ({"T": 4, "kind": "none"} | _INT4, "every id -1: zeros everywhere"),
-    "small": ({"T": 5, "scale": 1e-4} | _INT4, "scales go with x"),
     "many_tokens": (
         {"T": 70, "H": 64, "I": 40, "E": 2, "k": 2, "packed": "int8", "group": 8, "on": ()},
         "more routes of an expert than a block has rows",
     ),
 }
-_EVERY_PROBE = ("gpt_oss",)
+_EVERY_PROBE, _PROVED = ("gpt_oss",), ("no_tokens", "one_token", "rows_in_slices", "zeros", "gpt_oss")
 
-CASES = [
-    Case(name, inputs, sizes, why, ("every_probe",) * (name in _EVERY_PROBE)) for name, (sizes, why) in SIZES.items()
-]
+
+def _tags(name: str) -> tuple[str, ...]:
+    tags = {"every_probe": name in _EVERY_PROBE, "storage": name not in _PROVED}
+    return tuple(tag for tag, holds in tags.items() if holds)
+
+
+CASES = [Case(name, inputs, sizes, why, _tags(name)) for name, (sizes, why) in SIZES.items()]

@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...assay.golden import constants, deciding
@@ -38,6 +39,8 @@ class Int8Call(Call):
     def __init__(self, op: str, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any]) -> None:
         super().__init__(op, tensors, options)
         self.layout = Layout.parse(options["layout"])
+        # bytes that may lie apart, and are read as words
+        self.blobs = [present(tensors, n).clone(memory_format=torch.contiguous_format) for n in ("gate_up", "down")]
 
     def base_product(self, name: str, inputs: Tensor, width: int) -> Tensor:
         group = self.layout.group_size or max(1, inputs.shape[-1])
@@ -58,8 +61,7 @@ class Int8Call(Call):
 
     def _codes(self, name: str, e: int) -> tuple[Tensor, Tensor]:
         with constants():
-            expert = read_expert(self.layout, present(self.tensors, "gate_up"), present(self.tensors, "down"), e)
-            matrix = getattr(expert, name)
+            matrix = getattr(read_expert(self.layout, *self.blobs, e), name)
             scales = scale_values(matrix.scales, self.to)
             codes = code_values(self.layout.kind, matrix.codes, self.to).view(*scales.shape, -1)
             if matrix.zeros is not None:
