@@ -1,16 +1,20 @@
-"""Calibration: how often a rule was right at its raw score, from development faults alone."""
+"""Calibration: how often a cause was right at its raw score, in the first place and in others, on development faults.
+
+The order of causes is that of their raw scores and is not fitted: with a curve for each cause, which can change it,
+the right cause came first less often in kernels that were left out (in 96.0 % and not 97.2 % of 248 rows of development
+kernels, each left out once).
+"""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable
 
 import catalogue
 
 FILE = catalogue.ROOT / "src" / "goldsmith" / "assay" / "diagnosis" / "calibration.json"
-LEAST = 8  # rows that a cause needs for points of its own
-_SMOOTH = 1.0  # a row right and a row wrong are added to every bin: no score is 0 or 1
+FIRST, OTHER = "first", "other"  # as goldsmith.assay.diagnosis.rank has them
+_SMOOTH = 1.0  # half a row right and half a row wrong are added to every point: no score is 0 or 1
 Points = list[list[float]]
 
 
@@ -18,37 +22,35 @@ def write(rows: Iterable[dict]) -> str:
     """Write calibration.json; returns a sentence about it."""
     points, used = fitted(rows)
     said = {
-        "about": "raw score of a rule -> how often it was right, on the development faults of benchmarks/kernelfault; "
-        "written by `goldsmith bench kernelfault --fit`",
+        "about": "raw score of a cause -> how often it was right, in the first place and in others, on the development "
+        "faults of benchmarks/kernelfault; written by `goldsmith bench kernelfault --fit`",
         "rows": used,
         "points": points,
     }
     FILE.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-    return f"{FILE.relative_to(catalogue.ROOT)}: {len(points)} causes from {used} rows of development faults"
+    return f"{FILE.relative_to(catalogue.ROOT)}: from {used} rows of development faults"
 
 
 def fitted(rows: Iterable[dict]) -> tuple[dict[str, Points], int]:
-    """{cause or "all": [[raw score, share right], ...]} and the number of rows; held-out hosts are left out."""
+    """{FIRST or OTHER: [[raw score, share right], ...]} and the number of rows; held-out hosts are left out."""
     known = {f.key: f for f in catalogue.faults()}
-    seen: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+    seen: dict[str, list[tuple[float, bool]]] = {FIRST: [], OTHER: []}
     used = 0
     for row in rows:
         fault = known.get(row.get("fault", ""))
         if fault is None or fault.host.held_out or not fault.counted or not row["raw"]:
             continue
         used += 1
-        for id, score in row["raw"].items():
-            seen[id].append((score, id in fault.causes))
-            seen["all"].append((score, id in fault.causes))
-    found = {id: isotonic(pairs) for id, pairs in sorted(seen.items()) if id == "all" or len(pairs) >= LEAST}
-    return found, used
+        for place, (id, score) in enumerate(sorted(row["raw"].items(), key=lambda item: -item[1])):
+            seen[OTHER if place else FIRST].append((score, id in fault.causes))
+    return {place: isotonic(pairs) for place, pairs in seen.items() if pairs}, used
 
 
 def isotonic(pairs: list[tuple[float, bool]]) -> Points:
     """Shares that do not fall with the score: equal scores pooled, then neighbours that are out of order."""
-    by_score: dict[float, list[bool]] = defaultdict(list)
+    by_score: dict[float, list[bool]] = {}
     for score, right in pairs:
-        by_score[round(score, 3)].append(right)
+        by_score.setdefault(round(score, 3), []).append(right)
     blocks: list[tuple[list[float], float, float]] = []  # scores, right, of
     for score, answers in sorted(by_score.items()):
         blocks.append(([score], sum(answers) + _SMOOTH / 2, len(answers) + _SMOOTH))

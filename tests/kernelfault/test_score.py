@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from goldsmith.assay.diagnosis import rank
 from repo.tree import ROOT
 
 KERNELFAULT = ROOT / "benchmarks" / "kernelfault"
@@ -125,15 +126,16 @@ def test_a_child_that_dies_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
     worker = tmp_path / "worker.py"
     worker.write_text(
         "import json, os, sys\n"
-        "job = json.loads(sys.stdin.readline())\n"
-        "done = [c for c, _ in job['done']]\n"
-        "for case in [c for c in ('one', 'two', 'three') if c not in done]:\n"
-        "    at = {'kind': 'fault', 'fault': job['fault'], 'host': 'h', 'backend': 'b', 'case': case, 'seed': 0}\n"
-        "    print(json.dumps({'begin': at}), flush=True)\n"
-        "    if case == 'two':\n"
-        "        os.abort()\n"
-        "    print(json.dumps({**at, 'verdict': 'fail'}), flush=True)\n"
-        "print(json.dumps({'end': 1}), flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    job = json.loads(line)\n"
+        "    done = [c for c, _ in job['done']]\n"
+        "    for case in [c for c in ('one', 'two', 'three') if c not in done]:\n"
+        "        at = {'kind': 'fault', 'fault': job['fault'], 'host': 'h', 'backend': 'b', 'case': case, 'seed': 0}\n"
+        "        print(json.dumps({'begin': at}), flush=True)\n"
+        "        if case == 'two':\n"
+        "            os.abort()\n"
+        "        print(json.dumps({**at, 'verdict': 'fail'}), flush=True)\n"
+        "    print(json.dumps({'end': 1}), flush=True)\n"
     )
     monkeypatch.setattr(drive, "HERE", tmp_path)
     kept = run(plan("M03 router_scatter torch"), tmp_path / "rows.jsonl")
@@ -174,12 +176,13 @@ def test_calibration_leaves_held_out_hosts_out_and_never_falls():
     held = [f.key for f in catalogue.faults() if f.host.held_out and f.counted][0]
     mine = "M05 mhc_backward torch"
     rows = [row(mine, raw={"wrong_factor": 0.9, "wrong_mask": 0.75}) for _ in range(12)]
-    rows += [row(mine, raw={"wrong_factor": 0.5, "wrong_mask": 0.5})]
+    rows += [row(mine, raw={"wrong_mask": 0.5, "wrong_factor": 0.4})]
     points, used = fit.fitted(rows)
     assert fit.fitted([*rows, row(held, raw={"missing_term": 0.1})]) == (points, used)
     assert used == 13
+    assert (fit.FIRST, fit.OTHER) == (rank.FIRST, rank.OTHER)
+    assert points == {"first": [[0.5, 0.25], [0.9, 0.9615]], "other": [[0.4, 0.1333], [0.75, 0.1333]]}
     assert all(a[1] <= b[1] for line in points.values() for a, b in zip(line, line[1:], strict=False))
-    assert points["wrong_factor"][-1][1] > 0.9 > 0.1 > points["wrong_mask"][-1][1]
 
 
 def test_the_page_escapes_what_kernels_say(tmp_path):

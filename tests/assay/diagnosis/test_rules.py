@@ -8,7 +8,7 @@ from assay import kernels
 from assay.diagnosis.fault_table import TABLE, G
 from assay.diagnosis.faulty import checked, pair, report
 from goldsmith.assay.diagnosis.evidence import Evidence, Influence, MemoryFact, RunFact
-from goldsmith.assay.diagnosis.rank import rank
+from goldsmith.assay.diagnosis.rank import rank, strength
 from goldsmith.assay.diagnosis.rules import CATALOGUE, NOTES, matches
 
 IDS = """never_written not_computed
@@ -112,13 +112,17 @@ def test_a_golden_at_fault_accuses_nobody_else():
     assert [c.id for c in rank(evidence)] == ["reference_fault"]
 
 
-def test_scores_go_through_the_calibration():
+def test_scores_go_through_the_calibration_and_keep_their_order():
     evidence = pair(G * 16, G, numbers={"n": 4})
     raw = {c.id: c.score for c in rank(evidence, {})}
-    table = {"repeated_term": [[0.5, 0.2], [1.0, 0.4]], "all": [[0.0, 0.0], [1.0, 0.5]]}
+    table = {"first": [[0.5, 0.2], [1.0, 0.4]], "other": [[0.0, 0.0], [1.0, 0.25]]}
     scores = {c.id: c.score for c in rank(evidence, table)}
+    assert list(scores) == list(raw)[: len(scores)] and list(raw)[:2] == ["repeated_term", "wrong_factor"]
     assert scores["repeated_term"] == pytest.approx(0.2 + 0.2 * (raw["repeated_term"] - 0.5) / 0.5, abs=1e-4)
-    assert scores["wrong_factor"] == pytest.approx(raw["wrong_factor"] / 2, abs=1e-4)
+    assert scores["wrong_factor"] == pytest.approx(raw["wrong_factor"] / 4, abs=1e-4)
+    higher = rank(evidence, {**table, "other": [[0.0, 0.9], [1.0, 0.9]]})
+    assert higher[1].score == higher[0].score  # none is above the one before it
+    assert strength(evidence) == raw["repeated_term"]
 
 
 def test_a_stray_read_elsewhere_is_not_what_is_wrong_first():

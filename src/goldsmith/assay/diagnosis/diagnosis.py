@@ -23,7 +23,7 @@ from .collect import Depth, begin, collect, described
 from .evidence import Evidence, RunFact
 from .further import afresh, further
 from .kept import Kept
-from .rank import rank
+from .rank import rank, strength
 from .result import PAGE, Diagnosis
 from .smallest import smallest
 from .traced import traced
@@ -34,7 +34,7 @@ __all__ = ["PAGE", "Diagnosis", "diagnose"]
 _CHECKING = 0.5  # of the budget, at most, goes to finding a failing case
 _COLLECTING = 0.8  # of the budget is over when no further evidence is sought; the rest makes the case small
 _REPEATS = 10
-_SURE = 0.75  # the best cause's score below which a 16-bit case is examined in float32, too
+_SURE = 0.75  # strength of the best match below which a 16-bit case is examined in float32, too
 
 
 def diagnose(
@@ -171,7 +171,7 @@ def _wider(
     found: Diagnosis, target: Target, session: Session, seed: int, selected: frozenset[str], clock: _Clock
 ) -> Diagnosis | None:
     """The same case with float32 inputs, where 16 bits hide what is wrong; None where that says no more."""
-    best = found.causes[0].score if found.causes else 0.0
+    best = strength(found.evidence) if found.causes else 0.0
     hidden = found.verdict == FAIL and best < _SURE and session.dtype in NARROW and not session.case.given
     if not hidden or found.partial or clock.spent():
         return None
@@ -183,7 +183,7 @@ def _wider(
         return None
     wide = Diagnosis(report.verdict, report)
     _explain(wide, sessions[0], {}, clock)
-    if not wide.causes or wide.causes[0].score <= best:
+    if not wide.causes or strength(wide.evidence) <= best:
         return None
     narrow = str(session.dtype).removeprefix("torch.")
     wide.traced.insert(0, f"Examined with float32 inputs: in {narrow}, where it fails too, rounding hides the cause.")

@@ -17,6 +17,7 @@ from .rules.reading import Match, Reading
 FILE = Path(__file__).with_name("calibration.json")
 WEAK = 0.3
 LEAST = 0.05  # causes below are not named
+FIRST, OTHER = "first", "other"  # places of a cause, each with a calibration of its own
 Calibration = Mapping[str, Sequence[Sequence[float]]]
 
 
@@ -25,7 +26,7 @@ class Cause:
     """One explanation of what is wrong.
 
     id        of the catalogue
-    score     in [0, 1]: how often the rule was right on the development faults with evidence like this
+    score     in [0, 1]: how often a cause in its place was right on the development faults, with evidence as strong
     tensor    the first wrong tensor
     evidence  sentences with numbers
     params    what the rule found: {"input": "x", "axis": 1, "missing": [32, 128]}
@@ -57,20 +58,25 @@ def rank(evidence: Evidence, calibration: Calibration | None = None) -> list[Cau
     if report.ok:
         return []
     known = _calibration() if calibration is None else calibration
-    found = [
-        _cause(id, match, calibrated(id, match.score, known), evidence.first_wrong or evidence.tensor)
-        for id, match in rules.matches(evidence).items()
-    ]
-    found = sorted((c for c in found if c.score >= LEAST), key=lambda c: -c.score)
-    return found or [_unknown(evidence)]
+    matches = sorted(rules.matches(evidence).items(), key=lambda item: -item[1].score)
+    found, highest = [], 1.0
+    for place, (id, match) in enumerate(matches):
+        highest = min(highest, calibrated(FIRST if place == 0 else OTHER, match.score, known))
+        found.append(_cause(id, match, highest, evidence.first_wrong or evidence.tensor))
+    return [c for c in found if c.score >= LEAST] or [_unknown(evidence)]
 
 
-def calibrated(id: str, raw: float, table: Calibration) -> float:
-    """The share of right answers at that raw score: linear between the points of the id, or of all ids together.
+def strength(evidence: Evidence | None) -> float:
+    """Of the strongest match, before calibration; 0 without one."""
+    return 0.0 if evidence is None else max((m.score for m in rules.matches(evidence).values()), default=0.0)
+
+
+def calibrated(place: str, raw: float, table: Calibration) -> float:
+    """The share of right answers at that raw score, in the first place or in another one: linear between the points.
 
     Without points, the raw score.
     """
-    points = table.get(id) or table.get("all")
+    points = table.get(place)
     raw = min(max(raw, 0.0), 1.0)
     if not points:
         return raw
@@ -88,7 +94,7 @@ def calibrated(id: str, raw: float, table: Calibration) -> float:
 
 @cache
 def _calibration() -> Calibration:
-    """{cause or "all": [[raw score, share of right answers], ...]}, ascending; empty where it was never measured."""
+    """{FIRST or OTHER: [[raw score, share of right answers], ...]}, ascending; empty where it was never measured."""
     return json.loads(FILE.read_text(encoding="utf-8"))["points"] if FILE.exists() else {}
 
 
