@@ -135,3 +135,16 @@ def test_zeros_where_all_inputs_are_lowered_are_a_mask_of_a_maximum():
     text = "y exceeds its rounding bound: every element; all zeros; worst at [0]: got 0, golden -126, bound 0"
     evidence = pair(G, G, report=report(f"{text} (values:offset)"), runs={"offset": RunFact("offset", wrong=("y",))})
     assert rank(evidence, {})[0].id == "wrong_mask"
+
+
+@pytest.mark.parametrize(
+    "text, cause",
+    [
+        ("scratch was written 8 bytes beyond the region that ends at byte 64 of 128", "overrun"),
+        ("no luck", "exception"),
+    ],
+)
+def test_a_library_that_watches_its_own_memory_is_believed(text, cause):
+    evidence = Evidence(report=report(f"the candidate raised in its backward: RuntimeError: {text}"), tensor="backward")
+    evidence.error = f"RuntimeError: {text}"
+    assert rank(evidence, {})[0].id == cause

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, plain, run_named
 
+# what libraries with guards of their own, and sanitizers, say
+_BEYOND = re.compile(
+    r"written \d+ bytes? (beyond|past|behind)|buffer.overflow|guard \w+ (was|were) (changed|overwritten)|"
+    r"out.of.bounds (write|store)",
+    re.IGNORECASE,
+)
+
 
 def overrun(r: Reading) -> Match | None:
     """Bytes outside a buffer were written."""
+    if r.e.error and _BEYOND.search(r.e.error):
+        return Match(SEEN, (r.e.error,), {"tensor": r.e.tensor})
     fact = r.memory("overrun")
     found = r.said(" bytes written ", "guard")
     text = fact.text if fact is not None else found.text if found is not None else ""
