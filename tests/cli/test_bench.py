@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from goldsmith.assay.results import Finding, Report
 from goldsmith.cli import app
-from goldsmith.cli.bench import command, prove, timing
+from goldsmith.cli.bench import command, prove
 from goldsmith.cli.bench.composites import Connection
-from goldsmith.cli.bench.rows import Conditions, Row, timed
+from goldsmith.cli.bench.rows import Conditions, Row
 from goldsmith.cli.bench.subject import MakeThere, Subject, Variant
-from goldsmith.cli.bench.timing import CpuClock, CudaClock, Timing
+from goldsmith.cli.bench.timing import CpuClock, Timing
 from goldsmith.cli.verify.command import Outcome
 from goldsmith.cli.verify.merge import Proof
 from goldsmith.cli.verify.select import Job
@@ -258,23 +258,27 @@ def test_ctrl_c_keeps_the_rows_so_far(monkeypatch, tmp_path):
     assert "Interrupted: the rows so far are kept." in result.stderr
 
 
-def test_floor_and_share_come_from_the_copy_rate_of_the_run():
-    figures = timed(Timing(40.0, 36.0, 44.0, 5, 60.0), 1000, 50.0, divide=2)
-    assert figures["floor_us"] == 20.0 and figures["median_us"] == 20.0 and figures["share_of_ceiling"] == 1.0
-    assert (figures["p10"], figures["p90"], figures["wall_us"]) == (18.0, 22.0, 30.0)
-    assert timed(Timing(40.0, 36.0, 44.0, 5), None, 50.0)["share_of_ceiling"] is None
+def test_each_call_takes_the_next_of_the_inputs_that_rotate():
+    drawn = Op.get("mhc.expand").bench[-1]
+    entry = replace(drawn, build=lambda **_: {"x": torch.arange(6.0).view(3, 2), "n": 4}, rotated=("x",))
+    subject = Subject(Op.get("mhc.expand"), entry, "cpu")
+    assert subject.tensors["x"].tolist() == [0.0, 1.0]
+    call = subject.in_turn(subject.tensors, lambda given: given["x"][0].item())
+    assert [call() for _ in range(4)] == [0.0, 2.0, 4.0, 0.0]
+    subject.rewind()
+    assert call() == 0.0
 
 
-def test_medians_and_spreads_are_those_of_the_samples():
-    made = Timing.of([float(k) for k in range(11, 0, -1)], wall=3.0)
-    assert (made.median, made.p10, made.p90, made.runs, made.wall) == (6.0, 2.0, 10.0, 11, 3.0)
-
-
-def test_variants_take_turns_on_the_cpu():
-    seen = []
-    timings = CpuClock().compare({"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}, 0.0)
-    assert "".join(seen) == "ab" * (1 + timing.LEAST_ROUNDS)
-    assert timings["a"].runs == timing.LEAST_ROUNDS and timings["b"].median > 0
+def test_each_number_of_threads_is_a_row_and_one_may_be_for_some_cases(monkeypatch):
+    monkeypatch.setattr(prove.verify, "verify", lambda request, say: outcome_of(request))
+    before = torch.get_num_threads()
+    result = run("mhc.expand", "--case", "T=1,", "--against", "none", "--threads", "1", "--threads", "2:D=7168")
+    assert [(r["case"], r["threads"]) for r in rows(result)] == [
+        ("decode[T=1,D=4096]", 1), ("decode[T=1,D=7168]", 1), ("decode[T=1,D=7168]", 2),
+    ]  # fmt: skip
+    assert torch.get_num_threads() == before
+    wrong = run("mhc.expand", "--threads", "0")
+    assert wrong.exit_code == 2 and "--threads 0: wanted a whole number of at least 1" in words(wrong.stderr)
 
 
 def test_the_commit_is_asked_of_git_unless_it_is_given():
@@ -295,70 +299,3 @@ def test_the_composite_of_pre_and_post_is_held_to_the_same_bytes_as_its_parts():
     pre = {entry.name: entry for entry in Op.get("mhc.pre").bench}
     for entry in Connection.entries():
         assert entry.forward_bytes == pre[entry.name].forward_bytes + post[entry.name].forward_bytes
-
-
-# the clock of a GPU, on a device of straw: what it queues, and in which order
-
-
-class Straw:
-    """Stands in for torch.cuda: events read a clock that sleeping and calling move on."""
-
-    def __init__(self):
-        self.now, self.log = 0.0, []
-
-    def event(self, enable_timing):
-        straw = self
-
-        class Event:
-            def record(self):
-                straw.log.append("event")
-                self.at = straw.now
-
-            def elapsed_time(self, end):
-                return (end.at - self.at) / 1e3
-
-        return Event()
-
-    def sleep(self, cycles):
-        self.log.append("sleep")
-        self.now += cycles / timing.CYCLES_PER_US
-
-
-@pytest.fixture
-def straw(monkeypatch):
-    made = Straw()
-    monkeypatch.setattr(torch.cuda, "Event", made.event)
-    monkeypatch.setattr(torch.cuda, "_sleep", made.sleep)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    return made
-
-
-def test_a_gpu_timing_sees_the_call_alone_after_the_queue_is_filled_and_the_cache_flushed(straw):
-    clock = object.__new__(CudaClock)
-    clock.device = torch.device("cpu")
-    clock.flush = SimpleNamespace(zero_=lambda: straw.log.append("flush"))
-
-    def call(name, cost):
-        def made():
-            straw.log.append(name)
-            straw.now += cost
-
-        return made
-
-    timings = clock.compare({"a": call("a", 10.0), "b": call("b", 30.0)}, 0.0)
-    assert timings["a"].median == pytest.approx(10.0) and timings["b"].median == pytest.approx(30.0)
-    assert timings["a"].runs == timing.LEAST_ROUNDS
-    turn = ["sleep", "flush", "event", "a", "event", "sleep", "flush", "event", "b", "event"]
-    assert straw.log[-10:] == turn
-
-
-def test_a_sample_that_the_host_was_late_for_is_taken_again(straw, monkeypatch):
-    clock = object.__new__(CudaClock)
-    clock.device, clock.flush = torch.device("cpu"), SimpleNamespace(zero_=lambda: None)
-    host = iter([0.0, 1.0, 1.0, 1.00001])  # a second too late, then 10 us after the stream fell asleep
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(host))
-    clock._once(lambda: straw.log.append("call"), 50.0)
-    assert straw.log.count("call") == 2
-    monkeypatch.setattr(timing.time, "perf_counter", iter(range(100)).__next__)
-    clock._once(lambda: straw.log.append("always late"), 50.0)
-    assert straw.log.count("always late") == timing.TRIES

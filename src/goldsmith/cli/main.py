@@ -215,8 +215,9 @@ def bench(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Peers to time in the same run: eager, compile, liger, embedding_bag, none; liger:TEXT times it only "
-            "where 'OP CASE' contains the text (a peer that tunes itself takes minutes). Default: all installed."
+            help="Peers to time in the same run: eager, compile, liger, embedding_bag, transformers, grouped_mm, "
+            "product, kt-kernel, none; liger:TEXT times it only where 'OP CASE threads=N' contains the text (a peer "
+            "that tunes itself takes minutes). Default: all installed."
         ),
     ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only benchmark cases whose name contains this.")] = None,
@@ -228,6 +229,14 @@ def bench(
         str | None, typer.Option("--json", "--out", help="Append the rows as JSON lines; - is stdout.", metavar="FILE")
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time budget of each timing.", min=0.01)] = 0.5,
+    threads: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Threads of a CPU; given several times, each is timed; 8:TEXT only where 'OP CASE' contains the text. "
+            "Default: torch's.",
+            metavar="N",
+        ),
+    ] = None,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Time without proving first; the rows then say so.")
     ] = False,
@@ -247,5 +256,6 @@ def bench(
         seconds=seconds,
         verify=not no_verify,
         commit=commit,
+        threads=tuple(threads or ()),
     )
     raise typer.Exit(run(request, out=json))

@@ -11,10 +11,12 @@ import torch
 
 @dataclass(frozen=True)
 class BenchCase:
-    """One row of `goldsmith bench`. The bytes are a floor: what is counted is said in `why`.
+    """One row of `goldsmith bench`. The bytes and FLOPs are a floor: what is counted is said in `why`.
 
     build(dtype=, device=, seed=) draws the operator's inputs and options by name; backward_bytes is None where only the
     forward is timed. Of the optional inputs those in `optional` are timed, the others left out, as peers have them.
+    The inputs in `rotated` are drawn with a dimension more in front: each call takes the next of them.
+    on_cpu: whether a CPU takes the case unless others are named; None: by the product of its sizes.
     """
 
     name: str
@@ -25,3 +27,7 @@ class BenchCase:
     backward_bytes: int | None = None
     why: str = ""
     optional: tuple[str, ...] = ()
+    forward_flop: int | None = None
+    backward_flop: int | None = None
+    rotated: tuple[str, ...] = ()
+    on_cpu: bool | None = None

@@ -21,6 +21,7 @@ from ...core.op import Op
 from ..say import Problem, console, duration
 from . import show
 from .composites import ALL as COMPOSITES
+from .experts import Moe, Slots
 from .peers import ALL as PEERS
 from .prove import Prover
 from .rows import Conditions, Row
@@ -31,6 +32,7 @@ from .timing import clock
 CPU_ELEMENTS = 2**20  # larger cases on a CPU only when named
 INTERRUPTED = 130
 NOBODY = "none"  # --against none
+SUBJECTS: dict[str, type[Subject]] = {"experts.moe": Moe, "experts.slots": Slots}
 
 
 def run(request: Request, *, out: str | None = None) -> int:
@@ -39,6 +41,10 @@ def run(request: Request, *, out: str | None = None) -> int:
     device = _device(request.device)
     if machine().interpreter:
         raise Problem("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
+    for wanted in request.threads:
+        count = wanted.partition(":")[0]
+        if not (count.isascii() and count.isdigit() and int(count)):
+            raise Problem(f"--threads {wanted}: wanted a whole number of at least 1, as in 8, or 8:TEXT.")
     subjects = list(_subjects(request, device))
     peers = _peers(request, err)
     conditions = Conditions.here(device, request.commit)
@@ -90,7 +96,7 @@ class _Tables:
         self.stream, self.pending, self.shown = stream, list[Row](), 0
 
     def add(self, row: Row) -> None:
-        if self.pending and (self.pending[0].op, self.pending[0].case) != (row.op, row.case):
+        if self.pending and _place(self.pending[0]) != _place(row):
             self.show()
         self.pending.append(row)
 
@@ -102,6 +108,10 @@ class _Tables:
                     self.stream.print(show.broken(row))
             self.shown += len(self.pending)
             self.pending = []
+
+
+def _place(row: Row) -> tuple[str, str, int | None]:
+    return row.op, row.case, row.threads
 
 
 def _told(subjects: list[_Planned], device: str, err: Console) -> Iterator[Callable[[], Subject]]:
@@ -131,11 +141,11 @@ def _subjects(request: Request, device: str) -> Iterator[_Planned]:
             named = any(part in entry.name for part in request.cases)
             if request.cases and not named:
                 continue
-            if not named and not device.startswith("cuda") and _elements(entry) > CPU_ELEMENTS:
+            if not named and not device.startswith("cuda") and not _for_a_cpu(entry):
                 continue
             found = True
             composite = name in COMPOSITES
-            make = COMPOSITES[name] if composite else partial(Subject, ops[name])
+            make = COMPOSITES[name] if composite else partial(SUBJECTS.get(name, Subject), ops[name])
             yield _Planned(name, entry, make, None if composite else ops[name])
     if not found:
         cases = sorted({e.name for name in wanted for e in known[name]})
@@ -145,8 +155,10 @@ def _subjects(request: Request, device: str) -> Iterator[_Planned]:
         raise Problem(f"no benchmark case{why}; there are: {', '.join(cases) or 'none'}.")
 
 
-def _elements(entry: Any) -> int:
-    return math.prod(v for v in entry.sizes.values() if isinstance(v, int))
+def _for_a_cpu(entry: BenchCase) -> bool:
+    if entry.on_cpu is not None:
+        return entry.on_cpu
+    return math.prod(v for v in entry.sizes.values() if isinstance(v, int)) <= CPU_ELEMENTS
 
 
 def _peers(request: Request, err: Console) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ... import __version__
 from ...core.device import machine
+from .ceilings import Ceiling
 from .timing import Timing
 
 SCHEMA = 1
@@ -19,7 +20,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Row:
-    """One timing. `share_of_ceiling` is the floor (bytes at the copy rate of the same run) over the median."""
+    """One timing. `share_of_ceiling` is the floor, at the rates measured in the same run, over the median.
+
+    The floor is the time of the bytes (at the copy rate, or the rate of reading) or that of the FLOPs, whichever is
+    longer: `ceiling` is "copy", "read", or the instruction that gives most FLOPs ("fma", "dot_bf16", "amx_bf16").
+    """
 
     op: str
     case: str
@@ -37,7 +42,7 @@ class Row:
     bytes: int | None
     floor_us: float | None
     share_of_ceiling: float | None
-    copy_gb_s: float
+    copy_gb_s: float | None
     verified: bool | None
     verified_by: str
     error: float | None
@@ -47,6 +52,11 @@ class Row:
     versions: dict[str, str]
     commit: str
     date: str
+    threads: int | None = None  # of a CPU
+    flop: int | None = None
+    ceiling: str = "copy"
+    read_gb_s: float | None = None
+    gflop_s: float | None = None  # of the ceiling's instruction
     schema: int = field(default=SCHEMA)
 
     def to_json(self) -> dict[str, Any]:
@@ -74,7 +84,7 @@ class Conditions:
         versions = {"goldsmith": __version__, "torch": facts.torch, "python": facts.python}
         if facts.triton:
             versions["triton"] = facts.triton
-        for package in ("liger-kernel", "peer-pytorch", "product-key-memory"):
+        for package in ("liger-kernel", "peer-pytorch", "product-key-memory", "transformers", "peft", "kt-kernel"):
             try:
                 versions[package] = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:
@@ -107,10 +117,12 @@ def commit() -> str:
         return ""  # no git here
 
 
-def timed(timing: Timing, moved: int | None, rate: float, divide: int = 1) -> dict[str, Any]:
-    """The figures of a row: `rate` in bytes per microsecond, `divide` calls in each timing."""
+def timed(
+    timing: Timing, moved: int | None, ceiling: Ceiling, divide: int = 1, flop: int | None = None
+) -> dict[str, Any]:
+    """The figures of a row; `divide` calls in each timing."""
     median = timing.median / divide
-    floor = None if moved is None else moved / rate
+    floor, what = ceiling.floor(moved, flop)
     return {
         "median_us": median,
         "p10": timing.p10 / divide,
@@ -120,10 +132,12 @@ def timed(timing: Timing, moved: int | None, rate: float, divide: int = 1) -> di
         "bytes": moved,
         "floor_us": floor,
         "share_of_ceiling": None if floor is None or not median else floor / median,
+        "flop": flop,
+        "ceiling": what,
     }
 
 
 NOT_TIMED: dict[str, Any] = {
     "median_us": None, "p10": None, "p90": None, "runs": 0, "wall_us": None, "bytes": None, "floor_us": None,
-    "share_of_ceiling": None,
+    "share_of_ceiling": None, "flop": None, "ceiling": "",
 }  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from ...core.device import BackendUnavailable
+from .ceilings import Ceiling, Ceilings
 from .prove import Prover, Verdict, golden_result, relative_error
 from .rows import NOT_TIMED, Conditions, Row, timed
 from .subject import OURS, Subject, Variant
@@ -25,18 +26,25 @@ class Request:
     """What was asked for on the command line."""
 
     names: tuple[str, ...] = ()
-    peers: tuple[str, ...] | None = None  # PEER, or PEER:TEXT for the cases whose "OP CASE" contains the text
+    peers: tuple[str, ...] | None = None  # PEER, or PEER:TEXT where "OP CASE threads=N" contains the text
     cases: tuple[str, ...] = ()
     backend: str | None = None
     device: str | None = None
     seconds: float = 0.5
     verify: bool = True
     commit: str = ""
+    threads: tuple[str, ...] = ()  # N, or N:TEXT where "OP CASE" contains the text; () is as many as torch has
 
     def against(self, peer: str, subject: str) -> bool:
-        """Whether this peer is timed beside the subject "OP CASE"."""
+        """Whether this peer is timed beside the subject "OP CASE threads=N"."""
         texts = [wanted.partition(":")[2] for wanted in self.peers or () if wanted.partition(":")[0] == peer]
         return not texts or any(text in subject for text in texts)
+
+    def thread_counts(self, subject: str) -> list[int]:
+        """Those that the subject "OP CASE" is timed with; none where every count asked for is for other subjects."""
+        asked = [wanted.partition(":") for wanted in self.threads]
+        counts = [int(count) for count, _, text in asked if text in subject]
+        return list(dict.fromkeys(counts)) if asked else [torch.get_num_threads()]
 
 
 @dataclass
@@ -50,18 +58,38 @@ class Bench:
     prover: Prover
     say: Console
     rows: list[Row] = field(default_factory=list)
+    ceilings: Ceilings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ceilings = Ceilings(self.clock)
 
     def run(self, makers: Iterable[Callable[[], Subject]]) -> Iterator[Row]:
         """Inputs are drawn for one subject at a time: two large ones need not fit the card together."""
         for make in makers:
-            for row in self._subject(make()):
-                self.rows.append(row)
-                yield row
+            subject = make()
+            for threads in self._thread_counts(subject):
+                for row in self._subject(subject, threads):
+                    self.rows.append(row)
+                    yield row
+            del subject
             gc.collect()  # graphs refer to their results and these to the graphs
             if isinstance(self.clock, CudaClock):
                 torch.cuda.empty_cache()
 
-    def _subject(self, subject: Subject) -> Iterator[Row]:
+    def _thread_counts(self, subject: Subject) -> Iterator[int | None]:
+        """Each is set in torch, and so in our pool, while it holds; None on a GPU."""
+        if isinstance(self.clock, CudaClock):
+            yield None
+            return
+        before = torch.get_num_threads()
+        try:
+            for threads in self.request.thread_counts(f"{subject.name} {subject.entry.name}"):
+                torch.set_num_threads(threads)
+                yield threads
+        finally:
+            torch.set_num_threads(before)
+
+    def _subject(self, subject: Subject, threads: int | None) -> Iterator[Row]:
         try:
             backend = subject.choose(self.request.backend or "auto")
         except BackendUnavailable as error:
@@ -70,9 +98,9 @@ class Bench:
         proof = self.prover.prove(subject, backend)
         if proof[0] is False:
             return  # the prover keeps why
-        rate = self.clock.copy_rate()
+        ceiling = self.ceilings.of(subject, threads)
         usable: list[Variant] = []
-        for name, make in self._makers(subject, backend).items():
+        for name, make in self._makers(subject, backend, threads).items():
             variant, broken = self._ready(subject, name, make)
             if variant is not None:
                 usable.append(variant)
@@ -81,21 +109,30 @@ class Bench:
                 return
             elif broken:
                 stand_in = Variant(name, lambda: (), [], note=f"did not run: {broken}")
-                yield self._row(subject, stand_in, proof, None, "forward", "", NOT_TIMED, rate)
-        golden = golden_result(subject)
-        errors = {variant.peer: relative_error(golden, variant) for variant in usable}
-        del golden
+                yield self._row(subject, stand_in, proof, None, "forward", "", NOT_TIMED, ceiling, threads)
+        errors = self._errors(subject, usable)
         for direction, mode, divide, timings in self._timings(subject, usable):
-            moved = subject.entry.forward_bytes if direction == "forward" else subject.entry.backward_bytes
+            entry, forward = subject.entry, direction == "forward"
+            moved = entry.forward_bytes if forward else entry.backward_bytes
+            flop = entry.forward_flop if forward else entry.backward_flop
             for variant in usable:
                 if variant.peer in timings:
-                    figures = timed(timings[variant.peer], moved, rate, divide)
-                    yield self._row(subject, variant, proof, errors[variant.peer], direction, mode, figures, rate)
+                    figures = timed(timings[variant.peer], moved, ceiling, divide, flop)
+                    off = errors[variant.peer]
+                    yield self._row(subject, variant, proof, off, direction, mode, figures, ceiling, threads)
 
-    def _makers(self, subject: Subject, backend: str) -> dict[str, Callable[[], Variant | None]]:
+    def _errors(self, subject: Subject, variants: list[Variant]) -> dict[str, float | None]:
+        golden, errors = golden_result(subject), dict[str, float | None]()
+        with torch.set_grad_enabled(not subject.decoding):
+            for variant in variants:
+                subject.rewind()
+                errors[variant.peer] = relative_error(golden, variant)
+        return errors
+
+    def _makers(self, subject: Subject, backend: str, threads: int | None) -> dict[str, Callable[[], Variant | None]]:
         makers: dict[str, Callable[[], Variant | None]] = {OURS: lambda: subject.ours(backend)}
         for name, peer in self.peers.items():
-            if self.request.against(name, f"{subject.name} {subject.entry.name}"):
+            if self.request.against(name, f"{subject.name} {subject.entry.name} threads={threads}"):
                 makers[name] = partial(peer.prepare, subject)
         return makers
 
@@ -109,7 +146,7 @@ class Bench:
                 if variant is None:
                     return None, None  # it does not offer this operator
                 with torch.set_grad_enabled(not subject.decoding):
-                    for _ in range(3):
+                    for _ in range(3 if isinstance(self.clock, CudaClock) else 1):
                         variant.results()
                     if subject.timed_backward:
                         variant.backward()()
@@ -128,7 +165,8 @@ class Bench:
         direction: str,
         mode: str,
         figures: dict[str, Any],
-        rate: float,
+        ceiling: Ceiling,
+        threads: int | None,
     ) -> Row:
         mine = variant.peer == OURS
         return Row(
@@ -140,7 +178,10 @@ class Bench:
             mode=mode,
             peer=variant.peer,
             backend=variant.backend,
-            copy_gb_s=rate / 1e3,
+            copy_gb_s=ceiling.bytes_rate / 1e3 if ceiling.memory == "copy" else None,
+            read_gb_s=ceiling.bytes_rate / 1e3 if ceiling.memory == "read" else None,
+            gflop_s=ceiling.flop_rate / 1e3 or None,
+            threads=threads,
             verified=proof[0] if mine else None,
             verified_by=proof[1] if mine else "",
             error=error,

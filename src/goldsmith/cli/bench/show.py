@@ -16,13 +16,16 @@ def table(rows: Sequence[Row]) -> Table:
     first = rows[0]
     backend = next((r.backend for r in rows if r.peer == OURS), "")
     on_gpu = first.device == "cuda"
-    title = f"\n{first.op}  {first.case}  {first.dtype}  [dim]goldsmith's backend: {backend}[/]"
+    ceiling = " or ".join(dict.fromkeys(row.ceiling for row in rows if row.ceiling)) or "ceiling"
+    threads = f", threads: {first.threads}" if first.threads else ""
+    case = escape(first.case)
+    title = f"\n{first.op}  {case}  {first.dtype}  [dim]goldsmith's backend: {backend}{threads}[/]"
     made = Table(
         title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), header_style="dim"
     )
     made.add_column("", no_wrap=True)
     made.add_column("peer", no_wrap=True)
-    for name in ("median", "p10-p90", "floor", "of copy", "ours is", *(("wall",) if on_gpu else ()), "error"):
+    for name in ("median", "p10-p90", "floor", f"of {ceiling}", "ours is", *(("wall",) if on_gpu else ()), "error"):
         made.add_column(name, justify="right", no_wrap=True)
     made.add_column("verified", no_wrap=True)
     last = ""
@@ -74,6 +77,7 @@ def legend(device: str) -> str:
         else "wall time of single calls, variants taking turns, caches warm"
     )
     return (
-        f"[dim]{how}. Times in microseconds. floor: the bytes that must move, at the copy rate measured in this run. "
+        f"[dim]{how}. Times in microseconds. floor: the bytes that must move, at the rate of copying or of reading "
+        "measured in this run, or the FLOPs at that of the instruction named, whichever takes longer. "
         "wall: one synchronised call. error: |first result - float64 reference| / |reference|.[/]"
     )

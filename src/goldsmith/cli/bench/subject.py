@@ -17,6 +17,19 @@ from ..targets import op_target
 
 OURS = "goldsmith"
 Tensors = Mapping[str, Tensor | None]
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call that needs another one before it, which is not timed."""
+
+    before: Call
+    call: Call
+
+    def __call__(self) -> Any:
+        self.before()
+        return self.call()
 
 
 @dataclass
@@ -32,6 +45,7 @@ class Variant:
     backend: str = ""
     note: str = ""
     comparable: bool = True
+    gradients: Callable[[], Call] | None = None  # where autograd is not what computes them
 
     def results(self) -> tuple[Tensor, ...]:
         out = self.forward()
@@ -39,6 +53,8 @@ class Variant:
 
     def backward(self) -> Callable[[], Any]:
         """The gradients of all leaves, repeatable: the graph is built once, outside the clock."""
+        if self.gradients is not None:
+            return self.gradients()
         results = [r for r in self.results() if r.requires_grad]
         generator = torch.Generator(device=results[0].device).manual_seed(1)
         grads = [torch.randn(r.shape, generator=generator, dtype=r.dtype, device=r.device) for r in results]
@@ -68,6 +84,9 @@ class Subject:
         self.op, self.entry, self.device, self.name = op, entry, device, op.name
         given = entry.build(dtype=entry.dtype, device=device, seed=0, make=MakeThere)
         given |= dict.fromkeys(name for name in op.optional if name not in entry.optional)
+        self.turns = {name: given[name].unbind(0) for name in entry.rotated}
+        self.turn = 0
+        given |= {name: values[0] for name, values in self.turns.items()}
         self.tensors: dict[str, Tensor | None] = {name: given.get(name) for name in op.inputs}
         self.options = {name: given[name] for name in op.options}
         self.grads = op.grads
@@ -78,6 +97,22 @@ class Subject:
             name: None if t is None else t.detach().requires_grad_(name in self.grads and t.is_floating_point())
             for name, t in self.tensors.items()
         }
+
+    def in_turn(self, tensors: Tensors, call: Callable[[dict[str, Any]], Any]) -> Call:
+        """call(tensors), at each call with the next of the inputs that rotate; `rewind` goes back to the first."""
+        fixed = dict(tensors)
+        if not self.turns:
+            return lambda: call(fixed)
+
+        def in_turn() -> Any:
+            turn = {name: values[self.turn % len(values)] for name, values in self.turns.items()}
+            self.turn += 1
+            return call(fixed | turn)
+
+        return in_turn
+
+    def rewind(self) -> None:
+        self.turn = 0
 
     @property
     def decoding(self) -> bool:
@@ -107,7 +142,14 @@ class Subject:
         """The public operator: what a user calls."""
         tensors = self.fresh_leaves()
         leaves = [t for t in tensors.values() if t is not None and t.requires_grad]
-        return Variant(OURS, lambda: self.op(*tensors.values(), backend=backend, **self.options), leaves, backend)
+        call = self.in_turn(tensors, lambda given: self.op(*given.values(), backend=backend, **self.options))
+        return Variant(OURS, call, leaves, backend)
+
+    @torch.no_grad()
+    def golden(self) -> Tensor:
+        """The first result of the float64 reference on the very inputs that are timed, or the first rows of it."""
+        wide = {name: t.double() if t is not None and t.is_floating_point() else t for name, t in self.tensors.items()}
+        return self.reference()(wide)[0]
 
     def target(self, backend: str) -> Target:
         return op_target(self.op, backend, device=self.device, dtype=self.entry.dtype)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-Call = Callable[[], Any]
+from .subject import Call, Prepared
+
 FLUSH_BYTES = 256 * 2**20
 CYCLES_PER_US = 2_000  # a little above the highest SM clock: sleeping too long is harmless
 MOST_LEAD_US = 60_000.0
 LEAST_ROUNDS, MOST_ROUNDS = 10, 400
+TURNS, SLOW_ROUNDS = 5, 3  # of each variant on a CPU; the least of one that takes longer than its budget for each
+PAUSE_S = 0.1  # longer than any pool of workers waits without sleeping (kt-kernel: 50 ms)
 TRIES = 3  # for a sample that the host was too late for; on a virtual machine it sometimes stops for a millisecond
 
 
@@ -135,24 +138,41 @@ class CudaClock:
 
 
 class CpuClock:
-    """Wall time of single calls, variants taking turns; caches stay as the calls leave them."""
+    """Wall time of single calls, variants taking turns of several calls; caches stay as the calls leave them.
+
+    Workers that wait for their next task without sleeping would take a core from the next variant: a turn begins with a
+    pause, and with a call that is not timed.
+    """
 
     name = "cpu"
 
     def compare(self, calls: Mapping[str, Call], budget_s: float) -> dict[str, Timing]:
-        for call in calls.values():
-            call()
         samples: dict[str, list[float]] = {name: [] for name in calls}
-        until = time.perf_counter() + budget_s * len(calls)
-        while len(next(iter(samples.values()))) < LEAST_ROUNDS or time.perf_counter() < until:
+        turn_us = budget_s / TURNS * 1e6
+        for _ in range(TURNS):
             for name, call in calls.items():
-                began = time.perf_counter()
-                call()
-                samples[name].append((time.perf_counter() - began) * 1e6)
-            if len(next(iter(samples.values()))) >= MOST_ROUNDS:
-                break
+                taken = samples[name]
+                if len(taken) >= SLOW_ROUNDS and sum(taken) > SLOW_ROUNDS * TURNS * turn_us:
+                    continue
+                if len(calls) > 1:
+                    time.sleep(PAUSE_S)
+                if not taken or taken[-1] < turn_us:
+                    call()
+                until = time.perf_counter() + turn_us / 1e6
+                for _ in range(MOST_ROUNDS // TURNS):
+                    taken.append(self._once(call))
+                    if time.perf_counter() >= until:
+                        break
         timings = {name: Timing.of(times) for name, times in samples.items()}
         return {name: Timing(t.median, t.p10, t.p90, t.runs, t.median) for name, t in timings.items()}
+
+    def _once(self, call: Call) -> float:
+        if isinstance(call, Prepared):
+            call.before()
+            call = call.call
+        began = time.perf_counter()
+        call()
+        return (time.perf_counter() - began) * 1e6
 
     def copy_rate(self) -> float:
         source = torch.ones(2**27, dtype=torch.int8)

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from ...assay.case import Case, Make
 from .._common import BASE, FACTORS, PARTS, TARGETS, wide
+from ..benchmarks import MOE as BENCH
 from ..packing import pack
+
+__all__ = ["BENCH", "CASES", "DTYPES", "SIZES", "STORED", "inputs", "routing"]
 
 DTYPES = ("float32", "bfloat16")  # float16 is a GPU's
 # what a backend may round to x's dtype: operands of matrix products, which are of one dtype on AMX; and what a grouped

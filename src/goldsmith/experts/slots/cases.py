@@ -6,10 +6,11 @@ from typing import Any
 
 from ...assay.case import Case, Make
 from .._common import SLOT_NAMES
+from ..benchmarks import SLOTS as BENCH
 from ..moe.cases import DTYPES, SIZES
 from ..moe.cases import inputs as moe_inputs
 
-__all__ = ["CASES", "DTYPES", "STORED", "inputs"]
+__all__ = ["BENCH", "CASES", "DTYPES", "STORED", "inputs"]
 
 STORED = {"native": {"g": "x", "u": "x", "h": "x"}}
 _OPTIONS = ("layout", "gate_scale", "up_scale", "down_scale", "activation", "alpha", "limit")

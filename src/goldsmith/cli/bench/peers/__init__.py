@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import compiled, eager, embedding_bag, liger, published, topk
+from . import compiled, eager, embedding_bag, kt_kernel, liger, published, topk, transformers
 
-_MODULES = (eager, compiled, liger, embedding_bag, topk, *published.PEERS)
-ALL: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}
+ALL: dict[str, ModuleType] = {
+    module.NAME: module
+    for module in (eager, compiled, liger, embedding_bag, topk, kt_kernel, *published.PEERS, *transformers.PEERS)
+}

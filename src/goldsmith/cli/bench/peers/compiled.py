@@ -6,6 +6,7 @@ import importlib.util
 
 import torch
 
+from ..experts import Experts
 from ..subject import Subject, Variant
 
 NAME = "compile"
@@ -18,6 +19,8 @@ def missing() -> str | None:
 
 
 def prepare(subject: Subject) -> Variant | None:
+    if isinstance(subject, Experts):
+        return None  # the reference decodes expert by expert; transformers has what is used
     import torch._functorch.config as functorch
 
     functorch.donated_buffer = False  # a donated buffer may be used once; here the backward is repeated

@@ -1,0 +1,150 @@
+"""What `goldsmith bench` times of experts.moe and experts.slots: layers of real models, in each format.
+
+A few experts are drawn and repeated, each copy in memory of its own: the numbers do not change the time, and drawing
+and packing a whole layer takes minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..assay.case import Case, Make
+from ..core.bench import BenchCase
+from ._common import FACTORS, SLOT_NAMES
+from .formats import FORMATS
+from .layout import Layout
+from .packing import pack
+from .quantise import check_group
+
+DRAWN = 2  # experts
+SLOT_OPTIONS = ("layout", "gate_scale", "up_scale", "down_scale", "activation", "alpha", "limit")
+LAYERS = {
+    "v2-lite": {"H": 2048, "I": 1408, "E": 64, "k": 6},  # a layer of DeepSeek-V2-Lite
+    "small": {"H": 1024, "I": 512, "E": 64, "k": 8},
+    "tiny": {"H": 64, "I": 64, "E": 4, "k": 2},
+}
+FORMATS_TIMED = ("bf16", "int4", "", "int8", "mxfp4", "fp8_block")  # "": plain tensors in bfloat16
+WHY = (
+    "weights and LoRA factors of every active expert once, x, y, dy, dx, g and u once; a route's products: 6HI forward "
+    "and for dx, LoRA 6r(H+I) forward and 12r(H+I) backward"
+)
+
+
+def inputs(
+    make: Make, T: int, H: int, I: int, E: int, k: int, r: int, packed: str, rotated: bool = False
+) -> dict[str, Any]:
+    """What experts.moe takes. packed "": plain tensors; rotated: topk_ids of several calls, which share no expert."""
+    kind: Any = type(make)
+    gate_up, down, layout = _base(kind, make.dtype, str(make.device), E, H, I, packed)
+    given: dict[str, Any] = dict.fromkeys(("gate_up_bias", "down_bias", "seed", *FACTORS))
+    for name, out, width in (("gate", I, H), ("up", I, H), ("down", H, I)) if r else ():
+        given[f"{name}_a"] = make.normal(E, r, width, std=width**-0.5)
+        given[f"{name}_b"] = make.normal(E, out, r, std=0.1)
+    if rotated:
+        order = make.permutation(E)
+        ids = torch.stack([order[turn * T * k :][: T * k].view(T, k) for turn in range(max(1, E // (T * k)))])
+    else:
+        ids = make.uniform(T, E, dtype=torch.float32).topk(k).indices
+    return given | {
+        "x": make.normal(T, H),
+        "topk_ids": ids,
+        "topk_weights": make.uniform(T, k, dtype=torch.float32),
+        "gate_up": gate_up,
+        "down": down,
+        "layout": layout,
+        **dict.fromkeys(("gate_scale", "up_scale", "down_scale"), 2.0),
+        "dropout": 0.0,
+        "activation": "silu",
+        "alpha": 1.702,
+        "limit": None,
+        "save": bool(r),
+    }
+
+
+def slot_inputs(make: Make, **sizes: Any) -> dict[str, Any]:
+    drawn = inputs(make, **sizes)
+    return {name: drawn[name] for name in (*SLOT_NAMES, *SLOT_OPTIONS)}
+
+
+@lru_cache(maxsize=1)  # the cases of a layer in a format follow one another
+def _base(
+    kind: Callable[..., Make], dtype: torch.dtype, device: str, E: int, H: int, I: int, packed: str
+) -> tuple[Tensor, Tensor, str]:
+    make = kind(dtype, device, 0)
+    few = min(E, DRAWN)
+    gate_up, down = make.normal(few, 2 * I, H, std=H**-0.5), make.normal(few, H, I, std=I**-0.5)
+    if not packed:
+        return _repeated(gate_up, E), _repeated(down, E), ""
+    base = pack(gate_up.float(), down.float(), format=packed)
+    layout = replace(base.layout, num_experts=E)
+    blobs = []
+    for name, blob in (("gate_up", base.gate_up), ("down", base.down)):
+        (place,) = layout.matrices(name)
+        whole = torch.zeros(layout.nbytes(name), dtype=torch.uint8)
+        experts = blob[place.offset :][: few * place.expert_stride].view(few, -1)
+        whole[place.offset :][: E * place.expert_stride].view(E, -1).copy_(_repeated(experts, E))
+        blobs.append(whole.to(device))
+    return blobs[0], blobs[1], layout.text
+
+
+def _repeated(few: Tensor, count: int) -> Tensor:
+    return few.repeat(-(-count // len(few)), *(1,) * (few.dim() - 1))[:count].contiguous()
+
+
+def _entry(
+    name: str, T: int, layer: str, packed: str, r: int, *, train: bool, on_cpu: bool, slots: bool = False
+) -> BenchCase:
+    sizes: dict[str, Any] = {"T": T, **LAYERS[layer], "r": r, "packed": packed}
+    H, I, E, k = (LAYERS[layer][axis] for axis in "HIEk")
+    rotated = T == 1
+    case = Case(name, slot_inputs if slots else inputs, sizes | {"rotated": rotated}, WHY)
+    active = k * T if rotated else E * (1 - (1 - k / E) ** T)  # of a uniform routing
+    read = active * (_expert_bytes(H, I, packed) + (12 if train else 6) * r * (H + I))
+    routes, saved = T * k, 4 * T * k * I if train else 0
+    forward = round(read + 4 * T * H + 12 * routes + saved)
+    backward = round(read + 6 * T * H + 16 * routes + saved) if train else None
+    return BenchCase(
+        name, sizes, torch.bfloat16, case.build, forward, backward, WHY, FACTORS if r else (),
+        forward_flop=routes * (6 * H * I + 6 * r * (H + I)),
+        backward_flop=routes * (6 * H * I + 12 * r * (H + I)) if train else None,
+        rotated=("topk_ids",) if rotated else (), on_cpu=on_cpu,
+    )  # fmt: skip
+
+
+def _expert_bytes(H: int, I: int, packed: str) -> int:
+    if not packed:
+        return 6 * H * I
+    kind = FORMATS[packed]
+    scales = kind.scales[0] if kind.scales else None
+    layout = Layout(packed, 1, H, I, check_group("bench", kind, None, H, I), scales, (0, I))
+    return layout.nbytes("gate_up") + layout.nbytes("down")
+
+
+def _moe(layer: str, formats: Sequence[str], tokens: Sequence[int], *, on_cpu: bool = False) -> list[BenchCase]:
+    """A token without LoRA; training of rank 8 at the other sizes."""
+    entries = []
+    for packed in formats:
+        said = packed or "plain"
+        for T in tokens:
+            decode, r = T == 1, 0 if T == 1 else 8
+            name = f"decode[{layer},{said}]" if decode else f"train[{layer},T={T},{said}]"
+            entries.append(_entry(name, T, layer, packed, r, train=not decode, on_cpu=on_cpu))
+    return entries
+
+
+MOE = [
+    *_moe("tiny", ["bf16"], [1], on_cpu=True),
+    *_moe("small", FORMATS_TIMED, [1, 256], on_cpu=True),
+    *_moe("v2-lite", FORMATS_TIMED, [1, 256, 2048]),
+]
+SLOTS = [
+    _entry(f"decode[{layer},{packed}]", 1, layer, packed, 0, train=False, on_cpu=layer == "small", slots=True)
+    for layer in ("small", "v2-lite")
+    for packed in ("bf16", "int4")
+]

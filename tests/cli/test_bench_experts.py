@@ -1,0 +1,110 @@
+"""The experts as they are timed: the whole operator, each call other experts, and peers that compute the same."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from goldsmith import assay, experts
+from goldsmith.cli.bench.experts import COMPARED, Moe, Slots
+from goldsmith.cli.bench.peers import ALL, kt_kernel
+from goldsmith.core import native
+from goldsmith.core.op import Op
+from goldsmith.experts import benchmarks
+
+SIZES = {"H": 64, "I": 32, "E": 8, "k": 2}
+
+
+def entry(monkeypatch, T, packed, r):
+    monkeypatch.setitem(benchmarks.LAYERS, "test", SIZES)
+    made = benchmarks._entry("case", T, "test", packed, r, train=bool(r), on_cpu=True)
+    return replace(made, dtype=torch.float32) if packed != "bf16" else made
+
+
+def hold(subject, result):
+    """`result()` of the subject is that of the reference with the same tensors, as far as it goes."""
+    tensors, few = dict(subject.tensors), COMPARED
+
+    def candidate(**given):
+        subject.tensors = tensors | given
+        return result()[:few].to(given["x"].dtype)
+
+    def golden(**given):
+        return subject.op.reference.forward(*(tensors | given).values(), **subject.options)[0][:few]
+
+    given = {name: t for name, t in tensors.items() if t is not None}
+    assay.check(assay.Target(candidate, golden, cases=given, grads=()), probes=("values",))
+
+
+@pytest.mark.parametrize("packed", ["", "int4", "fp8_block"])
+def test_what_is_timed_has_lora_and_gives_all_its_gradients(monkeypatch, packed):
+    subject = Moe(Op.get("experts.moe"), entry(monkeypatch, 5, packed, 4), "cpu")
+    ours = subject.ours("reference")
+    shapes = [tuple(leaf.shape) for leaf in ours.leaves]
+    assert shapes[:2] == [(5, 64), (5, 2)] and len(shapes) == 8, "x, weights and six factors; the base is frozen"
+    assert all(g is not None and bool(g.any()) for g in ours.backward()())
+    whole = subject.op.reference.forward(*subject.tensors.values(), **subject.options)[0]
+    assert torch.equal(whole, ours.results()[0])
+    hold(subject, lambda: subject.golden())
+
+
+def test_a_token_visits_other_experts_at_every_call_until_all_were_visited(monkeypatch):
+    for kind, name in ((Moe, "experts.moe"), (Slots, "experts.slots")):
+        monkeypatch.setitem(benchmarks.LAYERS, "test", SIZES)
+        made = benchmarks._entry("decode", 1, "test", "int8", 0, train=False, on_cpu=True, slots=kind is Slots)
+        subject = kind(Op.get(name), made, "cpu")
+        assert subject.decoding and not subject.timed_backward
+        visited = torch.cat([turn.flatten() for turn in subject.turns["topk_ids"]])
+        assert sorted(visited.tolist()) == list(range(8)) and len(subject.turns["topk_ids"]) == 4
+        first, second = subject.ours("reference").forward, subject.turns["topk_ids"][1]
+        first()
+        given = subject.tensors | {"topk_ids": second}
+        wanted = subject.op(*given.values(), backend="reference", **subject.options)
+        assert torch.equal(first(), wanted if kind is Moe else wanted[0])
+
+
+def test_a_repeated_expert_is_packed_as_if_it_were_drawn(monkeypatch):
+    subject = Moe(Op.get("experts.moe"), entry(monkeypatch, 5, "int4", 4), "cpu")
+    gate_up, down = subject.base.unpack()
+    again = experts.pack(gate_up, down, format="int4")
+    assert torch.equal(again.gate_up, subject.given("gate_up")) and torch.equal(again.down, subject.given("down"))
+    weights = subject.weights()
+    assert torch.equal(weights[0], gate_up) and torch.equal(weights[1], down)
+    assert torch.equal(subject.weights([3, 6])[1], down[[3, 6]])
+
+
+def test_the_bytes_of_a_case_are_those_of_its_base():
+    timed = {case.name: case for case in benchmarks.MOE}
+    for packed in ("bf16", "int4", "int8", "mxfp4", "fp8_block"):
+        case = timed[f"decode[small,{packed}]"]
+        base = Moe(Op.get("experts.moe"), case, "cpu").base
+        assert case.forward_bytes == pytest.approx(base.nbytes / 64 * 8, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["transformers", "grouped_mm"])
+def test_transformers_under_peft_computes_the_same_layer(monkeypatch, name):
+    subject = Moe(Op.get("experts.moe"), entry(monkeypatch, 7, "", 4), "cpu")
+    peer = ALL[name]
+    if peer.missing() is not None:
+        pytest.skip(peer.missing())
+    hold(subject, lambda: peer.prepare(subject).results()[0].detach())
+    gradients = peer.prepare(subject).backward()()
+    assert len(gradients) == 6 and all(g is not None and bool(g.any()) for g in gradients)
+
+
+def test_peers_of_other_operators_and_formats_are_left_out(monkeypatch):
+    quantised = Moe(Op.get("experts.moe"), entry(monkeypatch, 3, "int8", 4), "cpu")
+    for name in ("eager", "compile", "transformers", "grouped_mm", "product", "embedding_bag"):
+        assert ALL[name].prepare(quantised) is None
+    assert kt_kernel.prepare(Moe(Op.get("experts.moe"), entry(monkeypatch, 3, "mxfp4", 4), "cpu")) is None
+
+
+def test_kt_kernel_is_left_out_in_words(monkeypatch):
+    monkeypatch.setattr(kt_kernel.importlib.util, "find_spec", lambda name: None)
+    assert "pip install --no-deps kt-kernel" in kt_kernel.missing()
+    monkeypatch.setattr(kt_kernel.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(native, "reason", lambda: None)
+    monkeypatch.setattr(native, "machine_isa", lambda: ("avx512_vnni", "no AVX512_BF16"))
+    assert kt_kernel.missing() == "its training kernels need AVX512_BF16 or AMX; this machine has avx512_vnni"
+    monkeypatch.setattr(native, "machine_isa", lambda: ("amx", ""))
+    assert kt_kernel.missing() is None
