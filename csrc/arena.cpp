@@ -50,7 +50,7 @@ char* obtain(size_t size) {
     const size_t page = size >= huge ? huge : line;
     char* memory = static_cast<char*>(std::aligned_alloc(page, (line + size + page - 1) / page * page));
     if (memory == nullptr) throw std::bad_alloc();
-    if (page == huge) madvise(memory, line + size, MADV_HUGEPAGE);  // a wish: the system may have none
+    prefer_huge_pages(memory, line + size);
     capacity(memory + line) = size;
     return memory + line;
 }
@@ -61,6 +61,13 @@ void give_back(char* block) {
 }
 
 }  // namespace
+
+void prefer_huge_pages(void* data, size_t bytes) {
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + huge - 1) / huge * huge,
+                    end = (reinterpret_cast<uintptr_t>(data) + bytes) / huge * huge;
+    // a wish: a system without them gives small ones
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
 
 Arena::Arena() = default;
 

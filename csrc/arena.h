@@ -20,6 +20,10 @@
 
 namespace gs {
 
+// Asks the system for pages of 2 MiB behind large memory that nobody has written yet: a fault for every 4 KiB, of all
+// workers at once, takes longer than what they compute.
+void prefer_huge_pages(void* data, size_t bytes);
+
 class Arena;
 
 template <class T> class Region {

@@ -16,6 +16,7 @@ struct Backward : Call {
     const Rows dy;
     const int down_span, gate_span;
     const int64_t inner_pieces, dx_panels;
+    const int64_t pieces_at_once, panels_at_once;  // pieces and panels that an item has together
     // by place: [places, ranks] and [places, I]
     const Region<float> x_gate, x_up, h_down, dy_down, dg_gate, du_up;
     const Region<float> parts;  // [places, inner_pieces]: of dw
@@ -29,6 +30,8 @@ struct Backward : Call {
           gate_span(span(a.slices[0].gate.format)),
           inner_pieces(pieces(down_span)),
           dx_panels((outer + gate_span - 1) / gate_span),
+          pieces_at_once(together(p.segment_count * inner_pieces, WIDEST / down_span)),
+          panels_at_once(together(p.chunk_count * dx_panels, WIDEST / gate_span)),
           x_gate(want_thin(a.gate, given(a.gate.db))),
           x_up(want_thin(a.up, given(a.up.db))),
           h_down(want_thin(a.down, given(a.down.db))),
@@ -39,29 +42,34 @@ struct Backward : Call {
           h(inner_rows()),
           dg(inner_rows()),
           du(inner_rows()),
-          rows(arena.each<float>(given(a.dx) ? p.chunk_routes * gate_span : 0)) {
+          rows(arena.each<float>(given(a.dx) ? p.chunk_routes * gate_span * panels_at_once : 0)) {
         arena.allocate();
     }
 
     void run() {
         fill_sheet(dy);
         first_thin();
-        parallel_for(plan.segment_count * inner_pieces, [&](int64_t item, int worker) {
+        const int64_t items = (inner_pieces + pieces_at_once - 1) / pieces_at_once;
+        parallel_for(plan.segment_count * items, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
-            inside(plan.segments[item / inner_pieces], item % inner_pieces, desk(worker));
+            const int64_t first = item % items * pieces_at_once, left = inner_pieces - first;
+            inside(plan.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once, desk(worker));
         });
         if (given(args.dweights)) give_weights();
         second_thin();
         if (given(args.dx))
-            parallel_for(plan.chunk_count * dx_panels, [&](int64_t item, int worker) {
+            parallel_for(plan.chunk_count * groups(), [&](int64_t item, int worker) {
                 [[maybe_unused]] const Tiles tiles;
-                give_dx(plan.chunks[item / dx_panels], item % dx_panels * gate_span, desk(worker), rows.data(worker));
+                const int64_t first = item % groups() * panels_at_once, left = dx_panels - first;
+                give_dx(plan.chunks[item / groups()], first, left < panels_at_once ? left : panels_at_once,
+                        desk(worker), rows.data(worker));
             });
         give_sums();
         arena.check();
     }
 
 private:
+    int64_t groups() const { return (dx_panels + panels_at_once - 1) / panels_at_once; }
     Region<float> want_thin(const gs_lora& lora, bool wanted) {
         return arena.shared<float>(wanted ? plan.routes * ranks(lora) : 0);
     }
@@ -108,21 +116,27 @@ private:
                    });
     }
 
-    void inside(const Segment& s, int64_t at, const Desk& desk) {
-        const Columns c = piece(at, down_span);
-        const gs_matrix& m = args.slices[c.slice].down;
+    // `count` pieces of down_span features from the one numbered `first` on
+    void inside(const Segment& s, int64_t first, int64_t count, const Desk& desk) {
         const int stripes = down_span / STRIPE;
-        for (int i = 0; i < stripes; ++i) clear(desk.sums + i * ROWS * STRIPE, s.count);
+        for (int64_t i = 0; i < count * stripes; ++i) clear(block(desk, i), s.count);
         for (int64_t k = 0; k < outer; k += DEPTH) {
             const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
-            const Left left = lay_routes(dy, s, k, end, m, desk);
-            add_inputs(m, s, k, end, c.first, left, desk, desk.sums);
+            const Left left = lay_routes(dy, s, k, end, args.slices[0].down, desk);
+            for (int64_t i = 0; i < count; ++i) {
+                const Columns c = piece(first + i, down_span);
+                add_inputs(args.slices[c.slice].down, s, k, end, c.first, left, desk, block(desk, i * stripes));
+            }
         }
         const Dropout mask = dropout_of(args, DOWN);
-        for (int i = 0; i < stripes && i * STRIPE < c.width; ++i)
-            add_lora(s, args.down, dy_down.data(), mask, c.begin + i * STRIPE, c.begin + c.width, desk,
-                     desk.sums + i * ROWS * STRIPE);
-        for (int64_t i = 0; i < s.count; ++i) derive(s, c, at, i, desk);
+        for (int64_t i = 0; i < count; ++i) {
+            const Columns c = piece(first + i, down_span);
+            float* sums = block(desk, i * stripes);
+            for (int j = 0; j < stripes && j * STRIPE < c.width; ++j)
+                add_lora(s, args.down, dy_down.data(), mask, c.begin + j * STRIPE, c.begin + c.width, desk,
+                         sums + j * ROWS * STRIPE);
+            for (int64_t row = 0; row < s.count; ++row) derive(s, c, first + i, row, sums);
+        }
     }
 
     // sums += mask * (scale * thin A), columns from `col` on
@@ -139,7 +153,7 @@ private:
     }
 
     // From v of a row: its part of dw, h, dg and du.
-    void derive(const Segment& s, const Columns& c, int64_t at, int64_t i, const Desk& desk) const {
+    void derive(const Segment& s, const Columns& c, int64_t at, int64_t i, const float* sums) const {
         const Activation act{args.activation, static_cast<float>(args.alpha), static_cast<float>(args.limit)};
         const int64_t place = s.begin + i, route = plan.order[place];
         const Floats w = all(weight_at(args, route));
@@ -147,7 +161,7 @@ private:
         float part = 0;
         for (int64_t from = 0; from < c.width; from += STRIPE) {
             const int64_t width = c.width - from < STRIPE ? c.width - from : STRIPE;
-            float* v = desk.sums + from / STRIPE * ROWS * STRIPE + i * STRIPE;
+            const float* v = sums + from / STRIPE * ROWS * STRIPE + i * STRIPE;
             read(hidden(args.g).at(route, c.begin + from), bf16, width, g);
             read(hidden(args.u).at(route, c.begin + from), bf16, width, u);
             for (int j = 0; j < STRIPE; j += LANES) {
@@ -192,34 +206,34 @@ private:
         return total;
     }
 
-    void give_dx(const Chunk& chunk, int64_t col, const Desk& desk, float* found) {
-        const int stripes = gate_span / STRIPE;
-        const int64_t width = outer - col < gate_span ? outer - col : gate_span;
+    // `count` times gate_span inputs from the one numbered `first` on; found: [routes of the chunk][those]
+    void give_dx(const Chunk& chunk, int64_t first, int64_t count, const Desk& desk, float* found) {
+        const int64_t stripes = count * gate_span / STRIPE, all = count * gate_span, col = first * gate_span;
+        const int64_t width = outer - col < all ? outer - col : all;
         const Dropout gate = dropout_of(args, GATE), up = dropout_of(args, UP);
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
             const Segment& s = plan.parts[at];
-            for (int i = 0; i < stripes; ++i) clear(desk.sums + i * ROWS * STRIPE, s.count);
+            for (int64_t i = 0; i < stripes; ++i) clear(block(desk, i), s.count);
             for (int64_t i = 0; i < args.slice_count; ++i) {
-                add_slice(s, args.slices[i], args.slices[i].gate, places(dg), col, desk);
-                add_slice(s, args.slices[i], args.slices[i].up, places(du), col, desk);
+                add_slice(s, args.slices[i], args.slices[i].gate, places(dg), col, count, desk);
+                add_slice(s, args.slices[i], args.slices[i].up, places(du), col, count, desk);
             }
-            for (int i = 0; i < stripes && i * STRIPE < width; ++i) {
-                add_lora(s, args.gate, dg_gate.data(), gate, col + i * STRIPE, outer, desk,
-                         desk.sums + i * ROWS * STRIPE);
-                add_lora(s, args.up, du_up.data(), up, col + i * STRIPE, outer, desk, desk.sums + i * ROWS * STRIPE);
+            for (int64_t i = 0; i < stripes && i * STRIPE < width; ++i) {
+                add_lora(s, args.gate, dg_gate.data(), gate, col + i * STRIPE, outer, desk, block(desk, i));
+                add_lora(s, args.up, du_up.data(), up, col + i * STRIPE, outer, desk, block(desk, i));
             }
             for (int64_t i = 0; i < s.count; ++i)
-                for (int k = 0; k < stripes; ++k)
-                    std::memcpy(found + (plan.order[s.begin + i] - chunk.begin * slots) * gate_span + k * STRIPE,
-                                desk.sums + k * ROWS * STRIPE + i * STRIPE, STRIPE * 4);
+                for (int64_t k = 0; k < stripes; ++k)
+                    std::memcpy(found + (plan.order[s.begin + i] - chunk.begin * slots) * all + k * STRIPE,
+                                block(desk, k) + i * STRIPE, STRIPE * 4);
         }
         alignas(64) float total[WIDEST];
         for (int64_t t = chunk.begin; t < chunk.end; ++t) {
             std::memset(total, 0, sizeof total);
             for (int64_t route = t * slots; route < (t + 1) * slots; ++route) {
                 if (id_at(args, route) < 0) continue;
-                const float* row = found + (route - chunk.begin * slots) * gate_span;
-                for (int j = 0; j < gate_span; j += LANES) store(total + j, load(total + j) + load(row + j));
+                const float* row = found + (route - chunk.begin * slots) * all;
+                for (int64_t j = 0; j < all; j += LANES) store(total + j, load(total + j) + load(row + j));
             }
             write(static_cast<char*>(args.dx.data) + (t * outer + col) * (bf16 ? 2 : 4), bf16, width, total);
         }
@@ -227,11 +241,12 @@ private:
 
     // sums += d W, for gate or up of a slice
     void add_slice(const Segment& s, const gs_slice& slice, const gs_matrix& m, const Rows& d, int64_t col,
-                   const Desk& desk) const {
+                   int64_t count, const Desk& desk) const {
         for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += DEPTH) {
             const int64_t end = k + DEPTH < size ? k + DEPTH : size;
             const Left left = lay_places(d, s, slice.begin + k, slice.begin + end, m, desk);
-            add_inputs(m, s, k, end, col, left, desk, desk.sums);
+            for (int64_t i = 0; i < count; ++i)
+                add_inputs(m, s, k, end, col + i * gate_span, left, desk, block(desk, i * gate_span / STRIPE));
         }
     }
 

@@ -232,6 +232,16 @@ struct Call {
         }
     }
 
+    // The i-th 32 columns of sums of a desk.
+    static float* block(const Desk& desk, int64_t i) { return desk.sums + i * ROWS * STRIPE; }
+
+    // How many of `items` a worker takes together, up to `most`: rows on the left come from L2 after the first of them.
+    // Every worker should still have some.
+    static int64_t together(int64_t items, int64_t most) {
+        const int64_t share = items / (2 * threads());
+        return share < 1 ? 1 : share < most ? share : most;
+    }
+
     static void clear(float* sums, int64_t rows) { std::memset(sums, 0, static_cast<size_t>(rows) * STRIPE * 4); }
 
 private:

@@ -10,7 +10,8 @@
 namespace gs::GS_LEVEL {
 
 struct Forward : Call {
-    const int64_t panels;  // of y
+    const int64_t panels;                          // of y
+    const int64_t pieces_at_once, panels_at_once;  // of 32 each, that an item has together
     const Region<float> gate_thin, up_thin, down_thin, rows;
     const Region<char> h;  // [places, I] in x's dtype
     const Region<uint8_t> bad;
@@ -19,10 +20,12 @@ struct Forward : Call {
     Forward(const gs_moe_args& a, const Plan& p)
         : Call(a, p),
           panels((outer + STRIPE - 1) / STRIPE),
+          pieces_at_once(together(p.segment_count * pieces(STRIPE), STRIPES / 2)),
+          panels_at_once(together(p.chunk_count * panels, STRIPES)),
           gate_thin(arena.shared<float>(p.routes * ranks(a.gate))),
           up_thin(arena.shared<float>(p.routes * ranks(a.up))),
           down_thin(arena.shared<float>(p.routes * ranks(a.down))),
-          rows(arena.each<float>(p.chunk_routes * STRIPE)),
+          rows(arena.each<float>(p.chunk_routes * STRIPE * panels_at_once)),
           h(inner_rows()),
           bad(arena.shared<uint8_t>(given(a.flags) ? panels * a.tokens * slots : 0)),
           int8(*this) {
@@ -31,12 +34,18 @@ struct Forward : Call {
 
     void run() {
         skipped();
+        for (const gs_tensor* t : {&args.g, &args.u})
+            if (given(*t))
+                prefer_huge_pages(t->data, static_cast<size_t>(args.tokens * slots * inner) * (bf16 ? 2 : 4));
         fill_sheet(x);
         first_thin();
         if (int8.on()) int8.round_x();
-        parallel_for(plan.segment_count * pieces(STRIPE), [&](int64_t item, int worker) {
+        const int64_t all = pieces(STRIPE), items = (all + pieces_at_once - 1) / pieces_at_once;
+        parallel_for(plan.segment_count * items, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
-            hidden(plan.segments[item / pieces(STRIPE)], piece(item % pieces(STRIPE), STRIPE), desk(worker), worker);
+            const int64_t first = item % items * pieces_at_once, left = all - first;
+            hidden(plan.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once, desk(worker),
+                   worker);
         });
         const Rows hs = places(h);
         if (int8.on()) int8.round_h(hs);
@@ -49,9 +58,12 @@ struct Forward : Call {
                     [&](int64_t k, int64_t end, float* left) { gather_places(hs, s, k, end, &mask, left); },
                     desk(worker), down_thin.data());
             });
-        parallel_for(plan.chunk_count * panels, [&](int64_t item, int worker) {
+        const int64_t groups = (panels + panels_at_once - 1) / panels_at_once;
+        parallel_for(plan.chunk_count * groups, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
-            output(plan.chunks[item / panels], item % panels, desk(worker), worker, rows.data(worker));
+            const int64_t first = item % groups * panels_at_once, left = panels - first;
+            output(plan.chunks[item / groups], first, left < panels_at_once ? left : panels_at_once, desk(worker),
+                   worker, rows.data(worker));
         });
         if (given(args.flags)) join_flags();
         arena.check();
@@ -83,25 +95,31 @@ private:
         });
     }
 
-    void hidden(const Segment& s, const Columns& c, const Desk& desk, int worker) {
-        float *g = desk.sums, *u = desk.sums + ROWS * STRIPE;
-        clear(g, s.count), clear(u, s.count);
-        const gs_slice& slice = args.slices[c.slice];
-        const int64_t step = step_of(slice.gate);
-        if (int8.on()) int8.gate_and_up(s, slice, c.first, worker, g, u);
+    // `count` pieces of 32 features from the one numbered `first` on
+    void hidden(const Segment& s, int64_t first, int64_t count, const Desk& desk, int worker) {
+        for (int64_t i = 0; i < 2 * count; ++i) clear(block(desk, i), s.count);
+        const int64_t step = step_of(args.slices[0].gate);
         for (int64_t k = int8.on() ? outer : 0; k < outer; k += step) {
             const int64_t end = k + step < outer ? k + step : outer;
-            const Left left = lay_routes(x, s, k, end, slice.gate, desk);
-            add_outputs(slice.gate, s, c.first, k, end, left, desk, g);
-            add_outputs(slice.up, s, c.first, k, end, left, desk, u);
+            const Left left = lay_routes(x, s, k, end, args.slices[0].gate, desk);
+            for (int64_t i = 0; i < count; ++i) {
+                const Columns c = piece(first + i, STRIPE);
+                add_outputs(args.slices[c.slice].gate, s, c.first, k, end, left, desk, block(desk, 2 * i));
+                add_outputs(args.slices[c.slice].up, s, c.first, k, end, left, desk, block(desk, 2 * i + 1));
+            }
         }
-        if (ranks(args.gate))
-            wide(s, gate_thin.data(), ranks(args.gate), args.gate.scale, transposed(factor_of(args.gate.b, s.expert)),
-                 c.begin, inner, desk, g);
-        if (ranks(args.up))
-            wide(s, up_thin.data(), ranks(args.up), args.up.scale, transposed(factor_of(args.up.b, s.expert)), c.begin,
-                 inner, desk, u);
-        activate(s, c, g, u);
+        for (int64_t i = 0; i < count; ++i) {
+            const Columns c = piece(first + i, STRIPE);
+            float *g = block(desk, 2 * i), *u = block(desk, 2 * i + 1);
+            if (int8.on()) int8.gate_and_up(s, args.slices[c.slice], c.first, worker, g, u);
+            if (ranks(args.gate))
+                wide(s, gate_thin.data(), ranks(args.gate), args.gate.scale,
+                     transposed(factor_of(args.gate.b, s.expert)), c.begin, inner, desk, g);
+            if (ranks(args.up))
+                wide(s, up_thin.data(), ranks(args.up), args.up.scale, transposed(factor_of(args.up.b, s.expert)),
+                     c.begin, inner, desk, u);
+            activate(s, c, g, u);
+        }
     }
 
     void activate(const Segment& s, const Columns& c, float* g, float* u) const {
@@ -133,39 +151,54 @@ private:
         return data + (row * inner + column) * (bf16 ? 2 : 4);
     }
 
-    void output(const Chunk& chunk, int64_t panel, const Desk& desk, int worker, float* found) {
-        const int64_t col = panel * STRIPE, width = outer - col < STRIPE ? outer - col : STRIPE;
+    // `count` times 32 features of y from the panel numbered `first` on; found: [count][routes of the chunk][32]
+    void output(const Chunk& chunk, int64_t first, int64_t count, const Desk& desk, int worker, float* found) {
+        const int64_t routes = plan.chunk_routes;
         const Rows hs = places(h);
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
             const Segment& s = plan.parts[at];
-            clear(desk.sums, s.count);
-            for (int64_t i = 0; i < args.slice_count; ++i) {
-                const gs_slice& slice = args.slices[i];
-                if (int8.on()) {
-                    int8.down(s, i, col, worker, desk.sums);
-                    continue;
-                }
-                const int64_t step = step_of(slice.down);
-                for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += step) {
-                    const int64_t end = k + step < size ? k + step : size;
-                    const Left left = lay_places(hs, s, slice.begin + k, slice.begin + end, slice.down, desk);
-                    add_outputs(slice.down, s, col, k, end, left, desk, desk.sums);
-                }
-            }
-            if (ranks(args.down))
-                wide(s, down_thin.data(), ranks(args.down), args.down.scale,
-                     transposed(factor_of(args.down.b, s.expert)), col, outer, desk, desk.sums);
-            for (int64_t i = 0; i < s.count; ++i) {
-                float* row = desk.sums + i * STRIPE;
-                if (given(args.down_bias))
-                    for (int64_t j = 0; j < width; ++j) row[j] += matrix_of(args.down_bias).at(s.expert, col + j);
-                std::memcpy(found + (plan.order[s.begin + i] - chunk.begin * slots) * STRIPE, row, STRIPE * 4);
-            }
+            for (int64_t i = 0; i < count; ++i) clear(block(desk, i), s.count);
+            for (int64_t i = 0; i < args.slice_count; ++i) add_slice(s, i, hs, first, count, desk, worker);
+            for (int64_t i = 0; i < count; ++i)
+                finish(s, chunk, (first + i) * STRIPE, desk, block(desk, i), found + i * routes * STRIPE);
         }
-        if (given(args.rows))
-            give_rows(chunk, panel, width, found);
-        else
-            give_sums(chunk, col, width, found);
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t col = (first + i) * STRIPE, width = outer - col < STRIPE ? outer - col : STRIPE;
+            if (given(args.rows))
+                give_rows(chunk, first + i, width, found + i * routes * STRIPE);
+            else
+                give_sums(chunk, col, width, found + i * routes * STRIPE);
+        }
+    }
+
+    void add_slice(const Segment& s, int64_t index, const Rows& hs, int64_t first, int64_t count, const Desk& desk,
+                   int worker) {
+        const gs_slice& slice = args.slices[index];
+        if (int8.on()) {
+            for (int64_t i = 0; i < count; ++i) int8.down(s, index, (first + i) * STRIPE, worker, block(desk, i));
+            return;
+        }
+        const int64_t step = step_of(slice.down);
+        for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += step) {
+            const int64_t end = k + step < size ? k + step : size;
+            const Left left = lay_places(hs, s, slice.begin + k, slice.begin + end, slice.down, desk);
+            for (int64_t i = 0; i < count; ++i)
+                add_outputs(slice.down, s, (first + i) * STRIPE, k, end, left, desk, block(desk, i));
+        }
+    }
+
+    // LoRA and bias; then the rows go where their routes are.
+    void finish(const Segment& s, const Chunk& chunk, int64_t col, const Desk& desk, float* sums, float* found) const {
+        const int64_t width = outer - col < STRIPE ? outer - col : STRIPE;
+        if (ranks(args.down))
+            wide(s, down_thin.data(), ranks(args.down), args.down.scale, transposed(factor_of(args.down.b, s.expert)),
+                 col, outer, desk, sums);
+        for (int64_t i = 0; i < s.count; ++i) {
+            float* row = sums + i * STRIPE;
+            if (given(args.down_bias))
+                for (int64_t j = 0; j < width; ++j) row[j] += matrix_of(args.down_bias).at(s.expert, col + j);
+            std::memcpy(found + (plan.order[s.begin + i] - chunk.begin * slots) * STRIPE, row, STRIPE * 4);
+        }
     }
 
     void give_sums(const Chunk& chunk, int64_t col, int64_t width, const float* found) const {
