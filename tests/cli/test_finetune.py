@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from cli.finetune_tools import VERSE, saved_model
+from cli.finetune_tools import VERSE, saved_model, tiny_model
 from goldsmith import assay
 from goldsmith.cli import app
 from goldsmith.cli.finetune.show import Shown
@@ -257,6 +257,8 @@ def test_the_measured_activations_grow_with_the_rank_and_not_with_the_base(place
     [
         (("--epochs", "1", "--steps", "1"), "--steps and --epochs exclude one another"),
         (("--targets", "gate,side"), "--targets is gate,side; expected any of gate, up, down"),
+        (("--seed", str(2**63)), "--seed is 9223372036854775808; expected 0 or more, below 2^63"),
+        (("--threads", "100000"), "--threads is 100000; expected 1 to 1,024"),
         (("--dropout", "1"), "--dropout is 1.0; expected 0 or more, below 1"),
         (("--lr", "0"), "--lr is 0.0; expected a number above 0"),
         (("--format", "int4", "--group-size", "24"), "group_size"),
@@ -282,6 +284,21 @@ def test_a_model_or_an_output_that_cannot_be_is_named(place, tmp_path):
     (tmp_path / "file").write_text("")
     result = run(*command(place, tmp_path / "file"))
     assert result.exit_code == 2 and "cannot be written" in " ".join(result.output.split())
+
+
+def test_a_tokenizer_that_is_missing_or_another_model_s_is_said(place, tmp_path):
+    words = command(place, tmp_path / "out")
+    words[1] = str(tmp_path / "small")
+    saved_model(tmp_path / "small").joinpath("tokenizer.json").unlink()
+    result = run(*words)
+    assert result.exit_code == 2 and "has no tokenizer" in " ".join(result.output.split()), result.output
+    tiny_model(100).to(torch.bfloat16).save_pretrained(tmp_path / "small")
+    AutoTokenizer.from_pretrained(place / "model").save_pretrained(tmp_path / "small")
+    result = run(*words)
+    said = re.search(
+        r"its tokenizer gives the id 2\d\d, and its vocabulary has 100 rows", " ".join(result.output.split())
+    )
+    assert result.exit_code == 2 and said, result.output
 
 
 def test_a_name_on_the_hub_is_fetched_once_and_streamed(place, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What is read: text, rows, conversations, which tokens count, and what is said of what cannot be read."""
 
 import json
+import os
 
 import pytest
 
@@ -94,7 +95,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_where_the_answers_pla
         ('{"txt": "a"}', "has the keys 'txt'; a row is"),
         ('{"text": "a", "prompt": "b", "completion": "c"}', "has the keys 'text', 'prompt', 'completion'"),
         ('{"prompt": "b"}', "has the keys 'prompt'; a row is"),
-        ('{"text": 3}', "'text' is a int; expected text"),
+        ('{"text": 3}', "'text' is an int; expected text"),
         ('{"text": ""}', "'text' is empty"),
         ('{"prompt": "b", "completion": ""}', "'completion' is empty"),
         (r'{"text": "a\ud800"}', r"'text' holds half a character \(U\+D800 alone\)"),
@@ -117,6 +118,7 @@ def test_a_bad_row_is_named_with_file_line_and_reason(reading, row, said):
         (b"caf\xe9 au lait", "a.txt", r"line 1: byte 0xe9 at offset 3 is not UTF-8; convert the file"),
         (b'{"text": "a"}\n{"text": "\xff"}', "a.jsonl", "line 2: byte 0xff at offset 24 is not UTF-8"),
         ("caf\u00e9".encode("utf-16"), "a.txt", "the text is UTF-16, not UTF-8"),
+        ("cafe".encode("utf-16-le"), "a.txt", "line 1: byte 0x00 at offset 1, which no text has; if it is UTF-16"),
         (b"a,b", "a.csv", r"the name ends in \.csv; readable are \.txt, \.md, \.jsonl"),
     ],
 )
@@ -128,6 +130,9 @@ def test_a_file_that_cannot_be_read_is_one_clear_error(reading, content, name, s
 def test_a_file_that_is_not_there_is_named(tmp_path, tokenizer):
     with pytest.raises(DataError, match="none.txt: there is no such file"):
         read(tmp_path / "none.txt", tokenizer)
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DataError, match="pipe.txt: it is no ordinary file"):
+        read(tmp_path / "pipe.txt", tokenizer)
     (tmp_path / "folder.txt").mkdir()
     with pytest.raises(DataError, match="folder.txt: it is a folder"):
         read(tmp_path / "folder.txt", tokenizer)

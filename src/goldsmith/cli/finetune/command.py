@@ -62,6 +62,7 @@ class Run:
     def __init__(self, options: Any, show: Shown, interrupt: Interrupt):
         self.options, self.show, self.interrupt = options, show, interrupt
         self.output = Path(options.output)
+        self.highest = 0  # token id of all data
 
     def carry_out(self, dry_run: bool) -> dict[str, Any]:
         from ...hf.training.borders import masks, no_masks
@@ -124,6 +125,7 @@ class Run:
             self.show.note(f"{path}: {count(cut.shortened, 'row')} of {len(read):,} lost what lies beyond --seq-len.")
         pad = words.pad_token_id if words.pad_token_id is not None else words.eos_token_id or 0
         stream = Stream(cut.documents, options.seq_len, packed=packed, seed=options.seed, pad=pad)
+        self.highest = max(self.highest, pad, stream.highest)
         return stream, {
             "file": Path(path).name,
             "documents": len(read),
@@ -162,6 +164,12 @@ class Run:
 
         with self.show.doing("loading the model") as progress:
             loaded = load(self.options, progress)
+        size = loaded.model.get_input_embeddings().num_embeddings
+        if self.highest >= size:
+            raise Problem(
+                f"MODEL {self.options.model}: its tokenizer gives the id {self.highest:,}, and its vocabulary has "
+                f"{size:,} rows: tokenizer and weights are not of one model."
+            )
         with self.show.doing("measuring what an activation takes"):
             accounting = account(loaded, self.options, found)
         self.show.data(said, found, len(stream))

@@ -71,7 +71,8 @@ def check(path: Path) -> None:
         ending = f"the name ends in {path.suffix}" if path.suffix else "the name has no ending"
         raise DataError(path, f"{ending}; readable are {', '.join(SUFFIXES)}")
     if not path.is_file():
-        raise DataError(path, "it is a folder" if path.is_dir() else "there is no such file")
+        kind = "it is a folder" if path.is_dir() else "it is no ordinary file"
+        raise DataError(path, kind if path.exists() else "there is no such file")
 
 
 def decoded(path: Path) -> str:
@@ -82,6 +83,10 @@ def decoded(path: Path) -> str:
         raise DataError(path, f"cannot be read: {error.strerror or error}") from error
     if raw[:2] in BOMS:
         raise DataError(path, f"the text is {BOMS[raw[:2]]}, not UTF-8; `iconv -f UTF-16 -t UTF-8` converts it")
+    if (at := raw.find(b"\0")) >= 0:
+        line = raw.count(b"\n", 0, at) + 1
+        said = f"byte 0x00 at offset {at}, which no text has"
+        raise DataError(path, f"{said}; if it is UTF-16, `iconv -f UTF-16LE -t UTF-8` converts it", line)
     try:
         return raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
@@ -151,7 +156,7 @@ def _parsed(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         except ValueError as error:
             raise DataError(path, f"no JSON: {error}; a row is {SHAPES}", line) from error
         if not isinstance(row, dict):
-            raise DataError(path, f"a {type(row).__name__}; a row is {SHAPES}", line)
+            raise DataError(path, f"{_a(row)}; a row is {SHAPES}", line)
         yield line, row
 
 
@@ -179,11 +184,16 @@ def _completion(row: dict[str, Any], tokenizer: Any, every: bool, line: int) -> 
     return Document(prompt + rest, [every] * len(prompt) + [True] * len(rest), False, line)
 
 
+def _a(value: object) -> str:
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
 def words(row: dict[str, Any], key: str, *, empty: bool = False) -> str:
     """The text under a key; ValueError when it is none, empty, or not Unicode."""
     value = row[key]
     if not isinstance(value, str):
-        raise ValueError(f"{key!r} is a {type(value).__name__}; expected text")
+        raise ValueError(f"{key!r} is {_a(value)}; expected text")
     if not value and not empty:
         raise ValueError(f"{key!r} is empty")
     try:

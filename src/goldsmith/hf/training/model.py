@@ -58,9 +58,12 @@ def tokenizer(name: str) -> Any:
 
     place = folder(name)
     try:
-        return AutoTokenizer.from_pretrained(place)
+        found = AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
+    if set(found.get_vocab()) <= set(found.all_special_tokens):  # what transformers makes where the files are missing
+        raise TrainingError(f"MODEL {name} has no tokenizer: its vocabulary is empty. Is tokenizer.json there?")
+    return found
 
 
 def load(options: Options, progress: Progress | None = None) -> Loaded:

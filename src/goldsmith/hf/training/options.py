@@ -15,6 +15,7 @@ from .schedule import KINDS, Schedule, warmup_steps
 
 TARGETS = ("gate", "up", "down")
 DTYPES = ("fp32", "bf16")
+MOST_THREADS = 1024  # torch's own pool ends the process where the system refuses it a thread
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class Options:
             ("weight_decay", "0 or more", 0 <= self.weight_decay < math.inf),
             ("max_grad_norm", "0 (no clipping) or more", 0 <= self.max_grad_norm < math.inf),
             ("seq_len", "2 or more", self.seq_len >= 2),
+            ("seed", "0 or more, below 2^63", 0 <= self.seed < 2**63),
+            ("threads", f"1 to {MOST_THREADS:,}", self.threads is None or 1 <= self.threads <= MOST_THREADS),
         ):
             if not right:
                 given = getattr(self, name)

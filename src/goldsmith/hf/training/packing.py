@@ -85,6 +85,11 @@ class Stream:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def highest(self) -> int:
+        """The highest token id."""
+        return max(max(document.ids) for document in self.documents)
+
     def batch(self, first: int, count: int) -> Batch:
         """Rows first .. first + count - 1 of the endless sequence."""
         places = [self._place(number) for number in range(first, first + count)]
