@@ -59,6 +59,10 @@ GS_API const char* gs_why_not_higher(void);  // "" at the highest level
 GS_API int32_t gs_level(void);
 GS_API gs_status gs_set_level(int32_t level);  // at most the machine's; not while a call is running
 
+// Where the workers of the pool run that are started from now on: worker i (the caller is 0) on any of those of
+// processors[0..count) that have the node of processors[i % count]. None: wherever the thread runs that starts them.
+GS_API gs_status gs_workers_on(const int32_t* processors, const int32_t* nodes, int32_t count);
+
 GS_API gs_status gs_measure(gs_measure_args* args);
 
 #include "experts/abi.h"

@@ -98,6 +98,10 @@ gs_status gs_set_level(int32_t level) {
     });
 }
 
+gs_status gs_workers_on(const int32_t* processors, const int32_t* nodes, int32_t count) {
+    return gs::guarded([&] { gs::workers_on(processors, nodes, count); });
+}
+
 gs_status gs_measure(gs_measure_args* args) {
     return gs::guarded([&] {
         gs::check_size(args);

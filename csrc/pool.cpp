@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <climits>
 #include <csignal>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -24,31 +26,55 @@ namespace {
 constexpr int most_threads = 1024;
 thread_local int wanted = 1;
 
+// By i % size: the processors that worker i may have. What was there before is never freed: a worker may be reading it.
+std::atomic<const std::vector<cpu_set_t>*> homes{nullptr};
+
+// Not to be had: a container may take processors away; the worker then runs where it is.
+void settle(int id) {
+    pthread_setname_np(pthread_self(), "goldsmith");
+    const auto* all = homes.load();
+    if (all != nullptr && !all->empty()) sched_setaffinity(0, sizeof(cpu_set_t), &(*all)[size_t(id) % all->size()]);
+}
+
+// The first workers have a bit each, the others share the last one.
+uint32_t bit_of(int id) { return uint32_t(1) << std::min(id - 1, 31); }
+uint32_t bits_below(int team) { return team > 32 ? ~uint32_t(0) : bit_of(team) - 1; }
+
 // A number that threads wait for a change of: at most 50 us awake, because the next region often comes at once, then
 // parked. A pool that spins for longer takes the cores from whoever else wants them, its own callers first.
 class Signal {
 public:
     uint32_t value() const { return value_.load(); }
 
-    void raise() {
+    // Those that are parked stay so unless they wait with one of the bits.
+    void raise(uint32_t bits = everybody) {
         value_.fetch_add(1);
-        if (parked_.load() != 0) syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+        if (parked_.load() != 0) syscall(SYS_futex, &value_, wake, INT_MAX, nullptr, nullptr, bits);
     }
 
-    void wait(uint32_t seen) {
-        const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
-        do {
-            for (int i = 0; i < 32; ++i) {
-                if (value() != seen) return;
-                __builtin_ia32_pause();
-            }
-        } while (std::chrono::steady_clock::now() < until);
+    // `soon`: look out for it for a while before parking.
+    void wait(uint32_t seen, uint32_t bits = everybody, bool soon = true) {
+        if (soon && changes_soon(seen)) return;
         parked_.fetch_add(1);
-        while (value() == seen) syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+        while (value() == seen) syscall(SYS_futex, &value_, sleep, seen, nullptr, nullptr, bits);
         parked_.fetch_sub(1);
     }
 
 private:
+    static constexpr uint32_t everybody = FUTEX_BITSET_MATCH_ANY;
+    static constexpr int wake = FUTEX_WAKE_BITSET | FUTEX_PRIVATE_FLAG, sleep = FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG;
+
+    bool changes_soon(uint32_t seen) const {
+        const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
+        do {
+            for (int i = 0; i < 32; ++i) {
+                if (value() != seen) return true;
+                __builtin_ia32_pause();
+            }
+        } while (std::chrono::steady_clock::now() < until);
+        return false;
+    }
+
     std::atomic<uint32_t> value_{0}, parked_{0};
 };
 
@@ -65,7 +91,7 @@ public:
         failed_.store(false, std::memory_order_relaxed);
         next_.store(0, std::memory_order_relaxed);
         state_.store(open);  // publishes the lines above
-        opened_.raise();
+        opened_.raise(bits_below(team));
         work(0);
         const uint32_t seen = left_.value();
         if (state_.fetch_and(~open) != open) left_.wait(seen);
@@ -99,14 +125,16 @@ private:
     }
 
     void serve(int id, uint32_t seen) {
-        for (;;) {
-            opened_.wait(seen);
+        settle(id);
+        for (bool wanted_before = true;;) {
+            opened_.wait(seen, bit_of(id), wanted_before);
             seen = opened_.value();
             if (leaving_.load()) return;
             uint32_t state = state_.load();
             while (state & open && !state_.compare_exchange_weak(state, state + 1)) {}
             if (!(state & open)) continue;
-            if (id < team_) work(id);
+            wanted_before = id < team_;
+            if (wanted_before) work(id);
             if (state_.fetch_sub(1) == 1) left_.raise();  // closed, and this was the last one inside
         }
     }
@@ -163,6 +191,20 @@ Threads::Threads(int count) : before_(wanted) {
     if (count < 1 || count > most_threads)
         fail(GS_INVALID, "threads is %d, wanted a number from 1 to %d", count, most_threads);
     wanted = count;
+}
+
+void workers_on(const int32_t* processors, const int32_t* nodes, int count) {
+    auto all = std::make_unique<std::vector<cpu_set_t>>(size_t(std::max(count, 0)));
+    for (int i = 0; i < count; ++i) {
+        cpu_set_t& home = (*all)[size_t(i)];
+        CPU_ZERO(&home);
+        for (int k = 0; k < count; ++k) {
+            if (processors[k] < 0 || processors[k] >= CPU_SETSIZE)
+                fail(GS_INVALID, "processor %d, wanted 0 to %d", processors[k], CPU_SETSIZE - 1);
+            if (nodes[k] == nodes[i]) CPU_SET(size_t(processors[k]), &home);
+        }
+    }
+    homes.store(all.release());
 }
 
 Threads::~Threads() { wanted = before_; }

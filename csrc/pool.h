@@ -20,6 +20,10 @@ private:
     int before_;
 };
 
+// Where the workers run that are started from now on; goldsmith.h says it. They stay on a node and not on one
+// processor: two processes, or other threads beside them, would sit on the same one while another is idle.
+void workers_on(const int32_t* processors, const int32_t* nodes, int count);
+
 // Inside an item it is 1: what is started there runs where it is.
 int threads();
 

@@ -11,7 +11,7 @@ import torch
 
 from goldsmith import Op, assay, experts
 from goldsmith.cli.targets import op_target
-from goldsmith.core import native
+from goldsmith.core import native, processors
 
 REASON = native.reason()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"native: {REASON}")
@@ -43,7 +43,9 @@ def same(a, b):
 
 
 @pytest.fixture
-def threads():
+def threads(monkeypatch):
+    """torch.set_num_threads, of which every thread is one of the native kernels', however few can run at a time."""
+    monkeypatch.setattr(processors, "worth", lambda: 1024)
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)

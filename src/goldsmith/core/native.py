@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from . import processors
 from .device import BackendUnavailable
 
 LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
@@ -84,6 +85,11 @@ def put(tensor: torch.Tensor, into: ctypes.Structure, offset: int) -> None:
     _VIEWS[rank].pack_into(into, offset, tensor.data_ptr(), _DTYPES[tensor.dtype], rank, *shape, *tensor.stride())
 
 
+def threads() -> int:
+    """How many threads a call uses: torch's number, as it is now, but no more than can run at a time."""
+    return min(torch.get_num_threads(), processors.worth())
+
+
 def library() -> ctypes.CDLL:
     """The library at the level that is asked for; raises BackendUnavailable with the reason why there is none."""
     found = _load()
@@ -127,8 +133,11 @@ def machine_isa() -> tuple[str, str]:
     return LEVELS[loaded.gs_machine_level()], loaded.gs_why_not_higher().decode()
 
 
-def measure(what: str, *, threads: int | None = None, seconds: float = 0.2, megabytes: int = 512) -> float:
-    """What the machine reaches at this level, together a second: bytes for "read", else operations (PROBES)."""
+def measure(what: str, *, threads: int = 0, seconds: float = 0.2, megabytes: int = 512) -> float:
+    """What the machine reaches at this level, together a second: bytes for "read", else operations (PROBES).
+
+    threads: 0 for torch's number. More than can run at a time are started all the same.
+    """
     args = MeasureArgs(
         threads=threads or torch.get_num_threads(), what=PROBES.index(what), seconds=seconds, bytes=megabytes << 20
     )
@@ -169,6 +178,7 @@ def _load() -> ctypes.CDLL | str:
         return f"the native library is not this version's: {error}"
     if asked is not None:
         _lower(loaded, asked)
+    _place(loaded)
     return loaded
 
 
@@ -181,6 +191,7 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
         ("gs_why_not_higher", c_char_p),
         ("gs_level", c_int32),
         ("gs_set_level", c_int32, c_int32),
+        ("gs_workers_on", c_int32, POINTER(c_int32), POINTER(c_int32), c_int32),
         ("gs_measure", c_int32, POINTER(MeasureArgs)),
     ):
         function = getattr(loaded, name)
@@ -198,3 +209,10 @@ def _lower(loaded: ctypes.CDLL, asked: str) -> None:
         )
     else:
         loaded.gs_set_level(LEVELS.index(asked))
+
+
+def _place(loaded: ctypes.CDLL) -> None:
+    """Workers do not run where the thread is tied that happens to call first, but on all nodes in turn."""
+    places = [(processor, node) for processor, node in processors.places() if processor < 1024]
+    listed = c_int32 * len(places)
+    loaded.gs_workers_on(listed(*(p for p, _ in places)), listed(*(n for _, n in places)), len(places))

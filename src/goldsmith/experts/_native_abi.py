@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.native import Structure, TensorView, check, library, put
+from ..core.native import Structure, TensorView, check, library, put, threads
 from ._common import ACTIVATIONS, TARGETS, flat
 from ._routes import check_ids
 from .layout import Layout
@@ -104,7 +104,7 @@ class Call:
         if dropout > 0:
             seed = int(tensors["seed"]) & (2**64 - 1)
         _HEAD.pack_into(
-            args, 0, sizeof(args), torch.get_num_threads(), ACTIVATIONS.index(options["activation"]) + 1,
+            args, 0, sizeof(args), threads(), ACTIVATIONS.index(options["activation"]) + 1,
             self.tokens, self.slots, experts, self.hidden, self.intermediate, addressof(slices), len(slices),
             options["alpha"], math.inf if limit is None else limit, dropout, seed, options.get("int8", 0),
         )  # fmt: skip

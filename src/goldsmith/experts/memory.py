@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from ..core.processors import nodes_of_machine, processors_of
 from .layout import Layout
 
-_NODES = "/sys/devices/system/node"
 _HUGE = 64 << 20  # below this, huge pages would round a blob up noticeably
 _MBIND = {"x86_64": 237, "aarch64": 235}  # the system call's number; libc has no function for it
 _PREFERRED = 1  # MPOL_PREFERRED: on that node while it has room, rather than out of memory
@@ -67,16 +67,6 @@ def give_back(pages: Tensor) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
-def nodes_of_machine() -> list[int]:
-    """Numbers of the NUMA nodes that have processors; [0] where the system does not tell."""
-    return _numbers(f"{_NODES}/has_cpu") or _numbers(f"{_NODES}/online") or [0]
-
-
-def processors_of(node: int) -> list[int]:
-    """Numbers of the processors of a node; empty where the system does not tell."""
-    return _numbers(f"{_NODES}/node{node}/cpulist")
-
-
 def spread(partitions: int) -> tuple[int, ...]:
     """A node for each slice: neighbours side by side, as evenly as it goes."""
     nodes = nodes_of_machine()
@@ -113,17 +103,3 @@ def _touch(pages: Tensor, processors: list[int]) -> None:
         except OSError:
             pass  # a container that has none of the node's processors: the pages lie where they may
     ctypes.memset(pages.data_ptr(), 0, pages.numel())
-
-
-def _numbers(path: str) -> list[int]:
-    """ "0-2,5" in a file of the system -> [0, 1, 2, 5]"""
-    try:
-        with open(path, encoding="ascii") as file:
-            text = file.read().strip()
-    except OSError:
-        return []
-    found: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found

@@ -1,0 +1,121 @@
+"""The processors that this process may use: how many threads are worth having, and where they should run."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+NODES = Path("/sys/devices/system/node")
+# With one of these OpenMP ties the thread that calls it to one place, which says nothing about the process.
+TIES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+@functools.cache
+def worth() -> int:
+    """How many threads can run at a time: the processors that the process may use, and no more than it is paid for."""
+    paid = quota()
+    return max(1, min(len(allowed()), math.ceil(paid) if paid else 1024))
+
+
+@functools.cache
+def allowed() -> tuple[int, ...]:
+    """Numbers of the processors that the process is bound to (taskset, numactl, a container's cpuset)."""
+    if not hasattr(os, "sched_getaffinity"):
+        return tuple(range(os.cpu_count() or 1))
+    if any(os.environ.get(name, "").strip().lower() not in ("", "false", "none", "disabled") for name in TIES):
+        return tuple(sorted(_untied()))
+    return tuple(sorted(os.sched_getaffinity(os.getpid())))  # the first thread's: this one may be a worker, tied
+
+
+def _untied() -> set[int]:
+    """What the system leaves of all processors to a thread that asks for them all."""
+    found = set(os.sched_getaffinity(0))
+
+    def ask() -> None:
+        try:
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))  # 0 is this thread, which ends after this
+        except OSError:
+            return  # forbidden: they stay as they are
+        found.update(os.sched_getaffinity(0))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return found
+
+
+def places() -> list[tuple[int, int]]:
+    """(processor, NUMA node) of each allowed processor, nodes in turn: any first few are spread over the nodes."""
+    usable = set(allowed())
+    nodes = [(node, [p for p in processors_of(node) if p in usable]) for node in nodes_of_machine()]
+    known = {p for _, processors in nodes for p in processors}
+    nodes.append((-1, sorted(usable - known)))
+    longest = max(len(processors) for _, processors in nodes)
+    return [(processors[i], node) for i in range(longest) for node, processors in nodes if i < len(processors)]
+
+
+def nodes_of_machine() -> list[int]:
+    """Numbers of the NUMA nodes that have processors; [0] where the system does not tell."""
+    return numbers(_read(NODES / "has_cpu")) or numbers(_read(NODES / "online")) or [0]
+
+
+def processors_of(node: int) -> list[int]:
+    """Numbers of the processors of a node; empty where the system does not tell."""
+    return numbers(_read(NODES / f"node{node}/cpulist"))
+
+
+def numbers(text: str) -> list[int]:
+    """ "0-2,5" -> [0, 1, 2, 5]"""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def quota(root: Path = Path("/")) -> float | None:
+    """Processors' worth of time that the control group of this process has, its parents' too; None without a limit."""
+    found: list[float] = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            found += _limits(root / "sys/fs/cgroup", path, _version_2)
+        elif "cpu" in controllers.split(","):
+            found += _limits(root / "sys/fs/cgroup/cpu", path, _version_1)
+            found += _limits(root / "sys/fs/cgroup/cpu,cpuacct", path, _version_1)
+    return min(found, default=None)
+
+
+def _limits(mount: Path, path: str, read: Callable[[Path], float | None]) -> list[float]:
+    """Of a group and all above it. In a container the path may be the host's, and its own group is the root."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    folders = [mount.joinpath(*parts[:n]) for n in range(len(parts) + 1)]
+    return [limit for limit in map(read, folders) if limit is not None and limit > 0]
+
+
+def _version_2(folder: Path) -> float | None:
+    words = _read(folder / "cpu.max").split()
+    return _ratio(*words) if len(words) == 2 else None
+
+
+def _version_1(folder: Path) -> float | None:
+    return _ratio(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+
+
+def _ratio(used: str, period: str) -> float | None:
+    """ "max" and -1 are no limit."""
+    try:
+        return int(used) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
