@@ -46,7 +46,10 @@ class Usage:
         if not isinstance(other, Usage):
             return NotImplemented
         if len(self.counts) != len(other.counts):
-            raise ValueError(f"router.Usage: {len(self.counts)} experts + {len(other.counts)} experts")
+            raise ValueError(
+                f"router.Usage: one counts {len(self.counts)} experts, the other {len(other.counts)}; "
+                "only what was counted with the same num_experts adds up"
+            )
         return Usage(self.counts + other.counts, self.mass + other.mass)
 
 

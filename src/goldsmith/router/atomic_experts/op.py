@@ -54,6 +54,7 @@ def atomic_experts(
     Raises ShapeError, TypeError, ValueError, IndexError, BackendUnavailable. Source: He 2024, arXiv 2407.04153;
     OmniMoE, arXiv 2602.05711.
     """
+    check_choice("router.atomic_experts", "strategy", strategy, STRATEGIES)
     if strategy == "auto" and isinstance(h, Tensor) and isinstance(w_out, Tensor) and isinstance(indices, Tensor):
         tokens = h.shape[:-1].numel()
         k = indices.shape[-1] if indices.dim() else 0
