@@ -1,6 +1,6 @@
 """In a child process: one fault in one case, diagnosed, as a user of its kernel would see it.
 
-python benchmarks/kernelfault/one.py KEY DEVICE [PAGE]
+python benchmarks/kernelfault/one.py KEY [DEVICE [PAGE]]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 
-def main(key: str, device: str, page: str = "") -> int:
+def main(key: str, device: str = "cpu", page: str = "") -> int:
     import catalogue
     import figures
     import worker
