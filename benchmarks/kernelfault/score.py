@@ -1,7 +1,8 @@
 """KernelFault: what the assay says of kernels with known faults, and of kernels without any.
 
     python benchmarks/kernelfault/score.py [--fault M04] [--host H] [--backend B] [--device cuda] [--seeds 5]
-        [--clean 3000] [--baselines] [--quick] [--diagnose] [--jobs N] [--keep FILE] [--json F] [--html F] [--fit]
+        [--clean 3000] [--baselines] [--quick] [--diagnose] [--report] [--jobs N] [--keep FILE] [--json F] [--html F]
+        [--fit]
 
 Rows are appended to a file as they come (build/kernelfault/ without --keep): Ctrl-C and kill -9 lose nothing, and the
 same command goes on where the last one stopped. Exit status: 0 every fault found and no false alarm, 1 otherwise,
@@ -68,7 +69,8 @@ def main(given: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
-        show.progress(drive.run(plan, kept, asked.jobs), len(plan.jobs()))
+        if not asked.report:
+            show.progress(drive.run(plan, kept, asked.jobs), len(plan.jobs()))
     except KeyboardInterrupt:
         print(f"interrupted; what was finished is in {keep}, and the same command goes on.", file=sys.stderr)
         status = INTERRUPTED
@@ -196,6 +198,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=_positive, default=max(1, (os.cpu_count() or 2) - 1), metavar="N",
                         help="processes at a time (default: all cores but one)")  # fmt: skip
     parser.add_argument("--keep", type=Path, metavar="FILE", help="keep rows in this file, and go on from it")
+    parser.add_argument("--report", action="store_true", help="the figures of the rows that are there, and no new ones")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one HTML page")
     parser.add_argument("--fit", action="store_true", help="write the calibration, from development faults alone")
