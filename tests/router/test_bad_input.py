@@ -83,7 +83,7 @@ def shapes(**changed):
         (TypeError, "weights is float16, wanted float32 or h's float32", {"weights": WEIGHTS.half()}),
         (TypeError, "w_in is bfloat16, but h is float32; convert one: w_in.to(h.dtype)", {"w_in": W_IN.bfloat16()}),
         (ValueError, f"activation='tanh' is unknown; choose one of: {ACTIVATIONS}", {"activation": "tanh"}),
-        (ValueError, "strategy='fast' is unknown; choose one of: 'auto', 'gather'", {"strategy": "fast"}),
+        (ValueError, "strategy='fast' is unknown; choose one of: 'auto', 'gather', 'sorted', 'dense'", {"strategy": "fast"}),
         (TypeError, "sparse_grad=1 is of type int, wanted True or False", {"sparse_grad": 1}),
         (ValueError, "indices is on meta, but h is on cpu; move them to one device", {"indices": INDICES.to("meta")}),
         (ShapeError, f"w_in has D=9, but h has D=6{shapes(w_in=[6, 9])}", {"w_in": W_IN.T}),
