@@ -154,8 +154,20 @@ def only_tensors(pairs: list[tuple[str, Any]], who: str) -> dict[str, Tensor]:
             if not _is_number(value):
                 raise TargetError(f"outputs: the {who}'s {name!r} is of type {type(value).__name__}, not a tensor")
             value = torch.tensor(value)
+        _judgeable(value, f"outputs: the {who}'s {name!r}")
         named[name] = value
     return named
+
+
+def _judgeable(value: Tensor, what: str) -> None:
+    if value.is_complex():
+        raise TargetError(f"{what} is complex, which cannot be judged; return torch.view_as_real(...) of it")
+    if value.layout != torch.strided or value.is_quantized or value.is_nested:
+        raise TargetError(f"{what} is {_kind(value)}, which cannot be judged; return it as a plain dense tensor")
+
+
+def _kind(value: Tensor) -> str:
+    return "quantized" if value.is_quantized else "nested" if value.is_nested else f"of layout {value.layout}"
 
 
 def execute(material: Material, how: How | None = None) -> Run:
@@ -276,7 +288,7 @@ def _autograd(
             allow_unused=True,
         )
         run.stages.update({n: g.clone() for n, g in zip(stages, grads[len(leaves) :], strict=True) if g is not None})
-        return dict(zip(leaves, grads, strict=False))
+        return dict(zip(leaves, map(_dense, grads), strict=False))
 
     return step
 
@@ -290,9 +302,14 @@ def _own_backward(
 
     def step(run: Run) -> dict[str, Tensor | None]:
         result = target.bound("backward", names)(names)
-        return {f"{n}.grad": g for n, g in name_gradients(result, wanted, "backward").items()}
+        return {f"{n}.grad": _dense(g) for n, g in name_gradients(result, wanted, "backward").items()}
 
     return step
+
+
+def _dense(grad: Tensor | None) -> Tensor | None:
+    """A gradient may be sparse, as that of an embedding; it is judged as what it means."""
+    return grad.to_dense() if grad is not None and grad.layout != torch.strided else grad
 
 
 def name_gradients(result: Any, wanted: tuple[str, ...], who: str) -> dict[str, Tensor | None]:

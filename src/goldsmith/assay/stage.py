@@ -70,6 +70,9 @@ class Tracer:
             raise TypeError(f"stage({name!r}, ...) takes a tensor, got {type(value).__name__}")
         if not isinstance(name, str):
             raise TypeError(f"stage({name!r}, ...) takes a name, which is a string, got {type(name).__name__}")
+        if value.is_complex():  # recorded and judged as its two parts
+            parts = self.visit(name, torch.view_as_real(value.resolve_conj()))
+            return torch.view_as_complex(parts.contiguous())
         self._seen[name] = count = self._seen.get(name, 0) + 1
         if count > 1:
             name = f"{name}#{count}"

@@ -1,0 +1,74 @@
+"""Tensors of other kinds: complex ones are refused or judged by their parts, sparse gradients as what they mean."""
+
+import pytest
+import torch
+
+from goldsmith import assay
+
+
+@assay.case(T=[5], D=[6])
+def rows(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(D)}
+
+
+def check(candidate, golden, **options):
+    return assay.check(assay.Target(candidate, golden, cases=rows, **options), probes="quick", raises=False)
+
+
+def plain(x, w):
+    return x * w
+
+
+def test_a_complex_result_is_refused_and_its_parts_are_judged():
+    turned = lambda x, w: torch.complex(x, x * w)  # noqa: E731
+    for candidate, golden, who in ((turned, plain, "candidate"), (plain, turned, "golden")):
+        with pytest.raises(
+            assay.TargetError, match=f"the {who}'s 'y' is complex, which cannot be judged; return torch"
+        ):
+            check(candidate, golden)
+
+    def parts(x, w, wrong=1.0):
+        return torch.view_as_real(torch.complex(x, wrong * x * w))
+
+    assert check(parts, parts).ok
+    assert check(lambda x, w: parts(x, w, 1.01), parts).verdict == "fail"
+
+
+def test_a_complex_stage_is_judged_by_its_parts_and_goes_on_as_it_came():
+    def golden(x, w, wrong=1.0):
+        h = assay.stage("h", torch.complex(x, wrong * x).conj())
+        assert h.is_complex() and h.shape == x.shape
+        return (h * h.conj()).real * w
+
+    assert check(golden, golden).ok
+    report = check(lambda x, w: golden(x, w, 1.01), golden)
+    assert report.verdict == "fail" and "h" in report.stages
+
+
+def test_a_sparse_result_is_refused():
+    with pytest.raises(assay.TargetError, match=r"'y' is of layout torch.sparse_coo, .*; return it as a plain dense"):
+        check(lambda x, w: plain(x, w).to_sparse(), plain)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_sparse_gradient_is_judged_as_the_dense_one_that_it_means(own):
+    at = torch.tensor([0, 2, 2])
+
+    def golden(x, w):
+        return x[at] * w
+
+    def target(places):
+        def embedded(x, w):
+            return torch.nn.functional.embedding(at, x, sparse=True) * w
+
+        def backward(x, w, grad_y):
+            rows = torch.sparse_coo_tensor(places.unsqueeze(0), grad_y * w, x.shape, check_invariants=False)
+            return {"x": rows, "w": (grad_y * x[at]).sum(0)}
+
+        return (golden, {"backward": backward, "outputs": ("y",)}) if own else (embedded, {})
+
+    candidate, options = target(at)
+    assert check(candidate, golden, **options).ok
+    if own:
+        report = check(candidate, golden, **target(torch.tensor([0, 2, 1]))[1])
+        assert report.verdict == "fail" and {f.tensor for f in report.findings} == {"x.grad"}
