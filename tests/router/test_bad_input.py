@@ -62,6 +62,7 @@ def test_an_unknown_backend_lists_those_that_exist():
 
 H, W_IN, W_OUT = torch.randn(2, 3, 6), torch.randn(9, 6), torch.randn(9, 4)
 ACTIVATIONS = "'silu', 'gelu', 'gelu_tanh', 'relu', 'relu2', 'identity'"
+STRATEGIES = "'auto', 'gather', 'sorted', 'dense'"
 WEIGHTS, INDICES = torch.randn(2, 3, 5), torch.randint(0, 9, (2, 3, 5))
 
 
@@ -83,7 +84,7 @@ def shapes(**changed):
         (TypeError, "weights is float16, wanted float32 or h's float32", {"weights": WEIGHTS.half()}),
         (TypeError, "w_in is bfloat16, but h is float32; convert one: w_in.to(h.dtype)", {"w_in": W_IN.bfloat16()}),
         (ValueError, f"activation='tanh' is unknown; choose one of: {ACTIVATIONS}", {"activation": "tanh"}),
-        (ValueError, "strategy='fast' is unknown; choose one of: 'auto', 'gather', 'sorted', 'dense'", {"strategy": "fast"}),
+        (ValueError, f"strategy='fast' is unknown; choose one of: {STRATEGIES}", {"strategy": "fast"}),
         (TypeError, "sparse_grad=1 is of type int, wanted True or False", {"sparse_grad": 1}),
         (ValueError, "indices is on meta, but h is on cpu; move them to one device", {"indices": INDICES.to("meta")}),
         (ShapeError, f"w_in has D=9, but h has D=6{shapes(w_in=[6, 9])}", {"w_in": W_IN.T}),
