@@ -252,6 +252,15 @@ def tensors(folder, change):
     save_file({n: t.contiguous() for n, t in held.items()}, folder / WEIGHTS)
 
 
+def doubled(held):
+    """As of twice as many experts."""
+    held.update({name: torch.cat((t, t), 0 if "lora_A" in name else 1) for name, t in held.items()})
+
+
+def metadata(folder, given):
+    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS, given)
+
+
 def config(folder, **changes):
     held = json.loads((folder / CONFIG).read_text()) | changes
     (folder / CONFIG).write_text(json.dumps(held))
@@ -269,6 +278,18 @@ A = "base_model.model.model.layers.1.mlp.experts.lora_A.weight"
         (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-9]), "not a whole safetensors file"),
         (lambda f: config(f, peft_type="IA3"), "peft_type is 'IA3'; experts take 'LORA'"),
         (lambda f: config(f, use_dora=True), "use_dora is set"),
+        (lambda f: (f / CONFIG).write_text("[1]"), "holds a list, wanted an object of peft's keys"),
+        (lambda f: config(f, lora_alpha=None), "lora_alpha is None, wanted a number"),
+        (lambda f: config(f, r=0), "r is 0, wanted a number above 0"),
+        (lambda f: config(f, rank_pattern=[1]), r"rank_pattern is \[1\], wanted a number for each name"),
+        (lambda f: config(f, alpha_pattern={"(": 3}), r"alpha_pattern has the pattern '\(', which cannot be read"),
+        (lambda f: config(f, target_parameters="mlp"), "target_parameters is 'mlp', wanted a list of names"),
+        (lambda f: config(f, modules_to_save=3), "modules_to_save is 3, wanted a list of names"),
+        (lambda f: tensors(f, lambda t: t.update({A: t[A] * torch.nan})), "lora_A.weight has NaN or Inf in it"),
+        (lambda f: tensors(f, lambda t: t.update({A: t[A].int()})), "lora_A.weight has the dtype int32"),
+        (lambda f: tensors(f, lambda t: t.update({A: t[A][0, 0]})), r"lora_A.weight \[\] .* for other experts"),
+        (lambda f: tensors(f, doubled), "has rank 8 with 5 experts, and .* says 4: it is for another number of"),
+        (lambda f: metadata(f, {"goldsmith.ranks": '{"a": 3}'}), "its metadata goldsmith.ranks is damaged"),
         (lambda f: tensors(f, lambda t: t.pop(A)), "belong together, and one is missing"),
         (lambda f: tensors(f, lambda t: t.update({A: t[A][:, :5]})), r"lora_A.weight \[10, 5\] .* other experts"),
         (lambda f: tensors(f, lambda t: t.update({A: t[A][:7]})), r"\[7, 24\] .* wanted \[r\*5, 24\] and \[32, r\*5\]"),

@@ -71,6 +71,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, tu
         config = json.loads((folder / CONFIG).read_text())
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG}: not JSON: {error}") from error
+    _check_config(folder / CONFIG, config)
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; experts take 'LORA'")
     for key in ("use_dora", "lora_bias"):
@@ -82,8 +83,41 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, tu
             metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{folder / WEIGHTS}: not a whole safetensors file: {error}") from error
-    ranks = {path: (pair[0], pair[1]) for path, pair in json.loads(metadata.get(RANKS, "{}")).items()}
-    return config, tensors, ranks
+    return config, tensors, _ranks(folder / WEIGHTS, metadata.get(RANKS, "{}"))
+
+
+def _check_config(path: Path, config: Any) -> None:
+    """ValueError for what is no peft config, with the key and what came."""
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: holds a {type(config).__name__}, wanted an object of peft's keys")
+    for key, least in (("r", 1), ("lora_alpha", -math.inf)):
+        if config.get("peft_type") == "LORA" and not _number(config.get(key), least):
+            raise ValueError(f"{path}: {key} is {config.get(key)!r}, wanted a number{' above 0' * (key == 'r')}")
+    for key, least in (("rank_pattern", 1), ("alpha_pattern", -math.inf)):
+        given = config.get(key) or {}
+        if not isinstance(given, dict) or not all(_number(value, least) for value in given.values()):
+            raise ValueError(f"{path}: {key} is {given!r}, wanted a number for each name")
+        for pattern in given:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{path}: {key} has the pattern {pattern!r}, which cannot be read: {error}") from error
+    for key in ("target_parameters", "modules_to_save"):
+        given = config.get(key) or []
+        if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+            raise ValueError(f"{path}: {key} is {given!r}, wanted a list of names")
+
+
+def _number(value: Any, least: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= least
+
+
+def _ranks(path: Path, text: str) -> dict[str, tuple[int, int]]:
+    """The ranks that gate and up had, from the file's metadata."""
+    try:
+        return {name: (int(gate), int(up)) for name, (gate, up) in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: its metadata {RANKS} is damaged: {text!r:.80}") from error
 
 
 def _halves_of_file(
@@ -118,13 +152,23 @@ def _halves_of_file(
             raise ValueError(
                 f"{folder / WEIGHTS}: {stem}lora_A.weight and lora_B.weight belong together, and one is missing"
             )
-        r = a.shape[0] // form.num_experts
+        r = (a.shape[0] if a.dim() else 0) // form.num_experts
         wanted = ([r * form.num_experts, inputs], [outputs, r * form.num_experts])
         if [list(a.shape), list(b.shape)] != list(wanted):
             raise ValueError(
                 f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} and lora_B.weight {list(b.shape)} are for "
                 f"other experts; wanted [r*{form.num_experts}, {inputs}] and [{outputs}, r*{form.num_experts}]"
             )
+        said = _pattern(config, "rank_pattern", f"{where}.{name}", config["r"])
+        if r != said:
+            raise ValueError(
+                f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} has rank {r} with {form.num_experts} "
+                f"experts, and {CONFIG} says {said}: it is for another number of experts"
+            )
+        for which, t in (("A", a), ("B", b)):
+            if not t.is_floating_point() or not t.isfinite().all():
+                what = "NaN or Inf in it" if t.is_floating_point() else f"the dtype {str(t.dtype)[6:]}"
+                raise ValueError(f"{folder / WEIGHTS}: {stem}lora_{which}.weight has {what}, wanted finite floats")
         used |= {f"{stem}lora_A.weight", f"{stem}lora_B.weight"}
         halves[name] = Half(*adapters.from_peft(a, b, form.num_experts), _scaling(config, f"{where}.{name}", r))
     return halves
@@ -135,14 +179,15 @@ def _owner(target: str) -> str:
 
 
 def _scaling(config: dict[str, Any], name: str, rank: int) -> float:
-    """alpha / r, or alpha / sqrt(r), with peft's rules for the patterns: the first that matches the end of the name."""
-
-    def of(pattern: str, otherwise: Any) -> Any:
-        given = config.get(pattern) or {}
-        return next((v for key, v in given.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
-
-    alpha = of("alpha_pattern", config["lora_alpha"])
+    """alpha / r, or alpha / sqrt(r)."""
+    alpha = _pattern(config, "alpha_pattern", name, config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _pattern(config: dict[str, Any], key: str, name: str, otherwise: Any) -> Any:
+    """A value by peft's rule for patterns: that of the first which matches the end of the name."""
+    given = config.get(key) or {}
+    return next((v for pattern, v in given.items() if re.match(rf"(.*\.)?({pattern})$", name)), otherwise)
 
 
 def _factors(

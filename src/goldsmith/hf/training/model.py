@@ -40,6 +40,8 @@ def folder(name: str) -> Path:
 
     Raises TrainingError when there is neither.
     """
+    if not name:
+        raise TrainingError("MODEL is empty; it is a folder, or the name of a model on the hub.")
     if Path(name).is_dir():
         return Path(name)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
