@@ -1,7 +1,8 @@
 """LoRA on a model's experts from end to end: convert, train, save, load in stock peft, generate.
 
     python examples/experts_lora.py                            a small random Qwen3-MoE, made here
-    python examples/experts_lora.py MODEL --format int4        a folder of your own (a transformers MoE model)
+    python examples/experts_lora.py examples/shakespeare-moe   one that has learnt something; or a folder of your own
+    python examples/experts_lora.py MODEL --format int4        its experts in 4 bits
     python examples/experts_lora.py --steps 5 --out DIR
 
 The text is a few lines of Hamlet, read as bytes, or through the tokenizer of MODEL. What is saved is a plain peft
@@ -27,9 +28,9 @@ And by opposing end them."""
 
 
 def plain_model(name: str | None) -> torch.nn.Module:
-    """The model as transformers has it: MODEL, or a random one."""
+    """The model as transformers has it: MODEL, or a random one. In float32, since peft rounds W + BA to the dtype."""
     if name is not None:
-        return AutoModelForCausalLM.from_pretrained(name)
+        return AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     torch.manual_seed(0)
     return Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
@@ -45,7 +46,7 @@ def converted(name: str | None, options: argparse.Namespace) -> torch.nn.Module:
     if name is None:
         return hf.convert(plain_model(None), format=options.format, lora=lora)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name))
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=torch.float32)
     return hf.convert(model, format=options.format, lora=lora, checkpoint=name)
 
 
@@ -69,6 +70,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out", type=Path, help="folder for the adapter (default: a temporary one)")
     options = parser.parse_args()
+    if options.model is not None and not Path(options.model).is_dir():
+        parser.error(f"MODEL {options.model}: there is no such folder")
     if options.model is None:
         tokens, text = torch.tensor([list(TEXT.encode())]), lambda ids: bytes(ids.tolist()).decode(errors="replace")
     else:
