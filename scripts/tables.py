@@ -25,6 +25,7 @@ import finetune
 import kernelfault
 import language_model
 import liger
+import speed_cpu
 import strategies
 from goldsmith import Op
 from goldsmith.assay.case import Case
@@ -228,6 +229,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "support": support,
     "speed": speed,
     "speed_all": speed_all,
+    "speed_cpu": lambda: speed_cpu.speed(table),
+    "experts_memory": lambda: speed_cpu.memory(table),
     "commands": commands,
     "liger_verdicts": lambda: liger.verdicts(table),
     "liger_errors": lambda: liger.errors(table),

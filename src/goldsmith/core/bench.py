@@ -16,6 +16,7 @@ class BenchCase:
     build(dtype=, device=, seed=) draws the operator's inputs and options by name; backward_bytes is None where only the
     forward is timed. Of the optional inputs those in `optional` are timed, the others left out, as peers have them.
     The inputs in `rotated` are drawn with a dimension more in front: each call takes the next of them.
+    products: the instructions that its FLOPs are held to (core.native.PROBES), where they are not those of the dtype.
     on_cpu: whether a CPU takes the case unless others are named; None: by the product of its sizes.
     """
 
@@ -31,3 +32,4 @@ class BenchCase:
     backward_flop: int | None = None
     rotated: tuple[str, ...] = ()
     on_cpu: bool | None = None
+    products: tuple[str, ...] = ()

@@ -67,6 +67,10 @@ def inputs(
     }
 
 
+def int8_inputs(make: Make, **sizes: Any) -> dict[str, Any]:
+    return {name: value for name, value in inputs(make, **sizes).items() if name != "save"}
+
+
 def slot_inputs(make: Make, **sizes: Any) -> dict[str, Any]:
     drawn = inputs(make, **sizes)
     return {name: drawn[name] for name in (*SLOT_NAMES, *SLOT_OPTIONS)}
@@ -142,6 +146,15 @@ MOE = [
     *_moe("tiny", ["bf16"], [1], on_cpu=True),
     *_moe("small", FORMATS_TIMED, [1, 256], on_cpu=True),
     *_moe("v2-lite", FORMATS_TIMED, [1, 256, 2048]),
+]
+INT8 = [  # prompts: products in 8 bits are for inference
+    replace(
+        _entry(f"decode[{layer},T=256,{packed}]", 256, layer, packed, 0, train=False, on_cpu=layer == "small"),
+        build=Case("prompt", int8_inputs, {"T": 256, **LAYERS[layer], "r": 0, "packed": packed}, WHY).build,
+        products=("vnni", "amx_int8"),
+    )
+    for layer in ("small", "v2-lite")
+    for packed in ("int8", "int4")
 ]
 SLOTS = [
     _entry(f"decode[{layer},{packed}]", 1, layer, packed, 0, train=False, on_cpu=layer == "small", slots=True)

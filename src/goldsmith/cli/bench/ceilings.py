@@ -49,7 +49,7 @@ class Ceilings:
     def of(self, subject: Subject, threads: int | None) -> Ceiling:
         if threads is None or subject.entry.forward_flop is None or native.reason() is not None:
             return Ceiling("copy", self.clock.copy_rate())
-        rates = {what: self._rate(what, threads) for what in PRODUCTS[subject.entry.dtype]}
+        rates = {what: self._rate(what, threads) for what in subject.entry.products or PRODUCTS[subject.entry.dtype]}
         best = max(rates, key=lambda what: rates[what])
         return Ceiling("read", self._rate("read", threads), best, rates[best])
 

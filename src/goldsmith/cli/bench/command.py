@@ -21,7 +21,7 @@ from ...core.op import Op
 from ..say import Problem, console, duration
 from . import show
 from .composites import ALL as COMPOSITES
-from .experts import Moe, Slots
+from .experts import Moe, MoeInt8, Slots
 from .peers import ALL as PEERS
 from .prove import Prover
 from .rows import Conditions, Row
@@ -32,7 +32,7 @@ from .timing import clock
 CPU_ELEMENTS = 2**20  # larger cases on a CPU only when named
 INTERRUPTED = 130
 NOBODY = "none"  # --against none
-SUBJECTS: dict[str, type[Subject]] = {"experts.moe": Moe, "experts.slots": Slots}
+SUBJECTS: dict[str, type[Subject]] = {"experts.moe": Moe, "experts.moe_int8": MoeInt8, "experts.slots": Slots}
 
 
 def run(request: Request, *, out: str | None = None) -> int:

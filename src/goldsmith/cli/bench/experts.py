@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.op import Op
 from ...experts import PackedExperts, moe, slots
 from ...experts._common import FACTORS, TARGETS
 from ...experts._weights import Weights
@@ -67,10 +68,17 @@ class Experts(Subject):
         factors = {name: t[used].double() for name in FACTORS if (t := self.tensors[name]) is not None}
         tensors = self.tensors | rows | factors | {"topk_ids": ids, "gate_up": gate_up, "down": down}
         tensors["x"] = rows["x"].double()
-        return self.op.reference.forward(*(tensors[n] for n in self.op.inputs), **self.options | {"layout": ""})[0]
+        op, options = self.exact()
+        return op.reference.forward(*(tensors[n] for n in op.inputs), **options | {"layout": ""})[0]
+
+    def exact(self) -> tuple[Op, dict[str, Any]]:
+        """What the results are compared with."""
+        return self.op, self.options
 
 
 class Moe(Experts):
+    compute = "float"
+
     def ours(self, backend: str) -> Variant:
         tensors, base = self.fresh_leaves(), self.base
         frozen = {name: None for name in ("gate_up", "down")}  # as peers have the base
@@ -79,11 +87,20 @@ class Moe(Experts):
             return moe(
                 given["x"], given["topk_ids"], given["topk_weights"], base,
                 lora=self.lora(given) or None, lora_scaling=self.scaling if self.lora(given) else 1.0,
-                activation=self.options["activation"], backend=backend,
+                activation=self.options["activation"], compute=self.compute, backend=backend,
             )  # fmt: skip
 
         leaves = [t for name, t in tensors.items() if name not in frozen and t is not None and t.requires_grad]
         return Variant(OURS, self.in_turn(tensors, call), leaves, backend)
+
+
+class MoeInt8(Moe):
+    """Its error is that against products of the activations as they are: what rounding them to 8 bits costs."""
+
+    compute = "int8"
+
+    def exact(self) -> tuple[Op, dict[str, Any]]:
+        return Op.get("experts.moe"), self.options | {"save": False}
 
 
 class Slots(Experts):

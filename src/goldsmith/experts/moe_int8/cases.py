@@ -6,10 +6,11 @@ from typing import Any
 
 from ...assay.case import Case, Make
 from .._common import NAMES
+from ..benchmarks import INT8 as BENCH
 from ..moe.cases import DTYPES
 from ..moe.cases import inputs as moe_inputs
 
-__all__ = ["CASES", "DTYPES", "STORED", "inputs"]
+__all__ = ["BENCH", "CASES", "DTYPES", "STORED", "inputs"]
 
 STORED = {"native": {"g": "x", "u": "x", "h": "x"}}
 _OPTIONS = (

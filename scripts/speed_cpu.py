@@ -1,0 +1,102 @@
+"""Tables of what `goldsmith bench` measured of the experts on CPUs, and of their memory: from benchmarks/results."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+PEERS = {
+    "kt-kernel": "kt-kernel",
+    "transformers": "transformers eager + peft",
+    "grouped_mm": "transformers grouped_mm + peft",
+    "product": "one torch product",
+}
+Table = Callable[[list[str], list[list[str]]], str]
+NOTHING = "No measurement is in benchmarks/results yet.\n"
+
+
+def speed(table: Table) -> str:
+    """A table for each machine: the newest timing of each case, direction and thread count, with peers of its run."""
+    machines: dict[str, dict[tuple, dict[str, dict]]] = {}
+    for row in rows():
+        places = machines.setdefault(row["machine"], {})
+        place = tuple(row[key] for key in ("op", "case", "threads", "direction"))
+        if row["peer"] == "goldsmith":
+            places[place] = {}  # a later run takes the earlier one's place, peers and all
+        if place in places:
+            places[place][row["peer"]] = row
+    return "\n".join(of_machine(table, name, places) for name, places in machines.items()) or NOTHING
+
+
+def rows() -> list[dict]:
+    lines = [line for path in sorted(RESULTS.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    found = [json.loads(line) for line in lines]
+    return [row for row in found if row["device"] == "cpu" and row["op"].startswith("experts.")]
+
+
+def of_machine(table: Table, machine: str, places: dict[tuple, dict[str, dict]]) -> str:
+    peers = [peer for peer in PEERS if any(peer in found for found in places.values())]
+    lines = []
+    for (op, case, threads, direction), found in places.items():
+        ours = found["goldsmith"]
+        share = f"{100 * ours['share_of_ceiling']:.0f} % of {ours['ceiling']}"
+        others = [milliseconds(found.get(peer)) for peer in peers]
+        lines.append([f"`{op}`", case, direction, str(threads), milliseconds(ours), share, *others, proved(ours)])
+    titles = ["", "case", "", "threads", "ours, ms", "ceiling", *(f"{PEERS[p]}, ms" for p in peers), "verified"]
+    shown = [row for found in places.values() for row in found.values()]
+    return table(titles, lines) + "\n" + "".join(f"{line}\n" for line in conditions(machine, shown))
+
+
+def milliseconds(row: dict | None) -> str:
+    """The median, the spread as half the distance from the 10th to the 90th percentile, and the error."""
+    if row is None or row["median_us"] is None:
+        return "-"
+    median = row["median_us"] / 1e3
+    spread = 50 * (row["p90"] - row["p10"]) / row["median_us"]
+    error = "" if row["error"] is None else f", error {row['error']:.1e}"
+    return f"{median:.3g} ±{spread:.0f} %{error}"
+
+
+def proved(row: dict) -> str:
+    return {True: "yes", False: "**no**", None: "-"}[row["verified"]]
+
+
+def conditions(machine: str, shown: list[dict]) -> list[str]:
+    """A line for each run: its versions, its date, and the ceilings that were measured in it."""
+    runs: dict[tuple, list[dict]] = {}
+    for row in shown:
+        runs.setdefault((row["date"], row["commit"], json.dumps(row["versions"])), []).append(row)
+    lines = []
+    for (date, commit, versions), found in runs.items():
+        named = ", ".join(f"{name} {version}" for name, version in json.loads(versions).items())
+        rates = {}
+        for row in found:
+            if row["read_gb_s"]:
+                rates[f"reading {row['threads']}"] = f"{row['read_gb_s']:.0f} GB/s"
+            if row["gflop_s"] and row["ceiling"] not in ("read", "copy"):
+                rates[f"{row['ceiling']} {row['threads']}"] = f"{row['gflop_s']:,.0f} GFLOP/s"
+        reached = ", ".join(f"{what} {rate}" for what, rate in sorted(rates.items()))
+        lines.append(
+            f"{machine}; {named}; commit {commit}; {date}; wall time of single calls, median ± half of p10..p90; "
+            f"ceilings by number of threads: {reached}."
+        )
+    return lines
+
+
+def memory(table: Table) -> str:
+    """What forward and backward of a layer keep in memory beside its weights."""
+    path = RESULTS / "experts_memory.json"
+    if not path.exists():
+        return NOTHING
+    found = json.loads(path.read_text())
+    lines = [
+        [
+            row["who"],
+            row["format"],
+            *(f"{row[key] / 2**20:,.0f}" for key in ("weights", "held", "peak")),
+        ]
+        for row in found["rows"]
+    ]
+    titles = ["", "format", "weights, MiB", "held, MiB", "peak beside it, MiB"]
+    said = f"{found['machine']}; {found['versions']}; commit {found['commit']}; {found['case']}; `{found['command']}`."
+    return table(titles, lines) + f"\n{said}\n"
