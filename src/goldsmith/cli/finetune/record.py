@@ -77,7 +77,8 @@ def _machine(device: str) -> dict[str, Any]:
     from ...core.device import machine
 
     here = machine()
-    name = here.cpu if device == "cpu" else torch.cuda.get_device_name(device)
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    name = torch.cuda.get_device_name(device) if on_gpu else here.cpu
     return {"name": name, "device": device, "threads": torch.get_num_threads(), "cores": here.cores}
 
 
