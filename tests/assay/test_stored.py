@@ -51,3 +51,10 @@ def test_a_kernel_that_rounds_further_fails(stored, rounded, dtype):
 def test_an_unknown_input_is_told():
     with pytest.raises(assay.TargetError, match="stored: 'z' is not among the floating-point inputs; there are: x, w"):
         target({"h": "z"})
+
+
+def test_a_stage_that_the_golden_has_not_is_told():
+    with pytest.raises(assay.TargetError, match="stored: 'hh' is not among the golden's stages; there are: h$"):
+        verdict(target({"hh": "x"}), torch.bfloat16)
+    with pytest.raises(TypeError, match="stored: expected a dict from stages to inputs, got list"):
+        target(["h"])

@@ -102,6 +102,8 @@ class Target:
         object.__setattr__(self, argument, value)
 
     def _check_decisions(self) -> None:
+        if not isinstance(self.stored, Mapping):
+            raise TypeError(f"stored: expected a dict from stages to inputs, got {type(self.stored).__name__}")
         if not isinstance(self.decisions, Mapping):
             raise TypeError(f"decisions: expected a dict, got {type(self.decisions).__name__}")
         for name, decision in self.decisions.items():
@@ -144,6 +146,9 @@ class Target:
     def check_names(self, supply: Mapping[str, Any], returned: Sequence[str], golden: Sequence[str]) -> None:
         """Names that only a run can show: `returned` by the candidate, `golden`: its results, stages and gradients."""
         _known("saved", self.saved, returned, "outputs")
+        if not any(stage in golden for stage in self.stored):  # a case may leave out some of them
+            made = [n for n in golden if n not in returned and not n.endswith(".grad")]
+            _known("stored", tuple(self.stored), made, "golden's stages")
         results = dict.fromkeys(n.removeprefix("saved.") for n in (*returned, *golden))
         inputs = (*supply, *parameters(self.golden))  # those that are None in this case as well
         grads = {f"{n}.grad" for n in inputs}
