@@ -92,7 +92,7 @@ def speed_all() -> str:
 
 
 def speed_table(wanted: Callable[[dict], bool]) -> str:
-    """One table for each machine, from its newest run with such rows, its conditions on the line below."""
+    """One table for each machine, of each operator the newest rows, their conditions on the lines below."""
     runs: dict[str, dict[tuple, list[dict]]] = {}
     for path in sorted(RESULTS.glob("*.jsonl")):
         for line in path.read_text().splitlines():
@@ -102,8 +102,10 @@ def speed_table(wanted: Callable[[dict], bool]) -> str:
                 runs.setdefault(row["machine"], {}).setdefault(when, []).append(row)
     text = ""
     for machine, dated in runs.items():
-        newest = max(dated, key=lambda when: when[0])  # of one day: the last in the files
-        text += one_machine([row for when, rows in dated.items() if when[0] == newest[0] for row in rows], machine)
+        newest: dict[str, str] = {}  # the day of each operator's last rows; of one day the last in the files count
+        for (date, *_), rows in dated.items():
+            newest |= {row["op"]: max(date, newest.get(row["op"], "")) for row in rows}
+        text += one_machine([r for rows in dated.values() for r in rows if r["date"] == newest[r["op"]]], machine)
     return (
         text or "No measurement is in benchmarks/results yet; `goldsmith bench --out benchmarks/results/NAME.jsonl`.\n"
     )

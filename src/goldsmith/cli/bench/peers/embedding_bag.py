@@ -46,5 +46,9 @@ def lookup(h: Tensor, w_in: Tensor | None, w_out: Tensor, weights: Tensor, indic
     if w_in is not None:
         rows = functional.embedding(at, w_in)
         values = values * ACTIVATE[activation](torch.einsum("td,tkd->tk", h.reshape(len(at), -1), rows))
-    y = functional.embedding_bag(at, w_out, per_sample_weights=values.to(w_out.dtype), mode="sum")
+    values = values.to(w_out.dtype)
+    if w_out.is_cuda and w_out.dtype == torch.bfloat16:  # in which its weights have no gradient
+        y = torch.einsum("tk,tke->te", values, functional.embedding(at, w_out))
+    else:
+        y = functional.embedding_bag(at, w_out, per_sample_weights=values, mode="sum")
     return y.reshape(*h.shape[:-1], -1)
