@@ -15,6 +15,7 @@ from torch import Tensor
 
 _FEW = 2**24  # products whose terms are made and then added: 1 ns a term, and hardly anything for a step
 _MANY = 2**34  # products that are added up in place, 0.75 ns a term on a CPU; beyond, four terms are added at a time
+_STEPS = 2**14  # of launches on a GPU, whose kernels add no more terms than that one after another
 _BLOCK = 2**16  # accumulators that stay in a core's cache
 _PARTIALS = 2**24  # elements of tile partials held at once
 
@@ -128,7 +129,9 @@ def matmul(a: Tensor, b: Tensor, order: Order) -> Tensor:
         terms = a.numel() * b.shape[-1]
         if a.device.type == "cpu" and terms <= _FEW:
             return _one_by_one(a, b)
-        return _in_place(a, b) if terms <= _MANY else _tile_by_tile(a, b, 4 if n <= 2**14 else n // 2**12)
+        if terms <= _MANY and (a.device.type == "cpu" or n <= _STEPS):
+            return _in_place(a, b)
+        return _tile_by_tile(a, b, 4 if n <= _STEPS else n // (_STEPS // 4))
     tiles = -(-n // order.tile)
     outputs = a.numel() // n * b.shape[-1]
     if order.style == "pairwise" and tiles > 1 and outputs * tiles <= _PARTIALS:
