@@ -38,9 +38,11 @@ def pre_golden(x, h_pre):
 
 def post_res_golden(x, f, h_post, h_res):
     """y[o] = sum_i h_res[o, i] x[i] + h_post[o] f"""
-    mix = stage("mix", h_res @ x)
-    inject = stage("inject", h_post.unsqueeze(-1) * f.unsqueeze(-2))
-    return mix + inject
+    mixed = h_res.unsqueeze(-1) * x.unsqueeze(-3)
+    injected = h_post.unsqueeze(-1) * f.unsqueeze(-2)
+    # one sum, since a kernel may begin with any of the five terms: mixed.sum(-2) + injected would promise that it ends
+    # with the last, and a bound that rests on this was missed by 5 % in 1 of 1.5 million elements on an H100
+    return torch.cat([mixed, injected.unsqueeze(-2)], -2).sum(-2)
 
 
 def coefficients_golden(x, phi, b, alpha_pre, alpha_post, alpha_res, tmax, rms_eps, pre_eps, sinkhorn_eps, post_mult):
