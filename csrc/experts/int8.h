@@ -141,16 +141,22 @@ private:
         p.scales = rows.scales.data() + first, p.starts = rows.starts.data() + first, p.scale_stride = rows.groups;
     }
 
+    // Up to 63 bytes more than are asked for. gcc 12 makes memcpy of an unknown length a rep movsq, which took a tenth
+    // of a call's time (AMD EPYC, Zen 4, 1,024 tokens, 2026-11).
+    template <class T> static void copy_lines(const T* from, int64_t count, T* to) {
+        const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+        for (int64_t i = 0; i < bytes; i += 64)
+            keep_words(reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(to) + i),
+                       load_words(reinterpret_cast<const char*>(from) + i));
+    }
+
     void gather_x(const Segment& s, const Part& part, int worker, Product& p) const {
         const int64_t count = part.groups * part.length, from = part.group * gate_.length + part.from;
         for (int64_t i = 0; i < s.count; ++i) {
             const int64_t token = call_.plan.order[s.begin + i] / call_.slots, first = token * x_.groups + part.group;
-            std::memcpy(left_.data(worker) + i * LEFT, x_.numbers.data() + token * x_.stride + from,
-                        static_cast<size_t>(count) * sizeof(Octet));
-            std::memcpy(scales_.data(worker) + i * STRIPE, x_.scales.data() + first,
-                        static_cast<size_t>(part.groups) * 4);
-            std::memcpy(starts_.data(worker) + i * STRIPE, x_.starts.data() + first,
-                        static_cast<size_t>(part.groups) * 4);
+            copy_lines(x_.numbers.data() + token * x_.stride + from, count, left_.data(worker) + i * LEFT);
+            copy_lines(x_.scales.data() + first, part.groups, scales_.data(worker) + i * STRIPE);
+            copy_lines(x_.starts.data() + first, part.groups, starts_.data(worker) + i * STRIPE);
         }
         p.left = left_.data(worker), p.stride = LEFT;
         p.scales = scales_.data(worker), p.starts = starts_.data(worker), p.scale_stride = STRIPE;
@@ -290,9 +296,9 @@ private:
     }
 
     Rounded reserve(int64_t rows, int64_t numbers, int64_t groups) {
-        const int64_t count = on_ ? rows : 0, more = count ? 32 : 0;  // tiles read rows beyond the last one
-        return {call_.arena.shared<Octet>((count + more) * numbers), call_.arena.shared<float>(count * groups),
-                call_.arena.shared<int32_t>(count * groups), numbers, groups};
+        const int64_t count = on_ ? rows : 0, more = count ? 32 : 0;  // tiles and copies read beyond the last one
+        return {call_.arena.shared<Octet>((count + more) * numbers), call_.arena.shared<float>(count * groups + more),
+                call_.arena.shared<int32_t>(count * groups + more), numbers, groups};
     }
 
     // Of down's slices before this one.
