@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from goldsmith import assay, experts
-from goldsmith.cli.bench.experts import COMPARED, Moe, Slots
+from goldsmith.cli.bench import prove
+from goldsmith.cli.bench.experts import COMPARED, Moe, MoeInt8, Slots
 from goldsmith.cli.bench.peers import ALL, kt_kernel
+from goldsmith.cli.bench.subject import MakeThere
 from goldsmith.core import native
 from goldsmith.core.op import Op
 from goldsmith.experts import benchmarks
+from goldsmith.experts._common import FACTORS
 
 SIZES = {"H": 64, "I": 32, "E": 8, "k": 2}
 
@@ -79,6 +82,20 @@ def test_the_bytes_of_a_case_are_those_of_its_base():
         case = timed[f"decode[small,{packed}]"]
         base = Moe(Op.get("experts.moe"), case, "cpu").base
         assert case.forward_bytes == pytest.approx(base.nbytes / 64 * 8, rel=0.01)
+
+
+def test_products_in_8_bits_are_compared_with_those_of_the_activations_as_they_are():
+    small = next(case for case in benchmarks.INT8 if case.name == "decode[small,T=256,int4]")
+    assert small.products == ("vnni", "amx_int8") and not small.optional
+    entry = replace(small, sizes={**small.sizes, "T": 8}, build=lambda **_: few)
+    drawn = benchmarks.int8_inputs(MakeThere(torch.float32, "cpu", 0), T=8, **SIZES, r=0, packed="int4")
+    few = drawn | {name: None for name in FACTORS}
+    subject = MoeInt8(Op.get("experts.moe_int8"), entry, "cpu")
+    (got,) = subject.ours("reference").results()
+    off = prove.relative_error(subject.golden(), subject.ours("reference"))
+    assert got.shape == (8, 64) and 1e-3 < off < 0.1, "8 bits cost about one per cent"
+    exact = Moe(Op.get("experts.moe"), replace(entry, build=lambda **_: few | {"save": False}), "cpu")
+    assert torch.equal(exact.golden(), subject.golden())
 
 
 @pytest.mark.parametrize("name", ["transformers", "grouped_mm"])
