@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ TOGETHER = "all cases"
 def main() -> int:
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a kernel prints is not a row
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: what it cuts short is no row
     sys.path[:0] = [str(HERE), str(HERE.parent)]
     for line in sys.stdin:
         with tempfile.TemporaryDirectory(prefix="kernelfault-") as folder:
