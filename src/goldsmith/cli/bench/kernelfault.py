@@ -41,7 +41,7 @@ def kernelfault(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Faults in this kernel only. Default: all.", metavar="HOST")] = None,
     backend: Annotated[
-        str | None, typer.Option(help="Faults in this backend only: torch, triton, reference. Default: all.")
+        str | None, typer.Option(help="Faults in this backend only: torch, triton, reference, native. Default: all.")
     ] = None,
     device: Annotated[
         str | None,
