@@ -40,7 +40,8 @@ class Int8Call(Call):
         super().__init__(op, tensors, options)
         self.layout = Layout.parse(options["layout"])
         # bytes that may lie apart, and are read as words
-        self.blobs = [present(tensors, n).clone(memory_format=torch.contiguous_format) for n in ("gate_up", "down")]
+        self.gate_up = present(tensors, "gate_up").clone(memory_format=torch.contiguous_format)
+        self.down = present(tensors, "down").clone(memory_format=torch.contiguous_format)
 
     def base_product(self, name: str, inputs: Tensor, width: int) -> Tensor:
         group = self.layout.group_size or max(1, inputs.shape[-1])
@@ -61,7 +62,7 @@ class Int8Call(Call):
 
     def _codes(self, name: str, e: int) -> tuple[Tensor, Tensor]:
         with constants():
-            matrix = getattr(read_expert(self.layout, *self.blobs, e), name)
+            matrix = getattr(read_expert(self.layout, self.gate_up, self.down, e), name)
             scales = scale_values(matrix.scales, self.to)
             codes = code_values(self.layout.kind, matrix.codes, self.to).view(*scales.shape, -1)
             if matrix.zeros is not None:
