@@ -60,7 +60,7 @@ struct Factor {
     int64_t row, column;  // strides
     bool bf16;
 
-    const char* place(int64_t i, int64_t j) const { return data + (i * row + j * column) * (bf16 ? 2 : 4); }
+    char* place(int64_t i, int64_t j) const { return data + (i * row + j * column) * (bf16 ? 2 : 4); }
     float at(int64_t i, int64_t j) const {
         const int64_t where = i * row + j * column;
         return bf16 ? bfloat16(reinterpret_cast<const uint16_t*>(data)[where])

@@ -83,17 +83,29 @@ private:
                     multiply(desk.left, height, desk.stripes + c * DEPTH * STRIPE, end - k,
                              desk.sums + c * ROWS * STRIPE);
             }
-            const auto put = [&](int64_t i, int64_t j) {
-                to.put(offset + row + i, col + j, scale * desk.sums[(j / STRIPE * ROWS + i) * STRIPE + j % STRIPE]);
-            };
-            if (to.column < to.row) {  // neighbours in memory one after the other
-                for (int64_t i = 0; i < height; ++i)
-                    for (int64_t j = 0; j < width; ++j) put(i, j);
-            } else {
-                for (int64_t j = 0; j < width; ++j)
-                    for (int64_t i = 0; i < height; ++i) put(i, j);
-            }
+            give(desk.sums, to, offset + row, height, col, width, scale);
         });
+    }
+
+    // to[row + i, col + j] = scale * sums[i, j], neighbours in memory one after the other
+    static void give(const float* sums, const Factor& to, int64_t row, int64_t height, int64_t col, int64_t width,
+                     float scale) {
+        alignas(64) float line[HEIGHT];
+        const auto sum = [&](int64_t i, int64_t j) { return sums + (j / STRIPE * ROWS + i) * STRIPE + j % STRIPE; };
+        if (to.column == 1) {
+            for (int64_t i = 0; i < height; ++i) {
+                for (int64_t j = 0; j < width; j += LANES) store(line + j, all(scale) * load(sum(i, j)));
+                write(to.place(row + i, col), to.bf16, width, line);
+            }
+        } else if (to.row == 1) {
+            for (int64_t j = 0; j < width; ++j) {
+                for (int64_t i = 0; i < height; ++i) line[i] = scale * *sum(i, j);
+                write(to.place(row, col + j), to.bf16, height, line);
+            }
+        } else {
+            for (int64_t i = 0; i < height; ++i)
+                for (int64_t j = 0; j < width; ++j) to.put(row + i, col + j, scale * *sum(i, j));
+        }
     }
 
     // The gradient of an expert without routes: most of all gradients, when there are few tokens.

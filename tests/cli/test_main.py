@@ -55,7 +55,10 @@ def test_it_says_its_version():
         (["bench", "nosuch"], "no operator 'nosuch'; there are: experts.moe"),
         (
             ["bench", "--against", "nosuch"],
-            "no peer 'nosuch'; there are: eager, compile, liger, embedding_bag, and none",
+            (
+                "no peer 'nosuch'; there are: eager, compile, liger, embedding_bag, topk, kt-kernel, peer-pytorch, "
+                "product-key-memory, transformers, grouped_mm, product, and none"
+            ),
         ),
         (["bench", "--device", "tpu"], "'tpu' is no device"),
         (["bench", "mhc.post", "--case", "nosuch"], "whose name contains nosuch; there are: decode[T=1,D=4096]"),

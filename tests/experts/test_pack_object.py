@@ -203,11 +203,6 @@ def test_a_wrong_partition_is_refused(partitions, nodes, error, says):
     assert says in str(raised.value)
 
 
-def test_a_list_of_the_system_is_read(tmp_path):
-    (tmp_path / "list").write_text("0-2,5,8-9\n")
-    assert memory._numbers(tmp_path / "list") == [0, 1, 2, 5, 8, 9] and memory._numbers(tmp_path / "none") == []
-
-
 @pytest.mark.parametrize("refused", [False, True], ids=["bound", "touched"])
 def test_pages_are_put_on_a_node_before_they_are_written(monkeypatch, refused):
     """The kernel's own word for it where it lets us bind, else every page written by a thread on that node."""

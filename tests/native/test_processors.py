@@ -168,3 +168,7 @@ def test_workers_run_where_the_process_may(tied):
     assert sorted(p for places in found["on"] for p in places) == where
     assert found["woken"] <= 1, "workers that a call does not want sleep on"
     assert found["busy"] < 0.3, "workers without work take no time"
+
+
+def test_a_list_of_the_system_is_read():
+    assert processors.numbers("0-2,5,8-9") == [0, 1, 2, 5, 8, 9] and processors.numbers("") == []

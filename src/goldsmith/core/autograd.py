@@ -58,8 +58,8 @@ def plain(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def watched() -> bool:
-    """Whether a mode (of flops, of what a checkpoint keeps) is told which operators are called, by the dispatcher."""
-    return torch._C._len_torch_dispatch_stack() > 0
+    """Whether a profiler or a mode (of flops, of what a checkpoint keeps) is told by the dispatcher what is called."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch.autograd._profiler_enabled()
 
 
 def eager(op: Op) -> Any:
