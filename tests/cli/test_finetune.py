@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from cli.finetune_tools import VERSE, saved_model, tiny_model
-from goldsmith import assay
 from goldsmith.cli import app
 from goldsmith.cli.finetune.show import Shown
 from goldsmith.hf import convert, load_adapter
@@ -120,7 +119,7 @@ def test_the_loss_falls_and_stock_peft_reads_the_adapter(place, tmp_path):
     ours = load_adapter(convert(plain_model(place)), tmp_path)
     assert said["eval_loss"]["last"] == held_out_loss(ours, place)
     peft = PeftModel.from_pretrained(plain_model(place), tmp_path)
-    assay.check(goldens.alike(ours, peft), probes=["values", "ensemble"])
+    goldens.check_alike(ours, peft)
     ids = torch.tensor([[5, 6, 7]])
     assert peft.generate(input_ids=ids, max_new_tokens=3, min_new_tokens=3, do_sample=False).shape == (1, 6)
 
@@ -143,7 +142,7 @@ def test_gpt_oss_with_its_biases_and_masks_is_trained_as_well(place, tmp_path):
     ours = load_adapter(convert(copy.deepcopy(plain)), tmp_path / "out")
     assert said["eval_loss"]["last"] == held_out_loss(ours, place, masks(ours))
     peft = PeftModel.from_pretrained(plain, tmp_path / "out")
-    assay.check(goldens.alike(ours, peft), probes=["values", "ensemble"])
+    goldens.check_alike(ours, peft)
 
 
 def test_after_kill_9_in_the_middle_of_a_step_the_same_command_ends_with_the_same_bits(place, whole, tmp_path):

@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from goldsmith import assay
 from goldsmith.cli import app
 from goldsmith.hf import convert, load_adapter
 from goldsmith.hf.training.journal import rows
@@ -121,7 +120,7 @@ def test_a_play_is_learnt_through_kill_9_and_stock_peft_speaks_it(text, tmp_path
 
     peft = PeftModel.from_pretrained(plain(), tmp_path / "cut").eval()
     ours = load_adapter(convert(plain(), format="fp32"), tmp_path / "cut").eval()
-    assay.check(goldens.alike(ours, peft), probes=["values", "ensemble"])
+    goldens.check_alike(ours, peft)
     assert going_on(peft) == going_on(ours)
 
 

@@ -96,6 +96,10 @@ def alike(ours, theirs):
     )
 
 
+def check_alike(ours, theirs):
+    assay.check(alike(ours, theirs), probes=["values", "ensemble"])
+
+
 def logits_of(model, weights, embeds):
     """The model's logits with these parameters in place of its own."""
     return torch.func.functional_call(model, weights, (), {"inputs_embeds": embeds, "use_cache": False}).logits

@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from goldsmith import assay
 from hf import goldens, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
@@ -165,7 +164,7 @@ def test_layers_without_a_lora_are_left_out_by_name(tmp_path):
     theirs = stock("mixtral", tmp_path, num_hidden_layers=3)
     wrapped = {n.partition(".mlp")[0] for n, m in theirs.named_modules() if type(m).__name__ == "ParamWrapper"}
     assert wrapped == {f"base_model.model.model.layers.{i}" for i in (0, 2)}
-    assay.check(goldens.alike(ours, theirs), probes=["values", "ensemble"])
+    goldens.check_alike(ours, theirs)
     again = hf.load_adapter(hf.convert(models.model("mixtral", num_hidden_layers=3), format="fp32"), tmp_path)
     assert torch.equal(again(models.tokens()).logits, ours(models.tokens()).logits)
 
@@ -183,7 +182,7 @@ def test_attention_by_peft_and_experts_by_us_are_one_adapter(options, tmp_path):
     assert trained["attention_lora"] and trained["expert_lora"] and not trained["other"]
     hf.save_adapter(ours, tmp_path)
     theirs = stock("qwen3_moe", tmp_path)
-    assay.check(goldens.alike(ours, theirs), probes=["values", "ensemble"])
+    goldens.check_alike(ours, theirs)
     assert not any(torch.equal(theirs(models.tokens()).logits, m(models.tokens()).logits) for m in without_a_part(ours))
     again = hf.convert(models.model("qwen3_moe"), format="fp32", lora={"rank": 3})
     hf.load_adapter(again, tmp_path)

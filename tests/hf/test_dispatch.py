@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from hf import models
+from goldsmith import assay
+from goldsmith.assay.case import Case
+from hf import goldens, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 from goldsmith.hf import dispatch, peft_factors
@@ -40,10 +42,12 @@ def test_transformers_own_ways_of_choosing_it_work(calls, tmp_path):
     plain.set_experts_implementation("goldsmith")
     loaded = type(plain).from_pretrained(tmp_path, experts_implementation="goldsmith")
     for model in (plain, loaded):
-        torch.testing.assert_close(model(models.tokens()).logits, wanted)
-    assert len(calls) == 2
+        goldens.check_alike(model, models.model("mixtral"))
+        calls.clear()
+        model(models.tokens())
+        assert len(calls) == 1
     plain.set_experts_implementation("eager")
-    assert torch.equal(plain(models.tokens()).logits, wanted) and len(calls) == 2
+    assert torch.equal(plain(models.tokens()).logits, wanted) and len(calls) == 1
 
 
 def test_a_model_without_experts_is_told_so():
@@ -117,9 +121,9 @@ def test_without_register_torch_alone_tries_the_parametrisation(evaluated, calls
 @pytest.mark.parametrize("name, keys", [("gate_up_proj", {"gate", "up"}), ("down_proj", {"down"})])
 def test_one_parameter_alone_may_be_adapted(name, keys, calls):
     wrapped = models.with_peft(models.model("olmoe"), targets=[f"mlp.experts.{name}"])
-    wanted = wrapped(models.tokens()).logits
+    peft = copy.deepcopy(wrapped)
     hf.register(wrapped)
-    torch.testing.assert_close(wrapped(models.tokens()).logits, wanted)
+    goldens.check_alike(wrapped, peft)
     assert set(calls[0][1]["lora"]) == keys
 
 
@@ -130,12 +134,12 @@ def test_several_adapters_are_right_and_warned_of_once(monkeypatch, calls):
     wrapped.add_adapter("second", config)
     models.randomise(wrapped)
     wrapped.base_model.set_adapter(["default", "second"])
-    wanted = wrapped(models.tokens()).logits
+    peft = copy.deepcopy(wrapped)
     hf.register(wrapped)
     with pytest.warns(
         UserWarning, match="gate_up_proj of MixtralExperts goes through _LoraParameterProxy.*slow"
     ) as told:
-        torch.testing.assert_close(wrapped(models.tokens()).logits, wanted)
+        goldens.check_alike(wrapped, peft)
     assert len([w for w in told if "goldsmith" in str(w.message)]) == 2  # one for each parameter
     assert calls[0][1]["lora"] is None
     with warnings.catch_warnings():
@@ -154,19 +158,19 @@ def test_a_parametrisation_of_somebody_else_is_evaluated(monkeypatch, calls):
     monkeypatch.setattr(peft_factors, "_warned", set())
     plain = models.model("mixtral")
     torch.nn.utils.parametrize.register_parametrization(models.experts_of(plain), "down_proj", Double())
-    wanted = plain(models.tokens()).logits
+    eager = copy.deepcopy(plain)
     plain.set_experts_implementation("goldsmith")
     with pytest.warns(UserWarning, match="down_proj of MixtralExperts goes through Double"):
-        torch.testing.assert_close(plain(models.tokens()).logits, wanted)
+        goldens.check_alike(plain, eager)
 
 
 def test_disabled_and_merged_adapters_are_peft_s_business():
     wrapped = models.with_peft(models.model("mixtral"))
-    wanted = wrapped(models.tokens()).logits
+    peft = copy.deepcopy(wrapped)
     hf.register(wrapped)
     with wrapped.disable_adapter():
-        torch.testing.assert_close(wrapped(models.tokens()).logits, models.model("mixtral")(models.tokens()).logits)
-    torch.testing.assert_close(wrapped.merge_and_unload()(models.tokens()).logits, wanted)
+        goldens.check_alike(wrapped, models.model("mixtral"))
+    goldens.check_alike(wrapped.merge_and_unload(), peft)
 
 
 def test_a_registered_peft_model_is_copied_and_pickled():
@@ -185,14 +189,24 @@ def test_sentinels_of_expert_parallelism_contribute_nothing(made):
     plain = models.model("mixtral")
     experts = models.experts_of(plain)
     experts._is_expert_parallel = True
-    x, ids, weights = torch.randn(3, 32), torch.tensor([[0, 4], [5, 2], [4, 4]]), torch.rand(3, 2)
-    masked = weights.where(ids < 4, 0.0)
-    wanted = type(experts).forward.__wrapped__(experts, x, ids.where(ids < 4, 0), masked)
+    ids = torch.tensor([[0, 4], [5, 2], [4, 4]])
+    alone = copy.deepcopy(experts)
+
+    def golden(x, weights):
+        alone.to(x.dtype)
+        return type(alone).forward.__wrapped__(alone, x, ids.where(ids < 4, 0), weights.where(ids < 4, 0.0))
+
     if made == "registered":
         hf.register(plain)
     else:
         hf.convert(plain, format="fp32")
-    torch.testing.assert_close(models.experts_of(plain)(x, ids, weights), wanted)
+    target = assay.Target(
+        lambda x, weights: models.experts_of(plain)(x, ids, weights),
+        golden,
+        cases=[Case("sentinels", lambda make: {"x": make.normal(3, 32), "weights": make.uniform(3, 2)}, {})],
+        dtypes=(torch.float32,),
+    )
+    assay.check(target, probes=["values", "ensemble"])
 
 
 @pytest.mark.parametrize("made", ["registered", "converted"])
