@@ -9,13 +9,14 @@ panel   16 rows: their tiles in order of k; scales [groups][16] (fp8_block: [gro
 matrix  its panels in order of n
 blob    gate_up: by slice, by expert: gate [I_p, H], then up. down: by slice, by expert: [H, I_p].
         Slices begin at multiples of 4096 bytes when there are several
+block   of a base that lies in one blob: an expert's gate, up and down, then whatever its owner keeps there
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -29,7 +30,7 @@ WORDS = 16  # of a tile, along the inputs
 ALIGNMENT = 64  # of panels, so that a load never crosses a cache line
 PAGE = 4096  # of slices, so that each can be bound to a node of its own
 
-_TEXT = re.compile(r"(\w+):(\d+)x(\d+)x(\d+):(\w+):(\w+|-):(\d+(?:,\d+)+)")
+_TEXT = re.compile(r"(\w+):(\d+)x(\d+)x(\d+):(\w+):(\w+|-):(\d+(?:,\d+)+)(?::b(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ class Layout:
     group_size   inputs that share a scale; None: the whole row (int8), or no scales at all (fp32, bf16)
     scale_dtype  None without scales; uint8 for the E8M0 bytes of mxfp4
     cuts         borders of the slices along the intermediate size: (0, .., I)
+    block_bytes  0: two blobs. Else there is one, an expert in every block_bytes of it
     text         for example "int4:64x1024x512:g32:bf16:0,512": format, experts x hidden x intermediate, group, scale,
-                 cuts; an attribute, because torch.compile does not trace a cached property
+                 cuts, and ":b" with block_bytes; an attribute, because torch.compile does not trace a cached property
     """
 
     format: str
@@ -76,6 +78,7 @@ class Layout:
     group_size: int | None
     scale_dtype: torch.dtype | None
     cuts: tuple[int, ...]
+    block_bytes: int = 0
     text: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -103,6 +106,13 @@ class Layout:
         if fmt.name != "fp8_block" and (group is not None or fmt.bits == 4):
             if not group or group % 8 or self.hidden_size % group or last % group:
                 raise ValueError(f"Layout: group_size={group} does not fit {self.hidden_size} and {last}")
+        if self.block_bytes:
+            least = self.expert_nbytes
+            if self.partitions > 1 or self.block_bytes < least or self.block_bytes % ALIGNMENT:
+                raise ValueError(
+                    f"Layout: block_bytes={self.block_bytes} with {self.partitions} slices, wanted a multiple of "
+                    f"{ALIGNMENT} of at least {least} and one slice"
+                )
 
     @property
     def kind(self) -> Format:
@@ -123,7 +133,8 @@ class Layout:
         sizes = f"{self.num_experts}x{self.hidden_size}x{self.intermediate_size}"
         group = "row" if self.group_size is None else f"g{self.group_size}"
         scale = SCALE_NAMES[self.scale_dtype] if self.scale_dtype else "-"
-        return f"{self.format}:{sizes}:{group}:{scale}:{','.join(map(str, self.cuts))}"
+        block = f":b{self.block_bytes}" if self.block_bytes else ""
+        return f"{self.format}:{sizes}:{group}:{scale}:{','.join(map(str, self.cuts))}{block}"
 
     @classmethod
     @lru_cache(maxsize=256)
@@ -135,7 +146,8 @@ class Layout:
             raise ValueError(f"Layout: {text!r} is not a layout; one is 'int4:64x1024x512:g32:bf16:0,512'")
         group = None if found[5] == "row" else int(found[5][1:])
         cuts = tuple(int(cut) for cut in found[7].split(","))
-        return cls(found[1], int(found[2]), int(found[3]), int(found[4]), group, scales[found[6]], cuts)
+        block = int(found[8] or 0)
+        return cls(found[1], int(found[2]), int(found[3]), int(found[4]), group, scales[found[6]], cuts, block)
 
     # -- places -------------------------------------------------------------------------------------------------------
 
@@ -145,10 +157,17 @@ class Layout:
 
     def nbytes(self, which: str | None = None) -> int:
         """Bytes of the blob "gate_up" or "down", or of both."""
+        if self.block_bytes:
+            return self.block_bytes * self.num_experts
         if which is None:
             return self.nbytes("gate_up") + self.nbytes("down")
         last = self._slices(which)[-1]
         return last.offset + last.expert_stride * self.num_experts
+
+    @cached_property
+    def expert_nbytes(self) -> int:
+        """Bytes of an expert's three matrices."""
+        return sum(place.expert_stride for parts in (2, 1) for place in self._laid_out(parts))
 
     def _slices(self, which: str) -> tuple[Slice, ...]:
         if which not in ("gate_up", "down"):
@@ -157,11 +176,17 @@ class Layout:
 
     @cached_property
     def _gate_up(self) -> tuple[Slice, ...]:
-        return tuple(self._laid_out(2))
+        return self._placed(2, 0)
 
     @cached_property
     def _down(self) -> tuple[Slice, ...]:
-        return tuple(self._laid_out(1))
+        return self._placed(1, sum(place.expert_stride for place in self._laid_out(2)))
+
+    def _placed(self, parts: int, at: int) -> tuple[Slice, ...]:
+        places = self._laid_out(parts)
+        if not self.block_bytes:
+            return tuple(places)
+        return tuple(replace(place, offset=at, expert_stride=self.block_bytes) for place in places)
 
     def _laid_out(self, parts: int) -> Iterator[Slice]:
         fmt, at = self.kind, 0

@@ -25,7 +25,8 @@ _ALONE = 16  # a cut at a multiple of this many rows fills whole panels
 class PackedExperts:
     """w = value(code) * scale, by expert: gate_up [E, 2I, H] (gate first) and down [E, H, I], in one packed copy
 
-    Made by `experts.pack`, by the importers (`from_k2`, `from_awq`, `from_fp8_block`, `from_mxfp4`) and by `load`; what
+    Made by `experts.pack`, by the importers (`from_k2`, `from_awq`, `from_fp8_block`, `from_mxfp4`), by `load`, or of
+    bytes that are there already (`from_blocks`); what
     `experts.moe` takes as its base. It cannot be changed: `copy.deepcopy` gives the same object, and pickle, `save`
     and `partition` keep every bit. Not a parameter: it receives no gradient and is in no state dict.
 
@@ -48,6 +49,36 @@ class PackedExperts:
 
     def __init__(self, *_: object, **__: object) -> None:
         raise TypeError("PackedExperts: made by experts.pack, an importer (experts.from_k2, ...) or PackedExperts.load")
+
+    @classmethod
+    def from_blocks(
+        cls,
+        blocks: Tensor,
+        *,
+        hidden_size: int,
+        intermediate_size: int,
+        format: str,
+        group_size: int | None = None,
+        scale_dtype: torch.dtype | None = None,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+    ) -> PackedExperts:
+        """A base that is used where it lies, for example in a file that is mapped: nothing is copied or written
+
+        blocks [E, bytes] in uint8: an expert in each row, which begins with what `block` gives, whatever comes after
+        it; bytes a multiple of 64. The owner keeps them as they are. Biases [E, 2I] and [E, H] are not copied either
+        (they may be views of the blocks). Format, group and scales are those that the experts were packed with.
+        """
+        from .blocks import from_blocks
+
+        biases = (gate_up_bias, down_bias)
+        return from_blocks(blocks, hidden_size, intermediate_size, format, group_size, scale_dtype, biases)
+
+    def block(self, expert: int) -> Tensor:
+        """The bytes of one expert, gate, up and down side by side: a row of what `from_blocks` takes (a copy)."""
+        from .blocks import block_of
+
+        return block_of(self, expert)
 
     @classmethod
     def _of(
@@ -105,8 +136,8 @@ class PackedExperts:
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.gate_up, self.down, self.gate_up_bias, self.down_bias)
-        return sum(t.nbytes for t in tensors if t is not None)
+        biases = (self.gate_up_bias, self.down_bias)
+        return self.layout.nbytes() + sum(t.nbytes for t in biases if t is not None)
 
     def __repr__(self) -> str:
         group = f", group_size={self.group_size}" if self.group_size and not self.layout.kind.fixed else ""
@@ -155,7 +186,9 @@ class PackedExperts:
         if self.device == device or (device.index is None and self.device.type == device.type):
             return self
         biases = [None if t is None else t.to(device) for t in (self.gate_up_bias, self.down_bias)]
-        return self._of(self.layout, self.gate_up.to(device), self.down.to(device), biases[0], biases[1])
+        gate_up = self.gate_up.to(device)
+        down = gate_up if self.layout.block_bytes else self.down.to(device)
+        return self._of(self.layout, gate_up, down, biases[0], biases[1])
 
     def __copy__(self) -> PackedExperts:
         return self
@@ -216,7 +249,7 @@ def cut(layout: Layout, partitions: int, op: str) -> Layout:
     step = layout.step
     if step == 1 and layout.intermediate_size >= _ALONE * partitions:
         step = _ALONE
-    return replace(layout, cuts=places.cuts(layout.intermediate_size, partitions, step))
+    return replace(layout, cuts=places.cuts(layout.intermediate_size, partitions, step), block_bytes=0)
 
 
 def check_nodes(op: str, partitions: int, nodes: Sequence[int] | None) -> tuple[int, ...]:

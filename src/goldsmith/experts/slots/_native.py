@@ -17,10 +17,18 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 
 
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
+    x, ids = tensors[:2]
+    o = torch.empty((*ids.shape, x.shape[-1]))  # type: ignore[union-attr]
+    flags = torch.empty(ids.shape, dtype=torch.uint8)  # type: ignore[union-attr]
+    into(o, flags, *tensors, **options)
+    return o, flags
+
+
+def into(o: Tensor, flags: Tensor | None, *tensors: Tensor | None, **options: Any) -> None:
+    """The same, where the caller wants it."""
     named: dict[str, Any] = dict(zip(SLOT_NAMES, tensors, strict=True))
-    x, ids = named["x"], named["topk_ids"]
     call = Call(named, options)
-    o = call.keep("rows", torch.empty(call.tokens * call.slots, call.hidden))
-    flags = call.keep("flags", torch.empty(call.tokens * call.slots, dtype=torch.uint8))
-    call.run("forward", "experts.slots", ids)
-    return o.view(*ids.shape, x.shape[-1]), flags.view(ids.shape)
+    call.keep("rows", o.view(call.tokens * call.slots, call.hidden))
+    if flags is not None:
+        call.keep("flags", flags.view(-1))
+    call.run("forward", "experts.slots", named["topk_ids"])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.autograd import plain
 from ...core.op import Op
 from ...core.shapes import ShapeError, check_dtype, check_same_device, check_tensor
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
@@ -59,27 +60,54 @@ def slots(
     tensors = (x, topk_ids, gate_up, down, gate_up_bias, down_bias, *factors)
     if needs_gradient((*tensors, out)):
         raise ValueError(f"{op}: has no gradient; call it under torch.no_grad(), or use experts.moe")
-    o, found = SLOTS(
-        *tensors,
+    options = dict(
         layout=layout, gate_scale=scales[0], up_scale=scales[1], down_scale=scales[2], activation=activation,
-        alpha=number(op, "alpha", alpha), limit=limit_of(op, limit, activation), backend=backend,
+        alpha=number(op, "alpha", alpha), limit=limit_of(op, limit, activation),
     )  # fmt: skip
-    _check_result("out", out, o)
-    _check_result("flags", flags, found)
+    if out is None and flags is None:
+        return SLOTS(*tensors, **options, backend=backend)[0]
+    SLOTS.check(*tensors, **options)
+    shape, dtype = (*topk_ids.shape, x.shape[-1]), wide(x.dtype)
+    _check_result("out", out, shape, dtype, x)
+    _check_result("flags", flags, topk_ids.shape, torch.uint8, x)
+    if _directly(tensors, options, backend, out, flags):
+        o = torch.empty(shape, dtype=dtype) if out is None else out
+        SLOTS.backend("native").into(o, flags, *tensors, **options)
+        _increment([t for t in (out, flags) if t is not None])
+        return o
+    o, found = SLOTS(*tensors, **options, backend=backend)
     if flags is not None:
         flags.copy_(found)
     return o if out is None else out.copy_(o)
 
 
-def _check_result(name: str, given: Any, wanted: Tensor) -> None:
+def _directly(tensors: Any, options: Any, backend: str, out: Tensor | None, flags: Tensor | None) -> bool:
+    """Whether kernels of the CPU write rows and flags where they are wanted; else they are copied there."""
+    places = [t for t in (out, flags) if t is not None]
+    if torch.compiler.is_compiling() or not plain((*tensors, *places)):
+        return False
+    if SLOTS.choose(backend, tensors, options) != "native":
+        return False
+    read = {t.untyped_storage().data_ptr() for t in tensors if t is not None}
+    return not any(t.untyped_storage().data_ptr() in read for t in places)
+
+
+def _increment(written: list[Tensor]) -> None:
+    """Tells autograd, which has not seen it, that these were written."""
+    for tensor in written:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
+def _check_result(name: str, given: Any, shape: Any, dtype: torch.dtype, x: Tensor) -> None:
     op = "experts.slots"
     if given is None:
         return
     check_tensor(op, name, given)
-    if given.shape != wanted.shape:
-        raise ShapeError(f"{op}: {name} is {list(given.shape)}, wanted {list(wanted.shape)}")
-    check_dtype(op, name, given, (wanted.dtype,))
-    check_same_device(op, {"x": wanted, name: given})
+    if given.shape != shape:
+        raise ShapeError(f"{op}: {name} is {list(given.shape)}, wanted {list(shape)}")
+    check_dtype(op, name, given, (dtype,))
+    check_same_device(op, {"x": x, name: given})
     if not given.is_contiguous():
         raise ValueError(f"{op}: {name} is not contiguous; give a contiguous tensor")
 
