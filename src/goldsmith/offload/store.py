@@ -62,10 +62,11 @@ class ExpertStore:
     ) -> ExpertStore:
         """The store of a source at `path`, open: an expert at a time is read, packed and written
 
-        source   a mapping of layer to weights, or an iterable of (layer, weights). Weights: a dict of gate_up
-                 [E, 2I, H] (gate first) or a pair (gate, up) of [E, I, H], down [E, H, I], and perhaps gate_up_bias
-                 [E, 2I] and down_bias [E, H], each stacked or anything that yields E tensors one by one; float32,
-                 bfloat16 or float16. Or a PackedExperts, whose codes are kept
+        source   the folder of a checkpoint (safetensors, offload/checkpoint.py), a mapping of layer to weights, or an
+                 iterable of (layer, weights). Weights: a dict of gate_up [E, 2I, H] (gate first) or a pair (gate, up)
+                 of [E, I, H], down [E, H, I], and perhaps gate_up_bias [E, 2I] and down_bias [E, H], each stacked or
+                 anything that yields E tensors one by one; float32, bfloat16 or float16. Or a PackedExperts, whose
+                 codes are kept
         format   "auto": the narrowest that holds the weights exactly (bfloat16: "bf16", else "fp32"), or one of
                  `experts.pack`; group_size as there
         activation, alpha, limit    what `experts.moe` is to be called with; kept in the header
@@ -79,8 +80,8 @@ class ExpertStore:
         """
         options = {"activation": activation, "alpha": alpha, "limit": limit}
         build(
-            source, Path(path), format=format, group_size=group_size, options=options, overwrite=overwrite,
-            allow_nonfinite=allow_nonfinite, progress=progress,
+            opened_source(source), Path(path), format=format, group_size=group_size, options=options,
+            overwrite=overwrite, allow_nonfinite=allow_nonfinite, progress=progress,
         )  # fmt: skip
         return cls.open(path)
 
@@ -240,6 +241,25 @@ class ExpertStore:
             for expert in range(self.num_experts(layer)):
                 self._verify_expert(layer, expert)
 
+    def check_source(
+        self,
+        source: Any,
+        *,
+        format: str | None = None,
+        activation: str = "silu",
+        alpha: float = 1.702,
+        limit: float | None = None,
+    ) -> None:
+        """StoreMismatch, which names the first difference, when these are not the weights that it was built from
+
+        The rule is that of offload/samples.py: layers, sizes, biases, activation and a fixed sample of every expert,
+        at most one number in 200; of the store nothing but its header is read. format=None: any.
+        """
+        from .match import check_source
+
+        options = {"activation": activation, "alpha": alpha, "limit": limit}
+        check_source(self._header, self._path, opened_source(source), format, options)
+
     def differs(self, block: Tensor, layer: int, expert: int) -> str | None:
         """The first section in which a block, uint8 [expert_nbytes] on any device, is not what was stored, or None."""
         data = block.detach().cpu().contiguous().numpy().data
@@ -301,3 +321,12 @@ class ExpertStore:
         if expert is not None and not 0 <= expert < entry.experts:
             raise IndexError(f"ExpertStore: layer {layer} has no expert {expert}; they are 0..{entry.experts - 1}")
         return entry
+
+
+def opened_source(source: Any) -> Any:
+    """A folder's checkpoint; anything else as it is."""
+    if not isinstance(source, (str, os.PathLike)):
+        return source
+    from .checkpoint import Checkpoint
+
+    return Checkpoint(Path(source))
