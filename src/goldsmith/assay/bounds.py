@@ -24,7 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from .golden import default_dtype, is_deciding, threads_for
 
@@ -199,12 +203,14 @@ class RunningErrors(TorchDispatchMode):
         return self._twin(t).notes | self.poisoned
 
     def on_store(self, value: Tensor, dtype: torch.dtype) -> Tensor:
-        """Adds the rounding of a store to the twin of `value`, once."""
-        if not self.is_stored(value, dtype):
-            error = self.error_of(value)
-            full = torch.zeros_like(value, dtype=torch.float64) + error
-            self._write(value.detach(), full + _store_error(value.detach(), full, dtype), frozenset())
-            self._twin(value).stores.add(_view_key(value, dtype))
+        """Adds the rounding of a store to the twin of `value`, once. What is done for it has no error of its own."""
+        with _disable_current_modes():
+            if not self.is_stored(value, dtype):
+                kept = value.detach()
+                error = self.error_of(kept)
+                full = torch.zeros_like(kept, dtype=torch.float64) + error
+                self._write(kept, full + _store_error(kept, full, dtype), frozenset())
+                self._twin(kept).stores.add(_view_key(kept, dtype))
         return value
 
     def is_stored(self, value: Tensor, dtype: torch.dtype) -> bool:

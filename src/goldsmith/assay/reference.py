@@ -145,6 +145,13 @@ class References:
             return self.evaluate(self.leaves)
 
     @cached_property
+    def plain(self) -> dict[str, Tensor]:
+        """The golden in float64 without bounds, to be compared with another `plain` bit for bit."""
+        self._count("plain")
+        with _blaming_the_golden(), golden.default_dtype(torch.float64):
+            return self.evaluate(self.leaves)
+
+    @cached_property
     def shared(self) -> set[tuple[str, str]]:
         """Results of the golden that share memory with one another or with an input: a candidate's may, too."""
         with _blaming_the_golden(), golden.default_dtype(torch.float64):

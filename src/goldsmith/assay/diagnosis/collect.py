@@ -78,12 +78,14 @@ class Depth:
 
 
 def collect(
-    session: Session, evidence: Evidence, depth: Depth = Depth(), *, spent: Callable[[], bool] = lambda: False
-) -> Isolation:
+    session: Session, evidence: Evidence, depth: Depth = Depth(), *, spent: Callable[[], bool] = lambda: False,
+    wanted: str | None = None,
+) -> Isolation:  # fmt: skip
     """Fill in everything about a session whose check has failed; returns its stage table.
 
     In order of what it usually tells; what `spent()` leaves no time for is left out, and the table is always made.
     What a step itself stumbles over is left out, too, and said in `evidence.left_out`: the other steps still tell.
+    With `wanted` nothing more is asked where another stage is certainly the first wrong one.
     """
     first = surest(evidence.report)
     unjudged = session._first is None or session._first.error is not None or session._ref is None
@@ -92,6 +94,8 @@ def collect(
     table = _step(evidence, "isolation", lambda: isolate(session)) or Isolation()
     evidence.stages, evidence.first_wrong = table.stages, table.first_wrong or first.tensor
     _written_over(evidence, table)
+    if wanted not in (None, table.first_wrong) and _certain(evidence, table.first_wrong):
+        return table
     if table.first_wrong is not None:
         _step(evidence, "fits", lambda: _first_wrong(session, evidence, table))
     own = table.own or session.first
@@ -118,6 +122,12 @@ def collect(
         first_wrong = table.first_wrong
         evidence.carried = _step(evidence, "cotangents", lambda: carried(session, own, first_wrong, spent=spent))
     return table
+
+
+def _certain(evidence: Evidence, first: str | None) -> bool:
+    """Whether no later step can name another stage."""
+    state = None if first is None else evidence.stage(first)
+    return state is not None and state.state in (CULPRIT, OBSERVED)
 
 
 def _written_over(evidence: Evidence, table: Isolation) -> None:

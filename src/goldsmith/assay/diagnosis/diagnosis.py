@@ -34,6 +34,7 @@ __all__ = ["PAGE", "Diagnosis", "diagnose"]
 _CHECKING = 0.5  # of the budget, at most, goes to finding a failing case
 _COLLECTING = 0.8  # of the budget is over when no further evidence is sought; the rest makes the case small
 _REPEATS = 10
+_SMALLER = 10.0  # seconds, at least, to make the case small; as many as everything before took where that is more
 _SURE = 0.75  # strength of the best match below which a 16-bit case is examined in float32, too
 
 
@@ -199,7 +200,12 @@ def _map(evidence: Evidence) -> ErrorMap | None:
 def _make_small(found: Diagnosis, session: Session, clock: _Clock) -> None:
     if found.evidence is None or not found.causes:
         return
-    shrunk, small = smallest(session, found.evidence, found.first_wrong_stage, found.causes[0].id, spent=clock.spent)
+    limit = time.perf_counter() + max(_SMALLER, time.perf_counter() - clock.started)
+
+    def spent() -> bool:
+        return clock.spent() or time.perf_counter() > limit
+
+    shrunk, small = smallest(session, found.evidence, found.first_wrong_stage, found.causes[0].id, spent=spent)
     found.case = described(small) | {"steps": list(shrunk.steps), "runs": shrunk.runs, "partial": shrunk.partial}
     found.write_bundle = _writer(small)
 

@@ -84,6 +84,9 @@ def order(ref: References, own: Run) -> list[str]:
     outputs = [made.index(n) for n in ref.outputs if n in seen]
     after = max(outputs, default=len(made) - 1) + 1
     made[after:after] = [n for n in ref.bounded if n.startswith("saved.") and n not in seen]
+    for name in [n for n in made if n.startswith("saved.") and n.removeprefix("saved.") in seen]:
+        made.remove(name)  # what is saved is made where the golden's stage of that name is
+        made.insert(made.index(name.removeprefix("saved.")) + 1, name)
     hooked = [f"{n}.grad" for n in reversed(made) if f"{n}.grad" in ref.bounded and f"{n}.grad" not in seen]
     last = [n for n in wanted if n in ref.bounded]
     names = list(dict.fromkeys([*made, *hooked, *last]))

@@ -54,9 +54,11 @@ class _Same:
         if not sessions or report.verdict != FAIL:
             return False
         evidence = begin(sessions[0], report)
-        collect(sessions[0], evidence, self.depth, spent=self.spent)
+        collect(sessions[0], evidence, self.depth, spent=self.spent, wanted=self.stage)
+        if evidence.first_wrong != self.stage:
+            return False
         causes = rank(evidence)
-        if not causes or causes[0].id != self.cause or evidence.first_wrong != self.stage:
+        if not causes or causes[0].id != self.cause:
             return False
         self.best = sessions[0]
         return True

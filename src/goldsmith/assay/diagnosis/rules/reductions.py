@@ -93,7 +93,8 @@ def wrong_mask(r: Reading) -> Match | None:
             return Match(score, said, {"axis": axis, "range": [lo, hi + 1]})
     if r.pair is not None and r.wrong is not None and r.g is not None and r.y is not None and r.wrong_count > 0:
         got, wanted = r.y[r.wrong], r.g[r.wrong]
-        if r.zeros > 0 and bool((got == 0).all()) and bool((wanted < 0).all()) and bool((r.g > 0).any()):
+        every = bool((r.y[r.g < 0] == 0).all())
+        if r.zeros > 0 and every and bool((got == 0).all()) and bool((wanted < 0).all()) and bool((r.g > 0).any()):
             return Match(SEEN, ("zero wherever the golden is negative: masked elements enter a maximum as 0",), {})
     for i in r.influences:
         if i.extra:

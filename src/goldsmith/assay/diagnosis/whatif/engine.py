@@ -29,7 +29,7 @@ _NEAR = 0.8  # of the elements have to be the candidate's, within rounding
 _MOST = 4000  # changes that are tried
 _STEPS = 14  # of the search for a number
 _KEPT = 12
-_PART = 6  # wrong elements, at least, for a change in a part of a tensor
+_PART = 6  # wrong elements, and right ones, at least, for a change in a part of a tensor
 
 
 class _Reached(Exception):
@@ -113,7 +113,7 @@ class _Judge:
     def explained_where_wrong(self, value: Tensor | None) -> tuple[float, bool]:
         """The same where the candidate is wrong, with the golden elsewhere: the change was made for a part alone."""
         count = int(self.wrong_at.sum())
-        if value is None or value.shape != self.got.shape or not _PART <= count <= 0.75 * self.wrong_at.numel():
+        if value is None or value.shape != self.got.shape or not _PART <= count <= self.wrong_at.numel() - _PART:
             return 0.0, False
         return self.explained(torch.where(self.wrong_at, value, self.golden))
 
