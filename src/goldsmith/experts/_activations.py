@@ -15,10 +15,16 @@ _ROOT_HALF, _ROOT_2_BY_PI, _CUBIC = math.sqrt(0.5), math.sqrt(2 / math.pi), 0.04
 
 def activate(activation: str, g: Tensor, u: Tensor, alpha: float, limit: float | None) -> Tensor:
     """h = act(g', u') with g' = min(g, limit), u' = clamp(u, -limit, limit)"""
+    left, right = factors(activation, g, u, alpha, limit)
+    return left * right
+
+
+def factors(activation: str, g: Tensor, u: Tensor, alpha: float, limit: float | None) -> tuple[Tensor, Tensor]:
+    """The two that h is the product of: of the gate, and of up."""
     g, u = _clamped(g, u, limit)
     if activation == "swiglu_oai":
-        return g * _sigmoid(alpha * g) * (u + 1)
-    return _GATE[activation](g) * u
+        return g * _sigmoid(alpha * g), u + 1
+    return _GATE[activation](g), u
 
 
 def slopes(

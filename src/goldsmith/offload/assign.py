@@ -1,0 +1,73 @@
+"""Which lane computes which expert in a call, and which slots are filled meanwhile: decided before anything runs.
+
+A pure function of the tokens of each expert, of what is in the cache when the call begins, and of the calibrated costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .budget import Spending
+from .cache import Cache, most_used_first
+from .call import Assignment
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from .costs import Costs
+
+PREFILL = 16  # a call of more tokens is taken for the reading of a prompt
+UPLOADS = 2  # into the cache, at most, a call, beside what the plan copies
+
+
+def assign(
+    counts: Sequence[int], tokens: int, cache: Cache, settings: Settings, spending: Spending, costs: Costs | None
+) -> Assignment:
+    used = [e for e, n in enumerate(counts) if n]
+    if settings.lanes == "cpu" or not spending.device_lane:
+        return Assignment(cpu=tuple(used))
+    if settings.lanes == "copied":
+        return Assignment(copied=tuple(most_used_first(used, counts)))
+    if settings.lanes == "cached":
+        return Assignment(cached=tuple(used))
+    if settings.lanes == "mixed":
+        lane: list[list[int]] = [[], [], []]
+        for e in used:
+            lane[e % 3].append(e)
+        return Assignment(cached=tuple(lane[2]), copied=tuple(lane[1]), cpu=tuple(lane[0]))
+    if costs is None:
+        return Assignment(cpu=tuple(used))
+    return _planned(counts, used, tokens, cache, settings, costs)
+
+
+def _planned(
+    counts: Sequence[int], used: Sequence[int], tokens: int, cache: Cache, settings: Settings, costs: Costs
+) -> Assignment:
+    from .plan import plan, predict_stream
+
+    resident = cache.resident()
+    found = plan(counts, resident, costs)
+    prompt = tokens > PREFILL
+    if isinstance(settings.prefill, int):
+        streamed = tokens >= settings.prefill
+    elif settings.prefill == "cpu" and prompt:
+        return Assignment(cpu=tuple(used), predicted=found.predicted, limiting="cpu", times=found.lane_times)
+    elif settings.prefill == "stream":
+        streamed = prompt
+    else:
+        streamed = settings.prefill == "auto" and prompt and predict_stream(counts, resident, costs) < found.predicted
+    if streamed:
+        missing = most_used_first((e for e in used if e not in resident), counts)
+        held = tuple(e for e in used if e in resident)
+        predicted = predict_stream(counts, resident, costs)
+        return Assignment(held, tuple(missing), (), (), True, predicted, "link", found.lane_times)
+    uploads = _uploads(found.cpu, counts, found.predicted - found.lane_times["link"], costs)
+    return Assignment(
+        found.cached, found.copied, found.cpu, uploads, False, found.predicted, found.limiting, found.lane_times
+    )
+
+
+def _uploads(cpu: Sequence[int], counts: Sequence[int], slack: float, costs: Costs) -> tuple[int, ...]:
+    """Those that the CPU computes and that the link can carry meanwhile, the most used first."""
+    fits = int(slack * costs.link_bytes_per_s / costs.expert_bytes)
+    return tuple(most_used_first(cpu, counts)[: max(0, min(UPLOADS, fits))])

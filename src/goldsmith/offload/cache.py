@@ -1,0 +1,105 @@
+"""The experts of a layer that stay on the device: which one leaves when another comes.
+
+What is in the cache at the beginning of a call is what began to be uploaded in an earlier one, whether that copy has
+ended by then or not: a kernel waits for it. So the content is a function of the calls alone, and so are the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from .slots import Slot
+
+DECAY = 0.9  # of lfu's counts, a call: what was used ten calls ago weighs a third
+
+
+class Cache:
+    """A layer's slots, some of them with an expert. policy: lru, lfu, static (the `chosen` alone), none."""
+
+    def __init__(self, policy: str, slots: Sequence[Slot], experts: int, chosen: Sequence[int] = ()) -> None:
+        self.policy = policy
+        self._free = list(reversed(slots))
+        self._held: dict[int, Slot] = {}
+        self._used: dict[int, float] = {}  # lru: the call that used it last; lfu: how often, with decay
+        self._call = 0
+        self._chosen = frozenset(chosen[: len(slots)])
+        self.capacity = len(slots)
+        self.evictions = 0
+        self.profile = [0] * experts  # calls that used each expert
+
+    def resident(self) -> frozenset[int]:
+        return frozenset(self._held)
+
+    def slot(self, expert: int) -> Slot:
+        return self._held[expert]
+
+    def slots(self) -> list[Slot]:
+        return [*self._free, *self._held.values()]
+
+    def used(self, counts: Mapping[int, int]) -> None:
+        """The experts of a call, whichever lane they take, with their tokens."""
+        self._call += 1
+        for expert in counts:
+            self.profile[expert] += 1
+        if self.policy == "lru":
+            self._used.update(dict.fromkeys(counts, float(self._call)))
+        elif self.policy == "lfu":
+            self._used = {e: n * DECAY for e, n in self._used.items() if n > 1e-6}
+            for expert in counts:
+                self._used[expert] = self._used.get(expert, 0.0) + 1.0
+
+    def admit(self, expert: int, needed: Collection[int]) -> Slot | None:
+        """A slot for an expert that is not here, its victim gone; None when nobody may leave. Victims are not `needed`.
+
+        lfu: an expert does not push out one that is used more. static: the chosen ones alone come in.
+        """
+        if self.policy == "none" or (self.policy == "static" and expert not in self._chosen):
+            return None
+        return self._take(expert, needed, forced=False)
+
+    def force(self, expert: int, needed: Collection[int]) -> Slot | None:
+        """The same, by any policy: for lanes="cached", where an expert must come in."""
+        return self._take(expert, needed, forced=True)
+
+    def forget(self, expert: int) -> None:
+        """An upload that failed: its slot is free again."""
+        slot = self._held.pop(expert, None)
+        if slot is not None:
+            slot.drop()
+            self._free.append(slot)
+
+    def clear(self) -> None:
+        for expert in list(self._held):
+            self.forget(expert)
+
+    def _take(self, expert: int, needed: Collection[int], *, forced: bool) -> Slot | None:
+        slot = self._free.pop() if self._free else self._evicted(expert, needed, forced)
+        if slot is not None:
+            self._held[expert] = slot
+        return slot
+
+    def _evicted(self, expert: int, needed: Collection[int], forced: bool) -> Slot | None:
+        if self.policy == "static" and not forced:
+            return None
+        least = min((e for e in self._held if e not in needed), key=lambda e: (self._used.get(e, 0.0), e), default=None)
+        if least is None:
+            return None
+        if self.policy == "lfu" and not forced and self._used.get(least, 0.0) >= self._used.get(expert, 0.0):
+            return None
+        slot = self._held.pop(least)
+        slot.drop()
+        self.evictions += 1
+        return slot
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"policy": self.policy, "slots": self.capacity, "held": sorted(self._held)}
+
+
+def counts_of(counts: Sequence[int]) -> dict[int, int]:
+    """{expert: tokens} of those that have any."""
+    return {e: n for e, n in enumerate(counts) if n}
+
+
+def most_used_first(experts: Iterable[int], counts: Sequence[int]) -> list[int]:
+    return sorted(experts, key=lambda e: (-counts[e], e))

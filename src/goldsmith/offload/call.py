@@ -1,0 +1,76 @@
+"""One call of the Engine, and what its lanes made of it: what the guard keeps until the flags are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from .cache import Cache
+from .slots import Slot
+from .statistics import Counts
+
+UNWRITTEN = 255  # a flag that no lane has set
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Experts of a call by lane: `copied` in the order of their copies; `uploads` go into the cache, for later calls.
+
+    streamed   all that is copied goes through an arena of the layer, and the next layer's copy is begun
+    predicted, limiting, times   of the plan; None where there are no calibrated costs
+    """
+
+    cached: tuple[int, ...] = ()
+    copied: tuple[int, ...] = ()
+    cpu: tuple[int, ...] = ()
+    uploads: tuple[int, ...] = ()
+    streamed: bool = False
+    predicted: float | None = None
+    limiting: str | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
+
+    def lane_of(self) -> dict[int, str]:
+        lanes = {"cached": self.cached, "copied": self.copied, "cpu": self.cpu}
+        return {e: lane for lane, experts in lanes.items() for e in experts}
+
+
+@dataclass(eq=False)
+class Call:
+    """x [T, H] as the kernels take it (`given` is the caller's), ids [T, k] on the CPU with -1 where a slot is skipped,
+    weights [T, k] float32 with 0 there, on the engine's device.
+    """
+
+    layer: int
+    number: int
+    given: Tensor
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    counts: list[int]
+    assignment: Assignment
+    cache: Cache
+    tally: Counts
+    first_row: int = 0  # of this call's tokens, where the caller's were too many for one
+    positions: int = 0  # of each sequence in the caller's tokens, where known
+    following: tuple[int, tuple[int, ...]] | None = None  # the next layer, and its experts that are not in its cache
+
+    @property
+    def routes(self) -> int:
+        return self.ids.numel()
+
+
+@dataclass(eq=False)
+class Outcome:
+    """rows [T k, H] float32 and flags [T k] (0, 1: not finite, 255: never written), out [T, H] in the caller's dtype.
+
+    slots   where a device lane read an expert, and the slot's generation then
+    host    rows of the lane cpu before they were brought to the device, and the routes that they are of
+    """
+
+    rows: Tensor
+    flags: Tensor
+    out: Tensor
+    slots: dict[int, tuple[Slot, int]] = field(default_factory=dict)
+    host: tuple[Tensor, Tensor] | None = None

@@ -1,0 +1,336 @@
+"""Engine: the experts of a model, computed where they lie, where they were copied to, or where they stay."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .assign import PREFILL, assign
+from .budget import Spending, spend
+from .cache import Cache, counts_of
+from .call import Assignment, Call
+from .explanation import Explanation, explain
+from .faults import Faults
+from .filling import Streaming
+from .guard import Guard
+from .host import HostLanes
+from .kernel import kernel_dtype
+from .routing import check_call, counted
+from .settings import OP, profile_of, settings
+from .slots import Arena, Ring
+from .statistics import Counts, Stats
+from .store import ExpertStore
+from .trace import Trace
+
+
+class Engine:
+    """y[t] = sum over j of weights[t, j] * expert ids[t, j] of x[t]: the experts of a store, on several lanes at a time
+
+    device        "auto" (cuda if there is one), "cuda:N", "cpu", where all lanes go through one kernel
+    gpu_budget    "auto", bytes, or "6GiB", "6GB", "500MiB": all device memory that the engine takes, allocated here and
+                  never grown. 0, or too little for two slots: everything on the CPU
+    cache         which experts stay on the device, by layer: "lru", "lfu", "static" (needs profile=), "none"
+    prefill       what calls of more than 16 tokens do: "auto", "cpu", "stream", "split"; or the token count from which
+                  whole layers are streamed
+    exact         True refuses a store whose format does not hold the weights exactly
+    guard         "raise", "warn" (once a layer and cause) or "off": what happens at a NaN or Inf. No value is replaced
+    lanes         "auto"; or forced, for proofs: "cpu", "copied", "cached", "mixed" (expert mod 3: cpu, copied, cached)
+    threads       of the CPU's pool; default: the cores of the affinity mask, one less with a GPU
+    calibration   a Calibration or its file; default: `calibrate`, when the plan needs it
+    profile       what Engine.profile() gave, or its file, for cache="static"
+    adaptive      True: timings of the running program correct the calibrated costs; the same calls may then give other
+                  bits. False: the plan is a function of the calls and the calibration alone
+
+    `engine(layer, x, top_k_index, top_k_weights)` computes. For inference; one call at a time, whichever thread it
+    comes from. A context manager; `close()` ends its threads and gives its memory back. Raises ValueError and TypeError
+    that name the keyword.
+    """
+
+    def __init__(
+        self,
+        store: ExpertStore,
+        *,
+        device: str | torch.device = "auto",
+        gpu_budget: str | int = "auto",
+        cache: str = "lru",
+        prefill: str | int = "auto",
+        exact: bool = True,
+        guard: str = "raise",
+        lanes: str = "auto",
+        threads: int | None = None,
+        calibration: Any = None,
+        profile: Mapping[str, Any] | str | Path | None = None,
+        adaptive: bool = False,
+    ) -> None:
+        self.settings = settings(
+            device=device, gpu_budget=gpu_budget, cache=cache, prefill=prefill, guard=guard, lanes=lanes,
+            threads=threads, adaptive=adaptive,
+        )  # fmt: skip
+        if exact and not store.exact:
+            raise ValueError(
+                f"{OP}: the store's format {store.format!r} does not hold the model's weights exactly; allow that with "
+                "exact=False, or build a store with cpu_format='auto', which does"
+            )
+        self.store = store
+        self.device = self.settings.device
+        self.threads = self.settings.threads
+        chosen = self._chosen(profile)
+        self.spending = self._spending()
+        self.calibration = self._calibration(calibration)
+        self._costs = getattr(self.calibration, "costs", None)
+        self._tallies: dict[int, Counts] = {}
+        self._faults, self._trace = Faults(store), Trace()
+        self._lock, self._pid, self._number, self._closed = threading.RLock(), os.getpid(), 0, False
+        self._positions = 0
+        self._caches: dict[int, Cache] = {}
+        self._arenas: list[Arena] = []
+        self._lanes = self._allocate(chosen)
+        self._guard = Guard(store, self._faults, self.settings.guard)
+
+    # -- a call -------------------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        layer: int,
+        x: Tensor,
+        top_k_index: Tensor,
+        top_k_weights: Tensor,
+    ) -> Tensor:
+        """out[t] = sum over j = 0..k-1, in this order, of top_k_weights[t, j] * expert top_k_index[t, j] of x[t]
+
+        x [T, H] in float32, bfloat16 or float16, top_k_index [T, k] in int32 or int64, top_k_weights [T, k] in a dtype
+        of their own -> a fresh [T, H] in x's dtype. Rows are float32, and so is their sum, which is rounded once. An
+        index of -1 or E skips its slot, and its weight is not read.
+
+        Raises RoutingError for another index out of range, before any lane starts; NumericsError for NaN and Inf
+        (guard="raise"); ShapeError, TypeError, ValueError; KeyError for a layer that the store does not have.
+        """
+        begin = time.perf_counter()
+        self._usable()
+        experts = self.store.num_experts(layer)
+        check_call(layer, x, top_k_index, top_k_weights, self.store.hidden_size, self.device)
+        with self._lock, torch.no_grad():
+            tally = self._tally(layer)
+            ids, counts, skips = self._routed(layer, top_k_index, experts)
+            weights = top_k_weights.float()
+            if skips:
+                weights = weights.masked_fill(ids.to(weights.device) < 0, 0.0)
+            self._number += 1
+            if self._faults.on:
+                x, weights = self._faults.given(layer, self._number, x, weights)
+            out = self._pieces(layer, x, ids, weights, counts, tally)
+            end = time.perf_counter()
+            tally.calls += 1
+            tally.tokens += len(x)
+            tally.prefill_calls += len(x) > PREFILL
+            tally.t_wall += end - begin
+            self._trace.span("call", f"layer {layer}", begin, end, layer=layer, tokens=len(x))
+            return out
+
+    def begin_forward(self, batch: int, positions: int) -> None:
+        """A model's forward begins: the tokens of the calls until its end are batch x positions, as reports tell them."""
+        self._positions = positions
+        self._guard.begin()
+
+    def end_forward(self) -> None:
+        """A model's forward is over: raises what the guard found in its last layers."""
+        self._positions = 0
+        self.flush()
+
+    def _routed(self, layer: int, index: Tensor, experts: int) -> tuple[Tensor, list[int], bool]:
+        """ids [T, k] on the host with -1 where a slot is skipped, tokens of each expert, and whether any is skipped."""
+        ids = self._lanes.to_host(index)
+        counts, skips = counted(layer, ids, experts)
+        if skips:
+            ids = ids.masked_fill(ids == experts, -1)
+        return ids.contiguous(), counts, skips
+
+    def _pieces(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, counts: list[int], tally: Counts) -> Tensor:
+        """The call in as many pieces as the workspace asks for; mostly one."""
+        step = max(1, self._lanes.most_rows // max(1, ids.shape[1]))
+        if len(x) <= step:
+            return self._piece(layer, x, ids, weights, counts, tally, 0)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for first in range(0, len(x), step):
+            at = slice(first, first + step)
+            counts, _ = counted(layer, ids[at], len(counts))
+            out[at] = self._piece(layer, x[at], ids[at], weights[at], counts, tally, first)
+        return out
+
+    def _piece(
+        self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, counts: list[int], tally: Counts, first: int
+    ) -> Tensor:
+        cache = self._caches[layer]
+        assignment = assign(counts, len(x), cache, self.settings, self.spending, self._costs)
+        cache.used(counts_of(counts))
+        to = x.to(kernel_dtype(x.dtype)).contiguous()
+        call = Call(layer, self._number, x, to, ids, weights, counts, assignment, cache, tally, first)
+        call.positions = self._positions
+        call.following = self._following(layer) if assignment.streamed else None
+        begin = time.perf_counter()
+        try:
+            outcome = self._lanes.run(call)
+        except BaseException:
+            self._after_failure(cache, assignment)
+            raise
+        self._count(call, time.perf_counter() - begin)
+        if self.settings.guard != "off":
+            self._guard.look(call, outcome)
+        return outcome.out
+
+    def _count(self, call: Call, seconds: float) -> None:
+        tally, given = call.tally, call.assignment
+        tally.experts_cpu += len(given.cpu)
+        tally.experts_copied += len(given.copied)
+        tally.experts_cached += len(given.cached)
+        if given.predicted is not None:
+            tally.bound += given.predicted
+            tally.t_bound += seconds
+            tally.by_lane[given.limiting or "none"] += 1
+
+    def _following(self, layer: int) -> tuple[int, tuple[int, ...]] | None:
+        later = [each for each in self.store.layers if each > layer]
+        if not later:
+            return None
+        held = self._caches[later[0]].resident()
+        return later[0], tuple(e for e in range(self.store.num_experts(later[0])) if e not in held)
+
+    def _after_failure(self, cache: Cache, assignment: Assignment) -> None:
+        """A lane raised: what it was filling is not to be trusted."""
+        for expert in (*assignment.cached, *assignment.copied, *assignment.uploads):
+            cache.forget(expert)
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise ValueError(f"{OP}: it was closed; make a new one")
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"{OP}: it was made in process {self._pid}, and this is a fork of it: its threads and its GPU are not "
+                "here; make an Engine in this process (the store can be shared)"
+            )
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{OP}: it cannot be captured in a CUDA graph: which lane computes an expert is decided on the CPU at "
+                "every call; capture what lies between the calls"
+            )
+
+    # -- what it tells ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """What was counted since the engine was made, or since reset_stats(): totals and `.layers[layer]`."""
+        self.flush()
+        return Stats.of(self._tallies)
+
+    def reset_stats(self) -> None:
+        self.flush()
+        self._tallies.clear()
+
+    def explain(self) -> Explanation:
+        """Budget, lanes, costs, thresholds and what limits, in words; `to_dict()` for machines."""
+        return explain(self)
+
+    def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+        """`with engine.trace("t.json"):` writes what every lane did meanwhile, for Chrome's trace viewer."""
+        return self._trace.recording(path)
+
+    def profile(self) -> dict[str, Any]:
+        """{"counts": {layer: calls that used each expert}} until now: what cache="static" asks for, as JSON has it."""
+        return {"counts": {str(layer): cache.profile for layer, cache in self._caches.items()}}
+
+    def flush(self) -> None:
+        """Waits for what is under way, and raises what the guard found in it: to be called at a model's end."""
+        with self._lock:
+            if not self._closed:
+                self._lanes.flush()
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Ends the engine's threads and gives its memory back. Twice is once."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if os.getpid() == self._pid:
+                self._lanes.close()
+            self._caches, self._arenas = {}, []
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Engine({self.store!r}, device={str(self.device)!r}, lanes={self.settings.lanes!r})"
+
+    def _tally(self, layer: int) -> Counts:
+        if layer not in self._tallies:
+            self._tallies[layer] = Counts()
+        return self._tallies[layer]
+
+    def _chosen(self, profile: Any) -> dict[int, list[int]]:
+        if self.settings.cache == "static":
+            if profile is None:
+                raise ValueError(f"{OP}: cache='static' needs profile=, what Engine.profile() gave or a file of it")
+            return profile_of(profile, self.store.layers)
+        if profile is not None:
+            raise ValueError(f"{OP}: profile= is for cache='static', and cache={self.settings.cache!r} reads none")
+        return {}
+
+    def _spending(self) -> Spending:
+        experts = {layer: self.store.num_experts(layer) for layer in self.store.layers}
+        block = max(self.store.expert_nbytes(layer) for layer in self.store.layers)
+        budget = self.settings.gpu_budget or 0
+        found = spend(budget, self.settings, block, experts)
+        if self.settings.lanes in ("copied", "cached", "mixed") and not found.device_lane:
+            raise ValueError(f"{OP}: lanes={self.settings.lanes!r} cannot run: {found.why_off}; raise gpu_budget")
+        return found
+
+    def _calibration(self, given: Any) -> Any:
+        """Costs are asked for where a choice hangs on them."""
+        if given is None and (self.settings.lanes != "auto" or not self.spending.device_lane):
+            return None
+        from .calibrate import Calibration, calibrate
+
+        if isinstance(given, (str, Path)):
+            return Calibration.load(given)
+        return calibrate(self.store, device=self.device, threads=self.threads) if given is None else given
+
+    def _allocate(self, chosen: Mapping[int, list[int]]) -> HostLanes:
+        spending = self.spending
+        count = spending.staging + sum(spending.cache.values())
+        with torch.inference_mode(False):
+            self._arenas = [self._arena(count)] if count else []
+            streamed = [self._arena(spending.arena // spending.slot_bytes) for _ in range(spending.arenas)]
+        slots = self._arenas[0].slots if count else []
+        ring = Ring(slots[: spending.staging]) if count else None
+        at = spending.staging
+        for layer in self.store.layers:
+            size = spending.cache.get(layer, 0)
+            self._caches[layer] = Cache(
+                self.settings.cache, slots[at : at + size], self.store.num_experts(layer), chosen.get(layer, ())
+            )
+            at += size
+        self._arenas += streamed
+        return HostLanes(
+            self.store, ring, Streaming(streamed) if streamed else None, self.threads, self.settings.lanes == "auto",
+            self._faults, self._trace, self._tally,
+        )  # fmt: skip
+
+    def _arena(self, slots: int) -> Arena:
+        data = torch.empty(slots, self.spending.slot_bytes, dtype=torch.uint8, device=self.device)
+        return Arena(data, self.store.blocks.base(data))

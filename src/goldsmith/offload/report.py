@@ -1,0 +1,77 @@
+"""What the guard says of a NaN or Inf: where it was born, as an object, an exception, a warning, and in words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MOST_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class NumericsReport:
+    """layer, stage, cause    the earliest stage whose result is not finite while its inputs are, and why
+
+    kind       "nan" or "inf"
+    experts    that are hit, ascending; empty where it is not theirs
+    rows       token rows that are hit, ascending, at most 1000; num_rows: all of them
+    positions  (batch, position) of these rows, where the caller said which they are
+    lane       "cpu", "copied" or "cached": of the expert that is named first; None where no lane had begun
+    call       the engine's calls, counted from 1
+    first      the layers that were called before it gave finite numbers
+    evidence   sentences: ranges before the stage, checksums, whether a replay shows it again
+    advice     what to do
+    """
+
+    layer: int
+    stage: str
+    cause: str
+    kind: str
+    experts: tuple[int, ...]
+    rows: tuple[int, ...]
+    num_rows: int
+    positions: tuple[tuple[int, int], ...]
+    lane: str | None
+    call: int
+    first: bool
+    evidence: tuple[str, ...]
+    advice: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        what = "NaN" if self.kind == "nan" else "Inf"
+        of = f", expert{'s' * (len(self.experts) > 1)} {_few(self.experts)}" if self.experts else ""
+        on = f", on the lane {self.lane!r}" if self.lane else ""
+        where = f" (positions {_few(self.positions)})" if self.positions else ""
+        rows = f"{self.num_rows} row{'s' * (self.num_rows != 1)}: {_few(self.rows)}{where}"
+        facts = " ".join(self.evidence)
+        return (
+            f"{what} in layer {self.layer}, stage {self.stage!r}, cause {self.cause!r}{of}{on}; call {self.call}, "
+            f"{rows}. {facts} {self.advice}"
+        )
+
+
+class NumericsError(ArithmeticError):
+    """A NaN or Inf in an engine's call; `report` says where it was born."""
+
+    def __init__(self, report: NumericsReport) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+    def __reduce__(self) -> Any:
+        return NumericsError, (self.report,)
+
+
+class NumericsWarning(UserWarning):
+    """The same with guard="warn": the values pass unchanged."""
+
+    def __init__(self, report: NumericsReport) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+def _few(values: tuple[Any, ...], most: int = 8) -> str:
+    told = ", ".join(map(str, values[:most]))
+    return f"{told}, ... ({len(values)})" if len(values) > most else told

@@ -1,0 +1,61 @@
+"""What a call is given, checked before any lane starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import ShapeError, check_dtype, check_tensor
+from .errors import RoutingError
+
+OP = "offload.Engine"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+IDS = (torch.int32, torch.int64)
+
+
+def check_call(layer: int, x: Any, ids: Any, weights: Any, hidden: int, device: torch.device) -> None:
+    """Types, dtypes, shapes and devices; the ids' values are for `counted`."""
+    for name, value in (("x", x), ("top_k_index", ids), ("top_k_weights", weights)):
+        check_tensor(OP, name, value)
+    check_dtype(OP, "x", x, DTYPES)
+    check_dtype(OP, "top_k_index", ids, IDS)
+    check_dtype(OP, "top_k_weights", weights, DTYPES)
+    if x.dim() != 2 or ids.dim() != 2 or weights.shape != ids.shape or len(ids) != len(x) or x.shape[1] != hidden:
+        raise ShapeError(
+            f"{OP}: shapes that do not fit, in layer {layer}\n"
+            f"  x:             {list(x.shape)}, expected [T, {hidden}]\n"
+            f"  top_k_index:   {list(ids.shape)}, expected [T, k]\n"
+            f"  top_k_weights: {list(weights.shape)}, expected [T, k]"
+        )
+    for name, tensor in (("x", x), ("top_k_index", ids), ("top_k_weights", weights)):
+        if tensor.device != device:
+            raise ValueError(f"{OP}: {name} is on {tensor.device}, but the engine is on {device}; move it there")
+    if torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
+        name = "x" if x.requires_grad else "top_k_weights"
+        raise ValueError(
+            f"{OP}: {name} requires grad, and the engine is for inference: call it under torch.no_grad() or "
+            "torch.inference_mode(); goldsmith.experts trains"
+        )
+
+
+def counted(layer: int, ids: Tensor, experts: int) -> tuple[list[int], bool]:
+    """(tokens of each expert, whether a slot is skipped) of ids [T, k] on the CPU; raises RoutingError.
+
+    -1 and `experts` skip a slot; anything else out of 0..experts-1 is refused.
+    """
+    if not ids.numel():
+        return [0] * experts, False
+    least, most = (int(v) for v in torch.aminmax(ids))
+    if least < -1 or most > experts:
+        row, slot = ((ids < -1) | (ids > experts)).nonzero()[0].tolist()
+        raise RoutingError(
+            f"{OP}: top_k_index[{row}, {slot}] of layer {layer} is {int(ids[row, slot])}, wanted an expert in "
+            f"0..{experts - 1}, or -1 or {experts} to skip the slot"
+        )
+    flat = ids.reshape(-1)
+    if least >= 0 and most < experts:
+        return torch.bincount(flat, minlength=experts).tolist(), False
+    found = torch.bincount(flat + 1, minlength=experts + 2).tolist()
+    return found[1:-1], True

@@ -1,0 +1,123 @@
+"""The Engine's keywords, checked: what a caller may say, and in which words it is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..core.shapes import check_choice
+
+OP = "offload.Engine"
+CACHES = ("lru", "lfu", "static", "none")
+PREFILLS = ("auto", "cpu", "stream", "split")
+LANES = ("auto", "cpu", "copied", "cached", "mixed")
+GUARDS = ("raise", "warn", "off")
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?(?:[iI]?[bB]))?\s*")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the Engine was asked for. gpu_budget: bytes, or None for "auto"; prefill: a word, or a count of tokens."""
+
+    device: torch.device
+    gpu_budget: int | None
+    cache: str
+    prefill: str | int
+    guard: str
+    lanes: str
+    threads: int
+    adaptive: bool
+
+
+def settings(
+    *, device: Any, gpu_budget: Any, cache: Any, prefill: Any, guard: Any, lanes: Any, threads: Any, adaptive: Any
+) -> Settings:
+    """Raises ValueError, or TypeError for a value of the wrong kind, that names the keyword and what it may be."""
+    check_choice(OP, "cache", cache, CACHES)
+    check_choice(OP, "guard", guard, GUARDS)
+    check_choice(OP, "lanes", lanes, LANES)
+    if isinstance(prefill, bool) or not isinstance(prefill, (str, int)):
+        raise TypeError(f"{OP}: prefill={prefill!r}, wanted one of {', '.join(map(repr, PREFILLS))}, or a token count")
+    if isinstance(prefill, str):
+        check_choice(OP, "prefill", prefill, PREFILLS)
+    elif prefill < 1:
+        raise ValueError(f"{OP}: prefill={prefill}, wanted a count of at least 1 token, from which layers are streamed")
+    if not isinstance(adaptive, bool):
+        raise TypeError(f"{OP}: adaptive={adaptive!r}, wanted True or False")
+    where = chosen_device(device)
+    count = default_threads(where) if threads is None else threads
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"{OP}: threads={threads!r}, wanted a whole number of at least 1, or None")
+    if not 1 <= count <= 1024:
+        raise ValueError(f"{OP}: threads={threads}, wanted a number from 1 to 1024")
+    return Settings(where, parse_budget(gpu_budget), cache, prefill, guard, lanes, count, adaptive)
+
+
+def parse_budget(value: Any) -> int | None:
+    """Bytes of "6GiB", "6GB", "500MiB" or a whole number; None for "auto"; ValueError for anything else."""
+    if isinstance(value, str):
+        if value.strip().lower() == "auto":
+            return None
+        found = _AMOUNT.fullmatch(value)
+        if found:
+            return int(float(found[1]) * _UNITS[(found[2] or "B").upper()])
+    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ValueError(
+        f"{OP}: gpu_budget={value!r} is no amount of memory; give 'auto', bytes, or '6GiB', '6GB', '500MiB'"
+    )
+
+
+def chosen_device(device: Any) -> torch.device:
+    if isinstance(device, str) and device == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{OP}: device={device!r} is no device; give 'auto', 'cpu', 'cuda' or 'cuda:N'") from error
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if found.type != "cuda":
+        raise ValueError(f"{OP}: device={device!r}: experts are computed on 'cpu' and 'cuda' alone")
+    if not torch.cuda.is_available():
+        raise ValueError(f"{OP}: device={device!r}, but torch sees no CUDA device; give 'cpu', or 'auto'")
+    index = torch.cuda.current_device() if found.index is None else found.index
+    if index >= torch.cuda.device_count():
+        raise ValueError(f"{OP}: device={device!r}, but the last CUDA device is cuda:{torch.cuda.device_count() - 1}")
+    return torch.device("cuda", index)
+
+
+def default_threads(device: torch.device) -> int:
+    """The affinity mask's size, less one where a thread launches work on a GPU meanwhile."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores - 1) if device.type == "cuda" else cores
+
+
+def profile_of(profile: Any, layers: tuple[int, ...]) -> dict[int, list[int]]:
+    """{layer: experts, most used first} of what Engine.profile() gave, for cache="static"."""
+    import json
+    from pathlib import Path
+
+    if isinstance(profile, (str, Path)):
+        try:
+            profile = json.loads(Path(profile).read_text())
+        except OSError as error:
+            raise ValueError(f"{OP}: profile={str(profile)!r} cannot be read: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{OP}: the profile is no JSON of Engine.profile(): {error}") from error
+    if not isinstance(profile, Mapping) or not isinstance(profile.get("counts"), Mapping):
+        raise ValueError(f"{OP}: profile has no 'counts'; give what Engine.profile() returned, or a JSON file of it")
+    found: dict[int, list[int]] = {}
+    for layer in layers:
+        counts = profile["counts"].get(str(layer), profile["counts"].get(layer))
+        if counts is None:
+            raise ValueError(f"{OP}: the profile says nothing of layer {layer}; it has {sorted(profile['counts'])}")
+        found[layer] = sorted((e for e, n in enumerate(counts) if n), key=lambda e: (-counts[e], e))
+    return found

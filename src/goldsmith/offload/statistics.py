@@ -1,0 +1,97 @@
+"""What the lanes did, counted and timed: totals and by layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass
+class Counts:
+    """Of one layer, or of all. Seconds and bytes; rates are None where nothing was counted.
+
+    hits, misses         experts used that were computed out of the cache, and the others; summed over calls
+    t_cpu t_link t_device t_merge   what a lane was busy; t_wait: what the caller waited for lanes; t_wall: calls, whole
+    bound                the sum of the plan's predictions, of the calls that had one
+    overlap              max(t_cpu, t_link, t_device) / t_wall
+    limiting             the lane that limited most of the predicted time
+    """
+
+    calls: int = 0
+    tokens: int = 0
+    prefill_calls: int = 0
+    experts_cpu: int = 0
+    experts_copied: int = 0
+    experts_cached: int = 0
+    uploads: int = 0
+    evictions: int = 0
+    bytes_h2d: int = 0
+    bytes_d2h: int = 0
+    bytes_store_read: int = 0
+    t_cpu: float = 0.0
+    t_link: float = 0.0
+    t_device: float = 0.0
+    t_merge: float = 0.0
+    t_wait: float = 0.0
+    t_wall: float = 0.0
+    bound: float = 0.0
+    t_bound: float = field(default=0.0, repr=False)  # of t_wall, the calls that had a prediction
+    by_lane: Counter[str] = field(default_factory=Counter, repr=False)
+
+    @property
+    def hits(self) -> int:
+        return self.experts_cached
+
+    @property
+    def misses(self) -> int:
+        return self.experts_cpu + self.experts_copied
+
+    @property
+    def hit_rate(self) -> float | None:
+        used = self.hits + self.misses
+        return self.hits / used if used else None
+
+    @property
+    def bound_share(self) -> float | None:
+        return self.bound / self.t_bound if self.bound and self.t_bound else None
+
+    @property
+    def overlap(self) -> float | None:
+        return max(self.t_cpu, self.t_link, self.t_device) / self.t_wall if self.t_wall else None
+
+    @property
+    def limiting(self) -> str | None:
+        return self.by_lane.most_common(1)[0][0] if self.by_lane else None
+
+    def add(self, other: Counts) -> None:
+        for f in fields(Counts):
+            mine = getattr(self, f.name)
+            if isinstance(mine, Counter):
+                mine.update(getattr(other, f.name))
+            else:
+                setattr(self, f.name, mine + getattr(other, f.name))
+
+    def to_dict(self) -> dict[str, Any]:
+        told = [f.name for f in fields(Counts) if f.repr]
+        rates = ("hits", "misses", "hit_rate", "bound_share", "overlap", "limiting")
+        return {name: getattr(self, name) for name in (*told, *rates)}
+
+
+@dataclass
+class Stats(Counts):
+    """The totals; `layers`: the same of each layer that was called."""
+
+    layers: dict[int, Counts] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, layers: dict[int, Counts]) -> Stats:
+        found = cls()
+        for layer, counts in layers.items():
+            found.layers[layer] = Counts()
+            found.layers[layer].add(counts)
+            found.add(counts)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"layers": {str(layer): counts.to_dict() for layer, counts in self.layers.items()}}

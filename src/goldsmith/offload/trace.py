@@ -1,0 +1,49 @@
+"""What each lane did when, as Chrome's trace viewer and Perfetto read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+LANES = ("call", "cpu", "link", "device", "merge")
+
+
+class Trace:
+    """Spans while it is on: Chrome's `ph: "X"` events in microseconds, one named thread for each lane."""
+
+    def __init__(self) -> None:
+        self._events: list[dict[str, Any]] | None = None
+        self._begin = 0.0
+
+    @property
+    def on(self) -> bool:
+        return self._events is not None
+
+    def span(self, lane: str, name: str, begin: float, end: float, **args: Any) -> None:
+        """begin, end: of time.perf_counter()"""
+        if self._events is not None:
+            event = {"name": name, "ph": "X", "pid": os.getpid(), "tid": LANES.index(lane), "args": args}
+            self._events.append(event | {"ts": (begin - self._begin) * 1e6, "dur": max(0.0, end - begin) * 1e6})
+
+    @contextmanager
+    def recording(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Writes the file at the end, also when the block raises. ValueError where one is being recorded already."""
+        if self.on:
+            raise ValueError("offload.Engine.trace: a trace is being recorded already; end it first")
+        path = Path(path)
+        path.write_text("")  # a folder that is not there is said before the work, not after it
+        self._events, self._begin = [], time.perf_counter()
+        try:
+            yield
+        finally:
+            events, self._events = self._events, None
+            names = [
+                {"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": i, "args": {"name": lane}}
+                for i, lane in enumerate(LANES)
+            ]
+            path.write_text(json.dumps({"traceEvents": names + (events or []), "displayTimeUnit": "ms"}))

@@ -1,0 +1,34 @@
+"""Small stores of random experts, and the float64 golden of a call over them."""
+
+from pathlib import Path
+
+import torch
+
+from goldsmith.offload import ExpertStore
+
+
+def weights(E=6, H=64, I=32, *, dtype=torch.bfloat16, seed=0, bias=False, scale=1.0):
+    """A layer's experts as ExpertStore.build takes them."""
+    make = torch.Generator().manual_seed(seed)
+
+    def draw(*shape, std):
+        return (torch.randn(*shape, generator=make) * std).to(dtype)
+
+    found = {"gate_up": draw(E, 2 * I, H, std=scale * H**-0.5), "down": draw(E, H, I, std=scale * I**-0.5)}
+    if bias:
+        found |= {"gate_up_bias": draw(E, 2 * I, std=1.0), "down_bias": draw(E, H, std=1.0)}
+    return found
+
+
+def build(path: Path, layers=(0, 1), *, format="auto", group_size=None, activation="silu", limit=None, **sizes):
+    source = {layer: weights(seed=layer, **sizes) for layer in layers}
+    return ExpertStore.build(source, path, format=format, group_size=group_size, activation=activation, limit=limit)
+
+
+def call(store, layer, T, k, *, dtype=torch.bfloat16, seed=0):
+    """x [T, H], ids [T, k] without repeats, weights [T, k]."""
+    make = torch.Generator().manual_seed(seed)
+    E = store.num_experts(layer)
+    x = torch.randn(T, store.hidden_size, generator=make).to(dtype)
+    ids = torch.rand(T, max(E, k), generator=make).topk(k).indices % E
+    return x, ids, torch.rand(T, k, generator=make)

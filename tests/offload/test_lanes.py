@@ -1,0 +1,175 @@
+"""The lanes on a CPU: one answer, that of the golden, whichever way an expert takes."""
+
+import pytest
+import torch
+
+from goldsmith import assay
+from goldsmith.experts.moe import reference
+from goldsmith.experts.moe.op import MOE
+from goldsmith.offload.engine import Engine
+from offload import stores
+
+LANES = ("cpu", "copied", "cached", "mixed")
+FORMATS = ("fp32", "bf16", "int8", "int4", "int4_asym", "mxfp4", "fp8_block")
+K = 3
+
+
+@pytest.fixture(scope="module")
+def store_of(tmp_path_factory):
+    """A store of each format, built when it is first asked for."""
+    built = {}
+
+    def of(format="bf16", **options):
+        key = (format, *options.items())
+        if key not in built:
+            group = 32 if format in ("int8", "int4", "int4_asym") else None
+            path = tmp_path_factory.mktemp("stores") / "a.store"
+            built[key] = stores.build(path, format=format, group_size=group, **options)
+        return built[key]
+
+    return of
+
+
+def target(store, engine, dtype, cases):
+    """The engine as a candidate, held to the float64 golden of experts.moe over the store's own numbers."""
+    numbers = [store.dequantize(0, e) for e in range(store.num_experts(0))]
+    stacked = {name: torch.stack([n[name] for n in numbers]).double() for name in numbers[0]}
+    base = [stacked["gate_up"], stacked["down"], stacked.get("gate_up_bias"), stacked.get("down_bias")]
+
+    def candidate(x, ids, weights):
+        return engine(0, x, ids, weights)
+
+    def golden(x, ids, weights):
+        skipped = torch.where(ids >= store.num_experts(0), -1, ids)
+        options = {name: 1.0 for name in ("gate_scale", "up_scale", "down_scale")} | store.options
+        rounded = (t if t is None or x.dtype == torch.float64 else t.float() for t in base)
+        given = (x, skipped, weights, *rounded, *(None,) * 7)
+        return reference.forward(*given, layout="", dropout=0.0, save=False, **options)[0]
+
+    stored = {} if dtype == torch.float16 else {"g": "x", "u": "x", "h": "x"}
+    return assay.Target(candidate, golden, cases=cases, backward=None, stored=stored, dtypes=(dtype,))
+
+
+def inputs(make, T, k=K, E=6, H=64, kind="uniform"):
+    ids = make.uniform(T, max(E, k), dtype=torch.float32).topk(k).indices % E
+    if kind == "holes":
+        ids = torch.where(make.uniform(T, k, dtype=torch.float32) < 0.3, -1, ids)
+        ids = torch.where(make.uniform(T, k, dtype=torch.float32) < 0.3, E, ids)
+    if kind == "twice":
+        ids[:, 1] = ids[:, 0]
+    return {"x": make.normal(T, H), "ids": ids, "weights": make.uniform(T, k, dtype=torch.float32)}
+
+
+@assay.case(T=[1], why="decode")
+def decode(make, T):
+    return inputs(make, T)
+
+
+@assay.case(T=[37], why="prefill: experts with many tokens and with few")
+def prefill(make, T):
+    return inputs(make, T)
+
+
+@assay.case(T=[9], kind=["holes", "twice"], why="slots that are skipped, an expert twice in a row")
+def odd(make, T, kind):
+    return inputs(make, T, kind=kind)
+
+
+@assay.case(T=[0, 2], why="no tokens; an expert a token")
+def single(make, T):
+    return inputs(make, T, k=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("format", FORMATS)
+def test_mixed_lanes_hold_to_the_golden_in_every_format_and_dtype(store_of, format, dtype):
+    store = store_of(format)
+    with Engine(store, device="cpu", gpu_budget="1MiB", lanes="mixed", exact=False, guard="off") as engine:
+        assay.check(target(store, engine, dtype, [*decode, *prefill]))
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_every_lane_holds_to_the_golden(store_of, lanes):
+    store = store_of()
+    with Engine(store, device="cpu", gpu_budget="1MiB", lanes=lanes, guard="off") as engine:
+        assay.check(target(store, engine, torch.bfloat16, [*decode, *prefill, *odd, *single]))
+
+
+@pytest.mark.parametrize("options", [
+    {"bias": True, "activation": "swiglu_oai", "limit": 7.0}, {"activation": "gelu"}, {"activation": "relu2"},
+    {"H": 35, "I": 19, "dtype": torch.float32}, {"E": 1},
+], ids=["gpt_oss", "gelu", "relu2", "odd_sizes", "one_expert"])  # fmt: skip
+def test_biases_activations_and_odd_sizes_hold_to_the_golden(store_of, options):
+    dtype = options.get("dtype", torch.bfloat16)
+    store = store_of("fp32" if dtype == torch.float32 else "bf16", **options)
+    E, H = store.num_experts(0), store.hidden_size
+
+    @assay.case(T=[7])
+    def some(make, T):
+        return inputs(make, T, k=min(E, K), E=E, H=H)
+
+    with Engine(store, device="cpu", gpu_budget="1MiB", lanes="mixed", guard="off") as engine:
+        assay.check(target(store, engine, dtype, some))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("T", [0, 1, 2, 37, 400])
+def test_the_four_lanes_give_the_same_bits(store_of, format, T):
+    store = store_of(format)
+    x, ids, weights = stores.call(store, 0, T, K)
+    found = {}
+    for lanes in LANES:
+        with Engine(store, device="cpu", gpu_budget="1MiB", lanes=lanes, exact=False) as engine:
+            found[lanes] = engine(0, x, ids, weights)
+            assert torch.equal(engine(0, x, ids, weights), found[lanes])  # out of a cache that is filled by now
+    assert all(torch.equal(y, found["cpu"]) for y in found.values())
+
+
+def test_a_call_in_pieces_gives_the_same_bits(store_of):
+    store = store_of()
+    x, ids, weights = stores.call(store, 0, 37, K)
+    with Engine(store, device="cpu", gpu_budget="1MiB", lanes="mixed", guard="off") as engine:
+        whole = engine(0, x, ids, weights)
+        engine._lanes.most_rows = 10
+        assert torch.equal(engine(0, x, ids, weights), whole)
+
+
+def test_strides_and_integer_widths_change_nothing(store_of):
+    store = store_of()
+    x, ids, weights = stores.call(store, 0, 6, K)
+    with Engine(store, device="cpu", gpu_budget="1MiB", lanes="mixed", guard="off") as engine:
+        y = engine(0, x, ids, weights)
+        turned = torch.stack([x, x], -1)[..., 0], ids.T.contiguous().T.int(), torch.stack([weights] * 2, 1)[:, 0]
+        assert not turned[0].is_contiguous() and not turned[1].is_contiguous()
+        assert torch.equal(engine(0, *turned), y)
+        given = (x.clone(), ids.clone(), weights.clone())
+        out = engine(0, *given)
+        assert all(torch.equal(a, b) for a, b in zip(given, (x, ids, weights)))
+        out.zero_()
+        assert torch.equal(engine(0, x, ids, weights), y)  # a result is the caller's own
+
+
+def test_the_merge_adds_in_the_order_of_the_slots(store_of):
+    """In float32 the order of k sums shows in the last bits; the engine's is j = 0..k-1, each product rounded first."""
+    store = store_of("fp32", dtype=torch.float32)
+    x, ids, weights = stores.call(store, 0, 50, 6, dtype=torch.float32)
+    rows = torch.empty(50 * 6, 64)
+    from goldsmith.experts import slots
+
+    slots(x, ids, store.experts(0), out=rows.view(50, 6, 64), **store.options)
+    wanted = torch.zeros(50, 64)
+    for j in range(6):
+        wanted = wanted + rows.view(50, 6, 64)[:, j] * weights[:, j : j + 1]
+    with Engine(store, device="cpu", gpu_budget="1MiB", lanes="mixed", guard="off") as engine:
+        assert torch.equal(engine(0, x, ids, weights), wanted)
+
+
+def test_the_engine_computes_what_experts_moe_does(store_of):
+    assert MOE.outputs == ("y",)
+    from goldsmith.experts import moe
+
+    store = store_of()
+    x, ids, weights = stores.call(store, 1, 20, K, dtype=torch.float32)
+    with Engine(store, device="cpu") as engine:
+        difference = engine(1, x, ids, weights) - moe(x, ids, weights, store.experts(1), **store.options)
+    assert float(difference.abs().max()) < 1e-5
