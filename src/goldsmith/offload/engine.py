@@ -137,7 +137,7 @@ class Engine:
             return out
 
     def begin_forward(self, batch: int, positions: int) -> None:
-        """A model's forward begins: the tokens of the calls until its end are batch x positions, as reports tell them."""
+        """A model's forward begins: until its end tokens are batch x positions, and reports say which."""
         self._positions = positions
         self._guard.begin()
 
