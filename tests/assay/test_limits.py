@@ -82,3 +82,35 @@ def test_a_later_probe_without_memory_is_said_and_the_others_go_on():
     assert report.verdict == "pass"
     ((probe, text),) = [(n.tensor, n.text) for n in report.notes if n.id == "out_of_memory"]
     assert text.endswith(f"; not finished on this case: {probe}") and len(calls) > 3
+
+
+def test_what_the_golden_had_no_memory_to_excuse_is_no_finding(monkeypatch):
+    @assay.case(T=5)
+    def draw(make, T):
+        return {"x": make.uniform(T, 8) + 1.0}
+
+    def golden(x):
+        square = assay.stage("square", x * x)
+        return square, square / square
+
+    def kernel(x):
+        square = (x.float() * x.float()).half()  # 2^24 is no float16: inf / inf, where the golden's float64 says 1
+        return square, (square.float() / square.float()).half()
+
+    kernel = assay.Target(kernel, golden, cases=draw, outputs=("square", "ratio"), grads=(), dtypes=(torch.float16,))
+    plain = assay.check(kernel, raises=False, probes=("values", "scaling"))
+    assert plain.verdict == "pass", str(plain)
+    assert {n.tensor for n in plain.notes if n.id == "compute_range"} >= {"ratio"}
+    legal = assay.reference.ensemble.legal_runs
+    monkeypatch.setattr(
+        assay.reference.ensemble,
+        "legal_runs",
+        lambda *args, k, **options: _raise(NO_MEMORY[0][0]) if k == 1 else legal(*args, k=k, **options),
+    )
+    short = assay.check(kernel, raises=False, probes=("values", "scaling"))
+    assert short.verdict == "pass" and not short.findings, str(short)
+    assert [n.tensor for n in short.notes if n.id == "out_of_memory"] == ["scaling"]
+
+
+def _raise(error):
+    raise error

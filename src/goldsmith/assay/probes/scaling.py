@@ -99,10 +99,12 @@ def _held(
         session, done, reference, NAME, label, noise=noise, repeat=how, skip=frozenset(session.bad | open_ends),
         change=changed,
     )  # fmt: skip
+    found, session.findings = session.findings[len(before) :], before  # nothing is accused before the golden was asked
+    maps_found, session.maps = session.maps, drawn
     excused = {n for n in failed if not _honest_passes(session, reference, n)}
+    session.findings = before + [f for f in found if f.tensor not in excused]
+    session.maps = drawn | {k: m for k, m in maps_found.items() if m.tensor not in excused}
     if excused:
-        session.findings = before + [f for f in session.findings[len(before) :] if f.tensor not in excused]
-        session.maps = drawn | {k: m for k, m in session.maps.items() if m.tensor not in excused}
         names = ", ".join(sorted(excused))
         text = f"{names}: the golden in compute precision leaves its own bounds at {label}; not judged there"
         session.note("compute_range", names, text)
