@@ -7,7 +7,7 @@
 #include "../arena.h"
 #include "../pool.h"
 #include "activation.h"
-#include "rows.h"
+#include "few.h"
 
 namespace gs::GS_LEVEL {
 
@@ -15,6 +15,21 @@ inline bool given(const gs_tensor& t) { return t.dtype != GS_NONE; }
 
 inline float weight_at(const gs_moe_args& args, int64_t route) {
     return matrix_of(args.weights).at(route / args.slots, route % args.slots);
+}
+
+// <dy, bd> of a route: what a bias of the rows of down adds to the gradient of the route's weight.
+inline float dot_bias(const gs_moe_args& args, const Rows& dy, int64_t expert, int64_t route) {
+    const Factor bias = matrix_of(args.down_bias);
+    alignas(64) float values[DEPTH];
+    float total = 0;
+    for (int64_t k = 0; k < args.hidden; k += DEPTH) {
+        const int64_t end = k + DEPTH < args.hidden ? k + DEPTH : args.hidden;
+        float sum = 0;
+        read(dy.at(route, k), dy.bf16, end - k, values);
+        for (int64_t j = k; j < end; ++j) sum += values[j - k] * bias.at(expert, j);
+        total += sum;
+    }
+    return total;
 }
 
 // Scratch of one worker.
@@ -70,7 +85,8 @@ struct Call {
           sums_(arena.each<float>(STRIPES * ROWS * STRIPE)),
           more_(arena.each<float>(ROWS * STRIPE)),
           words_(arena.each<uint32_t>(HAS_PAIRS ? DEPTH / 2 * STRIPE : 0)),
-          sheet_(arena.shared<char>(tiled ? (p.routes + 16) * sheet_columns(outer) * 2 : 0)) {}
+          sheet_(arena.shared<char>(tiled ? (p.routes + 16) * sheet_columns(outer) * 2 : 0)),
+          lines_(arena.each<float>(any_few(p) ? FEW * longest() : 0)) {}
 
     int64_t ranks(const gs_lora& lora) const { return given(lora.a) ? lora.a.sizes[1] : 0; }
 
@@ -164,6 +180,32 @@ struct Call {
                     const Desk& desk) const {
         if (tiled && paired(m)) return sheet(rows.data, rows.stride, s, begin);
         return lay(rows, nullptr, s.begin, s.count, begin, end, m, desk);
+    }
+
+    // Whether an item reads the weights for so few rows that it multiplies codes as they come.
+    static bool few(const Segment& s) { return s.count <= FEW; }
+
+    // A segment's rows for add_few, columns [begin, begin + the matrix's): as they lie, where it can read them so. Of a
+    // token's rows, or, without a list, of rows in the order of the plan.
+    Lines lay_few(const Rows& rows, const int64_t* list, const Segment& s, int64_t begin, const gs_matrix& m,
+                  int worker) const {
+        Lines lines{{}, lines_of_pairs(m.format, bf16)};
+        const int64_t word = m.format == GS_PACKED_BF16 ? 2 : m.format == GS_INT8 || m.format == GS_FP8_BLOCK ? 4 : 1;
+        const bool as_is = bf16 == lines.pairs && m.cols % word == 0;
+        for (int64_t i = 0; i < s.count; ++i) {
+            const char* row = rows.at(list ? list[i] : s.begin + i, begin);
+            float* copy = lines_.data(worker) + i * longest();
+            lines.row[i] = as_is ? static_cast<const void*>(row) : copy;
+            if (as_is) continue;
+            if (lines.pairs) {
+                std::memcpy(copy, row, static_cast<size_t>(m.cols) * 2);
+                std::memset(reinterpret_cast<char*>(copy) + 2 * m.cols, 0, 8);
+            } else {
+                read(row, bf16, m.cols, copy);
+                std::memset(copy + m.cols, 0, 16);
+            }
+        }
+        return lines;
     }
 
     // sums += left W^T over inputs [begin, end), 32 outputs from `row` on
@@ -278,6 +320,17 @@ private:
     const Region<float> left_, stripes_, sums_, more_;
     const Region<uint32_t> words_;
     const Region<char> sheet_;
+    const Region<float> lines_;  // of each worker: rows that add_few cannot read as they are
+
+    int64_t longest() const { return (outer > inner ? outer : inner) + 16; }
+    static bool any_few(const Plan& p) {
+        for (int64_t i = 0; i < p.segment_count; ++i)
+            if (few(p.segments[i])) return true;
+        for (int64_t c = 0; c < p.chunk_count; ++c)
+            for (int64_t i = p.chunks[c].first; i < p.chunks[c].last; ++i)
+                if (few(p.parts[i])) return true;
+        return false;
+    }
 
     // Whether every slice begins where a tile does.
     static bool aligned(const gs_moe_args& a) {

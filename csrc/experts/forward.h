@@ -98,8 +98,9 @@ private:
     // `count` pieces of 32 features from the one numbered `first` on
     void hidden(const Segment& s, int64_t first, int64_t count, const Desk& desk, int worker) {
         for (int64_t i = 0; i < 2 * count; ++i) clear(block(desk, i), s.count);
+        if (few(s) && !int8.on()) add_few_hidden(s, first, count, desk, worker);
         const int64_t step = step_of(args.slices[0].gate);
-        for (int64_t k = int8.on() ? outer : 0; k < outer; k += step) {
+        for (int64_t k = int8.on() || few(s) ? outer : 0; k < outer; k += step) {
             const int64_t end = k + step < outer ? k + step : outer;
             const Left left = lay_routes(x, s, k, end, args.slices[0].gate, desk);
             for (int64_t i = 0; i < count; ++i) {
@@ -120,6 +121,20 @@ private:
                      c.begin, inner, desk, u);
             activate(s, c, g, u);
         }
+    }
+
+    // A matrix after the other: each lies in one run of memory.
+    void add_few_hidden(const Segment& s, int64_t first, int64_t count, const Desk& desk, int worker) const {
+        const Columns begin = piece(first, STRIPE);
+        fetch_few(args.slices[begin.slice].gate, s.expert, begin.first);
+        fetch_few(args.slices[begin.slice].up, s.expert, begin.first);
+        const Lines lines = lay_few(x, plan.order + s.begin, s, 0, args.slices[0].gate, worker);
+        for (int64_t part = 0; part < 2; ++part)
+            for (int64_t i = 0; i < count; ++i) {
+                const Columns c = piece(first + i, STRIPE);
+                const gs_slice& slice = args.slices[c.slice];
+                add_few(part ? slice.up : slice.gate, s.expert, c.first, lines, s.count, block(desk, 2 * i + part));
+            }
     }
 
     void activate(const Segment& s, const Columns& c, float* g, float* u) const {
@@ -157,6 +172,8 @@ private:
         const Rows hs = places(h);
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
             const Segment& s = plan.parts[at];
+            if (at + 1 < chunk.last && few(plan.parts[at + 1]))
+                fetch_few(args.slices[0].down, plan.parts[at + 1].expert, first * STRIPE);
             for (int64_t i = 0; i < count; ++i) clear(block(desk, i), s.count);
             for (int64_t i = 0; i < args.slice_count; ++i) add_slice(s, i, hs, first, count, desk, worker);
             for (int64_t i = 0; i < count; ++i)
@@ -176,6 +193,12 @@ private:
         const gs_slice& slice = args.slices[index];
         if (int8.on()) {
             for (int64_t i = 0; i < count; ++i) int8.down(s, index, (first + i) * STRIPE, worker, block(desk, i));
+            return;
+        }
+        if (few(s)) {
+            const Lines lines = lay_few(hs, nullptr, s, slice.begin, slice.down, worker);
+            for (int64_t i = 0; i < count; ++i)
+                add_few(slice.down, s.expert, (first + i) * STRIPE, lines, s.count, block(desk, i));
             return;
         }
         const int64_t step = step_of(slice.down);

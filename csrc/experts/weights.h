@@ -60,11 +60,12 @@ struct Fp8 {
     static Floats value(Words byte) {
         return as_floats(left<24>(byte & 0x80u) | left<20>(byte & 0x7fu)) * all(0x1p120f);
     }
+    static Floats upper(Words w) { return as_floats(right_signed<4>(w) & 0x87f00000u) * all(0x1p120f); }
     static void unit(Words w, Floats* out) {
-        out[0] = value(w);
-        out[1] = value(right<8>(w));
-        out[2] = value(right<16>(w));
-        out[3] = value(right<24>(w));
+        out[0] = upper(left<24>(w));
+        out[1] = upper(left<16>(w));
+        out[2] = upper(left<8>(w));
+        out[3] = upper(w);
     }
     static Floats row(const uint32_t* words, int part) {
         return value(widen8(reinterpret_cast<const uint8_t*>(words) + 16 * part));
