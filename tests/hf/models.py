@@ -77,18 +77,45 @@ FAMILIES = {
         },
     ),
 }
+# families that share every path through goldsmith.hf with one above; goldsmith.offload is tried on them too
+MORE = {
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        "DeepseekV2ForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "intermediate_size": 40,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "topk_method": "greedy",
+            "routed_scaling_factor": 2.5,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 16,
+        },
+    ),
+}
 EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
 def config(family, **changes):
-    name, _, options = FAMILIES[family]
+    name, _, options = (FAMILIES | MORE)[family]
     return getattr(transformers, name)(**{**COMMON, **options, **changes})
 
 
 def model(family, *, dtype=torch.float32, implementation="eager", seed=0, **changes):
     """A model whose experts are eager unless said otherwise, and whose every weight matters."""
     torch.manual_seed(seed)
-    made = getattr(transformers, FAMILIES[family][1])(config(family, **changes))
+    made = getattr(transformers, (FAMILIES | MORE)[family][1])(config(family, **changes))
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if "norm" not in name:

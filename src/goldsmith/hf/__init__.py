@@ -3,13 +3,13 @@
 Importing it registers "goldsmith" among transformers' experts implementations. Nothing of transformers is patched.
 """
 
-try:
-    import peft as _peft  # noqa: F401
-    import transformers as _transformers  # noqa: F401
-except ImportError as error:
+from importlib.util import find_spec
+
+# peft itself is imported where it is used: that takes seconds
+if _missing := [name for name in ("transformers", "peft") if find_spec(name) is None]:
     raise ImportError(
-        f"goldsmith.hf needs transformers 5 and peft, and {error.name} is not installed: pip install goldsmith[hf]"
-    ) from error
+        f"goldsmith.hf needs transformers 5 and peft, and {_missing[0]} is not installed: pip install goldsmith[hf]"
+    )
 
 from .convert import convert
 from .dispatch import register

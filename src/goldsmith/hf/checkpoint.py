@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -118,16 +119,18 @@ class Checkpoint:
             raise ValueError(f"{self.folder}: {reason}")
 
 
-def load_rest(model: Any, source: Checkpoint) -> None:
+def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = ()) -> None:
     """Loads every weight that is not an expert's, in the dtype that the model has on the meta device.
 
-    Linear layers that a checkpoint stores as codes are decoded. Raises ValueError for what the files do not hold.
+    Linear layers that a checkpoint stores as codes are decoded. What lies below the paths in `besides` stays as it is.
+    Raises ValueError for what the files do not hold.
     """
+    left = tuple(f"{path}." for path in besides)
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     missing: list[str] = []
     used: set[str] = set()
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
-        if not tensor.is_meta:
+        if not tensor.is_meta or name.startswith(left):
             continue
         value = _value(source, name, used)
         if value is not None and value.shape != tensor.shape:
@@ -145,7 +148,7 @@ def load_rest(model: Any, source: Checkpoint) -> None:
         )
     model.tie_weights()
     _fill_transient_buffers(model)
-    _say_unexpected(model, source, used)
+    _say_unexpected(model, source, used, left)
     for holder in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
         if hasattr(holder, "quantization_config"):  # what is in memory now is not that any more
             del holder.quantization_config
@@ -206,13 +209,13 @@ def _written(buffer: Tensor | None, mark: float) -> bool:
     return not (buffer.isnan() if buffer.is_floating_point() else buffer == mark).any()
 
 
-def _say_unexpected(model: Any, source: Checkpoint, used: set[str]) -> None:
+def _say_unexpected(model: Any, source: Checkpoint, used: set[str], left: tuple[str, ...]) -> None:
     from .convert import converted_modules
 
-    known = tuple(path + "." for path in converted_modules(model))
+    known = left + tuple(path + "." for path in converted_modules(model))
     ignored = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), r"rotary_emb\.inv_freq"]
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-    left = sorted(
+    unknown = sorted(
         name
         for name in source.names
         if name not in used
@@ -220,10 +223,10 @@ def _say_unexpected(model: Any, source: Checkpoint, used: set[str]) -> None:
         and not name.startswith(known)
         and not any(re.search(pattern, name) for pattern in ignored)
     )
-    if left:
+    if unknown:
         warnings.warn(
-            f"{source.folder}: {len(left)} tensors that {type(model).__name__} has no place for were left out, "
-            f"first {left[0]}",
+            f"{source.folder}: {len(unknown)} tensors that {type(model).__name__} has no place for were left out, "
+            f"first {unknown[0]}",
             stacklevel=4,
         )
 

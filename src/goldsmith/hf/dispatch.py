@@ -12,6 +12,7 @@ from .forms import experts_modules, form_of, name_of
 from .peft_factors import lora_of, spare_trials, weight_and_factors
 
 NAME = "goldsmith"
+ENGINE = "_goldsmith_engine"  # attribute of an experts module whose weights goldsmith.offload holds: what computes it
 
 
 def register(model: nn.Module | None = None) -> None:
@@ -54,7 +55,13 @@ def register(model: nn.Module | None = None) -> None:
 
 
 def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """y = `experts.moe` of an experts module's own weights: what transformers calls for "goldsmith"."""
+    """What transformers calls for "goldsmith": y = `experts.moe` of an experts module's own weights.
+
+    Or the engine of `goldsmith.offload`, where the module's weights are in a store.
+    """
+    engine = module.__dict__.get(ENGINE)
+    if engine is not None:
+        return engine(hidden_states, top_k_index, top_k_weights)
     form = form_of(module)
     gate_up, gate_up_factors = weight_and_factors(module, "gate_up_proj")
     down, down_factors = weight_and_factors(module, "down_proj")

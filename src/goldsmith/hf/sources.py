@@ -35,9 +35,9 @@ def packed_from(
     if source.method == "mxfp4" and set(MXFP4) <= names:
         return _mxfp4(source, path, form, names, group_size, partitions)
     if {"gate_up_proj", "down_proj"} <= names:
-        _check_all_read(source, path, names, set(STACKED))
+        check_all_read(source, path, names, set(STACKED))
         return _stacked(source, path, form, names, plain)
-    found = _by_expert(source, path, form, names)
+    found = by_expert(source, path, form, names)
     if source.method is None:
         ours: Any = {name: _Experts(source, found[name]["weight"]) for name in ("gate", "up", "down")}
         return pack((ours["gate"], ours["up"]), ours["down"], **plain)
@@ -68,7 +68,7 @@ class _Experts:
         return (self._source.get(name) for name in self._names)
 
 
-def _by_expert(source: Checkpoint, path: str, form: Form, names: set[str]) -> dict[str, dict[str, list[str]]]:
+def by_expert(source: Checkpoint, path: str, form: Form, names: set[str]) -> dict[str, dict[str, list[str]]]:
     """{"gate": {part: the names of experts 0..E-1}, ...}; every name below the path is read or refused."""
     parts = PARTS[source.method] if source.method in PARTS else ()
     found: dict[str, dict[str, list[str]]] = {
@@ -115,7 +115,7 @@ def _stacked(source: Checkpoint, path: str, form: Form, names: set[str], plain: 
 def _mxfp4(
     source: Checkpoint, path: str, form: Form, names: set[str], group_size: int | None, partitions: int
 ) -> PackedExperts:
-    _check_all_read(source, path, names, {*MXFP4, "gate_up_proj_bias", "down_proj_bias"})
+    check_all_read(source, path, names, {*MXFP4, "gate_up_proj_bias", "down_proj_bias"})
     if group_size not in (None, 32):
         raise ValueError(f"goldsmith.hf.convert: group_size is {group_size}, but mxfp4 has groups of 32: leave it out")
     return from_mxfp4(
@@ -127,7 +127,7 @@ def _mxfp4(
     )
 
 
-def _check_all_read(source: Checkpoint, path: str, names: set[str], known: set[str]) -> None:
+def check_all_read(source: Checkpoint, path: str, names: set[str], known: set[str]) -> None:
     strange = sorted(names - known)
     if strange:
         raise ValueError(

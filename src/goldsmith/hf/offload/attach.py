@@ -1,0 +1,177 @@
+"""An engine in the place of a model's experts, and the model given back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...experts import PackedExperts
+from ...offload.engine import Engine
+from ...offload.folder import cached_store
+from ...offload.settings import chosen_device
+from ...offload.store import ExpertStore
+from ..dispatch import ENGINE, NAME, register
+from .budget import automatic
+from .layers import Layer
+from .weights import Weights, into_module
+
+Progress = Callable[[int, int | None, str], None]
+
+
+class Source(Mapping[int, Weights | PackedExperts]):
+    """Layer -> its experts, made when they are asked for."""
+
+    def __init__(self, layers: list[Layer], read: Callable[[Layer], Weights | PackedExperts]) -> None:
+        self._layers, self._read = {layer.index: layer for layer in layers}, read
+
+    def __getitem__(self, index: int) -> Weights | PackedExperts:
+        return self._read(self._layers[index])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+
+class Call:
+    """y = engine(layer, x, ids, weights): what transformers calls for experts whose weights are in a store."""
+
+    def __init__(self, engine: Engine, layer: int) -> None:
+        self.engine, self.layer = engine, layer
+
+    @torch.compiler.disable
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        return self.engine(self.layer, hidden_states, top_k_index, top_k_weights)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Call:
+        return self  # a copy of the model computes through the same engine
+
+
+class Attached:
+    """A model whose experts an engine computes: what was changed in it, so that it can be undone."""
+
+    def __init__(self, model: Any, layers: list[Layer], store: ExpertStore, owned: bool, home: torch.device) -> None:
+        self.model, self.layers, self.store, self.owned, self.home = model, layers, store, owned, home
+        self.engine: Any = None
+        self._configs: dict[int, Any] = {}
+        self._trained: list[str] = []  # by name: an expert's parameter is another one after it was released
+        self._hooks: list[Any] = []
+        self._compile: Any = None
+
+    def begin(self, options: dict[str, Any]) -> None:
+        """Makes the engine, and then puts it in; an error before leaves the model as it was, at its home."""
+        options = dict(options)
+        device = chosen_device(options.get("device", "auto"))
+        try:
+            self.move(device)
+            if device.type == "cuda" and options.get("gpu_budget", "auto") == "auto":
+                options["gpu_budget"] = automatic(self.model, device)
+            self.engine = Engine(self.store, **options)
+        except BaseException:
+            self.move(self.home)
+            raise
+        self._put_in()
+
+    def _put_in(self) -> None:
+        register()
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:  # inference only: x of the engine then needs no gradient, also outside no_grad
+                self._trained.append(name)
+                parameter.requires_grad_(False)
+        for layer in self.layers:
+            module = layer.module
+            # its own: whoever shares the model's config, or sets the model's implementation, does not change ours
+            self._configs[layer.index] = module.config
+            module.config = copy.copy(module.config)
+            module.config._experts_implementation_internal = NAME
+            module.__dict__[ENGINE] = Call(self.engine, layer.index)
+            release(module)
+        self._hooks = [
+            self.model.register_forward_pre_hook(self._begin_forward, with_kwargs=True),
+            self.model.register_forward_hook(lambda *_: self.engine.end_forward()),
+        ]
+        generation = getattr(self.model, "generation_config", None)
+        if generation is not None:  # `generate` compiles by itself on a GPU with a static cache, into CUDA graphs
+            self._compile, generation.disable_compile = generation.disable_compile, True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attached:
+        return self  # a copied model's hooks tell the same engine
+
+    def _begin_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tells the engine which token a row of its calls is, for what the guard reports."""
+        given = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]]
+        tokens = next((value for value in given if isinstance(value, Tensor)), None)
+        if tokens is not None and tokens.dim() >= 2:
+            self.engine.begin_forward(tokens.shape[0], tokens.shape[1])
+
+    def detach(self) -> Any:
+        """The plain model: experts out of the store, everything at its home."""
+        for layer in self.layers:
+            into_module(layer, self.store, self.home)
+            layer.module.__dict__.pop(ENGINE, None)
+            layer.module.config = self._configs[layer.index]
+        for hook in self._hooks:
+            hook.remove()
+        for name in self._trained:
+            self.model.get_parameter(name).requires_grad_(True)
+        generation = getattr(self.model, "generation_config", None)
+        if generation is not None:
+            generation.disable_compile = self._compile
+        self.move(self.home)
+        return self.model
+
+    def move(self, device: torch.device) -> None:
+        """All that is no expert, to the device."""
+        experts = {id(layer.module) for layer in self.layers}
+        for module in self.model.modules():
+            if id(module) not in experts:
+                module._apply(lambda t: t if t.is_meta else t.to(device), recurse=False)
+
+
+def release(module: nn.Module) -> None:
+    """The module's parameters without their numbers."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None and not parameter.is_meta:
+            module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+
+
+def opened(
+    source: Source, store: Any, layers: list[Layer], cpu_format: str, exact: bool, progress: Progress | None
+) -> tuple[ExpertStore, bool]:
+    """The store of these weights, and whether it was opened here: the one that is given, or the one in the cache."""
+    options: dict[str, Any] = layers[0].form.options()
+    for layer in layers:
+        if layer.form.options() != options:
+            raise ValueError(
+                f"offload: layer {layer.index} applies {layer.form.options()}, layer {layers[0].index} {options}: a "
+                "store has one activation"
+            )
+    if store is None:
+        return cached_store(source, format=cpu_format, **options, progress=progress), True
+    given = isinstance(store, ExpertStore)
+    if not given and not Path(store).exists():
+        return ExpertStore.build(source, store, format=cpu_format, **options, progress=progress), True
+    found = store if given else ExpertStore.open(store)
+    try:
+        _check_given(found, source, cpu_format, exact, options)
+    except BaseException:
+        if not given:
+            found.close()
+        raise
+    return found, not given
+
+
+def _check_given(store: ExpertStore, source: Source, cpu_format: str, exact: bool, options: dict[str, Any]) -> None:
+    if exact and not store.exact:
+        raise ValueError(
+            f"offload: the store {store.path} holds {store.format}, which is not exactly what the model's weights are: "
+            "give exact=False, or leave store= out"
+        )
+    # "auto" takes a store of these weights in any format; whether a lossy one is allowed is said above
+    store.check_source(source, format=None if cpu_format == "auto" else cpu_format, **options)

@@ -1,0 +1,59 @@
+"""gpu_budget="auto": what is free on the device once the model's other parts are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+GIB = 2**30
+RESERVE, SHARE = GIB, 0.05  # left free: the larger of the two; fragments, activations, cuBLAS's workspaces
+TOKENS = 4096  # of the KV cache, where the model does not say how long its texts may be
+
+
+def dense_bytes(model: nn.Module) -> int:
+    """Bytes of what is no expert: all that is not on the meta device, and no experts module's."""
+    from ..forms import is_experts
+
+    found = {}
+    for module in model.modules():
+        if not is_experts(module):
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None:
+                    found[id(tensor)] = tensor.nbytes
+    return sum(found.values())
+
+
+def cache_bytes(model: Any, tokens: int | None = None) -> int:
+    """Bytes of keys and values of one row of `tokens`; None: the generation config's max_length, or 4096 tokens."""
+    text = model.config.get_text_config()
+    if tokens is None:
+        generation = getattr(model, "generation_config", None)
+        asked = getattr(generation, "max_length", None)
+        most = getattr(text, "max_position_embeddings", None) or TOKENS
+        tokens = min(asked if asked and asked > 20 else TOKENS, most)  # 20 is transformers' own word for "not said"
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    if getattr(text, "kv_lora_rank", None):  # latent attention; transformers keeps the heads' keys and values
+        heads, size = text.num_attention_heads, text.qk_nope_head_dim + text.qk_rope_head_dim
+    return 2 * text.num_hidden_layers * heads * size * tokens * model.dtype.itemsize
+
+
+def check_fits(model: nn.Module, device: torch.device) -> None:
+    """ValueError when the parts that are no experts have no room on the device."""
+    if device.type != "cuda":
+        return
+    free, needed = torch.cuda.mem_get_info(device)[0], dense_bytes(model)
+    if needed > free:
+        raise ValueError(
+            f"offload: what is no expert takes {needed / GIB:.1f} GiB (attention, embeddings, dense layers), and "
+            f'{device} has {free / GIB:.1f} GiB free: give device="cpu", or a GPU with more memory'
+        )
+
+
+def automatic(model: Any, device: torch.device, tokens: int | None = None) -> int:
+    """Free memory, less the KV cache, less the larger of 1 GiB and 5 %; 0 where nothing is left."""
+    torch.cuda.empty_cache()
+    free, all_of_it = torch.cuda.mem_get_info(device)
+    return max(0, int(free - cache_bytes(model, tokens) - max(RESERVE, SHARE * all_of_it)))

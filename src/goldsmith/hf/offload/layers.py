@@ -1,0 +1,136 @@
+"""Which modules of a model are experts that the engine can compute, and under which layer's number."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...experts import moe
+from ...offload.errors import UnsupportedModel
+from ..forms import Form, experts_modules, form_of, name_of
+
+TOKENS, PAIR = 5, 2  # what a trial computes: rows, and the experts of one pair
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An experts module of a model: the decoder layer's number, where it is, and what it computes."""
+
+    index: int
+    path: str
+    module: Any
+    form: Form
+
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """Every mixture layer of the model, by its number. Raises UnsupportedModel with the class and the property."""
+    kind = type(model).__name__
+    _check_untouched(model, kind)
+    found = list(experts_modules(model))
+    if not found:
+        raise UnsupportedModel(
+            f"{kind} has no experts module that transformers dispatches (a class under @use_experts_implementation "
+            "with its weights in one tensor for all experts): there is nothing to offload"
+        )
+    layers: dict[int, Layer] = {}
+    tried: dict[tuple[type, Form], None] = {}
+    for path, module in found:
+        if path.endswith("base_layer"):
+            raise UnsupportedModel(
+                f"{kind}: peft has wrapped the parameters of {path} (target_parameters). Merge the adapter, or offload "
+                "the plain model"
+            )
+        try:
+            form = form_of(module)
+        except ValueError as error:
+            raise UnsupportedModel(_reason(error)) from error
+        index = _number(path, kind)
+        if index in layers:
+            raise UnsupportedModel(
+                f"{kind} has two experts modules in layer {index}, {layers[index].path} and {path}: the engine has one "
+                "for each layer"
+            )
+        layers[index] = Layer(index, path, module, form)
+        if (type(module), form) not in tried:
+            _try(module, form)
+            tried[type(module), form] = None
+    return [layers[index] for index in sorted(layers)]
+
+
+def _check_untouched(model: Any, kind: str) -> None:
+    from ..convert import converted_modules
+
+    if converted_modules(model):
+        raise UnsupportedModel(
+            f"the experts of this {kind} are packed by goldsmith.hf.convert: offload the plain model"
+        )
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise UnsupportedModel(
+            f"{kind} was loaded with quantised parameters ({type(model.hf_quantizer).__name__}): load it in plain "
+            "floats, and let cpu_format= quantise its experts"
+        )
+    hooked = next((path for path, module in model.named_modules() if hasattr(module, "_hf_hook")), None)
+    if hooked is not None:
+        raise UnsupportedModel(
+            f"{kind} has accelerate's hooks on {hooked or 'it'} (device_map): load it without device_map, and "
+            "goldsmith puts its parts where they belong"
+        )
+
+
+def _reason(error: ValueError) -> str:
+    """What `forms` says, without the advice that is about another way to compute the model."""
+    return str(error).removeprefix("goldsmith.hf: ").partition(". Take experts_implementation")[0]
+
+
+def _number(path: str, kind: str) -> int:
+    numbers = [int(part) for part in path.split(".") if part.isdecimal()]
+    if len(numbers) != 1:
+        raise UnsupportedModel(
+            f"{kind}: {path} names {len(numbers)} numbers, wanted one, which is the decoder layer's: which layer these "
+            "experts belong to cannot be told"
+        )
+    return numbers[0]
+
+
+def _try(module: Any, form: Form) -> None:
+    """The class's own eager forward against the formula that the engine computes, on one pair of small experts."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device="cpu")
+
+    few = copy.copy(module)
+    few.__dict__ = {name: value for name, value in module.__dict__.items() if not name.startswith("_goldsmith")}
+    few._parameters = {
+        name: nn.Parameter(draw(PAIR, *parameter.shape[1:]) * parameter.shape[-1] ** -0.5, requires_grad=False)
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    }
+    few.num_experts = PAIR
+    x, weights = draw(TOKENS, form.hidden_size), draw(TOKENS, 1).abs() + 0.5
+    ids = torch.arange(TOKENS).remainder(PAIR).unsqueeze(1)
+    base = [form.rows(few.gate_up_proj), form.columns(few.down_proj)]
+    if form.biased:
+        base += [form.rows(few.gate_up_proj_bias), few.down_proj_bias]
+    eager = getattr(type(module).forward, "__wrapped__", None)
+    if eager is None:
+        raise UnsupportedModel(f"{name_of(module)} has no eager forward to be held to")
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
+        try:
+            came = eager(few, x, ids, weights)
+        except (RuntimeError, TypeError, AttributeError, IndexError) as error:
+            raise UnsupportedModel(
+                f"{name_of(module)} cannot be tried: its eager forward on {PAIR} experts raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        wanted = moe(x, ids, weights, tuple(base), backend="reference", **form.options())
+    # loose on purpose: this tells formulas apart, it does not judge their rounding
+    if came.shape != wanted.shape or not torch.allclose(came, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
+        raise UnsupportedModel(
+            f"{name_of(module)} computes something else than {form.activation} experts, weighed and summed: its eager "
+            f"forward and ours differ by {float((came - wanted).abs().max()):.3g} on a trial of {PAIR} experts"
+        )

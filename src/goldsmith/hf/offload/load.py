@@ -1,0 +1,148 @@
+"""A model from its folder: what is no expert to the device, the experts to a store, and neither twice."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...experts import PackedExperts
+from ...offload.engine import Engine
+from ...offload.settings import chosen_device, parse_budget
+from ...offload.store import ExpertStore
+from ..checkpoint import Checkpoint, load_rest
+from ..sources import packed_from
+from .attach import Attached, Progress, Source, opened
+from .budget import check_fits
+from .layers import Layer, layers_of
+from .weights import Weights, from_checkpoint, from_module
+
+EXACT = {torch.bfloat16: ("bf16", "fp32"), torch.float32: ("fp32",), torch.float16: ("fp32",)}
+
+
+def attach(
+    model: Any, *, store: Any = None, cpu_format: str = "auto", progress: Progress | None = None, **options: Any
+) -> Attached:
+    """The experts of a model in memory into a store, and an engine in their place."""
+    layers = layers_of(model)
+    if any(parameter.is_meta for layer in layers for parameter in layer.module.parameters()):
+        raise ValueError(
+            "offload: the experts are on the meta device, without numbers: "
+            "goldsmith.offload.from_pretrained(folder) reads them from the checkpoint"
+        )
+    home = next(layers[0].module.parameters()).device
+    with torch.no_grad():
+        source = Source(layers, from_module)
+        return _begin(model, layers, source, store, cpu_format, home, progress, options)
+
+
+def load(
+    path: str | Path,
+    *,
+    store: Any = None,
+    dtype: torch.dtype | None = None,
+    cpu_format: str = "auto",
+    progress: Progress | None = None,
+    **options: Any,
+) -> Attached:
+    """The model of a folder of safetensors files, with an engine in the place of its experts."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    place_of_it = folder(path)
+    config = AutoConfig.from_pretrained(place_of_it)
+    wanted = dtype or getattr(config.get_text_config(), "dtype", None) or torch.float32
+    if not any(place_of_it.glob("*.safetensors")):
+        return attach(
+            AutoModelForCausalLM.from_pretrained(place_of_it, dtype=wanted).eval(),
+            store=store, cpu_format=cpu_format, progress=progress, **options,
+        )  # fmt: skip
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=wanted)
+    model.config._name_or_path = str(path)
+    layers = layers_of(model)
+    checkpoint = Checkpoint(place_of_it, model)
+
+    def read(layer: Layer) -> Weights | PackedExperts:
+        if checkpoint.method is not None:
+            return packed_from(checkpoint, layer.path, layer.form, "auto", None, 1)
+        return from_checkpoint(checkpoint, layer, wanted)
+
+    load_rest(model, checkpoint, besides=[layer.path for layer in layers])
+    model.eval()
+    if (place_of_it / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(place_of_it)
+    home = torch.device("cpu")
+    return _begin(model, layers, Source(layers, read), store, cpu_format, home, progress, options)
+
+
+def _begin(
+    model: Any,
+    layers: list[Layer],
+    source: Source,
+    store: Any,
+    cpu_format: str,
+    home: torch.device,
+    progress: Progress | None,
+    options: dict[str, Any],
+) -> Attached:
+    exact = options.get("exact", True)
+    check_fits(model, _checked(options))
+    if exact and not (isinstance(store, ExpertStore) or store is not None and Path(store).exists()):
+        check_exact(source[layers[0].index], cpu_format)
+    found, owned = opened(source, store, layers, cpu_format, exact, progress)
+    made = Attached(model, layers, found, owned, home)
+    try:
+        made.begin(options)
+    except BaseException:
+        if owned:
+            found.close()
+        raise
+    return made
+
+
+def _checked(options: dict[str, Any]) -> torch.device:
+    """The device; what is wrong with a keyword is said before a store is built, which may take minutes."""
+    known = list(inspect.signature(Engine).parameters)[1:]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise TypeError(f"offload: unknown keyword {unknown[0]!r}; the Engine's are {', '.join(known)}")
+    parse_budget(options.get("gpu_budget", "auto"))
+    return chosen_device(options.get("device", "auto"))
+
+
+def check_exact(weights: Any, cpu_format: str) -> None:
+    """ValueError when the format does not hold the weights' numbers as they are."""
+    if cpu_format == "auto":
+        return
+    if not isinstance(weights, dict):  # the codes of a quantised checkpoint
+        allowed: tuple[str, ...] = (weights.format,)
+    else:
+        first = weights["gate_up"]
+        allowed = EXACT[(first[0] if isinstance(first, tuple) else first).dtype]
+    if cpu_format not in allowed:
+        raise ValueError(
+            f'offload: cpu_format="{cpu_format}" does not hold these weights exactly ({" and ".join(allowed)} would): '
+            'give exact=False, which permits quantisation and nothing else, or cpu_format="auto"'
+        )
+
+
+def folder(name: str | Path) -> Path:
+    """Where the model lies: the folder itself, or the hub's copy that this machine has. ValueError for neither."""
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise ValueError(f"offload: {name} has no config.json: it is no folder of a transformers model")
+        return Path(name)
+    words = str(name)
+    if not words or words.startswith((".", "/", "~")) or words.count("/") > 1:
+        raise ValueError(f"offload: there is no folder {words!r}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(words, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"offload: {words} is no folder here, and this machine has no copy of a model of this name from the hub: "
+            f"`hf download {words}` fetches it"
+        ) from error

@@ -1,0 +1,204 @@
+"""From prompts to text through `model.generate`: piece by piece, each of whole characters."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder shows for the first bytes of a character
+CONTEXT = 8  # ids of the prompt that a piece is decoded with, so that its first blank is not taken for a beginning
+Told = Callable[[int, str], None]
+
+
+@dataclass
+class Output:
+    """What was made of one prompt; finish_reason is "stop", "length" or "interrupted"."""
+
+    prompt: str
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str = "interrupted"
+
+
+@dataclass
+class Made:
+    """All outputs, and when: seconds from the call to the first token, and to the end."""
+
+    outputs: list[Output]
+    first_token: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(output.tokens) for output in self.outputs)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of all rows together, after the first token of each."""
+        after, rows = self.tokens, sum(bool(output.tokens) for output in self.outputs)
+        if self.first_token is None or after <= rows:
+            return None
+        return (after - rows) / (self.seconds - self.first_token)
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """Raises ValueError when there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} has no tokenizer that can be read: {_first(error)}") from error
+    if set(found.get_vocab()) <= set(found.all_special_tokens):  # what transformers makes where the files are missing
+        raise ValueError(f"{folder} has no tokenizer: its vocabulary is empty. Is tokenizer.json there?")
+    return found
+
+
+def encoded(tokenizer: Any, prompts: Sequence[str], *, chat: bool = False) -> dict[str, Tensor]:
+    """input_ids and attention_mask, padded on the left. Raises ValueError for a prompt without tokens."""
+    if chat:
+        if not tokenizer.chat_template:
+            raise ValueError("the tokenizer has no chat template; leave --chat out")
+        rows = []
+        for prompt in prompts:
+            said = [{"role": "user", "content": prompt}]
+            text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+            rows.append(tokenizer(text, add_special_tokens=False).input_ids)
+    else:
+        rows = [tokenizer(prompt).input_ids for prompt in prompts]
+    for number, row in enumerate(rows, 1):
+        if not row and tokenizer.bos_token_id is not None:
+            row.append(tokenizer.bos_token_id)
+        if not row:
+            raise ValueError(f"prompt {number} is empty, and the tokenizer has no token for a beginning")
+    width = max(map(len, rows))
+    pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+class Pieces:
+    """The text of one row as it grows: `add` returns what is certain, `end` the rest."""
+
+    def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
+        self._tokenizer, self._ids = tokenizer, list(before[-CONTEXT:])
+        self._from, self._read, self._sent = 0, len(self._ids), 0
+
+    def add(self, token: int) -> str:
+        self._ids.append(token)
+        return self._next(whole=False)
+
+    def end(self) -> str:
+        return self._next(whole=True)
+
+    def _next(self, *, whole: bool) -> str:
+        known = len(self._text(self._ids[self._from : self._read])) + self._sent
+        text = self._text(self._ids[self._from :])
+        sure = text if whole else text.rstrip(UNFINISHED)
+        piece = sure[known:]
+        if len(sure) == len(text) and len(text) > known - self._sent:
+            self._from, self._read, self._sent = self._read, len(self._ids), 0
+        else:
+            self._sent += len(piece)
+        return piece
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+class Rows(BaseStreamer):
+    """What `generate` tells of every row, token by token."""
+
+    def __init__(self, tokenizer: Any, made: Made, prompt: dict[str, Tensor], stop: set[int], told: Told) -> None:
+        self._made, self._stop, self._told = made, stop, told
+        rows = zip(prompt["input_ids"].tolist(), prompt["attention_mask"].tolist())
+        self._pieces = [Pieces(tokenizer, [i for i, there in zip(*row) if there]) for row in rows]
+        self._began, self._open, self._prompt_came = time.perf_counter(), [True] * len(self._pieces), False
+
+    def put(self, value: Tensor) -> None:
+        if not self._prompt_came:
+            self._prompt_came = True
+            return
+        if self._made.first_token is None:
+            self._made.first_token = time.perf_counter() - self._began
+        for row, token in enumerate(value.reshape(-1).tolist()):
+            if self._open[row]:
+                output = self._made.outputs[row]
+                output.tokens.append(token)
+                self._say(row, self._pieces[row].add(token))
+                if token in self._stop:
+                    self._close(row, "stop")
+
+    def end(self) -> None:
+        self.close("length")
+
+    def close(self, reason: str) -> None:
+        """The rest of every row that is not at its end."""
+        self._made.seconds = time.perf_counter() - self._began
+        for row, is_open in enumerate(self._open):
+            if is_open:
+                self._close(row, reason)
+
+    def _close(self, row: int, reason: str) -> None:
+        self._open[row] = False
+        self._made.outputs[row].finish_reason = reason
+        self._say(row, self._pieces[row].end())
+
+    def _say(self, row: int, piece: str) -> None:
+        if piece:
+            self._made.outputs[row].text += piece
+            self._told(row, piece)
+
+
+def generate(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    made: Made,
+    inputs: dict[str, Tensor],
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    seed: int = 0,
+    told: Told = lambda row, piece: None,
+) -> None:
+    """Goes on from each prompt, into `made`, which holds what there is also when this ends by an exception.
+
+    Temperature 0 is greedy. A row ends at an end token of the model's generation config or of the tokenizer.
+    """
+    made.outputs[:] = [Output(prompt) for prompt in prompts]
+    config = copy.deepcopy(model.generation_config)
+    ends = config.eos_token_id
+    stop = {i for i in (*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id) if i is not None}
+    config.eos_token_id = sorted(stop) or None
+    config.pad_token_id = next((i for i in (tokenizer.pad_token_id, *sorted(stop)) if i is not None), 0)
+    config.max_new_tokens, config.max_length, config.num_beams = max_new_tokens, None, 1
+    config.do_sample = temperature > 0
+    config.temperature, config.top_p, config.top_k = (
+        (temperature, top_p or 1.0, top_k or 0) if temperature else (None,) * 3
+    )
+    torch.manual_seed(seed)
+    rows = Rows(tokenizer, made, inputs, stop, told)
+    try:
+        model.generate(
+            **{name: t.to(model.device) for name, t in inputs.items()}, generation_config=config, streamer=rows
+        )
+    except BaseException:
+        rows.close("interrupted")
+        raise
+
+
+def _first(error: BaseException) -> str:
+    """The first paragraph of what another library says."""
+    return " ".join(str(error).strip().partition("\n\n")[0].split()) or type(error).__name__
