@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -58,30 +59,37 @@ def plan(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], cos
     n, there = _arguments(counts, cached)
     used = n > 0
     held = (used & there).nonzero()[0]
-    missing = (used & ~there).nonzero()[0]
+    missing = (used > there).nonzero()[0]
     tokens = n[missing]
     falling = (-tokens).argsort(kind="stable")
     missing, tokens = missing[falling], tokens[falling]
-    S, f, count = costs.expert_bytes, costs.flops_per_token, len(missing)
+    ids, count = missing.tolist(), len(missing)
 
-    on_device = _seconds(tokens, *_device(costs))
-    of_held = float(_seconds(n[held], *_device(costs)).sum())
+    floors, each, per_copy, per_read = _terms(costs)
+    both = tokens * each  # on the CPU, on the device
+    np.maximum(both, floors, out=both)
+    sums = np.zeros((2, count + 1))
+    both[0].cumsum(out=sums[0, 1:])  # one by one: along an axis it takes 6 us more
+    both[1].cumsum(out=sums[1, 1:])
+    of_held = float(np.maximum(n[held] * each[1], floors[1]).sum()) if len(held) else 0.0
+
     times = np.zeros((4, count + 1))
     cpu, link, dram, device = times
-    on_cpu = _seconds(tokens, S / costs.cpu_bytes_per_s, f / costs.cpu_flops)
-    np.add(on_cpu[::-1].cumsum()[::-1], costs.cpu_latency, out=cpu[:count])
-    np.multiply(_upto(count), S / costs.link_bytes_per_s, out=link[1:])
-    link[1:] += on_device + costs.link_latency
-    dram.fill(count * S / costs.dram_bytes_per_s)
-    device[0] = of_held + costs.device_latency if len(held) else 0.0
-    np.add(on_device.cumsum(), of_held + costs.device_latency, out=device[1:])
+    np.subtract(sums[0, -1] + costs.cpu_latency, sums[0], out=cpu)
+    cpu[-1] = 0.0
+    np.multiply(_upto(count), per_copy, out=link[1:])
+    link[1:] += both[1]
+    link[1:] += costs.link_latency
+    dram += count * per_read
+    np.add(sums[1], of_held + costs.device_latency, out=device)
+    if not len(held):
+        device[0] = 0.0
 
     best = int(times.max(0).argmin())
     lanes = dict(zip(_LANES, times[:, best].tolist()))
     limiting = max(lanes, key=lanes.__getitem__)
-    ids = missing.tolist()
     return Plan(
-        tuple(held.tolist()), tuple(ids[:best]), tuple(np.sort(missing[best:]).tolist()), lanes[limiting], lanes,
+        tuple(held.tolist()), tuple(ids[:best]), tuple(sorted(ids[best:])), lanes[limiting], lanes,
         limiting if ids or len(held) else "none",
     )  # fmt: skip
 
@@ -94,9 +102,13 @@ def _upto(count: int) -> np.ndarray:
     return _UP[:count] if count <= len(_UP) else np.arange(1, count + 1, dtype=np.float64)
 
 
-def _seconds(tokens: np.ndarray, moving: float, each: float) -> np.ndarray:
-    """max(moving, tokens * each) of each expert"""
-    return np.maximum(tokens * each, moving)
+@lru_cache(maxsize=64)
+def _terms(costs: Costs) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """On the CPU and on the device: seconds an expert takes at least, and by token; by copy, and by read of DRAM."""
+    size, work = costs.expert_bytes, costs.flops_per_token
+    floors = np.array([[size / costs.cpu_bytes_per_s], [size / costs.device_bytes_per_s]])
+    each = np.array([[work / costs.cpu_flops], [work / costs.device_flops]])
+    return floors, each, size / costs.link_bytes_per_s, size / costs.dram_bytes_per_s
 
 
 def predict_stream(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], costs: Costs) -> float:
@@ -110,12 +122,9 @@ def predict_stream(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable
     moved = float(len(n) - np.count_nonzero(there)) * costs.expert_bytes
     used = n[n > 0]
     link = costs.link_latency + moved / costs.link_bytes_per_s if moved else 0.0
-    device = costs.device_latency + float(_seconds(used, *_device(costs)).sum()) if len(used) else 0.0
+    floors, each, _, _ = _terms(costs)
+    device = costs.device_latency + float(np.maximum(used * each[1], floors[1]).sum()) if len(used) else 0.0
     return max(link, moved / costs.dram_bytes_per_s, device)
-
-
-def _device(costs: Costs) -> tuple[float, float]:
-    return costs.expert_bytes / costs.device_bytes_per_s, costs.flops_per_token / costs.device_flops
 
 
 def _arguments(counts: Any, cached: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -128,10 +137,10 @@ def _arguments(counts: Any, cached: Iterable[int]) -> tuple[np.ndarray, np.ndarr
         expert = int(np.flatnonzero(n < 0)[0])
         raise ValueError(f"{_OP}: counts[{expert}] is {int(n[expert])}, wanted a number of tokens, at least 0")
     there = np.zeros(len(n), dtype=bool)
-    ids = list(cached)
-    if ids:
-        if min(ids) < 0 or max(ids) >= len(n):
-            wrong = next(e for e in ids if not 0 <= e < len(n))
+    ids = np.fromiter(cached, dtype=np.int64)
+    if ids.size:
+        if ids.min() < 0 or ids.max() >= len(n):
+            wrong = int(ids[(ids < 0) | (ids >= len(n))][0])
             raise ValueError(f"{_OP}: cached has the expert {wrong}, wanted 0..{len(n) - 1}")
         there[ids] = True
     return n, there
