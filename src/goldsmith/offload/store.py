@@ -219,6 +219,10 @@ class ExpertStore:
         end = entry.offset + entry.experts * self.blocks.stride
         return self._open()[entry.offset : end].view(entry.experts, self.blocks.stride)
 
+    def whole(self) -> Tensor:
+        """The whole file, uint8 [nbytes]: a view of the mapping."""
+        return self._open()
+
     def experts(self, layer: int) -> PackedExperts:
         """A layer's experts where they are mapped, as a base of `experts.slots` and `experts.moe`; no copy."""
         self._open()
