@@ -186,24 +186,10 @@ private:
                 const int64_t route = plan.order[s.begin + i];
                 float total = 0;
                 for (int64_t k = 0; k < inner_pieces; ++k) total += parts.data()[(s.begin + i) * inner_pieces + k];
-                if (given(args.down_bias)) total += dot_bias(s.expert, route);
+                if (given(args.down_bias)) total += dot_bias(args, dy, s.expert, route);
                 out.put(route / slots, route % slots, total);
             }
         });
-    }
-
-    float dot_bias(int64_t expert, int64_t route) const {
-        const Factor bias = matrix_of(args.down_bias);
-        alignas(64) float values[DEPTH];
-        float total = 0;
-        for (int64_t k = 0; k < outer; k += DEPTH) {
-            const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
-            float sum = 0;
-            read(dy.at(route, k), bf16, end - k, values);
-            for (int64_t j = k; j < end; ++j) sum += values[j - k] * bias.at(expert, j);
-            total += sum;
-        }
-        return total;
     }
 
     // `count` times gate_span inputs from the one numbered `first` on; found: [routes of the chunk][those]

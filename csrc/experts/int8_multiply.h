@@ -29,7 +29,6 @@ struct Product {
 
 #if defined(GS_TILES_IN_SOFTWARE)
 
-template <int T> void tile_zero() { std::memset(tile_data[T], 0, sizeof tile_data[T]); }
 template <int SUM, int A, int B> void tile_dot_bytes() {
     for (int i = 0; i < 16; ++i)
         for (int k = 0; k < 16; ++k)
@@ -39,12 +38,10 @@ template <int SUM, int A, int B> void tile_dot_bytes() {
                                                                   static_cast<int8_t>(tile_data[B][k][j] >> byte));
 }
 
-#define TILE_ZERO(tile) tile_zero<tile>()
 #define TILE_DOT_BYTES(sum, a, b) tile_dot_bytes<sum, a, b>()
 
 #else
 
-#define TILE_ZERO(tile) _tile_zero(tile)
 #define TILE_DOT_BYTES(sum, a, b) _tile_dpbssd(sum, a, b)
 
 #endif

@@ -3,11 +3,23 @@
 
 #include "backward.h"
 #include "forward.h"
+#include "tile_backward.h"
+#include "tile_forward.h"
 
 namespace gs::GS_LEVEL {
 
-inline void moe_forward(const gs_moe_args& args, const Plan& plan) { Forward(args, plan).run(); }
+inline void moe_forward(const gs_moe_args& args, const Plan& plan) {
+#if defined(__AMX_BF16__)
+    if (TileCall::takes(args, plan)) return TileForward(args, plan).run();
+#endif
+    Forward(args, plan).run();
+}
 
-inline void moe_backward(const gs_moe_args& args, const Plan& plan) { Backward(args, plan).run(); }
+inline void moe_backward(const gs_moe_args& args, const Plan& plan) {
+#if defined(__AMX_BF16__)
+    if (TileCall::takes(args, plan)) return TileBackward(args, plan).run();
+#endif
+    Backward(args, plan).run();
+}
 
 }  // namespace gs::GS_LEVEL

@@ -23,6 +23,7 @@ template <int T> void tile_load(const void* from, int64_t bytes) {
 template <int T> void tile_store(void* to, int64_t bytes) {
     for (int i = 0; i < 16; ++i) std::memcpy(static_cast<char*>(to) + i * bytes, tile_data[T][i], 64);
 }
+template <int T> void tile_zero() { std::memset(tile_data[T], 0, sizeof tile_data[T]); }
 template <int SUM, int A, int B> void tile_dot() {
     for (int i = 0; i < 16; ++i)
         for (int k = 0; k < 16; ++k)
@@ -38,6 +39,7 @@ template <int SUM, int A, int B> void tile_dot() {
 
 #define TILE_LOAD(tile, from, bytes) tile_load<tile>(from, bytes)
 #define TILE_STORE(tile, to, bytes) tile_store<tile>(to, bytes)
+#define TILE_ZERO(tile) tile_zero<tile>()
 #define TILE_DOT(sum, a, b) tile_dot<sum, a, b>()
 
 #else
@@ -58,6 +60,7 @@ struct Tiles {
 // gcc's intrinsics paste the tile's number into the instruction: it must be written out
 #define TILE_LOAD(tile, from, bytes) _tile_loadd(tile, from, bytes)
 #define TILE_STORE(tile, to, bytes) _tile_stored(tile, to, bytes)
+#define TILE_ZERO(tile) _tile_zero(tile)
 #define TILE_DOT(sum, a, b) _tile_dpbf16ps(sum, a, b)
 
 #endif

@@ -1,0 +1,270 @@
+// backward.h with products of whole tiles, in phases:
+//   sheets  rows of dy turned, and of x; B_down^T dy, and A_gate x, A_up x again where dB wants them
+//   inside  v = Wd^T dy + ..., then dw's parts, h, dg and du: a part's rows by some blocks of 32 features
+//   thin    dw: its parts in order; B_gate^T dg, B_up^T du, A_down h
+//   dx      rows of the routes: a part's by some columns; then those of a token added up in the order of the slots
+//   sums    the gradients of LoRA
+#pragma once
+
+#include "tile_sums.h"
+
+#if defined(__AMX_BF16__)
+
+namespace gs::GS_LEVEL {
+
+struct TileBackward : TileCall {
+    const Rows dy;
+    const int64_t columns;  // of dx at once
+    const bool want_x;
+    const Region<char> x_data, dy_data, h_data, dg_data, du_data, tiles;
+    const Region<float> x_gate, x_up, h_down, dy_down, dg_gate, du_up;
+    const Region<float> shares;  // [places, inner_blocks]: of dw
+    const Region<float> lines, turned, result;
+    const Region<Link> links;
+    const TileSums lora;
+
+    TileBackward(const gs_moe_args& a, const Plan& p)
+        : TileCall(a, p),
+          dy(rows_of(a.dy, a.hidden, a.slots)),
+          columns(columns_at_once()),
+          want_x(given(a.gate.da) || given(a.up.da) || given(a.gate.db) || given(a.up.db)),
+          x_data(sheet(want_x ? outer_blocks : 0)),
+          dy_data(sheet(outer_blocks)),
+          h_data(sheet(inner_blocks)),
+          dg_data(sheet(inner_blocks)),
+          du_data(sheet(inner_blocks)),
+          tiles(arena.each<char>(tiles_bytes())),
+          x_gate(thin_of(a.gate, given(a.gate.db))),
+          x_up(thin_of(a.up, given(a.up.db))),
+          h_down(thin_of(a.down, given(a.down.db))),
+          dy_down(thin_of(a.down, true)),
+          dg_gate(thin_of(a.gate, true)),
+          du_up(thin_of(a.up, true)),
+          shares(arena.shared<float>(p.routes * inner_blocks)),
+          lines(arena.each<float>(32 * (ranks(a.gate) + ranks(a.up) + ranks(a.down)))),
+          turned(arena.each<float>(32 * 32)),
+          result(arena.shared<float>(given(a.dx) ? p.chunk_routes * columns : 0)),
+          links(arena.each<Link>(2 * a.slice_count)),
+          lora(*this) {
+        arena.allocate();
+        number_groups();
+    }
+
+    void run() {
+        in_halves([&](int64_t part, int64_t from, int64_t to, int worker) {
+            const int64_t e = plan.parts[part].expert;
+            fill(dy, dys(), true, part, from, to);
+            if (want_x) fill(x, xs(), false, part, from, to);
+            if (ranks(args.down))
+                thin(part, from, to, dys(), true, factor_of(args.down.b, e), outer, false, ranks(args.down), worker,
+                     dy_down.data());
+            if (given(args.gate.db))
+                thin(part, from, to, xs(), false, transposed(factor_of(args.gate.a, e)), outer, false, ranks(args.gate),
+                     worker, x_gate.data());
+            if (given(args.up.db))
+                thin(part, from, to, xs(), false, transposed(factor_of(args.up.a, e)), outer, false, ranks(args.up),
+                     worker, x_up.data());
+        });
+        const Split strips = split(parts, inner_blocks, 2);
+        parallel_for(parts * strips.pieces, [&](int64_t item, int worker) {
+            [[maybe_unused]] const Tiles configured;
+            const int64_t piece = item % strips.pieces;
+            inside(item / strips.pieces, strips.begin(piece), strips.begin(piece + 1), worker);
+        });
+        if (given(args.dweights)) skipped();
+        in_halves([&](int64_t part, int64_t from, int64_t to, int worker) {
+            const int64_t e = plan.parts[part].expert;
+            if (given(args.dweights)) give_weights(part, from, to);
+            if (ranks(args.gate))
+                thin(part, from, to, dgs(), true, factor_of(args.gate.b, e), inner, true, ranks(args.gate), worker,
+                     dg_gate.data());
+            if (ranks(args.up))
+                thin(part, from, to, dus(), true, factor_of(args.up.b, e), inner, true, ranks(args.up), worker,
+                     du_up.data());
+            if (given(args.down.db))
+                thin(part, from, to, hs(), false, transposed(factor_of(args.down.a, e)), inner, true, ranks(args.down),
+                     worker, h_down.data());
+        });
+        if (given(args.dx))
+            for (int64_t chunk = 0; chunk < plan.chunk_count; ++chunk)
+                for (int64_t col = 0; col < outer; col += columns) give(plan.chunks[chunk], col);
+        const TileSums::Rows xrows{xs(), outer, false, false}, dyrows{dys(), outer, true, false},
+            hrows{hs(), inner, false, true}, dgrows{dgs(), inner, true, true}, durows{dus(), inner, true, true};
+        const TileSums::Product all[] = {
+            {&args.gate.da, &args.gate, dg_gate.data(), false, xrows},
+            {&args.up.da, &args.up, du_up.data(), false, xrows},
+            {&args.down.da, &args.down, dy_down.data(), true, hrows},
+            {&args.gate.db, &args.gate, x_gate.data(), false, dgrows},
+            {&args.up.db, &args.up, x_up.data(), false, durows},
+            {&args.down.db, &args.down, h_down.data(), true, dyrows},
+        };
+        lora.give(all, 6);
+        arena.check();
+    }
+
+private:
+    Sheet xs() const { return {x_data.data(), outer_blocks}; }
+    Sheet dys() const { return {dy_data.data(), outer_blocks}; }
+    Sheet hs() const { return {h_data.data(), inner_blocks}; }
+    Sheet dgs() const { return {dg_data.data(), inner_blocks}; }
+    Sheet dus() const { return {du_data.data(), inner_blocks}; }
+    Region<float> thin_of(const gs_lora& factors, bool wanted) {
+        return arena.shared<float>(wanted ? plan.routes * ranks(factors) : 0);
+    }
+
+    int64_t tiles_bytes() const {
+        int64_t most = 0, both = 0;
+        for (int64_t i = 0; i < args.slice_count; ++i) {
+            const gs_slice& s = args.slices[i];
+            const int64_t down = strip_bytes(s.down, outer_blocks);
+            most = down > most ? down : most, both += 2 * strip_bytes(s.gate, blocks_of_slice(i));
+        }
+        return most > both ? most : both;
+    }
+
+    // The 32 features of each block from `begin` on, for all rows of a part.
+    void inside(int64_t part, int64_t begin, int64_t end, int worker) const {
+        const Segment& s = plan.parts[part];
+        const Sheet rows = dys();
+        const int64_t all = groups_of(part), pairs = (all + 1) / 2, r = ranks(args.down);
+        float *sum = sums(worker), *v = turned.data(worker);
+        for (int64_t block = begin; block < end; ++block) {
+            const Strip c = strip(block);
+            const gs_matrix& m = args.slices[c.slice].down;
+            Link link{};
+            left_link(m, s.expert, c.first / 32, tiles.data(worker), link);
+            if (r) wide_lines(factor_of(args.down.a, s.expert), r, args.down.scale, c.begin, inner, lines.data(worker));
+            for (int64_t pair = 0; pair < pairs; ++pair) {
+                const bool two = 2 * pair + 1 < all;
+                const int64_t group = groups.data()[part] + 2 * pair, place = s.begin + 32 * pair,
+                              left = s.begin + s.count - place, count = left < 32 ? left : 32;
+                link.first = rows.tile(group, 0), link.second = rows.tile(group + (two ? 1 : 0), 0);
+                link.right_step = TILE_BYTES;
+                dot<ON_THE_LEFT>(&link, 1, cuts(m), true, two, {}, sum);
+                turn(sum, v);
+                if (r) wide(dy_down.data() + place * r, r, lines.data(worker), count, v);
+                for (int64_t half = 0; half < (two ? 2 : 1); ++half)
+                    derive(c, group + half, place + 16 * half, count - 16 * half, v + 512 * half);
+            }
+        }
+    }
+
+    // From v of 16 rows: their shares of dw, h, dg and du.
+    void derive(const Strip& c, int64_t group, int64_t place, int64_t count, const float* v) const {
+        const Activation act{args.activation, static_cast<float>(args.alpha), static_cast<float>(args.limit)};
+        const __mmask32 mask = columns_mask(0, c.width);
+        const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+        alignas(64) uint16_t g[32], u[32];
+        alignas(64) uint32_t dg[16][16], du[16][16];
+        char* const h = hs().tile(group, c.block);
+        for (int64_t i = 0; i < 16; ++i, v += 32) {
+            if (i >= count) {
+                for (char* line : {h + 64 * i, reinterpret_cast<char*>(dg[i]), reinterpret_cast<char*>(du[i])})
+                    _mm512_store_si512(line, _mm512_setzero_si512());
+                continue;
+            }
+            const int64_t route = plan.order[place + i], at = route * inner + c.begin;
+            _mm512_store_si512(g, _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(args.g.data) + at));
+            _mm512_store_si512(u, _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(args.u.data) + at));
+            const Floats w = all(weight_at(args, route)), low = load(v), high = load(v + 16);
+            const auto a = act.gradients(bfloat16s(g), bfloat16s(u), w * low),
+                       b = act.gradients(bfloat16s(g + 16), bfloat16s(u + 16), w * high);
+            shares.data()[(place + i) * inner_blocks + c.block] = _mm512_reduce_add_ps(fma(low, a.h, high * b.h).v);
+            store_bfloat16(g, a.h), store_bfloat16(g + 16, b.h);
+            _mm512_store_si512(h + 64 * i, _mm512_load_si512(g));
+            const auto side_by_side = [&](Floats x_low, Floats x_high) {
+                return _mm512_or_si512(_mm512_srli_epi32(rounded_to_bfloat16(x_low.v), 16),
+                                       _mm512_and_si512(rounded_to_bfloat16(x_high.v), upper));
+            };
+            _mm512_store_si512(dg[i], side_by_side(a.dg, b.dg));
+            _mm512_store_si512(du[i], side_by_side(a.du, b.du));
+        }
+        transpose(reinterpret_cast<const char*>(dg), 64, reinterpret_cast<uint32_t*>(dgs().tile(group, c.block)));
+        transpose(reinterpret_cast<const char*>(du), 64, reinterpret_cast<uint32_t*>(dus().tile(group, c.block)));
+    }
+
+    void skipped() const {
+        const Factor out = matrix_of(args.dweights);
+        for (int64_t route = 0; route < args.tokens * slots; ++route)
+            if (id_at(args, route) < 0) out.put(route / slots, route % slots, 0);
+    }
+
+    void give_weights(int64_t part, int64_t from, int64_t until) const {
+        const Factor out = matrix_of(args.dweights);
+        each_group(part, from, until, [&](int64_t, int64_t place, int64_t count) {
+            for (int64_t i = place; i < place + count; ++i) {
+                const int64_t route = plan.order[i];
+                float total = 0;
+                for (int64_t k = 0; k < inner_blocks; ++k) total += shares.data()[i * inner_blocks + k];
+                if (given(args.down_bias)) total += dot_bias(args, dy, plan.parts[part].expert, route);
+                out.put(route / slots, route % slots, total);
+            }
+        });
+    }
+
+    // Columns [col, col + columns) of dx for a chunk.
+    void give(const Chunk& chunk, int64_t col) const {
+        const int64_t width = outer - col < columns ? outer - col : columns, count = chunk.last - chunk.first;
+        const Split strips = split(count, (width + 31) / 32, 2);
+        parallel_for(count * strips.pieces, [&](int64_t item, int worker) {
+            [[maybe_unused]] const Tiles configured;
+            const int64_t piece = item % strips.pieces;
+            give_rows(chunk, chunk.first + item / strips.pieces, col, col / 32 + strips.begin(piece),
+                      col / 32 + strips.begin(piece + 1), worker);
+        });
+        constexpr int64_t rows = 16;
+        parallel_for((chunk.end - chunk.begin + rows - 1) / rows, [&](int64_t item, int) {
+            const int64_t first = chunk.begin + item * rows, last = first + rows;
+            for (int64_t t = first; t < last && t < chunk.end; ++t)
+                add_up(chunk, t, col, width, false, result.data(), columns, args.dx);
+        });
+    }
+
+    void give_rows(const Chunk& chunk, int64_t part, int64_t col, int64_t begin, int64_t end, int worker) const {
+        const Segment& s = plan.parts[part];
+        const int64_t all = groups_of(part), pairs = (all + 1) / 2;
+        float *sum = sums(worker), *rows = turned.data(worker), *gate_lines = lines.data(worker),
+              *up_lines = gate_lines + 32 * ranks(args.gate);
+        Link* const list = links.data(worker);
+        const int count_of_cuts = cuts(args.slices[0].gate);
+        for (int64_t block = begin; block < end; ++block) {
+            char* at = tiles.data(worker);
+            for (int64_t i = 0; i < args.slice_count; ++i)
+                for (int64_t which = 0; which < 2; ++which) {
+                    const gs_matrix& m = which ? args.slices[i].up : args.slices[i].gate;
+                    left_link(m, s.expert, block, at, list[2 * i + which]);
+                    list[2 * i + which].right_step = TILE_BYTES;
+                    at += strip_bytes(m, blocks_of_slice(i));
+                }
+            if (ranks(args.gate))
+                wide_lines(factor_of(args.gate.a, s.expert), ranks(args.gate), args.gate.scale, 32 * block, outer,
+                           gate_lines);
+            if (ranks(args.up))
+                wide_lines(factor_of(args.up.a, s.expert), ranks(args.up), args.up.scale, 32 * block, outer, up_lines);
+            for (int64_t pair = 0; pair < pairs; ++pair) {
+                const bool two = 2 * pair + 1 < all;
+                const int64_t group = groups.data()[part] + 2 * pair, place = s.begin + 32 * pair,
+                              left = s.begin + s.count - place, count = left < 32 ? left : 32;
+                for (int64_t i = 0, from = 0; i < args.slice_count; from += blocks_of_slice(i++))
+                    for (int64_t which = 0; which < 2; ++which) {
+                        const Sheet d = which ? dus() : dgs();
+                        Link& link = list[2 * i + which];
+                        link.first = d.tile(group, from), link.second = d.tile(group + (two ? 1 : 0), from);
+                    }
+                dot<ON_THE_LEFT>(list, 2 * args.slice_count, count_of_cuts, true, two, {}, sum);
+                turn(sum, rows);
+                if (ranks(args.gate))
+                    wide(dg_gate.data() + place * ranks(args.gate), ranks(args.gate), gate_lines, count, rows);
+                if (ranks(args.up)) wide(du_up.data() + place * ranks(args.up), ranks(args.up), up_lines, count, rows);
+                for (int64_t k = 0; k < count; ++k)
+                    std::memcpy(
+                        result.data() + (plan.order[place + k] - chunk.begin * slots) * columns + 32 * block - col,
+                        rows + 32 * k, 128);
+            }
+        }
+    }
+};
+
+}  // namespace gs::GS_LEVEL
+
+#endif

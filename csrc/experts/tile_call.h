@@ -1,0 +1,265 @@
+// What both directions of a call know whose products are all of tiles: rows of bfloat16, LoRA without dropout, a frozen
+// base. Items are of a part of the plan (the routes of an expert in a chunk of tokens): its rows stay in L2 while the
+// weights go by.
+#pragma once
+
+#include "../arena.h"
+#include "../pool.h"
+#include "call.h"
+#include "tile_rows.h"
+
+#if defined(__AMX_BF16__)
+
+namespace gs::GS_LEVEL {
+
+constexpr int64_t LEAST = 4;  // rows of an expert, on average
+constexpr int64_t MOST_CUTS = 3;
+constexpr int64_t RESULT_BYTES = int64_t{64} << 20;  // of the rows that wait to be added up, about
+
+// Columns [first, first + 32) of a slice, or `width` of them; begin: in the whole.
+struct Strip {
+    int64_t slice, first, width, begin, block;
+};
+
+struct TileCall {
+    const gs_moe_args& args;
+    const Plan& plan;
+    const int64_t outer, inner, slots, parts;
+    const int64_t outer_blocks, inner_blocks;
+    const Rows x;
+    Arena arena;
+    const Region<int64_t> groups;  // of 16 rows: where those of each part begin
+
+    // For fewer rows an expert, codes are multiplied as they come from memory.
+    static bool takes(const gs_moe_args& a, const Plan& p) {
+        return p.routes > LEAST * p.segment_count && a.x.dtype == GS_BF16 && !a.int8 && a.dropout == 0 &&
+               !given(a.dgate_up) && !given(a.ddown) && !given(a.dgate_up_bias) && !given(a.ddown_bias);
+    }
+
+    TileCall(const gs_moe_args& a, const Plan& p)
+        : args(a),
+          plan(p),
+          outer(a.hidden),
+          inner(a.intermediate),
+          slots(a.slots),
+          parts(p.chunk_count ? p.chunks[p.chunk_count - 1].last : 0),
+          outer_blocks((outer + 31) / 32),
+          inner_blocks(blocks_of(a)),
+          x(rows_of(a.x, a.hidden, a.slots)),
+          groups(arena.shared<int64_t>(parts + 1)),
+          sums_(arena.each<float>(2 * 32 * 32)),
+          thin_weights_(arena.each<char>(thin_bytes())) {}
+
+    void number_groups() const {
+        int64_t* begin = groups.data();
+        begin[0] = 0;
+        for (int64_t i = 0; i < parts; ++i) begin[i + 1] = begin[i] + (plan.parts[i].count + 15) / 16;
+    }
+    int64_t all_groups() const {
+        int64_t count = 0;
+        for (int64_t i = 0; i < parts; ++i) count += (plan.parts[i].count + 15) / 16;
+        return count;
+    }
+
+    int64_t ranks(const gs_lora& lora) const { return given(lora.a) ? lora.a.sizes[1] : 0; }
+    Region<char> sheet(int64_t blocks) { return arena.shared<char>(all_groups() * blocks * TILE_BYTES); }
+
+    // Intermediate features in blocks of 32, each slice's own.
+    Strip strip(int64_t block) const {
+        int64_t at = block;
+        for (int64_t s = 0;; ++s) {
+            const int64_t size = args.slices[s].end - args.slices[s].begin, here = (size + 31) / 32;
+            if (at < here)
+                return {s, 32 * at, size - 32 * at < 32 ? size - 32 * at : 32, args.slices[s].begin + 32 * at, block};
+            at -= here;
+        }
+    }
+    int64_t blocks_of_slice(int64_t s) const { return (args.slices[s].end - args.slices[s].begin + 31) / 32; }
+
+    // Items of a phase: pieces of every part, as many as give each worker several of them, of at least `least` blocks.
+    struct Split {
+        int64_t pieces, blocks;
+        int64_t begin(int64_t piece) const { return blocks * piece / pieces; }
+    };
+    Split split(int64_t count, int64_t blocks, int64_t least) const {
+        const int64_t wanted = count ? (12 * threads() + count - 1) / count : 1, most = blocks / least;
+        const int64_t pieces = wanted < most ? wanted : most;
+        return {pieces < 1 ? 1 : pieces, blocks};
+    }
+
+    // action(group, rows' places): every 16 rows of a part
+    template <class Action> void each_group(int64_t part, int64_t from, int64_t to, const Action& action) const {
+        const Segment& s = plan.parts[part];
+        for (int64_t g = from; g < to; ++g) {
+            const int64_t place = s.begin + 16 * g, left = s.begin + s.count - place;
+            action(groups.data()[part] + g, place, left < 16 ? left : 16);
+        }
+    }
+    int64_t groups_of(int64_t part) const { return groups.data()[part + 1] - groups.data()[part]; }
+
+    void fill(const Rows& rows, const Sheet& to, bool turned, int64_t part, int64_t from, int64_t until) const {
+        each_group(part, from, until, [&](int64_t group, int64_t place, int64_t count) {
+            const char* lines[16] = {};
+            for (int64_t i = 0; i < count; ++i) lines[i] = rows.at(plan.order[place + i], 0);
+            if (turned)
+                fill_turned(lines, rows.columns, to, group);
+            else
+                fill_tiles(lines, rows.columns, to, group);
+        });
+    }
+
+    // What a LoRA does first, for groups [from, until) of a part: thin[place][r] = sum_k rows[place][k] factor[k, r].
+    // Rows of a slice are filled up to whole tiles, so its depth is walked through slice by slice.
+    void thin(int64_t part, int64_t from, int64_t until, const Sheet& rows, bool turned, const Factor& factor,
+              int64_t depth, bool sliced, int64_t ranks, int worker, float* out) const {
+        const int cuts = factor.bf16 ? 1 : 3;
+        const Segment& s = plan.parts[part];
+        char* const weights = thin_weights_.data(worker);
+        float* const sums = sums_.data(worker);
+        for (int64_t first = 0; first < ranks; first += 16) {
+            thin_factor(factor, depth, sliced, first, ranks, cuts, turned, weights);
+            const int64_t width = ranks - first < 16 ? ranks - first : 16;
+            for (int64_t g = from; g < until; g += 2) {
+                const int64_t group = groups.data()[part] + g;
+                const bool two = g + 1 < until;
+                const char *low = rows.tile(group, 0), *high = rows.tile(group + (two ? 1 : 0), 0);
+                const int64_t step = cuts * 2 * TILE_BYTES;
+                const Link of_rows{low, high, weights, weights, TILE_BYTES, step, rows.blocks},
+                    of_turned{weights, weights, low, high, step, TILE_BYTES, rows.blocks};
+                if (turned)
+                    dot<ON_THE_LEFT>(&of_turned, 1, cuts, false, two, {}, sums);
+                else
+                    dot<ON_THE_RIGHT>(&of_rows, 1, cuts, two, false, {}, sums);
+                const int64_t place = s.begin + 16 * g, left = s.begin + s.count - place, all = two ? 32 : 16;
+                for (int64_t i = 0; i < (left < all ? left : all); ++i)
+                    for (int64_t r = 0; r < width; ++r)
+                        out[(place + i) * ranks + first + r] = turned ? sums[32 * r + i] : sums[32 * i + r];
+            }
+        }
+    }
+
+    // What it does last: sums[i][c] += sum_r thin[i][r] lines[r][c], 32 rows of 32 columns. lines: scale * factor[r,
+    // col + c].
+    static void wide(const float* thin, int64_t ranks, const float* lines, int64_t rows, float* sums) {
+        for (int64_t i = 0; i < rows; i += 4) {
+            const int64_t count = rows - i < 4 ? rows - i : 4;
+            __m512 sum[4][2];
+            for (int64_t t = 0; t < 4; ++t)
+                for (int c = 0; c < 2; ++c) sum[t][c] = _mm512_setzero_ps();
+            const float* row[4];
+            for (int64_t t = 0; t < 4; ++t) row[t] = thin + (i + (t < count ? t : 0)) * ranks;
+            for (int64_t r = 0; r < ranks; ++r) {
+                const __m512 a = _mm512_loadu_ps(lines + 32 * r), b = _mm512_loadu_ps(lines + 32 * r + 16);
+                for (int t = 0; t < 4; ++t) {
+                    const __m512 v = _mm512_set1_ps(row[t][r]);
+                    sum[t][0] = _mm512_fmadd_ps(v, a, sum[t][0]), sum[t][1] = _mm512_fmadd_ps(v, b, sum[t][1]);
+                }
+            }
+            for (int64_t t = 0; t < count; ++t)
+                for (int c = 0; c < 2; ++c) {
+                    float* at = sums + 32 * (i + t) + 16 * c;
+                    _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), sum[t][c]));
+                }
+        }
+    }
+    // lines of `wide` for 32 columns from `col` on, of `columns`
+    static void wide_lines(const Factor& factor, int64_t ranks, double scale, int64_t col, int64_t columns,
+                           float* lines) {
+        factor_stripe(factor, 0, ranks, col, columns, lines);
+        for (int64_t i = 0; i < 32 * ranks; i += 16) store(lines + i, all(static_cast<float>(scale)) * load(lines + i));
+    }
+
+    // Links of the products with weights on the right, outputs [row, row + 32), and rows as they are.
+    // Packed bfloat16 is read where it lies; others become `tiles`.
+    void right_link(const gs_matrix& m, int64_t expert, int64_t row, int64_t blocks, char* tiles, Link& link) const {
+        link.steps = blocks;
+        if (m.format == GS_PACKED_BF16) {
+            link.first = panel_of(m, expert, row, false).data;
+            link.second = row + 16 < m.rows ? link.first + m.panel_bytes : link.first;
+            link.right_step = TILE_BYTES;
+            return;
+        }
+        with_code(m.format, [&](auto code) { right_tiles<decltype(code)>(m, expert, row, blocks, cuts(m), tiles); });
+        link.first = tiles, link.second = tiles + TILE_BYTES, link.right_step = cuts(m) * 2 * TILE_BYTES;
+    }
+    // With weights on the left: inputs of a block, the outputs of the whole matrix, and turned rows.
+    void left_link(const gs_matrix& m, int64_t expert, int64_t block, char* tiles, Link& link) const {
+        link.steps = (m.rows + 31) / 32;
+        with_code(m.format,
+                  [&](auto code) { left_tiles<decltype(code)>(m, expert, block, link.steps, cuts(m), tiles); });
+        link.upper = tiles, link.lower = tiles + TILE_BYTES, link.left_step = cuts(m) * 2 * TILE_BYTES;
+    }
+    int64_t strip_bytes(const gs_matrix& m, int64_t steps) const { return cuts(m) * 2 * TILE_BYTES * steps; }
+
+    float* sums(int worker) const { return sums_.data(worker); }
+
+    // action(part, first group, last group, worker): every part in pieces
+    template <class Action> void in_halves(const Action& action) const {
+        const Split halves = split(parts, 16, 4);
+        parallel_for(parts * halves.pieces, [&](int64_t item, int worker) {
+            [[maybe_unused]] const Tiles tiles;
+            const int64_t part = item / halves.pieces, piece = item % halves.pieces, all = groups_of(part),
+                          from = all * piece / halves.pieces, to = all * (piece + 1) / halves.pieces;
+            if (from < to) action(part, from, to, worker);
+        });
+    }
+
+    // Columns [col, col + width) of a token: its routes' rows added up, times their weights or as they are.
+    void add_up(const Chunk& chunk, int64_t t, int64_t col, int64_t width, bool weighed, const float* rows,
+                int64_t columns, const gs_tensor& out) const {
+        alignas(64) float total[32];
+        for (int64_t j = 0; j < width; j += 32) {
+            Floats low = zero(), high = zero();
+            for (int64_t route = t * slots; route < (t + 1) * slots; ++route) {
+                if (id_at(args, route) < 0) continue;
+                const float* row = rows + (route - chunk.begin * slots) * columns + j;
+                const Floats w = all(weighed ? weight_at(args, route) : 1);
+                low = fma(w, load(row), low), high = fma(w, load(row + 16), high);
+            }
+            store(total, low), store(total + 16, high);
+            write(static_cast<char*>(out.data) + (t * outer + col + j) * 2, true, width - j < 32 ? width - j : 32,
+                  total);
+        }
+    }
+
+    // Columns of the result whose rows wait together until they are added up: all, when memory allows.
+    int64_t columns_at_once() const {
+        const int64_t all = outer_blocks * 32, most = RESULT_BYTES / (4 * (plan.chunk_routes ? plan.chunk_routes : 1));
+        return most >= all ? all : most < 256 ? 256 : most / 32 * 32;
+    }
+
+private:
+    static int64_t blocks_of(const gs_moe_args& a) {
+        int64_t count = 0;
+        for (int64_t s = 0; s < a.slice_count; ++s) count += (a.slices[s].end - a.slices[s].begin + 31) / 32;
+        return count;
+    }
+    int64_t thin_bytes() const {
+        const int64_t blocks = outer_blocks > inner_blocks ? outer_blocks : inner_blocks;
+        return MOST_CUTS * 2 * TILE_BYTES * blocks;
+    }
+
+    void thin_factor(const Factor& factor, int64_t depth, bool sliced, int64_t first, int64_t ranks, int cuts,
+                     bool turned, char* out) const {
+        const auto lay = [&](const Factor& part, int64_t size) {
+            if (turned)
+                factor_left(part, size, first, ranks, cuts, out);
+            else
+                factor_right(part, size, first, ranks, cuts, out);
+            out += (size + 31) / 32 * cuts * 2 * TILE_BYTES;
+        };
+        if (!sliced) return lay(factor, depth);
+        for (int64_t i = 0; i < args.slice_count; ++i) {
+            Factor part = factor;
+            part.data = factor.place(args.slices[i].begin, 0);
+            lay(part, args.slices[i].end - args.slices[i].begin);
+        }
+    }
+
+    const Region<float> sums_;
+    const Region<char> thin_weights_;
+};
+
+}  // namespace gs::GS_LEVEL
+
+#endif

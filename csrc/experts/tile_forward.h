@@ -1,0 +1,257 @@
+// forward.h with products of whole tiles, in phases:
+//   sheet   rows of x as tiles; A_gate x and A_up x
+//   hidden  g, u and h: a part's rows by some blocks of 32 features
+//   thin    A_down h
+//   output  rows of the routes: a part's by some columns
+//   sums    y: the rows of a token added up in the order of the slots
+#pragma once
+
+#include "tile_call.h"
+
+#if defined(__AMX_BF16__)
+
+namespace gs::GS_LEVEL {
+
+struct TileForward : TileCall {
+    const int64_t columns;  // of the result at once
+    const Region<char> x_data, h_data, gate_tiles, up_tiles;
+    const Region<float> gate_thin, up_thin, down_thin, lines;
+    const Region<float> result;  // [slots of a chunk][columns]
+
+    TileForward(const gs_moe_args& a, const Plan& p)
+        : TileCall(a, p),
+          columns(given(a.rows) ? outer_blocks * 32 : columns_at_once()),
+          x_data(sheet(outer_blocks)),
+          h_data(sheet(inner_blocks)),
+          gate_tiles(arena.each<char>(tiles_bytes())),
+          up_tiles(arena.each<char>(tiles_bytes())),
+          gate_thin(arena.shared<float>(p.routes * ranks(a.gate))),
+          up_thin(arena.shared<float>(p.routes * ranks(a.up))),
+          down_thin(arena.shared<float>(p.routes * ranks(a.down))),
+          lines(arena.each<float>(32 * (ranks(a.gate) + ranks(a.up) + ranks(a.down)))),
+          result(arena.shared<float>(given(a.rows) ? 0 : p.chunk_routes * columns)) {
+        arena.allocate();
+        number_groups();
+    }
+
+    void run() {
+        skipped();
+        for (const gs_tensor* t : {&args.g, &args.u})
+            if (given(*t)) prefer_huge_pages(t->data, static_cast<size_t>(args.tokens * slots * inner) * 2);
+        in_halves([&](int64_t part, int64_t from, int64_t to, int worker) {
+            const int64_t expert = plan.parts[part].expert;
+            fill(x, xs(), false, part, from, to);
+            if (ranks(args.gate))
+                thin(part, from, to, xs(), false, transposed(factor_of(args.gate.a, expert)), outer, false,
+                     ranks(args.gate), worker, gate_thin.data());
+            if (ranks(args.up))
+                thin(part, from, to, xs(), false, transposed(factor_of(args.up.a, expert)), outer, false,
+                     ranks(args.up), worker, up_thin.data());
+        });
+        const Split strips = split(parts, inner_blocks, 4);
+        parallel_for(parts * strips.pieces, [&](int64_t item, int worker) {
+            [[maybe_unused]] const Tiles tiles;
+            const int64_t piece = item % strips.pieces;
+            hidden(item / strips.pieces, strips.begin(piece), strips.begin(piece + 1), worker);
+        });
+        if (ranks(args.down))
+            in_halves([&](int64_t part, int64_t from, int64_t to, int worker) {
+                thin(part, from, to, hs(), false, transposed(factor_of(args.down.a, plan.parts[part].expert)), inner,
+                     true, ranks(args.down), worker, down_thin.data());
+            });
+        for (int64_t chunk = 0; chunk < plan.chunk_count; ++chunk)
+            for (int64_t col = 0; col < outer; col += columns) give(plan.chunks[chunk], col);
+        arena.check();
+    }
+
+private:
+    Sheet xs() const { return {x_data.data(), outer_blocks}; }
+    Sheet hs() const { return {h_data.data(), inner_blocks}; }
+
+    int64_t tiles_bytes() const {
+        int64_t most = 0;
+        for (int64_t i = 0; i < args.slice_count; ++i) {
+            const gs_slice& s = args.slices[i];
+            const int64_t up = strip_bytes(s.gate, outer_blocks), down = strip_bytes(s.down, inner_blocks);
+            most = up > most ? up : most, most = down > most ? down : most;
+        }
+        return args.slices[0].gate.format == GS_PACKED_BF16 ? 0 : most;
+    }
+
+    // What is saved for a slot without an expert is never read, but it is written.
+    void skipped() const {
+        const size_t bytes = static_cast<size_t>(inner) * 2;
+        if (!given(args.g) || plan.routes == args.tokens * slots) return;
+        for (int64_t route = 0; route < args.tokens * slots; ++route)
+            if (id_at(args, route) < 0)
+                for (const gs_tensor* t : {&args.g, &args.u})
+                    std::memset(static_cast<char*>(t->data) + route * inner * 2, 0, bytes);
+    }
+
+    // The 32 features of each block from `begin` on, for all rows of a part.
+    void hidden(int64_t part, int64_t begin, int64_t end, int worker) const {
+        const Segment& s = plan.parts[part];
+        const Sheet rows = xs();
+        const int64_t all = groups_of(part), pairs = (all + 1) / 2;
+        float *g = sums(worker), *u = g + 32 * 32, *gate_lines = lines.data(worker),
+              *up_lines = gate_lines + 32 * ranks(args.gate);
+        for (int64_t block = begin; block < end; ++block) {
+            const Strip c = strip(block);
+            const gs_slice& slice = args.slices[c.slice];
+            Link gate{}, up{};
+            right_link(slice.gate, s.expert, c.first, outer_blocks, gate_tiles.data(worker), gate);
+            right_link(slice.up, s.expert, c.first, outer_blocks, up_tiles.data(worker), up);
+            if (ranks(args.gate))
+                wide_lines(transposed(factor_of(args.gate.b, s.expert)), ranks(args.gate), args.gate.scale, c.begin,
+                           inner, gate_lines);
+            if (ranks(args.up))
+                wide_lines(transposed(factor_of(args.up.b, s.expert)), ranks(args.up), args.up.scale, c.begin, inner,
+                           up_lines);
+            for (int64_t pair = 0; pair < pairs; ++pair) {
+                const bool two = 2 * pair + 1 < all;
+                const int64_t group = groups.data()[part] + 2 * pair, place = s.begin + 32 * pair,
+                              left = s.begin + s.count - place, count = left < 32 ? left : 32;
+                for (Link* link : {&gate, &up}) {
+                    link->upper = rows.tile(group, 0), link->lower = rows.tile(group + (two ? 1 : 0), 0);
+                    link->left_step = TILE_BYTES;
+                }
+                dot<ON_THE_RIGHT>(&gate, 1, cuts(slice.gate), two, true, next(slice.gate, gate, pair, pairs), g);
+                dot<ON_THE_RIGHT>(&up, 1, cuts(slice.up), two, true, next(slice.up, up, pair, pairs), u);
+                if (ranks(args.gate))
+                    wide(gate_thin.data() + place * ranks(args.gate), ranks(args.gate), gate_lines, count, g);
+                if (ranks(args.up)) wide(up_thin.data() + place * ranks(args.up), ranks(args.up), up_lines, count, u);
+                activate(s, c, group, place, count, two ? 32 : 16, g, u);
+            }
+        }
+    }
+
+    // The part of the next 32 outputs that is fetched while one of `pairs` pairs of groups is multiplied.
+    static Ahead next(const gs_matrix& m, const Link& link, int64_t pair, int64_t pairs) {
+        if (m.format != GS_PACKED_BF16) return {};
+        const int64_t line = (32 + pairs - 1) / pairs;
+        return {link.first + 2 * m.panel_bytes + pair * line * 64 * link.steps, line};
+    }
+
+    void activate(const Segment& s, const Strip& c, int64_t group, int64_t place, int64_t count, int64_t rows, float* g,
+                  float* u) const {
+        const Activation act{args.activation, static_cast<float>(args.alpha), static_cast<float>(args.limit)};
+        const Factor bias = matrix_of(args.gate_up_bias);
+        alignas(64) float values[32];
+        const Sheet to = hs();
+        const __mmask32 mask = columns_mask(0, c.width);
+        for (int64_t i = 0; i < rows; ++i, g += 32, u += 32) {
+            char* const out = to.tile(group + i / 16, c.block) + 64 * (i % 16);
+            if (i >= count) {
+                _mm512_store_si512(out, _mm512_setzero_si512());
+                continue;
+            }
+            if (given(args.gate_up_bias))
+                for (int64_t j = 0; j < c.width; ++j)
+                    g[j] += bias.at(s.expert, c.begin + j), u[j] += bias.at(s.expert, inner + c.begin + j);
+            const int64_t at = plan.order[place + i] * inner + c.begin;
+            const __m512i gs = rounded(g), us = rounded(u);
+            if (given(args.g)) {
+                _mm512_mask_storeu_epi16(static_cast<uint16_t*>(args.g.data) + at, mask, gs);
+                _mm512_mask_storeu_epi16(static_cast<uint16_t*>(args.u.data) + at, mask, us);
+            }
+            // the backward starts from what is saved: h is of these, too
+            for (int j = 0; j < 32; j += LANES)
+                store(values + j, act.value(through_bfloat16(load(g + j)), through_bfloat16(load(u + j))));
+            _mm512_store_si512(out, _mm512_maskz_mov_epi16(mask, rounded(values)));
+        }
+    }
+
+    static __m512i rounded(const float* values) {
+        alignas(64) uint16_t out[32];
+        store_bfloat16(out, load(values)), store_bfloat16(out + 16, load(values + 16));
+        return _mm512_load_si512(out);
+    }
+
+    // Columns [col, col + columns) of the result of a chunk.
+    void give(const Chunk& chunk, int64_t col) {
+        const int64_t width = outer - col < columns ? outer - col : columns, count = chunk.last - chunk.first;
+        const Split strips = split(count, (width + 31) / 32, 4);
+        parallel_for(count * strips.pieces, [&](int64_t item, int worker) {
+            [[maybe_unused]] const Tiles tiles;
+            const int64_t piece = item % strips.pieces;
+            output(chunk, chunk.first + item / strips.pieces, col, col / 32 + strips.begin(piece),
+                   col / 32 + strips.begin(piece + 1), worker);
+        });
+        constexpr int64_t rows = 16;
+        parallel_for((chunk.end - chunk.begin + rows - 1) / rows, [&](int64_t item, int) {
+            const int64_t first = chunk.begin + item * rows, last = first + rows;
+            for (int64_t t = first; t < last && t < chunk.end; ++t)
+                if (given(args.rows))
+                    finish_rows(t);
+                else
+                    add_up(chunk, t, col, width, true, result.data(), columns, args.y);
+        });
+    }
+
+    void output(const Chunk& chunk, int64_t part, int64_t col, int64_t begin, int64_t end, int worker) const {
+        const Segment& s = plan.parts[part];
+        const Sheet rows = hs();
+        const int64_t all = groups_of(part), pairs = (all + 1) / 2;
+        float *sum = sums(worker), *down_lines = lines.data(worker);
+        for (int64_t block = begin; block < end; ++block) {
+            const int64_t at = 32 * block, width = outer - at < 32 ? outer - at : 32;
+            if (ranks(args.down))
+                wide_lines(transposed(factor_of(args.down.b, s.expert)), ranks(args.down), args.down.scale, at, outer,
+                           down_lines);
+            int64_t from = 0;
+            for (int64_t i = 0; i < args.slice_count; from += blocks_of_slice(i++)) {
+                const gs_matrix& m = args.slices[i].down;
+                if (i > 0 && blocks_of_slice(i) == 0) continue;
+                Link link{};
+                right_link(m, s.expert, at, blocks_of_slice(i), gate_tiles.data(worker), link);
+                for (int64_t pair = 0; pair < pairs; ++pair) {
+                    const bool two = 2 * pair + 1 < all;
+                    const int64_t group = groups.data()[part] + 2 * pair, place = s.begin + 32 * pair,
+                                  left = s.begin + s.count - place, count = left < 32 ? left : 32;
+                    link.upper = rows.tile(group, from), link.lower = rows.tile(group + (two ? 1 : 0), from);
+                    link.left_step = TILE_BYTES;
+                    dot<ON_THE_RIGHT>(&link, 1, cuts(m), two, true, next(m, link, pair, pairs), sum);
+                    if (i == 0 && ranks(args.down))
+                        wide(down_thin.data() + place * ranks(args.down), ranks(args.down), down_lines, count, sum);
+                    if (i == 0 && given(args.down_bias))
+                        for (int64_t k = 0; k < count; ++k)
+                            for (int64_t j = 0; j < width; ++j)
+                                sum[32 * k + j] += matrix_of(args.down_bias).at(s.expert, at + j);
+                    place_rows(chunk, place, count, at, at - col, width, i > 0, sum);
+                }
+            }
+        }
+    }
+
+    // 32 columns of some routes: the first slice's, or what another one adds.
+    void place_rows(const Chunk& chunk, int64_t place, int64_t count, int64_t at, int64_t col, int64_t width, bool add,
+                    const float* sum) const {
+        for (int64_t k = 0; k < count; ++k, sum += 32) {
+            const int64_t route = plan.order[place + k];
+            float* to = given(args.rows) ? static_cast<float*>(args.rows.data) + route * outer + at
+                                         : result.data() + (route - chunk.begin * slots) * columns + col;
+            const __mmask16 low = static_cast<__mmask16>(columns_mask(0, width)),
+                            high = static_cast<__mmask16>(columns_mask(16, width));
+            __m512 a = _mm512_load_ps(sum), b = _mm512_load_ps(sum + 16);
+            if (add)
+                a = _mm512_add_ps(a, _mm512_maskz_loadu_ps(low, to)),
+                b = _mm512_add_ps(b, _mm512_maskz_loadu_ps(high, to + 16));
+            _mm512_mask_storeu_ps(to, low, a), _mm512_mask_storeu_ps(to + 16, high, b);
+        }
+    }
+
+    void finish_rows(int64_t t) const {
+        for (int64_t route = t * slots; route < (t + 1) * slots; ++route) {
+            float* row = static_cast<float*>(args.rows.data) + route * outer;
+            if (id_at(args, route) < 0) std::memset(row, 0, static_cast<size_t>(outer) * 4);
+            if (!given(args.flags)) continue;
+            bool finite = true;
+            for (int64_t j = 0; j < outer; ++j) finite = finite && row[j] - row[j] == 0;
+            static_cast<uint8_t*>(args.flags.data)[route] = !finite;
+        }
+    }
+};
+
+}  // namespace gs::GS_LEVEL
+
+#endif

@@ -1,0 +1,104 @@
+// Products of operands that lie as whole tiles of 1 KiB, one after the other along the sum: the sums of 32 x 32 stay in
+// tiles from the first step to the last, and nothing but tiles is loaded in between.
+#pragma once
+
+#include "tiles.h"
+
+#if defined(__AMX_BF16__)
+
+namespace gs::GS_LEVEL {
+
+constexpr int TILE_BYTES = 1024, STEP_OF_TILE = 32;  // inputs of a tile of bfloat16
+
+// A part of a sum. Tiles of rows are `step` bytes apart; a tile of weights is followed by what it leaves over, its
+// other cuts, two tiles further each.
+struct Link {
+    const char *upper, *lower;      // on the left: 16 rows each
+    const char *first, *second;     // on the right: 16 columns each
+    int64_t left_step, right_step;  // bytes from one 32 of the sum to the next
+    int64_t steps;
+};
+
+// What is wanted soon: from `at` on, `lines` of 64 bytes a step.
+struct Ahead {
+    const char* at;
+    int64_t lines;
+};
+
+enum Weights { ON_THE_LEFT, ON_THE_RIGHT };
+
+template <Weights SIDE, bool TALL, bool WIDE> void add_link(const Link& link, int cuts, Ahead& ahead) {
+    const char *upper = link.upper, *lower = link.lower, *first = link.first, *second = link.second;
+    for (int64_t k = 0; k < link.steps; ++k) {
+        if (SIDE == ON_THE_RIGHT) {
+            TILE_LOAD(4, upper, 64);
+            if (TALL) TILE_LOAD(5, lower, 64);
+        } else {
+            TILE_LOAD(6, first, 64);
+            if (WIDE) TILE_LOAD(7, second, 64);
+        }
+        for (int cut = 0; cut < cuts; ++cut) {
+            const int64_t at = cut * 2 * TILE_BYTES;
+            if (SIDE == ON_THE_RIGHT) {
+                TILE_LOAD(6, first + at, 64);
+                TILE_DOT(0, 4, 6);
+                if (TALL) TILE_DOT(2, 5, 6);
+                if (WIDE) {
+                    TILE_LOAD(7, second + at, 64);
+                    TILE_DOT(1, 4, 7);
+                    if (TALL) TILE_DOT(3, 5, 7);
+                }
+            } else {
+                TILE_LOAD(4, upper + at, 64);
+                TILE_DOT(0, 4, 6);
+                if (WIDE) TILE_DOT(1, 4, 7);
+                if (TALL) {
+                    TILE_LOAD(5, lower + at, 64);
+                    TILE_DOT(2, 5, 6);
+                    if (WIDE) TILE_DOT(3, 5, 7);
+                }
+            }
+        }
+        for (int64_t i = 0; i < ahead.lines; ++i) __builtin_prefetch(ahead.at + 64 * i, 0, 2);
+        ahead.at += 64 * ahead.lines;
+        upper += link.left_step, lower += link.left_step, first += link.right_step, second += link.right_step;
+    }
+}
+
+template <Weights SIDE, bool TALL, bool WIDE>
+void dot_links(const Link* links, int64_t count, int cuts, Ahead ahead, float* sums) {
+    // gcc's tile instructions do not say that they read and write memory
+    __asm__ volatile("" ::: "memory");
+    TILE_ZERO(0);
+    if (WIDE) TILE_ZERO(1);
+    if (TALL) TILE_ZERO(2);
+    if (TALL && WIDE) TILE_ZERO(3);
+    for (int64_t i = 0; i < count; ++i) {
+        if (cuts == 1)
+            add_link<SIDE, TALL, WIDE>(links[i], 1, ahead);
+        else
+            add_link<SIDE, TALL, WIDE>(links[i], cuts, ahead);
+    }
+    TILE_STORE(0, sums, 128);
+    if (WIDE) TILE_STORE(1, sums + 16, 128);
+    if (TALL) TILE_STORE(2, sums + 16 * 32, 128);
+    if (TALL && WIDE) TILE_STORE(3, sums + 16 * 32 + 16, 128);
+    __asm__ volatile("" ::: "memory");
+}
+
+// sums[32][32] = the sum of the links; `tall`: all 32 rows, else 16; `wide`: all 32 columns.
+template <Weights SIDE>
+void dot(const Link* links, int64_t count, int cuts, bool tall, bool wide, const Ahead& ahead, float* sums) {
+    if (tall && wide)
+        dot_links<SIDE, true, true>(links, count, cuts, ahead, sums);
+    else if (tall)
+        dot_links<SIDE, true, false>(links, count, cuts, ahead, sums);
+    else if (wide)
+        dot_links<SIDE, false, true>(links, count, cuts, ahead, sums);
+    else
+        dot_links<SIDE, false, false>(links, count, cuts, ahead, sums);
+}
+
+}  // namespace gs::GS_LEVEL
+
+#endif
