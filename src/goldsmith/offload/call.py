@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from .cache import Cache
@@ -63,14 +64,32 @@ class Call:
 
 @dataclass(eq=False)
 class Outcome:
-    """rows [T k, H] float32 and flags [T k] (0, 1: not finite, 255: never written), out [T, H] in the caller's dtype.
+    """rows [*, H] float32, out [T, H] in the caller's dtype; flags [T k]: 0, 1 not finite, 255 never written
 
+    flags   None where no kernel sets them
+    place   the row of each route, -1 where it is skipped; None: rows are in the order of the routes
     slots   where a device lane read an expert, and the slot's generation then
     host    rows of the lane cpu before they were brought to the device, and the routes that they are of
     """
 
     rows: Tensor
-    flags: Tensor
+    flags: Tensor | None
     out: Tensor
+    place: Tensor | None = None
     slots: dict[int, tuple[Slot, int]] = field(default_factory=dict)
     host: tuple[Tensor, Tensor] | None = None
+
+    def at(self, routes: Tensor) -> Tensor:
+        """Where the rows of these routes (on the CPU) are."""
+        return (routes if self.place is None else self.place[routes].long().clamp(min=0)).to(self.rows.device)
+
+    def rows_of(self, routes: Tensor) -> Tensor:
+        return self.rows[self.at(routes)]
+
+    def known_flags(self) -> Tensor:
+        """The flags [T k] on the CPU; found out now, where no kernel has set them."""
+        if self.flags is None:
+            place = torch.arange(len(self.rows)) if self.place is None else self.place
+            finite = torch.isfinite(self.rows_of(torch.arange(len(place)))).all(1).cpu()
+            self.flags = (~finite & (place >= 0)).to(torch.uint8)
+        return self.flags

@@ -17,15 +17,17 @@ from torch import Tensor
 from .assign import PREFILL, assign
 from .budget import Spending, spend
 from .cache import Cache, counts_of
-from .call import Assignment, Call
+from .call import Assignment, Call, Outcome
+from .device import DeviceLanes
 from .explanation import Explanation, explain
 from .faults import Faults
 from .filling import Streaming
 from .guard import Guard
 from .host import HostLanes
 from .kernel import kernel_dtype
+from .machine import Cuda
 from .routing import check_call, counted
-from .settings import OP, profile_of, settings
+from .settings import OP, free_memory, profile_of, settings
 from .slots import Arena, Ring
 from .statistics import Counts, Stats
 from .store import ExpertStore
@@ -93,8 +95,9 @@ class Engine:
         self._positions = 0
         self._caches: dict[int, Cache] = {}
         self._arenas: list[Arena] = []
-        self._lanes = self._allocate(chosen)
         self._guard = Guard(store, self._faults, self.settings.guard)
+        self._deferred = self.device.type == "cuda"  # its flags are read one call later
+        self._lanes = self._allocate(chosen)
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
@@ -183,7 +186,7 @@ class Engine:
             self._after_failure(cache, assignment)
             raise
         self._count(call, time.perf_counter() - begin)
-        if self.settings.guard != "off":
+        if self.settings.guard != "off" and not self._deferred:
             self._guard.look(call, outcome)
         return outcome.out
 
@@ -294,11 +297,19 @@ class Engine:
     def _spending(self) -> Spending:
         experts = {layer: self.store.num_experts(layer) for layer in self.store.layers}
         block = max(self.store.expert_nbytes(layer) for layer in self.store.layers)
-        budget = self.settings.gpu_budget or 0
-        found = spend(budget, self.settings, block, experts)
+        budget = self.settings.gpu_budget
+        if budget is None:
+            budget = free_memory(self.device)
+        found = spend(budget, self.settings, block, experts, self._row_bytes())
         if self.settings.lanes in ("copied", "cached", "mixed") and not found.device_lane:
             raise ValueError(f"{OP}: lanes={self.settings.lanes!r} cannot run: {found.why_off}; raise gpu_budget")
         return found
+
+    def _row_bytes(self) -> int:
+        """Of the workspace on a GPU, a route: its row, h, and its places in lists."""
+        if self.device.type != "cuda":
+            return 0
+        return 4 * (self.store.hidden_size + self.store.intermediate_size) + 24
 
     def _calibration(self, given: Any) -> Any:
         """Costs are asked for where a choice hangs on them."""
@@ -310,12 +321,18 @@ class Engine:
             return Calibration.load(given)
         return calibrate(self.store, device=self.device, threads=self.threads) if given is None else given
 
-    def _allocate(self, chosen: Mapping[int, list[int]]) -> HostLanes:
+    def _allocate(self, chosen: Mapping[int, list[int]]) -> HostLanes | DeviceLanes:
         spending = self.spending
         count = spending.staging + sum(spending.cache.values())
         with torch.inference_mode(False):
-            self._arenas = [self._arena(count)] if count else []
-            streamed = [self._arena(spending.arena // spending.slot_bytes) for _ in range(spending.arenas)]
+            try:
+                self._arenas = [self._arena(count)] if count else []
+                streamed = [self._arena(spending.arena // spending.slot_bytes) for _ in range(spending.arenas)]
+            except torch.OutOfMemoryError as error:
+                raise MemoryError(
+                    f"{OP}: {spending.total} bytes could not be had on {self.device}; lower gpu_budget, or free memory "
+                    f"there: {error}"
+                ) from error
         slots = self._arenas[0].slots if count else []
         ring = Ring(slots[: spending.staging]) if count else None
         at = spending.staging
@@ -326,10 +343,19 @@ class Engine:
             )
             at += size
         self._arenas += streamed
-        return HostLanes(
-            self.store, ring, Streaming(streamed) if streamed else None, self.threads, self.settings.lanes == "auto",
-            self._faults, self._trace, self._tally,
-        )  # fmt: skip
+        streaming, keep = Streaming(streamed) if streamed else None, self.settings.lanes == "auto"
+        of_all = (self.threads, keep, self._faults, self._trace, self._tally)
+        machine = self._machine()
+        if machine is None:
+            return HostLanes(self.store, ring, streaming, *of_all)
+        return DeviceLanes(self.store, machine, spending, ring, streaming, *of_all, self._look)
+
+    def _machine(self) -> Any:
+        return Cuda(self.store, self.device) if self.device.type == "cuda" else None
+
+    def _look(self, call: Call, outcome: Outcome, wrong: bool) -> None:
+        if self.settings.guard != "off":
+            self._guard.look(call, outcome, wrong)
 
     def _arena(self, slots: int) -> Arena:
         data = torch.empty(slots, self.spending.slot_bytes, dtype=torch.uint8, device=self.device)

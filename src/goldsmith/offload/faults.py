@@ -86,25 +86,27 @@ class Faults:
     def _plant(self, fault: Fault, call: Call, outcome: Outcome, route: int, expert: int) -> None:
         if fault.stage == "transfer" and expert in outcome.slots:
             return  # its slot's bytes are wrong already
+        row = outcome.rows[int(outcome.at(torch.tensor([route])))]  # a view
+        flags = outcome.known_flags()
         if fault.stage == "merge":
-            outcome.flags[route] = UNWRITTEN
-            outcome.rows[route] = fault.value
+            flags[route] = UNWRITTEN
+            row[:] = fault.value
             return
         if fault.stage in ("race", "transfer"):
-            outcome.rows[route] = fault.value
+            row[:] = fault.value
             if fault.stage == "race" and outcome.host is not None:
                 rows, routes = outcome.host
                 rows[routes == route] = fault.value
         else:
             x = call.x[route // call.ids.shape[1]][None].cpu()
-            *_, (_, row) = stages(
+            *_, (_, made) = stages(
                 x, self.weights(call.layer, expert, call.number), self._store.options, self.hook(call, expert)
             )
-            outcome.rows[route] = row[0].to(outcome.rows.device)
+            row.copy_(made[0])
             if outcome.host is not None:
                 rows, routes = outcome.host
-                rows[routes == route] = row[0].to(rows.device)
-        outcome.flags[route] = int(not bool(torch.isfinite(outcome.rows[route]).all()))
+                rows[routes == route] = made[0]
+        flags[route] = int(not bool(torch.isfinite(row).all()))
 
     # -- in the replay ------------------------------------------------------------------------------------------------
 

@@ -53,12 +53,17 @@ class Guard:
         """The layers begin anew."""
         self._dirty, self._last = None, -1
 
-    def look(self, call: Call, outcome: Outcome) -> None:
-        """Raises or warns where the call's rows or their sums are not finite, or were never written."""
+    def look(self, call: Call, outcome: Outcome, wrong: bool | None = None) -> None:
+        """Raises or warns where the call's rows or their sums are not finite, or were never written.
+
+        wrong: what a kernel has flagged already; None: it is looked for now.
+        """
         if call.layer <= self._last:
             self.begin()
         self._last = call.layer
-        if bool(outcome.flags.any()) or not bool(torch.isfinite(outcome.out).all()):
+        if wrong is None:
+            wrong = bool(outcome.known_flags().any()) or not bool(torch.isfinite(outcome.out).all())
+        if wrong:
             self.tell(call, outcome)
 
     def tell(self, call: Call, outcome: Outcome) -> None:
@@ -87,8 +92,9 @@ class Guard:
             rows = bad_w.nonzero()[:, 0]
             said = "x is finite, the routing weights are not: the router is at fault. " + self._before(call, "they")
             return Finding("routing", "input", call.weights[bad_w], rows, (), (said,))
-        routes = (outcome.flags.cpu() != 0).nonzero()[:, 0]
-        unwritten = (outcome.flags.cpu() == UNWRITTEN).nonzero()[:, 0]
+        flags = outcome.known_flags()
+        routes = (flags != 0).nonzero()[:, 0]
+        unwritten = (flags == UNWRITTEN).nonzero()[:, 0]
         if len(unwritten):
             return self._unwritten(call, outcome, unwritten)
         if len(routes):
@@ -96,7 +102,7 @@ class Guard:
         return self._merge(call, outcome)
 
     def _unwritten(self, call: Call, outcome: Outcome, routes: Tensor) -> Finding:
-        rows = outcome.rows[routes.to(outcome.rows.device)]
+        rows = outcome.rows_of(routes)
         experts = tuple(sorted(set(call.ids.view(-1)[routes].tolist())))
         said = f"{len(routes)} row(s) of these experts were never written; x and routing weights are finite."
         return Finding("merge", "merge", rows, routes // call.ids.shape[1], experts, (said,))
@@ -123,7 +129,7 @@ class Guard:
         damaged = self.store.differs(self.store.raw(call.layer, e), call.layer, e)
         bad = next((name for name, w in weights.items() if not bool(torch.isfinite(w).all())), None)
         if bad is not None or damaged is not None:
-            values = weights[bad] if bad else outcome.rows[routes[:1].to(outcome.rows.device)]
+            values = weights[bad] if bad else outcome.rows_of(routes[:1])
             said = (f"{bad} of expert {e} in the store is not finite" if bad else f"expert {e} in the store") + (
                 f", and its bytes are not those that were written (section {damaged}): damaged since."
                 if damaged
@@ -157,7 +163,7 @@ class Guard:
         return Finding("transfer", "transfer", torch.tensor([float("nan")]), tokens, (e,), (said,))
 
     def _not_repeated(self, call: Call, outcome: Outcome, e: int, routes: Tensor, tokens: Tensor) -> Finding:
-        rows = outcome.rows[routes.to(outcome.rows.device)]
+        rows = outcome.rows_of(routes)
         if outcome.host is not None:
             kept, at = outcome.host
             mine = torch.isin(at.cpu(), routes)
@@ -176,7 +182,9 @@ class Guard:
             return None
         k = call.ids.shape[1]
         rows = bad.nonzero()[:, 0]
-        parts = outcome.rows.view(-1, k, outcome.rows.shape[-1])[rows] * call.weights[rows].unsqueeze(-1)
+        routes = (rows.cpu()[:, None] * k + torch.arange(k)).view(-1)
+        kept = (call.ids.view(-1)[routes] >= 0).to(call.weights.device)
+        parts = (outcome.rows_of(routes) * call.weights.view(-1)[routes.to(call.weights.device)].unsqueeze(-1))[kept]
         said = (
             f"all rows of the experts are finite; max |w y| = {_most(parts):.3g}, and their sum does not fit "
             f"{str(call.given.dtype).removeprefix('torch.')}."

@@ -127,7 +127,7 @@ class HostLanes:
         if lane == "cpu":
             outcome.host = (some, routes)
         outcome.rows.index_copy_(0, routes, some)
-        outcome.flags.index_copy_(0, routes, flags.index_select(0, routes))
+        outcome.known_flags().index_copy_(0, routes, flags.index_select(0, routes))
 
     def _copy(self, layer: int, expert: int, into: Tensor) -> None:
         """In the copying thread."""

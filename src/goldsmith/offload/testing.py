@@ -27,9 +27,9 @@ def inject(
     """While it lasts, the next `times` calls of `layer` have a fault
 
     stage    "weights" (the expert's numbers), "input" (x), "routing" (the weights of the merge), "gate_up",
-             "activation", "product", "down" (what that stage gives, at every replay too), "transfer" (a slot's bytes, or
-             rows on their way to the device), "merge" (a row that no lane writes), "race" (rows that a replay does not
-             show again)
+             "activation", "product", "down" (what that stage gives, at every replay too), "transfer" (a slot's bytes,
+             or rows on their way to the device), "merge" (a row that no lane writes), "race" (rows that a replay does
+             not show again)
     expert   None: every expert that is used. rows: tokens of a call; None: all
     value    what is planted: NaN, or Inf
     Raises ValueError for a stage, layer, expert or number of times that there is not.

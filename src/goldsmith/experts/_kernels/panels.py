@@ -1,0 +1,198 @@
+"""Products with the experts of an arena of blocks, on a GPU: the weights are read where they lie, once a tile of rows.
+
+P rows of a call, sorted by expert; a tile is up to BM of them that have one expert. I inner, H hidden.
+Grids: (tiles, blocks of outputs). Sums in float32; products of bfloat16 numbers are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...core._kernels.arithmetic import sigmoid
+from ...core.device import triton_interpreted
+from .._common import ACTIVATIONS
+from ..layout import Layout
+from ..packed import PackedExperts
+from .codes import FORMATS, scaled, weight
+
+_SCALES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 4}
+
+
+@triton.jit
+def _times(x_ptr, x_rows, x_good, K, panel_ptr, n, BM: tl.constexpr, BN: tl.constexpr, STEPS, PER: tl.constexpr,
+           FORMAT: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
+           ZEROS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+    """[BM, BN] of x's rows times the panels' rows; panel_ptr [BN] where each output's panel begins, n [BN] its row."""
+    total = tl.zeros((BM, BN), tl.float32)
+    at = tl.arange(0, 32)
+    for step in range(STEPS):
+        word = step * 32 + at
+        spots = panel_ptr[None, :] + (word[:, None] * 16 + n[None, :]) * 4
+        words = tl.load(spots.to(tl.pointer_type(tl.int32)), word[:, None] * PER < K, 0)
+        for j in tl.static_range(PER):
+            k = word * PER + j
+            x = tl.load(x_ptr + x_rows[:, None] + k[None, :], x_good[:, None] & (k[None, :] < K), 0.0)
+            inside = tl.minimum(k, K - 1)  # words beyond the last input have no scale of their own
+            w = scaled(weight(words, j, FORMAT), panel_ptr[None, :], inside[:, None], n[None, :], GROUP, SCALES, ZEROS,
+                       FORMAT, SCALE)  # fmt: skip
+            w = tl.where(k[:, None] < K, w, 0.0)
+            if PAIRS:
+                total = tl.dot(x, w.to(tl.bfloat16), total)
+            else:
+                total = tl.dot(x.to(tl.float32), w, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _activated(g, u, alpha, limit, ACTIVATION: tl.constexpr, LIMITED: tl.constexpr):
+    if LIMITED:  # NaN stays: minimum and maximum would drop it
+        g = tl.where(g > limit, limit, g)
+        u = tl.where(u > limit, limit, tl.where(u < -limit, -limit, u))
+    if ACTIVATION == 0:
+        return g * sigmoid(g) * u
+    elif ACTIVATION == 1:
+        return 0.5 * g * (1 + tl.erf(g * 0.7071067811865476)) * u
+    elif ACTIVATION == 2:
+        return g * sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g)) * u  # (1 + tanh a) / 2 = sigmoid(2 a)
+    elif ACTIVATION == 3:
+        r = tl.where(g < 0, 0.0, g)
+        return r * r * u
+    else:
+        return g * sigmoid(alpha * g) * (u + 1)
+
+
+@triton.jit
+def _hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, h_ptr, stride_x, stride_bias, TILES, H, I,
+                   STRIDE, UP, PANEL, alpha, limit, BM: tl.constexpr, BN: tl.constexpr, PER: tl.constexpr,
+                   FORMAT: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
+                   ZEROS: tl.constexpr, PAIRS: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+                   LIMITED: tl.constexpr, ROUND: tl.constexpr):  # fmt: skip
+    """h[p] = act(Wg x + bg, Wu x + bu) of the rows of a tile"""
+    tile = tl.program_id(0)
+    slot = tl.load(tiles_ptr + tile).to(tl.int64)
+    first, count = tl.load(tiles_ptr + TILES + tile), tl.load(tiles_ptr + 2 * TILES + tile)
+    row = tl.arange(0, BM)
+    good = row < count
+    rows = tl.load(tokens_ptr + first + row, good, 0).to(tl.int64) * stride_x
+    out = tl.program_id(1) * BN + tl.arange(0, BN)
+    inside = out < I
+    kept = tl.minimum(out, I - 1)
+    gate = blob_ptr + slot * STRIDE + (kept // 16).to(tl.int64) * PANEL
+    n, steps = kept % 16, tl.cdiv(H, 32 * PER)
+    g = _times(x_ptr, rows, good, H, gate, n, BM, BN, steps, PER, FORMAT, SCALE, GROUP, SCALES, ZEROS, PAIRS)
+    u = _times(x_ptr, rows, good, H, gate + UP, n, BM, BN, steps, PER, FORMAT, SCALE, GROUP, SCALES, ZEROS, PAIRS)
+    if BIAS:
+        g += tl.load(bias_ptr + slot * stride_bias + kept)[None, :].to(tl.float32)
+        u += tl.load(bias_ptr + slot * stride_bias + I + kept)[None, :].to(tl.float32)
+    if ROUND:
+        g, u = g.to(tl.bfloat16).to(tl.float32), u.to(tl.bfloat16).to(tl.float32)
+    h = _activated(g, u, alpha, limit, ACTIVATION, LIMITED)
+    spot = h_ptr + (first + row).to(tl.int64)[:, None] * I + out[None, :]
+    tl.store(spot, h.to(h_ptr.dtype.element_ty), good[:, None] & inside[None, :])
+
+
+@triton.jit
+def _down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, stride_bias, TILES, H, I, STRIDE, DOWN, PANEL,
+                 BM: tl.constexpr, BN: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr, SCALE: tl.constexpr,
+                 GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, PAIRS: tl.constexpr,
+                 BIAS: tl.constexpr):  # fmt: skip
+    """y[p] = Wd h[p] + bd of the rows of a tile, in float32"""
+    tile = tl.program_id(0)
+    slot = tl.load(tiles_ptr + tile).to(tl.int64)
+    first, count = tl.load(tiles_ptr + TILES + tile), tl.load(tiles_ptr + 2 * TILES + tile)
+    row = tl.arange(0, BM)
+    good = row < count
+    out = tl.program_id(1) * BN + tl.arange(0, BN)
+    inside = out < H
+    kept = tl.minimum(out, H - 1)
+    panel = blob_ptr + slot * STRIDE + DOWN + (kept // 16).to(tl.int64) * PANEL
+    rows = (first + row).to(tl.int64)
+    y = _times(h_ptr, rows * I, good, I, panel, kept % 16, BM, BN, tl.cdiv(I, 32 * PER), PER, FORMAT, SCALE, GROUP,
+               SCALES, ZEROS, PAIRS)  # fmt: skip
+    if BIAS:
+        y += tl.load(bias_ptr + slot * stride_bias + kept)[None, :].to(tl.float32)
+    tl.store(y_ptr + rows[:, None] * H + out[None, :], y, good[:, None] & inside[None, :])
+
+
+@dataclass(frozen=True)
+class Config:
+    """rows: of a tile. outputs: of a program."""
+
+    rows: int
+    outputs: int
+    warps: int
+    why: str
+
+
+def pick(most: int) -> Config:
+    """most: the tokens of the expert that has the most."""
+    if most <= 16:
+        return Config(16, 32, 4, "decode: memory decides, so many small programs")
+    return Config(64, 64, 4, "a prompt: each word that is decoded serves 64 rows")
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """The constants of a projection in a block; for a launch."""
+
+    at: int
+    panel: int
+    named: dict[str, Any]
+
+
+def _matrix(layout: Layout, which: str) -> _Matrix:
+    (place,) = layout.matrices(which)
+    group = (layout.group_size or place.inputs) if place.groups else 1
+    named = {
+        "PER": layout.kind.per_word, "FORMAT": FORMATS[layout.format], "SCALE": _SCALES[layout.scale_dtype],
+        "GROUP": group, "SCALES": place.scales_at, "ZEROS": place.zeros_at,
+    }  # fmt: skip
+    return _Matrix(place.offset, place.panel_bytes, named)
+
+
+def panels_forward(
+    x: Tensor, tokens: Tensor, tiles: Tensor, base: PackedExperts, h: Tensor, y: Tensor, config: Config, *,
+    activation: str, alpha: float, limit: float | None,
+) -> None:  # fmt: skip
+    """y[p] = what the expert of sorted row p gives for x[tokens[p]]
+
+    x [T, H] with contiguous rows, float32, bfloat16 or float16; tokens int32 [P]; tiles int32 [3, n]: expert of the
+    base, first row, rows (at most config.rows) of each tile. base: in blocks. h [P, I], in bfloat16 if x is and else in
+    float32, and y [P, H] float32 are written where tiles say.
+    """
+    layout = base.layout
+    H, I, count = layout.hidden_size, layout.intermediate_size, tiles.shape[1]
+    if not count:
+        return
+    pairs = layout.format == "bf16" and x.dtype == torch.bfloat16 and not triton_interpreted()
+    wide, narrow = _matrix(layout, "gate_up"), _matrix(layout, "down")
+    up = layout.matrices("gate_up")[0].parts[1]
+    blob, nothing = base.gate_up, base.gate_up
+    shared = {"BM": config.rows, "BN": config.outputs, "PAIRS": pairs, "num_warps": config.warps}
+    first, last = base.gate_up_bias, base.down_bias
+    _hidden_kernel[(count, triton.cdiv(I, config.outputs))](
+        x, tokens, tiles, blob, nothing if first is None else first, h, x.stride(0),
+        0 if first is None else first.stride(0), count, H, I, layout.block_bytes, up, wide.panel, float(alpha),
+        0.0 if limit is None else float(limit), BIAS=first is not None, ACTIVATION=ACTIVATIONS.index(activation),
+        LIMITED=limit is not None, ROUND=x.dtype == torch.bfloat16, **wide.named, **shared,
+    )  # fmt: skip
+    _down_kernel[(count, triton.cdiv(H, config.outputs))](
+        h, tiles, blob, nothing if last is None else last, y, 0 if last is None else last.stride(0), count, H, I,
+        layout.block_bytes, narrow.at, narrow.panel, BIAS=last is not None, **narrow.named, **shared,
+    )  # fmt: skip
+
+
+def tiles_of(experts: list[int], counts: list[int], starts: list[int], rows: int) -> list[list[int]]:
+    """[experts, first rows, rows] of the tiles of these experts: at most `rows` rows each."""
+    found: list[list[int]] = [[], [], []]
+    for expert, count, start in zip(experts, counts, starts, strict=True):
+        for at in range(0, count, rows):
+            for values, value in zip(found, (expert, start + at, min(rows, count - at))):
+                values.append(value)
+    return found

@@ -1,0 +1,76 @@
+"""What the device lanes need of a machine: its streams, memory that copies can run from, and marks to time by.
+
+`Cuda` is the machine; `Simulated` has the same on a CPU, for tests of the lanes' own logic: kernels through Triton's
+interpreter, copies in a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .store import ExpertStore
+from .streams import CudaStream, Inline, Worker
+
+
+class Cuda:
+    """`copies` is one stream; what computes goes to the stream that is current where the engine is called."""
+
+    def __init__(self, store: ExpertStore, device: torch.device) -> None:
+        from .transport import Transport
+
+        self.device = device
+        self.copies = CudaStream(torch.cuda.Stream(device))
+        self.transport = Transport(store, device)
+
+    def compute(self) -> CudaStream:
+        return CudaStream(torch.cuda.current_stream(self.device))
+
+    def host(self, nbytes: int) -> Tensor:
+        """Pinned bytes of the CPU."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy(self, source: Tensor, into: Tensor) -> None:
+        """An expert's bytes to the device, on `copies`."""
+        self.transport.copy(source, into, self.copies.stream)
+
+    def mark(self, stream: CudaStream) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream.stream)
+        return event
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+    def close(self) -> None:
+        self.copies.stream.synchronize()
+        self.transport.close()
+
+
+class Simulated:
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.copies = Worker("goldsmith copies")
+
+    def compute(self) -> Inline:
+        return Inline()
+
+    def host(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def copy(self, source: Tensor, into: Tensor) -> None:
+        into.copy_(source)
+
+    def mark(self, stream: Any) -> float:
+        return time.perf_counter()
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+    def close(self) -> None:
+        self.copies.close()

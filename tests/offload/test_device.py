@@ -1,0 +1,80 @@
+"""The lanes of a GPU on a machine without one: kernels through Triton's interpreter, copies in a thread."""
+
+import pytest
+import torch
+
+from goldsmith import assay
+from goldsmith.offload import machine
+from goldsmith.offload.engine import Engine
+from goldsmith.offload.report import NumericsError
+from goldsmith.offload.testing import inject
+from offload import stores
+from offload.goldens import decode, inputs, target
+
+LANES = ("cpu", "copied", "cached", "mixed")
+
+
+class Simulation(Engine):
+    """An Engine whose lanes are a GPU's."""
+
+    def _machine(self):
+        self._deferred = True
+        return machine.Simulated()
+
+    def _row_bytes(self):
+        return 4 * (self.store.hidden_size + self.store.intermediate_size) + 24
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return stores.build(tmp_path_factory.mktemp("stores") / "a.store", layers=(0, 2), format="fp32")
+
+
+def engine_of(store, lanes="mixed", guard="raise"):
+    return Simulation(store, device="cpu", gpu_budget="24MiB", lanes=lanes, guard=guard)
+
+
+@assay.case(T=[3], kind=["holes"])
+def few(make, T, kind):
+    return inputs(make, T, k=2, E=3, H=32, kind=kind)
+
+
+@assay.case(T=[9], kind=["uniform", "holes", "twice"])
+def some(make, T, kind):
+    return inputs(make, T, kind=kind)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return stores.build(tmp_path_factory.mktemp("stores") / "a.store", layers=(0,), format="fp32", E=3, H=32, I=16)
+
+
+@pytest.mark.parametrize("lanes", ["cpu", "mixed"])
+def test_lanes_hold_to_the_golden(small, lanes):
+    with engine_of(small, lanes, guard="off") as engine:
+        assay.check(target(small, engine, torch.float32, few), probes=["values", "second_call", "layouts"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", LANES)
+def test_every_lane_passes_all_probes(store, lanes):
+    with engine_of(store, lanes, guard="off") as engine:
+        assay.check(target(store, engine, torch.float32, [*decode, *some]))
+
+
+def test_faults_are_told_one_call_later(store):
+    x, ids, weights = stores.call(store, 0, 3, 2, dtype=torch.float32)
+    with engine_of(store) as engine:
+        clean = engine(0, x, ids, weights)
+        with inject(engine, "input", layer=0, rows=[1]):
+            assert torch.isnan(engine(0, x, ids, weights)[1]).all()
+            with pytest.raises(NumericsError) as raised:
+                engine(2, x, ids, weights)
+        assert (raised.value.report.layer, raised.value.report.rows) == (0, (1,))
+        assert torch.equal(engine(0, x, ids, weights), clean)
+        with inject(engine, "transfer", layer=2, expert=int(ids[0, 0])):
+            engine(2, x, ids, weights)
+            with pytest.raises(NumericsError) as raised:
+                engine.end_forward()
+        report = raised.value.report
+        assert (report.layer, report.cause, report.experts) == (2, "transfer", (int(ids[0, 0]),))

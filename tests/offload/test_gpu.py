@@ -1,0 +1,192 @@
+"""The lanes on a GPU: the golden, and the hazards of streams with work that is made late on purpose."""
+
+import threading
+
+import pytest
+import torch
+
+from goldsmith import assay
+from goldsmith.offload.engine import Engine
+from goldsmith.offload.report import NumericsError
+from goldsmith.offload.testing import inject
+from offload import stores
+from offload.goldens import decode, inputs, target
+
+pytestmark = pytest.mark.gpu
+LANES = ("cpu", "copied", "cached", "mixed")
+FORMATS = ("fp32", "bf16", "int8", "int4", "int4_asym", "mxfp4", "fp8_block")
+LATE = 100_000_000  # cycles of a GPU: about 50 ms
+
+
+@pytest.fixture(scope="module")
+def store_of(tmp_path_factory):
+    built = {}
+
+    def of(format="bf16", **options):
+        key = (format, *options.items())
+        if key not in built:
+            group = 32 if format in ("int8", "int4", "int4_asym") else None
+            path = tmp_path_factory.mktemp("stores") / "a.store"
+            built[key] = stores.build(path, format=format, group_size=group, **options)
+        return built[key]
+
+    return of
+
+
+def engine_of(store, lanes="mixed", guard="raise", budget="64MiB", **options):
+    return Engine(store, device="cuda", gpu_budget=budget, lanes=lanes, guard=guard, exact=False, **options)
+
+
+def call_of(store, T=5, k=3, dtype=torch.bfloat16, layer=0):
+    return tuple(t.cuda() for t in stores.call(store, layer, T, k, dtype=dtype))
+
+
+@assay.case(T=[37], why="prefill: experts with many tokens and with few")
+def prefill(make, T):
+    return inputs(make, T)
+
+
+@assay.case(T=[9], kind=["holes", "twice"])
+def odd(make, T, kind):
+    return inputs(make, T, kind=kind)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_every_lane_holds_to_the_golden(store_of, lanes):
+    with engine_of(store_of(), lanes, guard="off") as engine:
+        assay.check(target(store_of(), engine, torch.bfloat16, [*decode, *prefill, *odd]), device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("format", FORMATS)
+def test_mixed_lanes_hold_to_the_golden_in_every_format_and_dtype(store_of, format, dtype):
+    with engine_of(store_of(format), guard="off") as engine:
+        held = target(store_of(format), engine, dtype, [*decode, *prefill])
+        assay.check(held, device="cuda", probes=["values", "second_call"])
+
+
+def test_gpt_oss_biases_and_limits_hold_to_the_golden(store_of):
+    store = store_of("bf16", bias=True, activation="swiglu_oai", limit=7.0)
+    with engine_of(store, guard="off") as engine:
+        assay.check(target(store, engine, torch.bfloat16, prefill), device="cuda", probes=["values"])
+
+
+def test_the_same_calls_give_the_same_bits(store_of):
+    call = call_of(store_of(), T=40)
+    found = []
+    for _ in range(2):
+        with engine_of(store_of()) as engine:
+            found += [engine(0, *call) for _ in range(3)]
+    assert all(torch.equal(y, found[0]) for y in found)
+
+
+def test_a_late_compute_stream_reads_and_hands_out_nothing_early(store_of):
+    """Hazards 1, 2 and 3: x arrives late on the CPU, slots are read late and may not be filled anew before that."""
+    store = store_of()
+    call = call_of(store)
+    with engine_of(store) as engine:
+        wanted = engine(0, *call)
+    for lanes in LANES:
+        with engine_of(store, lanes, budget="24MiB") as engine:
+            for transit in (engine._lanes.x, engine._lanes.made):
+                transit.take((4096,), torch.float32).fill_(float("nan"))
+            for _ in range(3):
+                torch.cuda._sleep(LATE)
+                y = engine(0, *call)
+            torch.cuda._sleep(LATE)
+            again = engine(0, *call)
+            difference = (y - wanted).abs().max() + (again - wanted).abs().max()
+            assert float(difference) < 0.1 * float(wanted.abs().max())
+
+
+def test_a_late_copy_stream_is_waited_for(store_of):
+    store = store_of()
+    call = call_of(store)
+    for lanes in ("copied", "cached"):
+        with engine_of(store, lanes) as engine:
+            for arena in engine._arenas:
+                arena.data.fill_(255)  # NaN in bfloat16
+            with torch.cuda.stream(engine._lanes.copies.stream):
+                torch.cuda._sleep(LATE)
+            assert torch.isfinite(engine(0, *call)).all()
+            engine.flush()
+
+
+def test_a_late_copy_into_a_slot_that_is_reused_at_once(store_of):
+    store = store_of()
+    with engine_of(store, "copied", budget="24MiB") as engine:
+        calls = [call_of(store, T=1, k=3) for _ in range(2)]
+        wanted = [engine(layer, *calls[layer]) for layer in (0, 1)]
+        for _ in range(20):
+            for layer in (0, 1):
+                torch.cuda._sleep(LATE // 50)
+                assert torch.equal(engine(layer, *calls[layer]), wanted[layer])
+
+
+def test_it_runs_in_a_stream_and_in_a_thread_of_the_callers(store_of):
+    call = call_of(store_of())
+    with engine_of(store_of()) as engine:
+        wanted = engine(0, *call)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(LATE)
+            y = engine(0, *call)
+        last = engine(0, *call)
+        stream.synchronize()
+        assert torch.equal(y, wanted) and torch.equal(last, wanted)
+        found = []
+        thread = threading.Thread(target=lambda: found.append(engine(0, *call)))
+        thread.start()
+        thread.join()
+        torch.cuda.synchronize()
+        assert torch.equal(found[0], wanted)
+
+
+def test_the_budget_is_all_that_is_taken(store_of):
+    store, call = store_of("bf16", H=256, I=128), None
+    call = call_of(store, T=64)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with engine_of(store, budget="48MiB") as engine:
+        for _ in range(100):
+            engine(0, *call)
+        engine.flush()
+        peak = torch.cuda.max_memory_allocated() - before
+        assert peak <= 48 << 20 and engine.spending.total <= 48 << 20
+        steady = torch.cuda.memory_stats()["num_alloc_retries"]
+        assert steady == 0
+
+
+def test_capture_is_refused(store_of):
+    call = call_of(store_of())
+    with engine_of(store_of()) as engine:
+        engine(0, *call)
+        torch.cuda.synchronize()
+        with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                engine(0, *call)
+
+
+def test_float16_does_not_overflow_inside(store_of):
+    store = store_of("fp32", dtype=torch.float32, scale=8.0)
+    x, ids, weights = call_of(store, dtype=torch.float16)
+    with engine_of(store) as engine:
+        y = engine(0, x * 40, ids, weights * 1e-3)
+        engine.flush()
+    assert torch.isfinite(y).all()
+
+
+@pytest.mark.parametrize("stage", ["weights", "input", "routing", "gate_up", "down", "transfer", "race"])
+def test_a_fault_is_told_at_the_next_call(store_of, stage):
+    call = call_of(store_of())
+    expert = int(call[1][0, 0])
+    where = {"rows": [0]} if stage in ("input", "routing") else {"expert": expert}
+    with engine_of(store_of(), "copied") as engine:
+        engine(0, *call)
+        with inject(engine, stage, layer=0, **where):
+            engine(0, *call)
+            with pytest.raises(NumericsError) as raised:
+                engine.end_forward()
+        report = raised.value.report
+        assert report.layer == 0 and report.stage == {"race": "down"}.get(stage, stage)
