@@ -24,11 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils import _python_dispatch as modes
 
 from .golden import default_dtype, is_deciding, threads_for
 
@@ -101,7 +97,7 @@ def stored(value: Tensor, dtype: torch.dtype) -> Tensor:
     `running_bounds` the rounding joins the error of everything that follows, backward included; under `legal_runs` the
     value itself is rounded (gradient: identity); elsewhere the argument comes back untouched.
     """
-    for mode in reversed(_get_current_dispatch_mode_stack()):
+    for mode in reversed(modes._get_current_dispatch_mode_stack()):
         if hasattr(mode, "on_store"):
             return mode.on_store(value, dtype)
     return value
@@ -156,7 +152,7 @@ class _Twin:
     stores: set[tuple] = field(default_factory=set)  # the views whose error holds the rounding of a store already
 
 
-class RunningErrors(TorchDispatchMode):
+class RunningErrors(modes.TorchDispatchMode):
     """The mode behind `running_bounds`; the rules call it as `v, e = m(argument)`."""
 
     def __init__(self, compute: torch.dtype, dot: str = "ieee", careful: bool = False):
@@ -204,7 +200,7 @@ class RunningErrors(TorchDispatchMode):
 
     def on_store(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         """Adds the rounding of a store to the twin of `value`, once. What is done for it has no error of its own."""
-        with _disable_current_modes():
+        with modes._disable_current_modes():
             if not self.is_stored(value, dtype):
                 kept = value.detach()
                 error = self.error_of(kept)

@@ -22,12 +22,12 @@ from .influence import influence
 from .isolate import Isolation, handed_in, isolate, named
 from .provenance import provenance
 from .runs import facts
-from .whatif import explain
+from .whatif import Search, search
 from .whatif.engine import seconds
 
 _LATER = ("second_call", "repeats", "layouts", "scaling")  # probes of other runs than the first
 Result = TypeVar("Result")
-_WHAT_IF = 12.0  # seconds of the processor, at most, for changed goldens
+_WHAT_IF, _MORE = 12.0, 36.0  # seconds of the processor, at most, for changed goldens, and for more of them at the end
 _MEMORY = (
     ("guard", " bytes written ", "overrun"),
     ("guard", "", "stray_read"),
@@ -102,8 +102,9 @@ def collect(
     evidence.other = _others(session, own, evidence.tensor)
     if not spent():
         evidence.born = _step(evidence, "provenance", lambda: provenance(session, own))
+    changed = None
     if depth.whatif != frozenset() and not spent() and table.first_wrong in named(own):
-        _step(evidence, "whatif", lambda: _what_if(session, evidence, own, depth.whatif, spent))
+        changed = _step(evidence, "whatif", lambda: _what_if(session, evidence, own, depth.whatif, spent))
     if not spent():
         _step(
             evidence,
@@ -121,6 +122,8 @@ def collect(
     if depth.sent and not spent() and table.first_wrong is not None:
         first_wrong = table.first_wrong
         evidence.carried = _step(evidence, "cotangents", lambda: carried(session, own, first_wrong, spent=spent))
+    if changed is not None and changed.left and not (evidence.whatif or evidence.memory or depth.whatif or spent()):
+        _step(evidence, "whatif", lambda: _tried(evidence, changed, _MORE, spent))
     return table
 
 
@@ -208,11 +211,17 @@ def _first_wrong(session: Session, evidence: Evidence, table: Isolation) -> None
 
 def _what_if(
     session: Session, evidence: Evidence, own: Run, causes: frozenset[str] | None, spent: Callable[[], bool]
-) -> None:
+) -> Search | None:
     got = named(own)[evidence.tensor][1]
-    if got is not None:
-        limit = seconds(_WHAT_IF)
-        evidence.whatif = explain(session, evidence.tensor, got, own, causes=causes, spent=lambda: spent() or limit())
+    found = None if got is None else search(session, evidence.tensor, got, own, causes=causes)
+    if found is not None:
+        _tried(evidence, found, _WHAT_IF, spent)
+    return found
+
+
+def _tried(evidence: Evidence, changed: Search, limit: float, spent: Callable[[], bool]) -> None:
+    over = seconds(limit)
+    evidence.whatif = changed.run(lambda: spent() or over())
 
 
 def _location(got: Tensor, against: ladder.Reference) -> Location | None:

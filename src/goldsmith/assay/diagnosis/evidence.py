@@ -131,7 +131,8 @@ class Influence:
     """Which slices of an input the golden depends on and the candidate does not, and the other way round.
 
     Ranges are inclusive. `outputs` are the results in which it shows. `none`: the input has no influence at all, and
-    should (`missing` is empty then: nothing is cut short).
+    should (`missing` is empty then: nothing is cut short). `elsewhere`: those of `extra` that fail to reach some
+    of what they reach in the golden: they come out at other places.
     """
 
     input: str
@@ -140,6 +141,7 @@ class Influence:
     extra: tuple[tuple[int, int], ...] = ()
     outputs: tuple[str, ...] = ()
     none: bool = False
+    elsewhere: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from .evidence import Influence
 from .isolate import named
 
 PROBE = "influence"
+SAME, EXTRA, ELSEWHERE, MISSING = _STATES = ("same", "extra", "elsewhere", "missing")
 _RUNS = 24  # per axis: two edges of 2^9 slices and some more
 
 
@@ -60,6 +61,7 @@ class _Axis:
         self.outputs: set[str] = set()
         self.missing: list[tuple[int, int]] = []
         self.extra: list[tuple[int, int]] = []
+        self.elsewhere: list[tuple[int, int]] = []
 
     def find(self) -> Influence | None:
         ends = [(0, 0), (self.length - 1, self.length - 1)]
@@ -75,7 +77,10 @@ class _Axis:
             return None
         if _joined(self.missing) == ((0, self.length - 1),):
             return Influence(self.name, self.axis, (), _joined(self.extra), tuple(sorted(self.outputs)), none=True)
-        return Influence(self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)))
+        return Influence(
+            self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)),
+            elsewhere=_joined(self.elsewhere),
+        )  # fmt: skip
 
     def _halve(self, lo: int, hi: int, before: str, after: str) -> None:
         """Between two known ends: where both agree a slice in the middle speaks for all, else the edge is searched."""
@@ -97,13 +102,15 @@ class _Axis:
             self._halve(middle + 1, hi, state, after)
 
     def _note(self, span: tuple[int, int], state: str) -> None:
-        if span[0] <= span[1] and state in ("missing", "extra"):
-            (self.missing if state == "missing" else self.extra).append(span)
+        if span[0] <= span[1] and state != SAME:
+            (self.missing if state == MISSING else self.extra).append(span)
+        if span[0] <= span[1] and state == ELSEWHERE:
+            self.elsewhere.append(span)
 
     def state(self, lo: int, hi: int) -> str:
-        """ "as in the golden", "missing" or "extra"; unknown counts as the former."""
+        """Unknown counts as the same. Of several results the one that says most counts."""
         if self.left <= 0 or self.spent():
-            return "same"
+            return SAME
         self.left -= 1
         session = self.session
         copy = session.material.inputs[self.name].clone(memory_format=torch.contiguous_format)
@@ -113,9 +120,9 @@ class _Axis:
         material = session.material.with_inputs({self.name: copy})
         done = session.execute(PROBE, f"influence of {self.name}", material=material, look=False)
         if done.error is not None:
-            return "same"
+            return SAME
         ref = session.references(material, done, taken(session, done))
-        said = "same"
+        said = SAME
         try:
             now = ref.plain
             for name, (_, tensor) in named(done).items():
@@ -123,16 +130,16 @@ class _Axis:
                     continue
                 if not self._may_move(name, tensor, now):
                     continue
-                missing, extra = self._moved(name, tensor, ref)
-                if missing or extra:
+                found = self._moved(name, tensor, ref)
+                if found != SAME:
                     self.outputs.add(name)
-                    said = "missing" if missing else said if said == "missing" else "extra"
+                said = max(said, found, key=_STATES.index)
         except GoldenError:
-            return "same"
+            return SAME
         return said
 
     def _may_move(self, name: str, tensor: Tensor, now: dict[str, Tensor]) -> bool:
-        """Whether `_moved` can find anything: the golden's numbers alone, without their bounds, say no most of the time."""
+        """Whether `_moved` can find anything: mostly the golden's numbers, without their bounds, say no already."""
         after, before, mine = now.get(name), self.session.ref.plain.get(name), self.first.get(name)
         bounded = self.session.ref.bounded.get(name)
         if after is None or before is None or mine is None or bounded is None or after.shape != tensor.shape:
@@ -144,22 +151,26 @@ class _Axis:
         step = (tensor.double() - mine.double()).abs()
         return bool((~goes & (step > 4 * SLACK * bounded.bound) & torch.isfinite(step)).any())
 
-    def _moved(self, name: str, tensor: Tensor, ref: References) -> tuple[bool, bool]:
-        """(moves in the golden and nowhere in the candidate, moves in the candidate alone in some element).
+    def _moved(self, name: str, tensor: Tensor, ref: References) -> str:
+        """MISSING: it moves in the golden, and nowhere there in the candidate. EXTRA: some element moves in the
+        candidate alone. ELSEWHERE: so it does, and some of those that the golden moves stay.
 
         The golden counts as moved where it goes farther than rounding; the candidate as still where no bit changes.
         """
         now, before, mine = ref.bounded.get(name), self.session.ref.bounded.get(name), self.first.get(name)
         if now is None or before is None or mine is None or now.value.shape != tensor.shape:
-            return False, False
+            return SAME
         change = (now.value - before.value).abs()
         nans = torch.isnan(tensor) & torch.isnan(mine)
-        still = (tensor == mine) | nans
+        still = (tensor == mine) & ~nans
         moves = change > SLACK * (now.bound + before.bound)
-        lost = bool(moves.any()) and bool((still & ~nans)[moves].all())
         step = (tensor.double() - mine.double()).abs()
         leaks = (change == 0) & (step > 4 * SLACK * (now.bound + before.bound)) & torch.isfinite(step)
-        return lost, bool(leaks.any())
+        if bool(moves.any()) and bool(still[moves].all()):
+            return MISSING
+        if not bool(leaks.any()):
+            return SAME
+        return ELSEWHERE if bool(still[moves].any()) else EXTRA
 
 
 def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

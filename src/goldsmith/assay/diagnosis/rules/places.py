@@ -44,6 +44,19 @@ def permuted(r: Reading) -> Match | None:
             moved = int((index != torch.arange(len(index), device=index.device)).sum())
             text = f"{moved} of the {len(index)} rows of axis {axis} are the golden's in another order"
             return Match(EXACT, (text,), {"axis": axis, "index": index.tolist()})
+    return _other_places(r)
+
+
+def _other_places(r: Reading) -> Match | None:
+    """What enters rows of an input comes out at other places than in the golden, and not at all of its own."""
+    for i in r.influences:
+        rows = sum(hi - lo + 1 for lo, hi in i.elsewhere)
+        if rows > 1 and not i.missing:
+            text = (
+                f"what enters {i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden, "
+                "and not all of those that it should: it is read in another order"
+            )
+            return Match(LIKELY + 0.04, (text,), {"input": i.input, "axis": i.axis})
     return None
 
 

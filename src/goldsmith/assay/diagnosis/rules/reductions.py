@@ -96,10 +96,10 @@ def wrong_mask(r: Reading) -> Match | None:
         every = bool((r.y[r.g < 0] == 0).all())
         if r.zeros > 0 and every and bool((got == 0).all()) and bool((wanted < 0).all()) and bool((r.g > 0).any()):
             return Match(SEEN, ("zero wherever the golden is negative: masked elements enter a maximum as 0",), {})
-    for i in r.influences:
-        if i.extra:
-            text = f"{i.input}[axis {i.axis}: {say(i.extra)}] has influence, in the golden it has none"
-            return Match(LIKELY, (text,), {"input": i.input, "axis": i.axis, "extra": half_open(i.extra)})
+    for i in sorted((i for i in r.influences if i.extra), key=lambda i: bool(i.elsewhere)):
+        text = f"{i.input}[axis {i.axis}: {say(i.extra)}] has influence, in the golden it has none"
+        score = HINT if i.elsewhere else LIKELY
+        return Match(score, (text,), {"input": i.input, "axis": i.axis, "extra": half_open(i.extra)})
     raised = r.e.runs.get("offset")
     offset = [f for f in r.e.report.findings if plain(label(f)) == "offset"]
     zeros = next((f for f in offset if "; all zeros;" in f.text and ", golden -" in f.text), None)

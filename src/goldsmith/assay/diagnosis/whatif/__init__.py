@@ -6,6 +6,6 @@ index shifted), and the first wrong tensor is compared. A change that makes the 
 rounding allows, is the mistake, or cannot be told from it.
 """
 
-from .engine import explain
+from .engine import Search, explain, search
 
-__all__ = ["explain"]
+__all__ = ["Search", "explain", "search"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Key = str | int  # a leaf's name, or the index of the operator that made a tensor
+Instead = Callable[[Mapping[Key, Tensor]], Mapping[Key, Tensor]]
 Changed = Callable[[Any, tuple, dict], Any]  # (func, args, kwargs) -> what the operator returns instead
 
 
@@ -29,6 +30,9 @@ class Call:
     backward: bool
     made: tuple[Key, ...] = ()  # who made those tensors
     line: str = ""  # of the golden, where it is called
+    func: Any = None
+    owns: bool = False  # whether its result has memory of its own
+    read: tuple[Key, ...] = ()  # who made what it reads, tensors in lists among it
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -56,7 +60,7 @@ class Change:
     prior    how common the mistake is: of two that explain the same, the higher one comes first
     wrap     "around" or "clamp": what becomes of indices out of range, which the golden's own never are
     group    (index, what it returns): several operators are changed alike, instead of the one
-    saved    (what, by): the backward reads the second of two forward tensors where the golden reads the first
+    saved    of all forward tensors: those that the backward reads otherwise, and what it reads
     """
 
     cause: str
@@ -69,15 +73,13 @@ class Change:
     leaves: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
     wrap: str = ""
     group: tuple[tuple[int, Changed], ...] = ()
-    saved: tuple[Key, Key] | None = None
+    saved: Instead | None = None
 
 
 class Listening(TorchDispatchMode):
     """Counts the operators of a run, records them when asked to, and changes some."""
 
-    def __init__(
-        self, changes: Mapping[int, Changed] | None = None, *, wrap: str = "", saved: tuple[Key, Key] | None = None
-    ):
+    def __init__(self, changes: Mapping[int, Changed] | None = None, *, wrap: str = "", saved: Instead | None = None):
         super().__init__()
         self.changes, self.wrap, self.saved = dict(changes or {}), wrap, saved
         self.count = 0
@@ -86,6 +88,7 @@ class Listening(TorchDispatchMode):
         self.names: dict[int, str] = {}  # storage -> what it is called
         self.keys: dict[int, Key] = {}  # storage -> who made it
         self.held: dict[Key, Tensor] = {}
+        self.others: Mapping[Key, Tensor] | None = None  # what the backward reads otherwise
         self.alive: list[Any] = []  # so that no storage's address is used again
 
     def record(self) -> Listening:
@@ -123,18 +126,23 @@ class Listening(TorchDispatchMode):
         return out
 
     def _instead(self, a: Any) -> Any:
-        what, by = self.saved or ("", "")
-        if not isinstance(a, Tensor) or not a.numel() or self.keys.get(a.untyped_storage().data_ptr()) != what:
+        if self.others is None and self.saved is not None:
+            self.others = self.saved(self.held)
+        if not isinstance(a, Tensor) or not a.numel():
             return a
-        new = self.held.get(by)
-        return new if new is not None and a.shape == new.shape == self.held[what].shape else a
+        new = (self.others or {}).get(self.keys.get(a.untyped_storage().data_ptr(), -1))
+        seen = None if new is None or not floating(a) else seen_through(new, a)
+        return a if seen is None else seen
 
     def _followed(self, func: Any, index: int, before: tuple, args: tuple, kwargs: dict, out: Any) -> None:
         name = func._schema.name.split("::")[1]
         operands = tuple(self._name(a) for a in args if isinstance(a, Tensor))
         if self.calls is not None:
-            made = tuple(self._key(a) for a in args if isinstance(a, Tensor))
-            self.calls.append(Call(index, name, before, kwargs, out, operands, self.backward, made, _line()))
+            made = tuple(self.key_of(a) for a in args if isinstance(a, Tensor))
+            owns = isinstance(out, Tensor) and self.key_of(out) == -1
+            read = tuple(self.key_of(a) for a in _inside_of((args, kwargs)))
+            call = Call(index, name, before, kwargs, out, operands, self.backward, made, _line(), func, owns, read)
+            self.calls.append(call)
         self.alive.append((args, out))
         if isinstance(out, Tensor) and out.numel():
             place = out.untyped_storage().data_ptr()
@@ -147,8 +155,38 @@ class Listening(TorchDispatchMode):
     def _name(self, tensor: Tensor) -> str:
         return self.names.get(tensor.untyped_storage().data_ptr(), "") if tensor.numel() else ""
 
-    def _key(self, tensor: Tensor) -> Key:
+    def key_of(self, tensor: Tensor) -> Key:
         return self.keys.get(tensor.untyped_storage().data_ptr(), -1) if tensor.numel() else -1
+
+
+def _inside_of(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for v in value for t in _inside_of(v)] if isinstance(value, list | tuple) else []
+
+
+def behind(calls: Sequence[Call], key: Key) -> set[int]:
+    """The operators that a tensor is made of, given who made it."""
+    written: dict[Key, list[Call]] = {}
+    for call in calls:
+        outs = call.out if isinstance(call.out, list | tuple) else (call.out,)
+        writes = not call.owns and any(isinstance(o, Tensor) for o in outs)
+        for k in call.made[:1] if writes else ():
+            written.setdefault(k, []).append(call)  # in place, or a view that may be written to
+    found: set[int] = set()
+    waiting, known = [key], {key}
+    while waiting:
+        at = waiting.pop()
+        makers = written.get(at, []) + ([calls[at]] if isinstance(at, int) and 0 <= at < len(calls) else [])
+        for call in makers:
+            found.add(call.index)
+            for k in call.read:
+                if k not in known:
+                    known.add(k)
+                    waiting.append(k)
+    return found
 
 
 _SIGNS = {"mul": "*", "div": "/", "add": "+", "sub": "-", "mm": "@", "bmm": "@"}
@@ -196,6 +234,13 @@ def _line() -> str:
             return ""
         frame = frame.f_back  # type: ignore[assignment]
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def seen_through(new: Tensor, view: Tensor) -> Tensor | None:
+    """`new` as `view` sees the memory that `new` stands for; None where the sizes do not fit."""
+    if view.untyped_storage().nbytes() != new.numel() * view.element_size() or new.dtype != view.dtype:
+        return None
+    return new.as_strided(view.shape, view.stride(), view.storage_offset())
 
 
 def _writes(func: Any) -> bool:

@@ -20,7 +20,7 @@ from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known, name
 from . import elementwise, groups, leaves, moves, saved, slopes, sums, survivors
-from .calls import Call, Change, Changed, Key, Listening
+from .calls import Call, Change, Changed, Instead, Listening, behind
 
 _EXACT = 4.0  # times the bound: both are rounded, and the changed golden's bound is not known
 _EXPLAINED = 0.999  # of the error's squares
@@ -118,6 +118,23 @@ class _Judge:
         return self.explained(torch.where(self.wrong_at, value, self.golden))
 
 
+def search(
+    session: Session, tensor: str, got: Tensor, own: Run, *, causes: frozenset[str] | None = None
+) -> Search | None:
+    """Of changes of the golden that make `got`, the candidate's wrong `tensor`; None where nothing can be compared.
+
+    causes  only changes of these are tried; None: all
+    own     the run that `got` comes from; of several changes that make it, those that make its other results are better
+    """
+    bounded = session.ref.bounded.get(tensor)
+    if bounded is None or got.shape != bounded.value.shape or not got.is_floating_point() or not got.numel():
+        return None
+    judge = _Judge(got.detach(), bounded.value, bounded.bound)
+    if not judge.error or not bool(judge.finite.any()):
+        return None
+    return Search(session, tensor, judge, own, causes)
+
+
 def explain(
     session: Session,
     tensor: str,
@@ -127,54 +144,63 @@ def explain(
     causes: frozenset[str] | None = None,
     spent: Callable[[], bool] = lambda: False,
 ) -> list[WhatIf]:
-    """Changes of the golden that make `got`, the candidate's wrong `tensor`; the best first.
+    """All that a search finds, the best first."""
+    found = search(session, tensor, got, own, causes=causes)
+    return [] if found is None else found.run(spent)
 
-    causes  only changes of these are tried; None: all
-    own     the run that `got` comes from; of several changes that make it, those that make its other results are better
+
+class Search:
+    """Changes in order of how common they are; it can be taken up again where it stopped.
+
+    left  whether there are changes that were not tried
     """
-    bounded = session.ref.bounded.get(tensor)
-    if bounded is None or got.shape != bounded.value.shape or not got.is_floating_point() or not got.numel():
-        return []
-    judge = _Judge(got.detach(), bounded.value, bounded.bound)
-    if not judge.error or not bool(judge.finite.any()):
-        return []
-    return _Search(session, tensor, judge, own, causes, spent).run()
 
-
-class _Search:
-    def __init__(
-        self, session: Session, tensor: str, judge: _Judge, own: Run, causes: frozenset[str] | None,
-        spent: Callable[[], bool],
-    ):  # fmt: skip
-        self.session, self.tensor, self.judge, self.own, self.spent = session, tensor, judge, own, spent
-        self.causes = causes
+    def __init__(self, session: Session, tensor: str, judge: _Judge, own: Run, causes: frozenset[str] | None):
+        self.session, self.tensor, self.judge, self.own = session, tensor, judge, own
+        self.causes, self.left = causes, True
+        self.behind: set[int] = set()  # the operators that the wrong tensor is made of
         self.golden = Golden(session.ref)
         self.leaves = session.ref.leaves
         material = session.material
         self.numbers = known(material.scalars, material.sizes, material.inputs)
 
-    def run(self) -> list[WhatIf]:
-        mode = Listening().record()
-        self.golden.run_under(mode, self.leaves, self.tensor)
-        calls = mode.calls or []
-        found: list[tuple[Change, WhatIf]] = []
-        seen: set[tuple[str, str]] = set()
-        for count, change in enumerate(self._all(calls)):
-            if self.spent() or count >= _MOST:
-                break
+        self._waiting: Iterator[tuple[int, Change]] | None = None
+        self._found: list[tuple[Change, WhatIf]] = []
+        self._seen: set[tuple[str, str]] = set()
+
+    def run(self, spent: Callable[[], bool]) -> list[WhatIf]:
+        """All that is found by then, the best first."""
+        if self._waiting is None:
+            self._waiting = enumerate(self._all(self._calls()))
+        for count, change in self._waiting:
             what = self._tried(change)
-            if what is not None and (what.cause, what.text) not in seen:
-                seen.add((what.cause, what.text))
-                found.append((change, what))
-        return self._ordered(found)
+            if what is not None and (what.cause, what.text) not in self._seen:
+                self._seen.add((what.cause, what.text))
+                self._found.append((change, what))
+            if count >= _MOST:
+                break
+            if spent():
+                return self._ordered(self._found)
+        self.left = False
+        return self._ordered(self._found)
+
+    def _calls(self) -> list[Call]:
+        mode = Listening().record()
+        made = self.golden.run_under(mode, self.leaves, self.tensor).get(self.tensor)
+        calls = mode.calls or []
+        key = -1 if made is None else mode.key_of(made)
+        self.behind = set(range(len(calls))) if key == -1 else behind(calls, key)
+        return calls
 
     def _all(self, calls: list[Call]) -> Iterator[Change]:
         """Leaves first, then operators that reach what is wrong, the common mistakes of all before the rare ones."""
         waiting: list[Change] = list(leaves.changes(self.session, self.leaves))
-        waiting += saved.changes(calls)
+        waiting += saved.changes(calls, self.session.target.saved)
         waiting += slopes.changes(calls)
         by_call: dict[int, list[Change]] = {}
         for call in calls:
+            if call.index not in self.behind:
+                continue
             made = [c for source in (elementwise, sums, moves) for c in source.changes(call, calls) if self._asked(c)]
             if made:
                 by_call[call.index] = made
@@ -215,7 +241,7 @@ class _Search:
 
     def _run(
         self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None, until: str,
-        wrap: str = "", saved: tuple[Key, Key] | None = None, group: tuple[tuple[int, Changed], ...] = (),
+        wrap: str = "", saved: Instead | None = None, group: tuple[tuple[int, Changed], ...] = (),
     ) -> dict[str, Tensor] | None:  # fmt: skip
         changes = dict(group) if group else {at: change} if change is not None else {}
         mode = Listening(changes, wrap=wrap, saved=saved)

@@ -123,6 +123,9 @@ def _transformed(n: int, width: int) -> Iterator[tuple[str, str, Callable[[Tenso
     yield "wrong_stride", "doubled: a stride of twice the size", lambda i: i * 2 % n, 0.55
     yield "invalid_index", "at most the last but one", lambda i: i.clamp(max=n - 2) if n > 1 else i, 0.3
     yield "wrong_stride", "its own place in order: the index is ignored", _own_place, 0.4
+    yield "permuted", "in reverse order", lambda i: i.flip(-1), 0.4
+    yield "permuted", "sorted", lambda i: i.sort(-1).values, 0.4
+    yield "permuted", "the order that it undoes", _inverse, 0.5
     for bits, dtype in ((8, torch.int8), (16, torch.int16), (32, torch.int32)):
         if n * width > 2 ** (bits - 1):
 
@@ -134,6 +137,13 @@ def _transformed(n: int, width: int) -> Iterator[tuple[str, str, Callable[[Tenso
 
 def _own_place(i: Tensor) -> Tensor:
     return torch.arange(i.numel(), device=i.device).reshape(i.shape).to(i.dtype)
+
+
+def _inverse(i: Tensor) -> Tensor:
+    """Of a permutation; anything else stays as it is, and explains nothing."""
+    order = i.argsort(-1)
+    places = torch.arange(i.shape[-1], device=i.device).expand_as(i)
+    return order.to(i.dtype) if torch.equal(i.gather(-1, order).long(), places) else i
 
 
 def _indices(call: Call, at: int, n: int) -> Iterator[Change]:
