@@ -19,6 +19,7 @@ from ..core.bench import BenchCase
 from ._common import FACTORS, SLOT_NAMES
 from .formats import FORMATS
 from .layout import Layout
+from .memory import empty_pages
 from .packing import pack
 from .quantise import check_group
 
@@ -26,6 +27,8 @@ DRAWN = 2  # experts
 SLOT_OPTIONS = ("layout", "gate_scale", "up_scale", "down_scale", "activation", "alpha", "limit")
 LAYERS = {
     "v2-lite": {"H": 2048, "I": 1408, "E": 64, "k": 6},  # a layer of DeepSeek-V2-Lite
+    "qwen3": {"H": 2048, "I": 768, "E": 128, "k": 8},  # of Qwen3-30B-A3B
+    "v3-32": {"H": 7168, "I": 2048, "E": 32, "k": 8},  # of DeepSeek-V3, 32 of its 256 experts
     "small": {"H": 1024, "I": 512, "E": 64, "k": 8},
     "tiny": {"H": 64, "I": 64, "E": 4, "k": 2},
 }
@@ -90,7 +93,7 @@ def _base(
     blobs = []
     for name, blob in (("gate_up", base.gate_up), ("down", base.down)):
         (place,) = layout.matrices(name)
-        whole = torch.zeros(layout.nbytes(name), dtype=torch.uint8)
+        whole = empty_pages(layout.nbytes(name))  # as a base that is packed has them
         experts = blob[place.offset :][: few * place.expert_stride].view(few, -1)
         whole[place.offset :][: E * place.expert_stride].view(E, -1).copy_(_repeated(experts, E))
         blobs.append(whole.to(device))
@@ -146,6 +149,8 @@ MOE = [
     *_moe("tiny", ["bf16"], [1], on_cpu=True),
     *_moe("small", FORMATS_TIMED, [1, 256], on_cpu=True),
     *_moe("v2-lite", FORMATS_TIMED, [1, 256, 2048]),
+    *_moe("qwen3", ("bf16", "int4"), [1, 256, 1024]),
+    *_moe("v3-32", ("bf16", "int4"), [1, 64, 1024, 4096]),
 ]
 INT8 = [  # prompts: products in 8 bits are for inference
     replace(

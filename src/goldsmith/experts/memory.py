@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.processors import nodes_of_machine, processors_of
 from .layout import Layout
 
-_HUGE = 64 << 20  # below this, huge pages would round a blob up noticeably
+_HUGE = 4 << 20  # bytes from which pages of 2 MiB are asked for: a token's weights are read once, 4 KiB by 4 KiB else
 _MBIND = {"x86_64": 237, "aarch64": 235}  # the system call's number; libc has no function for it
 _PREFERRED = 1  # MPOL_PREFERRED: on that node while it has room, rather than out of memory
 
