@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 STRATEGIES = ("auto", "gather", "sorted", "dense")
-DENSE_FROM = {"cpu": 16, "cuda": 267}  # dense from k = num_experts / this on; the README's table says where from
+DENSE_FROM = {"cpu": 16, "cuda": 32}  # dense from k = num_experts / this on; docs/router.md says where from
 
 
 def choose_strategy(
