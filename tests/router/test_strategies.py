@@ -34,7 +34,7 @@ def test_auto_takes_the_quicker_strategy_where_both_were_timed(strategies):
     assert wrong(strategies.measured(), strategies.both_ways) == []
 
 
-@pytest.mark.parametrize("per_pair, right", [(1e-2, True), (1e-4, False)])
+@pytest.mark.parametrize("per_pair, right", [(1e-3, True), (1e-2, False), (1e-4, False)])
 def test_rows_show_where_auto_is_wrong(strategies, tmp_path, per_pair, right):
     with (tmp_path / "rows.jsonl").open("w") as out:
         for case in Op.get("router.atomic_experts").bench:
