@@ -18,7 +18,8 @@ struct TileBackward : TileCall {
     const bool want_x;
     const Region<char> x_data, dy_data, h_data, dg_data, du_data, tiles;
     const Region<float> x_gate, x_up, h_down, dy_down, dg_gate, du_up;
-    const Region<float> shares;  // [places, inner_blocks]: of dw
+    const Region<float> shares;   // [places, inner_blocks]: of dw
+    const Region<float> weights;  // by place
     const Region<float> lines, turned, result;
     const Region<Link> links;
     const TileSums lora;
@@ -41,6 +42,7 @@ struct TileBackward : TileCall {
           dg_gate(thin_of(a.gate, true)),
           du_up(thin_of(a.up, true)),
           shares(arena.shared<float>(p.routes * inner_blocks)),
+          weights(arena.shared<float>(p.routes)),
           lines(arena.each<float>(32 * (ranks(a.gate) + ranks(a.up) + ranks(a.down)))),
           turned(arena.each<float>(32 * 32)),
           result(arena.shared<float>(given(a.dx) ? p.chunk_routes * columns : 0)),
@@ -53,6 +55,9 @@ struct TileBackward : TileCall {
     void run() {
         in_halves([&](int64_t part, int64_t from, int64_t to, int worker) {
             const int64_t e = plan.parts[part].expert;
+            each_group(part, from, to, [&](int64_t, int64_t place, int64_t count) {
+                for (int64_t i = place; i < place + count; ++i) weights.data()[i] = weight_at(args, plan.order[i]);
+            });
             fill(dy, dys(), true, part, from, to);
             if (want_x) fill(x, xs(), false, part, from, to);
             if (ranks(args.down))
@@ -140,6 +145,9 @@ private:
                               left = s.begin + s.count - place, count = left < 32 ? left : 32;
                 link.first = rows.tile(group, 0), link.second = rows.tile(group + (two ? 1 : 0), 0);
                 link.right_step = TILE_BYTES;
+                for (int64_t i = place; i < place + count; ++i)
+                    for (const gs_tensor* t : {&args.g, &args.u})
+                        __builtin_prefetch(static_cast<const uint16_t*>(t->data) + plan.order[i] * inner + c.begin);
                 dot<ON_THE_LEFT>(&link, 1, cuts(m), true, two, {}, sum);
                 turn(sum, v);
                 if (r) wide(dy_down.data() + place * r, r, lines.data(worker), count, v);
@@ -166,7 +174,7 @@ private:
             const int64_t route = plan.order[place + i], at = route * inner + c.begin;
             _mm512_store_si512(g, _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(args.g.data) + at));
             _mm512_store_si512(u, _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(args.u.data) + at));
-            const Floats w = all(weight_at(args, route)), low = load(v), high = load(v + 16);
+            const Floats w = all(weights.data()[place + i]), low = load(v), high = load(v + 16);
             const auto a = act.gradients(bfloat16s(g), bfloat16s(u), w * low),
                        b = act.gradients(bfloat16s(g + 16), bfloat16s(u + 16), w * high);
             shares.data()[(place + i) * inner_blocks + c.block] = _mm512_reduce_add_ps(fma(low, a.h, high * b.h).v);

@@ -207,25 +207,29 @@ struct TileCall {
     // Columns [col, col + width) of a token: its routes' rows added up, times their weights or as they are.
     void add_up(const Chunk& chunk, int64_t t, int64_t col, int64_t width, bool weighed, const float* rows,
                 int64_t columns, const gs_tensor& out) const {
-        alignas(64) float total[32];
-        for (int64_t j = 0; j < width; j += 32) {
-            Floats low = zero(), high = zero();
+        constexpr int64_t most = 512;
+        alignas(64) float total[most];
+        for (int64_t from = 0; from < width; from += most) {
+            const int64_t count = width - from < most ? width - from : most;
+            std::memset(total, 0, sizeof total);
             for (int64_t route = t * slots; route < (t + 1) * slots; ++route) {
                 if (id_at(args, route) < 0) continue;
-                const float* row = rows + (route - chunk.begin * slots) * columns + j;
+                const float* row = rows + (route - chunk.begin * slots) * columns + from;
                 const Floats w = all(weighed ? weight_at(args, route) : 1);
-                low = fma(w, load(row), low), high = fma(w, load(row + 16), high);
+                for (int64_t j = 0; j < count; j += LANES) store(total + j, fma(w, load(row + j), load(total + j)));
             }
-            store(total, low), store(total + 16, high);
-            write(static_cast<char*>(out.data) + (t * outer + col + j) * 2, true, width - j < 32 ? width - j : 32,
-                  total);
+            write(static_cast<char*>(out.data) + (t * outer + col + from) * 2, true, count, total);
         }
     }
 
     // Columns of the result whose rows wait together until they are added up: all, when memory allows.
     int64_t columns_at_once() const {
-        const int64_t all = outer_blocks * 32, most = RESULT_BYTES / (4 * (plan.chunk_routes ? plan.chunk_routes : 1));
-        return most >= all ? all : most < 256 ? 256 : most / 32 * 32;
+        const int64_t bytes = 4 * outer * plan.chunk_routes, wanted = (bytes + RESULT_BYTES - 1) / RESULT_BYTES,
+                      most = (outer_blocks + 7) / 8,
+                      times = wanted < 1      ? 1
+                              : wanted < most ? wanted
+                                              : most;
+        return (outer_blocks + times - 1) / times * 32;
     }
 
 private:

@@ -123,6 +123,7 @@ private:
                 activate(s, c, group, place, count, two ? 32 : 16, g, u);
             }
         }
+        _mm_sfence();  // after the lines that went past the caches
     }
 
     // The part of the next 32 outputs that is fetched while one of `pairs` pairs of groups is multiplied.
@@ -151,14 +152,22 @@ private:
             const int64_t at = plan.order[place + i] * inner + c.begin;
             const __m512i gs = rounded(g), us = rounded(u);
             if (given(args.g)) {
-                _mm512_mask_storeu_epi16(static_cast<uint16_t*>(args.g.data) + at, mask, gs);
-                _mm512_mask_storeu_epi16(static_cast<uint16_t*>(args.u.data) + at, mask, us);
+                save(static_cast<uint16_t*>(args.g.data) + at, mask, gs);
+                save(static_cast<uint16_t*>(args.u.data) + at, mask, us);
             }
             // the backward starts from what is saved: h is of these, too
             for (int j = 0; j < 32; j += LANES)
                 store(values + j, act.value(through_bfloat16(load(g + j)), through_bfloat16(load(u + j))));
             _mm512_store_si512(out, _mm512_maskz_mov_epi16(mask, rounded(values)));
         }
+    }
+
+    // Nobody reads it before the backward: whole lines go past the caches.
+    static void save(uint16_t* to, __mmask32 mask, __m512i values) {
+        if (mask == 0xffffffffu && reinterpret_cast<uintptr_t>(to) % 64 == 0)
+            _mm512_stream_si512(reinterpret_cast<__m512i*>(to), values);
+        else
+            _mm512_mask_storeu_epi16(to, mask, values);
     }
 
     static __m512i rounded(const float* values) {
