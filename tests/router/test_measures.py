@@ -1,11 +1,12 @@
 """Usage of experts, and the loss that evens it out."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from goldsmith import ShapeError, router
+from goldsmith import ShapeError, assay, router
 
 KINDS = ("marginal", "joint")
 
@@ -35,25 +36,33 @@ def by_definition(x, y, indices, kind):
     return (sx * (f.sum(1) * P.sum(1)).sum() + sy * (f.sum(0) * P.sum(0)).sum()) / 2
 
 
+def held(candidate, golden, x, y, indices, **options):
+    """In float32, held by the assay to its formula in float64, gradients too."""
+    given = {"x": x.float(), "y": y.float(), "indices": indices}
+    assay.check(assay.Target(candidate, golden, cases=given, **options), probes=("values", "ensemble"))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_is_its_formula_and_so_is_its_gradient(kind, seed):
-    x, y, indices = routed(seed)
-    assert (indices < 0).any() and (indices[0, 0] < 0).all()
-    own, other = [[t.clone().requires_grad_() for t in (x, y)] for _ in range(2)]
-    loss, wanted = router.load_balance_loss(*own, indices, kind=kind), by_definition(*other, indices, kind)
-    torch.testing.assert_close(loss, wanted)
-    for a, b in zip(torch.autograd.grad(loss, own), torch.autograd.grad(wanted, other), strict=True):
-        assert a.isfinite().all()
-        torch.testing.assert_close(a, b.nan_to_num(0.0))
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_the_loss_is_its_formula_and_so_is_its_gradient(kind, masked, seed):
+    x, y, indices = routed(seed, masked=masked)
+    assert (indices[0, 0] < 0).all() == masked
+    held(partial(router.load_balance_loss, kind=kind), partial(by_definition, kind=kind), x, y, indices)
 
 
 def test_the_gradient_of_the_marginal_loss_is_the_published_one(seed):
-    x, y, indices = routed(seed, masked=False)
-    x.requires_grad_()
-    (dx,) = torch.autograd.grad(router.load_balance_loss(x, y, indices), x)
-    p, rows, sx, sy = x.softmax(-1), 21, 5, 4
-    fx = torch.bincount(indices.flatten().long() // sy, minlength=sx) / indices.numel()
-    torch.testing.assert_close(dx, sx / (2 * rows) * p * (fx - (fx * p).sum(-1, keepdim=True)))
+    def found(x, y, indices):
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = router.load_balance_loss(x, y, indices)
+        return torch.autograd.grad(loss, x)[0]
+
+    def published(x, y, indices):
+        p, rows, (sx, sy) = x.softmax(-1), 21, (5, 4)
+        fx = torch.bincount(indices.flatten().long() // sy, minlength=sx).to(x.dtype) / indices.numel()
+        return sx / (2 * rows) * p * (fx - (fx * p).sum(-1, keepdim=True))
+
+    held(found, published, *routed(seed, masked=False), backward=None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,7 +71,7 @@ def test_the_loss_is_1_when_all_is_uniform(kind):
     indices = torch.arange(s * s, dtype=torch.int32).view(-1, 2)
     x, y = torch.zeros(8, s), torch.zeros(8, s)
     loss = router.load_balance_loss(x, y, indices, kind=kind)
-    assert loss.dtype == torch.float32 and loss.item() == pytest.approx(1.0, abs=1e-6)
+    assert loss.dtype == torch.float32 and loss.item() == 1.0
 
 
 def test_joint_sees_that_only_pairs_of_equal_places_are_used():
@@ -70,8 +79,8 @@ def test_joint_sees_that_only_pairs_of_equal_places_are_used():
     x = 30 * torch.eye(s)
     indices = router.product_topk(x, x, 1, backend="reference")[1]
     assert router.usage(indices, s * s).share_used.item() == 1 / s
-    assert router.load_balance_loss(x, x, indices).item() == pytest.approx(1.0)
-    assert router.load_balance_loss(x, x, indices, kind="joint").item() == pytest.approx(s)
+    assert router.load_balance_loss(x, x, indices).item() == 1
+    assert router.load_balance_loss(x, x, indices, kind="joint").item() == s
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,7 +108,13 @@ def test_the_loss_is_computed_in_float32_under_autocast_and_from_bfloat16(kind, 
 def test_the_loss_compiles_whole(kind, seed):
     x, y, indices = routed(seed)
     compiled = torch.compile(router.load_balance_loss, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, y, indices, kind=kind), router.load_balance_loss(x, y, indices, kind=kind))
+    loss = compiled(x.float(), y.float(), indices, kind=kind)  # a compiler does not work under the assay's eyes
+    held(lambda x, y, indices: loss, partial(by_definition, kind=kind), x, y, indices, backward=None)
+
+
+def near(found, wanted):
+    """Sums of few terms below 2 in float64: 8 roundings."""
+    return abs(found.item() - wanted) <= 8 * 2.0**-53
 
 
 def test_usage_counts_and_measures():
@@ -108,16 +123,16 @@ def test_usage_counts_and_measures():
     assert found.counts.tolist() == [1, 0, 0, 3] and found.counts.dtype == torch.int64
     assert found.mass.tolist() == [1, 0, 0, 3] and found.mass.dtype == torch.float64
     assert found.share_used.item() == 0.5 and found.max_load.item() == 3.0
-    assert found.kl.item() == pytest.approx(0.75 * math.log(3) + 0.25 * math.log(1))
+    assert near(found.kl, 0.75 * math.log(3) + 0.25 * math.log(1))
     weighed = router.usage(indices, 4, weights=torch.tensor([[1.0, torch.nan, 2.0], [5.0, 3.0, torch.inf]]))
     assert weighed.mass.tolist() == [5, 0, 0, 6] and weighed.counts.tolist() == [1, 0, 0, 3]
-    assert weighed.kl.item() == pytest.approx(sum(z * math.log(4 * z) for z in (5 / 11, 6 / 11)))
+    assert near(weighed.kl, sum(z * math.log(4 * z) for z in (5 / 11, 6 / 11)))
 
 
 def test_usage_of_everything_and_of_one_expert_are_the_extremes():
     uniform, single = router.usage(torch.arange(16), 16), router.usage(torch.full((5, 3), 7), 16)
     assert uniform.kl.item() == 0 and uniform.max_load.item() == 1 and uniform.share_used.item() == 1
-    assert single.kl.item() == pytest.approx(math.log(16)) and single.max_load.item() == 16
+    assert near(single.kl, math.log(16)) and single.max_load.item() == 16
 
 
 def test_usage_of_nothing_is_not_a_number():
