@@ -1,6 +1,7 @@
 """Small stores of random experts, and the float64 golden of a call over them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -32,3 +33,22 @@ def call(store, layer, T, k, *, dtype=torch.bfloat16, seed=0):
     x = torch.randn(T, store.hidden_size, generator=make).to(dtype)
     ids = torch.rand(T, max(E, k), generator=make).topk(k).indices % E
     return x, ids, torch.rand(T, k, generator=make)
+
+
+def costs(store, **changes):
+    """Costs of a machine that never was: a CPU and a link that are alike, a device that is fast."""
+    from goldsmith.offload.costs import Costs
+
+    expert = store.expert_nbytes(store.layers[0])
+    given = {
+        "expert_bytes": expert, "flops_per_token": 6 * store.hidden_size * store.intermediate_size,
+        "cpu_bytes_per_s": 1e9, "cpu_flops": 1e11, "link_bytes_per_s": 1e9, "dram_bytes_per_s": 4e9,
+        "device_bytes_per_s": 1e12, "device_flops": 1e14, "cpu_latency": 0.0,
+        "link_latency": 0.0, "device_latency": 0.0,
+    }  # fmt: skip
+    return Costs(**given | changes)
+
+
+def calibration(store, **changes):
+    """What Engine(calibration=) takes: all that it reads of one are the costs."""
+    return SimpleNamespace(costs=costs(store, **changes))

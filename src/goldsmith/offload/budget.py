@@ -44,7 +44,8 @@ class Spending:
         return self.staging > 0
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"total": self.total}
+        cache = {str(layer): count for layer, count in self.cache.items()}
+        return asdict(self) | {"cache": cache, "total": self.total}
 
 
 def spend(budget: int, settings: Settings, slot_bytes: int, experts: Mapping[int, int], row_bytes: int = 0) -> Spending:

@@ -41,6 +41,7 @@ class DeviceLanes:
         self.store, self.machine, self.ring, self.streaming = store, machine, ring, streaming
         self.threads, self.keep, self.faults, self.trace, self.tally = threads, keep, faults, trace, tally
         self.look, self.most_rows = look, max(1, spending.rows)
+        self.transport: tuple[str, str] = machine.way
         self.copies, self.worker = machine.copies, Worker("goldsmith CPU lane")
         rows, on = self.most_rows, {"device": machine.device}
         with torch.inference_mode(False):

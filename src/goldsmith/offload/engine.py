@@ -18,6 +18,7 @@ from .assign import PREFILL, assign
 from .budget import Spending, spend
 from .cache import Cache, counts_of
 from .call import Assignment, Call, Outcome
+from .costs import Costs
 from .device import DeviceLanes
 from .explanation import Explanation, explain
 from .faults import Faults
@@ -241,6 +242,11 @@ class Engine:
         """Budget, lanes, costs, thresholds and what limits, in words; `to_dict()` for machines."""
         return explain(self)
 
+    @property
+    def transport(self) -> tuple[str, str]:
+        """How experts reach the device ("registered", "ring", "memory"), and why so."""
+        return self._lanes.transport
+
     def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """`with engine.trace("t.json"):` writes what every lane did meanwhile, for Chrome's trace viewer."""
         return self._trace.recording(path)
@@ -315,11 +321,15 @@ class Engine:
         """Costs are asked for where a choice hangs on them."""
         if given is None and (self.settings.lanes != "auto" or not self.spending.device_lane):
             return None
+        if given is not None and not isinstance(given, (str, Path)):
+            if not isinstance(getattr(given, "costs", None), Costs):
+                raise TypeError(f"{OP}: calibration={given!r}, wanted a Calibration, the path of one, or None")
+            return given
         from .calibrate import Calibration, calibrate
 
-        if isinstance(given, (str, Path)):
+        if given is not None:
             return Calibration.load(given)
-        return calibrate(self.store, device=self.device, threads=self.threads) if given is None else given
+        return calibrate(self.store, device=self.device, threads=self.threads)
 
     def _allocate(self, chosen: Mapping[int, list[int]]) -> HostLanes | DeviceLanes:
         spending = self.spending

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from .assign import PREFILL
+from .plan import plan
+from .statistics import Counts
+
 if TYPE_CHECKING:
+    from .costs import Costs
     from .engine import Engine
+
+PROMPT = 512  # tokens of the prompt that is spoken of
+_FASTER = {"cpu": ("cpu_bytes_per_s", "cpu_flops"), "link": ("link_bytes_per_s",), "dram": ("dram_bytes_per_s",)}
+_FASTER |= {"device": ("device_bytes_per_s", "device_flops")}
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """`str()` is a paragraph a point; `to_dict()` the same for machines."""
+    """`str()` has a line for each point; `to_dict()` the same for machines."""
 
     lines: tuple[str, ...]
     facts: dict[str, Any]
@@ -24,18 +34,106 @@ class Explanation:
 
 
 def explain(engine: Engine) -> Explanation:
-    spending, settings, store = engine.spending, engine.settings, engine.store
+    store, asked, stats = engine.store, engine.settings, engine.stats()
+    transport, why = engine.transport
     facts: dict[str, Any] = {
-        "device": str(engine.device), "threads": engine.threads, "format": store.format, "lanes": settings.lanes,
-        "cache": settings.cache, "prefill": settings.prefill, "budget": spending.to_dict(),
+        "device": str(engine.device), "threads": engine.threads, "format": store.format, "lanes": asked.lanes,
+        "cache": asked.cache, "prefill": asked.prefill, "guard": asked.guard, "budget": engine.spending.to_dict(),
+        "transport": transport, "transport_why": why,
     }  # fmt: skip
-    lines = [f"store: {store!r}", f"CPU lane: {engine.threads} threads, experts where they are mapped"]
-    if spending.device_lane:
-        slots = sum(spending.cache.values())
-        lines.append(
-            f"budget: {spending.total} of {spending.budget} bytes on {engine.device}: {spending.staging} slots for "
-            f"copies, {slots} in the cache ({settings.cache}), {spending.arenas} arenas of {spending.arena} bytes"
-        )
+    lines = [
+        f"store     {store.path}: {len(store.layers)} layers in {store.format}, {_size(store.nbytes)}",
+        f"CPU lane  {engine.threads} threads, experts where they are mapped",
+        *_budget(engine),
+        f"copies    {transport}: {why}",
+    ]
+    costs = getattr(engine.calibration, "costs", None)
+    if costs is None:
+        lines.append("costs     none were asked for: no choice hangs on them here")
     else:
-        lines.append(f"device lane off: {spending.why_off}")
+        used, hits = _typical(stats, store.num_experts(store.layers[0]))
+        found = _costs(costs, store.num_experts(store.layers[0]), used, hits)
+        facts |= found
+        lines += _told(found, asked.prefill)
+    facts["achieved"] = {"calls": stats.calls, "predicted": stats.bound, "seconds": stats.t_bound}
+    facts["achieved"] |= {"bound_share": stats.bound_share, "hit_rate": stats.hit_rate, "limiting": stats.limiting}
+    lines.append(_achieved(stats))
     return Explanation(tuple(lines), facts)
+
+
+def _budget(engine: Engine) -> list[str]:
+    spending = engine.spending
+    if not spending.device_lane:
+        return [f"device    off: {spending.why_off}"]
+    slots = sum(spending.cache.values())
+    parts = [f"{spending.staging} slots for copies", f"{slots} in the cache ({engine.settings.cache})"]
+    if spending.arenas:
+        parts.append(f"{spending.arenas} arenas of {_size(spending.arena)} for prompts")
+    if spending.rows:
+        parts.append(f"{_size(spending.rows * spending.row_bytes)} for {spending.rows} routes at a time")
+    of = f"{_size(spending.total)} of {_size(spending.budget)} on {engine.device}"
+    return [f"device    {of}: {', '.join(parts)}, each slot {_size(spending.slot_bytes)}"]
+
+
+def _typical(stats: Counts, experts: int) -> tuple[int, float]:
+    """How many experts a call of one token has, and how many of them are in the cache: as seen, or 8 and none."""
+    decode = stats.calls - stats.prefill_calls
+    if not decode or stats.prefill_calls:
+        return min(8, experts), stats.hit_rate or 0.0
+    return max(1, min(experts, round((stats.hits + stats.misses) / decode))), stats.hit_rate or 0.0
+
+
+def _costs(costs: Costs, experts: int, used: int, hits: float) -> dict[str, Any]:
+    each = max(1, PROMPT * used // experts)
+    calls: dict[str, tuple[Sequence[int], range]] = {
+        "decode": ([1] * used + [0] * (experts - used), range(round(hits * used))),
+        "prefill": ([each] * experts, range(0)),
+    }
+    least = costs.cpu_flops * costs.expert_bytes / (costs.flops_per_token * costs.link_bytes_per_s)
+    found: dict[str, Any] = {"costs": asdict(costs), "stream_tokens_per_expert": least}
+    found["stream_tokens"] = least * experts / used
+    for name, (counts, cached) in calls.items():
+        now = plan(counts, cached, costs)
+        gains = {}
+        for lane, rates in _FASTER.items():
+            faster = replace(costs, **{rate: 2 * getattr(costs, rate) for rate in rates})
+            gains[lane] = now.predicted / plan(counts, cached, faster).predicted - 1
+        found[name] = {"predicted": now.predicted, "limiting": now.limiting, "twice_as_fast": gains}
+        found[name] |= {"experts": {"cpu": len(now.cpu), "copied": len(now.copied), "cached": len(now.cached)}}
+    return found
+
+
+def _told(found: dict[str, Any], prefill: Any) -> list[str]:
+    costs = found["costs"]
+    rates = ", ".join(f"{lane} {costs[f'{lane}_bytes_per_s'] / 1e9:.3g}" for lane in ("cpu", "link", "dram", "device"))
+    even = f"{found['stream_tokens_per_expert']:.0f} tokens an expert, about {found['stream_tokens']:.0f} in all"
+    lines = [
+        f"costs     GB/s: {rates}; CPU {costs['cpu_flops'] / 1e12:.3g} TFLOP/s",
+        f"prompts   calls of more than {PREFILL} tokens, prefill={prefill!r}; link and CPU break even at {even}",
+    ]
+    for name in ("decode", "prefill"):
+        of, gains = found[name], found[name]["twice_as_fast"]
+        helps = ", ".join(f"{lane} 2x: {gain:+.0%}" for lane, gain in gains.items())
+        split = ", ".join(f"{n} {lane}" for lane, n in of["experts"].items() if n)
+        lines.append(f"{name:9} {of['predicted'] * 1e3:.3g} ms a layer ({split}), limited by {of['limiting']}; {helps}")
+    return lines
+
+
+def _achieved(stats: Counts) -> str:
+    if not stats.calls:
+        return "so far    no calls"
+    told = [f"{stats.calls} calls, {stats.t_wall * 1e3 / stats.calls:.3g} ms each"]
+    if stats.bound_share is not None:
+        told.append(f"{stats.bound * 1e3 / stats.calls:.3g} ms predicted ({stats.bound_share:.0%} of the bound)")
+    if stats.hit_rate is not None:
+        told.append(f"hit rate {stats.hit_rate:.0%} (it is the router's; random or tiny models have no locality)")
+    if stats.limiting:
+        told.append(f"mostly limited by {stats.limiting}")
+    return "so far    " + ", ".join(told)
+
+
+def _size(nbytes: float) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} bytes"

@@ -33,6 +33,7 @@ class HostLanes:
     ) -> None:  # fmt: skip
         self.store, self.ring, self.streaming = store, ring, streaming
         self.threads, self.keep, self.faults, self.trace, self.tally = threads, keep, faults, trace, tally
+        self.transport = ("memory", "the device is the CPU: bytes are copied from memory to memory")
         self.copies, self.compute = Worker("goldsmith copies"), Inline()
         self.most_rows = max(1, MOST_ROWS // (4 * store.hidden_size))
         self._rows = [torch.empty(0, store.hidden_size) for _ in range(2)]
@@ -45,7 +46,9 @@ class HostLanes:
         outcome = Outcome(rows, flags, rows)
         given = call.assignment
         if given.cached or given.copied or given.uploads or self.faults.on:
-            flags.masked_fill_(call.ids.view(-1) >= 0, UNWRITTEN)
+            skipped = call.ids.view(-1) < 0
+            flags.fill_(UNWRITTEN).masked_fill_(skipped, 0)
+            rows[skipped] = 0.0  # no lane writes them, and the merge multiplies them by 0
             self._lanes(call, outcome)
         else:
             self._cpu(call, call.ids, rows, flags)

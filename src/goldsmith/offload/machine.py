@@ -25,6 +25,7 @@ class Cuda:
         self.device = device
         self.copies = CudaStream(torch.cuda.Stream(device))
         self.transport = Transport(store, device)
+        self.way = (self.transport.mode, self.transport.why)
 
     def compute(self) -> CudaStream:
         return CudaStream(torch.cuda.current_stream(self.device))
@@ -56,6 +57,7 @@ class Simulated:
 
     def __init__(self) -> None:
         self.copies = Worker("goldsmith copies")
+        self.way = ("memory", "a machine without a GPU, for tests")
 
     def compute(self) -> Inline:
         return Inline()

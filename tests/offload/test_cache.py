@@ -1,0 +1,191 @@
+"""The cache: who leaves when another comes, what counts as cached, and what the plan makes of it."""
+
+import json
+
+import pytest
+import torch
+
+from goldsmith.offload.assign import assign
+from goldsmith.offload.budget import spend
+from goldsmith.offload.cache import Cache
+from goldsmith.offload.engine import Engine
+from goldsmith.offload.settings import settings
+from goldsmith.offload.slots import Slot
+from offload import stores
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return stores.build(tmp_path_factory.mktemp("stores") / "a.store", layers=(0, 1, 2), E=12)
+
+
+def slots(count):
+    return [Slot(i, torch.empty(0), None) for i in range(count)]
+
+
+def filled(policy, calls, count=3, chosen=()):
+    """A cache after these calls, each the experts that it used; misses come in as they are met."""
+    cache = Cache(policy, slots(count), 12, chosen)
+    for used in calls:
+        cache.used(dict.fromkeys(used, 1))
+        for e in used:
+            if e not in cache.resident():
+                cache.admit(e, set(used))
+    return cache
+
+
+def test_lru_drops_what_was_not_used_for_longest():
+    assert filled("lru", [[0], [1], [2], [0], [3]]).resident() == {0, 2, 3}
+
+
+def test_lfu_keeps_what_is_used_often_and_forgets_with_time():
+    often = [[0], [0], [0], [1], [1], [2], [2]]
+    assert filled("lfu", [*often, [3]]).resident() == {0, 1, 2}  # once is less than twice
+    assert 0 not in filled("lfu", [*often, *([[3], [4], [1], [2]] * 8)]).resident()
+
+
+def test_static_holds_what_it_was_told_and_nothing_else():
+    cache = filled("static", [[5], [1], [7], [2]], chosen=[7, 2, 9, 4])
+    assert cache.resident() == {7, 2}  # 9 has not been used, and 4 is beyond the three slots
+    assert cache.evictions == 0
+
+
+def test_none_holds_nothing():
+    assert filled("none", [[1], [2]]).resident() == frozenset()
+
+
+def test_an_expert_that_the_call_needs_is_never_a_victim():
+    cache = filled("lru", [[0], [1], [2]])
+    cache.used({0: 1, 1: 1, 2: 1, 3: 1})
+    assert cache.admit(3, {0, 1, 2, 3}) is None and cache.resident() == {0, 1, 2}
+    assert cache.admit(3, {1, 2, 3}) is not None and cache.resident() == {1, 2, 3}
+
+
+def engine_of(store, budget="400kB", cache="lru", **options):
+    return Engine(store, device="cpu", gpu_budget=budget, cache=cache, calibration=stores.calibration(store), **options)
+
+
+def zipf(store, calls, layer=0, T=1, k=3):
+    """Calls of a router with favourites, which changes its mind slowly, as trained ones do."""
+    make = torch.Generator().manual_seed(0)
+    E = store.num_experts(layer)
+    share = 1 / torch.arange(1, E + 1).float() ** 1.5
+    for i in range(calls):
+        ids = torch.multinomial(share.roll(i // 20).expand(T, E), k, generator=make)
+        yield torch.randn(T, store.hidden_size, generator=make).bfloat16(), ids, torch.rand(T, k, generator=make)
+
+
+@pytest.mark.parametrize("cache", ["lru", "lfu", "none"])
+def test_a_cache_changes_no_bit_and_the_same_calls_give_the_same_hits(store, cache):
+    found = []
+    for _ in range(2):
+        with engine_of(store, cache=cache) as engine, Engine(store, device="cpu") as plain:
+            for i, call in enumerate(zipf(store, 40)):
+                assert torch.equal(engine(i % 3, *call), plain(i % 3, *call))
+            stats = engine.stats()
+            found.append((stats.hits, stats.misses, stats.uploads, stats.evictions, stats.bytes_h2d))
+    assert found[0] == found[1]
+    assert (found[0][0] > 0) == (cache != "none")
+
+
+def test_a_cache_smaller_than_a_call_needs_goes_in_waves(store):
+    x, ids, weights = next(zipf(store, 1, T=6, k=12))
+    with Engine(store, device="cpu") as plain:
+        wanted = plain(0, x, ids, weights)
+    block = store.expert_nbytes(0)
+    with Engine(store, device="cpu", gpu_budget=7 * block, lanes="cached") as engine:
+        assert max(engine.spending.cache.values()) < 12
+        for _ in range(3):
+            assert torch.equal(engine(0, x, ids, weights), wanted)
+
+
+def test_what_is_used_again_is_a_hit_from_the_next_call_on(store):
+    call = next(zipf(store, 1))
+    with engine_of(store, budget="1MiB") as engine:
+        for _ in range(4):
+            engine(0, *call)
+        stats = engine.stats()
+        assert stats.hits > 0 and stats.hits + stats.misses == 4 * 3
+        engine.reset_stats()
+        engine(0, *call)
+        assert engine.stats().hit_rate == 1.0 and engine.stats().bytes_h2d == 0
+
+
+def test_a_profile_makes_a_static_cache(store, tmp_path):
+    with engine_of(store, budget="2MiB") as engine:
+        for i, call in enumerate(zipf(store, 30)):
+            engine(i % 3, *call)
+        profile = engine.profile()
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profile))
+    for given in (profile, path, str(path)):
+        with engine_of(store, budget="400kB", cache="static", profile=given) as engine:
+            wanted = {}
+            for layer, counts in profile["counts"].items():
+                best = sorted((e for e, n in enumerate(counts) if n), key=lambda e: (-counts[e], e))
+                wanted[int(layer)] = set(best[: engine.spending.cache[int(layer)]])
+            for i, call in enumerate(zipf(store, 30)):
+                engine(i % 3, *call)
+            assert all(engine._caches[layer].resident() <= chosen for layer, chosen in wanted.items())
+
+
+# -- what is assigned
+
+
+def assigned(store, counts, tokens, prefill="auto", held=(), **changes):
+    asked = settings(device="cpu", gpu_budget="4MiB", cache="lru", prefill=prefill, guard="raise", lanes="auto",
+                     threads=1, adaptive=False)  # fmt: skip
+    spending = spend(4 << 20, asked, store.expert_nbytes(0), {0: 12, 1: 12})
+    cache = Cache("lru", slots(12), 12)
+    for e in held:
+        cache.admit(e, ())
+    return assign(counts, tokens, cache, asked, spending, stores.costs(store, **changes))
+
+
+def test_misses_are_split_between_cpu_and_link_and_what_is_cached_stays_there(store):
+    given = assigned(store, [1] * 8 + [0] * 4, 1, held=[0, 1])
+    assert given.cached == (0, 1)
+    assert len(given.copied) == len(given.cpu) == 3  # a CPU and a link that are alike
+    assert given.limiting == "link" and not given.streamed
+
+
+def test_uploads_take_the_slack_of_the_link_and_no_more(store):
+    slow = {"cpu_bytes_per_s": 1e9, "link_bytes_per_s": 3e8, "dram_bytes_per_s": 1.1e9}
+    given = assigned(store, [1] * 6 + [0] * 6, 1, **slow)
+    assert set(given.uploads) <= set(given.cpu) and len(given.uploads) <= 2
+    spare = given.predicted - given.times["link"]
+    assert len(given.uploads) * store.expert_nbytes(0) / 3e8 <= spare
+
+
+@pytest.mark.parametrize("prefill, tokens, streamed", [
+    ("auto", 400, True), ("auto", 16, False), ("stream", 17, True), ("stream", 16, False), ("cpu", 400, False),
+    ("split", 400, False), (100, 99, False), (100, 100, True), (1, 1, True),
+])  # fmt: skip
+def test_prompts_are_streamed_when_it_pays_or_when_it_is_asked_for(store, prefill, tokens, streamed):
+    given = assigned(store, [max(1, tokens // 4)] * 12, tokens, prefill, cpu_flops=1e8, dram_bytes_per_s=1e12)
+    assert given.streamed == streamed
+    if prefill == "cpu":
+        assert len(given.cpu) == 12
+
+
+@pytest.mark.parametrize("prefill", ["stream", "split", "cpu", "auto"])
+def test_a_prompt_gives_the_same_bits_whichever_way_it_goes(store, prefill):
+    calls = list(zipf(store, 6, T=60))
+    with Engine(store, device="cpu") as plain, engine_of(store, "2MiB", prefill=prefill) as engine:
+        for _ in range(2):  # the layers in order, twice: the next one's copy is begun while this one is computed
+            for layer in (0, 1, 2):
+                assert torch.equal(engine(layer, *calls[layer]), plain(layer, *calls[layer]))
+        if prefill == "stream":
+            assert engine.spending.arenas == 2 and engine.stats().experts_copied > 0
+
+
+def test_the_next_layers_copies_are_begun_while_this_one_is_computed(store):
+    calls = list(zipf(store, 3, T=60))
+    with engine_of(store, "2MiB", prefill="stream", cache="none") as engine:
+        engine(0, *calls[0])
+        engine.flush()
+        copied = engine.stats().layers[1].bytes_h2d
+        assert copied == 12 * store.expert_nbytes(1)
+        engine(1, *calls[1])
+        engine.flush()
+        assert engine.stats().layers[1].bytes_h2d == copied
