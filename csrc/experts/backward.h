@@ -53,7 +53,8 @@ struct Backward : Call {
         parallel_for(plan.segment_count * items, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
             const int64_t first = item % items * pieces_at_once, left = inner_pieces - first;
-            inside(plan.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once, desk(worker));
+            inside(plan.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once, desk(worker),
+                   worker);
         });
         if (given(args.dweights)) give_weights();
         second_thin();
@@ -62,7 +63,7 @@ struct Backward : Call {
                 [[maybe_unused]] const Tiles tiles;
                 const int64_t first = item % groups() * panels_at_once, left = dx_panels - first;
                 give_dx(plan.chunks[item / groups()], first, left < panels_at_once ? left : panels_at_once,
-                        desk(worker), rows.data(worker));
+                        desk(worker), worker, rows.data(worker));
             });
         give_sums();
         arena.check();
@@ -117,10 +118,19 @@ private:
     }
 
     // `count` pieces of down_span features from the one numbered `first` on
-    void inside(const Segment& s, int64_t first, int64_t count, const Desk& desk) {
+    void inside(const Segment& s, int64_t first, int64_t count, const Desk& desk, int worker) {
         const int stripes = down_span / STRIPE;
         for (int64_t i = 0; i < count * stripes; ++i) clear(block(desk, i), s.count);
-        for (int64_t k = 0; k < outer; k += DEPTH) {
+        const bool quick = few(s) && packed(args.slices[0].down);
+        if (quick) {
+            const FloatLines lines = lay_few_floats(dy, plan.order + s.begin, s, 0, outer, worker);
+            for (int64_t i = 0; i < count; ++i) {
+                const Columns c = piece(first + i, down_span);
+                add_few_inputs(args.slices[c.slice].down, s.expert, c.first, lines, s.count, ROWS * STRIPE,
+                               desk.stripes, block(desk, i * stripes));
+            }
+        }
+        for (int64_t k = quick ? outer : 0; k < outer; k += DEPTH) {
             const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
             const Left left = lay_routes(dy, s, k, end, args.slices[0].down, desk);
             for (int64_t i = 0; i < count; ++i) {
@@ -193,7 +203,7 @@ private:
     }
 
     // `count` times gate_span inputs from the one numbered `first` on; found: [routes of the chunk][those]
-    void give_dx(const Chunk& chunk, int64_t first, int64_t count, const Desk& desk, float* found) {
+    void give_dx(const Chunk& chunk, int64_t first, int64_t count, const Desk& desk, int worker, float* found) {
         const int64_t stripes = count * gate_span / STRIPE, all = count * gate_span, col = first * gate_span;
         const int64_t width = outer - col < all ? outer - col : all;
         const Dropout gate = dropout_of(args, GATE), up = dropout_of(args, UP);
@@ -201,8 +211,8 @@ private:
             const Segment& s = plan.parts[at];
             for (int64_t i = 0; i < stripes; ++i) clear(block(desk, i), s.count);
             for (int64_t i = 0; i < args.slice_count; ++i) {
-                add_slice(s, args.slices[i], args.slices[i].gate, places(dg), col, count, desk);
-                add_slice(s, args.slices[i], args.slices[i].up, places(du), col, count, desk);
+                add_slice(s, args.slices[i], args.slices[i].gate, places(dg), col, count, desk, worker);
+                add_slice(s, args.slices[i], args.slices[i].up, places(du), col, count, desk, worker);
             }
             for (int64_t i = 0; i < stripes && i * STRIPE < width; ++i) {
                 add_lora(s, args.gate, dg_gate.data(), gate, col + i * STRIPE, outer, desk, block(desk, i));
@@ -227,7 +237,14 @@ private:
 
     // sums += d W, for gate or up of a slice
     void add_slice(const Segment& s, const gs_slice& slice, const gs_matrix& m, const Rows& d, int64_t col,
-                   int64_t count, const Desk& desk) const {
+                   int64_t count, const Desk& desk, int worker) const {
+        if (few(s) && packed(m)) {
+            const FloatLines lines = lay_few_floats(d, nullptr, s, slice.begin, slice.end - slice.begin, worker);
+            for (int64_t i = 0; i < count; ++i)
+                add_few_inputs(m, s.expert, col + i * gate_span, lines, s.count, ROWS * STRIPE, desk.stripes,
+                               block(desk, i * gate_span / STRIPE));
+            return;
+        }
         for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += DEPTH) {
             const int64_t end = k + DEPTH < size ? k + DEPTH : size;
             const Left left = lay_places(d, s, slice.begin + k, slice.begin + end, m, desk);

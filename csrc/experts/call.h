@@ -7,7 +7,7 @@
 #include "../arena.h"
 #include "../pool.h"
 #include "activation.h"
-#include "few.h"
+#include "few_back.h"
 
 namespace gs::GS_LEVEL {
 
@@ -207,6 +207,21 @@ struct Call {
         }
         return lines;
     }
+
+    // The same for add_few_inputs, columns [begin, begin + count).
+    FloatLines lay_few_floats(const Rows& rows, const int64_t* list, const Segment& s, int64_t begin, int64_t count,
+                              int worker) const {
+        FloatLines lines{};
+        for (int64_t i = 0; i < s.count; ++i) {
+            float* copy = lines_.data(worker) + i * longest();
+            read(rows.at(list ? list[i] : s.begin + i, begin), bf16, count, copy);
+            std::memset(copy + count, 0, 64);
+            lines.row[i] = copy;
+        }
+        return lines;
+    }
+
+    static bool packed(const gs_matrix& m) { return m.format != GS_PLAIN_F32 && m.format != GS_PLAIN_BF16; }
 
     // sums += left W^T over inputs [begin, end), 32 outputs from `row` on
     void add_outputs(const gs_matrix& m, const Segment& s, int64_t row, int64_t begin, int64_t end, const Left& left,

@@ -1,4 +1,4 @@
-"""Few routes an expert: codes are multiplied as they come from memory (csrc/experts/few.h)."""
+"""Few routes an expert: codes are multiplied as they come from memory (csrc/experts/few.h, few_back.h)."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 from goldsmith import Op, assay, experts
 from goldsmith.assay.case import Case
 from goldsmith.cli.targets import op_target
+from goldsmith.experts.moe.cases import inputs as moe_inputs
 from goldsmith.experts.slots.cases import inputs
 
 MOST = 4  # routes of an expert that go this way, with AVX-512; with less, 2
@@ -14,12 +15,12 @@ ODD = {"": (37, 21), "fp32": (35, 19), "bf16": (141, 79), "int8": (139, 67), "fp
 FORMATS = ("", "fp32", "bf16", "int8", "int8_groups", "int4", "int4_asym", "mxfp4", "fp8_block")
 
 
-def case(format, T, **more):
+def case(format, T, make=inputs, **more):
     """T routes to one expert of two, in odd sizes where the format takes them."""
     H, I = ODD.get(format, (192, 96))
     group = GROUPS.get(format)
     packed = {"packed": format.removesuffix("_groups"), **({"group": group} if group else {})} if format else {}
-    return Case(f"{format}_{T}", inputs, dict(T=T, H=H, I=I, E=2, k=1, kind="one", **packed, **more), "few routes")
+    return Case(f"{format}_{T}", make, dict(T=T, H=H, I=I, E=2, k=1, kind="one", **packed, **more), "few routes")
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -30,10 +31,21 @@ def test_few_routes_keep_the_bounds(format):
             assay.check(target, case(format, T), dtype=dtype, probes=("values", "poison", "guard"))
 
 
+@pytest.mark.parametrize("format", FORMATS[1:])
+def test_gradients_of_few_routes_keep_the_bounds(format):
+    target = op_target(Op.get("experts.moe"), "native")
+    for T in range(1, MOST + 1):
+        dtype = torch.bfloat16 if T % 2 else torch.float32
+        assay.check(target, case(format, T, moe_inputs, on=()), dtype=dtype, probes=("values", "poison", "guard"))
+
+
 def test_slices_and_lora_on_few_routes():
     target = op_target(Op.get("experts.slots"), "native")
     for T in (1, 3):
         assay.check(target, case("int4", T, partitions=3, r=17, bias=True), dtype=torch.bfloat16, probes=("values",))
+    whole = op_target(Op.get("experts.moe"), "native")
+    held = case("int4", 3, moe_inputs, partitions=3, r=17, bias=True)
+    assay.check(whole, held, dtype=torch.float32, probes=("values",))
 
 
 @pytest.mark.parametrize("format", ["bf16", "int4", "int8"])
