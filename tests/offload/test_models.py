@@ -1,0 +1,296 @@
+"""offload and from_pretrained: a model of every family says what it said before, whichever lane an expert takes."""
+
+import copy
+import functools
+import gc
+import json
+import weakref
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+pytest.importorskip("peft", reason="comes with the extra hf")
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from goldsmith.offload import attach
+from goldsmith.offload.errors import StoreMismatch
+from goldsmith.offload.store import ExpertStore
+from hf import checkpoints, models
+from offload.whole_models import (
+    CALIBRATION,
+    FAMILIES,
+    assert_same_ids,
+    assert_same_text,
+    check_alike,
+    greedy,
+    padded,
+    slots,
+)
+from repo.tree import ROOT
+
+# the lanes are bit-identical on a CPU alone; the GPU has a test of its own below
+offload, from_pretrained = (functools.partial(make, device="cpu") for make in (attach.offload, attach.from_pretrained))
+LANES = ("cpu", "copied", "cached", "mixed", "auto")
+CALLS = {
+    "one row": {},
+    "batch with padding on the left": {"padded": True},
+    "beam search": {"num_beams": 3},
+    "static cache": {"cache_implementation": "static"},
+    "dynamic cache": {"cache_implementation": "dynamic"},
+    "offloaded cache off": {"use_cache": False},
+}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory, monkeypatch):
+    """Stores that nobody gives a path are this run's."""
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def experts_of(model):
+    return {name: p for name, p in model.named_parameters() if ".experts." in name}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_held_to_the_plain_model_in_float64_and_every_lane_gives_the_same_bits(family):
+    plain = models.model(family)
+    ids, mask = padded()
+    with offload(copy.deepcopy(plain), lanes="cpu") as held:
+        check_alike(held.model, plain)
+        assert_same_text(plain, held.model, ids, attention_mask=mask)
+        wanted = greedy(held.model, ids, attention_mask=mask)
+        store = held.engine.store.path
+    for lanes in LANES[1:]:
+        given = {"lanes": lanes, "gpu_budget": slots(plain, 9), "calibration": CALIBRATION}
+        with offload(copy.deepcopy(plain), store=store, **given) as held:
+            came = greedy(held.model, ids, attention_mask=mask)
+            assert all(map(torch.equal, wanted, came)), lanes
+            stats = held.stats()
+            used = {"copied": stats.experts_copied, "cached": stats.experts_cached, "cpu": stats.experts_cpu}
+            assert lanes == "auto" or (all(used.values()) if lanes == "mixed" else used[lanes] == sum(used.values()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_in_bfloat16_says_the_same_from_memory_and_from_its_folder_and_comes_back_bit_for_bit(family, tmp_path):
+    models.model(family, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    plain.set_experts_implementation("eager")
+    weights = {name: value.clone() for name, value in plain.state_dict().items()}
+    ids = models.tokens()
+    with torch.no_grad():
+        before = plain(ids).logits
+    held = offload(copy.deepcopy(plain))
+    read = from_pretrained(tmp_path)
+    assert held.engine.store.format == "bf16" and held.engine.store.path == read.engine.store.path
+    assert torch.equal(held.model(ids).logits, read.model(ids).logits)
+    assert_same_text(plain, held.model, ids)
+    assert all(p.is_meta for p in experts_of(read.model).values()) and not read.model.training
+    for each in (held, read):
+        model = each.detach()
+        model.set_experts_implementation("eager")
+        assert each.engine.closed and model is each.model
+        assert model.state_dict().keys() == weights.keys()
+        assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+        with torch.no_grad():
+            assert torch.equal(model(ids).logits, before)
+
+
+@pytest.mark.parametrize("how", CALLS)
+def test_generate_does_what_it_did(how):
+    plain = models.model("qwen3_moe", mlp_only_layers=[])
+    options = dict(CALLS[how])
+    ids, mask = padded() if options.pop("padded", False) else (models.tokens(), None)
+    with offload(copy.deepcopy(plain), lanes="mixed", gpu_budget=slots(plain, 9)) as held:
+        assert_same_text(plain, held.model, ids, **options, **({} if mask is None else {"attention_mask": mask}))
+
+
+def test_sampling_draws_the_same_and_inference_mode_and_a_plain_call_give_the_same_bits():
+    plain = models.model("olmoe")
+    ids = models.tokens()
+    with offload(copy.deepcopy(plain)) as held:
+        texts = []
+        for model in (plain, held.model):
+            torch.manual_seed(5)
+            texts.append(model.generate(ids, max_new_tokens=8, do_sample=True, top_k=0, pad_token_id=0))
+        assert torch.equal(*texts)
+        logits = held.model(ids).logits  # the experts have no gradient, and nothing here asks for one
+        with torch.inference_mode():
+            assert torch.equal(held.model(ids).logits, logits)
+
+
+@pytest.mark.parametrize("cache", ["lru", "lfu", "none"])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 100])
+def test_any_budget_gives_the_same_bits(count, cache, tmp_path):
+    plain = models.model("qwen3_moe", mlp_only_layers=[])
+    ids = models.tokens()
+    with offload(copy.deepcopy(plain), store=tmp_path / "s", lanes="cpu") as held:
+        wanted = greedy(held.model, ids)
+    given = {"gpu_budget": slots(plain, count), "cache": cache, "calibration": CALIBRATION}
+    with offload(copy.deepcopy(plain), store=tmp_path / "s", **given) as held:
+        assert all(map(torch.equal, wanted, greedy(held.model, ids)))
+
+
+def test_a_quantised_format_is_the_model_of_its_own_numbers_and_has_to_be_asked_for():
+    plain = models.model("mixtral")
+    with pytest.raises(ValueError, match='cpu_format="int8" does not hold .*exact=False.*cpu_format="auto"'):
+        offload(plain, cpu_format="int8")
+    assert not any(p.is_meta for p in plain.parameters())
+    held = offload(copy.deepcopy(plain), cpu_format="int8", exact=False)
+    with pytest.raises(ValueError, match="int8, which is not exactly what they were"):
+        held.detach()
+    experts = models.experts_of(plain)
+    with torch.no_grad():
+        for e in range(len(experts.gate_up_proj)):
+            numbers = held.engine.store.dequantize(0, e)
+            experts.gate_up_proj[e].copy_(numbers["gate_up"])
+            experts.down_proj[e].copy_(numbers["down"])
+    check_alike(held.model, plain)
+    held.close()
+
+
+@pytest.mark.parametrize("kind", ["k2", "awq", "fp8", "mxfp4"])
+def test_a_quantised_checkpoint_keeps_its_codes(kind, tmp_path):
+    folder, plain = checkpoints.quantised(tmp_path / kind, kind, "gpt_oss" if kind == "mxfp4" else "qwen3_moe")
+    with from_pretrained(folder, dtype=torch.float32) as held:
+        assert held.engine.store.exact and held.engine.store.format in ("int4", "int4_asym", "fp8_block", "mxfp4")
+        check_alike(held.model, plain)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("stored, asked, format", [("float32", "bfloat16", "bf16"), ("bfloat16", "float32", "bf16")])
+def test_another_dtype_than_the_files_is_what_transformers_makes_of_it(family, stored, asked, format, tmp_path):
+    models.model(family, dtype=getattr(torch, stored)).save_pretrained(tmp_path)
+    dtype = getattr(torch, asked)
+    with from_pretrained(tmp_path, dtype=dtype) as held:
+        assert held.model.dtype == dtype and held.engine.store.format == format
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
+        plain.set_experts_implementation("eager")
+        assert_same_text(plain, held.model, models.tokens())
+        back = held.detach().state_dict()
+        assert all(torch.equal(value, back[name]) for name, value in plain.state_dict().items())
+
+
+def test_keys_by_expert_in_several_shards_are_the_same_store_as_one_fused_tensor(tmp_path):
+    plain = models.model("mixtral", dtype=torch.bfloat16)
+    plain.save_pretrained(tmp_path / "fused")
+    tensors = {}
+    for name, value in plain.state_dict().items():
+        path, _, which = name.rpartition(".")
+        if ".experts" not in path:
+            tensors[name] = value
+            continue
+        for e in range(len(value)):
+            names, parts = (("w1", "w3"), value[e].chunk(2)) if which == "gate_up_proj" else (("w2",), (value[e],))
+            for own, part in zip(names, parts):
+                tensors[f"{path.replace('.mlp.', '.block_sparse_moe.')}.{e}.{own}.weight"] = part
+    folder = checkpoints.write(tmp_path / "apart", json.loads((tmp_path / "fused/config.json").read_text()), tensors, 3)
+    with from_pretrained(folder) as apart, from_pretrained(tmp_path / "fused") as fused:
+        assert apart.engine.store.path == fused.engine.store.path
+        assert torch.equal(apart.model(models.tokens()).logits, fused.model(models.tokens()).logits)
+
+
+def test_experts_leave_the_memory_and_the_store_is_found_again():
+    plain = models.model("qwen3_moe", mlp_only_layers=[], seed=9)
+    dying = [weakref.ref(p) for p in experts_of(plain).values()]
+    told = []
+    with offload(plain, progress=lambda *said: told.append(said)) as held:
+        gc.collect()
+        assert not any(ref() for ref in dying) and all(p.is_meta for p in experts_of(plain).values())
+        assert told[-1][0] > 0
+        again = copy.deepcopy(plain)  # computes through the same engine
+        assert torch.equal(again(models.tokens()).logits, held.model(models.tokens()).logits)
+    told.clear()
+    with offload(models.model("qwen3_moe", mlp_only_layers=[], seed=9), progress=lambda *said: told.append(said)):
+        assert not told
+    with pytest.raises(ValueError, match="closed"):
+        plain(models.tokens())
+
+
+def test_two_models_with_one_config_do_not_touch_each_other_nor_a_third():
+    first = models.model("qwen3_moe")
+    other = models.model("qwen3_moe", seed=1)
+    third = type(first)(first.config).eval()
+    assert third.config is first.config
+    ids = models.tokens()
+    with torch.no_grad():
+        wanted = [model(ids).logits for model in (first, other, third)]
+    with offload(first) as one, offload(other) as two:
+        with torch.no_grad():
+            assert torch.equal(third(ids).logits, wanted[2])  # its implementation is still its own
+        first.set_experts_implementation("eager")  # and the offloaded model's cannot be taken from it by a word
+        for held, plain in ((one, models.model("qwen3_moe")), (two, models.model("qwen3_moe", seed=1))):
+            assert_same_text(plain, held.model, ids)
+            assert held.stats().calls > 0
+        assert one.engine is not two.engine and one.engine.store.path != two.engine.store.path
+
+
+def test_a_store_that_is_given_is_opened_or_built_checked_and_left_open(tmp_path):
+    path = tmp_path / "mine.experts"
+    with offload(models.model("olmoe"), store=path) as held:
+        assert held.engine.store.path == path
+    assert held.engine.store.closed
+    with ExpertStore.open(path) as store:
+        with offload(models.model("olmoe"), store=store):
+            pass
+        assert not store.closed
+    other = models.model("olmoe", seed=1)
+    with pytest.raises(StoreMismatch, match="layer 0, expert 0"):
+        offload(other, store=path)
+    assert not any(p.is_meta for p in other.parameters()) and all(p.requires_grad for p in other.parameters())
+
+
+@pytest.mark.parametrize(
+    "wrong, text",
+    [
+        ({"gpu_budget": "lots"}, "gpu_budget='lots' is no amount of memory"),
+        ({"device": "nosuch"}, "nosuch"),
+        ({"cashe": "lru"}, "unknown keyword 'cashe'; the Engine's are .*cache"),
+        ({"lanes": "copied"}, "lanes='copied' cannot run"),
+        ({"cache": "static"}, "needs profile="),
+    ],
+)
+def test_a_wrong_keyword_leaves_the_model_as_it_was(wrong, text, tmp_path):
+    model = models.model("mixtral")
+    with torch.no_grad():
+        before = model(models.tokens()).logits
+    with pytest.raises((ValueError, TypeError), match=text):
+        offload(model, store=tmp_path / "s", **wrong)
+    if wrong.keys() & {"gpu_budget", "device", "cashe"}:  # said before the store is built
+        assert not (tmp_path / "s").exists()
+    with torch.no_grad():
+        assert torch.equal(model(models.tokens()).logits, before)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_a_gpu_a_model_says_the_same_through_every_lane_and_comes_back(family, dtype, lanes):
+    plain = models.model(family, dtype=dtype)
+    ids, mask = (tensor.cuda() for tensor in padded())
+    given = {"lanes": lanes, "gpu_budget": "64MiB", "calibration": CALIBRATION, "device": "cuda"}
+    with attach.offload(copy.deepcopy(plain), **given) as held:
+        assert held.model.device.type == "cuda"
+        came = greedy(held.model, ids, attention_mask=mask)[0]
+        assert torch.equal(came, greedy(held.model, ids, attention_mask=mask)[0])  # the same calls, the same bits
+        back = held.detach()
+    assert all(torch.equal(value, back.state_dict()[name]) for name, value in plain.state_dict().items())
+    assert_same_ids(plain.cuda(), came, ids, steps=6, attention_mask=mask)
+
+
+def test_the_small_checkpoint_says_the_same_through_every_lane():
+    folder = ROOT / "examples" / "shakespeare-moe"
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    plain.set_experts_implementation("eager")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("**MACBETH**  \nIs this a dagger which I see", return_tensors="pt").input_ids
+    texts = []
+    for lanes in ("cpu", "mixed"):
+        with from_pretrained(folder, lanes=lanes, gpu_budget="2MiB") as held:
+            texts.append(greedy(held.model, ids, 24)[0])
+            if lanes == "cpu":
+                assert_same_text(plain, held.model, ids, steps=24)
+    assert torch.equal(*texts)

@@ -1,0 +1,177 @@
+"""Models that offload does not take: each refusal names the class and the property, and changes nothing."""
+
+import importlib
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+pytest.importorskip("peft", reason="comes with the extra hf")
+
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers.integrations.moe import use_experts_implementation
+
+import goldsmith.hf as hf
+from goldsmith.hf.offload.layers import layers_of
+from goldsmith.offload import attach
+from goldsmith.offload.attach import from_pretrained, offload
+from goldsmith.offload.errors import UnsupportedModel
+from hf import checkpoints, models
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+
+
+def in_place_of_experts(cls):
+    """A Mixtral whose experts are of this class."""
+    model = models.model("mixtral")
+    for layer in model.model.layers:
+        layer.mlp.experts = cls(model.config)
+    return model
+
+
+class Fused(nn.Module):
+    """Experts of the common interface: silu(g) * u, weighed and summed."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.num_experts = config.num_local_experts
+        self.gate_up_proj = nn.Parameter(
+            torch.randn(self.num_experts, 2 * config.intermediate_size, config.hidden_size)
+        )
+        self.down_proj = nn.Parameter(torch.randn(self.num_experts, config.hidden_size, config.intermediate_size))
+        self.act_fn = nn.SiLU()
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        out = torch.zeros_like(hidden_states)
+        for e in range(self.num_experts):
+            row, slot = (top_k_index == e).nonzero(as_tuple=True)
+            y = self._apply_gate(hidden_states[row] @ self.gate_up_proj[e].T) @ self.down_proj[e].T
+            out.index_add_(0, row, y * top_k_weights[row, slot, None])
+        return out
+
+
+@use_experts_implementation
+class OwnExperts(Fused):
+    """Somebody's own, which compute what the flags say."""
+
+
+@use_experts_implementation
+class ScaledExperts(Fused):
+    """A factor of its own, which no flag tells."""
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        return 2.5 * super().forward(hidden_states, top_k_index, top_k_weights)
+
+
+@use_experts_implementation(has_gate=False)
+class UngatedExperts(Fused):
+    pass
+
+
+@use_experts_implementation
+class PreActivated(Fused):
+    def _apply_gate(self, gate_up):
+        gate, up = gate_up.chunk(2, -1)
+        return torch.tanh(gate) * up
+
+
+def test_another_class_of_the_same_interface_is_taken_after_a_trial():
+    model = in_place_of_experts(OwnExperts)
+    ids = models.tokens()
+    with torch.no_grad():
+        wanted = model(ids).logits
+    with offload(model) as held:
+        came = held.model(ids).logits
+    assert held.stats().calls and torch.equal(came.argmax(-1), wanted.argmax(-1))
+
+
+@pytest.mark.parametrize(
+    "cls, text",
+    [
+        (ScaledExperts, "ScaledExperts computes something else than silu experts"),
+        (UngatedExperts, "UngatedExperts cannot be computed here: has_gate=False"),
+        (PreActivated, "PreActivated cannot be computed here: _apply_gate is overridden"),
+    ],
+)
+def test_experts_of_another_formula_are_refused_by_class_and_property(cls, text):
+    model = in_place_of_experts(cls)
+    with pytest.raises(UnsupportedModel, match=text):
+        offload(model)
+    assert not any(p.is_meta for p in model.parameters()) and all(p.requires_grad for p in model.parameters())
+
+
+def test_a_model_without_experts_or_with_one_module_for_each_is_refused():
+    config = transformers.LlamaConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM has no experts module that transformers dispatches"):
+        offload(transformers.LlamaForCausalLM(config))
+
+
+def test_what_others_have_put_into_a_model_is_refused_with_what_to_do():
+    converted = hf.convert(models.model("mixtral"))
+    with pytest.raises(UnsupportedModel, match="MixtralForCausalLM are packed by goldsmith.hf.convert"):
+        offload(converted)
+    hooked = models.model("mixtral")
+    hooked.model.layers[0]._hf_hook = object()
+    with pytest.raises(UnsupportedModel, match=r"accelerate's hooks on model.layers.0 \(device_map\)"):
+        offload(hooked)
+    quantised = models.model("mixtral")
+    quantised.hf_quantizer = SimpleNamespace()
+    with pytest.raises(UnsupportedModel, match="loaded with quantised parameters"):
+        offload(quantised)
+    wrapped = get_peft_model(models.model("mixtral"), LoraConfig(target_parameters=list(models.EXPERTS), r=2))
+    with pytest.raises(UnsupportedModel, match="peft has wrapped the parameters of .*base_layer"):
+        offload(wrapped)
+    with torch.device("meta"):
+        empty = transformers.MixtralForCausalLM(models.config("mixtral"))
+    with pytest.raises(ValueError, match="meta device.*from_pretrained"):
+        offload(empty)
+
+
+def test_two_experts_modules_in_a_layer_or_no_number_are_refused():
+    model = models.model("mixtral")
+    model.model.layers[0].more = models.experts_of(models.model("mixtral"))
+    with pytest.raises(UnsupportedModel, match="two experts modules in layer 0"):
+        layers_of(model)
+    bare = models.experts_of(models.model("mixtral"))
+    with pytest.raises(UnsupportedModel, match="ModuleDict: experts names 0 numbers, wanted one"):
+        layers_of(nn.ModuleDict({"experts": bare}))
+
+
+def test_a_folder_that_is_none_or_lacks_a_tensor_says_which(tmp_path):
+    for name, text in (
+        (tmp_path / "nosuch", "there is no folder"),
+        ("nobody/nothing", "no copy of a model of this name"),
+        (tmp_path, "no config.json"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            from_pretrained(name)
+    plain = models.model("mixtral")
+    tensors = {name: t for name, t in plain.state_dict().items() if not name.endswith("experts.down_proj")}
+    folder = checkpoints.write(tmp_path / "less", plain.config.to_dict(), tensors)
+    with pytest.raises(ValueError, match="model.layers.0.mlp.experts"):
+        from_pretrained(folder)
+
+
+def test_without_transformers_one_paragraph_names_the_extra(monkeypatch):
+    monkeypatch.setattr(attach, "ADAPTER", "goldsmith.hf.nosuch")
+    with pytest.raises(ImportError, match=r"pip install goldsmith\[hf\]"):
+        offload(nn.Linear(1, 1))
+    loaded = [name for name in sys.modules if name.startswith("goldsmith.hf")]
+    monkeypatch.setattr(attach, "ADAPTER", "goldsmith.hf.offload")
+    for name in loaded:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"transformers is not installed.*pip install goldsmith\[hf\]") as caught:
+        from_pretrained("anywhere")
+    assert "\n" not in str(caught.value)
+    monkeypatch.undo()
+    importlib.import_module("goldsmith.hf.offload")
