@@ -1,0 +1,242 @@
+"""Calibration: what is measured, how long that takes, and where it is kept. And how bytes reach a device."""
+
+import ctypes
+import json
+import math
+import time
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from goldsmith.offload import Calibration, calibrate, measure, plan, transport
+from goldsmith.offload.transport import Ring, Transport, free_memory
+from offload.stores import build
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(measure, "last_level_cache", lambda: 1 << 20)  # quick; on a real machine up to 384 MB are read
+    with build(tmp_path / "s.experts", E=5) as opened:
+        yield opened
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The same measurements, too short to be worth anything."""
+    median, both = measure.median, measure.HostBench.together_with
+    monkeypatch.setattr(measure, "median", lambda run, seconds: median(run, seconds / 50))
+    monkeypatch.setattr(measure.HostBench, "together_with", lambda self, copy, seconds: both(self, copy, seconds / 50))
+
+
+def kept(tmp_path):
+    return list((tmp_path / "cache" / "calibration").iterdir())
+
+
+def test_it_takes_at_most_five_seconds_and_a_second_time_nothing(store, tmp_path):
+    begin = time.perf_counter()
+    first = calibrate(store, device="cpu")
+    assert time.perf_counter() - begin < 5
+    assert len(kept(tmp_path)) == 1
+    begin = time.perf_counter()
+    assert calibrate(store, device="cpu") == first
+    assert time.perf_counter() - begin < 0.5
+
+
+def test_its_costs_are_those_of_the_store_and_plan_takes_them(store, quick):
+    found = calibrate(store, device="cpu")
+    costs = found.costs
+    assert costs.expert_bytes == store.blocks.stride
+    assert costs.flops_per_token == 6 * store.hidden_size * store.intermediate_size
+    assert all(math.isfinite(value) for value in asdict(costs).values())
+    assert costs.dram_bytes_per_s >= max(costs.cpu_bytes_per_s, costs.link_bytes_per_s)
+    assert (costs.device_bytes_per_s, costs.device_flops) == (costs.cpu_bytes_per_s, costs.cpu_flops)
+    assert {"cpu_1", "cpu_4", "cpu_16", "cpu_64", "copy", "together", "cpu_latency"} <= set(found.measured)
+    assert plan([1] * 5, (), costs).predicted > 0
+
+
+def test_another_number_of_threads_or_another_store_is_measured_by_itself(store, tmp_path, quick):
+    calibrate(store, device="cpu", threads=1)
+    calibrate(store, device="cpu", threads=2)
+    with build(tmp_path / "other.experts", E=5, format="int8") as other:
+        calibrate(other, device="cpu", threads=1)
+    assert len(kept(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("what", ["damaged", "of another machine", "rates of zero"])
+def test_a_file_that_does_not_fit_is_made_anew(store, tmp_path, what, quick):
+    calibrate(store, device="cpu")
+    (path,) = kept(tmp_path)
+    content = json.loads(path.read_text())
+    if what == "of another machine":
+        content["key"]["cpu"] = "another"
+    if what == "rates of zero":
+        content["costs"]["cpu_flops"] = 0
+    path.write_text("{" if what == "damaged" else json.dumps(content))
+    found = calibrate(store, device="cpu")
+    assert found.key["cpu"] != "another" and found.costs.cpu_flops > 0
+    assert Calibration.load(path) == found
+
+
+def test_force_measures_again(store, monkeypatch, quick):
+    first = calibrate(store, device="cpu")
+    assert calibrate(store, device="cpu", force=True).measured != first.measured
+
+
+def test_a_saved_calibration_is_loaded_to_the_last_bit(store, tmp_path, quick):
+    found = calibrate(store, device="cpu")
+    found.save(tmp_path / "mine.json")
+    assert Calibration.load(tmp_path / "mine.json") == found
+    (tmp_path / "no.json").write_text('{"costs": {}}')
+    with pytest.raises(ValueError, match=r"no\.json is not a calibration"):
+        Calibration.load(tmp_path / "no.json")
+    with pytest.raises(FileNotFoundError):
+        Calibration.load(tmp_path / "none.json")
+
+
+def test_a_device_that_is_no_gpu_is_refused(store):
+    with pytest.raises(ValueError, match="device='meta', wanted 'auto', 'cpu' or 'cuda:N'"):
+        calibrate(store, device="meta")
+
+
+def test_more_blocks_are_read_in_turn_than_the_cache_holds(store):
+    blocks = measure.beyond_cache(store)
+    assert blocks.numel() >= 2 * (1 << 20) and blocks.shape[1] == store.blocks.stride
+    assert torch.equal(blocks[6], store.raw(store.layers[0], 6 % 4))
+
+
+# -- transport --------------------------------------------------------------------------------------------------------
+
+
+def test_on_a_cpu_bytes_are_copied_from_memory_to_memory(store):
+    way = Transport(store, "cpu")
+    assert way.mode == "memory" and "from memory to memory" in way.why
+    out = torch.zeros(2, store.blocks.stride, dtype=torch.uint8)
+    way.copy(store.raw_layer(1)[1:3], out)
+    assert torch.equal(out, store.raw_layer(1)[1:3])
+    with pytest.raises(ValueError, match="wanted the same bytes"):
+        way.copy(store.raw(1, 0), out)
+    way.close()
+    way.close()
+
+
+@pytest.mark.parametrize("mode", ["registered", "ring"])
+def test_a_way_that_needs_a_gpu_is_refused_without_one(store, mode):
+    with pytest.raises(ValueError, match=f"force='{mode}' needs a CUDA device, not cpu"):
+        Transport(store, "cpu", force=mode)
+    with pytest.raises(ValueError, match="force='telepathy', wanted one of registered, ring, memory"):
+        Transport(store, "cpu", force="telepathy")
+
+
+class Mark:
+    """An event whose copy arrives when somebody waits for it; until then its buffer may not change."""
+
+    def __init__(self, buffer):
+        self.buffer, self.sent, self.arrived = buffer, buffer.clone(), False
+
+    def synchronize(self):
+        assert torch.equal(self.buffer, self.sent), "the buffer was filled again before its copy had arrived"
+        self.arrived = True
+
+
+def test_a_buffer_of_the_ring_is_filled_again_only_when_its_copy_has_arrived():
+    buffers = [torch.zeros(64, dtype=torch.uint8) for _ in range(3)]
+    marks = []
+
+    def mark():
+        marks.append(Mark(buffers[len(marks) % 3]))
+        return marks[-1]
+
+    ring = Ring(buffers, mark)
+    source = torch.randint(0, 256, (64 * 7 + 10,), dtype=torch.uint8)
+    out = torch.zeros_like(source)
+    ring.copy(source, out)
+    assert torch.equal(out, source) and len(marks) == 8
+    assert [m.arrived for m in marks] == [True] * 5 + [False] * 3
+    ring.wait()
+    assert all(m.arrived for m in marks)
+
+
+class Runtime:
+    """A CUDA runtime that answers as it is told, and keeps a refusal until somebody asks for it."""
+
+    def __init__(self, supported=1, status=0):
+        self.supported, self.status, self.pending, self.flags, self.released = supported, status, 0, [], 0
+
+    def cudaDeviceGetAttribute(self, out, attribute, device):
+        assert attribute.value == 113
+        ctypes.cast(out, ctypes.POINTER(ctypes.c_int))[0] = self.supported
+        return 0
+
+    def cudaHostRegister(self, at, size, flags):
+        self.flags.append(flags.value)
+        self.pending = self.status
+        return self.status
+
+    def cudaHostUnregister(self, at):
+        self.released += 1
+        return 0
+
+    def cudaGetLastError(self):
+        found, self.pending = self.pending, 0
+        return found
+
+    def cudaGetErrorString(self, status):
+        return b"invalid argument"
+
+
+def test_pages_are_locked_for_reading_shared_and_given_back(store):
+    cuda = Runtime()
+    first = transport.register(store.whole(), 0, cuda)
+    second = transport.register(store.whole(), 0, cuda)
+    assert first is second and cuda.flags == [8]  # a mapping is locked once, however many engines use it
+    del first
+    assert cuda.released == 0
+    del second
+    assert cuda.released == 1
+
+
+def test_a_refusal_is_said_and_leaves_no_error_behind(store):
+    cuda = Runtime(status=1)
+    why = transport.register(store.whole(), 0, cuda)
+    assert "invalid argument (error 1)" in why and cuda.pending == 0
+    assert "cannot lock memory that is mapped read-only" in transport.register(store.whole(), 0, Runtime(supported=0))
+    assert "was not found" in transport.register(store.whole(), 0, None)
+
+
+def test_memory_that_a_control_group_has_left_is_counted(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 100 kB\nMemAvailable:   50 kB\n")
+    assert free_memory(tmp_path) == 50 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    for name, text in (("max", "40960"), ("current", "30000"), ("stat", "anon 20000\nfile 10000\n")):
+        (group / f"memory.{name}").write_text(text)
+    assert free_memory(tmp_path) == 40960 - 30000 + 10000
+    (group / "memory.max").write_text("max")
+    assert free_memory(tmp_path) == 50 * 1024
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["registered", "ring", "memory"])
+def test_every_way_to_a_gpu_brings_the_same_bytes(store, mode):
+    out = torch.zeros(4, store.blocks.stride, dtype=torch.uint8, device="cuda")
+    stream = torch.cuda.Stream()
+    way = Transport(store, "cuda", force=mode)
+    assert way.mode == mode
+    stream.wait_stream(torch.cuda.current_stream())
+    way.copy(store.raw_layer(0)[:4], out, stream)
+    stream.synchronize()
+    assert torch.equal(out.cpu(), store.raw_layer(0)[:4])
+    way.close()
+    assert torch.ones(3, device="cuda").sum().item() == 3  # no error was left for whoever comes next
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_calibrated_in_five_seconds_beside_compiling(store):
+    first = calibrate(store, device="cuda")
+    begin = time.perf_counter()
+    again = calibrate(store, device="cuda", force=True)
+    assert time.perf_counter() - begin < 5
+    assert again.key == first.key and again.costs.device_bytes_per_s > 0
