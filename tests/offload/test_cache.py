@@ -189,3 +189,20 @@ def test_the_next_layers_copies_are_begun_while_this_one_is_computed(store):
         engine(1, *calls[1])
         engine.flush()
         assert engine.stats().layers[1].bytes_h2d == copied
+
+
+def test_adaptive_costs_follow_the_lanes_and_others_stay(store):
+    from goldsmith.offload.adapting import Adapting
+
+    given = stores.costs(store)
+    adapting = Adapting(given)
+    for _ in range(100):  # a CPU that takes three times as long, and a link that takes half
+        expected = 1e-3 * given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s
+        adapting.learn(expected, 3e-3, 4, 2 * given.expert_bytes / given.link_bytes_per_s)
+    assert given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s == pytest.approx(3, rel=0.01)
+    assert adapting.costs.link_bytes_per_s / given.link_bytes_per_s == pytest.approx(2, rel=0.01)
+    for adaptive in (False, True):
+        with engine_of(store, adaptive=adaptive) as engine:
+            for call in zipf(store, 20):
+                engine(0, *call)
+            assert (engine._costs == given) == (not adaptive)

@@ -18,7 +18,7 @@ from .budget import Spending
 from .call import Call, Outcome
 from .faults import Faults
 from .filling import Filling, Streaming, Wave
-from .kernel import rows_of
+from .kernel import loaded, rows_of
 from .routes import Sorted, sort_routes
 from .slots import Ring, begin_reading, end_reading
 from .statistics import Counts
@@ -187,12 +187,11 @@ class DeviceLanes:
         return filling.waves(call.tally)
 
     def _device(self, call: Call, outcome: Outcome, where: Sorted, tokens: Tensor, wave: Wave, stream: Any) -> None:
-        from ..experts._kernels.panels import panels_forward, pick, tiles_of
-
+        panels = loaded("experts._kernels.panels")
         slots = [slot for _, slot in wave]
         counts = [call.counts[e] for e, _ in wave]
-        config = pick(max(counts))
-        listed = tiles_of([s.index for s in slots], counts, [where.start[e] for e, _ in wave], config.rows)
+        config = panels.pick(max(counts))
+        listed = panels.tiles_of([s.index for s in slots], counts, [where.start[e] for e, _ in wave], config.rows)
         host = self.small.take((3, len(listed[0])), torch.int32)
         host.copy_(torch.tensor(listed, dtype=torch.int32))
         self._turn = (self._turn + 1) % _UPLOADS
@@ -204,7 +203,7 @@ class DeviceLanes:
         def work() -> None:
             tiles.copy_(host, non_blocking=True)
             base = slots[0].arena.base
-            panels_forward(call.x, tokens, tiles, base, h, self.rows, config, **self.store.options)
+            panels.panels_forward(call.x, tokens, tiles, base, h, self.rows, config, **self.store.options)
 
         begin_reading(slots, stream)
         stream.run(work)
@@ -214,8 +213,7 @@ class DeviceLanes:
             outcome.slots[expert] = (slot, slot.generation)
 
     def _merge(self, call: Call, outcome: Outcome, place: Tensor) -> None:
-        from ._triton import merge
-
+        merge = loaded("offload._triton").merge
         outcome.out = merge(self.rows, place, call.weights.contiguous(), call.given.dtype, self.dirty)
 
     def _copy(self, layer: int, expert: int, into: Tensor) -> None:

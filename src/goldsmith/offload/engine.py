@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .adapting import Adapting
 from .assign import PREFILL, assign
 from .budget import Spending, spend
 from .cache import Cache, counts_of
@@ -90,6 +91,7 @@ class Engine:
         self.spending = self._spending()
         self.calibration = self._calibration(calibration)
         self._costs = getattr(self.calibration, "costs", None)
+        self._adapting = Adapting(self._costs) if self._costs is not None and self.settings.adaptive else None
         self._tallies: dict[int, Counts] = {}
         self._faults, self._trace = Faults(store), Trace()
         self._lock, self._pid, self._number, self._closed = threading.RLock(), os.getpid(), 0, False
@@ -180,13 +182,18 @@ class Engine:
         call = Call(layer, self._number, x, to, ids, weights, counts, assignment, cache, tally, first)
         call.positions = self._positions
         call.following = self._following(layer) if assignment.streamed else None
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), (tally.t_cpu, tally.t_link, tally.bytes_h2d)
         try:
             outcome = self._lanes.run(call)
         except BaseException:
             self._after_failure(cache, assignment)
             raise
         self._count(call, time.perf_counter() - begin)
+        if self._adapting is not None:
+            copies = (tally.bytes_h2d - before[2]) // self.spending.slot_bytes
+            expected = assignment.times.get("cpu", 0.0) if not assignment.streamed else 0.0
+            self._adapting.learn(expected, tally.t_cpu - before[0], copies, tally.t_link - before[1])
+            self._costs = self._adapting.costs
         if self.settings.guard != "off" and not self._deferred:
             self._guard.look(call, outcome)
         return outcome.out

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -52,6 +54,11 @@ def _native(
     call.keep("rows", rows)
     call.keep("flags", flags)
     call.run("forward", "offload.Engine", ids)
+
+
+def loaded(module: str) -> ModuleType:
+    """A module of GPU kernels: by name, and when it is needed."""
+    return importlib.import_module(f"goldsmith.{module}")
 
 
 def kernel_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,37 @@
+"""adaptive=True: the calibrated costs, corrected by what the running program's lanes take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .costs import Costs
+
+_WEIGHT = 0.1  # of the newest call in the mean
+_MOST = 8.0  # a correction is within 1/8 and 8: beyond that a timing is an accident
+
+
+class Adapting:
+    """`costs` with the CPU's and the link's rates divided by how much longer they take than was expected."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._given = costs
+        self._cpu = self._link = 1.0
+        self.costs = costs
+
+    def learn(self, expected_cpu: float, cpu: float, copies: int, link: float) -> None:
+        """Seconds of a call: of the CPU lane, expected and taken; of so many copies."""
+        if expected_cpu > 0 and cpu > 0:
+            self._cpu = _moved(self._cpu, cpu / expected_cpu * self._cpu)
+        if copies and link > 0:
+            self._link = _moved(self._link, link * self._given.link_bytes_per_s / (copies * self._given.expert_bytes))
+        given = self._given
+        self.costs = replace(
+            given,
+            cpu_bytes_per_s=given.cpu_bytes_per_s / self._cpu,
+            cpu_flops=given.cpu_flops / self._cpu,
+            link_bytes_per_s=given.link_bytes_per_s / self._link,
+        )
+
+
+def _moved(mean: float, newest: float) -> float:
+    return min(_MOST, max(1 / _MOST, (1 - _WEIGHT) * mean + _WEIGHT * newest))
