@@ -84,14 +84,15 @@ class DeviceLanes:
         waves = self._waves(call)
         for wave in waves:
             self._device(call, outcome, where, tokens, wave, stream)
-        self._marks.append((call.tally, "t_device", begin, self.machine.mark(stream)))
+        end = self.machine.mark(stream)
+        self._marks.append((call.tally, "t_device", begin, end))
         if done is not None:
             self._finish_cpu(call, outcome, where, done, stream)
+            end = self.machine.mark(stream)
         if self.faults.on:
             self.faults.computed(call, outcome)
-        begin = self.machine.mark(stream)
         stream.run(lambda: self._merge(call, outcome, place))
-        self._marks.append((call.tally, "t_merge", begin, self.machine.mark(stream)))
+        self._marks.append((call.tally, "t_merge", end, self.machine.mark(stream)))
         self._end = stream.record()
         self._pending = (call, outcome)
         return outcome

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .routing import FEW
+
 
 @dataclass(frozen=True)
 class Sorted:
@@ -32,9 +34,26 @@ def sort_routes(ids: Tensor, counts: Sequence[int], first: Sequence[int]) -> Sor
     for e in experts:
         start[e] = at
         at += counts[e]
+    if ids.numel() <= FEW:
+        return _sort_few(ids, start, at, sum(counts[e] for e in leading))
     rank = torch.full((len(counts) + 1,), len(experts))  # -1 reads the last one, and comes behind all
     rank[experts] = torch.arange(len(experts))
     order = rank[ids.reshape(-1).long()].argsort(stable=True)[:at]
     place = torch.full((ids.numel(),), -1, dtype=torch.int32)
     place[order] = torch.arange(at, dtype=torch.int32)
     return Sorted(order, place, start, sum(counts[e] for e in leading))
+
+
+def _sort_few(ids: Tensor, start: dict[int, int], rows: int, leading: int) -> Sorted:
+    """The same for few routes, without torch's cost of an operation."""
+    free = dict(start)
+    order, place = [0] * rows, []
+    for route, expert in enumerate(ids.reshape(-1).tolist()):
+        if expert < 0:
+            place.append(-1)
+            continue
+        at = free[expert]
+        free[expert] = at + 1
+        order[at] = route
+        place.append(at)
+    return Sorted(torch.tensor(order, dtype=torch.int64), torch.tensor(place, dtype=torch.int32), start, leading)

@@ -13,6 +13,7 @@ from .errors import RoutingError
 OP = "offload.Engine"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 IDS = (torch.int32, torch.int64)
+FEW = 64  # routes of a call that are sorted and counted in Python
 
 
 def check_call(layer: int, x: Any, ids: Any, weights: Any, hidden: int, device: torch.device) -> None:
@@ -40,13 +41,25 @@ def check_call(layer: int, x: Any, ids: Any, weights: Any, hidden: int, device: 
         )
 
 
+def _counted_few(ids: Tensor, experts: int) -> tuple[list[int], bool] | None:
+    """The same of a call with few routes, without torch's cost of an operation; None where an id is out of range."""
+    counts = [0] * (experts + 1)
+    for value in ids.reshape(-1).tolist():
+        if not -1 <= value <= experts:
+            return None
+        counts[value] += 1  # -1 is the last one, too
+    return counts[:-1], counts[-1] > 0
+
+
 def counted(layer: int, ids: Tensor, experts: int) -> tuple[list[int], bool]:
     """(tokens of each expert, whether a slot is skipped) of ids [T, k] on the CPU; raises RoutingError.
 
     -1 and `experts` skip a slot; anything else out of 0..experts-1 is refused.
     """
-    if not ids.numel():
-        return [0] * experts, False
+    if ids.numel() <= FEW:
+        few = _counted_few(ids, experts)
+        if few is not None:
+            return few
     least, most = (int(v) for v in torch.aminmax(ids))
     if least < -1 or most > experts:
         row, slot = ((ids < -1) | (ids > experts)).nonzero()[0].tolist()

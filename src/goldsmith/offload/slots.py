@@ -60,7 +60,9 @@ class Arena:
 def begin_reading(slots: Sequence[Slot], stream: Stream) -> None:
     """What `stream` does from now on comes behind the writers of these slots."""
     for slot in slots:
-        stream.wait(slot.ready)
+        if slot.ready is not DONE:
+            stream.wait(slot.ready)
+            slot.ready = DONE  # for this stream; whoever calls in another one has it wait for the call before
 
 
 def end_reading(slots: Sequence[Slot], stream: Stream) -> None:

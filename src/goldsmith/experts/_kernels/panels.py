@@ -35,9 +35,16 @@ def _times(x_ptr, x_rows, x_good, K, panel_ptr, n, BM: tl.constexpr, BN: tl.cons
         word = step * 32 + at
         spots = panel_ptr[None, :] + (word[:, None] * 16 + n[None, :]) * 4
         words = tl.load(spots.to(tl.pointer_type(tl.int32)), word[:, None] * PER < K, 0)
+        if PER == 2:  # one load of what lies side by side, then taken apart
+            both = step * 64 + tl.arange(0, 64)
+            loaded = tl.load(x_ptr + x_rows[:, None] + both[None, :], x_good[:, None] & (both[None, :] < K), 0.0)
+            even, odd = tl.split(tl.reshape(loaded, (BM, 32, 2)))
         for j in tl.static_range(PER):
             k = word * PER + j
-            x = tl.load(x_ptr + x_rows[:, None] + k[None, :], x_good[:, None] & (k[None, :] < K), 0.0)
+            if PER == 2:
+                x = even if j == 0 else odd
+            else:
+                x = tl.load(x_ptr + x_rows[:, None] + k[None, :], x_good[:, None] & (k[None, :] < K), 0.0)
             inside = tl.minimum(k, K - 1)  # words beyond the last input have no scale of their own
             w = scaled(weight(words, j, FORMAT), panel_ptr[None, :], inside[:, None], n[None, :], GROUP, SCALES, ZEROS,
                        FORMAT, SCALE)  # fmt: skip
