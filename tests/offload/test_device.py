@@ -1,5 +1,7 @@
 """The lanes of a GPU on a machine without one: kernels through Triton's interpreter, copies in a thread."""
 
+import json
+
 import pytest
 import torch
 
@@ -78,3 +80,16 @@ def test_faults_are_told_one_call_later(store):
                 engine.end_forward()
         report = raised.value.report
         assert (report.layer, report.cause, report.experts) == (2, "transfer", (int(ids[0, 0]),))
+
+
+def test_times_and_spans_are_told_by_lane(store, tmp_path):
+    x, ids, weights = stores.call(store, 0, 1, 6, dtype=torch.float32)
+    with engine_of(store) as engine, engine.trace(tmp_path / "t.json"):
+        engine(0, x, ids, weights)
+        stats = engine.stats()
+    block = store.expert_nbytes(0)
+    assert all(getattr(stats, f"t_{lane}") > 0 for lane in ("cpu", "link", "device", "merge"))
+    assert stats.bytes_h2d == 4 * block + 2 * 4 * store.hidden_size and stats.bytes_d2h == x.nbytes
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    lanes = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert {lanes[e["tid"]] for e in events if e["ph"] == "X"} == {"call", "cpu", "link", "device", "merge"}

@@ -242,3 +242,17 @@ def test_a_fork_is_told_that_it_is_one(store):
         os.waitpid(child, 0)
         text = os.read(reading, 1000).decode()
     assert "is a fork of it" in text and "make an Engine in this process" in text
+
+
+def test_the_dense_part_around_a_call_can_be_compiled(store):
+    _, ids, weights = stores.call(store, 1, 4, 2)
+    x = torch.randn(4, 64)
+    with Engine(store, device="cpu") as engine:
+
+        def block(x):
+            return engine(1, torch.nn.functional.rms_norm(x, (64,)), ids, weights) + x
+
+        compiled = torch.compile(block, backend="eager")
+        with torch.no_grad():
+            assert torch.equal(compiled(x), block(x))
+        assert len(torch._dynamo.explain(block)(x).break_reasons) == 1

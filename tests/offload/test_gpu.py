@@ -190,3 +190,18 @@ def test_a_fault_is_told_at_the_next_call(store_of, stage):
                 engine.end_forward()
         report = raised.value.report
         assert report.layer == 0 and report.stage == {"race": "down"}.get(stage, stage)
+
+
+@pytest.mark.parametrize("mode", ["registered", "ring", "memory"])
+def test_bytes_reach_the_device_in_any_way(store_of, monkeypatch, mode):
+    import functools
+
+    from goldsmith.offload import transport
+
+    call = call_of(store_of())
+    with engine_of(store_of(), "copied") as engine:
+        wanted = engine(0, *call)
+    monkeypatch.setattr(transport, "Transport", functools.partial(transport.Transport, force=mode))
+    with engine_of(store_of(), "copied") as engine:
+        assert torch.equal(engine(0, *call), wanted)
+        assert f"copies    {mode}" in str(engine.explain())

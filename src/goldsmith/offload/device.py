@@ -57,7 +57,7 @@ class DeviceLanes:
         self._last: Any = None  # the compute stream of the last call, and where that call ended in it
         self._end: Any = DONE
         self._pending: tuple[Call, Outcome] | None = None
-        self._marks: list[tuple[Counts, str, Any, Any]] = []
+        self._marks: list[tuple[Counts, str, Any, Any, dict[str, Any] | None]] = []
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
@@ -85,14 +85,14 @@ class DeviceLanes:
         for wave in waves:
             self._device(call, outcome, where, tokens, wave, stream)
         end = self.machine.mark(stream)
-        self._marks.append((call.tally, "t_device", begin, end))
+        self._mark(call.tally, "device", begin, end, layer=call.layer, tokens=len(call.x))
         if done is not None:
             self._finish_cpu(call, outcome, where, done, stream)
             end = self.machine.mark(stream)
         if self.faults.on:
             self.faults.computed(call, outcome)
         stream.run(lambda: self._merge(call, outcome, place))
-        self._marks.append((call.tally, "t_merge", end, self.machine.mark(stream)))
+        self._mark(call.tally, "merge", end, self.machine.mark(stream), layer=call.layer, tokens=len(call.x))
         self._end = stream.record()
         self._pending = (call, outcome)
         return outcome
@@ -106,9 +106,14 @@ class DeviceLanes:
             self.look(*pending, wrong)
 
     def flush(self) -> None:
-        self._end.synchronize()
-        self._read_marks()
+        self.settle()
         self.look_back()
+
+    def settle(self) -> None:
+        """Waits for what is under way, and reads its times."""
+        self._end.synchronize()
+        self.machine.settle()
+        self._read_marks()
 
     def close(self) -> None:
         self._end.synchronize()
@@ -225,9 +230,17 @@ class DeviceLanes:
         tally, size = self.tally(layer), into.numel()
         tally.bytes_h2d += size
         tally.bytes_store_read += size
-        self._marks.append((tally, "t_link", begin, self.machine.mark(self.copies)))
+        self._mark(tally, "link", begin, self.machine.mark(self.copies), layer=layer, expert=expert, bytes=size)
 
     def _read_marks(self) -> None:
         marks, self._marks = self._marks, []
-        for tally, name, begin, end in marks:
-            setattr(tally, name, getattr(tally, name) + self.machine.seconds(begin, end))
+        for tally, lane, begin, end, args in marks:
+            seconds = self.machine.seconds(begin, end)
+            setattr(tally, f"t_{lane}", getattr(tally, f"t_{lane}") + seconds)
+            if args is not None:
+                at = self.machine.when(begin)
+                self.trace.span(lane, lane, at, at + seconds, **args)
+
+    def _mark(self, tally: Counts, lane: str, begin: Any, end: Any, **args: Any) -> None:
+        """A time that is read later, when nobody has to wait for it."""
+        self._marks.append((tally, lane, begin, end, args if self.trace.on else None))

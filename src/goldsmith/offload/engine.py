@@ -104,6 +104,7 @@ class Engine:
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
+    @torch.compiler.disable
     def __call__(
         self,
         layer: int,
@@ -256,7 +257,7 @@ class Engine:
 
     def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """`with engine.trace("t.json"):` writes what every lane did meanwhile, for Chrome's trace viewer."""
-        return self._trace.recording(path)
+        return self._trace.recording(path, self._lanes.settle)
 
     def profile(self) -> dict[str, Any]:
         """{"counts": {layer: calls that used each expert}} until now: what cache="static" asks for, as JSON has it."""

@@ -65,6 +65,9 @@ class HostLanes:
         return ids
 
     def flush(self) -> None:
+        self.settle()
+
+    def settle(self) -> None:
         self.copies.record().synchronize()
 
     def close(self) -> None:

@@ -26,6 +26,9 @@ class Cuda:
         self.copies = CudaStream(torch.cuda.Stream(device))
         self.transport = Transport(store, device)
         self.way = (self.transport.mode, self.transport.why)
+        self._origin = self.mark(self.copies)
+        self._origin.synchronize()
+        self._began = time.perf_counter()
 
     def compute(self) -> CudaStream:
         return CudaStream(torch.cuda.current_stream(self.device))
@@ -47,8 +50,15 @@ class Cuda:
         end.synchronize()
         return begin.elapsed_time(end) / 1e3
 
-    def close(self) -> None:
+    def when(self, mark: Any) -> float:
+        """Of time.perf_counter(), to some 10 us."""
+        return self._began + self._origin.elapsed_time(mark) / 1e3
+
+    def settle(self) -> None:
         self.copies.stream.synchronize()
+
+    def close(self) -> None:
+        self.settle()
         self.transport.close()
 
 
@@ -73,6 +83,12 @@ class Simulated:
 
     def seconds(self, begin: float, end: float) -> float:
         return end - begin
+
+    def when(self, mark: float) -> float:
+        return mark
+
+    def settle(self) -> None:
+        self.copies.record().synchronize()
 
     def close(self) -> None:
         self.copies.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,21 @@ class Trace:
             self._events.append(event | {"ts": (begin - self._begin) * 1e6, "dur": max(0.0, end - begin) * 1e6})
 
     @contextmanager
-    def recording(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        """Writes the file at the end, also when the block raises. ValueError where one is being recorded already."""
+    def recording(self, path: str | os.PathLike[str], settle: Callable[[], None]) -> Iterator[None]:
+        """Writes the file at the end, when `settle` has waited for what is under way; also when the block raises.
+
+        ValueError where one is being recorded already.
+        """
         if self.on:
             raise ValueError("offload.Engine.trace: a trace is being recorded already; end it first")
         path = Path(path)
         path.write_text("")  # a folder that is not there is said before the work, not after it
         self._events, self._begin = [], time.perf_counter()
         try:
-            yield
+            try:
+                yield
+            finally:
+                settle()
         finally:
             events, self._events = self._events, None
             names = [
