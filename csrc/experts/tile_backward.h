@@ -34,7 +34,7 @@ struct TileBackward : TileCall {
           h_data(sheet(inner_blocks)),
           dg_data(sheet(inner_blocks)),
           du_data(sheet(inner_blocks)),
-          tiles(arena.each<char>(tiles_bytes())),
+          tiles(arena.each<char>(2 * tiles_bytes())),
           x_gate(thin_of(a.gate, given(a.gate.db))),
           x_up(thin_of(a.up, given(a.up.db))),
           h_down(thin_of(a.down, given(a.down.db))),
@@ -133,18 +133,18 @@ private:
         const Sheet rows = dys();
         const int64_t all = groups_of(part), pairs = (all + 1) / 2, r = ranks(args.down);
         float *sum = sums(worker), *v = turned.data(worker);
+        if (begin < end) down_part(s.expert, begin, 0, 1, worker);
         for (int64_t block = begin; block < end; ++block) {
             const Strip c = strip(block);
             const gs_matrix& m = args.slices[c.slice].down;
             Link link{};
-            left_link(m, s.expert, c.first / 32, tiles.data(worker), link);
+            left_link(m, tiles.data(worker) + block % 2 * tiles_bytes(), link);
             if (r) wide_lines(factor_of(args.down.a, s.expert), r, args.down.scale, c.begin, inner, lines.data(worker));
             for (int64_t pair = 0; pair < pairs; ++pair) {
                 const bool two = 2 * pair + 1 < all;
                 const int64_t group = groups.data()[part] + 2 * pair, place = s.begin + 32 * pair,
                               left = s.begin + s.count - place, count = left < 32 ? left : 32;
                 link.first = rows.tile(group, 0), link.second = rows.tile(group + (two ? 1 : 0), 0);
-                link.right_step = TILE_BYTES;
                 for (int64_t i = place; i < place + count; ++i)
                     for (const gs_tensor* t : {&args.g, &args.u})
                         __builtin_prefetch(static_cast<const uint16_t*>(t->data) + plan.order[i] * inner + c.begin);
@@ -153,8 +153,16 @@ private:
                 if (r) wide(dy_down.data() + place * r, r, lines.data(worker), count, v);
                 for (int64_t half = 0; half < (two ? 2 : 1); ++half)
                     derive(c, group + half, place + 16 * half, count - 16 * half, v + 512 * half);
+                if (block + 1 < end) down_part(s.expert, block + 1, pair, pairs, worker);
             }
         }
+    }
+
+    // Part `at` of the tiles of down for a block of features; those of two blocks have room.
+    void down_part(int64_t expert, int64_t block, int64_t at, int64_t of, int worker) const {
+        const Strip c = strip(block);
+        left_part(args.slices[c.slice].down, expert, c.first / 32, at, of,
+                  tiles.data(worker) + block % 2 * tiles_bytes());
     }
 
     // From v of 16 rows: their shares of dw, h, dg and du.
@@ -235,15 +243,14 @@ private:
               *up_lines = gate_lines + 32 * ranks(args.gate);
         Link* const list = links.data(worker);
         const int count_of_cuts = cuts(args.slices[0].gate);
+        if (begin < end) gate_and_up_part(s.expert, begin, 0, 1, worker);
         for (int64_t block = begin; block < end; ++block) {
-            char* at = tiles.data(worker);
-            for (int64_t i = 0; i < args.slice_count; ++i)
-                for (int64_t which = 0; which < 2; ++which) {
-                    const gs_matrix& m = which ? args.slices[i].up : args.slices[i].gate;
-                    left_link(m, s.expert, block, at, list[2 * i + which]);
-                    list[2 * i + which].right_step = TILE_BYTES;
-                    at += strip_bytes(m, blocks_of_slice(i));
-                }
+            char* at = tiles.data(worker) + block % 2 * tiles_bytes();
+            for (int64_t i = 0; i < 2 * args.slice_count; ++i) {
+                const gs_matrix& m = i % 2 ? args.slices[i / 2].up : args.slices[i / 2].gate;
+                left_link(m, at, list[i]);
+                at += strip_bytes(m, blocks_of_slice(i / 2));
+            }
             if (ranks(args.gate))
                 wide_lines(factor_of(args.gate.a, s.expert), ranks(args.gate), args.gate.scale, 32 * block, outer,
                            gate_lines);
@@ -268,7 +275,17 @@ private:
                     std::memcpy(
                         result.data() + (plan.order[place + k] - chunk.begin * slots) * columns + 32 * block - col,
                         rows + 32 * k, 128);
+                if (block + 1 < end) gate_and_up_part(s.expert, block + 1, pair, pairs, worker);
             }
+        }
+    }
+
+    void gate_and_up_part(int64_t expert, int64_t block, int64_t part, int64_t of, int worker) const {
+        char* at = tiles.data(worker) + block % 2 * tiles_bytes();
+        for (int64_t i = 0; i < 2 * args.slice_count; ++i) {
+            const gs_matrix& m = i % 2 ? args.slices[i / 2].up : args.slices[i / 2].gate;
+            left_part(m, expert, block, part, of, at);
+            at += strip_bytes(m, blocks_of_slice(i / 2));
         }
     }
 };

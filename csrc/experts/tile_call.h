@@ -183,11 +183,18 @@ struct TileCall {
         link.first = tiles, link.second = tiles + TILE_BYTES, link.right_step = cuts(m) * 2 * TILE_BYTES;
     }
     // With weights on the left: inputs of a block, the outputs of the whole matrix, and turned rows.
-    void left_link(const gs_matrix& m, int64_t expert, int64_t block, char* tiles, Link& link) const {
+    static void left_link(const gs_matrix& m, char* tiles, Link& link) {
         link.steps = (m.rows + 31) / 32;
-        with_code(m.format,
-                  [&](auto code) { left_tiles<decltype(code)>(m, expert, block, link.steps, cuts(m), tiles); });
         link.upper = tiles, link.lower = tiles + TILE_BYTES, link.left_step = cuts(m) * 2 * TILE_BYTES;
+        link.right_step = TILE_BYTES;
+    }
+    // Part `at` of `parts` of those tiles: between two products, so that memory answers during the next.
+    static void left_part(const gs_matrix& m, int64_t expert, int64_t block, int64_t at, int64_t of, char* tiles) {
+        const int64_t steps = (m.rows + 31) / 32, share = (steps + of - 1) / of, ahead = share < 6 ? 6 : share;
+        with_code(m.format, [&](auto code) {
+            left_tiles<decltype(code)>(m, expert, block, steps * at / of, steps * (at + 1) / of,
+                                       ahead < 12 ? ahead : 12, cuts(m), tiles);
+        });
     }
     int64_t strip_bytes(const gs_matrix& m, int64_t steps) const { return cuts(m) * 2 * TILE_BYTES * steps; }
 

@@ -114,18 +114,22 @@ void right_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t count,
     }
 }
 
-// Tiles for the left: inputs [32 block, 32 block + 32), outputs in `count` times 32: [32 outputs][cut][2].
+// Tiles for the left: inputs [32 block, 32 block + 32), 32 outputs at a time from `from` to `to`: [32 outputs][cut][2].
+// What lies `ahead` of that is fetched, at the end the beginning of the next block.
 template <class Code>
-void left_tiles(const gs_matrix& m, int64_t expert, int64_t block, int64_t count, int cuts, char* out) {
-    constexpr int64_t ahead = 6;  // times 32 outputs: what memory takes to answer
+void left_tiles(const gs_matrix& m, int64_t expert, int64_t block, int64_t from, int64_t to, int64_t ahead, int cuts,
+                char* out) {
     const Cutter cutter;
-    const int64_t bytes = bytes_of_block(m, Code::plain);
-    for (int64_t i = 0; i < count; ++i) {
+    const int64_t bytes = bytes_of_block(m, Code::plain), count = (m.rows + 31) / 32;
+    out += from * cuts * 2 * TILE_BYTES;
+    for (int64_t i = from; i < to; ++i) {
         const bool two = 32 * i + 16 < m.rows;
         const Panel low = panel_of(m, expert, 32 * i, Code::plain),
                     high = two ? panel_of(m, expert, 32 * i + 16, Code::plain) : low;
-        if (bytes != 0 && i + ahead < count) {
-            const char* next = low.data + ahead * 2 * m.panel_bytes + bytes * block;
+        if (bytes != 0) {
+            const bool here = i + ahead < count;
+            const char* next =
+                low.data + (here ? ahead : ahead - count) * 2 * m.panel_bytes + bytes * (here ? block : block + 1);
             fetch(next, 64, static_cast<int>(bytes / 64));
             fetch(next + m.panel_bytes, 64, static_cast<int>(bytes / 64));
         }
