@@ -200,6 +200,7 @@ def run_document(path: Path, *, has_gpu: bool, update: bool = False) -> None:
     """Raises Failure, with file and line, at the first block that is not what the document says."""
     runner = Runner(has_gpu)
     sys.path.insert(0, os.getcwd())
+    os.environ.setdefault("GOLDSMITH_CACHE", os.path.abspath("cache"))  # a reader's own is left alone
     if EXAMPLES.is_dir() and not os.path.lexists(EXAMPLES.name):  # a reader stands in the checkout
         os.symlink(EXAMPLES, EXAMPLES.name)
     text = path.read_text()

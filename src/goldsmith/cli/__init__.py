@@ -1,4 +1,4 @@
-"""The command line: `goldsmith verify | diagnose | bench | finetune | doctor`.
+"""The command line: `goldsmith verify | diagnose | bench | finetune | generate | doctor`.
 
 Typer, rich and jinja2 are imported when a command is asked for: what other code takes from here (`targets`) needs torch
 alone.
@@ -20,6 +20,7 @@ def __getattr__(name: str) -> Any:
     try:
         from .bench import kernelfault
         from .finetune import options as finetune
+        from .generate import options as generate
         from .main import app
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -29,5 +30,6 @@ def __getattr__(name: str) -> Any:
         sys.stderr.write(f"pip install {package}\n")
         raise SystemExit(2) from None
     finetune.register(app)
+    generate.register(app)
     kernelfault.register(app)
     return app

@@ -1,0 +1,1 @@
+"""`goldsmith generate`: text from a mixture-of-experts model whose experts are split over CPU and GPU."""

@@ -1,0 +1,109 @@
+"""The options of `goldsmith generate`. Nothing heavy is imported here, so that --help answers at once."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..finetune.options import Format
+from ..say import in_a_paragraph
+
+
+class Cache(StrEnum):
+    lru = "lru"
+    lfu = "lfu"
+    static = "static"
+    none = "none"
+
+
+class Guard(StrEnum):
+    throw = "raise"
+    warn = "warn"
+    off = "off"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    if not any(command.name == "generate" for command in app.registered_commands):
+        app.command("generate")(in_a_paragraph(generate))
+
+
+def generate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A folder in the layout of transformers, or a name from the hub that this machine has a copy of.",
+        ),
+    ],
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="What the text begins with; several make a batch.", metavar="TEXT")
+    ] = None,
+    prompt_file: Annotated[
+        str | None, typer.Option(help="A file whose whole text is one more prompt; - is stdin.", metavar="FILE")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Each prompt is what a user says, put into the tokenizer's chat template.")
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens a prompt.", min=1)] = 128,
+    temperature: Annotated[float, typer.Option(help="0: the likeliest token each time.", min=0.0)] = 0.0,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest tokens that make up this share. Default: all.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens. Default: all.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    budget: Annotated[
+        str, typer.Option(help="GPU memory for experts: auto, bytes, or 6GiB, 6GB, 500MiB; 0: none.", metavar="SIZE")
+    ] = "auto",
+    format: Annotated[
+        Format,
+        typer.Option(help="How experts are stored; auto holds their weights exactly, int8 and narrower are smaller."),
+    ] = Format.auto,
+    cache: Annotated[
+        Cache, typer.Option(help="Which experts stay on the GPU: latest used, most used, those of --profile, none.")
+    ] = Cache.lru,
+    prefill: Annotated[
+        str,
+        typer.Option(
+            help="Long prompts: auto, cpu, stream, split, or the number of tokens from which layers are streamed.",
+            metavar="HOW",
+        ),
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Threads for experts on the CPU. Default: all, less one with a GPU.", min=1),
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="The file of experts, made if it is missing. Default: in the cache folder.", metavar="PATH"),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Experts that were used: read with --cache static, else written at the end.", metavar="FILE"),
+    ] = None,
+    stream: Annotated[
+        bool | None, typer.Option("--stream/--no-stream", help="Print text as it comes. Default: yes, without --json.")
+    ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Say on stderr how fast it was, through which lanes, and what limits it.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write what each lane did, for chrome://tracing.", metavar="FILE")
+    ] = None,
+    guard: Annotated[Guard, typer.Option(help="What happens when a NaN or Inf appears.")] = Guard.throw,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object: outputs, stats, explain.")] = False,
+) -> None:
+    """Generate text with a mixture-of-experts model whose experts need not fit on the GPU.
+
+    Experts lie in a file that is made at first use; some are computed on the CPU where they lie, some on the GPU. The
+    text is that of the plain model. Ctrl-C keeps what there is. Exit status: 0 all is well, 1 a NaN or Inf appeared
+    (where it was born is said), 2 the command cannot be carried out, 130 interrupted.
+    """
+    from .command import run
+
+    given: dict[str, Any] = {name: value for name, value in locals().items() if name != "run"}
+    raise typer.Exit(run({name: v.value if isinstance(v, StrEnum) else v for name, v in given.items()}))

@@ -1,0 +1,138 @@
+"""What a run shows: a bar while the experts' file is made, the text as it comes, and figures on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..say import duration
+
+LINES = 10.0  # seconds between lines of progress in a log that is no terminal
+
+
+class Shown:
+    """Text to stdout, everything else to `err`."""
+
+    def __init__(self, err: Console, *, stream: bool | None, as_json: bool):
+        self.err, self.as_json = err, as_json
+        self.stream = not as_json if stream is None else stream
+
+    def note(self, text: str) -> None:
+        self.err.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+
+    def failed(self, text: str) -> None:
+        self.err.print(f"[red]{escape(text)}[/]", soft_wrap=True)
+
+    def interrupted(self, there_is_text: bool) -> None:
+        self.note("Interrupted." if there_is_text else "Interrupted before the first token; nothing is lost.")
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[Callable[[int, int | None, str], None]]:
+        """A word on what takes long; yields what is told of bytes (done, all or None, what)."""
+        if not self.err.is_terminal:
+            yield Lines(self.err).told
+            return
+        with Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(binary_units=True),
+            TimeRemainingColumn(), console=self.err, transient=True,
+        ) as bar:  # fmt: skip
+            task = bar.add_task(what, total=None)
+
+            def told(done: int, total: int | None, part: str) -> None:
+                bar.update(task, description=escape(part or what), completed=done, total=total)
+
+            yield told
+
+    @contextmanager
+    def text(self, prompts: Sequence[str]) -> Iterator[Callable[[int, str], None]]:
+        """What is to be called with (row, piece): the first row as it comes, the others whole, in order."""
+        if self.as_json:
+            yield lambda row, piece: None
+            return
+        page = Page(len(prompts), live=self.stream)
+        try:
+            yield page.add
+        finally:
+            page.end()
+
+    def stats(self, made: Any, stats: dict[str, Any], explained: str) -> None:
+        """The figures of a run, and what would make it faster."""
+        rows = [("tokens", f"{made.tokens:,} in {duration(made.seconds)}")]
+        if made.first_token is not None:
+            rows.append(("time to first token", f"{made.first_token:.3f} s"))
+        if made.tokens_per_s is not None:
+            rows.append(("tokens per second", f"{made.tokens_per_s:.1f}"))
+        experts = {lane: stats.get(f"experts_{lane}", 0) for lane in ("cpu", "copied", "cached")}
+        rows.append(("experts by lane", ", ".join(f"{lane} {number:,}" for lane, number in experts.items())))
+        rows.append(("hit rate", _share(stats.get("hit_rate"))))
+        rows.append(("bytes to the GPU, back", f"{size(stats.get('bytes_h2d'))}, {size(stats.get('bytes_d2h'))}"))
+        rows.append(("bytes read of the store", size(stats.get("bytes_store_read"))))
+        rows.append(("share of the bound", _share(stats.get("bound_share"))))
+        rows.append(("limiting lane", str(stats.get("limiting") or "none")))
+        for name, value in rows:
+            self.err.print(f"{name:23} {value}", soft_wrap=True, markup=False)
+        self.err.print(explained, soft_wrap=True, markup=False)
+
+
+class Lines:
+    """Progress for a log: a line now and then, none for what is done at once."""
+
+    def __init__(self, err: Console):
+        self._err, self._last = err, time.monotonic()
+
+    def told(self, done: int, total: int | None, part: str) -> None:
+        if time.monotonic() - self._last >= LINES:
+            self._last = time.monotonic()
+            of = f" of {size(total)}" if total else ""
+            self._err.print(f"{part}: {size(done)}{of}", soft_wrap=True, markup=False)
+
+
+class Page:
+    """The texts of a batch on stdout, one after the other, each under its number where there are several."""
+
+    def __init__(self, rows: int, *, live: bool):
+        self._texts = [""] * rows
+        self._live = live
+        if live:
+            self._head(0)
+
+    def add(self, row: int, piece: str) -> None:
+        self._texts[row] += piece
+        if row == 0 and self._live:
+            self._write(piece)
+
+    def end(self) -> None:
+        for row, text in enumerate(self._texts):
+            if row or not self._live:
+                self._head(row)
+                self._write(text)
+            self._write("\n")
+
+    def _head(self, row: int) -> None:
+        if len(self._texts) > 1:
+            self._write(f"--- {row + 1} of {len(self._texts)}\n")
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def size(number: int | None) -> str:
+    """Bytes for a reader."""
+    if number is None:
+        return "-"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if number >= unit:
+            return f"{number / unit:,.1f} {name}"
+    return f"{number:,} B"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

@@ -1,0 +1,216 @@
+"""`goldsmith generate`: the plain model's text, in whole characters, with figures, and an end that loses nothing."""
+
+import json
+import re
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+pytest.importorskip("peft", reason="comes with the extra hf")
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from cli.finetune_tools import saved_model, tiny_tokenizer
+from goldsmith.cli import app
+from goldsmith.hf.offload import text
+from goldsmith.offload import ExpertStore
+from offload.whole_models import assert_same_ids
+from repo.tree import ROOT
+
+STEPS = 12
+SHAKESPEARE = ROOT / "examples" / "shakespeare-moe"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return saved_model(tmp_path_factory.mktemp("generate") / "model")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    place = tmp_path_factory.getbasetemp() / "generate-cache"
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(place))
+    return place
+
+
+def run(*words, stdin=None):
+    fixed = ["--device", "cpu", "--max-new-tokens", str(STEPS)]
+    return CliRunner().invoke(app, ["generate", *fixed, *map(str, words)], input=stdin)
+
+
+def tokens_of(folder, prompt, *words):
+    """The tokens of one output."""
+    done = run(folder, "--prompt", prompt, "--json", *words)
+    assert done.exit_code == 0, done.stderr
+    (output,) = json.loads(done.stdout)["outputs"]
+    assert output["text"] == text.tokenizer_of(folder).decode(output["tokens"], skip_special_tokens=True)
+    return output["tokens"]
+
+
+def test_it_says_what_the_plain_model_says_and_figures_go_to_stderr():
+    prompt, tokenizer = "**MACBETH**  \nIs this a dagger", text.tokenizer_of(SHAKESPEARE)
+    tokens = tokens_of(SHAKESPEARE, prompt)
+    plain = AutoModelForCausalLM.from_pretrained(SHAKESPEARE).eval()
+    plain.set_experts_implementation("eager")
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    assert_same_ids(plain, torch.cat((ids, torch.tensor([tokens])), 1), ids, steps=STEPS)
+    done = run(SHAKESPEARE, "--prompt", prompt, "--stats")
+    assert done.exit_code == 0 and done.stdout == tokenizer.decode(tokens) + "\n", done.stderr
+    for words in ("time to first token", "tokens per second", "hit rate", "limiting lane", "share of the bound"):
+        assert words in done.stderr
+    assert re.search(r"experts by lane +cpu [1-9]\d*, copied 0, cached 0", done.stderr)
+
+
+def test_json_is_one_object_and_nothing_else(model):
+    done = run(model, "--prompt", "ab", "--prompt", "Rough winds", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert done.stdout.count("\n") == 1 and found.keys() == {"outputs", "stats", "explain"}
+    assert [o["prompt"] for o in found["outputs"]] == ["ab", "Rough winds"]
+    for output in found["outputs"]:
+        assert output.keys() == {"prompt", "text", "tokens", "finish_reason"}
+        assert 0 < len(output["tokens"]) <= STEPS and output["finish_reason"] in ("stop", "length")
+    assert found["stats"]["calls"] > 0 and found["stats"]["time_to_first_token"] > 0 and found["explain"]["budget"]
+
+
+def test_a_batch_stands_in_order_each_text_as_if_it_were_alone(model, tmp_path):
+    (tmp_path / "p.txt").write_text("Shall I compare")
+    together = run(model, "--prompt", "By chance", "--prompt-file", tmp_path / "p.txt")
+    alone = [run(model, "--prompt", prompt).stdout for prompt in ("By chance", "Shall I compare")]
+    assert together.stdout == f"--- 1 of 2\n{alone[0]}--- 2 of 2\n{alone[1]}"
+    assert run(model, "--prompt-file", "-", stdin="By chance").stdout == alone[0]
+    assert run(model, "--prompt", "By chance", "--no-stream").stdout == alone[0]
+
+
+def test_a_chat_template_is_applied_and_a_seed_repeats_what_is_drawn(model):
+    assert tokens_of(model, "hi", "--chat") == tokens_of(model, "<|user|>hi<|end|><|assistant|>")
+    draws = ["--temperature", "1.5", "--top-p", "0.95"]
+    tokens = [tokens_of(model, "hi", *draws, "--seed", seed) for seed in (1, 1, 2)]
+    assert tokens[0] == tokens[1] != tokens[2]
+
+
+def test_the_store_is_where_one_says_in_the_format_that_one_says(model, tmp_path):
+    path = tmp_path / "mine.experts"
+    done = run(model, "--prompt", "x", "--store", path, "--format", "int8", "--stats")
+    assert done.exit_code == 0 and "--format int8 rounds the experts' weights (exact=False)" in done.stderr
+    with ExpertStore.open(path, verify="full") as store:
+        assert store.format == "int8"
+    assert "exact=False" not in run(model, "--prompt", "x").stderr
+
+
+def test_a_trace_and_a_profile_are_written_and_the_profile_is_read(model, tmp_path):
+    done = run(model, "--prompt", "x", "--trace", tmp_path / "t.json", "--profile", tmp_path / "p.json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert json.loads((tmp_path / "p.json").read_text())["counts"]
+    done = run(model, "--prompt", "x", "--cache", "static", "--profile", tmp_path / "p.json")
+    assert done.exit_code == 0, done.stderr
+
+
+@pytest.mark.parametrize("how", ["text", "json"])
+def test_ctrl_c_keeps_the_text_so_far_and_the_store(model, how, monkeypatch, cache):
+    whole = json.loads(run(model, "--prompt", "Rough", "--json").stdout)["outputs"][0]
+    put = text.Rows.put
+
+    def interrupted(rows, value):
+        put(rows, value)
+        if len(rows._made.outputs[0].tokens) == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(text.Rows, "put", interrupted)
+    done = run(model, "--prompt", "Rough", "--stats", *(["--json"] if how == "json" else []))
+    assert done.exit_code == 130 and "Interrupted." in done.stderr and "tokens per second" in done.stderr
+    if how == "json":
+        (output,) = json.loads(done.stdout)["outputs"]
+        assert output["tokens"] == whole["tokens"][:4] and output["finish_reason"] == "interrupted"
+    else:
+        assert whole["text"].startswith(done.stdout[:-1].rstrip("\N{REPLACEMENT CHARACTER}"))
+    for path in (cache / "stores").iterdir():
+        ExpertStore.open(path, verify="full").close()
+
+
+def test_ctrl_c_while_the_store_is_built_leaves_none(model, monkeypatch, tmp_path):
+    from goldsmith.cli.generate import show
+
+    monkeypatch.setattr(show.Lines, "told", lambda *said: signal.raise_signal(signal.SIGINT))
+    done = run(model, "--prompt", "x", "--store", tmp_path / "s")
+    assert done.exit_code == 130 and "before the first token" in done.stderr and not done.stdout.strip()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_nan_ends_with_its_report_and_exit_1(model, tmp_path):
+    folder = saved_model(tmp_path / "bad")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][tiny_tokenizer()("x").input_ids[0]] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    done = run(folder, "--prompt", "abxa")
+    assert done.exit_code == 1 and "NaN in layer 0, stage 'input'" in done.stderr
+    found = run(folder, "--prompt", "abxa", "--json")
+    assert found.exit_code == 1 and json.loads(found.stdout)["error"]["stage"] == "input"
+    warned = run(folder, "--prompt", "abxa", "--guard", "off")
+    assert warned.exit_code == 0
+
+
+def test_pieces_are_whole_characters_whatever_tokens_cut():
+    tokenizer, said = tiny_tokenizer(), "naïve — 日本語 🙂 ok"
+    ids = tokenizer(said).input_ids
+    for start in (0, 4):
+        rows = text.Pieces(tokenizer, ids[:start])
+        pieces = [rows.add(token) for token in ids[start:]]
+        assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+        assert tokenizer.decode(ids[:start]) + "".join(pieces) + rows.end() == said
+    rows = text.Pieces(tokenizer, [])
+    half = tokenizer("🙂").input_ids[:2]
+    assert "".join(map(rows.add, half)) == "" and rows.end() == "\N{REPLACEMENT CHARACTER}"
+
+
+WRONG = [
+    (["--top-k", "3"], "--top-k is about drawing, and --temperature 0 draws nothing"),
+    (["--temperature", "1", "--top-p", "1.5"], "--top-p is 1.5, wanted a share above 0 and at most 1"),
+    (["--prefill", "soon"], "--prefill is soon, wanted auto, cpu, stream, split or a number of tokens"),
+    (["--cache", "static"], "give --profile FILE"),
+    (["--json", "--stream"], "leave --stream out"),
+    (["--budget", "lots"], "'lots' is no amount of memory"),
+    (["--device", "abacus"], "abacus"),
+    (["--prompt-file", "nosuch"], "--prompt-file nosuch cannot be read: No such file"),
+    (["--store", "nosuch/folder/s"], "nosuch/folder"),
+]
+
+
+@pytest.mark.parametrize("words, said", WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_what_cannot_be_done_is_one_paragraph_and_exit_2(model, words, said):
+    done = run(model, "--prompt", "x", *words)
+    assert done.exit_code == 2 and said in " ".join(done.stderr.split()) and not done.stdout, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).symlink_to(model / name)
+    for folder, said in (
+        ("nosuch", "nosuch is no folder here"),
+        (tmp_path, "no config.json"),
+        (bare, "has no tokenizer"),
+    ):
+        done = run(folder, "--prompt", "x")
+        assert done.exit_code == 2 and said in " ".join(done.stderr.split()), done.stderr
+    done = run(model)
+    assert done.exit_code == 2 and "give --prompt TEXT" in " ".join(done.stderr.split())
+
+
+def test_it_takes_less_than_ten_seconds_of_a_processor_from_the_shell():
+    words = ["generate", str(SHAKESPEARE), "--prompt", "O", "--max-new-tokens", "24"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-m", "goldsmith", *words], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
