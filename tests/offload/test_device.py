@@ -51,10 +51,11 @@ def small(tmp_path_factory):
     return stores.build(tmp_path_factory.mktemp("stores") / "a.store", layers=(0,), format="fp32", E=3, H=32, I=16)
 
 
-@pytest.mark.parametrize("lanes", ["cpu", "mixed"])
-def test_lanes_hold_to_the_golden(small, lanes):
+@pytest.mark.parametrize("lanes, dtype", [("cpu", "float32"), ("mixed", "float32"), ("mixed", "float16")])
+def test_lanes_hold_to_the_golden(small, lanes, dtype):
     with engine_of(small, lanes, guard="off") as engine:
-        assay.check(target(small, engine, torch.float32, few), probes=["values", "second_call", "layouts"])
+        held = target(small, engine, getattr(torch, dtype), few)
+        assay.check(held, probes=["values", "second_call", "layouts"])
 
 
 @pytest.mark.slow

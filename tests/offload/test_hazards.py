@@ -140,6 +140,36 @@ def test_14_an_exception_in_a_worker_is_raised_by_the_call_and_the_next_call_is_
                 assert torch.equal(engine(0, *call), wanted)
 
 
+def test_14_a_copy_that_fails_in_a_prompt_leaves_nothing_behind(store):
+    call = stores.call(store, 0, 40, 6)
+    wanted = plain(store, 0, *call)
+    costs = stores.calibration(store)
+    with engine_of(store, "auto", "4MiB", prefill="stream", calibration=costs) as engine:
+        copy = engine._lanes._copy
+        engine._lanes._copy = lambda *arguments: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            engine(0, *call)
+        engine._lanes._copy = copy
+        assert engine.spending.arenas == 2
+        for _ in range(2):
+            assert torch.equal(engine(0, *call), wanted)
+
+
+def test_a_device_that_runs_out_of_memory_says_what_to_do_and_goes_on(store, monkeypatch):
+    call = stores.call(store, 0, 4, 6)
+    with engine_of(store) as engine:
+        wanted = engine(0, *call)
+
+        def full(_):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._lanes, "run", full)
+            with pytest.raises(MemoryError, match="cpu ran out of memory in a call of 4 tokens .* lower gpu_budget"):
+                engine(0, *call)
+        assert torch.equal(engine(0, *call), wanted)
+
+
 def test_14_a_program_that_closes_nothing_ends(store):
     program = f"""
         import torch

@@ -49,7 +49,7 @@ def single(make, T):
 def test_mixed_lanes_hold_to_the_golden_in_every_format_and_dtype(store_of, format, dtype):
     store = store_of(format)
     with Engine(store, device="cpu", gpu_budget="1MiB", lanes="mixed", exact=False, guard="off") as engine:
-        assay.check(target(store, engine, dtype, [*decode, *prefill]))
+        assay.check(target(store, engine, dtype, [*decode, *prefill]), probes=["values", "second_call"])
 
 
 @pytest.mark.parametrize("lanes", LANES)
@@ -73,7 +73,7 @@ def test_biases_activations_and_odd_sizes_hold_to_the_golden(store_of, options):
         return inputs(make, T, k=min(E, K), E=E, H=H)
 
     with Engine(store, device="cpu", gpu_budget="1MiB", lanes="mixed", guard="off") as engine:
-        assay.check(target(store, engine, dtype, some))
+        assay.check(target(store, engine, dtype, some), probes=["values", "second_call"])
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -39,7 +39,7 @@ class Assignment:
 
 @dataclass(eq=False)
 class Call:
-    """x [T, H] as the kernels take it (`given` is the caller's), ids [T, k] on the CPU with -1 where a slot is skipped,
+    """x [T, H] as the lanes take it (`given` is the caller's), ids [T, k] on the CPU with -1 where a slot is skipped,
     weights [T, k] float32 with 0 there, on the engine's device.
     """
 

@@ -18,7 +18,7 @@ from .budget import Spending
 from .call import Call, Outcome
 from .faults import Faults
 from .filling import Filling, Streaming, Wave
-from .kernel import loaded, rows_of
+from .kernel import kernel_dtype, loaded, rows_of
 from .routes import Sorted, sort_routes
 from .slots import Ring, begin_reading, end_reading
 from .statistics import Counts
@@ -159,7 +159,7 @@ class DeviceLanes:
         def work() -> None:
             arrived.synchronize()
             begin = time.perf_counter()
-            some = x.index_select(0, routes // call.ids.shape[1])
+            some = x.index_select(0, routes // call.ids.shape[1]).to(kernel_dtype(x.dtype))
             flags = torch.empty(n, dtype=torch.uint8)
             rows_of(some, ids, self.store.experts(call.layer), made, flags, self.store.options, self.threads)
             end = time.perf_counter()

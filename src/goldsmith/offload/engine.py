@@ -179,15 +179,20 @@ class Engine:
         cache = self._caches[layer]
         assignment = assign(counts, len(x), cache, self.settings, self.spending, self._costs)
         cache.used(counts_of(counts))
-        to = x.to(kernel_dtype(x.dtype)).contiguous()
+        to = x.contiguous() if self._deferred else x.to(kernel_dtype(x.dtype)).contiguous()
         call = Call(layer, self._number, x, to, ids, weights, counts, assignment, cache, tally, first)
         call.positions = self._positions
         call.following = self._following(layer) if assignment.streamed else None
         begin, before = time.perf_counter(), (tally.t_cpu, tally.t_link, tally.bytes_h2d)
         try:
             outcome = self._lanes.run(call)
-        except BaseException:
+        except BaseException as error:
             self._after_failure(cache, assignment)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise MemoryError(
+                    f"{OP}: {self.device} ran out of memory in a call of {len(x)} tokens in layer {layer}; lower "
+                    f"gpu_budget, which leaves more to the rest of the model, or give shorter prompts: {error}"
+                ) from error
             raise
         self._count(call, time.perf_counter() - begin)
         if self._adapting is not None:
@@ -220,6 +225,8 @@ class Engine:
         """A lane raised: what it was filling is not to be trusted."""
         for expert in (*assignment.cached, *assignment.copied, *assignment.uploads):
             cache.forget(expert)
+        if self._lanes.streaming is not None:
+            self._lanes.streaming.forget()
 
     def _usable(self) -> None:
         if self._closed:

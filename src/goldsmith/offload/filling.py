@@ -108,6 +108,13 @@ class Streaming:
             yield [(e, self._arenas[at].slots[e]) for e in group]
         self._holds[at] = None
 
+    def forget(self) -> None:
+        """A copy failed: nothing that is here is to be trusted."""
+        self._holds = [None] * len(self._arenas)
+        for arena in self._arenas:
+            for slot in arena.slots:
+                slot.drop()
+
     def _at(self, layer: int) -> int:
         """The arena that holds this layer, or one that it may take: the other may have the next layer's already."""
         if layer not in self._holds:
