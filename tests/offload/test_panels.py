@@ -1,0 +1,65 @@
+"""The GPU's kernels over packed panels: every format is decoded as the reference has it."""
+
+import pytest
+import torch
+
+from goldsmith import assay
+from goldsmith.experts._kernels import panels
+from goldsmith.experts.slots import reference
+from offload import stores
+
+E, K = 3, 2
+FORMATS = ("fp32", "bf16", "int8", "int4", "int4_asym", "mxfp4", "fp8_block")
+
+
+def target(store):
+    """Rows [T, K, H] of an arena in which the experts lie in another order."""
+    numbers = [store.dequantize(0, e) for e in range(E)]
+    stacked = {name: torch.stack([n[name] for n in numbers]) for name in numbers[0]}
+    arena = store.raw_layer(0).flip(0).contiguous()
+    base = store.blocks.base(arena)
+
+    def candidate(x, ids):
+        flat = ids.reshape(-1)
+        order = flat.argsort(stable=True)
+        counts = torch.bincount(flat, minlength=E).tolist()
+        config = panels.pick(max(counts, default=0))
+        starts = [sum(counts[:e]) for e in range(E)]
+        tiles = panels.tiles_of([E - 1 - e for e in range(E)], counts, starts, config.rows)
+        h, y = torch.empty(len(flat), store.intermediate_size), torch.empty(len(flat), store.hidden_size)
+        tokens = (order // K).int()
+        panels.panels_forward(x, tokens, torch.tensor(tiles, dtype=torch.int32), base, h, y, config, **store.options)
+        return torch.empty_like(y).index_copy_(0, order, y).view(*ids.shape, -1)
+
+    def golden(x, ids):
+        base = [None if t is None else t.to(x.dtype) for t in map(stacked.get, ("gate_up", "down"))]
+        base += [None if t is None else t.to(x.dtype) for t in map(stacked.get, ("gate_up_bias", "down_bias"))]
+        scales = dict.fromkeys(("gate_scale", "up_scale", "down_scale"), 1.0)
+        return reference.forward(x, ids, *base, *(None,) * 6, layout="", **scales, **store.options)[0]
+
+    @assay.case(T=[5])
+    def few(make, T):
+        ids = make.uniform(T, E, dtype=torch.float32).topk(K).indices
+        return {"x": make.normal(T, store.hidden_size), "ids": ids}
+
+    return assay.Target(candidate, golden, cases=few, backward=None)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_holds_to_the_golden(tmp_path, format):
+    group = 32 if format in ("int8", "int4", "int4_asym") else None
+    width = 160 if format == "fp8_block" else 32  # more than a block of 128
+    options = {"bias": True, "activation": "swiglu_oai", "limit": 7.0} if format == "mxfp4" else {}
+    store = stores.build(tmp_path / "a.store", (0,), format=format, group_size=group, E=E, H=width, I=32, **options)
+    assay.check(target(store), probes=["values"])
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu2"])
+def test_every_activation_holds_to_the_golden(tmp_path, activation):
+    store = stores.build(tmp_path / "a.store", (0,), activation=activation, E=E, H=35, I=19)
+    assay.check(target(store), probes=["values"])
+
+
+def test_tiles_cover_each_row_once():
+    tiles = panels.tiles_of([7, 4, 9], [40, 0, 16], [3, 43, 43], 16)
+    assert tiles == [[7, 7, 7, 9], [3, 19, 35, 43], [16, 16, 8, 16]]
