@@ -24,7 +24,7 @@ from .ratios import ratios
 from .regression import regress
 
 _MOSTLY = 0.9  # of the rows: a ratio of fewer is one of the wrong part
-_PATHS = 12  # forward stages whose paths are followed, at most: one run of the golden each
+_PATHS = 32  # forward stages whose paths are followed, at most: one run of the golden each
 
 
 @dataclass
@@ -180,15 +180,22 @@ def _summed(tensor: Tensor, like: Tensor) -> Tensor | None:
 
 
 def _paths(ref: References, name: str) -> dict[str, Tensor]:
-    """For a gradient that autograd makes in the golden: what comes through each forward stage."""
-    if not name.endswith(".grad") or ref.material.target.golden_backward is not None:
+    """For a gradient that autograd makes in the golden: what comes through each forward stage.
+
+    Where the golden has a backward of its own, it may be autograd's all the same; a stage that nothing passes says so.
+    """
+    if not name.endswith(".grad"):
         return {}
     golden = ref.values[name]
     found: dict[str, Tensor] = {}
-    stages = [n for n in ref.order if f"{n}.grad" in ref.values and n in ref.values and f"{n}.grad" != name]
-    for stage in stages[:_PATHS]:
-        gradient = ref.values[f"{stage}.grad"]
-        cut = {**ref.decisions, stage: ref.values[stage], f"{stage}.grad": torch.zeros_like(gradient)}
+    forward = [n for n in ref.order if n in ref.values and ref.values[n].is_floating_point() and f"{n}.grad" != name]
+    if ref.material.target.golden_backward is None:
+        forward = [n for n in forward if f"{n}.grad" in ref.values]
+    else:
+        ends = [forward.index(n) for n in ref.outputs if n in forward]
+        forward = forward[: max(ends, default=0)]
+    for stage in forward[:_PATHS]:
+        cut = {**ref.decisions, stage: ref.values[stage], f"{stage}.grad": torch.zeros_like(ref.values[stage])}
         without = References(ref.material, ref.run, cut, ref.seed).values.get(name)
         if without is None or without.shape != golden.shape:
             continue

@@ -157,7 +157,7 @@ def _large(calls: list[Call], *dtypes: torch.dtype) -> Iterator[tuple[Call, floa
     limits = {str(d).removeprefix("torch."): float(torch.finfo(d).max) for d in (*dtypes, torch.float16)}
     for call in calls:
         if isinstance(call.out, Tensor) and call.out.is_floating_point() and call.out.numel():
-            largest = float(call.out.abs().nan_to_num(0.0, 0.0, 0.0).max())
+            largest = float(call.out.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
             for dtype, limit in limits.items():
                 if largest > limit:
                     yield call, largest, dtype, limit

@@ -13,8 +13,9 @@ _FROM_ROW = re.compile(r"\[axis [^\]]*= (\d+)\] reaches ")
 
 
 def _missing(r: Reading) -> list[Influence]:
-    """Influences that miss something, the largest missing range first."""
-    found = [i for i in r.influences if i.missing]
+    """Influences that miss something, the largest missing range first; none where NaN and Inf hide what moves."""
+    hidden = r.y is not None and r.g is not None and bool((~torch.isfinite(r.y) & torch.isfinite(r.g)).any())
+    found = [i for i in r.influences if i.missing and not hidden]
     return sorted(found, key=lambda i: -sum(hi - lo + 1 for lo, hi in i.missing))
 
 

@@ -70,10 +70,39 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
             yield Change(cause, f"{call.said} {text}", call.index, instead(make), {}, 0.6)
     if call.name in _SKIPPED:
         yield _skipped(call)
+    if call.name in _CLAMPS:
+        text = f"the limits of {call.said} are not applied"
+        yield Change("wrong_mask", text, call.index, instead(lambda x, *a, **k: x.clone()), {}, 0.6)
+    if call.name == "silu":
+        text = f"sigmoid({_name(call, 0)}) stands in place of {call.said}"
+        yield Change("wrong_factor", text, call.index, instead(torch.sigmoid), {"factor": _name(call, 0)}, 0.6)
+    if call.name in _BENDS or call.name in _CLAMPS:
+        yield from _added_after(call, calls)
     if call.name in ("square", "pow"):
         yield _absolute(call)
     if isinstance(call.out, Tensor) and floating(call.out) and call.out.numel() and call.name not in _MOVES:
         yield Change("sign_flip", f"{call.said} has the other sign", call.index, moved(torch.neg), {}, 0.3)
+
+
+_CLAMPS = frozenset("clamp clamp_min clamp_max relu maximum minimum hardtanh".split())
+
+
+def _added_after(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
+    """f(a) + b in place of f(a + b)."""
+    key = call.made[0] if call.made else -1
+    before = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+    if before is None or before.name not in ("add", "sub") or not all(isinstance(a, Tensor) for a in before.args[:2]):
+        return
+    a, b, s = before.args[0], before.args[1], float(before.kwargs.get("alpha", 1))
+    s = -s if before.name == "sub" else s
+    for i, (kept, late) in enumerate(((a, s * b), (s * b, a))):
+
+        def after(func: Any, args: tuple, kwargs: dict, kept: Tensor = kept, late: Tensor = late) -> Any:
+            return func(kept.expand_as(args[0]).contiguous(), *args[1:], **kwargs) + late
+
+        term = _name(before, 1 - i)
+        text = f"{term} is added after {call.name}, not before"
+        yield Change("missing_term", text, call.index, after, {"term": term}, 0.4)
 
 
 _MOVES = frozenset(

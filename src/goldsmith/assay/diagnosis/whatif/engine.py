@@ -105,10 +105,10 @@ class _Judge:
         grown = (size / wanted.clamp_min(1e-300)).clamp(1.0, 16 * max(1.0, larger))
         near = ((self.got - value).abs() <= _EXACT * self.bound * grown) | (self.got == value) | ~self.finite
         share = 1 - self._units(value) / self.error
-        if bool(near.all()) or share > _ALL:
+        few = float(near.double().mean()) < _NEAR  # one element of a tiny bound may hold all of the error's squares
+        if bool(near.all()) or share > _ALL and not few:
             return share, True
-        few = float(near.double().mean()) < _NEAR  # as far as it goes, it still tells a search which way to go
-        return (share - 1) / 2 if few else share, False
+        return (share - 1) / 2 if few else share, False  # as far as it goes, it still tells a search which way to go
 
     def explained_where_wrong(self, value: Tensor | None) -> tuple[float, bool]:
         """The same where the candidate is wrong, with the golden elsewhere: the change was made for a part alone."""

@@ -20,6 +20,7 @@ _FORMATS: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
     ("as the low four bits", lambda t: t & 15),
     ("as the high four bits", lambda t: (t >> 4) & 15),
 )
+_MADE = frozenset("mm bmm sum mul add sub div mean amax sqrt rsqrt logsumexp".split())  # results read at another place
 _SUMMING = ("index_add", "index_add_", "scatter_add", "scatter_add_")
 
 
@@ -39,11 +40,13 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield from _index(call)
     if call.name in _SUMMING:
         yield from _lost(call)
+    if call.name == "arange" and isinstance(call.out, Tensor) and call.out.numel() > 1:
+        yield from _counted(call)
     if call.name in ("slice", "select", "narrow"):
         yield from _offsets(call)
     if call.name == "_to_copy" and floating(call.out):
         yield from _reinterpreted(call)
-    if floating(call.out) and call.out.numel() > 1 and call.name in ("mm", "bmm", "sum", "mul", "add", "sub", "div"):
+    if floating(call.out) and call.out.numel() > 1 and call.name in _MADE:
         yield from _shifted(call)
 
 
@@ -249,6 +252,13 @@ def _borders(call: Call) -> Iterator[Change]:
         if call.name.startswith("index_add"):
             text = f"every group of {call.said} {text}"
             yield Change("off_by_one", text, call.index, instead(borders), {"axis": axis}, 0.6)
+
+
+def _counted(call: Call) -> Iterator[Change]:
+    """Positions and places that are counted from elsewhere."""
+    for step, how in ((1, "one too late"), (-1, "one too early")):
+        text = f"{call.said} begins {how}"
+        yield Change("shifted", text, call.index, moved(lambda t, s=step: t + s), {"step": step}, 0.45)
 
 
 # views

@@ -102,7 +102,7 @@ def _reductions(call: Call) -> Iterator[Change]:
     for i, (kind, (text, factor)) in enumerate(_counts(call, axes).items()):
         scale = moved(lambda out, factor=factor: out * factor)
         yield Change("wrong_factor", text, call.index, scale, {"named": kind}, 0.5 - 0.01 * i)
-    if call.name in ("sum", "mean", "amax", "logsumexp", "linalg_vector_norm"):
+    if call.name in ("sum", "mean", "amax", "logsumexp", "linalg_vector_norm", "cumsum"):
         yield from _other_axes(call, axes)
     if call.name == "amax":
         text = f"{call.said} takes part of zeros: padding enters the maximum"
