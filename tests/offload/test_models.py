@@ -14,6 +14,7 @@ pytest.importorskip("peft", reason="comes with the extra hf")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from goldsmith.hf.offload.budget import cache_bytes
 from goldsmith.offload import attach
 from goldsmith.offload.errors import StoreMismatch
 from goldsmith.offload.store import ExpertStore
@@ -264,6 +265,16 @@ def test_a_wrong_keyword_leaves_the_model_as_it_was(wrong, text, tmp_path):
     assert all(p.requires_grad for p in model.parameters())
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_memory_that_is_kept_for_keys_and_values_is_what_they_take(family):
+    model = models.model(family)
+    kept = model(models.tokens(1, 6), use_cache=True).past_key_values
+    taken = sum(layer.keys.nbytes + layer.values.nbytes for layer in kept.layers)
+    assert cache_bytes(model, 6) == taken
+    model.generation_config.max_length = 24
+    assert cache_bytes(model) == 4 * taken
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -279,6 +290,17 @@ def test_on_a_gpu_a_model_says_the_same_through_every_lane_and_comes_back(family
         back = held.detach()
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in plain.state_dict().items())
     assert_same_ids(plain.cuda(), came, ids, steps=6, attention_mask=mask)
+
+
+@pytest.mark.gpu
+def test_a_model_that_is_on_the_gpu_already_gives_its_experts_away_and_gets_them_back(tmp_path):
+    plain = models.model("gpt_oss", dtype=torch.bfloat16).cuda()
+    weights = {name: value.clone() for name, value in plain.state_dict().items()}
+    with attach.offload(plain, store=tmp_path / "s", device="cuda", gpu_budget=0) as held:
+        assert all(p.is_meta for p in experts_of(plain).values())
+        assert held.model.generate(models.tokens().cuda(), max_new_tokens=3, pad_token_id=0).is_cuda
+        back = held.detach().state_dict()
+    assert all(value.is_cuda and torch.equal(value, weights[name]) for name, value in back.items())
 
 
 def test_the_small_checkpoint_says_the_same_through_every_lane():

@@ -34,10 +34,10 @@ def cache_bytes(model: Any, tokens: int | None = None) -> int:
         most = getattr(text, "max_position_embeddings", None) or TOKENS
         tokens = min(asked if asked and asked > 20 else TOKENS, most)  # 20 is transformers' own word for "not said"
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    both = 2 * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
     if getattr(text, "kv_lora_rank", None):  # latent attention; transformers keeps the heads' keys and values
-        heads, size = text.num_attention_heads, text.qk_nope_head_dim + text.qk_rope_head_dim
-    return 2 * text.num_hidden_layers * heads * size * tokens * model.dtype.itemsize
+        heads, both = text.num_attention_heads, text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim
+    return text.num_hidden_layers * heads * both * tokens * model.dtype.itemsize
 
 
 def check_fits(model: nn.Module, device: torch.device) -> None:

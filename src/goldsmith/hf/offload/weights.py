@@ -120,9 +120,9 @@ def _canonical(name: str, tensor: Tensor, form: Form, dtype: torch.dtype) -> Any
     if name == "down":
         return _held(form.columns(tensor), dtype)
     if name == "down_bias":
-        return held(tensor, dtype)
+        return held(tensor, dtype).cpu()
     if name == "gate_up_bias":
-        return held(form.rows(tensor), dtype)
+        return held(form.rows(tensor), dtype).cpu()
     upright = tensor.transpose(1, 2) if form.transposed else tensor
     if form.interleaved:
         return _held(upright[:, 0::2], dtype), _held(upright[:, 1::2], dtype)
@@ -131,7 +131,9 @@ def _canonical(name: str, tensor: Tensor, form: Form, dtype: torch.dtype) -> Any
 
 def _held(tensor: Tensor, dtype: torch.dtype) -> Tensor | OneByOne:
     kept = held(tensor[:0], dtype).dtype
-    return tensor if kept == tensor.dtype else OneByOne(lambda e: tensor[e].to(kept), tensor.shape, kept)
+    if kept == tensor.dtype and tensor.device.type == "cpu":
+        return tensor
+    return OneByOne(lambda e: tensor[e].to("cpu", kept), tensor.shape, kept)
 
 
 def into_module(layer: Layer, store: ExpertStore, device: torch.device) -> None:
