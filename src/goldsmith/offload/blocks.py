@@ -75,8 +75,7 @@ class Blocks:
         return arena.view(-1, self.stride)[:, begin:end].view(_BIAS)
 
     def write(self, block: Tensor, expert: Expert, biases: dict[str, Tensor]) -> None:
-        """An expert into its block (uint8 [stride]), every byte of it."""
-        block.zero_()
+        """An expert into its block (uint8 [stride]), which is zero, or holds another one written so."""
         write_expert(self.layout, block, block, 0, expert)
         for name in self.biased:
             self.bias(block, name)[0].copy_(biases[name])

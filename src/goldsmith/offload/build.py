@@ -227,7 +227,7 @@ class _Writer:
     def _look_for_room(self, blocks: Blocks) -> None:
         """What is to come, as far as it is known, against the disk's free bytes."""
         if not self._block.numel():
-            self._block = torch.empty(blocks.stride, dtype=torch.uint8)
+            self._block = torch.zeros(blocks.stride, dtype=torch.uint8)
         if self._experts is None:
             return
         rest = blocks.stride * self._experts * ((self._layers or len(self._entries)) - len(self._entries) + 1)

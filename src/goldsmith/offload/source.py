@@ -93,9 +93,11 @@ def experts_of(weights: Weights, op: str) -> Iterator[Floats | Coded]:
     stacks += [Stack(op, "down", weights["down"], "H I", _FLOATS, _HINT)]
     stacks += [Stack(op, name, weights[name], "2I" if name == BIASES[0] else "H", _FLOATS, _HINT) for name in biases]
     _, rows = together(op, stacks)
-    for e, row in enumerate(rows):
+    e = 0
+    for row in rows:  # `enumerate` would keep the last row while the next one is made
         yield _floats(op, e, row, pair, biases)
         del row
+        e += 1
 
 
 def _is_experts(value: Any) -> bool:
@@ -138,7 +140,7 @@ def encode(expert: Floats, layout: Layout, where: str, e: int, *, allow_nonfinit
             check_finite(where, f"{name} of expert {e}", tensor)
     found: list[Codes] = []
     for name, matrix in expert.matrices.items():
-        if allow_nonfinite:
+        if allow_nonfinite or matrix.dtype == layout.kind.codes:  # as it is: no copy
             found.append(Codes(matrix.to(layout.kind.codes)))
         else:
             at = f"{where}: expert {e}, {name}"

@@ -1,0 +1,20 @@
+"""Processes that may die, for the tests of what they leave behind."""
+
+import os
+import sys
+
+import pytest
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+def in_a_child(work):
+    """Its exit status; negative when a signal ended it. A fork: no interpreter has to start."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001  the parent sees it in the status
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -1,0 +1,236 @@
+"""A store is published: whole or not at all, whoever dies, and whoever else builds at the same path."""
+
+import errno
+import os
+import shutil
+import signal
+import threading
+import time
+from collections import namedtuple
+
+import pytest
+import torch
+
+from goldsmith.offload import ExpertStore, publish
+from offload.processes import in_a_child, linux
+from offload.stores import build, weights
+
+
+def source(seed=0, E=4):
+    return {layer: weights(E=E, H=32, I=16, seed=seed + layer) for layer in (0, 1)}
+
+
+class Dying:
+    """A file whose owner is killed when so many bytes have been written, in the middle of a write."""
+
+    def __init__(self, file, after):
+        self._file, self._left = file, after
+
+    def write(self, data):
+        data = memoryview(data).cast("B")
+        if len(data) > self._left:
+            self._file.write(data[: self._left])
+            self._file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._left -= len(data)
+        return self._file.write(data)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return self._file.__exit__(*error)
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+def size_of(folder):
+    with ExpertStore.build(source(), folder / "whole") as store:
+        written = store.nbytes
+    (folder / "whole").unlink()
+    return written
+
+
+def points(size):
+    """Bytes after which a builder dies: at borders, in the first block, in the middle, in the header, in the prefix."""
+    return [0, 1, 4095, 4096, 4097, size // 2, size - 4096 - 200, size - 4096 - 1, size - 4096, size - 4095, size - 1]
+
+
+def test_a_builder_killed_at_any_byte_leaves_no_file_and_its_leftovers_vanish(tmp_path, monkeypatch):
+    size, create = size_of(tmp_path), publish._create  # every block, the header and the prefix: size bytes are written
+    for after in points(size):
+
+        def dying(path, after=after):
+            file, name = create(path)
+            return Dying(file, after), name
+
+        def work(dying=dying):
+            publish._create = dying
+            ExpertStore.build(source(), tmp_path / "s")
+
+        assert in_a_child(work) == -signal.SIGKILL, f"the builder lived beyond {after} of {size} bytes"
+        assert [path.suffix for path in tmp_path.iterdir()] == [".building"]
+        assert not (tmp_path / "s").exists()
+        with ExpertStore.build(source(), tmp_path / "s") as store:
+            store.verify()
+        assert list(tmp_path.iterdir()) == [tmp_path / "s"]
+        (tmp_path / "s").unlink()
+
+
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+def test_a_builder_killed_around_the_rename_leaves_all_or_nothing(tmp_path, moment):
+    real = getattr(os, moment)
+
+    def work():
+        def dying(*arguments):
+            result = real(*arguments)
+            if moment == "replace" or result is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(os, moment, dying)
+        ExpertStore.build(source(), tmp_path / "s")
+
+    assert in_a_child(work) == -signal.SIGKILL
+    assert (tmp_path / "s").exists() == (moment == "replace")
+    if moment == "replace":
+        ExpertStore.open(tmp_path / "s", verify="full").close()
+
+
+def test_a_living_builders_file_is_no_leftover_and_a_strangers_is_left_alone(tmp_path):
+    stranger = tmp_path / ".s.notes"
+    stranger.write_text("mine")
+    with publish.published(tmp_path / "s") as file:
+        file.write(b"half")
+        assert publish.remove_leftovers(tmp_path / "s") == []
+        assert publish.remove_leftovers(tmp_path / "other") == []
+    assert (tmp_path / "s").read_bytes() == b"half" and stranger.exists()
+    dead = tmp_path / f".s.{'0' * 16}.building"
+    dead.write_bytes(b"half")
+    assert publish.remove_leftovers(tmp_path / "s") == [dead] and not dead.exists()
+
+
+def test_an_error_in_the_middle_leaves_what_was_there(tmp_path):
+    def failing():
+        yield 0, weights()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ExpertStore.build(failing(), tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+    first = build(tmp_path / "s").path.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        ExpertStore.build(failing(), tmp_path / "s", overwrite=True)
+    assert (tmp_path / "s").read_bytes() == first and len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_is_at_the_path_stays_unless_it_is_to_be_replaced(tmp_path):
+    old = ExpertStore.build(source(0), tmp_path / "s")
+    with pytest.raises(FileExistsError, match="path exists; open it, or overwrite=True"):
+        ExpertStore.build(source(5), tmp_path / "s")
+    before = old.dequantize(0, 1)["down"]
+    with ExpertStore.build(source(5), tmp_path / "s", overwrite=True) as new:
+        assert new.fingerprint != old.fingerprint
+        assert torch.equal(old.dequantize(0, 1)["down"], before)  # whoever has it open keeps what he had
+        old.verify()
+    with pytest.raises(IsADirectoryError, match="path is a folder"):
+        ExpertStore.build(source(), tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no such folder"):
+        ExpertStore.build(source(), tmp_path / "no" / "s")
+
+
+def test_two_builders_of_one_path_both_succeed(tmp_path):
+    meet = threading.Barrier(2)
+
+    def slowly(seed):
+        for layer, weights_of_layer in source(seed).items():
+            meet.wait(10)  # both have begun, and neither has ended
+            yield layer, weights_of_layer
+
+    stores = {}
+
+    def work(seed):
+        stores[seed] = ExpertStore.build(slowly(seed), tmp_path / "s")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (0, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert set(stores) == {0, 5}
+    with ExpertStore.open(tmp_path / "s", verify="full") as store:
+        assert store.fingerprint in {each.fingerprint for each in stores.values()}
+    assert list(tmp_path.iterdir()) == [tmp_path / "s"]
+
+
+def test_the_same_source_gives_the_same_bytes_at_another_time_and_place(tmp_path, monkeypatch):
+    first = ExpertStore.build(source(), tmp_path / "s").path.read_bytes()
+    (tmp_path / "far").mkdir()
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    torch.manual_seed(99)
+    assert ExpertStore.build(source(), tmp_path / "far" / "t").path.read_bytes() == first
+
+
+def test_a_disk_without_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    Usage = namedtuple("Usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 10**9 - 20_000, 20_000))
+    with pytest.raises(OSError, match=r"has 0\.0 GB free, and 0\.0 GB are still to be written; make room") as found:
+        ExpertStore.build(source(), tmp_path / "s")
+    assert found.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
+
+
+@linux
+def test_a_disk_that_becomes_full_leaves_nothing(tmp_path):
+    import resource
+
+    def work():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # writes fail beyond it
+        try:
+            ExpertStore.build(source(), tmp_path / "s")
+        except OSError as error:
+            os._exit(7 if error.errno == errno.EFBIG else 8)
+
+    assert in_a_child(work) == 7
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_in_the_callers_words(tmp_path, monkeypatch):
+    real = publish._create
+
+    class Full:
+        def __init__(self, file):
+            self._file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return self._file.__exit__(*error)
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def create(path):
+        file, name = real(path)
+        return Full(file), name
+
+    monkeypatch.setattr(publish, "_create", create)
+    with pytest.raises(OSError, match="the disk became full; nothing is left behind"):
+        ExpertStore.build(source(), tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_counts_bytes_up_to_all(tmp_path):
+    said = []
+    store = ExpertStore.build(source(), tmp_path / "s", progress=lambda *what: said.append(what))
+    done, totals, texts = zip(*said)
+    assert list(done) == sorted(done) and len(said) == 8
+    assert done[-1] == totals[-1] and set(totals) == {done[-1]} and store.nbytes > done[-1]
+    assert texts[0] == "layer 0, expert 0" and texts[-1] == "layer 1, expert 3"
+    said.clear()
+    ExpertStore.build(iter(source().items()), tmp_path / "t", progress=lambda *what: said.append(what))
+    assert {total for _, total, _ in said} == {None}  # how many layers will come is not known
