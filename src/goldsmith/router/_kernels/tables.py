@@ -1,7 +1,9 @@
 """By expert: the gradients of both tables, sum over an expert's pairs (t, j), ascending, of value[t, j] row[t].
 
-Pairs are sorted by expert, stably. A program has one expert; blocks of 256 pairs that lie whole within one expert's
-list (half of all pairs may be one expert's) are summed beforehand, at fixed places of the sorted order.
+Pairs are sorted by expert, stably. Most lists are short, and of a million experts most have none: a program has a few
+neighbouring experts and reads the rows of a few pairs of each at a time, so that many are under way at once. A list of
+more than SHORT pairs has a program of its own; blocks of WHOLE pairs that lie within one list (half of all pairs may
+be one expert's) are summed beforehand, at fixed places of the sorted order.
 Bytes: both tables' gradients once; the rows of h and dy come from L2.
 """
 
@@ -14,75 +16,151 @@ from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
 
+SHORT = 64  # pairs in the longest list that shares a program
 WHOLE = 256  # pairs in a block that is summed beforehand
-STEP = 8  # pairs whose rows are read together
+LONG_STEP = 8  # pairs of a long list whose rows are read together
+BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["P"])
+def keys_kernel(indices_ptr, key_ptr, P, N, BLOCK: tl.constexpr):
+    """The expert of a pair; N where it is skipped or out of range."""
+    p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    e = tl.load(indices_ptr + p, mask=p < P, other=-1)
+    tl.store(key_ptr + p, tl.where((e >= 0) & (e < N), e, N), mask=p < P)
+
+
+@triton.jit(do_not_specialize=["P"])
+def starts_kernel(sorted_ptr, starts_ptr, P, N, BLOCK: tl.constexpr):
+    """starts[e] = how many of the sorted pairs are of experts before e, for e = 0 to N."""
+    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    low = tl.zeros((BLOCK,), tl.int64)
+    high = low + P
+    left = P
+    while left > 0:
+        middle = (low + high) // 2
+        before = tl.load(sorted_ptr + middle, mask=(low < high) & (e <= N), other=N) < e
+        high = tl.where((low < high) & (before == 0), middle, high)
+        low = tl.where((low < high) & before, middle + 1, low)
+        left = left // 2
+    tl.store(starts_ptr + e, low, mask=e <= N)
+
+
+@triton.jit(do_not_specialize=["P"])
+def tokens_kernel(order_ptr, token_ptr, P, K, BLOCK: tl.constexpr):
+    """token[p] = order[p] // K, once: a division in 64 bits costs more than all that is done with a pair's row."""
+    p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(token_ptr + p, tl.load(order_ptr + p, mask=p < P, other=0) // K, mask=p < P)
 
 
 @triton.jit
-def added(total, value_ptr, rows_ptr, places, mask, d, K, D):
-    """total + the sum of value[p] * row[p // K] over the places given."""
-    value = tl.load(value_ptr + places, mask=mask, other=0.0)
-    at = rows_ptr + (places // K)[:, None] * D + d[None, :]
-    tile = tl.load(at, mask=mask[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
-    return total + tl.sum(tile * value[:, None], axis=0)
-
-
-@triton.jit
-def listed(total, first, last, order_ptr, value_ptr, rows_ptr, d, K, D, STEP: tl.constexpr):
-    """total + the pairs first to last of the sorted order."""
-    for start in range(first, last, STEP):
-        p = start + tl.arange(0, STEP)
-        places = tl.load(order_ptr + p, mask=p < last, other=0)
-        total = added(total, value_ptr, rows_ptr, places, p < last, d, K, D)
+def listed(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP: tl.constexpr):
+    """total [G, BLOCK_D] + the pairs first [G] to last [G] of the sorted order."""
+    for start in range(0, tl.max(last - first, axis=0), STEP):
+        p = (first + start)[:, None] + tl.arange(0, STEP)[None, :]
+        inside = p < last[:, None]
+        value = tl.load(value_ptr + tl.load(order_ptr + p, mask=inside, other=0), mask=inside, other=0.0)
+        token = tl.load(token_ptr + p, mask=inside, other=0).to(tl.int64)
+        at = rows_ptr + (token * D)[:, :, None] + d[None, None, :]
+        tile = tl.load(at, mask=inside[:, :, None] & (d < D)[None, None, :], other=0.0).to(tl.float32)
+        total += tl.sum(tile * value[:, :, None], axis=1)
     return total
 
 
 @triton.jit
 def blocks_kernel(
-    order_ptr, sorted_ptr, value_ptr, rows_ptr, block_ptr, N, K, D,
+    order_ptr, sorted_ptr, token_ptr, value_ptr, rows_ptr, block_ptr, N, D,
     WHOLE: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    """block[c] = the sum of the c-th WHOLE pairs, where they are all one expert's."""
     c, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
     e = tl.load(sorted_ptr + c * WHOLE)
     if (e < N) & (e == tl.load(sorted_ptr + c * WHOLE + WHOLE - 1)):
         d = s * BLOCK_D + tl.arange(0, BLOCK_D)
-        total = tl.zeros((BLOCK_D,), tl.float32)
-        total = listed(total, c * WHOLE, c * WHOLE + WHOLE, order_ptr, value_ptr, rows_ptr, d, K, D, STEP)
-        tl.store(block_ptr + c * D + d, total, mask=d < D)
+        first = tl.full((1,), 0, tl.int64) + c * WHOLE
+        total = tl.zeros((1, BLOCK_D), tl.float32)
+        total = listed(total, first, first + WHOLE, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
+        tl.store(block_ptr + c * D + d[None, :], total, mask=(d < D)[None, :])
 
 
 @triton.jit
-def table_kernel(
-    order_ptr, starts_ptr, experts_ptr, value_ptr, rows_ptr, block_ptr, out_ptr, K, D,
-    SPARSE: tl.constexpr, WHOLE: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
+def short_kernel(
+    order_ptr, token_ptr, starts_ptr, experts_ptr, value_ptr, rows_ptr, out_ptr, COUNT, D,
+    SPARSE: tl.constexpr, SHORT: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    r, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    e = tl.load(experts_ptr + r) if SPARSE else r
-    first, last = tl.load(starts_ptr + e), tl.load(starts_ptr + e + 1)
-    d = s * BLOCK_D + tl.arange(0, BLOCK_D)
-    from_block, to_block = (first + WHOLE - 1) // WHOLE, last // WHOLE
-    long = to_block > from_block
-    head = tl.where(long, from_block * WHOLE, last)
-    total = tl.zeros((BLOCK_D,), tl.float32)
-    total = listed(total, first, head, order_ptr, value_ptr, rows_ptr, d, K, D, STEP)
-    if long:
-        for start in range(from_block, to_block, STEP):
-            c = start + tl.arange(0, STEP)
-            mask = (c < to_block)[:, None] & (d < D)[None, :]
-            total += tl.sum(tl.load(block_ptr + c[:, None] * D + d[None, :], mask=mask, other=0.0), axis=0)
-        total = listed(total, to_block * WHOLE, last, order_ptr, value_ptr, rows_ptr, d, K, D, STEP)
-    tl.store(out_ptr + r * D + d, total, mask=d < D)
+    """The rows of GROUP experts, but for those with more than SHORT pairs."""
+    r = tl.program_id(0).to(tl.int64) * GROUP + tl.arange(0, GROUP)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    inside = r < COUNT
+    e = tl.load(experts_ptr + r, mask=inside, other=0) if SPARSE else r
+    first = tl.load(starts_ptr + e, mask=inside, other=0)
+    last = tl.load(starts_ptr + e + 1, mask=inside, other=0)
+    inside &= last - first <= SHORT
+    total = tl.zeros((GROUP, BLOCK_D), tl.float32)
+    last = tl.where(inside, last, first)
+    total = listed(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
+    tl.store(out_ptr + (r * D)[:, None] + d[None, :], total, mask=inside[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def place_of(e, experts_ptr, COUNT):
+    """Where e stands among ascending experts, of which it is one."""
+    low = e * 0
+    high = low + COUNT - 1
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(experts_ptr + middle) < e:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def long_kernel(
+    order_ptr, sorted_ptr, token_ptr, starts_ptr, experts_ptr, value_ptr, rows_ptr, block_ptr, out_ptr, COUNT, N, D,
+    SPARSE: tl.constexpr, SHORT: tl.constexpr, WHOLE: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The row of an expert with more than SHORT pairs, by the first program whose place, a multiple of SHORT, it has."""
+    place = tl.program_id(0).to(tl.int64) * SHORT
+    e = tl.load(sorted_ptr + place).to(tl.int64)
+    if e < N:
+        first, last = tl.load(starts_ptr + e), tl.load(starts_ptr + e + 1)
+        if (last - first > SHORT) & (first > place - SHORT):
+            d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+            one = tl.full((1,), 0, tl.int64)
+            from_block, to_block = (first + WHOLE - 1) // WHOLE, last // WHOLE
+            head = tl.where(to_block > from_block, from_block * WHOLE, last)
+            tail = tl.where(to_block > from_block, to_block * WHOLE, last)
+            total = tl.zeros((1, BLOCK_D), tl.float32)
+            total = listed(total, one + first, one + head, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
+            for start in range(from_block, to_block, STEP):
+                c = start + tl.arange(0, STEP)
+                mask = (c < to_block)[:, None] & (d < D)[None, :]
+                rows = tl.load(block_ptr + c[:, None].to(tl.int64) * D + d[None, :], mask=mask, other=0.0)
+                total += tl.sum(rows, axis=0)[None, :]
+            total = listed(total, one + tail, one + last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
+            r = place_of(e, experts_ptr, COUNT) if SPARSE else e
+            tl.store(out_ptr + r * D + d[None, :], total, mask=(d < D)[None, :])
 
 
 class ByExpert:
     """The pairs in the order of their experts; what is skipped counts as expert N, behind all others."""
 
     def __init__(self, indices: Tensor, n: int) -> None:
-        flat = indices.reshape(-1)
-        expert = torch.where((flat >= 0) & (flat < n), flat, n)
-        self.expert, self.order = expert.sort(stable=True)
-        self.starts = torch.searchsorted(self.expert, torch.arange(n + 1, device=flat.device, dtype=flat.dtype))
-        self.n, self.k = n, indices.shape[-1]
+        pairs, tokens = indices.numel(), indices.shape[:-1].numel()
+        new = lambda size, narrow: torch.empty(  # noqa: E731
+            size, dtype=torch.int32 if narrow else torch.int64, device=indices.device
+        )
+        key = new(pairs, n < 2**31)
+        run(keys_kernel, (cdiv(pairs, BLOCK),), indices, key, pairs, n, BLOCK)
+        self.expert, self.order = key.sort(stable=True)
+        self.token, self.starts = new(pairs, tokens < 2**31), new(n + 1, pairs < 2**31)
+        run(tokens_kernel, (cdiv(pairs, BLOCK),), self.order, self.token, pairs, max(1, indices.shape[-1]), BLOCK)
+        run(starts_kernel, (cdiv(n + 1, BLOCK),), self.expert, self.starts, pairs, n, BLOCK)
+        self.n = n
+        # many short lists in a program, or few longer ones; of the sizes alone, so that results do not change
+        self.group, self.step = (2, 2) if pairs < 8 * n else (1, 4)
 
     def used(self) -> Tensor:
         """Experts with a pair, ascending; waits for the device."""
@@ -92,16 +170,24 @@ class ByExpert:
         """[N, D] in dtype, or [len(experts), D]: each row the sum of values[p] rows[p // K] over its expert's pairs."""
         D, pairs = rows.shape[1], self.order.numel()
         block_d = min(512, power_of_2(D, 16))
+        slabs = cdiv(D, block_d)
         blocks = torch.empty((pairs // WHOLE, D), dtype=torch.float32, device=rows.device)
         run(
-            blocks_kernel, (blocks.shape[0], cdiv(D, block_d)),
-            self.order, self.expert, values, rows, blocks, self.n, self.k, D, WHOLE, STEP, block_d, num_warps=2,
+            blocks_kernel, (blocks.shape[0], slabs),
+            self.order, self.expert, self.token, values, rows, blocks, self.n, D, WHOLE, LONG_STEP, block_d,
+            num_warps=2,
         )  # fmt: skip
-        count = self.n if experts is None else experts.numel()
+        count, sparse = self.n if experts is None else experts.numel(), experts is not None
         out = torch.empty((count, D), dtype=dtype, device=rows.device)
+        listed_experts = self.starts if experts is None else experts
         run(
-            table_kernel, (count, cdiv(D, block_d)),
-            self.order, self.starts, self.starts if experts is None else experts, values, rows, blocks, out,
-            max(1, self.k), D, experts is not None, WHOLE, STEP, block_d, num_warps=2,
+            short_kernel, (cdiv(count, self.group), slabs),
+            self.order, self.token, self.starts, listed_experts, values, rows, out, count, D,
+            sparse, SHORT, self.group, self.step, block_d, num_warps=2,
+        )  # fmt: skip
+        run(
+            long_kernel, (cdiv(pairs, SHORT) if pairs > SHORT else 0, slabs),
+            self.order, self.expert, self.token, self.starts, listed_experts, values, rows, blocks, out, count, self.n,
+            D, sparse, SHORT, WHOLE, LONG_STEP, block_d, num_warps=2,
         )  # fmt: skip
         return out
