@@ -26,7 +26,7 @@ def dense_bytes(model: nn.Module) -> int:
 
 
 def cache_bytes(model: Any, tokens: int | None = None) -> int:
-    """Bytes of keys and values of one row of `tokens`; None: the generation config's max_length, or 4096 tokens."""
+    """At most so many bytes of keys and values has one row of `tokens`; None: the generation config's max_length, or 4096 tokens."""
     text = model.config.get_text_config()
     if tokens is None:
         generation = getattr(model, "generation_config", None)
@@ -35,7 +35,7 @@ def cache_bytes(model: Any, tokens: int | None = None) -> int:
         tokens = min(asked if asked and asked > 20 else TOKENS, most)  # 20 is transformers' own word for "not said"
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     both = 2 * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
-    if getattr(text, "kv_lora_rank", None):  # latent attention; transformers keeps the heads' keys and values
+    if getattr(text, "kv_lora_rank", None):  # latent attention: some versions of transformers keep every head's
         heads, both = text.num_attention_heads, text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim
     return text.num_hidden_layers * heads * both * tokens * model.dtype.itemsize
 
