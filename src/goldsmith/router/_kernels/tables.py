@@ -121,7 +121,7 @@ def long_kernel(
     order_ptr, sorted_ptr, token_ptr, starts_ptr, experts_ptr, value_ptr, rows_ptr, block_ptr, out_ptr, COUNT, N, D,
     SPARSE: tl.constexpr, SHORT: tl.constexpr, WHOLE: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The row of an expert with more than SHORT pairs, by the first program whose place, a multiple of SHORT, it has."""
+    """The row of an expert with more than SHORT pairs, by the first program whose place in the order it has."""
     place = tl.program_id(0).to(tl.int64) * SHORT
     e = tl.load(sorted_ptr + place).to(tl.int64)
     if e < N:
