@@ -26,7 +26,7 @@ def dense_bytes(model: nn.Module) -> int:
 
 
 def cache_bytes(model: Any, tokens: int | None = None) -> int:
-    """At most so many bytes of keys and values has one row of `tokens`; None: the generation config's max_length, or 4096 tokens."""
+    """What keys and values of one row take at most; tokens=None: the generation config's max_length, or 4096 tokens."""
     text = model.config.get_text_config()
     if tokens is None:
         generation = getattr(model, "generation_config", None)
