@@ -104,6 +104,11 @@ def judge(
     return Judgement(held.row(case, run, findings, notes), findings, notes)
 
 
+def stands_out(name: str, got: Tensor, ref: Reference) -> bool:
+    """Whether one element is beyond the noise of the ensemble: what alarms, before a fresh seed is asked."""
+    return ref.noise.usable and _beyond(_Held(name, got, ref))
+
+
 class _Held:
     """A candidate's tensor beside its reference."""
 
@@ -243,11 +248,12 @@ def _alarms(held: _Held, confirm: Confirm, probe: str, case: str) -> list[Findin
     return []
 
 
-def _statistical(held: _Held, repeats: Callable[[], _Held], probe: str, case: str) -> Finding | None:
-    def beyond(h: _Held) -> bool:
-        return bool((h.ref.noise.excess(h.r) > h.ref.noise.limit()).any())
+def _beyond(held: _Held) -> bool:
+    return bool((held.ref.noise.excess(held.r) > held.ref.noise.limit()).any())
 
-    if not beyond(held) or not _repeated(repeats, beyond):
+
+def _statistical(held: _Held, repeats: Callable[[], _Held], probe: str, case: str) -> Finding | None:
+    if not _beyond(held) or not _repeated(repeats, _beyond):
         return None
     if held.ref.tensor_cores and _truncated_products(held):
         text = f"{held.name} is biased toward zero, as products truncated in tensor cores are; a fresh seed repeats it"

@@ -212,6 +212,21 @@ class References:
                 dot=self.material.target.dot,
             )[0]  # fmt: skip
 
+    @cached_property
+    def others(self) -> list[dict[str, Tensor]]:
+        """As many legal runs again; where "tf32" is promised, the first half of them keep all bits of their factors."""
+        self._count("ensemble", RUNS)
+        dots = dict.fromkeys(("ieee", self.material.target.dot))
+        with _blaming_the_golden():
+            return [
+                run
+                for at, dot in enumerate(dots)
+                for run in ensemble.legal_runs(
+                    self.evaluate, self.leaves, compute=self.compute, stores=self.stores, k=RUNS // len(dots),
+                    seed=self.seed + 7 + at, dot=dot, nudged=self.material.nudged,
+                )
+            ]  # fmt: skip
+
     def _count(self, what: str, runs: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + runs
 
