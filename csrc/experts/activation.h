@@ -27,7 +27,15 @@ inline Floats exponential(Floats x) {
     return where_greater(low, x, zero(), capped);
 }
 
-inline Floats sigmoid(Floats x) { return all(1) / (all(1) + exponential(zero() - x)); }
+// The sigmoid of x and of -x: what is left of 1 where that is most of it, else e^-x times the other.
+struct Sigmoids {
+    Floats of, against;
+    explicit Sigmoids(Floats x) {
+        const Floats e = exponential(zero() - x);
+        of = all(1) / (all(1) + e);
+        against = where_greater(x, zero(), e * of, all(1) - of);
+    }
+};
 
 struct Activation {
     gs_activation kind;
@@ -62,24 +70,26 @@ private:
     Found inside(Floats g, Floats u) const {
         switch (kind) {
             case GS_SILU: {
-                const Floats s = sigmoid(g), silu = g * s;
-                return {silu * u, u * s * fma(g, sigmoid(zero() - g), all(1)), silu};
+                const Sigmoids s(g);
+                const Floats silu = g * s.of;
+                return {silu * u, u * s.of * fma(g, s.against, all(1)), silu};
             }
             case GS_GELU: return gelu(g, u);
             case GS_GELU_TANH: {  // (1 + tanh z) / 2 is the sigmoid of 2 z, which loses nothing near either end
                 const float c = 0.7978845608028654f, d = 0.044715f;
                 const Floats square = g * g, z = all(2 * c) * g * fma(all(d), square, all(1));
-                const Floats s = sigmoid(z), slope = all(2 * c) * fma(all(3 * d), square, all(1));
-                return {g * s * u, u * fma(g * s * sigmoid(zero() - z), slope, s), g * s};
+                const Sigmoids s(z);
+                const Floats slope = all(2 * c) * fma(all(3 * d), square, all(1));
+                return {g * s.of * u, u * fma(g * s.of * s.against, slope, s.of), g * s.of};
             }
             case GS_RELU2: {
                 const Floats r = greater(zero(), g);
                 return {r * r * u, all(2) * r * u, r * r};
             }
             default: {  // GS_SWIGLU_OAI
-                const Floats s = sigmoid(all(alpha) * g), v = u + all(1),
-                             slope = all(alpha) * g * sigmoid(all(-alpha) * g);
-                return {g * s * v, v * fma(s, slope, s), g * s};
+                const Sigmoids s(all(alpha) * g);
+                const Floats v = u + all(1), slope = all(alpha) * g * s.against;
+                return {g * s.of * v, v * fma(s.of, slope, s.of), g * s.of};
             }
         }
     }

@@ -16,13 +16,24 @@ struct Cutter {
     __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     __m512 infinite = _mm512_set1_ps(__builtin_inff());
 
-    // the upper 8 bits of a and b, side by side; a and b keep what they leave over (of an infinity, 0: NaN would be
-    // new)
+    // The upper 8 bits of a and b, side by side; a and b keep what they leave over (of an infinity, 0: NaN would be
+    // new).
     __m512i pair(__m512& a, __m512& b) const {
         const __m512i high_a = _mm512_and_si512(_mm512_castps_si512(a), upper),
                       high_b = _mm512_and_si512(_mm512_castps_si512(b), upper);
         a = rest(a, high_a), b = rest(b, high_b);
         return _mm512_or_si512(_mm512_srli_epi32(high_a, 16), high_b);
+    }
+    // The same of numbers that are finite, and of those that leave nothing over.
+    __m512i finite_pair(__m512& a, __m512& b) const {
+        const __m512i high_a = _mm512_and_si512(_mm512_castps_si512(a), upper),
+                      high_b = _mm512_and_si512(_mm512_castps_si512(b), upper);
+        a = _mm512_sub_ps(a, _mm512_castsi512_ps(high_a)), b = _mm512_sub_ps(b, _mm512_castsi512_ps(high_b));
+        return _mm512_or_si512(_mm512_srli_epi32(high_a, 16), high_b);
+    }
+    __m512i last_pair(__m512 a, __m512 b) const {
+        return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(a), 16),
+                               _mm512_and_si512(_mm512_castps_si512(b), upper));
     }
 
 private:
@@ -71,6 +82,22 @@ template <class Code> void panel_floats(const gs_matrix& m, const Panel& panel, 
     }
 }
 
+// Rows of `count` words from the floats of row(i, false) and row(i, true), all cuts of them: two tiles further each.
+template <int COUNT, class First, class Second>
+void cut_rows(const Cutter& cutter, bool finite, int cuts, char* to, const First& first, const Second& second) {
+    for (int cut = 0; cut + 1 < cuts; ++cut, to += 2 * TILE_BYTES)
+        if (finite)
+            for (int i = 0; i < COUNT; ++i) _mm512_store_si512(to + 64 * i, cutter.finite_pair(first(i), second(i)));
+        else
+            for (int i = 0; i < COUNT; ++i) _mm512_store_si512(to + 64 * i, cutter.pair(first(i), second(i)));
+    for (int i = 0; i < COUNT; ++i) _mm512_store_si512(to + 64 * i, cutter.last_pair(first(i), second(i)));
+}
+
+// Codes of 4 bits times a scale of 16: a product is infinite only for scales near the largest number there is.
+inline bool finite(const gs_matrix& m) {
+    return (m.format == GS_INT4 || m.format == GS_INT4_ASYM) && m.scale_dtype != GS_F32;
+}
+
 inline int64_t bytes_of_block(const gs_matrix& m, bool plain) {
     switch (m.format) {
         case GS_INT8:
@@ -106,9 +133,10 @@ void right_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t count,
             } else {
                 __m512 values[32];
                 panel_floats<Code>(m, panel, block, values);
-                for (int cut = 0; cut < cuts; ++cut, to += 2 * TILE_BYTES)
-                    for (int i = 0; i < 16; ++i)
-                        _mm512_store_si512(to + 64 * i, cutter.pair(values[2 * i], values[2 * i + 1]));
+                cut_rows<16>(
+                    cutter, finite(m), cuts, to, [&](int j) -> __m512& { return values[2 * j]; },
+                    [&](int j) -> __m512& { return values[2 * j + 1]; });
+                to += cuts * 2 * TILE_BYTES;
             }
         }
     }
@@ -151,8 +179,10 @@ void left_tiles(const gs_matrix& m, int64_t expert, int64_t block, int64_t from,
                 panel_floats<Code>(m, high, block, b);
             else
                 for (__m512& value : b) value = _mm512_setzero_ps();
-            for (int cut = 0; cut < cuts; ++cut, out += 2 * TILE_BYTES)
-                for (int k = 0; k < 32; ++k) _mm512_store_si512(out + 64 * k, cutter.pair(a[k], b[k]));
+            cut_rows<32>(
+                cutter, finite(m), cuts, out, [&](int k) -> __m512& { return a[k]; },
+                [&](int k) -> __m512& { return b[k]; });
+            out += cuts * 2 * TILE_BYTES;
         }
     }
 }
