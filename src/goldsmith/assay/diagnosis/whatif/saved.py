@@ -25,8 +25,8 @@ def changes(calls: list[Call], saved: Sequence[str] = ()) -> Iterator[Change]:
             if not floating(tensor) or tensor.numel() < 2 or key == -1:
                 continue
             if not call.backward:
-                forward[key] = name  # as it is called last: a stage is named after it was made
-                shapes.setdefault(key, tuple(tensor.shape))
+                forward[key] = name  # as it is called and seen last: a stage is named after it was made
+                shapes[key] = tuple(tensor.shape)
             elif key in forward:
                 read.setdefault(key, name)
         if not call.backward and floating(call.out) and call.out.numel() > 1:
@@ -65,7 +65,9 @@ def _read_instead(calls: list[Call], what: Key, by: Key, name: str, other: str) 
 
     def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         old, new = held.get(what), held.get(by)
-        return {} if old is None or new is None or old.shape != new.shape else followed(calls, {what: new}, _MOVES)
+        if old is None or new is None or old.numel() != new.numel():
+            return {}
+        return followed(calls, {what: new.reshape(old.shape)}, _MOVES)
 
     return Change(cause, text, -1, None, {"saved": name, "by": other, **params}, 0.5, saved=instead)
 

@@ -1,0 +1,196 @@
+"""What is read from elsewhere: saved rows in another order, copies of another tensor, positions, limits, bends."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import layer, session_of
+from goldsmith import assay
+from goldsmith.assay.check import examine
+from goldsmith.assay.diagnosis.collect import begin, collect
+from goldsmith.assay.diagnosis.fits import fit
+from goldsmith.assay.diagnosis.influence import influence
+from goldsmith.assay.diagnosis.isolate import order
+from goldsmith.assay.diagnosis.rules import matches
+from goldsmith.assay.diagnosis.whatif import explain
+from goldsmith.assay.probes import QUICK as PROBES
+
+QUICK = frozenset(PROBES)
+
+
+@assay.case(P=[14], D=[5], E=[4])
+def routed(make, P, D, E):
+    return {"x": make.normal(P, D), "owner": make.integers(0, E, P), "w": make.normal(E, D, D)}
+
+
+def routed_golden(x, owner, w):
+    """Rows go to their owner's matrix in the owners' order, and come back."""
+    g = assay.stage("g", torch.bmm(x.unsqueeze(1), w[owner]).squeeze(1))
+    by_owner = torch.sort(owner, stable=True).indices
+    h = assay.stage("h", torch.tanh(g))
+    return (h * h).index_select(0, by_owner), g
+
+
+def routed_kernel(slope):
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, owner, w):
+            y, g = routed_golden(x, owner, w)
+            ctx.save_for_backward(x, owner, w, g)
+            ctx.mark_non_differentiable(g)
+            return y, g
+
+        @staticmethod
+        def backward(ctx, dy, _):
+            x, owner, w, g = ctx.saved_tensors
+            by_owner = torch.sort(owner, stable=True).indices
+            dg = slope(torch.zeros_like(dy).index_copy(0, by_owner, dy), g, by_owner)
+            dw = torch.zeros_like(w).index_add(0, owner, x.unsqueeze(2) * dg.unsqueeze(1))
+            return torch.bmm(dg.unsqueeze(1), w[owner].mT).squeeze(1), None, dw
+
+    return lambda x, owner, w: Kernel.apply(x, owner, w)
+
+
+def routed_target(slope):
+    return assay.Target(routed_kernel(slope), routed_golden, cases=routed, outputs=("y", "g"), saved=("g",))
+
+
+def right(d, g, by_owner):
+    h = torch.tanh(g)
+    return d * 2 * h * (1 - h * h)
+
+
+READS = {
+    "in the order of sort(": ("permuted", lambda d, g, o: right(d, g[o], o)),
+    "in the order that sort(": ("permuted", lambda d, g, o: right(d, g[o.argsort()], o)),
+    "in reverse order": ("permuted", lambda d, g, o: right(d, g.flip(0), o)),
+    "g in place of h": ("wrong_saved_tensor", lambda d, g, o: d * 2 * g * (1 - g * g)),
+}
+
+
+@pytest.mark.parametrize("text", READS)
+def test_what_the_backward_reads(text):
+    cause, slope = READS[text]
+    session = session_of(routed_target(slope))
+    found = explain(session, "x.grad", session.first.grads["x.grad"], session.first)
+    assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in found), found
+
+
+def test_the_right_backward_is_not_explained():
+    session = session_of(routed_target(right))
+    assert not session.bad
+    assert explain(session, "x.grad", session.first.grads["x.grad"], session.first) == []
+
+
+def test_what_is_saved_stands_where_its_stage_is_made():
+    names = order(*(lambda s: (s.ref, s.first))(session_of(routed_target(right))))
+    assert names.index("g") < names.index("saved.g") < names.index("h") < names.index("y")
+
+
+@assay.case(T=[7], D=[9])
+def rows(make, T, D):
+    return {"x": make.normal(T, D), "b": make.normal(D)}
+
+
+def turned(x, first=0):
+    return x * torch.arange(first, first + len(x), dtype=x.dtype).cos().unsqueeze(1)
+
+
+ELSEWHERE = {
+    "arange() begins one too late": ("shifted", lambda x, b: turned(x), lambda x, b: turned(x, 1)),
+    "arange() begins one too early": ("shifted", lambda x, b: turned(x), lambda x, b: turned(x, -1)),
+    "the limits of clamp": ("wrong_mask", lambda x, b: x.clamp(max=0.5) * b, lambda x, b: x * b),
+    "b is added after gelu": (
+        "missing_term", lambda x, b: torch.nn.functional.gelu(x + b), lambda x, b: torch.nn.functional.gelu(x) + b,
+    ),
+    "sigmoid(x) stands in place of silu(x)": (
+        "wrong_factor", lambda x, b: torch.nn.functional.silu(x) * b, lambda x, b: torch.sigmoid(x) * b,
+    ),
+    "cumsum(x) runs along axis 1 instead of 0": (
+        "wrong_axis", lambda x, b: x.cumsum(0) + b, lambda x, b: x.cumsum(1) + b,
+    ),
+    "the result of mean(square(x)) is shifted by 1": (
+        "shifted", lambda x, b: x / x.square().mean(1, True), lambda x, b: x / x.square().mean(1, True).roll(1, 0),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ELSEWHERE)
+def test_a_forward_that_takes_it_from_elsewhere(text):
+    cause, golden, kernel = ELSEWHERE[text]
+    session = session_of(assay.Target(kernel, golden, cases=rows))
+    found = explain(session, "y", session.first.outputs["y"], session.first)
+    spoken = text.replace("square(x)", "pow(x)")
+    assert any(w.exact and w.cause == cause and (text in w.text or spoken in w.text) for w in found), found
+
+
+def test_one_element_of_a_tiny_bound_does_not_stand_for_all():
+    """The first row of a cumulative sum is exact: its error outweighs all others, and says nothing of them."""
+    session = session_of(assay.Target(lambda x, b: x.cumsum(0) - x, lambda x, b: x.cumsum(0), cases=rows))
+    found = explain(session, "y", session.first.outputs["y"], session.first)
+    assert not [w for w in found if w.exact and w.whole and w.cause == "overwritten_accumulator"], found
+
+
+def test_rows_that_come_out_elsewhere_are_no_mask():
+    def kernel(x, b):
+        return x / x.square().mean(1, keepdim=True).roll(2, 0) * b
+
+    def golden(x, b):
+        return x / x.square().mean(1, keepdim=True) * b
+
+    session = session_of(assay.Target(kernel, golden, cases=rows, backward=None))
+    found = influence(session, {"y"})["x[0]"]
+    assert found.extra == ((0, 6),) and not found.elsewhere  # each row still reaches itself
+    moved = session_of(assay.Target(lambda x, b: golden(x, b).roll(2, 0), golden, cases=rows, backward=None))
+    found = influence(moved, {"y"})["x[0]"]
+    assert found.missing == ((0, 6),) or found.none or found.elsewhere
+
+
+def test_paths_through_stages_of_a_golden_with_its_own_backward():
+    """Two addends of one gradient are wrong alike: each path is a term."""
+
+    def golden(x, b):
+        u = assay.stage("u", x * b)
+        v = assay.stage("v", torch.sin(x))
+        return u + v * 3
+
+    def by_autograd(x, b, y, grad_y):
+        return dict(zip(("x", "b"), torch.autograd.grad(y, (x, b), grad_y), strict=True))
+
+    def flipped(x, b, y, grad_y):
+        return {"x": grad_y * b - 3 * grad_y * torch.cos(x), "b": (grad_y * x).sum(0)}
+
+    target = assay.Target(golden, golden, cases=rows, backward=flipped, golden_backward=by_autograd)
+    session = session_of(target)
+    found = fit(session, "x.grad", "grad", session.first.grads["x.grad"]).fits
+    assert [(f.term, f.reading) for f in found] == [("path through v", "sign_flipped")]
+
+
+def failing(target):
+    report, sessions = examine(target, [target.cases[0]], torch.float32, "cpu", 0, QUICK, None, until_failing=True)
+    return sessions[0], begin(sessions[0], report)
+
+
+def test_a_trial_that_fails_elsewhere_is_not_asked_further():
+    session, evidence = failing(layer("h"))
+    collect(session, evidence, wanted="p")
+    assert evidence.first_wrong == "h" and not evidence.runs and evidence.got is None
+    collect(session, evidence, wanted="h")
+    assert evidence.runs and evidence.got is not None
+
+
+def test_zeros_at_some_negative_places_are_no_padded_maximum():
+    """A term is missing where nothing else is: zeros stand there, and other negative numbers are right."""
+
+    def golden(x, b):
+        return torch.where(x > 1, -x, 0.0) - torch.where(x > 1, 0.0, b.exp())
+
+    def kernel(x, b):
+        return torch.where(x > 1, -x, 0.0)
+
+    session, evidence = failing(assay.Target(kernel, golden, cases=rows, backward=None))
+    collect(session, evidence)
+    found = matches(replace(evidence, whatif=[]))
+    assert bool((evidence.got[evidence.golden < 0] != 0).any())
+    assert "zero wherever the golden is negative" not in str(found.get("wrong_mask"))
