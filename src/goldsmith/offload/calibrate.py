@@ -68,6 +68,8 @@ def calibrate(
 ) -> Calibration:
     """The costs of this store's experts on this machine: measured in at most 5 seconds, or as they were kept
 
+    (On a GPU the first time takes as long as its kernel takes to be compiled besides.)
+
     The CPU's kernel at 1, 4, 16 and 64 tokens an expert, copies, the device's kernel, latencies, and the CPU's kernel
     with copies running. Kept as JSON in the cache folder ($GOLDSMITH_CACHE) under machine, torch, format, sizes,
     threads and device; a file of another key or a damaged one is made anew, and so is any with force=True.
