@@ -1,0 +1,98 @@
+"""Slots, buffers and streams: nothing changes hands before its event."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from goldsmith.offload.slots import Ring, Slot, begin_reading, end_reading
+from goldsmith.offload.streams import DONE, HostEvent, Inline, Worker
+from goldsmith.offload.transit import Transit
+
+
+@pytest.fixture
+def worker():
+    worker = Worker("copies of a test")
+    yield worker
+    worker.close()
+
+
+def fill(slot, worker, value):
+    slot.fill(0, 1, worker, lambda layer, expert, into: into.fill_(value))
+
+
+def test_3_a_slot_is_not_written_before_its_last_reader_is_through(worker):
+    slot = Slot(0, torch.zeros(4), None)
+    slot.last_use = reader = HostEvent()
+    fill(slot, worker, 1.0)
+    time.sleep(0.02)
+    assert not slot.data.any() and slot.owner == (0, 1) and slot.generation == 1
+    reader.happened(None)
+    begin_reading([slot], Inline())
+    assert slot.data.all()
+
+
+def test_3_a_slot_is_not_read_before_its_writer_is_through(worker):
+    slot, gate = Slot(0, torch.zeros(4), None), threading.Event()
+    worker.run(gate.wait)
+    fill(slot, worker, 2.0)
+    threading.Timer(0.02, gate.set).start()
+    begin_reading([slot], Inline())
+    assert slot.data.eq(2).all() and slot.ready is DONE
+    end_reading([slot], worker)
+    assert slot.last_use is not DONE
+
+
+def test_2_a_buffer_is_handed_out_again_only_behind_its_event():
+    transit = Transit(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+    first = transit.take((3,), torch.float32)
+    busy = HostEvent()
+    transit.give_back(busy)
+    second = transit.take((3,), torch.float32)
+    assert second.data_ptr() != first.data_ptr()
+    threading.Timer(0.02, busy.happened, [None]).start()
+    begin = time.perf_counter()
+    assert transit.take((3,), torch.float32).data_ptr() == first.data_ptr()
+    assert time.perf_counter() - begin > 0.01
+
+
+def test_12_buffers_hold_bytes_and_every_dtype_comes_back_whole():
+    transit = Transit(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), 1)
+    for values in (
+        torch.arange(1000),
+        torch.arange(1000, dtype=torch.int32),
+        torch.rand(7, 9),
+        torch.rand(8).bfloat16(),
+    ):
+        kept = transit.take(tuple(values.shape), values.dtype)
+        kept.copy_(values)
+        assert kept.dtype == values.dtype and torch.equal(kept, values)
+
+
+def test_14_an_exception_goes_to_whoever_waits_and_the_worker_goes_on(worker):
+    worker.run(lambda: 1 / 0)
+    worker.run(lambda: pytest.fail("what comes behind a failure is left out"))
+    failed = worker.record()
+    done = []
+    worker.run(lambda: done.append(1))
+    fine = worker.record()
+    with pytest.raises(ZeroDivisionError):
+        failed.synchronize()
+    fine.synchronize()
+    assert done == [1]
+
+
+def test_14_a_worker_that_is_closed_says_so():
+    worker = Worker("copies of a test")
+    worker.run(lambda: time.sleep(0.01))
+    worker.close()
+    worker.close()
+    with pytest.raises(ValueError, match="copies of a test: is closed"):
+        worker.run(print)
+
+
+def test_the_ring_hands_out_one_half_while_the_other_is_read():
+    ring = Ring([Slot(i, torch.empty(0), None) for i in range(5)])
+    taken = [ring.take().index for _ in range(7)]
+    assert ring.wave == 2 and taken == [0, 1, 2, 3, 4, 0, 1]
