@@ -145,6 +145,17 @@ def test_ctrl_c_while_the_store_is_built_leaves_none(model, monkeypatch, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_whoever_reads_the_text_may_go(model, monkeypatch):
+    from goldsmith.cli.generate import show
+
+    def gone(page, piece):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(show.Page, "_write", gone)
+    done = run(model, "--prompt", "x")
+    assert done.exit_code == 0 and not done.stderr
+
+
 def test_a_nan_ends_with_its_report_and_exit_1(model, tmp_path):
     folder = saved_model(tmp_path / "bad")
     weights = load_file(folder / "model.safetensors")

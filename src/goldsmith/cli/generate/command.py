@@ -90,6 +90,8 @@ class Command:
                 f"The GPU has too little memory: a smaller --budget, a shorter prompt or --device cpu takes less. What "
                 f"torch says: {str(error).partition('. ')[0]}."
             ) from error
+        except BrokenPipeError:
+            raise
         except (OSError, ValueError, TypeError, ImportError) as error:
             raise Problem(f"MODEL {given['model']}: {_sentence(error)}") from error
         return 0
@@ -192,7 +194,8 @@ def _no_pipe_is_the_end() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with contextlib.suppress(OSError):  # so that Python's own flush at its end has somewhere to go
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _quiet() -> None:
