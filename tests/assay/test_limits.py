@@ -84,7 +84,8 @@ def test_a_later_probe_without_memory_is_said_and_the_others_go_on():
     assert text.endswith(f"; not finished on this case: {probe}") and len(calls) > 3
 
 
-def test_what_the_golden_had_no_memory_to_excuse_is_no_finding(monkeypatch):
+@pytest.mark.parametrize("where", ["honest", "judging"])
+def test_what_the_golden_had_no_memory_to_excuse_is_no_finding(monkeypatch, where):
     @assay.case(T=5)
     def draw(make, T):
         return {"x": make.uniform(T, 8) + 1.0}
@@ -101,12 +102,22 @@ def test_what_the_golden_had_no_memory_to_excuse_is_no_finding(monkeypatch):
     plain = assay.check(kernel, raises=False, probes=("values", "scaling"))
     assert plain.verdict == "pass", str(plain)
     assert {n.tensor for n in plain.notes if n.id == "compute_range"} >= {"ratio"}
-    legal = assay.reference.ensemble.legal_runs
-    monkeypatch.setattr(
-        assay.reference.ensemble,
-        "legal_runs",
-        lambda *args, k, **options: _raise(NO_MEMORY[0][0]) if k == 1 else legal(*args, k=k, **options),
-    )
+    if where == "honest":
+        legal = assay.reference.ensemble.legal_runs
+        monkeypatch.setattr(
+            assay.reference.ensemble,
+            "legal_runs",
+            lambda *args, k, **options: _raise(NO_MEMORY[0][0]) if k == 1 else legal(*args, k=k, **options),
+        )
+    else:
+        judge = assay.probes.values.judge
+        monkeypatch.setattr(
+            assay.probes.values,
+            "judge",
+            lambda s, *args, **o: (
+                (judge(s, *args, **o), _raise(NO_MEMORY[0][0])) if args[2] == "scaling" else judge(s, *args, **o)
+            ),
+        )
     short = assay.check(kernel, raises=False, probes=("values", "scaling"))
     assert short.verdict == "pass" and not short.findings, str(short)
     assert [n.tensor for n in short.notes if n.id == "out_of_memory"] == ["scaling"]

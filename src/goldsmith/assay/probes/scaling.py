@@ -95,16 +95,19 @@ def _held(
     reference = decisions.settle(session, done, session.references(material, done))
     open_ends = {n for n, b in reference.bounded.items() if not bool(torch.isfinite(b.value).all())}
     before, drawn = list(session.findings), dict(session.maps)
-    failed = values.judge(
-        session, done, reference, NAME, label, noise=noise, repeat=how, skip=frozenset(session.bad | open_ends),
-        change=changed,
-    )  # fmt: skip
-    found, session.findings = session.findings[len(before) :], before  # nothing is accused before the golden was asked
-    maps_found, session.maps = session.maps, drawn
-    excused = {n for n in failed if not _honest_passes(session, reference, n)}
-    steep = {n for n in failed - excused if noise and _steep(reference, n)}
+    try:
+        failed = values.judge(
+            session, done, reference, NAME, label, noise=noise, repeat=how, skip=frozenset(session.bad | open_ends),
+            change=changed,
+        )  # fmt: skip
+        excused = {n for n in failed if not _honest_passes(session, reference, n)}
+        steep = {n for n in failed - excused if noise and _steep(reference, n)}
+    except BaseException:  # memory that ends: nothing is accused before the golden was asked
+        session.findings, session.maps = before, drawn
+        raise
+    found = session.findings[len(before) :]
     session.findings = before + [f for f in found if f.tensor not in excused | steep]
-    session.maps = drawn | {k: m for k, m in maps_found.items() if m.tensor not in excused | steep}
+    session.maps = drawn | {k: m for k, m in session.maps.items() if m.tensor not in excused | steep}
     for names, why in (
         (excused, "the golden in compute precision leaves its own bounds"),
         (steep, "other honest runs stand out of the noise, too"),
