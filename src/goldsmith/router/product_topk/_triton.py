@@ -16,6 +16,7 @@ from .._common import flat
 from .._kernels.lanes import select_kernel
 from .._kernels.rows import select_row_kernel
 from .._kernels.scatter import gradient_kernel
+from .._kernels.warps import select_warp_kernel
 from . import reference
 from .op import keeps_lse
 
@@ -45,7 +46,13 @@ def forward(
     saved = new(T, 2, dtype=torch.float32) if lse else new(0, dtype=torch.float32)
     arguments = (scores, indices, saved, rows_x.stride(0), rows_y.stride(0))
     sizes = (x.shape[-1], y.shape[-1])
-    if k <= MOST_IN_LANES:
+    if x.dtype.itemsize == 2:
+        widths = [_width(size) for size in sizes]
+        run(
+            select_warp_kernel, (T,), rows_x, rows_y, *arguments, *sizes, k, power_of_2(k, 32), *widths,
+            *(size % (32 * width) == 0 for size, width in zip(sizes, widths, strict=True)), lse, weights, num_warps=1,
+        )  # fmt: skip
+    elif k <= MOST_IN_LANES:
         log = max(3, (k - 1).bit_length())
         run(
             select_kernel, (cdiv(T, ROWS),), rows_x, rows_y, *arguments, T, *sizes, k, log, 11, lse, weights, ROWS,
@@ -78,6 +85,11 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         "x" in needs, "y" in needs, num_warps=1,
     )  # fmt: skip
     return {name: stage(f"dscores_{name}", found[name]) for name in ("x", "y") if name in needs}
+
+
+def _width(size: int) -> int:
+    """How many neighbouring logits a lane of 32 reads at once: up to 16 bytes, but some for every lane."""
+    return min(8, max(1, power_of_2(size // 32 + 1) // 2))
 
 
 @lru_cache(maxsize=16)
