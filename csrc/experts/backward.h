@@ -47,7 +47,7 @@ struct Backward : Call {
     }
 
     void run() {
-        fill_sheet(dy);
+        fill_sheet(dy, true);
         first_thin();
         const int64_t items = (inner_pieces + pieces_at_once - 1) / pieces_at_once;
         parallel_for(plan.segment_count * items, [&](int64_t item, int worker) {

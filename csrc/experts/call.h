@@ -155,11 +155,12 @@ struct Call {
             std::memset(row + inner * bytes, 0, static_cast<size_t>((inner_stride() - inner) * bytes));
     }
 
-    // The rows of all routes in the order of the plan, for products of tiles.
-    void fill_sheet(const Rows& rows) const {
-        if (!tiled) return;
+    // The rows of all routes in the order of the plan, for products of tiles; `few_too`: also where there are few.
+    void fill_sheet(const Rows& rows, bool few_too) const {
+        if (!tiled || (!few_too && all_few(plan))) return;
         parallel_for(plan.segment_count, [&](int64_t item, int) {
             const Segment& s = plan.segments[item];
+            if (!few_too && few(s)) return;
             const int64_t bytes = 2 * outer, all = 2 * sheet_columns(outer);
             for (int64_t i = s.begin; i < s.begin + s.count; ++i) {
                 char* row = sheet_.data() + i * all;
@@ -184,6 +185,12 @@ struct Call {
 
     // Whether an item reads the weights for so few rows that it multiplies codes as they come.
     static bool few(const Segment& s) { return s.count <= FEW; }
+
+    static bool all_few(const Plan& p) {
+        for (int64_t i = 0; i < p.segment_count; ++i)
+            if (!few(p.segments[i])) return false;
+        return true;
+    }
 
     // A segment's rows for add_few, columns [begin, begin + the matrix's): as they lie, where it can read them so. Of a
     // token's rows, or, without a list, of rows in the order of the plan.
@@ -259,6 +266,7 @@ struct Call {
     template <class Gather>
     void thin(const Segment& s, int64_t depth, const Factor& factor, int64_t ranks, const Gather& gather_left,
               const Desk& desk, float* out) const {
+        if (few(s) && factor.row == 1) return few_thin(s, depth, factor, ranks, gather_left, desk, out);
         for (int64_t r = 0; r < ranks; r += STRIPE) {
             clear(desk.sums, s.count);
             for (int64_t k = 0; k < depth; k += DEPTH) {
@@ -273,6 +281,21 @@ struct Call {
             const int64_t width = ranks - r < STRIPE ? ranks - r : STRIPE;
             for (int64_t i = 0; i < s.count; ++i)
                 std::memcpy(out + (s.begin + i) * ranks + r, desk.sums + i * STRIPE, static_cast<size_t>(width) * 4);
+        }
+    }
+
+    // The same for few rows and a factor whose columns lie in one run of memory each.
+    template <class Gather>
+    void few_thin(const Segment& s, int64_t depth, const Factor& factor, int64_t ranks, const Gather& gather_left,
+                  const Desk& desk, float* out) const {
+        std::memset(out + s.begin * ranks, 0, static_cast<size_t>(s.count * ranks) * 4);
+        for (int64_t k = 0; k < depth; k += DEPTH) {
+            const int64_t end = k + DEPTH < depth ? k + DEPTH : depth;
+            gather_left(k, end, desk.left);
+            for (int64_t r = 0; r < ranks; ++r)
+                for (int64_t i = 0; i < s.count; ++i)
+                    out[(s.begin + i) * ranks + r] +=
+                        dot_floats(factor.place(k, r), factor.bf16, desk.left + i * LEFT_STRIDE, end - k);
         }
     }
 
@@ -293,9 +316,9 @@ struct Call {
     static float* block(const Desk& desk, int64_t i) { return desk.sums + i * ROWS * STRIPE; }
 
     // How many of `items` a worker takes together, up to `most`: rows on the left come from L2 after the first of them.
-    // Every worker should still have some.
-    static int64_t together(int64_t items, int64_t most) {
-        const int64_t share = items / (2 * threads());
+    // Every worker should still have some: `rounds`, so that one that is slow leaves the last ones to others.
+    static int64_t together(int64_t items, int64_t most, int64_t rounds = 2) {
+        const int64_t share = items / (rounds * threads());
         return share < 1 ? 1 : share < most ? share : most;
     }
 

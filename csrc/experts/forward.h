@@ -20,8 +20,8 @@ struct Forward : Call {
     Forward(const gs_moe_args& a, const Plan& p)
         : Call(a, p),
           panels((outer + STRIPE - 1) / STRIPE),
-          pieces_at_once(together(p.segment_count * pieces(STRIPE), STRIPES / 2)),
-          panels_at_once(together(p.chunk_count * panels, STRIPES)),
+          pieces_at_once(together(p.segment_count * pieces(STRIPE), STRIPES / 2, all_few(p) ? 16 : 2)),
+          panels_at_once(together(p.chunk_count * panels, STRIPES, all_few(p) ? 16 : 2)),
           gate_thin(arena.shared<float>(p.routes * ranks(a.gate))),
           up_thin(arena.shared<float>(p.routes * ranks(a.up))),
           down_thin(arena.shared<float>(p.routes * ranks(a.down))),
@@ -37,7 +37,7 @@ struct Forward : Call {
         for (const gs_tensor* t : {&args.g, &args.u})
             if (given(*t))
                 prefer_huge_pages(t->data, static_cast<size_t>(args.tokens * slots * inner) * (bf16 ? 2 : 4));
-        fill_sheet(x);
+        fill_sheet(x, false);
         first_thin();
         if (int8.on()) int8.round_x();
         const int64_t all = pieces(STRIPE), items = (all + pieces_at_once - 1) / pieces_at_once;
