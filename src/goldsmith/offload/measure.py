@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..experts import PackedExperts
 from ..experts.memory import empty_pages
-from .kernel import rows_of
+from .kernel import loaded, rows_of
 from .store import ExpertStore
 from .transport import Transport, move
 
@@ -162,10 +162,10 @@ class DeviceBench:
 
     def kernel(self, tokens: int, seconds: float, *, experts: int | None = None) -> float:
         """Seconds of a call in which each of `experts` experts has that many tokens, launches included."""
-        from ..experts._kernels.panels import panels_forward, pick, tiles_of
+        panels = loaded("experts._kernels.panels")
 
         count, device = self.together if experts is None else experts, self.device
-        config, rows = pick(tokens), count * tokens
+        config, rows = panels.pick(tokens), count * tokens
         x = torch.randn(tokens, self.store.hidden_size, device=device).to(self.host.dtype)
         narrow = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
         h = torch.empty(rows, self.store.intermediate_size, dtype=narrow, device=device)
@@ -175,13 +175,13 @@ class DeviceBench:
         sets = []
         for first in range(0, len(self.arena), count):
             chosen = [(first + i) % len(self.arena) for i in range(count)]
-            listed = tiles_of(chosen, [tokens] * count, starts, config.rows)
+            listed = panels.tiles_of(chosen, [tokens] * count, starts, config.rows)
             sets.append(torch.tensor(listed, dtype=torch.int32, device=device))
 
         def run() -> None:
             self._turn += 1
             tiles = sets[self._turn % len(sets)]
-            panels_forward(x, index, tiles, self.base, h, y, config, **self.store.options)
+            panels.panels_forward(x, index, tiles, self.base, h, y, config, **self.store.options)
             torch.cuda.synchronize(self.device)
 
         run()  # compiles
