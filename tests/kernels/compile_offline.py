@@ -5,7 +5,7 @@
 Operators run on CPU tensors, forward and backward, and Triton's own launcher specialises each launch: integers that are
 1 become constants, which the interpreter never makes of them, and multiples of 16 are marked. Nothing is computed.
 few: float32, all launches of an operator's second case and of those with a size of 0 or 1, and the first of each kernel
-in the others; small, large: all dtypes, large with the benchmark's cases. Each kernel is also compiled with every
+in the others and in bfloat16; small, large: all dtypes, large with the benchmark's cases. Each kernel is also compiled with every
 integer 1 that may be specialised. The last line names kernels of the package that nothing launched.
 """
 
@@ -117,8 +117,9 @@ def calls(op: Op, which: str) -> Iterator[tuple[str, bool, dict[str, Any]]]:
     for case in op.cases:
         if ("large" in case.tags) == (which == "large"):
             edge = case is op.cases[1] or any(isinstance(s, int) and s < 2 or s == () for s in case.sizes.values())
-            for dtype in (torch.float32,) if which == "few" else op_dtypes(op):
-                yield f"{case} {dtype}", which == "few" and not edge, case.build(dtype, "cpu", make=Untouched)
+            for dtype in (torch.float32, torch.bfloat16) if which == "few" else op_dtypes(op):
+                known = which == "few" and not (edge and dtype == torch.float32)
+                yield f"{case} {dtype}", known, case.build(dtype, "cpu", make=Untouched)
     for case in op.bench if which == "large" else ():
         yield f"{case.name} {case.dtype}", False, case.build(case.dtype, "cpu", make=Untouched)
 

@@ -8,6 +8,7 @@ import torch
 
 from goldsmith import assay, router
 from goldsmith.assay import Make
+from goldsmith.cli.targets import op_target
 from goldsmith.router import _common
 from goldsmith.router.product_topk import reference
 from goldsmith.router.product_topk.cases import logits
@@ -34,12 +35,31 @@ def test_larger_rows_dense_in_ties_equal_a_full_stable_sort(fill, seed):
 
 
 @pytest.mark.parametrize("backend", PRODUCT_TOPK.backends)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("fill", FILLS)
-def test_every_backend_selects_as_a_full_stable_sort_does(fill, backend, seed):
-    x, y = drawn(seed, torch.float32, 3, 13, fill=fill), drawn(seed + 1, torch.float32, 3, 9, fill=fill)
+def test_every_backend_selects_as_a_full_stable_sort_does(fill, dtype, backend, seed):
+    x, y = drawn(seed, dtype, 3, 13, fill=fill), drawn(seed + 1, dtype, 3, 9, fill=fill)
     for k in (1, 9, 31):
         found = router.product_topk(x.to(DEVICE), y.to(DEVICE), k, weights="softmax", backend=backend)[1]
         assert torch.equal(found.cpu(), full_sort.indices(x, y, k))
+
+
+@pytest.mark.parametrize("name", ["log_softmax", "softmax", "not_finite", "nothing_left"])
+def test_kernels_of_16_bit_logits_are_held_to_the_golden(name):
+    """In float32, as every operator is run in the interpreter, they are others; bfloat16 it does not round right."""
+    case = next(case for case in PRODUCT_TOPK.cases if case.name == name)
+    target = op_target(PRODUCT_TOPK, "triton", device=DEVICE)
+    assay.check(target, case, dtype=torch.float16, device=DEVICE, probes=("values", "ensemble", "poison"))
+
+
+@pytest.mark.parametrize("fill", ["sorted", "equal"])
+def test_a_lane_that_has_given_all_it_held_is_filled_again(fill, seed):
+    """One lane's share has all that is selected; at 256 logits a lane has eight of them, and holds four."""
+    x = drawn(seed, torch.bfloat16, 2, 256).sort(dim=-1, descending=True).values * (fill == "sorted")
+    y = drawn(seed, torch.bfloat16, 2, 20)
+    found = router.product_topk(x.to(DEVICE), y.to(DEVICE), 12, backend="triton")[1]
+    assert torch.equal(found.cpu(), topk(x, y, 12)[1])
+    assert len((found[0] // 20).unique()) > 4
 
 
 @pytest.mark.parametrize("fill", FILLS)
