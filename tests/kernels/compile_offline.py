@@ -5,8 +5,8 @@
 Operators run on CPU tensors, forward and backward, and Triton's own launcher specialises each launch: integers that are
 1 become constants, which the interpreter never makes of them, and multiples of 16 are marked. Nothing is computed.
 few: float32, all launches of an operator's second case and of those with a size of 0 or 1, and the first of each kernel
-in the others and in bfloat16; small, large: all dtypes, large with the benchmark's cases. Each kernel is also compiled with every
-integer 1 that may be specialised. The last line names kernels of the package that nothing launched.
+in the others and in bfloat16; small, large: all dtypes, large with the benchmark's cases. Each kernel is also compiled
+with every integer 1 that may be specialised. The last line names kernels of the package that nothing launched.
 """
 
 from __future__ import annotations
