@@ -7,7 +7,10 @@ import pytest
 
 import goldsmith
 
-PACKAGES = ["goldsmith", "goldsmith.assay", "goldsmith.experts", "goldsmith.hf", "goldsmith.mhc", "goldsmith.router"]
+PACKAGES = [
+    "goldsmith",
+    *(f"goldsmith.{name}" for name in ("assay", "experts", "hf", "mhc", "offload", "router")),
+]
 
 
 def modules():
