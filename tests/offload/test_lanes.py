@@ -55,8 +55,10 @@ def test_mixed_lanes_hold_to_the_golden_in_every_format_and_dtype(store_of, form
 @pytest.mark.parametrize("lanes", LANES)
 def test_every_lane_holds_to_the_golden(store_of, lanes):
     store = store_of()
+    probes = "default" if lanes == "mixed" else ["values", "second_call"]  # the four give the same bits: see below
     with Engine(store, device="cpu", gpu_budget="1MiB", lanes=lanes, guard="off") as engine:
-        assay.check(target(store, engine, torch.bfloat16, [*decode, *prefill, *odd, *single]))
+        held = target(store, engine, torch.bfloat16, [*decode, *prefill, *odd, *single])
+        assay.check(held, probes=probes)
 
 
 @pytest.mark.parametrize("options", [
