@@ -5,6 +5,8 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from goldsmith import assay, router
 from goldsmith.router import _common
@@ -95,6 +97,33 @@ def test_chunks_change_nothing_but_the_memory(strategy, seed, monkeypatch):
     parts = gradients(tensors, dy, strategy=strategy)
     for name, a, b in zip(("y", "dh", "dw_in", "dw_out", "dweights"), whole, parts, strict=True):
         assert torch.equal(a, b), name
+
+
+OPTIONS = {"activation": "silu", "sparse_grad": False}
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that anything made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        sizes = [t.untyped_storage().nbytes() for t in tree_leaves(made) if isinstance(t, torch.Tensor)]
+        self.bytes = max([self.bytes, *sizes])
+        return made
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nothing_larger_than_a_chunk_is_made(strategy, seed):
+    """The rows of all pairs would be twice as large."""
+    tensors, dy = drawn(seed, T=1024, D=64, N=500, K=32), torch.randn(1024, 64)
+    assert 1024 * 32 * 64 * 4 == 2 * _common.CHUNK_BYTES
+    given, options = dict(zip(NAMES, tensors, strict=True)), {"strategy": strategy} | OPTIONS
+    with Largest() as largest, torch.no_grad():
+        y, preact = reference.forward(*tensors, **options)
+        reference.backward({"y": dy}, given | {"preact": preact}, options, frozenset(ATOMIC_EXPERTS.grads))
+    assert y.nbytes < largest.bytes <= _common.CHUNK_BYTES
 
 
 @pytest.mark.parametrize("kind", ["uniform", "holes", "twice"])
