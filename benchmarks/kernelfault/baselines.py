@@ -177,7 +177,7 @@ def _opcheck(op: Any, session: Session) -> bool:
     material = session.material
     tensors = [material.inputs.get(n) for n in op.inputs]
     tensors = [
-        t if t is None or n not in op.grads else t.detach().clone().requires_grad_()
+        t if t is None or n not in op.grads or not t.is_floating_point() else t.detach().clone().requires_grad_()
         for n, t in zip(op.inputs, tensors, strict=True)
     ]
     options = [material.scalars[n] for n in op.options]
