@@ -99,12 +99,12 @@ class Engine:
         self._caches: dict[int, Cache] = {}
         self._arenas: list[Arena] = []
         self._guard = Guard(store, self._faults, self.settings.guard)
+        self._entry = torch.compiler.disable(Engine._call)  # here: it brings in torch's compiler, which takes a second
         self._deferred = self.device.type == "cuda"  # its flags are read one call later
         self._lanes = self._allocate(chosen)
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
-    @torch.compiler.disable
     def __call__(
         self,
         layer: int,
@@ -121,6 +121,9 @@ class Engine:
         Raises RoutingError for another index out of range, before any lane starts; NumericsError for NaN and Inf
         (guard="raise"); ShapeError, TypeError, ValueError; KeyError for a layer that the store does not have.
         """
+        return self._entry(self, layer, x, top_k_index, top_k_weights)
+
+    def _call(self, layer: int, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         begin = time.perf_counter()
         self._usable()
         experts = self.store.num_experts(layer)
