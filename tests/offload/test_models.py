@@ -121,6 +121,16 @@ def test_sampling_draws_the_same_and_inference_mode_and_a_plain_call_give_the_sa
             assert torch.equal(held.model(ids).logits, logits)
 
 
+@pytest.mark.slow
+def test_the_dense_part_compiles_around_the_calls_and_gives_the_same_bits():
+    with offload(models.model("mixtral")) as held:
+        ids = models.tokens()
+        wanted = held.model(ids).logits
+        calls = held.stats().calls
+        assert torch.equal(torch.compile(held.model, backend="eager")(ids).logits, wanted)
+        assert held.stats().calls == 2 * calls
+
+
 @pytest.mark.parametrize("cache", ["lru", "lfu", "none"])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 100])
 def test_any_budget_gives_the_same_bits(count, cache, tmp_path):
