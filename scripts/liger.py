@@ -24,6 +24,7 @@ FAULTS = {
     "addend_dropped": "an addend of the gradient of x left out",
     "narrowed_block": "the last, partly filled block left out of the grid",
     "mask_removed": "the mask of a load removed",
+    "gradient_not_rounded": "coefficients: a gradient no longer rounded to bfloat16",
 }
 Table = Callable[[list[str], list[list[str]]], str]
 
