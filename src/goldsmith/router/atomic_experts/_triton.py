@@ -48,10 +48,6 @@ def forward(
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     h, w_in, w_out = (tensors[name] for name in ("h", "w_in", "w_out"))
     lists, rows, dy = flat(tensors["indices"]), flat(h), flat(grads["y"])
-    tables = {name for name in ("w_in", "w_out") if name in needs and tensors[name] is not None}
-    if tables:  # first, so that the host has the number of experts in use before the card has much to do
-        pairs = ByExpert(lists, w_out.shape[0])
-        experts = pairs.used() if options["sparse_grad"] else None
     part = DOTS[options["strategy"]](dy, w_out, lists) if needs - {"w_out"} else None
     preact = None if w_in is None else flat(tensors["preact"])
     dweights, da, gated = gate_backward(
@@ -66,10 +62,14 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         da = stage("dpreact", da)
         if "h" in needs:
             found["h"] = stage("dh", SUMS[options["strategy"]](da, w_in, lists, h.dtype).view(h.shape))
-    for name, values, of in (("w_in", da, rows), ("w_out", gated, dy)):
-        if name in tables:
-            grad = pairs.table(values, of, tensors[name].dtype, experts)
-            found[name] = stage(f"d{name}", grad if experts is None else _sparse(grad, experts, tensors[name]))
+    tables = {name for name in ("w_in", "w_out") if name in needs and tensors[name] is not None}
+    if tables:  # last: where the host waits for the number of experts in use, little is left to be launched after it
+        pairs = ByExpert(lists, w_out.shape[0])
+        experts = pairs.used() if options["sparse_grad"] else None
+        for name, values, of in (("w_in", da, rows), ("w_out", gated, dy)):
+            if name in tables:
+                grad = pairs.table(values, of, tensors[name].dtype, experts)
+                found[name] = stage(f"d{name}", grad if experts is None else _sparse(grad, experts, tensors[name]))
     return found
 
 
