@@ -100,7 +100,8 @@ class Engine:
         self._arenas: list[Arena] = []
         self._guard = Guard(store, self._faults, self.settings.guard)
         self._entry = torch.compiler.disable(Engine._call)  # here: it brings in torch's compiler, which takes a second
-        self._deferred = self.device.type == "cuda"  # its flags are read one call later
+        # a GPU's flags are read one call later; without a device lane it has no rows, and all of a call is the host's
+        self._deferred = self.device.type == "cuda" and self.spending.device_lane
         self._lanes = self._allocate(chosen)
 
     # -- a call -------------------------------------------------------------------------------------------------------
@@ -128,6 +129,8 @@ class Engine:
         self._usable()
         experts = self.store.num_experts(layer)
         check_call(layer, x, top_k_index, top_k_weights, self.store.hidden_size, self.device)
+        if self._on_host:
+            x, top_k_index, top_k_weights = x.cpu(), top_k_index.cpu(), top_k_weights.cpu()
         with self._lock, torch.no_grad():
             tally = self._tally(layer)
             ids, counts, skips = self._routed(layer, top_k_index, experts)
@@ -144,7 +147,7 @@ class Engine:
             tally.prefill_calls += len(x) > PREFILL
             tally.t_wall += end - begin
             self._trace.span("call", f"layer {layer}", begin, end, layer=layer, tokens=len(x))
-            return out
+            return out.to(self.device) if self._on_host else out
 
     def begin_forward(self, batch: int, positions: int) -> None:
         """A model's forward begins: until its end tokens are batch x positions, and reports say which."""
@@ -379,7 +382,12 @@ class Engine:
         return DeviceLanes(self.store, machine, spending, ring, streaming, *of_all, self._look)
 
     def _machine(self) -> Any:
-        return Cuda(self.store, self.device) if self.device.type == "cuda" else None
+        return Cuda(self.store, self.device) if self._deferred else None
+
+    @property
+    def _on_host(self) -> bool:
+        """Whether x comes from a GPU on which the engine has no memory at all."""
+        return self.device.type == "cuda" and not self._deferred
 
     def _look(self, call: Call, outcome: Outcome, wrong: bool) -> None:
         if self.settings.guard != "off":
