@@ -124,7 +124,7 @@ def _path(key: dict[str, Any]) -> Path:
 
 def _measured(store: ExpertStore, device: torch.device, threads: int, key: dict[str, Any]) -> Calibration:
     host = HostBench(store, threads)
-    measured: dict[str, float] = {"cpu_latency": host.kernel(1, 0.1, experts=0)}
+    measured: dict[str, float] = {"cpu_latency": host.latency(0.1)}
     size, work = store.blocks.stride, 6.0 * store.hidden_size * store.intermediate_size
     for n in COUNTS:
         measured[f"cpu_{n}"] = host.kernel(n, 0.35)

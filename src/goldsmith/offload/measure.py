@@ -1,6 +1,6 @@
 """What a machine does with experts of a store, measured: seconds of kernels and of copies.
 
-Every measurement is a median of calls over experts in turn, more of them than the last-level cache holds, and stops at
+Rates are medians and latencies the quickest of calls over experts in turn, more of them than the last-level cache holds, and stops at
 its share of the time. The store's own pages are used where they are many enough and in memory; else copies of them.
 """
 
@@ -39,10 +39,13 @@ class HostBench:
         self.dtype = torch.bfloat16 if store.dtype == torch.bfloat16 else torch.float32
         self._turn = 0
 
-    def kernel(self, tokens: int, seconds: float, *, experts: int | None = None) -> float:
-        """Seconds of a call in which each of `experts` experts has that many tokens."""
-        call = self.call(tokens, self.together if experts is None else experts)
-        return median(call, seconds)
+    def kernel(self, tokens: int, seconds: float) -> float:
+        """Seconds of a call in which each of a few experts has that many tokens."""
+        return median(self.call(tokens, self.together), seconds)
+
+    def latency(self, seconds: float) -> float:
+        """Seconds of a call in which every slot is skipped."""
+        return quickest(self.call(1, 0), seconds)
 
     def call(self, tokens: int, experts: int) -> Callable[[], None]:
         """Such a call, over other experts every time; experts=0: every slot is skipped."""
@@ -158,7 +161,7 @@ class DeviceBench:
             self.transport.copy(page, out)
             torch.cuda.synchronize(self.device)
 
-        return median(run, seconds)
+        return quickest(run, seconds)
 
     def kernel(self, tokens: int, seconds: float, *, experts: int | None = None) -> float:
         """Seconds of a call in which each of `experts` experts has that many tokens, launches included."""
@@ -185,7 +188,7 @@ class DeviceBench:
             torch.cuda.synchronize(self.device)
 
         run()  # compiles
-        return median(run, seconds)
+        return quickest(run, seconds) if tokens == 1 else median(run, seconds)
 
     def close(self) -> None:
         """Gives the device's memory back, so that nothing of it counts against a budget."""
@@ -197,17 +200,26 @@ class DeviceBench:
 
 def median(run: Callable[[], object], seconds: float) -> float:
     """The median time of a call, after one to warm up; at least three calls, or one where it takes that long."""
+    return statistics.median(_times(run, seconds))
+
+
+def quickest(run: Callable[[], object], seconds: float) -> float:
+    """The least time of a call, for latencies: whatever else the machine does only adds to them."""
+    return min(_times(run, seconds))
+
+
+def _times(run: Callable[[], object], seconds: float) -> list[float]:
     begin = time.perf_counter()
     run()
     first = time.perf_counter() - begin
     if first > seconds:
-        return first
+        return [first]
     times: list[float] = []
     while len(times) < 3 or time.perf_counter() - begin < seconds:
         at = time.perf_counter()
         run()
         times.append(time.perf_counter() - at)
-    return statistics.median(times)
+    return times
 
 
 def beyond_cache(store: ExpertStore) -> Tensor:
