@@ -1,7 +1,8 @@
 """What a machine does with experts of a store, measured: seconds of kernels and of copies.
 
-Rates are medians and latencies the quickest of calls over experts in turn, more of them than the last-level cache holds, and stops at
-its share of the time. The store's own pages are used where they are many enough and in memory; else copies of them.
+Rates are medians and latencies the quickest of calls, over experts in turn, more of them than the last-level cache
+holds; each stops at its share of the time. The store's own pages are used where they are many enough and in memory,
+else copies of them.
 """
 
 from __future__ import annotations
