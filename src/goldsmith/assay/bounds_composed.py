@@ -64,6 +64,16 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
 
 
+def gelu_backward(grad: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
+    """(Phi(x) + x phi(x)) g, or the derivative of the tanh approximation"""
+    if approximate == "tanh":
+        t = torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+        inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+        return grad * (0.5 * (1 + t) + 0.5 * x * ((1 - t * t) * inner))
+    density = torch.exp(-0.5 * (x * x)) * (1 / math.sqrt(2 * math.pi))
+    return grad * (0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * density)
+
+
 def softplus(x: Tensor, beta=1, threshold=20) -> Tensor:
     """log(1 + exp(beta x)) / beta, linear above the threshold"""
     return torch.where(x * beta > threshold, x, torch.log1p(torch.exp(x * beta)) / beta)
@@ -247,7 +257,8 @@ def vector_norm(x: Tensor, ord=2, dim=None, keepdim=False, *, dtype=None) -> Ten
 
 COMPOSED: dict[str, Callable] = {
     "var": var, "var_mean": var_mean, "std": std, "native_layer_norm": native_layer_norm,
-    "native_group_norm": native_group_norm, "gelu": gelu, "softplus": softplus, "elu": elu, "leaky_relu": leaky_relu,
+    "native_group_norm": native_group_norm, "gelu": gelu, "gelu_backward": gelu_backward,
+    "softplus": softplus, "elu": elu, "leaky_relu": leaky_relu,
     "glu": glu, "log_sigmoid": log_sigmoid,
     "mish": mish, "celu": celu, "threshold": threshold, "xlogy": xlogy, "logit": logit, "huber_loss": huber_loss,
     "linalg_cross": linalg_cross, "addbmm": addbmm, "norm": norm,

@@ -4,8 +4,8 @@ A member of the ensemble is one run under a dispatch mode that rewrites reductio
 scatters. Three of eight members add one term after another (as stored, or permuted), since nothing legal is noisier:
 for n terms of random sign a sequential sum errs by about n/sqrt(2) u, tiles of t by sqrt(n t) u, pairwise by
 sqrt(n log n) u. Without them a plain loop over n = 16384 would be six times noisier than every member.
-Functions have legal variants too: exp as 2^(x log2 e), a / b as a (1 / b), the sigmoid, 1 / sqrt and the gradient of
-a softmax by formula.
+Functions have legal variants too: exp as 2^(x log2 e), a / b as a (1 / b), the sigmoid, 1 / sqrt, erf and the
+gradient of a softmax by formula.
 Of a stage that is stored in 16 bits, members whose sums differ in their last bits round nearly every element alike:
 one draw of that rounding, not eight, and a candidate that rounds three elements of a short sum the other way would be
 far from all of them. So every second member draws for itself which way numbers near the middle go (`DITHER`): on
@@ -271,6 +271,15 @@ def _sigmoid(m, x):
     return 1 / (1 + torch.exp(-x)) if m.by_formula and x.is_floating_point() else None
 
 
+def _erf(m, x):
+    """sign(x) (1 - P(t) exp(-x^2)), t = 1 / (1 + p |x|): Abramowitz and Stegun, 7.1.26"""
+    if not (m.by_formula and x.dtype == torch.float32):
+        return None
+    t = 1 / (1 + 0.3275911 * x.abs())
+    polynomial = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    return torch.sign(x) * (1 - polynomial * torch.exp(-x * x))
+
+
 def _silu(m, x):
     return x * torch.sigmoid(x) if m.by_formula else None
 
@@ -297,6 +306,6 @@ def _softmax_backward(m: LegalOrder, grad: Tensor, y: Tensor, dim: int, dtype=No
 _REWRITES: dict[str, Callable] = {
     "sum": _sum, "mean": _mean, "prod": _prod, "cumsum": _cumsum, "mm": _product, "bmm": _product, "mv": _mv,
     "dot": _dot, "vdot": _dot, "addmm": _addmm, "addmv": _addmm, "baddbmm": _addmm, "index_add": _index_add,
-    "scatter_add": _scatter_add, "index_put": _index_put, "exp": _exp, "div": _div, "sigmoid": _sigmoid,
+    "scatter_add": _scatter_add, "index_put": _index_put, "exp": _exp, "div": _div, "sigmoid": _sigmoid, "erf": _erf,
     "silu": _silu, "rsqrt": _rsqrt, "_softmax_backward_data": _softmax_backward,
 }  # fmt: skip

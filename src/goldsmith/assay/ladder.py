@@ -145,7 +145,8 @@ class _Held:
             overflows = torch.isinf(y) & (y.sign() == b.value.sign()) & (b.value.abs() + b.bound >= largest)
         else:
             overflows = torch.zeros_like(nan)
-        fits["NaN where the golden is a number"] = nan & ~golden_nan & ~honest
+        unbounded = torch.isinf(b.value) & b.open  # inf - inf is one rounding away
+        fits["NaN where the golden is a number"] = nan & ~golden_nan & ~honest & ~unbounded
         fits["a number where the golden is NaN"] = ~nan & golden_nan & ~b.open
         fits["Inf where the golden is finite"] = torch.isinf(y) & self.g_finite & ~overflows & ~honest
         golden_inf = torch.isinf(b.value) & ~b.open

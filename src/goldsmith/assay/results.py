@@ -13,6 +13,7 @@ from typing import Any
 CERTAIN, STATISTICAL, SYSTEMATIC, QUALITY = "CERTAIN", "STATISTICAL", "SYSTEMATIC", "QUALITY"
 RUNGS = (CERTAIN, STATISTICAL, SYSTEMATIC, QUALITY)
 PASS, FAIL, REFERENCE_FAULT, UNJUDGED = "pass", "fail", "reference_fault", "unjudged"
+GOLDEN_RAISED = "golden_raised"  # id of the note on a probe whose own inputs the golden refuses
 NOT_JUDGED = "not_judged"  # id of the note that says why a case was neither right nor wrong
 NOT_RUN = "not_run"  # id of the note that says why a case did not run at all
 SCHEMA = 1

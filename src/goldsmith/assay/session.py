@@ -20,8 +20,20 @@ from .binding import inputs_and_scalars
 from .case import Case
 from .golden import _from_here
 from .memory import NAN_FILL, ZERO_FILL
-from .reference import References
-from .results import CERTAIN, NOT_JUDGED, QUALITY, STATISTICAL, SYSTEMATIC, ErrorMap, Finding, Location, Note, Row
+from .reference import GoldenError, References
+from .results import (
+    CERTAIN,
+    GOLDEN_RAISED,
+    NOT_JUDGED,
+    QUALITY,
+    STATISTICAL,
+    SYSTEMATIC,
+    ErrorMap,
+    Finding,
+    Location,
+    Note,
+    Row,
+)
 from .run import How, Material, Run, execute
 from .target import Target
 
@@ -205,6 +217,17 @@ class Session:
             raise Ended("interpreter")
         self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {what}")
         return True
+
+    def golden_raises(self, run: str, material: Material, done: Run) -> bool:
+        """Whether the golden raises on a probe's own inputs as well: then they are to blame, and nobody else."""
+        try:
+            self.references(material, done).values  # noqa: B018
+        except GoldenError as error:
+            self.note(
+                GOLDEN_RAISED, self.target.name or "", f"{run}: the golden raises there, too ({error}); not judged"
+            )
+            return True
+        return False
 
     # what must hold in every run
 
