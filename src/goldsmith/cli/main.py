@@ -240,6 +240,13 @@ def bench(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Time without proving first; the rows then say so.")
     ] = False,
+    proof: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Take proofs from what `goldsmith verify --json FILE` wrote of this code on this machine.",
+            metavar="FILE",
+        ),
+    ] = None,
     commit: Annotated[
         str, typer.Option(help="The commit that rows name, where there is no git to ask.", show_default=False)
     ] = "",
@@ -255,6 +262,7 @@ def bench(
         device=device,
         seconds=seconds,
         verify=not no_verify,
+        proofs=tuple(proof or ()),
         commit=commit,
         threads=tuple(threads or ()),
     )

@@ -19,7 +19,7 @@ from ...core.bench import BenchCase
 from ...core.device import machine
 from ...core.op import Op
 from ..say import Problem, console, duration
-from . import show
+from . import proofs, show
 from .composites import ALL as COMPOSITES
 from .experts import Moe, MoeInt8, Slots
 from .peers import ALL as PEERS
@@ -50,7 +50,7 @@ def run(request: Request, *, out: str | None = None) -> int:
     conditions = Conditions.here(device, request.commit)
     target = _open(out)
     stream = console() if out != "-" else err
-    prover = Prover(request.verify, device, err)
+    prover = Prover(request.verify, device, err, proofs.read(request.proofs, device))
     stream.print(f"[dim]{conditions}[/]")
     status = 0
     tables = _Tables(stream)

@@ -14,9 +14,9 @@ from ...assay.probes import QUICK
 from ...core.device import BackendUnavailable
 from ...core.op import Op
 from ..verify import command as verify
+from .proofs import Proved, Verdict
 from .subject import Subject, Variant
 
-Verdict = tuple[bool | None, str]
 HERE = tuple(
     name for name in QUICK if name != "float32"
 )  # a composite's target knows the one dtype that it is timed in
@@ -26,9 +26,9 @@ NOT_WANTED: Verdict = (None, "not verified (--no-verify)")
 class Prover:
     """Proves operators in worker processes, all of a run at once; composites, unknown to verify, in this one."""
 
-    def __init__(self, wanted: bool, device: str, say: Console) -> None:
-        self.wanted, self.device, self.say = wanted, device, say
-        self.proved: dict[tuple[str, str, torch.dtype], Verdict] = {}
+    def __init__(self, wanted: bool, device: str, say: Console, given: Proved | None = None) -> None:
+        self.wanted, self.device, self.say, self.given = wanted, device, say, given or {}
+        self.proved: Proved = {}
 
     @property
     def rejected(self) -> bool:
@@ -49,12 +49,17 @@ class Prover:
     def prove_all(self, wanted: Iterable[tuple[Op, torch.dtype]], backend: str) -> None:
         """Every operator in the dtype that it is timed in, on the backend that will run: `goldsmith verify`'s run."""
         groups: dict[tuple[str, torch.dtype], list[str]] = {}
-        for op, dtype in wanted if self.wanted else ():
+        for op, dtype in wanted if self.wanted or self.given else ():
             chosen = _backend(op, dtype, self.device, backend)
-            names = groups.setdefault((chosen, dtype), []) if chosen else []
+            if chosen is None:
+                continue
+            if (op.name, chosen, dtype) in self.given:
+                self.proved[op.name, chosen, dtype] = self.given[op.name, chosen, dtype]
+                continue
+            names = groups.setdefault((chosen, dtype), [])
             if op.name not in names:
                 names.append(op.name)
-        for (chosen, dtype), names in groups.items():
+        for (chosen, dtype), names in groups.items() if self.wanted else ():
             self._verify(chosen, dtype, names)
 
     def _verify(self, backend: str, dtype: torch.dtype, names: list[str]) -> None:
@@ -77,10 +82,10 @@ class Prover:
 
     def prove(self, subject: Subject, backend: str) -> Verdict:
         """Whether the assay passes it, and by what; (None, why) when no proof was wanted."""
-        if not self.wanted:
-            return NOT_WANTED
         key = (subject.name, backend, subject.entry.dtype)
         if key not in self.proved:
+            if not self.wanted:
+                return NOT_WANTED
             with self.say.status(f"[dim]proving {subject.name} on {backend}[/]") as status:
                 self.proved[key] = self._here(subject, backend, status)
         return self.proved[key]

@@ -32,6 +32,7 @@ class Request:
     device: str | None = None
     seconds: float = 0.5
     verify: bool = True
+    proofs: tuple[str, ...] = ()  # files of `goldsmith verify --json`
     commit: str = ""
     threads: tuple[str, ...] = ()  # N, or N:TEXT where "OP CASE" contains the text; () is as many as torch has
 

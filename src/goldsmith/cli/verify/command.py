@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from ... import __version__
 from ..say import Problem, console, duration, ends_like_ctrl_c
+from ..source import digest
 from . import show
 from .pool import Died, Pool, WorkersFailed
 from .select import Job, examined
@@ -68,6 +69,7 @@ class Outcome:
         return {
             "schema": 1,
             "goldsmith": __version__,
+            "source": digest(),
             "ok": self.status == 0,
             "interrupted": self.interrupted,
             "remarks": self.remarks,
