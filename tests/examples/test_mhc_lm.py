@@ -158,7 +158,8 @@ def test_the_defaults_learn_more_than_the_frequencies_of_bytes_in_half_a_minute(
     result = json.loads((tmp_path / "lm.json").read_text())
     for name in ("mhc", "plain"):
         assert len(result[name]["loss"]) == 60
-        assert result[name]["loss"][-1] < result["unigram_nats"] - 0.1
+        last = result[name]["loss"][-10:]  # a single batch's loss is off by 0.2, and the text changes with the project
+        assert sum(last) / len(last) < result["unigram_nats"] - 0.1
 
 
 @pytest.fixture(scope="module")
