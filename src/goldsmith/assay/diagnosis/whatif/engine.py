@@ -29,6 +29,7 @@ _NEAR = 0.8  # of the elements have to be the candidate's, within rounding
 _MOST = 4000  # changes that are tried
 _STEPS = 14  # of the search for a number
 _KEPT = 12
+_SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, of a share of the other results)
 _PART = 6  # wrong elements, and right ones, at least, for a change in a part of a tensor
 
 
@@ -167,22 +168,36 @@ class Search:
         self._waiting: Iterator[tuple[int, Change]] | None = None
         self._found: list[tuple[Change, WhatIf]] = []
         self._seen: set[tuple[str, str]] = set()
+        self._settled = 0.0  # changes of that prior, or less, need not be tried
 
     def run(self, spent: Callable[[], bool]) -> list[WhatIf]:
-        """All that is found by then, the best first."""
+        """All that is found by then, the best first.
+
+        It ends early where a change makes every element of the tensor, and the other results too: what is much rarer
+        would only come after it.
+        """
         if self._waiting is None:
             self._waiting = enumerate(self._all(self._calls()))
         for count, change in self._waiting:
+            if change.prior <= self._settled or count >= _MOST:
+                break
             what = self._tried(change)
             if what is not None and (what.cause, what.text) not in self._seen:
                 self._seen.add((what.cause, what.text))
                 self._found.append((change, what))
-            if count >= _MOST:
-                break
+                self._settle(change, what)
             if spent():
                 return self._ordered(self._found)
         self.left = False
         return self._ordered(self._found)
+
+    def _settle(self, change: Change, what: WhatIf) -> None:
+        if not (what.exact and what.whole and change.free is None and what.prior - _SETTLED[0] > self._settled):
+            return
+        others = self._others(change)
+        for rarer, share in (_SETTLED, _NEARLY):
+            if others >= share:
+                self._settled = max(self._settled, what.prior - rarer)
 
     def _calls(self) -> list[Call]:
         mode = Listening().record()
