@@ -1,14 +1,47 @@
-"""Weights out of a packed panel's words, in Triton: what experts/layout.py lays out and experts/formats.py decodes."""
+"""Weights out of a packed panel's words, in Triton: what experts/layout.py lays out and experts/formats.py decodes.
 
+A code's bits are put where float32 has sign, exponent and mantissa, and one product or difference does the rest: three
+or four operations a weight. Numbers below float32's normal ones are met on the way, which a GPU keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
 
+from ..layout import Layout
+
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "int4_asym": 4, "mxfp4": 5, "fp8_block": 6}
+_SCALES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 4}
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Of a projection in a block, for a launch: where it begins, bytes of a panel, and what kernels call
+
+    PER, FORMAT, SCALE, GROUP, SCALES, ZEROS: inputs of a word, format, dtype of the scales (0: none), inputs of a
+    scale, and where in a panel scales and zeros begin.
+    """
+
+    at: int
+    panel: int
+    of_format: tuple[int, int, int, int, int, int]
+
+
+def constants(layout: Layout, which: str) -> Constants:
+    (place,) = layout.matrices(which)
+    group = (layout.group_size or place.inputs) if place.groups else 1
+    scale = _SCALES[layout.scale_dtype]
+    of_format = (layout.kind.per_word, FORMATS[layout.format], scale, group, place.scales_at, place.zeros_at)
+    return Constants(place.offset, place.panel_bytes, of_format)
 
 
 @triton.jit
-def weight(words, J: tl.constexpr, FORMAT: tl.constexpr):
-    """The code of input J of each word, as a number in float32, without scale and zero point."""
+def weight(words, zero, J: tl.constexpr, FORMAT: tl.constexpr):
+    """The code of input J of each word, less its zero point (int4_asym alone), as a float32 without scale."""
     if FORMAT == 0:
         value = words.to(tl.float32, bitcast=True)
     elif FORMAT == 1:
@@ -17,48 +50,43 @@ def weight(words, J: tl.constexpr, FORMAT: tl.constexpr):
     elif FORMAT == 2:
         value = ((words << (24 - 8 * J)) >> 24).to(tl.float32)
     elif FORMAT == 6:
-        byte = (words >> (8 * J)) & 255
-        e, m = (byte >> 3) & 15, byte & 7
-        normal = ((e + 120) << 23) | (m << 20)  # E4M3's bias is 7, float32's 127
-        size = tl.where(e > 0, normal.to(tl.float32, bitcast=True), m.to(tl.float32) * 0.001953125)
-        size = tl.where((byte & 127) == 127, float("nan"), size)
-        value = tl.where(byte > 127, -size, size)
+        top = words << (24 - 8 * J)
+        # 2^120 is between E4M3's bias of 7 and float32's of 127
+        value = ((top >> 4) & -2014314496).to(tl.float32, bitcast=True) * 1.329227995784916e36
+        value = tl.where((top & 2130706432) == 2130706432, float("nan"), value)
     else:
         SHIFT: tl.constexpr = 4 * (J // 2) + 16 * (J % 2)
-        code = (words >> SHIFT) & 15
-        if FORMAT == 3:
-            value = ((code ^ 8) - 8).to(tl.float32)
-        elif FORMAT == 4:
-            value = code.to(tl.float32)
+        if FORMAT == 5:
+            top = words << (28 - SHIFT)  # E2M1's bias is 1
+            value = ((top >> 6) & -2118123520).to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
+        elif FORMAT == 3:  # 2^23 + (code ^ 8) as float32 has it
+            value = (((words >> SHIFT) & 15) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
         else:
-            low, exponent = code & 1, (code >> 1) & 3
-            bits = ((exponent + 126) << 23) | (low << 22)
-            size = tl.where(exponent > 0, bits.to(tl.float32, bitcast=True), low.to(tl.float32) * 0.5)
-            value = tl.where(code > 7, -size, size)
+            value = (((words >> SHIFT) & 15) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)
     return value
 
 
 @triton.jit
-def scaled(value, panel_ptr, k, n, GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr,
-           FORMAT: tl.constexpr, SCALE: tl.constexpr):  # fmt: skip
-    """(value - zero) * scale of the inputs k [K, 1] and of row n [1, N] of each panel (panel_ptr [1, N], bytes)."""
-    if SCALE != 0:
-        group = k // GROUP
-        if FORMAT == 6:
-            at = panel_ptr + SCALES + group * 4 + 0 * n
-            scale = tl.load(at.to(tl.pointer_type(tl.float32)))
-        elif SCALE == 1:
-            scale = tl.load((panel_ptr + SCALES + (group * 16 + n) * 4).to(tl.pointer_type(tl.float32)))
-        elif SCALE == 2:
-            scale = tl.load((panel_ptr + SCALES + (group * 16 + n) * 2).to(tl.pointer_type(tl.bfloat16)))
-        elif SCALE == 3:
-            scale = tl.load((panel_ptr + SCALES + (group * 16 + n) * 2).to(tl.pointer_type(tl.float16)))
-        else:
-            e = tl.load((panel_ptr + SCALES + group * 16 + n).to(tl.pointer_type(tl.uint8))).to(tl.int32)
-            bits = tl.where(e > 0, e << 23, 1 << 22)  # 2^(e - 127); 2^-127 is below the normal numbers
-            scale = bits.to(tl.float32, bitcast=True)
-        if FORMAT == 4:
-            byte = tl.load((panel_ptr + ZEROS + group * 8 + n % 8).to(tl.pointer_type(tl.uint8))).to(tl.int32)
-            value -= ((byte >> (4 * (n // 8))) & 15).to(tl.float32)
-        value *= scale.to(tl.float32)
-    return value
+def scale_of(panel_ptr, group, n, inside, SCALES: tl.constexpr, FORMAT: tl.constexpr, SCALE: tl.constexpr):
+    """Of each group and row n of a panel (panel_ptr, in bytes), in float32; 0 where not `inside`. SCALE: not 0."""
+    at = panel_ptr + SCALES
+    if FORMAT == 6:
+        found = tl.load(at.to(tl.pointer_type(tl.float32)) + group, inside, 0.0)  # of all 16 rows
+    elif SCALE == 1:
+        found = tl.load(at.to(tl.pointer_type(tl.float32)) + group * 16 + n, inside, 0.0)
+    elif SCALE == 2:
+        found = tl.load(at.to(tl.pointer_type(tl.bfloat16)) + group * 16 + n, inside, 0.0)
+    elif SCALE == 3:
+        found = tl.load(at.to(tl.pointer_type(tl.float16)) + group * 16 + n, inside, 0.0)
+    else:
+        e = tl.load(at.to(tl.pointer_type(tl.uint8)) + group * 16 + n, inside, 0).to(tl.int32)
+        bits = tl.where(e > 0, e << 23, 1 << 22)  # 2^(e - 127); 2^-127 is below the normal numbers
+        found = bits.to(tl.float32, bitcast=True)
+    return found.to(tl.float32)
+
+
+@triton.jit
+def zero_of(panel_ptr, group, n, inside, ZEROS: tl.constexpr):
+    """The zero point of each group and row, in float32: int4_asym alone has any."""
+    spot = (panel_ptr + ZEROS + group * 8 + n % 8).to(tl.pointer_type(tl.uint8))
+    return ((tl.load(spot, inside, 0).to(tl.int32) >> (4 * (n // 8))) & 15).to(tl.float32)

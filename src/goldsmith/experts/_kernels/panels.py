@@ -7,21 +7,20 @@ Grids: (tiles, blocks of outputs). Sums in float32; products of bfloat16 numbers
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...core._kernels.arithmetic import sigmoid
 from ...core.device import triton_interpreted
 from .._common import ACTIVATIONS
-from ..layout import Layout
 from ..packed import PackedExperts
-from .codes import FORMATS, scaled, weight
+from . import vectors
+from .activation import activated
+from .codes import constants, scale_of, weight, zero_of
 
-_SCALES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 4}
+_NAMES = ("PER", "FORMAT", "SCALE", "GROUP", "SCALES", "ZEROS")
 
 
 @triton.jit
@@ -39,39 +38,27 @@ def _times(x_ptr, x_rows, x_good, K, panel_ptr, n, BM: tl.constexpr, BN: tl.cons
             both = step * 64 + tl.arange(0, 64)
             loaded = tl.load(x_ptr + x_rows[:, None] + both[None, :], x_good[:, None] & (both[None, :] < K), 0.0)
             even, odd = tl.split(tl.reshape(loaded, (BM, 32, 2)))
+        zero = 0.0
+        if SCALE != 0:
+            group, inside = (word * PER // GROUP)[:, None], word[:, None] * PER < K
+            scale = scale_of(panel_ptr[None, :], group, n[None, :], inside, SCALES, FORMAT, SCALE)
+            if FORMAT == 4:
+                zero = zero_of(panel_ptr[None, :], group, n[None, :], inside, ZEROS)
         for j in tl.static_range(PER):
             k = word * PER + j
             if PER == 2:
                 x = even if j == 0 else odd
             else:
                 x = tl.load(x_ptr + x_rows[:, None] + k[None, :], x_good[:, None] & (k[None, :] < K), 0.0)
-            inside = tl.minimum(k, K - 1)  # words beyond the last input have no scale of their own
-            w = scaled(weight(words, j, FORMAT), panel_ptr[None, :], inside[:, None], n[None, :], GROUP, SCALES, ZEROS,
-                       FORMAT, SCALE)  # fmt: skip
+            w = weight(words, zero, j, FORMAT)
+            if SCALE != 0:
+                w *= scale
             w = tl.where(k[:, None] < K, w, 0.0)
             if PAIRS:
                 total = tl.dot(x, w.to(tl.bfloat16), total)
             else:
                 total = tl.dot(x.to(tl.float32), w, total, input_precision="ieee")
     return total
-
-
-@triton.jit
-def _activated(g, u, alpha, limit, ACTIVATION: tl.constexpr, LIMITED: tl.constexpr):
-    if LIMITED:  # NaN stays: minimum and maximum would drop it
-        g = tl.where(g > limit, limit, g)
-        u = tl.where(u > limit, limit, tl.where(u < -limit, -limit, u))
-    if ACTIVATION == 0:
-        return g * sigmoid(g) * u
-    elif ACTIVATION == 1:
-        return 0.5 * g * (1 + tl.erf(g * 0.7071067811865476)) * u
-    elif ACTIVATION == 2:
-        return g * sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g)) * u  # (1 + tanh a) / 2 = sigmoid(2 a)
-    elif ACTIVATION == 3:
-        r = tl.where(g < 0, 0.0, g)
-        return r * r * u
-    else:
-        return g * sigmoid(alpha * g) * (u + 1)
 
 
 @triton.jit
@@ -99,7 +86,7 @@ def _hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, h_ptr, stri
         u += tl.load(bias_ptr + slot * stride_bias + I + kept)[None, :].to(tl.float32)
     if ROUND:
         g, u = g.to(tl.bfloat16).to(tl.float32), u.to(tl.bfloat16).to(tl.float32)
-    h = _activated(g, u, alpha, limit, ACTIVATION, LIMITED)
+    h = activated(g, u, alpha, limit, ACTIVATION, LIMITED)
     spot = h_ptr + (first + row).to(tl.int64)[:, None] * I + out[None, :]
     tl.store(spot, h.to(h_ptr.dtype.element_ty), good[:, None] & inside[None, :])
 
@@ -129,38 +116,23 @@ def _down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, stride_bias, TILES
 
 @dataclass(frozen=True)
 class Config:
-    """rows: of a tile. outputs: of a program."""
+    """rows: of a tile, at most. outputs: of a program."""
 
     rows: int
     outputs: int
-    warps: int
     why: str
+
+
+FEW = 16  # rows of an expert that are multiplied as vectors, a tile of at most 4 of them with a read of its words
+_PROMPT, _WARPS = Config(64, 64, "a prompt: each word that is decoded serves 64 rows"), 4
+_DECODE = {rows: Config(rows, 16, "decode: memory decides, so words are multiplied as they come") for rows in (1, 2, 4)}
 
 
 def pick(most: int) -> Config:
     """most: the tokens of the expert that has the most."""
-    if most <= 16:
-        return Config(16, 32, 4, "decode: memory decides, so many small programs")
-    return Config(64, 64, 4, "a prompt: each word that is decoded serves 64 rows")
-
-
-@dataclass(frozen=True)
-class _Matrix:
-    """The constants of a projection in a block; for a launch."""
-
-    at: int
-    panel: int
-    named: dict[str, Any]
-
-
-def _matrix(layout: Layout, which: str) -> _Matrix:
-    (place,) = layout.matrices(which)
-    group = (layout.group_size or place.inputs) if place.groups else 1
-    named = {
-        "PER": layout.kind.per_word, "FORMAT": FORMATS[layout.format], "SCALE": _SCALES[layout.scale_dtype],
-        "GROUP": group, "SCALES": place.scales_at, "ZEROS": place.zeros_at,
-    }  # fmt: skip
-    return _Matrix(place.offset, place.panel_bytes, named)
+    if most > FEW:
+        return _PROMPT
+    return _DECODE[1 if most <= 1 else 2 if most == 2 else 4]
 
 
 def panels_forward(
@@ -173,25 +145,37 @@ def panels_forward(
     base, first row, rows (at most config.rows) of each tile. base: in blocks. h [P, I], in bfloat16 if x is and else in
     float32, and y [P, H] float32 are written where tiles say.
     """
+    options = {"activation": activation, "alpha": alpha, "limit": limit}
+    if not tiles.shape[1]:
+        return
+    if config is _PROMPT:
+        _prompt(x, tokens, tiles, base, h, y, **options)
+    else:
+        vectors.forward(x, tokens, tiles, base, h, y, config.rows, **options)
+
+
+def _prompt(
+    x: Tensor, tokens: Tensor, tiles: Tensor, base: PackedExperts, h: Tensor, y: Tensor, *, activation: str,
+    alpha: float, limit: float | None,
+) -> None:  # fmt: skip
     layout = base.layout
     H, I, count = layout.hidden_size, layout.intermediate_size, tiles.shape[1]
-    if not count:
-        return
     pairs = layout.format == "bf16" and x.dtype == torch.bfloat16 and not triton_interpreted()
-    wide, narrow = _matrix(layout, "gate_up"), _matrix(layout, "down")
+    wide, narrow = constants(layout, "gate_up"), constants(layout, "down")
     up = layout.matrices("gate_up")[0].parts[1]
-    blob, nothing = base.gate_up, base.gate_up
-    shared = {"BM": config.rows, "BN": config.outputs, "PAIRS": pairs, "num_warps": config.warps}
-    first, last = base.gate_up_bias, base.down_bias
-    _hidden_kernel[(count, triton.cdiv(I, config.outputs))](
-        x, tokens, tiles, blob, nothing if first is None else first, h, x.stride(0),
+    blob, first, last = base.gate_up, base.gate_up_bias, base.down_bias
+    outputs = _PROMPT.outputs
+    shared = {"BM": _PROMPT.rows, "BN": outputs, "PAIRS": pairs, "num_warps": _WARPS}
+    _hidden_kernel[(count, triton.cdiv(I, outputs))](
+        x, tokens, tiles, blob, blob if first is None else first, h, x.stride(0),
         0 if first is None else first.stride(0), count, H, I, layout.block_bytes, up, wide.panel, float(alpha),
         0.0 if limit is None else float(limit), BIAS=first is not None, ACTIVATION=ACTIVATIONS.index(activation),
-        LIMITED=limit is not None, ROUND=x.dtype == torch.bfloat16, **wide.named, **shared,
+        LIMITED=limit is not None, ROUND=x.dtype == torch.bfloat16, **dict(zip(_NAMES, wide.of_format)), **shared,
     )  # fmt: skip
-    _down_kernel[(count, triton.cdiv(H, config.outputs))](
-        h, tiles, blob, nothing if last is None else last, y, 0 if last is None else last.stride(0), count, H, I,
-        layout.block_bytes, narrow.at, narrow.panel, BIAS=last is not None, **narrow.named, **shared,
+    _down_kernel[(count, triton.cdiv(H, outputs))](
+        h, tiles, blob, blob if last is None else last, y, 0 if last is None else last.stride(0), count, H, I,
+        layout.block_bytes, narrow.at, narrow.panel, BIAS=last is not None, **dict(zip(_NAMES, narrow.of_format)),
+        **shared,
     )  # fmt: skip
 
 
