@@ -19,6 +19,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from .bench import kernelfault
+        from .bench.offload import command as offload
         from .finetune import options as finetune
         from .generate import options as generate
         from .main import app
@@ -32,4 +33,5 @@ def __getattr__(name: str) -> Any:
     finetune.register(app)
     generate.register(app)
     kernelfault.register(app)
+    offload.register(app)
     return app

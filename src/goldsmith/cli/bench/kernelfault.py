@@ -20,11 +20,12 @@ NAME = "bench kernelfault"
 
 
 class Commands(TyperGroup):
-    """Takes `bench kernelfault` for one command; any other `bench` is the one that times."""
+    """Takes `bench kernelfault` and `bench offload` each for one command; any other `bench` times operators."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        if args[:2] == NAME.split():
-            args = [NAME, *args[2:]]
+        both = " ".join(args[:2])
+        if len(args) > 1 and both in self.commands:
+            args = [both, *args[2:]]
         return super().resolve_command(ctx, args)
 
 

@@ -1,0 +1,75 @@
+"""Before it is timed: the engine at these very sizes, held to the float64 golden of experts.moe by the assay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ....assay import Target, case, check
+from ....assay.case import Make
+from ....experts.moe import reference
+from ....offload.engine import Engine
+from ....offload.store import ExpertStore
+
+ROWS = 2  # that are judged; the others of a call are there to send it the way that so many tokens take
+
+
+def golden(store: ExpertStore, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """y of a few tokens in float64, by the reference over the numbers that the store holds of their experts."""
+    return _golden(store, layer, ids)(x.double(), weights.double())
+
+
+def _golden(store: ExpertStore, layer: int, ids: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The same as a function of x and weights, in their dtype: the experts are decoded once."""
+    used, index = ids.cpu().unique(return_inverse=True)
+    numbers = [store.dequantize(layer, int(e)) for e in used]
+    both = [torch.stack([n[name] for n in numbers]).double().to(ids.device) for name in ("gate_up", "down")]
+    scales, index = dict.fromkeys(("gate_scale", "up_scale", "down_scale"), 1.0), index.to(ids.device)
+
+    def y(x: Tensor, weights: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        given = (x, index, weights, *(t.to(wide) for t in both), *(None,) * 9)
+        return reference.forward(*given, layout="", dropout=0.0, save=False, **scales, **store.options)[0]
+
+    return y
+
+
+Call = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+def proved(engine: Engine, layer: int, tokens: int, k: int, call: Call | None = None) -> tuple[bool, str]:
+    """Whether calls of so many tokens hold, and by what; if not, what was found."""
+    store, call = engine.store, call or engine
+    E, H = store.num_experts(layer), store.hidden_size
+    rows = min(ROWS, tokens)
+    make = torch.Generator().manual_seed(2)
+    more_x = torch.randn(tokens - rows, H, generator=make).bfloat16().to(engine.device)
+    best = torch.rand(tokens - rows, E, generator=make).topk(k)
+    more = (more_x, best.indices.to(engine.device), best.values.to(engine.device))
+
+    def candidate(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        others = (more[0].to(x.dtype), *more[1:])
+        given = (torch.cat(pair) for pair in zip((x, ids, weights), others, strict=True))
+        return call(layer, *given)[:rows]
+
+    chosen = torch.rand(rows, E, generator=make).topk(k).indices.to(engine.device)
+    exact = _golden(store, layer, chosen)
+
+    @case(T=[rows], why=f"{tokens} tokens a call")
+    def drawn(make: Make, T: int) -> dict[str, Tensor]:
+        weights = make.uniform(T, k, dtype=torch.float32)
+        return {"x": make.normal(T, H), "ids": chosen.clone(), "weights": weights}
+
+    def wanted(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return exact(x, weights)
+
+    target = Target(
+        candidate, wanted, cases=drawn, backward=None, stored={"g": "x", "u": "x", "h": "x"}, dtypes=(torch.bfloat16,),
+        name="offload.Engine",
+    )  # fmt: skip
+    report = check(target, dtype=torch.bfloat16, device=engine.device, probes=["values"], raises=False)
+    if report.ok:
+        return True, f"assay.check, {rows} of {tokens} tokens, bfloat16"
+    return False, report.findings[0].text if report.findings else report.verdict

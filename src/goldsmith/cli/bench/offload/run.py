@@ -1,0 +1,149 @@
+"""The cases of `goldsmith bench offload`, one after the other; rows are written as they come."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from ....core import native
+from ....core.device import machine
+from ....experts.formats import FORMATS
+from ....offload.calibrate import Calibration, calibrate
+from ...say import Problem, console
+from ..command import INTERRUPTED, _device, _open
+from ..rows import Conditions
+from . import calls, guard, show, steps
+from .rows import Row
+from .shapes import SHAPES, Layers
+
+PARTS = ("calls", "steps", "guard", "memory")
+TOKENS = {"cuda": (1, 512, 4096), "cpu": (1, 32)}
+SHORT = 1024  # of steps and of the guard: longer prompts are timed as calls alone
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line; empty: the defaults of the device."""
+
+    parts: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    layers: int = 4
+    tokens: tuple[int, ...] = ()
+    cached: tuple[float, ...] = (0.0, 0.5)
+    format: str = "auto"
+    device: str | None = None
+    threads: int | None = None
+    seconds: float = 0.5
+    limit: float | None = None
+    peers: bool = True
+    folder: Path | None = None
+    commit: str = ""
+
+
+Case = tuple[str, Callable[[], Iterable[Row]]]
+
+
+def run(request: Request, out: str | None) -> int:
+    """The whole command; returns the exit status."""
+    err = console(stderr=True)
+    device = torch.device(_device(request.device))
+    _check(request)
+    target = _open(out)
+    stream = console() if out != "-" else err
+    conditions = Conditions.here(str(device), request.commit)
+    host = f"{machine().cpu}, {machine().cores} cores"
+    named = f"{machine().gpus[device.index or 0]['name']}; {host}" if device.type == "cuda" else host
+    stream.print(f"[dim]{named} | {conditions}[/]")
+    status, shown, began = 0, 0, time.monotonic()
+    shapes = request.shapes or (("qwen3", "v2-lite") if device.type == "cuda" else ("tiny",))
+    try:
+        for name in shapes:
+            if _late(request, began):
+                break
+            err.print(f"[dim]{name}: drawing {request.layers} layers and writing their store[/]")
+            with Layers(SHAPES[name], request.layers, device, request.format, request.folder) as layers:
+                calibration = calibrate(layers.store, device=device, threads=request.threads)
+                for what, make in _cases(request, layers, calibration):
+                    if _late(request, began):
+                        err.print(f"[yellow]The limit of {request.limit:.0f} s is over: {what} and what follows "
+                                  "is left out.[/]")  # fmt: skip
+                        break
+                    err.print(f"[dim]{time.monotonic() - began:.0f} s: {what}[/]")
+                    came = [row.under(conditions, named) for row in _kept(make, what, err)]
+                    for row in came:
+                        if target is not None:
+                            target.write(json.dumps(row.to_json()) + "\n")
+                            target.flush()
+                        status = max(status, int(row.verified is False))
+                    shown += len(came)
+                    stream.print(show.table(came))
+    except KeyboardInterrupt:
+        err.print("[yellow]Interrupted: the rows so far are kept.[/]")
+        status = INTERRUPTED
+    finally:
+        if target is not None and target is not sys.stdout:
+            target.close()
+    if shown:
+        stream.print(show.LEGEND)
+    return status or (0 if shown else 2)
+
+
+def _kept(make: Callable[[], Iterable[Row]], what: str, err: Console) -> Iterator[Row]:
+    """Rows of a case; one that has no memory left ends with those that it had."""
+    try:
+        yield from make()
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        err.print(f"[yellow]{what} ended: {str(error).splitlines()[0][:200]}[/]")
+    finally:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def _late(request: Request, began: float) -> bool:
+    return request.limit is not None and time.monotonic() - began > request.limit
+
+
+def _cases(request: Request, layers: Layers, calibration: Calibration) -> Iterator[Case]:
+    """Decoding first, since most hangs on it."""
+    parts = request.parts or PARTS
+    common: dict[str, Any] = {"seconds": request.seconds, "calibration": calibration, "threads": request.threads}
+    name = layers.shape.name
+    for tokens in sorted(request.tokens or TOKENS[layers.device.type]):
+        shares = request.cached if tokens == 1 else (0.0,)
+        for share in shares if "calls" in parts else ():
+            make = partial(calls.rows, layers, tokens, share, peers=request.peers, **common)
+            yield f"{name}: calls of {tokens} tokens, {share:.0%} cached", make
+        if tokens <= SHORT and "steps" in parts:
+            make = partial(steps.rows, layers, tokens, peers=request.peers, **common)
+            yield f"{name}: steps of {tokens} tokens", make
+        if tokens <= SHORT and "guard" in parts:
+            yield f"{name}: guard at {tokens} tokens", partial(guard.rows, layers, tokens, 0.5, **common)
+    if "memory" in parts:
+        yield f"{name}: memory", partial(guard.memory, layers, calibration=calibration, threads=request.threads)
+
+
+def _check(request: Request) -> None:
+    if machine().interpreter:
+        raise Problem("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
+    if native.reason() is not None:
+        raise Problem(f"bench offload needs the CPU's kernels: {native.reason()}.")
+    for given, known, what in (
+        (request.parts, PARTS, "part"), (request.shapes, tuple(SHAPES), "shape"),
+        ((request.format,), ("auto", *FORMATS), "format"),
+    ):  # fmt: skip
+        for word in given:
+            if word not in known:
+                raise Problem(f"no {what} {word!r}; there are: {', '.join(known)}.")
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise Problem(f"bench offload takes models of transformers: {error}. pip install goldsmith[hf]") from None

@@ -1,0 +1,132 @@
+"""`goldsmith bench offload`: held to float64 before it is timed, every rule its own split, rows with conditions."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+
+import torch
+from typer.testing import CliRunner
+
+from goldsmith.cli import app
+from goldsmith.cli.bench.offload import calls, guard, rules, run, shapes, steps
+from goldsmith.cli.bench.timing import CpuClock, Timing
+from goldsmith.core import native
+from goldsmith.core.device import machine
+from goldsmith.offload.calibrate import Calibration
+from goldsmith.offload.engine import Engine
+from offload import stores
+
+pytestmark = pytest.mark.skipif(native.reason() is not None, reason="needs the native library")
+
+
+class Clock(CpuClock):
+    """Every way is called twice, and takes 100, 200, ... us."""
+
+    def compare(self, given, budget_s):
+        for call in given.values():
+            call()
+            call()
+        return {name: Timing(100.0 * k, 90.0 * k, 120.0 * k, 2) for k, name in enumerate(given, 1)}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(run, "machine", lambda: replace(machine(), interpreter=False))
+    monkeypatch.setattr(calls, "CpuClock", Clock)
+    monkeypatch.setattr(steps, "CpuClock", Clock)
+    monkeypatch.setattr(guard, "MOST", guard.LEAST)
+    monkeypatch.setattr(calls, "TURNS", {1: 2})
+    monkeypatch.setattr(steps, "TURNS", {1: 2})
+    monkeypatch.setattr(native, "measure", lambda what, **options: 1e10)
+    costs = stores.costs
+    monkeypatch.setattr(run, "calibrate", lambda store, **_: Calibration(costs(store), {}, {}, "none"))
+
+
+def bench(*arguments):
+    command = ["bench", "offload", "--device", "cpu", "--layers", "2", "--commit", "abc1234", "--json", "-"]
+    result = CliRunner().invoke(app, [*command, "--threads", "1", "--seconds", "0.01", *arguments])
+    return result, [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_every_way_is_timed_in_one_run_and_ours_is_verified_first():
+    result, rows = bench("--tokens", "1")
+    assert result.exit_code == 0, result.stderr
+    ways = {(row["op"], row["case"]): [r["peer"] for r in rows if (r["op"], r["case"]) == (row["op"], row["case"])]
+            for row in rows}  # fmt: skip
+    calls_of = ["goldsmith", "all on the CPU", "all copied", "fixed ratio", "Fiddler's rule"]
+    peers = ["transformers, CPU", "grouped_mm, CPU"]
+    assert ways["offload.calls", "decode T=1, 50% cached"] == calls_of + peers
+    ours = [steps.HALF, steps.NONE, steps.CPU]
+    assert ways["offload.step", "decode T=1"] == [*ours, *peers, "accelerate"]
+    assert {("offload.guard", "decode T=1, 50% cached"), ("offload.memory", "decode and a prompt, 50% cached")} < set(
+        ways
+    )
+    for row in rows:
+        assert row["commit"] == "abc1234" and row["versions"]["accelerate"] and row["machine"] and row["note"]
+        if row["op"] == "offload.calls":
+            assert row["error"] < 0.01 and row["hardware_share"] > 0
+        if row["peer"].startswith("goldsmith") and row["op"] in ("offload.calls", "offload.step"):
+            assert row["verified"] is True and row["verified_by"]
+        elif row["op"] != "offload.guard":
+            assert "verified" not in row
+
+
+def test_a_rule_sends_experts_where_it_says_and_the_bound_is_the_plans():
+    _, rows = bench("calls", "--tokens", "1", "--no-peers")
+    by = {(row["case"].split(", ")[1], row["peer"]): row for row in rows}
+    for share in ("0% cached", "50% cached"):
+        cpu, copied = by[share, "all on the CPU"], by[share, "all copied"]
+        assert cpu["copied"] == 0 and copied["on_cpu"] == 0
+        assert cpu["on_cpu"] == copied["copied"] == 2 * (1 - cpu["hit_rate"])
+        assert (cpu["hit_rate"] > 0) == (share == "50% cached")
+        ours = by[share, "goldsmith"]
+        assert ours["bound_share"] == pytest.approx(ours["bound_us"] / ours["median_us"], rel=1e-3)
+        assert ours["overlap"] == max(ours["cpu"], ours["link"], ours["device_busy"])
+    assert by["0% cached", "fixed ratio"]["on_cpu"] == by["0% cached", "fixed ratio"]["copied"] == 1
+
+
+def test_an_engine_that_computes_something_else_is_not_timed(monkeypatch):
+    whole = Engine._piece
+    monkeypatch.setattr(Engine, "_piece", lambda self, *given: whole(self, *given) * 1.1)
+    result, rows = bench("calls", "--tokens", "1", "--cached", "0")
+    assert result.exit_code == 1
+    assert [(row["peer"], row["verified"], row.get("median_us")) for row in rows] == [("goldsmith", False, None)]
+    result, rows = bench("steps", "--tokens", "1", "--no-peers")
+    assert result.exit_code == 1 and not any(row["verified"] for row in rows)
+
+
+def test_fiddlers_rule_takes_what_is_quicker_alone(tmp_path):
+    store = stores.build(tmp_path / "a.store")
+    even = stores.costs(store)  # CPU and link are alike, but what is copied is computed as well
+    assert rules.fiddlers_cpu([1, 0, 1, 5], frozenset({3}), even) == {0, 2}
+    slow = replace(even, cpu_flops=even.cpu_flops / 1e6)
+    assert rules.fiddlers_cpu([1, 0, 1, 5], frozenset({3}), slow) == set()
+    ids = torch.tensor([[0, 2], [3, 1]])
+    mine, others = rules.parts(ids, {0, 1}, 6)
+    assert mine.tolist() == [[0, -1], [-1, 1]] and others.tolist() == [[-1, 2], [3, -1]]
+
+
+@pytest.mark.parametrize("words, said", [
+    (["cals"], "no part 'cals'; there are: calls, steps, guard, memory"),
+    (["--shape", "gpt"], "no shape 'gpt'; there are: qwen3, v2-lite, tiny"),
+    (["--format", "int3"], "no format 'int3'"),
+])  # fmt: skip
+def test_what_there_is_not_is_refused_in_a_paragraph(words, said):
+    result, _ = bench(*words)
+    assert result.exit_code == 2 and said in " ".join(result.stderr.split())
+
+
+def test_no_case_is_begun_after_the_limit():
+    result, rows = bench("calls", "--limit", "0")
+    assert result.exit_code == 2 and rows == []
+
+
+def test_the_layers_are_those_of_the_models():
+    for name, experts in (("qwen3", 9.44e6), ("v2-lite", 17.3e6)):
+        shape = shapes.SHAPES[name]
+        assert 6 * shape.H * shape.I == pytest.approx(experts, rel=0.01)
+        config = shape.config(2)
+        assert config.num_hidden_layers == 2 + shape.dense and config.num_experts_per_tok == shape.k
