@@ -20,6 +20,7 @@ from .evidence import CULPRIT, INHERITED, OBSERVED, Evidence, MemoryFact
 from .fits import fit
 from .influence import influence
 from .isolate import Isolation, handed_in, isolate, named
+from .leaks import leaking
 from .provenance import provenance
 from .runs import facts
 from .whatif import Search, search
@@ -113,6 +114,8 @@ def collect(
         )
     if table.first_wrong is None and first.probe in _LATER:
         evidence.first_wrong = _later(evidence) or first.tensor
+    if table.first_wrong is None and not _later(evidence) and not spent():
+        evidence.first_wrong = _step(evidence, "leaks", lambda: leaking(session)) or evidence.first_wrong
     _before_what_inherits(evidence)
     if not spent() and table.first_wrong is not None:
         known = table.first_wrong in named(session.first) and not table.suspects

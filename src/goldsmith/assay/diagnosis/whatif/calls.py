@@ -29,7 +29,7 @@ class Call:
     operands: tuple[str, ...]  # of the tensors among args, in their order
     backward: bool
     made: tuple[Key, ...] = ()  # who made those tensors
-    line: str = ""  # of the golden, where it is called
+    line: str = ""  # of the golden, where it is called; in autograd's backward, where what it is the gradient of is
     func: Any = None
     owns: bool = False  # whether its result has memory of its own
     read: tuple[Key, ...] = ()  # who made what it reads, tensors in lists among it
@@ -59,7 +59,7 @@ class Change:
     leaves   for at = -1: input or output gradient -> what it is instead
     prior    how common the mistake is: of two that explain the same, the higher one comes first
     wrap     "around" or "clamp": what becomes of indices out of range, which the golden's own never are
-    group    (index, what it returns): several operators are changed alike, instead of the one
+    group    (index, what it returns): several operators are changed alike, instead of the one; with `free`, of a number
     saved    of all forward tensors: those that the backward reads otherwise, and what it reads
     """
 
@@ -72,7 +72,7 @@ class Change:
     free: float | None = None
     leaves: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
     wrap: str = ""
-    group: tuple[tuple[int, Changed], ...] = ()
+    group: tuple[tuple[int, Callable[..., Any]], ...] = ()
     saved: Instead | None = None
 
 
@@ -90,6 +90,7 @@ class Listening(TorchDispatchMode):
         self.held: dict[Key, Tensor] = {}
         self.others: Mapping[Key, Tensor] | None = None  # what the backward reads otherwise
         self.alive: list[Any] = []  # so that no storage's address is used again
+        self.lines: dict[int, str] = {}  # autograd's number of an operator -> its line
 
     def record(self) -> Listening:
         self.calls = []
@@ -141,7 +142,8 @@ class Listening(TorchDispatchMode):
             made = tuple(self.key_of(a) for a in args if isinstance(a, Tensor))
             owns = isinstance(out, Tensor) and self.key_of(out) == -1
             read = tuple(self.key_of(a) for a in _inside_of((args, kwargs)))
-            call = Call(index, name, before, kwargs, out, operands, self.backward, made, _line(), func, owns, read)
+            line = self._line()
+            call = Call(index, name, before, kwargs, out, operands, self.backward, made, line, func, owns, read)
             self.calls.append(call)
         self.alive.append((args, out))
         if isinstance(out, Tensor) and out.numel():
@@ -151,6 +153,14 @@ class Listening(TorchDispatchMode):
                 if not self.backward:
                     self.held[index] = out  # no operator here: it would be counted
             self.names.setdefault(place, _said(name, operands, args))
+
+    def _line(self) -> str:
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return self.lines.get(node._sequence_nr(), "")
+        line = _line()
+        self.lines[torch.autograd._get_sequence_nr() - 1] = line  # of the node that was made for this operator
+        return line
 
     def _name(self, tensor: Tensor) -> str:
         return self.names.get(tensor.untyped_storage().data_ptr(), "") if tensor.numel() else ""
@@ -228,7 +238,7 @@ _INSIDE = (f"{os.sep}torch{os.sep}", f"{os.sep}goldsmith{os.sep}assay{os.sep}")
 
 def _line() -> str:
     """File and line of the nearest frame that is neither torch's nor the assay's; "" in autograd's backward."""
-    frame = sys._getframe(3)
+    frame = sys._getframe(4)
     while frame is not None and any(part in frame.f_code.co_filename for part in _INSIDE):
         if frame.f_code.co_name == "_gradients":
             return ""

@@ -19,7 +19,7 @@ from ...session import Session
 from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known, name
-from . import elementwise, groups, leaves, moves, saved, slopes, sums, survivors
+from . import elementwise, groups, leaves, moves, ordered, saved, slopes, sums, survivors
 from .calls import Call, Change, Changed, Instead, Listening, behind
 
 _EXACT = 4.0  # times the bound: both are rounded, and the changed golden's bound is not known
@@ -212,14 +212,15 @@ class Search:
         waiting: list[Change] = list(leaves.changes(self.session, self.leaves))
         waiting += saved.changes(calls, self.session.target.saved)
         waiting += slopes.changes(calls)
+        waiting += ordered.changes(calls)
         by_call: dict[int, list[Change]] = {}
         for call in calls:
             if call.index not in self.behind:
                 continue
             made = [c for source in (elementwise, sums, moves) for c in source.changes(call, calls) if self._asked(c)]
-            if made:
-                by_call[call.index] = made
-                waiting += made
+            waiting += made
+            if made or sums.repeated(call):
+                by_call[call.index] = [*made, *sums.repeated(call)]
         waiting += groups.grouped(calls, by_call)
         waiting += survivors.changes(calls, self.judge.golden, self.judge.got)
         reached: dict[int, bool] = {}
@@ -266,7 +267,10 @@ class Search:
             return None
 
     def _made(self, change: Change, until: str) -> dict[str, Tensor] | None:
-        given = {**self.leaves, **change.leaves(self.leaves)} if change.leaves is not None else None
+        try:
+            given = {**self.leaves, **change.leaves(self.leaves)} if change.leaves is not None else None
+        except (RuntimeError, ZeroDivisionError):  # numbers that the input's dtype does not have
+            return None
         return self._run(change.at, change.change, given, until, change.wrap, change.saved, change.group)
 
     def _tried(self, change: Change) -> WhatIf | None:
@@ -291,7 +295,9 @@ class Search:
         make, factor = change.change, change.free == 1.0
 
         def at(t: float) -> Tensor | None:
-            value = self._value(change.at, make(math.exp(t) if factor else t))
+            number = math.exp(t) if factor else t
+            group = tuple((i, of(number)) for i, of in change.group)
+            value = (self._run(change.at, make(number), None, self.tensor, group=group) or {}).get(self.tensor)
             return value if value is not None and value.shape == self.judge.got.shape else None
 
         t, step = (0.0, 0.0) if factor else (change.free, 0.0)
@@ -339,6 +345,8 @@ class Search:
             near = abs(number - 1) < 2.0**-5
             cause = "scale_bias" if near else cause
             prior -= 0.2 * near
+            if cause == "repeated_term" and abs(number - round(number)) > 1e-3:
+                cause = "wrong_factor"
         text = f"{change.text} {number:.6g}" + (f" = {called}" if called and called != f"{number:g}" else "")
         params = {**change.params, "value": number, "named": called}
         return WhatIf(cause, text, self.tensor, share, exact, params, prior=prior)

@@ -18,7 +18,7 @@ def grouped(calls: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -> I
     for call in calls:
         if changes.get(call.index):
             if call.line:
-                groups.setdefault((call.name, call.line), []).append(call)
+                groups.setdefault((call.name, call.line, str(call.backward)), []).append(call)
             if any(call.operands):
                 groups.setdefault((call.name, call.said, str(call.backward)), []).append(call)
     told = set()
@@ -33,9 +33,11 @@ def _together(members: Sequence[Call], changes: Mapping[int, Sequence[Change]]) 
     kinds = [_kinds(call, changes[call.index]) for call in members]
     for kind, first in kinds[0].items():
         alike = [k[kind] for k in kinds if kind in k]
-        if len(alike) == len(members) and first.free is None and first.change is not None:
+        if len(alike) == len(members) and first.change is not None:
             group = tuple((c.at, c.change) for c in alike if c.change is not None)
             text = f"{first.text}, and so {len(members)} times"
+            if first.free is not None:  # the number that is sought comes after it
+                text = f"as {len(members) - 1} more of them, {first.text}"
             yield replace(first, text=text, group=group, prior=first.prior - 0.05)
 
 

@@ -44,9 +44,9 @@ def _numbered(name: str, t: Tensor) -> Iterator[Change]:
     for step in (1, -1):
         cause = "off_by_one" if bool((t.diff() >= 0).all()) else "shifted"  # offsets ascend
         text = f"{name} is {step:+d}"
-        held = _one(name, lambda t, s=step: (t + s).clamp(low, high))
+        held = _one(name, lambda t, s=step: (t.long() + s).clamp(low, high).to(t.dtype))
         yield _change(cause, f"{text}, within its range", held, {"input": name}, 0.5)
-        around = _one(name, lambda t, s=step: low + (t + s - low) % (high - low + 1))
+        around = _one(name, lambda t, s=step: (low + (t.long() + s - low) % (high - low + 1)).to(t.dtype))
         yield _change(cause, f"{text}, around", around, {"input": name}, 0.5)
         for axis in range(t.dim()):
             if t.shape[axis] > 1:

@@ -179,6 +179,17 @@ def _repeats(call: Call, axis: int) -> Iterator[Change]:
                 yield Change("wrong_mask", text, call.index, given(padded), {"axis": axis}, 0.4)
 
 
+def repeated(call: Call) -> list[Change]:
+    """A product that counts several times; asked of groups alone, since one product is a term that is fitted."""
+    if call.name not in ("mm", "bmm") or not floating(call.out):
+        return []
+
+    def times(c: float) -> Any:
+        return moved(lambda out: out * c)
+
+    return [Change("repeated_term", f"{call.said} is multiplied by", call.index, times, {}, 0.6, free=1.0)]
+
+
 def _products(call: Call) -> Iterator[Change]:
     left, right = _PRODUCTS[call.name]
     first = 1 if call.name in ("addmm", "baddbmm") else 0
