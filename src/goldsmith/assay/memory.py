@@ -130,13 +130,16 @@ class Arena:
         whole = size + 2 * band + ALIGN + shift * item
         raw = torch.full((whole // unit.itemsize,), mark, dtype=unit, device=device).view(torch.uint8)
         start = band + (-(raw.data_ptr() + band)) % ALIGN + shift * item
+        if self.beside and dtype in LARGE:
+            numbers = raw.view(dtype)
+            numbers[0::2], numbers[1::2] = self.beside * LARGE[dtype], -self.beside * LARGE[dtype]
         _fill(raw[start : start + size], dtype, self.fill)
         storage, offset = raw.untyped_storage(), start // item
         if first:
             storage, offset = storage[start:], 0  # the same memory, which it keeps alive
         tensor = torch.empty(0, dtype=dtype, device=device)
         tensor.set_(storage, offset, tuple(shape), tuple(stride))
-        buffer = Buffer(raw, start, size, tensor, label)
+        buffer = Buffer(raw, start, size, tensor, label, raw.clone() if self.beside else None)
         self.buffers.append(buffer)
         return buffer
 

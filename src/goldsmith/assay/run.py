@@ -35,7 +35,7 @@ class How:
     substitute  stage -> value to go on with; also result -> value that a backward of the target's own is given
     fresh       call the target's `reset` first
     backward    False: forward only
-    beside      1, -1: large numbers of both signs lie beside the inputs in memory, beginning with that one; 0: NaN
+    beside      1, -1: large numbers of both signs lie beside the buffers in memory, beginning with that one; 0: NaN
     linger      seconds to watch the buffers that the forward made, after it has returned
     """
 
@@ -192,7 +192,7 @@ def execute(material: Material, how: How | None = None) -> Run:
             run.error = error
     run.asked = tracer.asked and not tracer.debug
     run.stages.update(tracer.records)
-    _look_at_memory(run, arena, target)
+    _look_at_memory(run, arena, target, tracer.places)
     return run
 
 
@@ -335,8 +335,8 @@ def _gradients(named: dict[str, Any], who: str) -> dict[str, Tensor | None]:
 # memory
 
 
-def _look_at_memory(run: Run, arena: Arena, target: Target) -> None:
-    for results in (run.live, run.grads, run.again or {}):
+def _look_at_memory(run: Run, arena: Arena, target: Target, stages: Mapping[str, Tensor]) -> None:
+    for results in (run.live, run.grads, run.again or {}, stages):
         arena.name({n: t for n, t in results.items() if t is not None})
     run.hits = arena.hits()
     for name, buffer in arena.inputs.items():

@@ -57,6 +57,7 @@ class Tracer:
         self.store = store
         self.asked = False
         self.records: dict[str, Tensor] = {}
+        self.places: dict[str, Tensor] = {}  # the same, in the memory that they came in
         self.graph: dict[str, Tensor] = {}
         self.substituted: set[str] = set()
         self._seen: dict[str, int] = {}
@@ -78,7 +79,11 @@ class Tracer:
             name = f"{name}#{count}"
         if self.store is not None and name not in self.substitute:
             value = self.store(name, value)
-        self.records[name] = value if self.live else value.detach().clone()
+        if self.live:
+            self.records[name] = value
+        else:
+            self.places[name] = place = value.detach()
+            self.records[name] = place.clone()
         if name in self.substitute:
             value = self._replace(name, value)
         if value.requires_grad:

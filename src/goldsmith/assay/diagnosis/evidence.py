@@ -110,6 +110,7 @@ class RunFact:
     wrong, first  the tensors that fail in it; the first that does in the golden's order, stages among them
     same          bit-equal to the first run; difference: largest |difference| to it
     late          bytes of the candidate's own buffers that were written after it had returned, where that was watched
+    nan           results and stages that hold NaN where the golden has none
     """
 
     name: str
@@ -120,6 +121,7 @@ class RunFact:
     text: str = ""
     first: str = ""
     late: int = 0
+    nan: tuple[str, ...] = ()
 
     @property
     def right(self) -> bool:

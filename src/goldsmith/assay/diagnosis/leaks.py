@@ -45,4 +45,3 @@ def leaking(session: Session) -> str:
                 found.setdefault(name, place)
                 break
     return min(found, key=lambda name: found[name], default="")
-

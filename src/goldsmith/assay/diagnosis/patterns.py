@@ -131,7 +131,7 @@ def _permutations(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterato
             continue
         squares = rows.square().sum(1)[:, None] + own.square().sum(1)[None] - 2 * rows @ own.T
         index = squares.argmin(1)
-        if bool((index == torch.arange(n)).all()):
+        if bool((index == torch.arange(n, device=index.device)).all()):
             continue
         other = own[index]
         match = _match(rows, own, other)
@@ -139,7 +139,7 @@ def _permutations(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterato
         few = width < 3  # a number finds a near one by chance
         if match < _MATCH or few and not bijective or not _close(rows, other, allowed if few else None):
             continue
-        moved = int((index != torch.arange(n)).sum())
+        moved = int((index != torch.arange(n, device=index.device)).sum())
         if not bijective and len(set(index.tolist())) < 2:
             continue
         what = "in another order" if bijective else "with slices taken from elsewhere"

@@ -122,7 +122,7 @@ def _row_factor(
     for factor, tensor in factors.items():
         if tensor.numel() != count:
             continue
-        rows = tensor.double().flatten()[index]
+        rows = tensor.double().flatten()[index].cpu()
         for said, wanted in ((factor, rows), (f"1/{factor}", 1 / rows), (f"{factor}^2", rows.square())):
             if bool(((values - wanted).abs() <= errors + 1e-5 * wanted.abs()).all()):
                 found.append(said)

@@ -186,7 +186,7 @@ def _select(matrix: Tensor, r: Tensor, noise: float) -> _Solved | None:
             break
         chosen.append(pick)
         best = _solve(matrix, r, tuple(chosen))
-        left = r - matrix[:, chosen] @ torch.tensor(best.coefficients, dtype=matrix.dtype)
+        left = r - matrix[:, chosen] @ torch.tensor(best.coefficients, dtype=matrix.dtype, device=matrix.device)
         if best.left <= max(noise, 1e-12 * total) * 0.05:
             break
     return None if best is None else _prune(matrix, r, best, noise)

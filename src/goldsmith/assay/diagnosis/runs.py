@@ -20,11 +20,12 @@ from ..reference import GoldenError, References
 from ..run import How, Material, Run
 from ..session import Session
 from .evidence import RunFact
-from .isolate import order
+from .isolate import named, order
 
 PROBE = "runs"
 LINGERING, _LINGER = "watched afterwards", 0.05  # seconds
 FRESH = "fresh start"  # only where it is asked for: its caller has had the candidate forget what it kept
+NUMBERS = "numbers beside"  # the buffers, where NaN lay before: tried where a result holds NaN
 _OPEN = 0.1  # share of open bounds beyond which "right" would only mean "not judged"
 GOLDEN_SAVED = "golden saved"  # the gradients alone are judged: what was saved is as wrong as before
 
@@ -39,9 +40,10 @@ def facts(
 ) -> tuple[dict[str, RunFact], int]:
     """What came of each other run, by name, and how many were left out because `spent()` said so.
 
-    Names: "zeroed memory", "second call", "other inputs", "back", "repeat 1".., "1 thread" (or "2 threads"),
-    "layout transposed".., "layout stride0", "golden saved", "scale 2^12", "scale 2^-12", "offset", "flat"; with
-    `only` those that begin so. `into` is filled as they come, so that an interrupt leaves what is known.
+    Names: "zeroed memory", "numbers beside" (the buffers; where the first run holds NaN), "second call", "other
+    inputs", "back", "repeat 1".., "1 thread" (or "2 threads"), "layout transposed".., "layout stride0", "golden
+    saved", "scale 2^12", "scale 2^-12", "offset", "flat"; with `only` those that begin so. `into` is filled as they
+    come, so that an interrupt leaves what is known.
     """
     out = {} if into is None else into
     left = 0
@@ -63,6 +65,8 @@ def _plan(session: Session, repeats: int, only: tuple[str, ...] | None) -> Itera
     if only is not None and FRESH in only:
         yield FRESH, How(), same
     yield "zeroed memory", How(fill=ZERO_FILL), same
+    if _nan_in(first, session.ref):
+        yield NUMBERS, How(beside=1), same
     if any(f.probe == "poison" for f in session.findings) and same.device.type == "cpu":
         yield LINGERING, How(linger=_LINGER), same
     yield "second call", How(fill=DIRT_FILL, fresh=False), same
@@ -128,7 +132,20 @@ def _fact(session: Session, name: str, how: How, material: Material) -> RunFact 
     text += "" if same else f"; up to {apart:.3g} from the first run"
     if done.late:
         text += f"; {done.late} bytes of its own buffers were written after the call had returned"
-    return RunFact(name, tuple(wrong), same, apart, text=text, first=first, late=done.late)
+    nan = _nan_in(done, ref)
+    return RunFact(name, tuple(wrong), same, apart, text=text, first=first, late=done.late, nan=nan)
+
+
+def _nan_in(done: Run, ref: References) -> tuple[str, ...]:
+    """Results and stages that hold NaN where the golden has none."""
+    found = []
+    for name, (_, got) in named(done).items():
+        golden = ref.values.get(name)
+        if got is None or golden is None or got.shape != golden.shape or not got.is_floating_point():
+            continue
+        if bool((torch.isnan(got) & ~torch.isnan(golden)).any()):
+            found.append(name)
+    return tuple(found)
 
 
 def first_in(session: Session, done: Run, ref: References, wrong: list[str]) -> str:

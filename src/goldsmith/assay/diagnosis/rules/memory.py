@@ -39,13 +39,11 @@ def stray_read(r: Reading) -> Match | None:
         name = fact.tensor if fact is not None else r.e.tensor
         elsewhere = name != r.e.tensor and r.y is not None and bool(torch.isfinite(r.y).all()) and r.wrong_count > 0
         return Match(HINT if late or elsewhere else EXACT, (text,), {"tensor": name})
-    if r.memory("overrun") is not None:
+    beside = r.nan_gone("numbers beside")
+    if beside is None:
         return None
-    if r.y is not None and r.g is not None and r.memory("never_written") is None:
-        stray = torch.isnan(r.y) & torch.isfinite(r.g)
-        if bool(stray.any()) and bool(torch.isfinite(r.y).any()) and r.right("zeroed memory"):
-            return Match(HINT, (f"NaN in {int(stray.sum())} elements, with NaN only around the buffers",), {})
-    return None
+    text = f"{r.e.tensor} holds NaN while NaN lies outside of the buffers, and none when numbers lie there"
+    return Match(EXACT, (text,), {"tensor": r.e.tensor})
 
 
 def input_modified(r: Reading) -> Match | None:

@@ -202,6 +202,19 @@ class Reading:
         found = list(self.runs(prefix))
         return bool(found) and all(r.right for r in found)
 
+    def nan_gone(self, name: str) -> RunFact | None:
+        """The run of that name, where the wrong tensor holds no NaN in it, and in every plain run.
+
+        Compiled arithmetic keeps no NaN's bits: what other memory makes of it then says where it came from.
+        """
+        if self.y is None or self.g is None or self.memory("never_written", "stray_read") is not None:
+            return None
+        if not bool((torch.isnan(self.y) & ~torch.isnan(self.g)).any()):
+            return None
+        run, tensor = self.e.runs.get(name), self.e.tensor
+        steady = all(tensor in r.nan for r in self.runs("repeat"))
+        return run if run is not None and steady and not run.error and tensor not in run.nan else None
+
     # memory, fits, patterns, influence
 
     def memory(self, *kinds: str) -> MemoryFact | None:

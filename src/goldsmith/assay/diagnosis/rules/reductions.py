@@ -163,7 +163,11 @@ def uninitialised_accumulator(r: Reading) -> Match | None:
     """Poison comes through, and zeroed memory mends it: the sum began from what was there."""
     fact, found = r.memory("never_written"), r.said("uninitialised memory", "poison")
     if fact is None and found is None:
-        return None
+        zeroed = r.nan_gone("zeroed memory")
+        if zeroed is None or not zeroed.right:
+            return None
+        text = f"{r.e.tensor} holds NaN where uninitialised memory does"
+        return Match(EXACT, (text, "on zeroed memory it is right: it is added to what was there"), {})
     text = fact.text if fact is not None else found.text if found is not None else ""
     where = fact.location if fact is not None else found.location if found is not None else None
     if any(x.right and not x.same for x in r.runs("repeat")):

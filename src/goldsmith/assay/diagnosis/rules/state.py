@@ -84,7 +84,8 @@ def race(r: Reading) -> Match | None:
     if differing or wider is not None:
         text = wider.text if wider is not None else ""
         text = text or f"{len(differing)} of {len(repeats)} repeats of the same call give another result"
-        return Match(HINT if _mended(r) else LIKELY + 0.1, (text,), {"differing": len(differing)})
+        score = EXACT - 0.01 if r.plain_wrong and len(differing) > 1 else LIKELY + 0.1
+        return Match(HINT if _mended(r) else score, (text,), {"differing": len(differing)})
     counts = ("2 threads", "4 threads", "8 threads", "one thread", "1 thread")
     threads = next((fact for fact in map(r.fails, counts) if fact is not None), None)
     if threads is not None and not r.plain_wrong:

@@ -12,6 +12,10 @@ def never_written(r: Reading) -> Match | None:
     fact = r.memory("never_written")
     found = r.said("uninitialised memory", "poison")
     if fact is None and found is None:
+        zeroed = r.nan_gone("zeroed memory")
+        if zeroed is not None and not zeroed.right:
+            text = f"{r.e.tensor} holds NaN where uninitialised memory does"
+            return Match(EXACT, (text, "on zeroed memory it is wrong, too"), {})
         return _zero_block(r)
     text = fact.text if fact is not None else found.text if found is not None else ""
     where = fact.location if fact is not None else found.location if found is not None else None

@@ -87,14 +87,18 @@ def _rearranged(name: str, t: Tensor) -> Iterator[Change]:
         half = t.shape[axis] // 2
         if half > 0:
             yield _change("wrong_stride", f"every second index of axis {axis} of {name} is read twice",
-                          _one(name, lambda t, d=axis: t.index_select(d, torch.arange(t.shape[d]) // 2)),
+                          _one(name, lambda t, d=axis: t.index_select(d, _places(t, d) // 2)),
                           {"operand": name, "axis": axis}, 0.45)  # fmt: skip
             yield _change("wrong_stride", f"{name} is read with twice its stride along axis {axis}",
-                          _one(name, lambda t, d=axis: t.index_select(d, torch.arange(t.shape[d]) * 2 % t.shape[d])),
+                          _one(name, lambda t, d=axis: t.index_select(d, _places(t, d) * 2 % t.shape[d])),
                           {"operand": name, "axis": axis}, 0.45)  # fmt: skip
             text = f"the second half of axis {axis} of {name} is read as the first"
             change = _one(name, lambda t, d=axis, h=half: _halved(t, d, h))
             yield _change("missing_partition", text, change, {"operand": name, "axis": axis}, 0.45)
+
+
+def _places(t: Tensor, axis: int) -> Tensor:
+    return torch.arange(t.shape[axis], device=t.device)
 
 
 def _halved(t: Tensor, axis: int, half: int) -> Tensor:
@@ -104,7 +108,7 @@ def _halved(t: Tensor, axis: int, half: int) -> Tensor:
 
 def _slid(t: Tensor, step: int, axis: int) -> Tensor:
     n = t.shape[axis]
-    return t.index_select(axis, (torch.arange(n) - step).clamp(0, n - 1))
+    return t.index_select(axis, (torch.arange(n, device=t.device) - step).clamp(0, n - 1))
 
 
 def _valued(name: str) -> Iterator[Change]:

@@ -94,7 +94,7 @@ def _masks(call: Call) -> Iterator[Change]:
 def _slid(t: Tensor, step: int, axis: int) -> Tensor:
     """Shifted, with the end repeated."""
     n = t.shape[axis]
-    at = (torch.arange(n) - step).clamp(0, n - 1)
+    at = (torch.arange(n, device=t.device) - step).clamp(0, n - 1)
     return t.index_select(axis, at)
 
 
@@ -193,7 +193,7 @@ def _flat(call: Call, n: int, width: int) -> Iterator[Change]:
         def read(x: Tensor, indices: Any, dtype: torch.dtype = dtype) -> Tensor:
             i = next(j for j in indices if j is not None)
             start = (i * width).to(dtype).long() % x.numel()
-            at = (start[..., None] + torch.arange(width)) % x.numel()
+            at = (start[..., None] + torch.arange(width, device=x.device)) % x.numel()
             return x.flatten()[at].reshape(*i.shape, *x.shape[1:])
 
         text = f"the offsets of {call.said} wrap at {bits} bits"

@@ -1,4 +1,4 @@
-"""Products that are added at indices: kernels sort them by their index first, and may then take factors out of order."""
+"""Products that are added at indices: kernels sort them by their index, and may then take factors out of order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _factors(product: Call, rows: int) -> tuple[Tensor, Tensor] | None:
     outer = product.name in ("bmm", "mm") and isinstance(a, Tensor) and a.shape[-1] == 1
     if not (outer or product.name in ("mul", "mul_")) or not floating(a) or not floating(b):
         return None
-    return tuple(t.expand(product.out.shape).reshape(rows, -1) for t in (a, b))  # type: ignore[return-value]
+    return tuple(t.expand(product.out.shape).reshape(rows, -1) for t in (a, b))
 
 
 def _reordered(product: Call, pair: tuple[Tensor, Tensor], index: Tensor) -> Iterator[Change]:

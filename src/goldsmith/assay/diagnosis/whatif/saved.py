@@ -102,13 +102,13 @@ def _orders(calls: Sequence[Call], n: int) -> list[Moved]:
     def known(said: str, index: Tensor) -> None:
         key = tuple(index.tolist())
         if key != tuple(range(n)):
-            found.setdefault(key, (said, lambda t, i=index: t.index_select(0, i)))  # type: ignore[misc]
+            found.setdefault(key, (said, lambda t, i=index: t.index_select(0, i.to(t.device))))  # type: ignore[misc]
 
     for call in calls:
         for out in call.out if isinstance(call.out, list | tuple) else (call.out,):
             if whole(out) and out.dim() == 1 and len(out) == n and len(found) < _ORDERS:
                 index = out.long()
-                if torch.equal(index.sort().values, torch.arange(n)):
+                if torch.equal(index.sort().values, torch.arange(n, device=index.device)):
                     known(f"in the order of {call.said}", index)
                     known(f"in the order that {call.said} undoes", index.argsort())
     known("in reverse order", torch.arange(n).flip(0))
