@@ -13,7 +13,7 @@ import torch
 from goldsmith import assay
 
 CACHE: dict[tuple, torch.Tensor] = {}
-DELAY = 0.01  # seconds that a copy takes
+DELAY = 0.02  # seconds that a copy takes: longer than the rest of a call, also on a busy machine
 
 
 def drawn(make, T, k, E, H, I, loud, skipped):
