@@ -25,6 +25,7 @@ import finetune
 import kernelfault
 import language_model
 import liger
+import offload_rows
 import speed_cpu
 import strategies
 from goldsmith import Op
@@ -97,7 +98,9 @@ def speed_table(wanted: Callable[[dict], bool]) -> str:
     for path in sorted(RESULTS.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             row = json.loads(line)
-            if row["device"] == "cuda" and row["median_us"] is not None and wanted(row):
+            if row["op"].startswith("offload.") or row["device"] != "cuda":
+                continue
+            if row["median_us"] is not None and wanted(row):
                 when = (row["date"], row["commit"], json.dumps(row["versions"], sort_keys=True))
                 runs.setdefault(row["machine"], {}).setdefault(when, []).append(row)
     text = ""
@@ -244,6 +247,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernelfault_amended": lambda: kernelfault.amended(table),
     "kernelfault_confusion": lambda: kernelfault.confusion(table),
     "language_model": lambda: language_model.losses(table),
+    "offload_calls": lambda: offload_rows.calls(table),
+    "offload_steps": lambda: offload_rows.steps(table),
+    "offload_guard": lambda: offload_rows.guard(table),
+    "offload_memory": lambda: offload_rows.memory(table),
     "router_strategies": lambda: strategies.gather_or_dense(table),
     "finetune": lambda: finetune.runs(table),
 }
