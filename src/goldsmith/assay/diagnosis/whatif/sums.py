@@ -140,7 +140,7 @@ def _counts(call: Call, axes: list[int]) -> dict[str, tuple[str, float]]:
 
 
 def _other_axes(call: Call, axes: list[int]) -> Iterator[Change]:
-    x = call.args[0]
+    x, place = call.args[0], 2 if call.name == "linalg_vector_norm" else 1  # of the axis among the arguments
     if len(axes) != 1 or x.dim() < 2:
         return
     for axis in range(x.dim()):
@@ -148,9 +148,9 @@ def _other_axes(call: Call, axes: list[int]) -> Iterator[Change]:
             continue
 
         def along(args: tuple, axis: int = axis) -> tuple:
-            return replaced(args, 1, [axis] if isinstance(args[1], list | tuple) else axis)
+            return replaced(args, place, [axis] if isinstance(args[place], list | tuple) else axis)
 
-        if len(call.args) > 1:
+        if len(call.args) > place:
             text = f"{call.said} runs along axis {axis} instead of {axes[0]}"
             params = {"input": call.operand(0), "axis": axis, "golden_axis": axes[0]}
             yield Change("wrong_axis", text, call.index, given(along), params, 0.7)
