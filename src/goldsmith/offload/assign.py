@@ -6,6 +6,8 @@ A pure function of the tokens of each expert, of what is in the cache when the c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from .budget import Spending
@@ -15,6 +17,7 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from .costs import Costs
+    from .plan import Plan
 
 PREFILL = 16  # a call of more tokens is taken for the reading of a prompt
 UPLOADS = 2  # into the cache, at most, a call, beside what the plan copies
@@ -23,7 +26,7 @@ UPLOADS = 2  # into the cache, at most, a call, beside what the plan copies
 def assign(
     counts: Sequence[int], tokens: int, cache: Cache, settings: Settings, spending: Spending, costs: Costs | None
 ) -> Assignment:
-    used = [e for e, n in enumerate(counts) if n]
+    used = list(compress(range(len(counts)), counts))
     if settings.lanes == "cpu" or not spending.device_lane:
         return Assignment(cpu=tuple(used))
     if settings.lanes == "copied":
@@ -46,8 +49,10 @@ def _planned(
     from .plan import plan, predict_stream
 
     resident = cache.resident()
-    found = plan(counts, resident, costs)
     prompt = tokens > PREFILL
+    if not prompt and not isinstance(settings.prefill, int):
+        return _decoded(counts, used, resident, costs)
+    found = plan(counts, resident, costs)
     if isinstance(settings.prefill, int):
         streamed = tokens >= settings.prefill
     elif settings.prefill == "cpu" and prompt:
@@ -65,6 +70,27 @@ def _planned(
     return Assignment(
         found.cached, found.copied, found.cpu, uploads, False, found.predicted, found.limiting, found.lane_times
     )
+
+
+def _decoded(counts: Sequence[int], used: Sequence[int], resident: frozenset[int], costs: Costs) -> Assignment:
+    """The plan of a call of few tokens: few different ones occur, and each is made once."""
+    held = [e for e in used if e in resident]
+    missing = most_used_first((e for e in used if e not in resident), counts)
+    found = _cut(tuple(sorted(counts[e] for e in held)), tuple(counts[e] for e in missing), costs)
+    copies = len(found.copied)
+    cpu = tuple(sorted(missing[copies:]))
+    uploads = _uploads(cpu, counts, found.predicted - found.lane_times["link"], costs) if cpu else ()
+    return Assignment(
+        tuple(held), tuple(missing[:copies]), cpu, uploads, False, found.predicted, found.limiting, found.lane_times
+    )
+
+
+@lru_cache(maxsize=4096)
+def _cut(held: tuple[int, ...], missing: tuple[int, ...], costs: Costs) -> Plan:
+    """The plan of experts with so many tokens: those on the device, and the others in the order of their copies."""
+    from .plan import plan
+
+    return plan([*held, *missing], range(len(held)), costs)
 
 
 def _uploads(cpu: Sequence[int], counts: Sequence[int], slack: float, costs: Costs) -> tuple[int, ...]:

@@ -95,6 +95,8 @@ def offload(
     *,
     store: ExpertStore | str | Path | None = None,
     cpu_format: str = "auto",
+    batch: int = 1,
+    max_length: int | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Offloaded:
@@ -106,6 +108,8 @@ def offload(
                 folder, under the weights' fingerprint; one that is there is used again
     cpu_format  "auto": the narrowest that holds the weights exactly; or a format of `experts.pack`, and then a lossy
                 one needs exact=False
+    batch, max_length   with gpu_budget="auto": rows, and tokens of each, whose keys and values find room on the GPU
+                beside the experts. Default: one row of the generation config's max_length, or of 4096
     progress    is told (bytes done, bytes in all or None, what) while a store is built
     options     the Engine's keywords: device, gpu_budget, cache, prefill, exact, guard, lanes, threads, calibration,
                 profile, adaptive
@@ -115,7 +119,8 @@ def offload(
     no parameter asks for a gradient any more. Raises UnsupportedModel with the class and the property, StoreMismatch
     for a store of other weights, ValueError for arguments, ImportError where transformers is not installed.
     """
-    return Offloaded(_adapter().attach(model, store=store, cpu_format=cpu_format, progress=progress, **options))
+    given: dict[str, Any] = {"store": store, "cpu_format": cpu_format, "batch": batch, "max_length": max_length}
+    return Offloaded(_adapter().attach(model, **given, progress=progress, **options))
 
 
 def from_pretrained(
@@ -124,6 +129,8 @@ def from_pretrained(
     store: ExpertStore | str | Path | None = None,
     dtype: torch.dtype | None = None,
     cpu_format: str = "auto",
+    batch: int = 1,
+    max_length: int | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Offloaded:
@@ -132,11 +139,11 @@ def from_pretrained(
     dtype   of what is no expert, and of the numbers that experts stand for; default: the checkpoint's
 
     The model is made on the meta device; what is no expert is loaded to the engine's device, and the experts go from
-    the checkpoint's files to the store one at a time, the codes of a quantised checkpoint bit for bit. The other
-    keywords, and what is raised, as in `offload`.
+    the checkpoint's files to the store one at a time, the codes of a quantised checkpoint bit for bit. `progress` is
+    told of both. The other keywords, and what is raised, as in `offload`.
     """
-    adapter = _adapter()
-    return Offloaded(adapter.load(path, store=store, dtype=dtype, cpu_format=cpu_format, progress=progress, **options))
+    given: dict[str, Any] = {"store": store, "cpu_format": cpu_format, "batch": batch, "max_length": max_length}
+    return Offloaded(_adapter().load(path, dtype=dtype, **given, progress=progress, **options))
 
 
 def _adapter() -> Any:

@@ -7,6 +7,7 @@ ended by then or not: a kernel waits for it. So the content is a function of the
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 from .slots import Slot
@@ -98,7 +99,7 @@ class Cache:
 
 def counts_of(counts: Sequence[int]) -> dict[int, int]:
     """{expert: tokens} of those that have any."""
-    return {e: n for e, n in enumerate(counts) if n}
+    return {e: counts[e] for e in compress(range(len(counts)), counts)}
 
 
 def most_used_first(experts: Iterable[int], counts: Sequence[int]) -> list[int]:

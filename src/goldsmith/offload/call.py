@@ -75,13 +75,14 @@ class Outcome:
     rows: Tensor
     flags: Tensor | None
     out: Tensor
-    place: Tensor | None = None
+    place: Tensor | list[int] | None = None
     slots: dict[int, tuple[Slot, int]] = field(default_factory=dict)
     host: tuple[Tensor, Tensor] | None = None
 
     def at(self, routes: Tensor) -> Tensor:
         """Where the rows of these routes (on the CPU) are."""
-        return (routes if self.place is None else self.place[routes].long().clamp(min=0)).to(self.rows.device)
+        place = routes if self.place is None else torch.as_tensor(self.place)[routes].long().clamp(min=0)
+        return place.to(self.rows.device)
 
     def rows_of(self, routes: Tensor) -> Tensor:
         return self.rows[self.at(routes)]
@@ -89,7 +90,7 @@ class Outcome:
     def known_flags(self) -> Tensor:
         """The flags [T k] on the CPU; found out now, where no kernel has set them."""
         if self.flags is None:
-            place = torch.arange(len(self.rows)) if self.place is None else self.place
+            place = torch.arange(len(self.rows)) if self.place is None else torch.as_tensor(self.place)
             finite = torch.isfinite(self.rows_of(torch.arange(len(place)))).all(1).cpu()
             self.flags = (~finite & (place >= 0)).to(torch.uint8)
         return self.flags

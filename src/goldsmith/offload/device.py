@@ -1,8 +1,10 @@
 """The lanes with a GPU: the CPU's kernel in a thread, copies on a stream, kernels of the device on the caller's stream.
 
-Order of a call: ids to the host (the one wait), CPU work, copies, device work, the CPU's rows, merge. Rows lie sorted
-by lane and expert, so that what a lane makes is one range of them; `place` says where a route's row is. Threads launch
-nothing on the GPU. What a kernel reads was written before it in its stream, or behind an event that it waits for.
+Order of a call: ids to the host, and the rows of x beside them if they are few (the one wait), CPU work, copies, device
+work, the CPU's rows, merge. Rows lie sorted by lane and expert, so that what a lane makes is one range of them; `place`
+says where a route's row is. Threads launch nothing on the GPU. What a kernel reads was written before it in its stream,
+or behind an event that it waits for. Between the wait and the last launch the device has little to do or nothing, so
+what is done there is done in few steps: lists go over in one copy, launches and views are kept.
 """
 
 from __future__ import annotations
@@ -18,16 +20,17 @@ from .budget import Spending
 from .call import Call, Outcome
 from .faults import Faults
 from .filling import Filling, Streaming, Wave
-from .kernel import kernel_dtype, loaded, rows_of
+from .kernel import kernel_dtype, loaded
+from .lane import Lane
 from .routes import Sorted, sort_routes
 from .slots import Ring, begin_reading, end_reading
 from .statistics import Counts
 from .store import ExpertStore
-from .streams import DONE, Worker
+from .streams import DONE
 from .trace import Trace
-from .transit import Transit
+from .transit import Packets, Transit
 
-_UPLOADS = 8  # small lists on their way to the device at a time
+EARLY = 64  # tokens whose x comes to the CPU with their ids: 256 KiB of 2048 numbers, some 6 us
 _MARKS = 256  # timings that wait to be read
 
 Look = Callable[[Call, Outcome, bool], None]
@@ -42,18 +45,23 @@ class DeviceLanes:
         self.threads, self.keep, self.faults, self.trace, self.tally = threads, keep, faults, trace, tally
         self.look, self.most_rows = look, max(1, spending.rows)
         self.transport: tuple[str, str] = machine.way
-        self.copies, self.worker = machine.copies, Worker("goldsmith CPU lane")
+        self.copies, self.cpu = machine.copies, Lane(store.options, threads)
         rows, on = self.most_rows, {"device": machine.device}
         with torch.inference_mode(False):
             self.rows = torch.empty(rows, store.hidden_size, **on)
             self.h = torch.empty(rows * store.intermediate_size, **on)
-            self.lists = [torch.empty(3 * rows, dtype=torch.int32, **on) for _ in range(2)]
-            self.tiles = [torch.empty(3 * (rows // 16 + 1024), dtype=torch.int32, **on) for _ in range(_UPLOADS)]
+            self.lists = torch.empty(3 * rows, dtype=torch.int32, **on)  # filled anew behind its readers, in a stream
+            self.tiles = torch.empty(3 * (rows // 4 + 1024), dtype=torch.int32, **on)
             self.dirty = machine.host(4).view(torch.int32)
-        self.dirty.zero_()
+            self._routes = torch.empty(1, rows, dtype=torch.int64)
+            self._flags = torch.empty(rows, dtype=torch.uint8)
+        self.h_narrow = self.h.view(torch.bfloat16)
+        self._dirty = self.dirty.numpy()  # the same word, without torch's cost of an operation
+        self._dirty[0] = 0
         self.ids, self.x, self.made = (Transit(machine.host) for _ in range(3))
-        self.small, self.large = Transit(machine.host, _UPLOADS), Transit(machine.host)
-        self._turn = 0
+        self.heads, self.small = Packets(machine.host, machine.device, 2), Packets(machine.host, machine.device)
+        self.large = Transit(machine.host, 8)
+        self._early: tuple[Tensor, Tensor] | None = None
         self._last: Any = None  # the compute stream of the last call, and where that call ended in it
         self._end: Any = DONE
         self._pending: tuple[Call, Outcome] | None = None
@@ -61,47 +69,65 @@ class DeviceLanes:
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
-    def to_host(self, index: Tensor) -> Tensor:
-        """The ids on the CPU; by then the flags of the call before are known, too."""
+    def to_host(self, index: Tensor, x: Tensor, alone: bool) -> Tensor:
+        """The ids on the CPU; by then the flags of the call before are known, too. alone: the CPU will not need x.
+
+        They are valid until the second call after this one.
+        """
         stream = self._stream()
         host = self.ids.take(tuple(index.shape), index.dtype)
-        stream.run(lambda: host.copy_(index, non_blocking=True))
-        event = stream.record()
-        event.synchronize()
-        self.ids.give_back(event)
+        self._early = None
+        if not alone and len(x) <= EARLY:
+            self._early = x, self.x.take(tuple(x.shape), x.dtype)
+
+        def work() -> None:
+            host.copy_(index, non_blocking=True)
+            if self._early is not None:
+                self._early[1].copy_(x, non_blocking=True)
+
+        stream.run(work)
+        stream.record().synchronize()
         self.look_back()
         if len(self._marks) > _MARKS:
             self._read_marks()
-        return host.clone()
+        return host
 
     def run(self, call: Call) -> Outcome:
         stream, given = self._stream(), call.assignment
         where = sort_routes(call.ids, call.counts, given.cpu)
-        place, tokens = self._lists(call, where, stream)
         outcome = Outcome(self.rows, None, call.given, where.place)
-        done = self._begin_cpu(call, where, stream) if given.cpu else None
+        early = self._begin_cpu(call, where, stream) if given.cpu and self._here(call) else None
         begin = self.machine.mark(stream)
         waves = self._waves(call)
-        for wave in waves:
-            self._device(call, outcome, where, tokens, wave, stream)
+        wave = next(waves, None)  # its copies are on their way
+        made = early
+        if given.cpu and made is None:
+            made = self._begin_cpu(call, where, stream)
+        sent = self._lists(call, where, wave, stream)
+        place, tokens, tiles = sent
+        while wave is not None:
+            self._device(call, outcome, where, tokens, wave, tiles, stream)
+            wave, tiles = next(waves, None), None
         end = self.machine.mark(stream)
-        self._mark(call.tally, "device", begin, end, layer=call.layer, tokens=len(call.x))
-        if done is not None:
-            self._finish_cpu(call, outcome, where, done, stream)
-            end = self.machine.mark(stream)
+        if made is not None:
+            self._finish_cpu(call, outcome, where, made, stream)
         if self.faults.on:
             self.faults.computed(call, outcome)
+        before = end if made is None else self.machine.mark(stream)
         stream.run(lambda: self._merge(call, outcome, place))
-        self._mark(call.tally, "merge", end, self.machine.mark(stream), layer=call.layer, tokens=len(call.x))
-        self._end = stream.record()
+        self._end = self.machine.mark(stream)
+        self.heads.give_back(self._end)
+        self.made.give_back(self._end)
+        self._mark(call.tally, "device", begin, end, layer=call.layer, tokens=len(call.x))
+        self._mark(call.tally, "merge", before, self._end, layer=call.layer, tokens=len(call.x))
         self._pending = (call, outcome)
         return outcome
 
     def look_back(self) -> None:
         """What the guard has to say of the last call, whose work is done."""
         pending, self._pending = self._pending, None
-        wrong = bool(self.dirty[0])
-        self.dirty.zero_()
+        wrong = bool(self._dirty[0])
+        self._dirty[0] = 0
         if pending is not None:
             self.look(*pending, wrong)
 
@@ -117,11 +143,11 @@ class DeviceLanes:
 
     def close(self) -> None:
         self._end.synchronize()
-        self.worker.close()
+        self.cpu.close()
         self.machine.close()
         self._pending = None
         self._marks.clear()
-        del self.rows, self.h, self.lists, self.tiles
+        del self.rows, self.h, self.h_narrow, self.lists, self.tiles, self.heads, self.small
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 
@@ -134,54 +160,84 @@ class DeviceLanes:
             self._last = handle
         return stream
 
-    def _lists(self, call: Call, where: Sorted, stream: Any) -> tuple[Tensor, Tensor]:
-        """place [T, k] and the token of each sorted row, on the device, in one copy."""
+    def _lists(
+        self, call: Call, where: Sorted, wave: Wave | None, stream: Any
+    ) -> tuple[Tensor, Tensor, tuple[Any, Tensor] | None]:
+        """place [T k] and the token of each sorted row, on the device; of few routes the first wave's tiles, too."""
+        k, config = max(1, call.ids.shape[1]), None
+        if isinstance(where.order, list) and isinstance(where.place, list):
+            tiles: list[int] = []
+            if wave is not None:
+                config, tiles = self._tiles(call, where, wave)
+            tokens = [route // k for route in where.order]
+            parts = self.heads.send((where.place, tokens, tiles), stream)
+            return parts[0], parts[1], None if config is None else (config, parts[2].view(3, -1))
         routes, rows = call.routes, len(where.order)
         host = self.large.take((routes + rows,), torch.int32)
-        host[:routes] = where.place
-        host[routes:] = where.order // max(1, call.ids.shape[1])
-        self.lists.reverse()
-        device = self.lists[0][: routes + rows]
+        host[:routes] = torch.as_tensor(where.place)
+        host[routes:] = torch.as_tensor(where.order) // k
+        device = self.lists[: routes + rows]
         stream.run(lambda: device.copy_(host, non_blocking=True))
         self.large.give_back(stream.record())
-        return device[:routes].view(call.ids.shape), device[routes:]
+        return device[:routes], device[routes:], None
 
-    def _begin_cpu(self, call: Call, where: Sorted, stream: Any) -> tuple[Any, Tensor]:
-        n = where.leading
-        x = self.x.take(tuple(call.x.shape), call.x.dtype)
-        stream.run(lambda: x.copy_(call.x, non_blocking=True))
-        arrived = stream.record()
+    def _tiles(self, call: Call, where: Sorted, wave: Wave) -> tuple[Any, list[int]]:
+        """How the kernels are to run, and the tiles of a wave: its slots, first rows and rows, one after the other."""
+        panels = loaded("experts._kernels.panels")
+        counts = [call.counts[e] for e, _ in wave]
+        config = panels.pick(max(counts))
+        starts = [where.start[e] for e, _ in wave]
+        slots, first, rows = panels.tiles_of([slot.index for _, slot in wave], counts, starts, config.rows)
+        return config, [*slots, *first, *rows]
+
+    def _sent(self, call: Call, where: Sorted, wave: Wave, stream: Any) -> tuple[Any, Tensor]:
+        """The same on the device."""
+        config, listed = self._tiles(call, where, wave)
+        if len(listed) <= self.small.size:
+            (tiles,) = self.small.send((listed,), stream)
+            self.small.give_back(stream.record())
+        else:
+            host = self.large.take((len(listed),), torch.int32)
+            host.copy_(torch.tensor(listed, dtype=torch.int32))
+            tiles = self.tiles[: len(listed)]
+            stream.run(lambda: tiles.copy_(host, non_blocking=True))
+            self.large.give_back(stream.record())
+        return config, tiles.view(3, -1)
+
+    def _here(self, call: Call) -> bool:
+        """Whether the call's x came over with its ids; not if it is a part of it, or something else was put there."""
+        return self._early is not None and self._early[0] is call.given
+
+    def _begin_cpu(self, call: Call, where: Sorted, stream: Any) -> Tensor:
+        """The rows that the CPU's lane is making."""
+        n, k = where.leading, call.ids.shape[1]
+        if self._here(call) and self._early is not None:
+            x = self._early[1]
+        else:
+            x = self.x.take(tuple(call.x.shape), call.x.dtype)
+            stream.run(lambda: x.copy_(call.x, non_blocking=True))
+            stream.record().synchronize()
         call.tally.bytes_d2h += x.nbytes
         made = self.made.take((n, self.store.hidden_size), torch.float32)
-        routes = where.order[:n]
-        ids = call.ids.view(-1)[routes].view(n, 1)
+        order = torch.as_tensor(where.order)[:n]
+        ids = self._routes[:, :n]
+        torch.index_select(call.ids.view(-1).long(), 0, order, out=ids[0])
+        if len(x) > 1:
+            x, ids = x.index_select(0, order // k), ids.view(n, 1)
+        self.cpu.begin(x.to(kernel_dtype(x.dtype)), ids, self.store.experts(call.layer), made, self._flags[:n])
+        return made
 
-        def work() -> None:
-            arrived.synchronize()
-            begin = time.perf_counter()
-            some = x.index_select(0, routes // call.ids.shape[1]).to(kernel_dtype(x.dtype))
-            flags = torch.empty(n, dtype=torch.uint8)
-            rows_of(some, ids, self.store.experts(call.layer), made, flags, self.store.options, self.threads)
-            end = time.perf_counter()
-            experts = len(call.assignment.cpu)
-            call.tally.t_cpu += end - begin
-            call.tally.bytes_store_read += experts * self.store.expert_nbytes(call.layer)
-            self.trace.span("cpu", "experts", begin, end, layer=call.layer, experts=experts, tokens=len(x))
-
-        self.worker.run(work)
-        done = self.worker.record()
-        self.x.give_back(done)
-        return done, made
-
-    def _finish_cpu(self, call: Call, outcome: Outcome, where: Sorted, done: tuple[Any, Tensor], stream: Any) -> None:
-        event, made = done
-        begin = time.perf_counter()
-        event.synchronize()
-        call.tally.t_wait += time.perf_counter() - begin
+    def _finish_cpu(self, call: Call, outcome: Outcome, where: Sorted, made: Tensor, stream: Any) -> None:
+        waited = time.perf_counter()
+        begin, end = self.cpu.end()
+        call.tally.t_wait += time.perf_counter() - waited
+        call.tally.t_cpu += end - begin
+        experts = len(call.assignment.cpu)
+        call.tally.bytes_store_read += experts * self.store.expert_nbytes(call.layer)
+        self.trace.span("cpu", "experts", begin, end, layer=call.layer, experts=experts, tokens=len(call.x))
         stream.run(lambda: self.rows[: len(made)].copy_(made, non_blocking=True))
-        self.made.give_back(stream.record())
         call.tally.bytes_h2d += made.nbytes
-        outcome.host = (made, where.order[: len(made)])
+        outcome.host = (made, torch.as_tensor(where.order[: len(made)]))
 
     def _waves(self, call: Call) -> Iterator[Wave]:
         given = call.assignment
@@ -192,29 +248,17 @@ class DeviceLanes:
         filling = Filling(call.layer, given, call.cache, self.ring, self.copies, self._copy, keep=self.keep)
         return filling.waves(call.tally)
 
-    def _device(self, call: Call, outcome: Outcome, where: Sorted, tokens: Tensor, wave: Wave, stream: Any) -> None:
-        panels = loaded("experts._kernels.panels")
+    def _device(
+        self, call: Call, outcome: Outcome, where: Sorted, tokens: Tensor, wave: Wave,
+        sent: tuple[Any, Tensor] | None, stream: Any,
+    ) -> None:  # fmt: skip
         slots = [slot for _, slot in wave]
-        counts = [call.counts[e] for e, _ in wave]
-        config = panels.pick(max(counts))
-        listed = panels.tiles_of([s.index for s in slots], counts, [where.start[e] for e, _ in wave], config.rows)
-        host = self.small.take((3, len(listed[0])), torch.int32)
-        host.copy_(torch.tensor(listed, dtype=torch.int32))
-        self._turn = (self._turn + 1) % _UPLOADS
-        tiles = self.tiles[self._turn][: host.numel()].view(host.shape)
-        narrow = call.x.dtype == torch.bfloat16
-        h = self.h.view(torch.bfloat16) if narrow else self.h
-        h = h[: len(tokens) * self.store.intermediate_size].view(len(tokens), -1)
-
-        def work() -> None:
-            tiles.copy_(host, non_blocking=True)
-            base = slots[0].arena.base
-            panels.panels_forward(call.x, tokens, tiles, base, h, self.rows, config, **self.store.options)
-
+        config, tiles = sent or self._sent(call, where, wave, stream)
+        h = self.h_narrow if call.x.dtype == torch.bfloat16 else self.h
+        forward, base = loaded("experts._kernels.panels").panels_forward, slots[0].arena.base
         begin_reading(slots, stream)
-        stream.run(work)
+        stream.run(lambda: forward(call.x, tokens, tiles, base, h, self.rows, config, **self.store.options))
         end_reading(slots, stream)
-        self.small.give_back(slots[0].last_use)
         for expert, slot in wave:
             outcome.slots[expert] = (slot, slot.generation)
 

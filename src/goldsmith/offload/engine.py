@@ -134,7 +134,7 @@ class Engine:
             x, top_k_index, top_k_weights = x.cpu(), top_k_index.cpu(), top_k_weights.cpu()
         with self._lock, torch.no_grad():
             tally = self._tally(layer)
-            ids, counts, skips = self._routed(layer, top_k_index, experts)
+            ids, counts, skips = self._routed(layer, top_k_index, x, experts)
             weights = top_k_weights.float()
             if skips:
                 weights = weights.masked_fill(ids.to(weights.device) < 0, 0.0)
@@ -160,9 +160,9 @@ class Engine:
         self._positions = 0
         self.flush()
 
-    def _routed(self, layer: int, index: Tensor, experts: int) -> tuple[Tensor, list[int], bool]:
+    def _routed(self, layer: int, index: Tensor, x: Tensor, experts: int) -> tuple[Tensor, list[int], bool]:
         """ids [T, k] on the host with -1 where a slot is skipped, tokens of each expert, and whether any is skipped."""
-        ids = self._lanes.to_host(index)
+        ids = self._lanes.to_host(index, x, self._caches[layer].capacity >= experts)
         counts, skips = counted(layer, ids, experts)
         if skips:
             ids = ids.masked_fill(ids == experts, -1)

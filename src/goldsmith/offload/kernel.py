@@ -33,15 +33,16 @@ def rows_of(
     `threads` threads (0: torch's number); else the operator's own choice.
     """
     if x.is_cpu and native.reason() is None:
-        _native(x, ids, base, rows, flags, options, threads)
+        native_call(x, ids, base, rows, flags, options, threads).run("forward", "offload.Engine", ids)
         return
     T, k = ids.shape
     slots(x, ids, base, out=rows.view(T, k, -1), flags=flags.view(T, k), **options)
 
 
-def _native(
+def native_call(
     x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor, options: Mapping[str, Any], threads: int
-) -> None:
+) -> Any:
+    """The arguments of the library's call that does what `rows_of` says, and what they point at."""
     from ..experts._native_abi import Call
 
     named = {
@@ -53,7 +54,7 @@ def _native(
         call.args.threads = threads
     call.keep("rows", rows)
     call.keep("flags", flags)
-    call.run("forward", "offload.Engine", ids)
+    return call
 
 
 def loaded(module: str) -> ModuleType:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .store import ExpertStore
-from .streams import CudaStream, Inline, Worker
+from .streams import CudaStream, CurrentStream, Done, Inline, Worker
 
 
 class Cuda:
@@ -31,7 +31,7 @@ class Cuda:
         self._began = time.perf_counter()
 
     def compute(self) -> CudaStream:
-        return CudaStream(torch.cuda.current_stream(self.device))
+        return CurrentStream(torch.cuda.current_stream(self.device))
 
     def host(self, nbytes: int) -> Tensor:
         """Pinned bytes of the CPU."""
@@ -62,6 +62,13 @@ class Cuda:
         self.transport.close()
 
 
+class Mark(Done):
+    """A moment that was."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+
 class Simulated:
     device = torch.device("cpu")
 
@@ -78,14 +85,14 @@ class Simulated:
     def copy(self, source: Tensor, into: Tensor) -> None:
         into.copy_(source)
 
-    def mark(self, stream: Any) -> float:
-        return time.perf_counter()
+    def mark(self, stream: Any) -> Mark:
+        return Mark(time.perf_counter())
 
-    def seconds(self, begin: float, end: float) -> float:
-        return end - begin
+    def seconds(self, begin: Mark, end: Mark) -> float:
+        return end.at - begin.at
 
-    def when(self, mark: float) -> float:
-        return mark
+    def when(self, mark: Mark) -> float:
+        return mark.at
 
     def settle(self) -> None:
         self.copies.record().synchronize()

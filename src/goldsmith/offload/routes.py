@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -15,12 +16,13 @@ from .routing import FEW
 class Sorted:
     """P routes that are not skipped.
 
-    order   [P] the route of each sorted row. place: [T k] int32, the sorted row of each route, -1 where it is skipped
+    order   [P] the route of each sorted row. place: [T k] int32, the sorted row of each route, -1 where it is skipped.
+            Both are lists where the routes are few
     start   {expert: its first sorted row}; of `first`, whose rows come first, `leading` rows in all
     """
 
-    order: Tensor
-    place: Tensor
+    order: Tensor | list[int]
+    place: Tensor | list[int]
     start: dict[int, int]
     leading: int
 
@@ -29,7 +31,7 @@ def sort_routes(ids: Tensor, counts: Sequence[int], first: Sequence[int]) -> Sor
     """ids [T, k] on the CPU, -1 where a slot is skipped; the experts `first` lead, each group in ascending order."""
     leading = sorted(first)
     ahead = set(leading)
-    experts = leading + [e for e, n in enumerate(counts) if n and e not in ahead]
+    experts = leading + [e for e in compress(range(len(counts)), counts) if e not in ahead]
     start, at = {}, 0
     for e in experts:
         start[e] = at
@@ -56,4 +58,4 @@ def _sort_few(ids: Tensor, start: dict[int, int], rows: int, leading: int) -> So
         free[expert] = at + 1
         order[at] = route
         place.append(at)
-    return Sorted(torch.tensor(order, dtype=torch.int64), torch.tensor(place, dtype=torch.int32), start, leading)
+    return Sorted(order, place, start, leading)

@@ -149,3 +149,10 @@ class CudaStream:
         event = torch.cuda.Event()
         event.record(self.stream)
         return event
+
+
+class CurrentStream(CudaStream):
+    """The stream that is current where this is made, as long as it is: work goes there as it is."""
+
+    def run(self, work: Work) -> None:
+        work()

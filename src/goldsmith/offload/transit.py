@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,3 +39,44 @@ class Transit:
     def give_back(self, event: Any) -> None:
         """The buffer that was taken last is free once this has happened."""
         self._free[self._at] = event
+
+
+class Packets:
+    """Short lists of whole numbers on their way to the device, several in one copy; `count` packets in turn.
+
+    Few torch operations: each would take as long as the lists themselves. A packet is filled anew when the event given
+    for it has happened.
+    """
+
+    def __init__(self, allocate: Callable[[int], Tensor], device: Any, count: int = 8, size: int = 1024) -> None:
+        with torch.inference_mode(False):
+            self._hosts = [allocate(4 * size).view(torch.int32) for _ in range(count)]
+            self._devices = [torch.empty(size, dtype=torch.int32, device=device) for _ in range(count)]
+        self._numbers = [host.numpy() for host in self._hosts]
+        self._free: list[Any] = [DONE] * count
+        self._views: dict[tuple[int, ...], tuple[Tensor, Tensor, tuple[Tensor, ...]]] = {}
+        self._at, self.size = 0, size
+
+    def send(self, lists: Sequence[Sequence[int]], stream: Any) -> tuple[Tensor, ...]:
+        """The lists on the device, one after the other in one piece of memory: at most `size` numbers in all."""
+        self._at = at = (self._at + 1) % len(self._hosts)
+        self._free[at].synchronize()
+        self._free[at] = DONE
+        key = (at, *map(len, lists))
+        views = self._views.get(key)
+        if views is None:
+            views = self._views[key] = self._cut(at, key[1:])
+        host, device, parts = views
+        self._numbers[at][: len(host)] = [number for numbers in lists for number in numbers]
+        stream.run(lambda: device.copy_(host, non_blocking=True))
+        return parts
+
+    def give_back(self, event: Any) -> None:
+        """The packet that was sent last is free once this has happened."""
+        self._free[self._at] = event
+
+    def _cut(self, at: int, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        if len(self._views) > 4096:
+            self._views.clear()
+        host, device = self._hosts[at][: sum(sizes)], self._devices[at][: sum(sizes)]
+        return host, device, device.split(sizes)

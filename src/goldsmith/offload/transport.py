@@ -22,6 +22,7 @@ from torch import Tensor
 from .store import ExpertStore
 
 _READ_ONLY = 8  # cudaHostRegisterReadOnly
+_HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 _READ_ONLY_SUPPORTED = 113  # cudaDevAttrHostRegisterReadOnlySupported
 _BUFFERS = 4  # of a ring: one is filled while others are on their way
 _SHARE = 0.8  # of the memory that is free: locking more would push out what others need
@@ -42,6 +43,7 @@ class Transport:
         self.device = torch.device(device)
         self._stride = store.blocks.stride
         self._registration: Registration | None = None
+        self._cuda: Any = None
         self._ring: Ring | None = None
         if self.device.type != "cuda":
             if force not in (None, "memory"):
@@ -69,10 +71,11 @@ class Transport:
             return f"the store has {store.nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free"
         with torch.cuda.device(self.device):
             torch.cuda.current_stream().synchronize()  # the device has a context now
-            found = register(store.whole(), self.device.index or torch.cuda.current_device(), runtime())
+            cuda = runtime()
+            found = register(store.whole(), self.device.index or torch.cuda.current_device(), cuda)
         if isinstance(found, str):
             return found
-        self._registration = found
+        self._registration, self._cuda = found, cuda
         return None
 
     def _fill_ring(self, store: ExpertStore) -> str | None:
@@ -95,17 +98,31 @@ class Transport:
         if self.device.type != "cuda":
             move(source, out)
             return
+        if self._cuda is not None:
+            self._copy_registered(source, out, stream or torch.cuda.current_stream(self.device))
+            return
         with torch.cuda.stream(stream):
             if self._ring is not None:
                 self._ring.copy(source, out)
             else:
-                out.copy_(source, non_blocking=self._registration is not None)
+                out.copy_(source)
+
+    def _copy_registered(self, source: Tensor, out: Tensor, stream: Any) -> None:
+        """As torch would, which takes 10 us more of the caller's time for it."""
+        status = self._cuda.cudaMemcpyAsync(
+            ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(source.data_ptr()), ctypes.c_size_t(source.numel()),
+            ctypes.c_int(_HOST_TO_DEVICE), ctypes.c_void_p(stream.cuda_stream),
+        )  # fmt: skip
+        if status:
+            self._cuda.cudaGetLastError()
+            text = self._cuda.cudaGetErrorString(ctypes.c_int(status)).decode(errors="replace")
+            raise RuntimeError(f"{_OP}: a copy of {source.numel()} bytes to {self.device} failed: {text}")
 
     def close(self) -> None:
         """Gives page-locked memory back; what was copied must have arrived. Twice is fine."""
         if self._ring is not None:
             self._ring.wait()
-        self._registration = self._ring = None
+        self._registration = self._ring = self._cuda = None
 
 
 _SAID = {

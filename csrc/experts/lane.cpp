@@ -1,0 +1,88 @@
+// A lane: a thread that makes one call of experts.moe at a time, while whoever began it goes on.
+#include <pthread.h>
+#include <sched.h>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "../error.h"
+#include "abi.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+
+enum State : uint32_t { idle, begun, done, closing };
+
+}  // namespace
+
+struct gs_lane {
+    std::atomic<uint32_t> state{idle};
+    const gs_moe_args* args = nullptr;
+    gs_status status = GS_OK;
+    char message[1024] = "";
+    double begin = 0, end = 0;
+    std::thread thread{[this] { serve(); }};  // last: the others are there when it begins
+
+    void serve() {
+        pthread_setname_np(pthread_self(), "goldsmith lane");
+        for (;;) {
+            const uint32_t seen = state.load();
+            if (seen == closing) return;
+            if (seen != begun) {
+                state.wait(seen);
+                continue;
+            }
+            begin = now();
+            status = gs_moe_forward(args);
+            if (status != GS_OK) std::snprintf(message, sizeof message, "%s", gs_message());
+            end = now();
+            set(done);
+        }
+    }
+
+    void set(State next) {
+        state.store(next);
+        state.notify_all();
+    }
+
+    // Awake for a while, which costs a core that has nothing else to do: to be woken takes as long as a small call.
+    void finish() {
+        const auto until = Clock::now() + std::chrono::milliseconds(2);
+        while (state.load() == begun && Clock::now() < until) sched_yield();
+        while (state.load() == begun) state.wait(begun);
+        state.store(idle);
+    }
+};
+
+gs_status gs_lane_new(gs_lane** lane) {
+    return gs::guarded([&] { *lane = new gs_lane; });
+}
+
+gs_status gs_lane_begin(gs_lane* lane, const gs_moe_args* args) {
+    return gs::guarded([&] {
+        if (lane->state.load() != idle) gs::fail(GS_INVALID, "a lane makes one call at a time: end the one before");
+        lane->args = args;
+        lane->set(begun);
+    });
+}
+
+gs_status gs_lane_end(gs_lane* lane, double* times) {
+    return gs::guarded([&] {
+        if (lane->state.load() == idle) gs::fail(GS_INVALID, "no call was begun on this lane");
+        lane->finish();
+        times[0] = lane->begin;
+        times[1] = lane->end;
+        if (lane->status != GS_OK) gs::fail(lane->status, "%s", lane->message);
+    });
+}
+
+void gs_lane_free(gs_lane* lane) {
+    if (lane->state.load() != idle) lane->finish();
+    lane->set(closing);
+    lane->thread.join();
+    delete lane;
+}
