@@ -63,3 +63,149 @@ def test_a_declared_dtype_that_a_dict_of_tensors_does_not_have_is_refused():
         assay.TargetError, match="dtypes: bfloat16 is declared, and case .* a dict of tensors in float32"
     ):
         assay.check(target, raises=False)
+
+
+# 16 bits: torch's functions round intermediates, so they promise no float32
+
+
+def attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def causal(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def attention_formula(q, k, v):
+    scores = assay.stage("scores", q @ k.mT * q.shape[-1] ** -0.5)
+    return assay.stage("p", torch.softmax(scores, -1)) @ v
+
+
+def layer_norm(x, w, b):
+    return F.layer_norm(x, (40,), w, b)
+
+
+@assay.case()
+def heads(make):
+    return {n: make.normal(1, 2, 8, 16) for n in "qkv"}
+
+
+@assay.case()
+def rows(make):
+    return {"x": make.normal(6, 40)}
+
+
+@assay.case()
+def normed(make):
+    return {"x": make.normal(6, 40), "w": make.normal(40), "b": make.normal(40)}
+
+
+def told(candidate, golden, cases, dtype, seed=0, probes="default", **declared):
+    target = assay.Target(candidate, golden, cases=cases, name="kernel", dtypes=(dtype,), **declared)
+    return assay.check(target, seed=seed, probes=probes, raises=False)
+
+
+NUMBERS = ("values", "ensemble")
+
+
+BFLOAT16 = {"compute": torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "fn, cases, dtype, declared",
+    [
+        (attention, heads, torch.float32, {}),
+        (causal, heads, torch.bfloat16, BFLOAT16),
+        (layer_norm, normed, torch.bfloat16, BFLOAT16),
+        (lambda x: F.logsigmoid(x), rows, torch.bfloat16, BFLOAT16),
+        (lambda x: F.hardswish(x), rows, torch.bfloat16, BFLOAT16),
+        (lambda x: F.normalize(x, dim=-1), rows, torch.float16, {"compute": torch.float16}),
+    ],
+    ids=["attention", "causal", "layer_norm", "logsigmoid", "hardswish", "normalize"],
+)
+def test_torchs_functions_are_right_by_themselves_in_the_precision_they_compute_in(fn, cases, dtype, declared):
+    """Attention on a CPU makes 0 of a query that is NaN, and hardswish's gradient has NaN in whole vectors only."""
+    report = told(fn, fn, cases, dtype, seed=6, **declared)
+    assert report.verdict == "pass", str(report)
+
+
+def test_a_kernel_that_rounds_intermediates_is_told_what_to_declare():
+    report = told(layer_norm, layer_norm, normed, torch.bfloat16, probes=NUMBERS)
+    assert report.verdict == "fail"
+    assert all("if it is meant to, declare compute=torch.bfloat16" in f.text for f in report.findings), str(report)
+
+
+def test_a_kernel_that_rounds_a_stage_is_told_which_and_is_right_when_that_is_declared():
+    report = told(attention, attention_formula, heads, torch.bfloat16, probes=NUMBERS)
+    assert "declare stored={'p': 'q'}" in report.findings[0].text, str(report)
+    report = told(attention, attention_formula, heads, torch.bfloat16, probes=NUMBERS, stored={"p": "q"})
+    assert report.verdict == "pass", str(report)
+
+
+def test_a_query_that_is_nan_and_is_answered_by_zeros_is_found_by_a_formula():
+    report = told(attention, attention_formula, heads, torch.float32, probes=("values", "scaling"))
+    assert [f.text[:34] for f in report.findings] == ["values:nan is swallowed: y is fini"], str(report)
+
+
+def test_what_no_rounding_explains_carries_no_hint():
+    report = told(lambda q, k, v: attention(q, k, v) * 1.5, attention, heads, torch.bfloat16, probes=NUMBERS)
+    assert report.verdict == "fail" and not any("declare" in f.text for f in report.findings), str(report)
+
+
+@pytest.mark.parametrize("declared", [{}, BFLOAT16], ids=["float32", "bfloat16"])
+def test_a_wrong_scale_is_found_in_16_bits(declared):
+    def wrong(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, scale=0.3)
+
+    assert told(wrong, attention, heads, torch.bfloat16, probes=NUMBERS, **declared).verdict == "fail"
+
+
+# writing in place
+
+
+def edits_what_was_saved(x):
+    h = torch.exp(x)
+    y = h * x
+    h.add_(1)
+    return y
+
+
+def edits_its_input(x):
+    x.mul_(2)
+    return x * x
+
+
+@pytest.mark.parametrize(
+    "kernel, said",
+    [
+        (edits_what_was_saved, "a tensor saved for the backward (float [16, 256]"),
+        (edits_its_input, "the input x is edited in place"),
+    ],
+)
+def test_a_tensor_edited_in_place_is_told_as_that(kernel, said):
+    report = held(kernel, lambda x: torch.exp(x) * x)
+    assert report.verdict == "fail" and said in report.findings[0].text, str(report)
+    assert "RuntimeError" not in str(report) and "anomaly" not in str(report)
+
+
+def test_a_golden_that_edits_what_it_saved_is_told_so():
+    report = held(lambda x: torch.exp(x) * x, edits_what_was_saved)
+    assert report.verdict == "reference_fault" and "a tensor saved for the backward" in str(report)
+
+
+class OneNumber(torch.autograd.Function):
+    """Takes any gradient that is expanded along its last axis for that of `y.sum()`: one number."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * (g.flatten()[0] if g.stride(-1) == 0 else g)
+
+
+def test_a_gradient_that_is_one_number_for_every_row_is_sent_too():
+    report = held(lambda x: OneNumber.apply(x), lambda x: x.square())
+    assert report.verdict == "fail" and "along its last axis" in report.findings[0].text, str(report)

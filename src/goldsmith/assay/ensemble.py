@@ -292,14 +292,19 @@ def _softmax_backward(m: LegalOrder, grad: Tensor, y: Tensor, dim: int, dtype=No
     """y (g - s); by formula y g - y s, with an s that was rounded apart from g.
 
     Attention kernels take s from sum(g_out out), other sums than those that g = g_out v^T consists of: where p = 1
-    their g - s is rounding, and not the 0 that g - sum(g p) gives.
+    their g - s is rounding, and not the 0 that g - sum(g p) gives. Where the terms of a row's sums cancel, its numbers
+    do not show how large the terms were: those of the other rows do.
     """
     if not (m.by_formula and y.dim() and y.numel()):
         with m:
             return softmax_backward(grad, y, dim, dtype)
     generator = torch.Generator().manual_seed(m.random.randrange(2**31))
     signs = torch.randint(0, 2, grad.shape, generator=generator).to(grad.device, grad.dtype) * 2 - 1
-    apart = grad + signs * (torch.finfo(grad.dtype).eps / 2) * grad.abs().amax(dim, keepdim=True)
+    size = grad.abs().amax(dim, keepdim=True)
+    if grad.dim() > 1:
+        across = (dim, -2 if dim % grad.dim() == grad.dim() - 1 else -1)
+        size = torch.maximum(size, grad.square().mean(across, keepdim=True).sqrt())
+    apart = grad + signs * (torch.finfo(grad.dtype).eps / 2) * size
     return y * grad - y * orders.reduce(apart * y, dim, True, m.order())
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from . import limits
+from . import inplace, limits
 from .results import TargetError
 
 _STEP = torch.finfo(torch.float64).eps ** (1 / 3)
@@ -176,7 +176,9 @@ def _attempt(check: SelfCheck, what: str, watch, call, leaves) -> dict[str, Tens
     except Exception as error:
         if limits.out_of_memory(error):
             raise
-        check.problems.append(f"{what} raised {type(error).__name__}: {error}{_where(error)}")
+        edits = inplace.edited(error)
+        said = f"{type(error).__name__}: {error}" if edits is None else f"on an {edits}"
+        check.problems.append(f"{what} raised {said}{_where(error)}")
         return None
     for name, t in leaves.items():
         if name in own and not _equal(own[name].detach(), t):

@@ -5,7 +5,7 @@ Names are those of a run: outputs `y`, saved results `saved.h`, stages `h`, grad
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +32,10 @@ class References:
     decisions: stage -> the candidate's legal decision, which the golden's stage returns.
     """
 
-    def __init__(self, material: Material, run: Run, decisions: Mapping[str, Tensor] | None = None, seed: int = 0):
+    def __init__(
+        self, material: Material, run: Run, decisions: Mapping[str, Tensor] | None = None, seed: int = 0,
+        compute: torch.dtype | None = None, stored: Mapping[str, torch.dtype] | None = None,
+    ):  # fmt: skip
         self.material, self.run, self.seed = material, run, seed
         self.decisions = dict(decisions or {})
         self.counts: dict[str, int] = {}
@@ -49,7 +52,10 @@ class References:
         for stage, name in material.target.stored.items():
             if name in material.inputs:
                 self.stores.setdefault(stage, material.inputs[name].dtype)
-        self.compute = material.target.compute_dtype(material.inputs)
+        self.stores.update(stored or {})
+        self.compute = compute or material.target.compute_dtype(material.inputs)
+        self.unable = ""  # why the golden has no runs in 16 bits although they are declared
+        self._written: dict[bool, dict[str, Tensor]] = {}
 
     # the golden as one function of its leaves
 
@@ -182,11 +188,30 @@ class References:
     def ensemble(self) -> list[dict[str, Tensor]]:
         """Legal runs of the golden in compute precision."""
         self._count("ensemble", RUNS)
+        runs = self._legal(RUNS, self.seed, self.material.target.dot, self.material.nudged)
+        if (
+            runs and self.compute.itemsize == 2
+        ):  # torch's own operator may round less, or in other places, than a formula
+            own = self.as_written(False)
+            own = {n: t.to(self.stores.get(n, self.compute)) if t.is_floating_point() else t for n, t in own.items()}
+            runs += [own] if own else []
+        return runs
+
+    def _legal(self, k: int, seed: int, dot: str, nudged: bool = False) -> list[dict[str, Tensor]]:
+        """Legal runs in compute precision; in float32 where the golden has an operator that 16 bits do not."""
+        try:
+            return self._runs(self.compute, k, seed, dot, nudged)
+        except (GoldenError, NotImplementedError) as error:
+            if self.compute.itemsize != 2:
+                raise
+            self.unable = str(error)
+            return self._runs(torch.float32, k, seed, dot, nudged)
+
+    def _runs(self, compute: torch.dtype, k: int, seed: int, dot: str, nudged: bool) -> list[dict[str, Tensor]]:
         with _blaming_the_golden():
             return ensemble.legal_runs(
-                self.evaluate, self.leaves, compute=self.compute, stores=self.stores, k=RUNS, seed=self.seed,
-                dot=self.material.target.dot, nudged=self.material.nudged,
-            )  # fmt: skip
+                self.evaluate, self.leaves, compute=compute, stores=self.stores, k=k, seed=seed, dot=dot, nudged=nudged
+            )
 
     @cached_property
     def swings(self) -> dict[str, kinks.Swing]:
@@ -206,26 +231,51 @@ class References:
     def honest(self) -> dict[str, Tensor]:
         """One run of the golden in compute precision, stores included: what overflows in it overflows honestly."""
         self._count("plain")
-        with _blaming_the_golden():
-            return ensemble.legal_runs(
-                self.evaluate, self.leaves, compute=self.compute, stores=self.stores, k=1, seed=self.seed,
-                dot=self.material.target.dot,
-            )[0]  # fmt: skip
+        return self._legal(1, self.seed, self.material.target.dot)[0]
+
+    def as_written(self, own: bool) -> dict[str, Tensor]:
+        """The golden's own operators, nothing rewritten, in compute precision, or (own) in the dtypes of the inputs.
+
+        Operators of torch have answers to NaN, to Inf and near the ends of a dtype that no formula tells: attention on
+        a CPU makes 0 of a query that is NaN. What the golden does itself is not asked of the candidate. Empty where it
+        cannot run so.
+        """
+        if own not in self._written:
+            self._count("plain")
+            dtypes = {n: t.dtype for n, t in self.material.inputs.items()}
+            dtypes |= {f"grad_{n}": t.dtype for n, t in self.run.cotangents.items()}
+            narrowed = {
+                n: t.to(dtypes[n] if own else self.compute) if t.is_floating_point() else t
+                for n, t in self.leaves.items()
+            }
+            floating = [t.dtype for t in narrowed.values() if t.is_floating_point()]
+            try:
+                with golden.default_dtype(floating[0] if floating else self.compute):
+                    self._written[own] = self.evaluate(narrowed)
+            except Exception as error:  # in float64 it ran: there it is judged
+                if limits.out_of_memory(error):
+                    raise
+                self._written[own] = {}
+        return self._written[own]
+
+    def also(self, name: str, there: Callable[[Tensor], Tensor]) -> Tensor:
+        """The elements of a result at which the golden as written is so, in compute precision or in the inputs' own."""
+        runs = [r[name] for r in (self.as_written(True), self.as_written(False)) if name in r]
+        found = torch.zeros_like(self.values[name], dtype=torch.bool)
+        for run in runs:
+            found |= there(run) if run.shape == found.shape else False
+        return found
 
     @cached_property
     def others(self) -> list[dict[str, Tensor]]:
         """As many legal runs again; where "tf32" is promised, the first half of them keep all bits of their factors."""
         self._count("ensemble", RUNS)
         dots = dict.fromkeys(("ieee", self.material.target.dot))
-        with _blaming_the_golden():
-            return [
-                run
-                for at, dot in enumerate(dots)
-                for run in ensemble.legal_runs(
-                    self.evaluate, self.leaves, compute=self.compute, stores=self.stores, k=RUNS // len(dots),
-                    seed=self.seed + 7 + at, dot=dot, nudged=self.material.nudged,
-                )
-            ]  # fmt: skip
+        return [
+            run
+            for at, dot in enumerate(dots)
+            for run in self._legal(RUNS // len(dots), self.seed + 7 + at, dot, self.material.nudged)
+        ]
 
     def _count(self, what: str, runs: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + runs

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from . import hooks, interpreter, ladder
+from . import hooks, inplace, interpreter, ladder
 from .binding import inputs_and_scalars
 from .case import Case
 from .golden import _from_here
@@ -80,6 +80,8 @@ class Session:
         self.notes: list[Note] = []
         self.rows: list[Row] = []
         self.maps: dict[str, ErrorMap] = {}
+        self.hints: dict[str, str] = {}  # tensor -> what a finding on it adds
+        self.declared: list[tuple] = []  # (run, declaration, references) that hints were taken from
         self.problems: list[str] = []
         self.bad: set[str] = set()
         self.short = ""  # what was told of memory that was not there
@@ -215,6 +217,8 @@ class Session:
         if from_interpreter(done.error):
             self.note(NOT_JUDGED, self.target.name or "", f"cannot run in the interpreter: {what}")
             raise Ended("interpreter")
+        edits = inplace.edited(done.error, self.target.wanted_grads(self.material.inputs))
+        what = what if edits is None else edits + _place(done.error)
         self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {what}")
         return True
 

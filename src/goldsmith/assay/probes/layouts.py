@@ -105,16 +105,24 @@ def _first_line(error: Exception) -> str:
 def _expanded(session: Session, contiguous_only: bool) -> None:
     """One number sent to every element, as `y.sum().backward()` does, and the first row of every input repeated.
 
-    Both at once; when that fails, each by itself, to name the one that matters.
+    Both at once; when that fails, each by itself, to name the one that matters. When all is right, one number for every
+    row, as `y.sum(-1)` sends it: who takes a stride of 0 for one number in all has told nothing so far.
     """
     sent = {n: _one_number(c) for n, c in session.first.cotangents.items() if c.numel() > 1}
     inputs = {} if contiguous_only else _repeated_rows(session)
     if not sent and not inputs:
         return
     if _expanded_agrees(session, sent, inputs, report=not (sent and inputs)):
+        rows = {n: c[..., :1].expand(c.shape) for n, c in session.first.cotangents.items() if _has_rows(c)}
+        if rows:
+            _expanded_agrees(session, rows, {}, report=True, of=" along its last axis")
         return
     if sent and inputs and all([_expanded_agrees(session, s, i, report=True) for s, i in ((sent, {}), ({}, inputs))]):
         _expanded_agrees(session, sent, inputs, report=True)
+
+
+def _has_rows(cotangent: Tensor) -> bool:
+    return cotangent.dim() > 1 and cotangent.shape[-1] > 1 and cotangent.numel() > cotangent.shape[-1]
 
 
 def _one_number(cotangent: Tensor) -> Tensor:
@@ -131,8 +139,10 @@ def _repeated_rows(session: Session) -> dict[str, Tensor]:
     }
 
 
-def _expanded_agrees(session: Session, sent: dict[str, Tensor], inputs: dict[str, Tensor], *, report: bool) -> bool:
-    label = f"layout:stride0({', '.join([*inputs, *(f'grad_{n}' for n in sent)])})"
+def _expanded_agrees(
+    session: Session, sent: dict[str, Tensor], inputs: dict[str, Tensor], *, report: bool, of: str = ""
+) -> bool:
+    label = f"layout:stride0({', '.join([*inputs, *(f'grad_{n}{of}' for n in sent)])})"
     material = session.material.with_inputs(inputs)
     done = session.execute(NAME, label, How(cotangents=sent), material, look=report)
     if done.error is not None and inputs and session.target.mutates:

@@ -121,10 +121,8 @@ def _held(
 def _honest_passes(session: Session, reference: References, name: str) -> bool:
     """Whether a plain run of the golden in compute precision is right where the candidate is not."""
     against = reference.reference(name, "output", noise=False)
-    value = reference.honest.get(name)
-    if value is None or against is None:
-        return True
-    return ladder.judge(name, value.to(against.store), against).ok
+    runs = [run[name] for run in (reference.honest, reference.as_written(False)) if name in run]
+    return against is None or all(ladder.judge(name, value.to(against.store), against).ok for value in runs)
 
 
 def _steep(reference: References, name: str) -> bool:
@@ -165,7 +163,7 @@ def _special(session: Session, label: str, value: float, there: Callable[[Tensor
         if bool((~there(tensor) & there(expected) & torch.isfinite(tensor)).any()):
             lost[name] = ~there(tensor) & there(expected) & torch.isfinite(tensor)
     _leaked(session, golden, label, leak, there)
-    _swallowed(session, label, value, there, done, lost)
+    _swallowed(session, golden, label, value, there, done, lost)
 
 
 def _leaked(
@@ -174,6 +172,7 @@ def _leaked(
     for name, mask in leak.items():
         honest = golden.honest.get(name)
         mask = mask if honest is None else mask & ~there(honest)
+        mask = mask & ~golden.also(name, there)
         if bool(mask.any()):
             where = session.locate(name, mask)
             text = f"{label}: {name} is not finite where the golden is: {where.text}"
@@ -181,12 +180,20 @@ def _leaked(
 
 
 def _swallowed(
-    session: Session, label: str, value: float, there: Callable[[Tensor], Tensor], done: Run, lost: dict[str, Tensor]
+    session: Session,
+    golden: References,
+    label: str,
+    value: float,
+    there: Callable[[Tensor], Tensor],
+    done: Run,
+    lost: dict[str, Tensor],
 ) -> None:
     """Finite where the golden is not counts only where the element of one input makes it so, and matters there.
 
     It matters where a finite change moves the golden: 0 * Inf at a masked element is an accident of its formula.
     """
+    lost = {n: mask & ~golden.also(n, torch.isfinite) for n, mask in lost.items()}
+    lost = {n: mask for n, mask in lost.items() if bool(mask.any())}
     if not lost:
         return
     real = {name: torch.zeros_like(mask) for name, mask in lost.items()}

@@ -15,7 +15,7 @@ from ..reference import GoldenError, References
 from ..results import CERTAIN, STATISTICAL, Finding, TargetError
 from ..run import How, Material, Run
 from ..session import Ended, Session
-from . import decisions, maps
+from . import decisions, hints, maps
 
 GROSS = 0.05
 
@@ -39,6 +39,9 @@ def run(session: Session) -> None:
     session.ref = decisions.settle(session, first, plain)
     session.look("values", first)
     judge(session, first, session.ref, "values", "values", noise="ensemble" in session.selected, repeat=How())
+    if session.ref.unable:
+        text = "the golden cannot run in the declared compute precision, so its honest runs are in float32"
+        session.note("golden_raised", session.target.name or "", f"{text}: {session.ref.unable}")
     session.stages = session.ref.order
     _stages(session, first)
     if first.asked:
@@ -97,6 +100,10 @@ def judge(
             tensor, excused = _other_side(session, reference, name, tensor, against)
             if excused:
                 judgement, gross = look(name, tensor, against, confirm)
+        if gross is not None or not judgement.ok:
+            hint = hints.hint(session, done, reference, name, kind, tensor, scaled=probe == "scaling")
+            judgement.findings = [replace(f, text=f.text + hint) for f in judgement.findings]
+            gross = gross if gross is None else replace(gross, text=gross.text + hint)
         if label != "values":
             judgement.findings = [replace(f, text=f"{f.text} ({label})") for f in judgement.findings]
         if told is not None:

@@ -1,0 +1,100 @@
+"""What to declare, where a result that fails is right for a kernel that rounds intermediates to 16 bits.
+
+By default sums and intermediates are promised in float32. A kernel that keeps its probabilities in bfloat16 breaks that
+promise, on purpose or not: only its author knows, so the finding stays, and says which declaration would allow it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import ladder
+from ..bounds import unit_roundoff
+from ..reference import References
+from ..run import Run
+from ..session import Session
+
+NARROW = (torch.bfloat16, torch.float16)
+SINGLE = 8  # golden's stages that are tried one by one
+
+
+def hint(
+    session: Session, done: Run, reference: References, name: str, kind: str, tensor: Tensor | None, *, scaled: bool
+) -> str:
+    """The sentence that is added to a finding on `name`; empty where no declaration of 16 bits makes the run right.
+
+    scaled: inputs of another magnitude, where what the golden itself cannot hold in 16 bits is not asked for.
+    """
+    known = session.hints.get(name, "")
+    if not known and tensor is not None:
+        known = session.hints[name] = _made(session, done, reference, name, kind, tensor, scaled)
+    return known
+
+
+def _made(
+    session: Session, done: Run, reference: References, name: str, kind: str, tensor: Tensor, scaled: bool
+) -> str:
+    inputs = {n: t.dtype for n, t in reference.material.inputs.items() if t.dtype in NARROW}
+    if not inputs or unit_roundoff(reference.compute) >= unit_roundoff(next(iter(inputs.values()))):
+        return ""
+    input, dtype = next(iter(inputs.items()))
+    spelt = str(dtype).removeprefix("torch.")
+
+    def right(compute: torch.dtype | None, stages: tuple[str, ...] = ()) -> bool:
+        against = _declared(session, done, reference, compute, stages, dtype).reference(name, kind)
+        if against is None or not ladder.judge(name, tensor, against).ok:
+            return False
+        return against.noise.usable and not ladder.stands_out(name, tensor, against)
+
+    stages = _stages(session, reference)
+    if stages and right(None, stages):
+        alone = [s for s in stages[-SINGLE:] if right(None, (s,))] if len(stages) > 1 else []
+        needed = tuple(alone[-1:]) or stages
+        said = ", ".join(f"{s!r}: {input!r}" for s in needed)
+        what = f"stage {' or '.join(alone or stages)}" if alone or len(stages) == 1 else f"stages {', '.join(stages)}"
+        return f"; right for a kernel that rounds {what} to {spelt}: if it is meant to, declare stored={{{said}}}"
+    if right(dtype) or (scaled and _overflows(_declared(session, done, reference, dtype, (), dtype), name)):
+        return (
+            f"; right for a kernel that rounds its intermediates to {spelt}: if it is meant to, declare "
+            f"compute=torch.{spelt}"
+        )
+    return ""
+
+
+def _overflows(reference: References, name: str) -> bool:
+    """Whether the golden as written is wrong itself in that compute precision."""
+    against, value = reference.reference(name, "output", noise=False), reference.as_written(False).get(name)
+    return against is None or value is None or not ladder.judge(name, value.to(against.store), against).ok
+
+
+def _declared(
+    session: Session, done: Run, reference: References, compute: torch.dtype | None, stages: tuple[str, ...],
+    dtype: torch.dtype,
+) -> References:  # fmt: skip
+    """What the run would be judged by, had it been declared so; all of its tensors share it."""
+    session.declared = [d for d in session.declared if d[0] is done]
+    for _, how, made in session.declared:
+        if how == (compute, stages):
+            return made
+    made = References(
+        reference.material, done, reference.decisions, reference.seed, compute, dict.fromkeys(stages, dtype)
+    )
+    session.declared.append((done, (compute, stages), made))
+    return made
+
+
+def _stages(session: Session, reference: References) -> tuple[str, ...]:
+    """The golden's own floating stages of the forward, not stored in 16 bits so far."""
+    values, known = reference.values, reference.stores
+    return tuple(
+        n
+        for n in reference.order
+        if n in values
+        and not n.endswith(".grad")
+        and "#" not in n
+        and n not in reference.outputs
+        and n not in session.target.decisions
+        and values[n].is_floating_point()
+        and known.get(n) not in NARROW
+    )
