@@ -225,3 +225,17 @@ def test_it_takes_less_than_ten_seconds_of_a_processor_from_the_shell():
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
+
+
+def test_room_is_kept_for_all_prompts_and_a_gpu_that_is_full_is_a_paragraph(model, monkeypatch):
+    given = {}
+
+    def full(place, **options):
+        given.update(options)
+        raise MemoryError("offload.Engine: cuda:0 ran out of memory in a call of 9 tokens")
+
+    monkeypatch.setattr("goldsmith.offload.attach.from_pretrained", full)
+    done = run(model, "--prompt", "to be", "--prompt", "or not")
+    said = " ".join(done.stderr.split())
+    assert done.exit_code == 2 and "fewer prompts" in said and "ran out of memory in a call of 9 tokens" in said
+    assert given["batch"] == 2 and given["max_length"] > STEPS

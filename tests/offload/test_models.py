@@ -14,7 +14,7 @@ pytest.importorskip("peft", reason="comes with the extra hf")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from goldsmith.hf.offload.budget import cache_bytes
+from goldsmith.hf.offload.budget import automatic, cache_bytes
 from goldsmith.offload import attach
 from goldsmith.offload.errors import StoreMismatch
 from goldsmith.offload.store import ExpertStore
@@ -283,7 +283,31 @@ def test_the_memory_that_is_kept_for_keys_and_values_is_enough(family):
     reckoned = cache_bytes(model, 6)
     assert taken == reckoned or (taken < reckoned and "deepseek" in family)  # latent attention may keep latents alone
     model.generation_config.max_length = 24
-    assert cache_bytes(model) == 4 * reckoned
+    assert cache_bytes(model) == 4 * reckoned and cache_bytes(model, 6, rows=3) == 3 * reckoned
+
+
+def test_a_batch_and_its_length_leave_less_of_the_gpu_to_experts(monkeypatch):
+    model = models.model("mixtral")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * 2**30, 80 * 2**30))
+    room = {
+        (rows, tokens): automatic(model, torch.device("cuda"), rows, tokens) for rows in (1, 8) for tokens in (6, 60)
+    }
+    one = cache_bytes(model, 6)
+    assert room[1, 6] == 10 * 2**30 - 4 * 2**30 - one  # 5 % of 80 GiB
+    assert [room[1, 6] - room[key] for key in ((8, 6), (1, 60), (8, 60))] == [7 * one, 9 * one, 79 * one]
+    for wrong in ({"batch": 0}, {"max_length": 0}):
+        with pytest.raises(ValueError, match="wanted a whole number of at least 1"):
+            offload(model, **wrong)
+
+
+def test_progress_is_told_of_what_is_no_expert_and_of_the_experts(tmp_path):
+    models.model("mixtral").save_pretrained(tmp_path / "m")
+    told = []
+    from_pretrained(tmp_path / "m", store=tmp_path / "s", progress=lambda *said: told.append(said)).close()
+    dense = [said for said in told if said[2] == "reading what is no expert"]
+    assert len(dense) > 3 and dense[-1][0] == dense[-1][1] > dense[0][0] and told[: len(dense)] == dense
+    assert {said[2] for said in told} > {"reading what is no expert"}
 
 
 @pytest.mark.gpu

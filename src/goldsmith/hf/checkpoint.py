@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from . import codes
 
 # quant_method of config.json -> what an experts' importer is called for; formats as in `experts.pack`
 METHODS = {"compressed-tensors": "int4", "awq": "int4_asym", "fp8": "fp8_block", "mxfp4": "mxfp4"}
+Progress = Callable[[int, int | None, str], None]
 
 
 class Checkpoint:
@@ -119,8 +120,10 @@ class Checkpoint:
             raise ValueError(f"{self.folder}: {reason}")
 
 
-def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = ()) -> None:
+def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = (), progress: Progress | None = None) -> None:
     """Loads every weight that is not an expert's, in the dtype that the model has on the meta device.
+
+    progress   is told (bytes done, bytes in all, what)
 
     Linear layers that a checkpoint stores as codes are decoded. What lies below the paths in `besides` stays as it is.
     Raises ValueError for what the files do not hold.
@@ -129,10 +132,14 @@ def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = ()) ->
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     missing: list[str] = []
     used: set[str] = set()
-    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
-        if not tensor.is_meta or name.startswith(left):
-            continue
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    wanted = [(name, tensor) for name, tensor in named if tensor.is_meta and not name.startswith(left)]
+    done, total = 0, sum(tensor.nbytes for _, tensor in wanted)
+    for name, tensor in wanted:
         value = _value(source, name, used)
+        done += tensor.nbytes
+        if progress is not None:
+            progress(done, total, "reading what is no expert")
         if value is not None and value.shape != tensor.shape:
             raise ValueError(
                 f"{source.folder}: {name} is {list(value.shape)}, but the model's config says {list(tensor.shape)}"

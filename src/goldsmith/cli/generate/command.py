@@ -69,8 +69,11 @@ class Command:
                 tokenizer = text.tokenizer_of(place)
                 inputs = text.encoded(tokenizer, self.prompts, chat=given["chat"])
             with self.show.doing("loading the model") as told:
-                self.held = from_pretrained(place, store=given["store"], progress=told, **self._engine_options())
-            self._say_what_is_not_plain(inputs["input_ids"].shape[1])
+                rows, width = inputs["input_ids"].shape
+                room = {"batch": rows, "max_length": width + given["max_new_tokens"]}
+                options = room | self._engine_options()
+                self.held = from_pretrained(place, store=given["store"], progress=told, **options)
+            self._say_what_is_not_plain(width)
             self.made = text.Made([])
             with self._trace(), self.show.text(self.prompts) as written:
                 text.generate(
@@ -85,10 +88,10 @@ class Command:
             self.error = {"error": str(error)}
             self.show.failed(str(error))
             return WRONG
-        except OutOfMemoryError as error:
+        except (OutOfMemoryError, MemoryError) as error:
             raise Problem(
-                f"The GPU has too little memory: a smaller --budget, a shorter prompt or --device cpu takes less. What "
-                f"torch says: {str(error).partition('. ')[0]}."
+                "There is too little memory: a smaller --budget, a shorter prompt, fewer prompts or --device cpu takes "
+                f"less. What was said: {str(error).partition('. ')[0].removesuffix('.')}."
             ) from error
         except BrokenPipeError:
             raise

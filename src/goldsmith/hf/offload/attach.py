@@ -64,14 +64,14 @@ class Attached:
         self._hooks: list[Any] = []
         self._compile: Any = None
 
-    def begin(self, options: dict[str, Any]) -> None:
+    def begin(self, options: dict[str, Any], batch: int = 1, max_length: int | None = None) -> None:
         """Makes the engine, and then puts it in; an error before leaves the model as it was, at its home."""
         options = dict(options)
         device = chosen_device(options.get("device", "auto"))
         try:
             self.move(device)
             if device.type == "cuda" and options.get("gpu_budget", "auto") == "auto":
-                options["gpu_budget"] = automatic(self.model, device)
+                options["gpu_budget"] = automatic(self.model, device, batch, max_length)
             self.engine = Engine(self.store, **options)
         except BaseException:
             self.move(self.home)

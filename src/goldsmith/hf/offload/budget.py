@@ -25,8 +25,11 @@ def dense_bytes(model: nn.Module) -> int:
     return sum(found.values())
 
 
-def cache_bytes(model: Any, tokens: int | None = None) -> int:
-    """What keys and values of one row take at most; tokens=None: the generation config's max_length, or 4096 tokens."""
+def cache_bytes(model: Any, tokens: int | None = None, rows: int = 1) -> int:
+    """What keys and values of so many rows take at most
+
+    tokens=None: the generation config's max_length, or 4096, and at most what the model was made for.
+    """
     text = model.config.get_text_config()
     if tokens is None:
         generation = getattr(model, "generation_config", None)
@@ -37,7 +40,7 @@ def cache_bytes(model: Any, tokens: int | None = None) -> int:
     both = 2 * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
     if getattr(text, "kv_lora_rank", None):  # latent attention: some versions of transformers keep every head's
         heads, both = text.num_attention_heads, text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim
-    return text.num_hidden_layers * heads * both * tokens * model.dtype.itemsize
+    return rows * text.num_hidden_layers * heads * both * tokens * model.dtype.itemsize
 
 
 def check_fits(model: nn.Module, device: torch.device) -> None:
@@ -52,8 +55,8 @@ def check_fits(model: nn.Module, device: torch.device) -> None:
         )
 
 
-def automatic(model: Any, device: torch.device, tokens: int | None = None) -> int:
-    """Free memory, less the KV cache, less the larger of 1 GiB and 5 %; 0 where nothing is left."""
+def automatic(model: Any, device: torch.device, rows: int = 1, tokens: int | None = None) -> int:
+    """Free memory, less the KV cache of so many rows, less the larger of 1 GiB and 5 %; 0 where nothing is left."""
     torch.cuda.empty_cache()
     free, all_of_it = torch.cuda.mem_get_info(device)
-    return max(0, int(free - cache_bytes(model, tokens) - max(RESERVE, SHARE * all_of_it)))
+    return max(0, int(free - cache_bytes(model, tokens, rows) - max(RESERVE, SHARE * all_of_it)))

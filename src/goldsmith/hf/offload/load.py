@@ -23,9 +23,17 @@ EXACT = {torch.bfloat16: ("bf16", "fp32"), torch.float32: ("fp32",), torch.float
 
 
 def attach(
-    model: Any, *, store: Any = None, cpu_format: str = "auto", progress: Progress | None = None, **options: Any
+    model: Any,
+    *,
+    store: Any = None,
+    cpu_format: str = "auto",
+    batch: int = 1,
+    max_length: int | None = None,
+    progress: Progress | None = None,
+    **options: Any,
 ) -> Attached:
     """The experts of a model in memory into a store, and an engine in their place."""
+    _check_room(batch, max_length)
     layers = layers_of(model)
     if any(parameter.is_meta for layer in layers for parameter in layer.module.parameters()):
         raise ValueError(
@@ -35,7 +43,7 @@ def attach(
     home = next(layers[0].module.parameters()).device
     with torch.no_grad():
         source = Source(layers, from_module)
-        return _begin(model, layers, source, store, cpu_format, home, progress, options)
+        return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
 
 
 def load(
@@ -44,19 +52,23 @@ def load(
     store: Any = None,
     dtype: torch.dtype | None = None,
     cpu_format: str = "auto",
+    batch: int = 1,
+    max_length: int | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Attached:
     """The model of a folder of safetensors files, with an engine in the place of its experts."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+    _check_room(batch, max_length)
+    _checked(options)
     place_of_it = folder(path)
     config = AutoConfig.from_pretrained(place_of_it)
     wanted = dtype or getattr(config.get_text_config(), "dtype", None) or torch.float32
     if not any(place_of_it.glob("*.safetensors")):
         return attach(
             AutoModelForCausalLM.from_pretrained(place_of_it, dtype=wanted).eval(),
-            store=store, cpu_format=cpu_format, progress=progress, **options,
+            store=store, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress, **options,
         )  # fmt: skip
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=wanted)
@@ -69,12 +81,13 @@ def load(
             return packed_from(checkpoint, layer.path, layer.form, "auto", None, 1)
         return from_checkpoint(checkpoint, layer, wanted)
 
-    load_rest(model, checkpoint, besides=[layer.path for layer in layers])
+    load_rest(model, checkpoint, besides=[layer.path for layer in layers], progress=progress)
     model.eval()
     if (place_of_it / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(place_of_it)
     home = torch.device("cpu")
-    return _begin(model, layers, Source(layers, read), store, cpu_format, home, progress, options)
+    source = Source(layers, read)
+    return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
 
 
 def _begin(
@@ -86,6 +99,7 @@ def _begin(
     home: torch.device,
     progress: Progress | None,
     options: dict[str, Any],
+    room: tuple[int, int | None],
 ) -> Attached:
     exact = options.get("exact", True)
     check_fits(model, _checked(options))
@@ -94,7 +108,7 @@ def _begin(
     found, owned = opened(source, store, layers, cpu_format, exact, progress)
     made = Attached(model, layers, found, owned, home)
     try:
-        made.begin(options)
+        made.begin(options, *room)
     except BaseException:
         if owned:
             found.close()
@@ -110,6 +124,15 @@ def _checked(options: dict[str, Any]) -> torch.device:
         raise TypeError(f"offload: unknown keyword {unknown[0]!r}; the Engine's are {', '.join(known)}")
     parse_budget(options.get("gpu_budget", "auto"))
     return chosen_device(options.get("device", "auto"))
+
+
+def _check_room(batch: Any, max_length: Any) -> None:
+    """For how much text room is kept on a GPU."""
+    for name, value in (("batch", batch), ("max_length", 1 if max_length is None else max_length)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"offload: {name}={value!r}, wanted a whole number of at least 1")
+        if value < 1:
+            raise ValueError(f"offload: {name}={value}, wanted a whole number of at least 1")
 
 
 def check_exact(weights: Any, cpu_format: str) -> None:
