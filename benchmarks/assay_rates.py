@@ -173,12 +173,14 @@ def _progress(results: Iterable[dict], total: int) -> Iterator[dict]:
 def summarise(rows: list[dict], interrupted: bool) -> dict:
     """Counts and rates with their 95 % Wilson intervals."""
     import torch
+    from goldsmith.cli.bench.rows import commit
 
     clean, wrong, twins = ([r for r in rows if r["kind"] == kind] for kind in ("clean", "wrong", "twin"))
     alarms, escapes, accused = (sum(r["verdict"] != r["wanted"] for r in part) for part in (clean, wrong, twins))
     seconds = sorted(r["seconds"] for r in rows)
     return {
         "command": "python benchmarks/assay_rates.py " + " ".join(_asked(sys.argv[1:])),
+        "commit": commit(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
         f"Python {platform.python_version()}",
         "clean_runs": len(clean),

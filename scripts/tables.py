@@ -226,7 +226,9 @@ def assay_rates() -> str:
         + [f"{caught} fail; at least {lowest:.1%} with 95 % confidence"],
         ["right kernels that look like wrong ones", f"{found['twin_checks']:,}", f"{found['twins_accused']} fail"],
     ]
-    return table(["what was checked", "checks", "verdicts"], rows) + f"\n{found['machine']}; `{found['command']}`.\n"
+    return table(["what was checked", "checks", "verdicts"], rows) + (
+        f"\nCommit {found.get('commit', 'unknown')}; {found['machine']}; `{found['command']}`.\n"
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {
