@@ -173,6 +173,7 @@ def _progress(results: Iterable[dict], total: int) -> Iterator[dict]:
 def summarise(rows: list[dict], interrupted: bool) -> dict:
     """Counts and rates with their 95 % Wilson intervals."""
     import torch
+
     from goldsmith.cli.bench.rows import commit
 
     clean, wrong, twins = ([r for r in rows if r["kind"] == kind] for kind in ("clean", "wrong", "twin"))
