@@ -54,6 +54,9 @@ def test_budgets_that_are_none(store, value):
     ({"cache": "static"}, ValueError, "cache='static' needs profile="),
     ({"profile": {"counts": {}}}, ValueError, "profile= is for cache='static'"),
     ({"cache": "static", "profile": {"counts": {"1": [1] * 6}}}, ValueError, "the profile says nothing of layer 2"),
+    ({"cache": "static", "profile": {"counts": {"1": [1] * 8, "2": [1] * 6}}}, ValueError, "is another model's"),
+    ({"cache": "static", "profile": {"counts": {"1": "abcdef", "2": [1] * 6}}}, ValueError, "no list of 6 whole"),
+    ({"exact": "no"}, TypeError, "exact='no', wanted True or False"),
     ({"cache": "static", "profile": "/nowhere.json"}, ValueError, "profile='/nowhere.json' cannot be read"),
     ({"lanes": "copied", "gpu_budget": 0}, ValueError, "lanes='copied' cannot run: gpu_budget=0: everything is"),
     ({"lanes": "cached", "gpu_budget": "30kB"}, ValueError, "needs a slot in each of 2 layers beside 2"),
@@ -63,6 +66,11 @@ def test_keywords_that_cannot_be_are_refused(store, options, error, text):
     with pytest.raises(error, match="offload.Engine") as raised:
         Engine(store, **{"device": "cpu"} | options)
     assert text in str(raised.value)
+
+
+def test_a_path_is_no_store(store):
+    with pytest.raises(TypeError, match=r"store is a str, wanted an ExpertStore: ExpertStore.open\(path\)"):
+        Engine(str(store.path), device="cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -29,7 +29,7 @@ from .host import HostLanes
 from .kernel import kernel_dtype
 from .machine import Cuda
 from .routing import check_call, counted
-from .settings import OP, free_memory, profile_of, settings
+from .settings import OP, check_store, free_memory, profile_of, settings
 from .slots import Arena, Ring
 from .statistics import Counts, Stats
 from .store import ExpertStore
@@ -79,11 +79,7 @@ class Engine:
             device=device, gpu_budget=gpu_budget, cache=cache, prefill=prefill, guard=guard, lanes=lanes,
             threads=threads, adaptive=adaptive,
         )  # fmt: skip
-        if exact and not store.exact:
-            raise ValueError(
-                f"{OP}: the store's format {store.format!r} does not hold the model's weights exactly; allow that with "
-                "exact=False, or build a store with cpu_format='auto', which does"
-            )
+        check_store(store, exact)
         self.store = store
         self.device = self.settings.device
         self.threads = self.settings.threads
@@ -317,7 +313,7 @@ class Engine:
         if self.settings.cache == "static":
             if profile is None:
                 raise ValueError(f"{OP}: cache='static' needs profile=, what Engine.profile() gave or a file of it")
-            return profile_of(profile, self.store.layers)
+            return profile_of(profile, {n: self.store.num_experts(n) for n in self.store.layers})
         if profile is not None:
             raise ValueError(f"{OP}: profile= is for cache='static', and cache={self.settings.cache!r} reads none")
         return {}

@@ -60,6 +60,21 @@ def settings(
     return Settings(where, parse_budget(gpu_budget), cache, prefill, guard, lanes, count, adaptive)
 
 
+def check_store(store: Any, exact: Any) -> None:
+    """Whether this is a store, and one that may be taken: exact=True refuses a format that rounds."""
+    from .store import ExpertStore
+
+    if not isinstance(store, ExpertStore):
+        raise TypeError(f"{OP}: store is a {type(store).__name__}, wanted an ExpertStore: ExpertStore.open(path)")
+    if not isinstance(exact, bool):
+        raise TypeError(f"{OP}: exact={exact!r}, wanted True or False")
+    if exact and not store.exact:
+        raise ValueError(
+            f"{OP}: the store's format {store.format!r} does not hold the model's weights exactly; allow that with "
+            "exact=False, or build a store with cpu_format='auto', which does"
+        )
+
+
 def parse_budget(value: Any) -> int | None:
     """Bytes of "6GiB", "6GB", "500MiB" or a whole number; None for "auto"; ValueError for anything else."""
     if isinstance(value, str):
@@ -108,7 +123,7 @@ def default_threads(device: torch.device) -> int:
     return max(1, cores - 1) if device.type == "cuda" else cores
 
 
-def profile_of(profile: Any, layers: tuple[int, ...]) -> dict[int, list[int]]:
+def profile_of(profile: Any, experts: Mapping[int, int]) -> dict[int, list[int]]:
     """{layer: experts, most used first} of what Engine.profile() gave, for cache="static"."""
     import json
     from pathlib import Path
@@ -123,9 +138,18 @@ def profile_of(profile: Any, layers: tuple[int, ...]) -> dict[int, list[int]]:
     if not isinstance(profile, Mapping) or not isinstance(profile.get("counts"), Mapping):
         raise ValueError(f"{OP}: profile has no 'counts'; give what Engine.profile() returned, or a JSON file of it")
     found: dict[int, list[int]] = {}
-    for layer in layers:
+    for layer, count in experts.items():
         counts = profile["counts"].get(str(layer), profile["counts"].get(layer))
         if counts is None:
             raise ValueError(f"{OP}: the profile says nothing of layer {layer}; it has {sorted(profile['counts'])}")
+        if not _are_counts(counts) or len(counts) != count:
+            raise ValueError(
+                f"{OP}: the profile's counts of layer {layer} are no list of {count} whole numbers, one an expert: it "
+                "is another model's, or damaged; take Engine.profile() of this one"
+            )
         found[layer] = sorted((e for e, n in enumerate(counts) if n), key=lambda e: (-counts[e], e))
     return found
+
+
+def _are_counts(given: Any) -> bool:
+    return isinstance(given, (list, tuple)) and all(isinstance(n, int) and n >= 0 for n in given)
