@@ -61,6 +61,10 @@ class Call:
     def routes(self) -> int:
         return self.ids.numel()
 
+    @property
+    def tokens(self) -> int:
+        return self.x.shape[0]
+
 
 @dataclass(eq=False)
 class Outcome:

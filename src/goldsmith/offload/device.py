@@ -75,10 +75,10 @@ class DeviceLanes:
         They are valid until the second call after this one.
         """
         stream = self._stream()
-        host = self.ids.take(tuple(index.shape), index.dtype)
+        host = self.ids.take(index.shape, index.dtype)
         self._early = None
-        if not alone and len(x) <= EARLY:
-            self._early = x, self.x.take(tuple(x.shape), x.dtype)
+        if not alone and x.shape[0] <= EARLY:
+            self._early = x, self.x.take(x.shape, x.dtype)
 
         def work() -> None:
             host.copy_(index, non_blocking=True)
@@ -118,8 +118,8 @@ class DeviceLanes:
         self._end = self.machine.mark(stream)
         self.heads.give_back(self._end)
         self.made.give_back(self._end)
-        self._mark(call.tally, "device", begin, end, layer=call.layer, tokens=len(call.x))
-        self._mark(call.tally, "merge", before, self._end, layer=call.layer, tokens=len(call.x))
+        self._mark(call.tally, "device", begin, end, layer=call.layer, tokens=call.tokens)
+        self._mark(call.tally, "merge", before, self._end, layer=call.layer, tokens=call.tokens)
         self._pending = (call, outcome)
         return outcome
 
@@ -214,7 +214,7 @@ class DeviceLanes:
         if self._here(call) and self._early is not None:
             x = self._early[1]
         else:
-            x = self.x.take(tuple(call.x.shape), call.x.dtype)
+            x = self.x.take(call.x.shape, call.x.dtype)
             stream.run(lambda: x.copy_(call.x, non_blocking=True))
             stream.record().synchronize()
         call.tally.bytes_d2h += x.nbytes
@@ -234,7 +234,7 @@ class DeviceLanes:
         call.tally.t_cpu += end - begin
         experts = len(call.assignment.cpu)
         call.tally.bytes_store_read += experts * self.store.expert_nbytes(call.layer)
-        self.trace.span("cpu", "experts", begin, end, layer=call.layer, experts=experts, tokens=len(call.x))
+        self.trace.span("cpu", "experts", begin, end, layer=call.layer, experts=experts, tokens=call.tokens)
         stream.run(lambda: self.rows[: len(made)].copy_(made, non_blocking=True))
         call.tally.bytes_h2d += made.nbytes
         outcome.host = (made, torch.as_tensor(where.order[: len(made)]))

@@ -99,6 +99,7 @@ class Engine:
         self._entry = torch.compiler.disable(Engine._call)  # here: it brings in torch's compiler, which takes a second
         # a GPU's flags are read one call later; without a device lane it has no rows, and all of a call is the host's
         self._deferred = self.device.type == "cuda" and self.spending.device_lane
+        self._on_host = self.device.type == "cuda" and not self._deferred  # no memory there at all: x comes over
         self._lanes = self._allocate(chosen)
 
     # -- a call -------------------------------------------------------------------------------------------------------
@@ -140,10 +141,12 @@ class Engine:
             out = self._pieces(layer, x, ids, weights, counts, tally)
             end = time.perf_counter()
             tally.calls += 1
-            tally.tokens += len(x)
-            tally.prefill_calls += len(x) > PREFILL
+            tokens = x.shape[0]
+            tally.tokens += tokens
+            tally.prefill_calls += tokens > PREFILL
             tally.t_wall += end - begin
-            self._trace.span("call", f"layer {layer}", begin, end, layer=layer, tokens=len(x))
+            if self._trace.on:
+                self._trace.span("call", f"layer {layer}", begin, end, layer=layer, tokens=tokens)
             return out.to(self.device) if self._on_host else out
 
     def begin_forward(self, batch: int, positions: int) -> None:
@@ -167,7 +170,7 @@ class Engine:
     def _pieces(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, counts: list[int], tally: Counts) -> Tensor:
         """The call in as many pieces as the workspace asks for; mostly one."""
         step = max(1, self._lanes.most_rows // max(1, ids.shape[1]))
-        if len(x) <= step:
+        if x.shape[0] <= step:
             return self._piece(layer, x, ids, weights, counts, tally, 0)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         for first in range(0, len(x), step):
@@ -180,7 +183,7 @@ class Engine:
         self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, counts: list[int], tally: Counts, first: int
     ) -> Tensor:
         cache = self._caches[layer]
-        assignment = self._assign(counts, len(x), cache, self.settings, self.spending, self._costs)
+        assignment = self._assign(counts, x.shape[0], cache, self.settings, self.spending, self._costs)
         cache.used(counts_of(counts))
         to = x.contiguous() if self._deferred else x.to(kernel_dtype(x.dtype)).contiguous()
         call = Call(layer, self._number, x, to, ids, weights, counts, assignment, cache, tally, first)
@@ -380,11 +383,6 @@ class Engine:
 
     def _machine(self) -> Any:
         return Cuda(self.store, self.device) if self._deferred else None
-
-    @property
-    def _on_host(self) -> bool:
-        """Whether x comes from a GPU on which the engine has no memory at all."""
-        return self.device.type == "cuda" and not self._deferred
 
     def _look(self, call: Call, outcome: Outcome, wrong: bool) -> None:
         if self.settings.guard != "off":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping
 from types import ModuleType
@@ -57,6 +58,7 @@ def native_call(
     return call
 
 
+@functools.cache
 def loaded(module: str) -> ModuleType:
     """A module of GPU kernels: by name, and when it is needed."""
     return importlib.import_module(f"goldsmith.{module}")

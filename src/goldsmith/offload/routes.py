@@ -30,14 +30,16 @@ class Sorted:
 def sort_routes(ids: Tensor, counts: Sequence[int], first: Sequence[int]) -> Sorted:
     """ids [T, k] on the CPU, -1 where a slot is skipped; the experts `first` lead, each group in ascending order."""
     leading = sorted(first)
-    ahead = set(leading)
-    experts = leading + [e for e in compress(range(len(counts)), counts) if e not in ahead]
+    experts = list(compress(range(len(counts)), counts))
+    if leading:
+        ahead = set(leading)
+        experts = leading + [e for e in experts if e not in ahead]
     start, at = {}, 0
     for e in experts:
         start[e] = at
         at += counts[e]
     if ids.numel() <= FEW:
-        return _sort_few(ids, start, at, sum(counts[e] for e in leading))
+        return _sort_few(ids, start, at, sum([counts[e] for e in leading]))
     rank = torch.full((len(counts) + 1,), len(experts))  # -1 reads the last one, and comes behind all
     rank[experts] = torch.arange(len(experts))
     order = rank[ids.reshape(-1).long()].argsort(stable=True)[:at]

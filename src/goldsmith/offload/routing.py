@@ -18,6 +18,8 @@ FEW = 64  # routes of a call that are sorted and counted in Python
 
 def check_call(layer: int, x: Any, ids: Any, weights: Any, hidden: int, device: torch.device) -> None:
     """Types, dtypes, shapes and devices; the ids' values are for `counted`."""
+    if not torch.is_grad_enabled() and _as_wanted(x, ids, weights, hidden, device):
+        return
     for name, value in (("x", x), ("top_k_index", ids), ("top_k_weights", weights)):
         check_tensor(OP, name, value)
     check_dtype(OP, "x", x, DTYPES)
@@ -39,6 +41,18 @@ def check_call(layer: int, x: Any, ids: Any, weights: Any, hidden: int, device: 
             f"{OP}: {name} requires grad, and the engine is for inference: call it under torch.no_grad() or "
             "torch.inference_mode(); goldsmith.experts trains"
         )
+
+
+def _as_wanted(x: Any, ids: Any, weights: Any, hidden: int, device: torch.device) -> bool:
+    """Whether nothing is wrong, found out in a third of the time: it is asked at every call."""
+    if type(x) is not Tensor or type(ids) is not Tensor or type(weights) is not Tensor:
+        return False
+    shape, routes = x.shape, ids.shape
+    return (
+        x.dtype in DTYPES and ids.dtype in IDS and weights.dtype in DTYPES and len(shape) == 2 and len(routes) == 2
+        and shape[0] == routes[0] and shape[1] == hidden and weights.shape == routes
+        and x.device == device and ids.device == device and weights.device == device
+    )  # fmt: skip
 
 
 def _counted_few(ids: Tensor, experts: int) -> tuple[list[int], bool] | None:

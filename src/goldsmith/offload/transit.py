@@ -22,19 +22,29 @@ class Transit:
         self._buffers = [torch.empty(0, dtype=torch.uint8)] * count
         self._free: list[Any] = [DONE] * count
         self._at = 0
+        self._views: list[dict[Any, Tensor]] = [{} for _ in range(count)]
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The next buffer, as a tensor; it may hold anything."""
         self._at = (self._at + 1) % len(self._buffers)
         self._free[self._at].synchronize()
+        views = self._views[self._at]
+        known = views.get((shape, dtype))
+        return self._made(shape, dtype, views) if known is None else known
+
+    def _made(self, shape: tuple[int, ...], dtype: torch.dtype, views: dict[Any, Tensor]) -> Tensor:
         numel = 1
         for size in shape:
             numel *= size
         nbytes = numel * dtype.itemsize
         if self._buffers[self._at].numel() < nbytes:
+            views.clear()
             with torch.inference_mode(False):
                 self._buffers[self._at] = self._allocate(max(4096, nbytes))
-        return self._buffers[self._at][:nbytes].view(dtype).view(shape)
+        if len(views) > 1024:
+            views.clear()
+        views[shape, dtype] = found = self._buffers[self._at][:nbytes].view(dtype).view(shape)
+        return found
 
     def give_back(self, event: Any) -> None:
         """The buffer that was taken last is free once this has happened."""

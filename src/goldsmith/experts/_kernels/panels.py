@@ -181,6 +181,8 @@ def _prompt(
 
 def tiles_of(experts: list[int], counts: list[int], starts: list[int], rows: int) -> list[list[int]]:
     """[experts, first rows, rows] of the tiles of these experts: at most `rows` rows each."""
+    if max(counts, default=0) <= rows and min(counts, default=1):
+        return [experts, starts, counts]
     found: list[list[int]] = [[], [], []]
     for expert, count, start in zip(experts, counts, starts, strict=True):
         for at in range(0, count, rows):

@@ -1,0 +1,91 @@
+"""The CPU's lane beside a GPU: a thread of the library, or one of Python, that makes a call at a time."""
+
+import os
+
+import pytest
+import torch
+
+from goldsmith.offload import lane
+from goldsmith.offload.kernel import rows_of
+from offload import stores
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return stores.build(tmp_path_factory.mktemp("stores") / "a.store", layers=(0,))
+
+
+@pytest.fixture(params=["native", "python"])
+def cpu(request, monkeypatch, store):
+    if request.param == "python":
+        monkeypatch.setattr(lane, "_made", lambda: None)
+    found = lane.Lane(store.options, 1)
+    if request.param == "native" and found._native is None:
+        pytest.skip("the native library is not there, or is an older one")
+    yield found
+    found.close()
+
+
+def given(store, T=3, k=2):
+    x, ids, _ = stores.call(store, 0, T, k)
+    rows, flags = torch.full((T * k, store.hidden_size), 9.0), torch.empty(T * k, dtype=torch.uint8)
+    return x, ids, store.experts(0), rows, flags
+
+
+def wanted(store, x, ids, base, rows, flags):
+    found, at = torch.empty_like(rows), torch.empty_like(flags)
+    rows_of(x, ids, base, found, at, store.options, 1)
+    return found
+
+
+def test_what_was_begun_is_there_at_the_end_with_its_times(cpu, store):
+    call = given(store)
+    for _ in range(20):
+        call[3].fill_(9.0)
+        cpu.begin(*call)
+        begin, end = cpu.end()
+        assert torch.equal(call[3], wanted(store, *call)) and begin < end
+
+
+def test_the_same_buffers_may_hold_another_call(cpu, store):
+    x, ids, base, rows, flags = given(store)
+    for seed in range(3):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        ids.copy_((ids + 1) % store.num_experts(0))
+        cpu.begin(x, ids, base, rows, flags)
+        cpu.end()
+        assert torch.equal(rows, wanted(store, x, ids, base, rows, flags))
+
+
+def test_an_error_is_raised_at_the_end_and_the_next_call_is_right(cpu, store):
+    x, ids, base, rows, flags = given(store)
+    bad = ids.clone()
+    bad[1, 1] = 99
+    cpu.begin(x, bad, base, rows, flags)
+    with pytest.raises(ValueError, match="99"):
+        cpu.end()
+    cpu.begin(x, ids, base, rows, flags)
+    cpu.end()
+    assert torch.equal(rows, wanted(store, x, ids, base, rows, flags))
+
+
+def test_a_call_that_was_given_up_is_waited_for(cpu, store):
+    x, ids, base, rows, flags = given(store)
+    cpu.begin(x, torch.full_like(ids, 99), base, rows, flags)
+    cpu.begin(x, ids, base, rows, flags)
+    cpu.end()
+    assert torch.equal(rows, wanted(store, x, ids, base, rows, flags))
+    cpu.begin(x, ids, base, rows, flags)
+    cpu.close()
+    cpu.close()
+
+
+def test_a_forked_child_can_forget_it(cpu, store):
+    cpu.begin(*given(store))
+    child = os.fork()
+    if child == 0:
+        if cpu._native is not None:
+            cpu._finalizer()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    cpu.end()
