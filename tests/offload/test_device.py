@@ -65,6 +65,13 @@ def test_every_lane_passes_all_probes(store, lanes):
         assay.check(target(store, engine, torch.float32, [*decode, *some]))
 
 
+def test_weights_in_another_dtype_are_used_as_they_are(small):
+    x, ids, weights = stores.call(small, 0, 2, 2, dtype=torch.float32)
+    with engine_of(small) as engine:
+        wanted = engine(0, x, ids, weights.bfloat16().float())
+        assert torch.equal(engine(0, x, ids, weights.bfloat16()), wanted)
+
+
 def test_faults_are_told_one_call_later(store):
     x, ids, weights = stores.call(store, 0, 3, 2, dtype=torch.float32)
     with engine_of(store) as engine:

@@ -24,7 +24,7 @@ def _merge_kernel(rows_ptr, place_ptr, w_ptr, out_ptr, dirty_ptr, H, K: tl.const
     total = tl.zeros((BLOCK,), tl.float32)
     for j in tl.static_range(K):  # all rows are on their way at once: a skipped one is 0, which changes no sum
         place = tl.load(place_ptr + token * K + j).to(tl.int64)
-        w = tl.load(w_ptr + token * K + j, place >= 0, 0.0)
+        w = tl.load(w_ptr + token * K + j, place >= 0, 0.0).to(tl.float32)
         total += w * tl.load(rows_ptr + place * H + column, inside & (place >= 0), 0.0)
     out = total.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + token * H + column, out, inside)
@@ -35,7 +35,7 @@ def _merge_kernel(rows_ptr, place_ptr, w_ptr, out_ptr, dirty_ptr, H, K: tl.const
 
 
 def merge(rows: Tensor, place: Tensor, weights: Tensor, dtype: torch.dtype, dirty: Tensor) -> Tensor:
-    """out [T, H] in `dtype` of rows [*, H] float32, place int32 of T k numbers and weights float32 [T, k]
+    """out [T, H] in `dtype` of rows [*, H] float32, place int32 of T k numbers and weights [T, k]
 
     dirty: int32 [1], also in pinned memory of the host; it becomes 1 where a sum is not finite and is never set to 0.
     """
@@ -43,13 +43,15 @@ def merge(rows: Tensor, place: Tensor, weights: Tensor, dtype: torch.dtype, dirt
     hidden = rows.shape[1]
     out = torch.empty(T, hidden, dtype=dtype, device=rows.device)
     if T:
-        launch, blocks = _launch(hidden, k, dtype, rows.device)
+        launch, blocks = _launch(hidden, k, dtype, weights.dtype, rows.device)
         launch((T, blocks, 1), rows.device, rows, place, weights, out, dirty)
     return out
 
 
 @lru_cache(maxsize=64)
-def _launch(hidden: int, k: int, dtype: torch.dtype, device: torch.device) -> tuple[Launch, int]:
-    """The kernel, and its programs of a row; what a dtype and a device compile stays theirs."""
+def _launch(
+    hidden: int, k: int, dtype: torch.dtype, of_weights: torch.dtype, device: torch.device
+) -> tuple[Launch, int]:
+    """The kernel, and its programs of a row; what dtypes and a device compile stays theirs."""
     block = min(512, triton.next_power_of_2(hidden))
     return Launch(_merge_kernel, (hidden, k, block), _WARPS), -(-hidden // block)

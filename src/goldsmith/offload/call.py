@@ -40,7 +40,7 @@ class Assignment:
 @dataclass(eq=False)
 class Call:
     """x [T, H] as the lanes take it (`given` is the caller's), ids [T, k] on the CPU with -1 where a slot is skipped,
-    weights [T, k] float32 with 0 there, on the engine's device.
+    weights [T, k] with 0 there, on the engine's device: float32, or on a GPU as they were given.
     """
 
     layer: int

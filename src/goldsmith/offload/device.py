@@ -55,6 +55,8 @@ class DeviceLanes:
             self.dirty = machine.host(4).view(torch.int32)
             self._routes = torch.empty(1, rows, dtype=torch.int64)
             self._flags = torch.empty(rows, dtype=torch.uint8)
+        self._routes_there = self._routes.numpy()
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}
         self.h_narrow = self.h.view(torch.bfloat16)
         self._dirty = self.dirty.numpy()  # the same word, without torch's cost of an operation
         self._dirty[0] = 0
@@ -64,6 +66,8 @@ class DeviceLanes:
         self._early: tuple[Tensor, Tensor] | None = None
         self._last: Any = None  # the compute stream of the last call, and where that call ended in it
         self._end: Any = DONE
+        self._now: Any = None  # the compute stream of this call
+        self._done: Any = None  # where the last wave of this call ended in it
         self._pending: tuple[Call, Outcome] | None = None
         self._marks: list[tuple[Counts, str, Any, Any, dict[str, Any] | None]] = []
 
@@ -76,16 +80,11 @@ class DeviceLanes:
         """
         stream = self._stream()
         host = self.ids.take(index.shape, index.dtype)
+        self.machine.move(index, host, stream)
         self._early = None
         if not alone and x.shape[0] <= EARLY:
             self._early = x, self.x.take(x.shape, x.dtype)
-
-        def work() -> None:
-            host.copy_(index, non_blocking=True)
-            if self._early is not None:
-                self._early[1].copy_(x, non_blocking=True)
-
-        stream.run(work)
+            self.machine.move(x, self._early[1], stream)
         stream.record().synchronize()
         self.look_back()
         if len(self._marks) > _MARKS:
@@ -93,11 +92,12 @@ class DeviceLanes:
         return host
 
     def run(self, call: Call) -> Outcome:
-        stream, given = self._stream(), call.assignment
+        stream, given = self._now, call.assignment
         where = sort_routes(call.ids, call.counts, given.cpu)
         outcome = Outcome(self.rows, None, call.given, where.place)
         early = self._begin_cpu(call, where, stream) if given.cpu and self._here(call) else None
         begin = self.machine.mark(stream)
+        self._done = None
         waves = self._waves(call)
         wave = next(waves, None)  # its copies are on their way
         made = early
@@ -108,13 +108,13 @@ class DeviceLanes:
         while wave is not None:
             self._device(call, outcome, where, tokens, wave, tiles, stream)
             wave, tiles = next(waves, None), None
-        end = self.machine.mark(stream)
+        end = before = self._done or self.machine.mark(stream)
         if made is not None:
             self._finish_cpu(call, outcome, where, made, stream)
+            before = self.machine.mark(stream)
         if self.faults.on:
             self.faults.computed(call, outcome)
-        before = end if made is None else self.machine.mark(stream)
-        stream.run(lambda: self._merge(call, outcome, place))
+        self._merge(call, outcome, place)
         self._end = self.machine.mark(stream)
         self.heads.give_back(self._end)
         self.made.give_back(self._end)
@@ -158,6 +158,7 @@ class DeviceLanes:
         if handle != self._last:
             stream.wait(self._end)
             self._last = handle
+        self._now = stream
         return stream
 
     def _lists(
@@ -170,14 +171,14 @@ class DeviceLanes:
             if wave is not None:
                 config, tiles = self._tiles(call, where, wave)
             tokens = [route // k for route in where.order]
-            parts = self.heads.send((where.place, tokens, tiles), stream)
+            parts = self.heads.send((where.place, tokens, tiles), self.machine.move, stream)
             return parts[0], parts[1], None if config is None else (config, parts[2].view(3, -1))
         routes, rows = call.routes, len(where.order)
         host = self.large.take((routes + rows,), torch.int32)
         host[:routes] = torch.as_tensor(where.place)
         host[routes:] = torch.as_tensor(where.order) // k
         device = self.lists[: routes + rows]
-        stream.run(lambda: device.copy_(host, non_blocking=True))
+        self.machine.move(host, device, stream)
         self.large.give_back(stream.record())
         return device[:routes], device[routes:], None
 
@@ -194,13 +195,13 @@ class DeviceLanes:
         """The same on the device."""
         config, listed = self._tiles(call, where, wave)
         if len(listed) <= self.small.size:
-            (tiles,) = self.small.send((listed,), stream)
+            (tiles,) = self.small.send((listed,), self.machine.move, stream)
             self.small.give_back(stream.record())
         else:
             host = self.large.take((len(listed),), torch.int32)
             host.copy_(torch.tensor(listed, dtype=torch.int32))
             tiles = self.tiles[: len(listed)]
-            stream.run(lambda: tiles.copy_(host, non_blocking=True))
+            self.machine.move(host, tiles, stream)
             self.large.give_back(stream.record())
         return config, tiles.view(3, -1)
 
@@ -215,17 +216,29 @@ class DeviceLanes:
             x = self._early[1]
         else:
             x = self.x.take(call.x.shape, call.x.dtype)
-            stream.run(lambda: x.copy_(call.x, non_blocking=True))
+            self.machine.move(call.x, x, stream)
             stream.record().synchronize()
         call.tally.bytes_d2h += x.nbytes
         made = self.made.take((n, self.store.hidden_size), torch.float32)
-        order = torch.as_tensor(where.order)[:n]
-        ids = self._routes[:, :n]
-        torch.index_select(call.ids.view(-1).long(), 0, order, out=ids[0])
-        if len(x) > 1:
+        ids, flags = self._of_size(n)
+        if call.tokens == 1 and isinstance(where.order, list):
+            flat = call.ids.view(-1).tolist()
+            self._routes_there[0, :n] = [flat[route] for route in where.order[:n]]
+        else:
+            order = torch.as_tensor(where.order)[:n]
+            torch.index_select(call.ids.view(-1).long(), 0, order, out=ids[0])
             x, ids = x.index_select(0, order // k), ids.view(n, 1)
-        self.cpu.begin(x.to(kernel_dtype(x.dtype)), ids, self.store.experts(call.layer), made, self._flags[:n])
+        self.cpu.begin(x.to(kernel_dtype(x.dtype)), ids, self.store.experts(call.layer), made, flags)
         return made
+
+    def _of_size(self, n: int) -> tuple[Tensor, Tensor]:
+        """ids [1, n] and flags [n] for the CPU's lane; of few routes the views are kept."""
+        found = self._views.get(n)
+        if found is None:
+            found = self._routes[:, :n], self._flags[:n]
+            if n <= 64:
+                self._views[n] = found
+        return found
 
     def _finish_cpu(self, call: Call, outcome: Outcome, where: Sorted, made: Tensor, stream: Any) -> None:
         waited = time.perf_counter()
@@ -235,7 +248,7 @@ class DeviceLanes:
         experts = len(call.assignment.cpu)
         call.tally.bytes_store_read += experts * self.store.expert_nbytes(call.layer)
         self.trace.span("cpu", "experts", begin, end, layer=call.layer, experts=experts, tokens=call.tokens)
-        stream.run(lambda: self.rows[: len(made)].copy_(made, non_blocking=True))
+        self.machine.move(made, self.rows[: made.shape[0]], stream)
         call.tally.bytes_h2d += made.nbytes
         outcome.host = (made, torch.as_tensor(where.order[: len(made)]))
 
@@ -257,8 +270,9 @@ class DeviceLanes:
         h = self.h_narrow if call.x.dtype == torch.bfloat16 else self.h
         forward, base = loaded("experts._kernels.panels").panels_forward, slots[0].arena.base
         begin_reading(slots, stream)
-        stream.run(lambda: forward(call.x, tokens, tiles, base, h, self.rows, config, **self.store.options))
-        end_reading(slots, stream)
+        forward(call.x, tokens, tiles, base, h, self.rows, config, **self.store.options)
+        self._done = self.machine.mark(stream)
+        end_reading(slots, stream, self._done)
         for expert, slot in wave:
             outcome.slots[expert] = (slot, slot.generation)
 

@@ -132,7 +132,7 @@ class Engine:
         with self._lock, torch.no_grad():
             tally = self._tally(layer)
             ids, counts, skips = self._routed(layer, top_k_index, x, experts)
-            weights = top_k_weights.float()
+            weights = top_k_weights if self._deferred else top_k_weights.float()  # a GPU's merge reads any dtype
             if skips:
                 weights = weights.masked_fill(ids.to(weights.device) < 0, 0.0)
             self._number += 1

@@ -7,6 +7,7 @@ interpreter, copies in a thread.
 from __future__ import annotations
 
 import time
+from ctypes import c_int, c_size_t, c_void_p
 from typing import Any
 
 import torch
@@ -15,14 +16,21 @@ from torch import Tensor
 from .store import ExpertStore
 from .streams import CudaStream, CurrentStream, Done, Inline, Worker
 
+_BY_ADDRESS = 4  # cudaMemcpyDefault: which way is told by the addresses
+
 
 class Cuda:
     """`copies` is one stream; what computes goes to the stream that is current where the engine is called."""
 
     def __init__(self, store: ExpertStore, device: torch.device) -> None:
-        from .transport import Transport
+        from .transport import Transport, runtime
 
         self.device = device
+        self._runtime = runtime()
+        if self._runtime is not None:
+            self._runtime.cudaMemcpyAsync.argtypes = [c_void_p, c_void_p, c_size_t, c_int, c_void_p]
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._now, self._compute = -1, CurrentStream(torch.cuda.current_stream(device))
         self.copies = CudaStream(torch.cuda.Stream(device))
         self.transport = Transport(store, device)
         self.way = (self.transport.mode, self.transport.why)
@@ -31,11 +39,27 @@ class Cuda:
         self._began = time.perf_counter()
 
     def compute(self) -> CudaStream:
-        return CurrentStream(torch.cuda.current_stream(self.device))
+        now = torch._C._cuda_getCurrentRawStream(self._index)
+        if now != self._now:
+            self._now, self._compute = now, CurrentStream(torch.cuda.current_stream(self.device))
+        return self._compute
 
     def host(self, nbytes: int) -> Tensor:
         """Pinned bytes of the CPU."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def move(self, source: Tensor, into: Tensor, stream: CudaStream) -> None:
+        """A copy between the device and pinned memory on the current stream, which is `stream`, not waited for."""
+        if self._runtime is None or not source.is_contiguous() or source.dtype != into.dtype:
+            into.copy_(source, non_blocking=True)
+            return
+        status = self._runtime.cudaMemcpyAsync(
+            into.data_ptr(), source.data_ptr(), source.nbytes, _BY_ADDRESS, stream.stream.cuda_stream
+        )
+        if status:
+            self._runtime.cudaGetLastError()
+            text = self._runtime.cudaGetErrorString(status).decode(errors="replace")
+            raise RuntimeError(f"offload.Engine: a copy of {source.nbytes} bytes failed: {text}")
 
     def copy(self, source: Tensor, into: Tensor) -> None:
         """An expert's bytes to the device, on `copies`."""
@@ -83,6 +107,9 @@ class Simulated:
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def copy(self, source: Tensor, into: Tensor) -> None:
+        into.copy_(source)
+
+    def move(self, source: Tensor, into: Tensor, stream: Any) -> None:
         into.copy_(source)
 
     def mark(self, stream: Any) -> Mark:

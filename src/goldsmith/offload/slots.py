@@ -65,9 +65,9 @@ def begin_reading(slots: Sequence[Slot], stream: Stream) -> None:
             slot.ready = DONE  # for this stream; whoever calls in another one has it wait for the call before
 
 
-def end_reading(slots: Sequence[Slot], stream: Stream) -> None:
-    """Whoever fills these slots next waits for what `stream` has done until now."""
-    event = stream.record()
+def end_reading(slots: Sequence[Slot], stream: Stream, event: Any = None) -> None:
+    """Whoever fills these slots next waits for what `stream` has done until now; event: one that says so already."""
+    event = stream.record() if event is None else event
     for slot in slots:
         slot.last_use = event
 

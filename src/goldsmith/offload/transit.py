@@ -67,8 +67,12 @@ class Packets:
         self._views: dict[tuple[int, ...], tuple[Tensor, Tensor, tuple[Tensor, ...]]] = {}
         self._at, self.size = 0, size
 
-    def send(self, lists: Sequence[Sequence[int]], stream: Any) -> tuple[Tensor, ...]:
-        """The lists on the device, one after the other in one piece of memory: at most `size` numbers in all."""
+    def send(self, lists: Sequence[list[int]], move: Callable[[Tensor, Tensor, Any], None], stream: Any
+             ) -> tuple[Tensor, ...]:  # fmt: skip
+        """The lists on the device, one after the other in one piece of memory: at most `size` numbers in all
+
+        move(host, device, stream) copies.
+        """
         self._at = at = (self._at + 1) % len(self._hosts)
         self._free[at].synchronize()
         self._free[at] = DONE
@@ -78,7 +82,7 @@ class Packets:
             views = self._views[key] = self._cut(at, key[1:])
         host, device, parts = views
         self._numbers[at][: len(host)] = [number for numbers in lists for number in numbers]
-        stream.run(lambda: device.copy_(host, non_blocking=True))
+        move(host, device, stream)
         return parts
 
     def give_back(self, event: Any) -> None:
