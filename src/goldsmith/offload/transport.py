@@ -3,7 +3,7 @@
 registered  the mapping itself is page-locked, read-only (cudaHostRegister with flag 8): copies run at the link's speed,
             and nothing is held twice. Without that flag a read-only mapping is refused, and a refusal stays behind as
             an error that the next call of anybody's would raise: it is taken back here
-ring        a few page-locked buffers, which the calling thread fills: where registration is refused
+ring        a few page-locked buffers, which some threads fill: where registration is refused
 memory      plain copies: where the device is the CPU, or nothing can be page-locked
 """
 
@@ -12,7 +12,9 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from .store import ExpertStore
 _READ_ONLY = 8  # cudaHostRegisterReadOnly
 _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 _READ_ONLY_SUPPORTED = 113  # cudaDevAttrHostRegisterReadOnlySupported
-_BUFFERS = 4  # of a ring: one is filled while others are on their way
+_BUFFERS, _PIECE = 8, 2 << 20  # of a ring, and bytes of each: half are filled while the others are on their way
+_FILLERS = 4  # threads: one alone reached 5.5 GB/s where a copy of what is pageable has 7.9 (H100, 16 cores)
 _SHARE = 0.8  # of the memory that is free: locking more would push out what others need
 _OP = "offload.Transport"
 MODES = ("registered", "ring", "memory")
@@ -80,7 +83,8 @@ class Transport:
 
     def _fill_ring(self, store: ExpertStore) -> str | None:
         try:
-            buffers = [torch.empty(self._stride, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)]
+            size = min(_PIECE, self._stride)
+            buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)]
         except RuntimeError as error:
             return f"no page-locked buffers ({str(error).splitlines()[0]})"
         self._ring = Ring(buffers, _event_of)
@@ -121,7 +125,7 @@ class Transport:
     def close(self) -> None:
         """Gives page-locked memory back; what was copied must have arrived. Twice is fine."""
         if self._ring is not None:
-            self._ring.wait()
+            self._ring.close()
         self._registration = self._ring = self._cuda = None
 
 
@@ -133,31 +137,49 @@ _SAID = {
 
 
 class Ring:
-    """Page-locked buffers in turn: each is filled again only when its copy has arrived."""
+    """Page-locked buffers in turn: each is filled again only when its copy has arrived
+
+    Threads fill them, a buffer each; the calling thread launches the copies, in order.
+    """
 
     def __init__(self, buffers: Sequence[Tensor], mark: Callable[[], Any]) -> None:
         self._buffers, self._mark = buffers, mark
         self._events: list[Any] = [None] * len(buffers)
         self._next = 0
         self._lock = threading.Lock()
+        self._ahead = min(_FILLERS, len(buffers))
+        self._fillers = ThreadPoolExecutor(self._ahead, "goldsmith ring")  # begins its threads when they are needed
 
     def copy(self, source: Tensor, out: Tensor) -> None:
         with self._lock:
             size = self._buffers[0].numel()
+            filling: deque[tuple[int, Tensor, Tensor, Future[None]]] = deque()
             for begin in range(0, source.numel(), size):
+                if len(filling) == self._ahead:
+                    self._launch(*filling.popleft())
                 part = source[begin : begin + size]
                 i, self._next = self._next, (self._next + 1) % len(self._buffers)
                 if self._events[i] is not None:
                     self._events[i].synchronize()
                 buffer = self._buffers[i][: part.numel()]
-                move(part, buffer)
-                out[begin : begin + size].copy_(buffer, non_blocking=True)
-                self._events[i] = self._mark()
+                filled = self._fillers.submit(move, part, buffer)
+                filling.append((i, buffer, out[begin : begin + size], filled))
+            while filling:
+                self._launch(*filling.popleft())
+
+    def _launch(self, i: int, buffer: Tensor, out: Tensor, filled: Future[None]) -> None:
+        filled.result()
+        out.copy_(buffer, non_blocking=True)
+        self._events[i] = self._mark()
 
     def wait(self) -> None:
         for event in self._events:
             if event is not None:
                 event.synchronize()
+
+    def close(self) -> None:
+        self.wait()
+        self._fillers.shutdown()
 
 
 def _event_of() -> torch.cuda.Event:
