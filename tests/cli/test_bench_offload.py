@@ -1,6 +1,7 @@
 """`goldsmith bench offload`: held to float64 before it is timed, every rule its own split, rows with conditions."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 from goldsmith.cli import app
-from goldsmith.cli.bench.offload import calls, guard, rules, run, shapes, steps
-from goldsmith.cli.bench.timing import CpuClock, Timing
+from goldsmith.cli.bench.offload import calls, clock, guard, rules, run, shapes, steps
+from goldsmith.cli.bench.timing import Timing
 from goldsmith.core import native
 from goldsmith.core.device import machine
 from goldsmith.offload.calibrate import Calibration
@@ -22,21 +23,19 @@ from offload import stores
 pytestmark = pytest.mark.skipif(native.reason() is not None, reason="needs the native library")
 
 
-class Clock(CpuClock):
+def at_once(given, seconds):
     """Every way is called twice, and takes 100, 200, ... us."""
-
-    def compare(self, given, budget_s):
-        for call in given.values():
-            call()
-            call()
-        return {name: Timing(100.0 * k, 90.0 * k, 120.0 * k, 2) for k, name in enumerate(given, 1)}
+    for call in given.values():
+        call()
+        call()
+    return {name: Timing(100.0 * k, 90.0 * k, 120.0 * k, 2) for k, name in enumerate(given, 1)}
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(run, "machine", lambda: replace(machine(), interpreter=False))
-    monkeypatch.setattr(calls, "CpuClock", Clock)
-    monkeypatch.setattr(steps, "CpuClock", Clock)
+    monkeypatch.setattr(calls, "take_turns", at_once)
+    monkeypatch.setattr(steps, "take_turns", at_once)
     monkeypatch.setattr(guard, "MOST", guard.LEAST)
     monkeypatch.setattr(calls, "TURNS", {1: 2})
     monkeypatch.setattr(steps, "TURNS", {1: 2})
@@ -130,3 +129,16 @@ def test_the_layers_are_those_of_the_models():
         assert 6 * shape.H * shape.I == pytest.approx(experts, rel=0.01)
         config = shape.config(2)
         assert config.num_hidden_layers == 2 + shape.dense and config.num_experts_per_tok == shape.k
+
+
+def test_ways_take_turns_and_a_slow_one_is_timed_a_few_times():
+    seen = []
+
+    def slow():
+        seen.append("slow")
+        time.sleep(0.02)
+
+    found = clock.take_turns({"slow": slow, "quick": lambda: seen.append("quick")}, 0.01)
+    assert found["slow"].runs == clock.LEAST and 2e4 <= found["slow"].median < 1e6
+    assert found["quick"].runs > clock.LEAST and found["quick"].median < 2e4
+    assert seen.index("quick") < len(seen) - seen[::-1].index("slow")  # not one after the other

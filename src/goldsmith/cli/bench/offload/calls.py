@@ -15,8 +15,9 @@ from ....offload.budget import _ROWS, SPARE, STAGING
 from ....offload.calibrate import Calibration
 from ....offload.costs import Costs
 from ....offload.engine import Engine
-from ..timing import CpuClock, Timing
+from ..timing import Timing
 from . import hardware, rules
+from .clock import take_turns
 from .proof import golden, proved
 from .rows import Row
 from .shapes import Layers, Turn, turns, waits
@@ -91,7 +92,8 @@ def rows(
     """Timings of one case; where the engine does not hold, one row that says so and no time."""
     engine = engine_for(layers, share, calibration, threads)
     try:
-        verdict = proved(engine, layers.numbers[-1], tokens, layers.shape.k)
+        layers.say("proving")
+        verdict = proved(engine, layers, tokens)
         given = turns(layers, tokens, TURNS.get(tokens, FEW))
         base = Row(
             OP, layers.shape.name, f"{'decode' if tokens == 1 else 'prefill'} T={tokens}, {share:.0%} cached",
@@ -178,12 +180,15 @@ def _timed(
         wait()
 
     with torch.no_grad():
-        errors = {v.name: _error(layers, given, v, engine) for v in variants}
+        layers.say("first calls")
+        errors = _errors(engine, layers, given[0], variants)
         calls = {v.name: partial(passes, v) for v in variants}
         for call in calls.values():
             for _ in range(WARM if len(given) > FEW else 1):
                 call()
-        timings = CpuClock().compare(calls, seconds)
+        layers.say("timing")
+        timings = take_turns(calls, seconds)
+        layers.say("the hardware")
         link = engine.calibration.costs.link_bytes_per_s
         hard = hardware.rates(engine, link)
         floor = 1e6 * _hardware(engine, layers, given, hard)
@@ -220,14 +225,16 @@ def _with_lanes(row: Row, engine: Engine, call: Callable[[], None], turns: int, 
     )  # fmt: skip
 
 
-def _error(layers: Layers, given: list[Turn], variant: Variant, engine: Engine) -> float:
+def _errors(engine: Engine, layers: Layers, turn: Turn, variants: list[Variant]) -> dict[str, float]:
     """|y - golden| / |golden| of the first tokens of the last layer."""
     layer = layers.numbers[-1]
-    x, ids, weights = (t[:COMPARED] for t in given[0][layer])
-    wanted = golden(layers.store, layer, x, ids, weights)
-    with ruled(engine, variant.rule):
-        y = variant.call(0, layer)[:COMPARED]
-    return float((y.double() - wanted).norm() / wanted.norm())
+    x, ids, weights = (t[:COMPARED] for t in turn[layer])
+    wanted, found = golden(layers, layer, ids)(x.double(), weights.double()), dict[str, float]()
+    for variant in variants:
+        with ruled(engine, variant.rule):
+            y = variant.call(0, layer)[:COMPARED]
+        found[variant.name] = float((y.double() - wanted).norm() / wanted.norm())
+    return found
 
 
 def _hardware(engine: Engine, layers: Layers, given: list[Turn], costs: Costs) -> float:

@@ -11,38 +11,32 @@ from ....assay import Target, case, check
 from ....assay.case import Make
 from ....experts.moe import reference
 from ....offload.engine import Engine
-from ....offload.store import ExpertStore
+from .shapes import Layers
 
 ROWS = 2  # that are judged; the others of a call are there to send it the way that so many tokens take
 
 
-def golden(store: ExpertStore, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """y of a few tokens in float64, by the reference over the numbers that the store holds of their experts."""
-    return _golden(store, layer, ids)(x.double(), weights.double())
+def golden(layers: Layers, layer: int, ids: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """y of a few tokens as a function of x and routing weights: the reference over the plain model's own numbers
 
-
-def _golden(store: ExpertStore, layer: int, ids: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The same as a function of x and weights, in their dtype: the experts are decoded once."""
+    Over those that the store stands for, where its format rounds. In float32 or wider, as x is.
+    """
     used, index = ids.cpu().unique(return_inverse=True)
-    numbers = [store.dequantize(layer, int(e)) for e in used]
-    both = [torch.stack([n[name] for n in numbers]).double().to(ids.device) for name in ("gate_up", "down")]
-    scales, index = dict.fromkeys(("gate_scale", "up_scale", "down_scale"), 1.0), index.to(ids.device)
+    both, index = layers.exact_weights(layer, used.tolist()), index.to(ids.device)
+    scales = dict.fromkeys(("gate_scale", "up_scale", "down_scale"), 1.0)
 
     def y(x: Tensor, weights: Tensor) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
         given = (x, index, weights, *(t.to(wide) for t in both), *(None,) * 9)
-        return reference.forward(*given, layout="", dropout=0.0, save=False, **scales, **store.options)[0]
+        return reference.forward(*given, layout="", dropout=0.0, save=False, **scales, **layers.store.options)[0]
 
     return y
 
 
-Call = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-
-
-def proved(engine: Engine, layer: int, tokens: int, k: int, call: Call | None = None) -> tuple[bool, str]:
+def proved(engine: Engine, layers: Layers, tokens: int) -> tuple[bool, str]:
     """Whether calls of so many tokens hold, and by what; if not, what was found."""
-    store, call = engine.store, call or engine
-    E, H = store.num_experts(layer), store.hidden_size
+    layer, k = layers.numbers[-1], layers.shape.k
+    E, H = layers.shape.E, layers.shape.H
     rows = min(ROWS, tokens)
     make = torch.Generator().manual_seed(2)
     more_x = torch.randn(tokens - rows, H, generator=make).bfloat16().to(engine.device)
@@ -52,10 +46,10 @@ def proved(engine: Engine, layer: int, tokens: int, k: int, call: Call | None = 
     def candidate(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         others = (more[0].to(x.dtype), *more[1:])
         given = (torch.cat(pair) for pair in zip((x, ids, weights), others, strict=True))
-        return call(layer, *given)[:rows]
+        return engine(layer, *given)[:rows]
 
     chosen = torch.rand(rows, E, generator=make).topk(k).indices.to(engine.device)
-    exact = _golden(store, layer, chosen)
+    exact = golden(layers, layer, chosen)
 
     @case(T=[rows], why=f"{tokens} tokens a call")
     def drawn(make: Make, T: int) -> dict[str, Tensor]:

@@ -71,13 +71,15 @@ def run(request: Request, out: str | None) -> int:
                 break
             err.print(f"[dim]{name}: drawing {request.layers} layers and writing their store[/]")
             with Layers(SHAPES[name], request.layers, device, request.format, request.folder) as layers:
+                layers.say = partial(_said, err, began)
+                layers.say("calibrating")
                 calibration = calibrate(layers.store, device=device, threads=request.threads)
                 for what, make in _cases(request, layers, calibration):
                     if _late(request, began):
                         err.print(f"[yellow]The limit of {request.limit:.0f} s is over: {what} and what follows "
                                   "is left out.[/]")  # fmt: skip
                         break
-                    err.print(f"[dim]{time.monotonic() - began:.0f} s: {what}[/]")
+                    layers.say(what)
                     came = [row.under(conditions, named) for row in _kept(make, what, err)]
                     for row in came:
                         if target is not None:
@@ -95,6 +97,10 @@ def run(request: Request, out: str | None) -> int:
     if shown:
         stream.print(show.LEGEND)
     return status or (0 if shown else 2)
+
+
+def _said(err: Console, began: float, text: str) -> None:
+    err.print(f"[dim]{time.monotonic() - began:.0f} s: {text}[/]")
 
 
 def _kept(make: Callable[[], Iterable[Row]], what: str, err: Console) -> Iterator[Row]:

@@ -77,6 +77,7 @@ class Layers:
 
     def __init__(self, shape: Shape, count: int, device: torch.device, format: str, folder: Path | None) -> None:
         self.shape, self.count, self.device, self.format = shape, count, device, format
+        self.say: Callable[[str], None] = lambda text: None  # what is done now, for a log
         self.numbers = tuple(range(shape.dense, shape.dense + count))
         make = torch.Generator(device=device).manual_seed(0)
         self._make = make
@@ -96,6 +97,15 @@ class Layers:
     def _drawn(self, *sizes: int, std: float) -> Tensor:
         drawn = torch.empty(*sizes, dtype=torch.bfloat16, device=self.device)
         return drawn.normal_(0.0, std, generator=self._make)
+
+    def exact_weights(self, layer: int, experts: list[int]) -> tuple[Tensor, Tensor]:
+        """gate_up and down of some experts in float64, on the device: what the store stands for."""
+        if self.store.exact:
+            gate_up, down = (t[experts].to(self.device).double() for t in self.weights[layer])
+            return gate_up, down
+        numbers = [self.store.dequantize(layer, e) for e in experts]
+        gate_up, down = (torch.stack([n[name] for n in numbers]).to(self.device) for name in ("gate_up", "down"))
+        return gate_up.double(), down.double()
 
     @cached_property
     def on_device(self) -> dict[int, tuple[Tensor, Tensor]]:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from .... import offload
 from ....offload.budget import _ROWS, SPARE, STAGING
 from ....offload.calibrate import Calibration
-from ..timing import CpuClock
 from .calls import COMPARED, FEW, OURS, TURNS, WARM
+from .clock import take_turns
 from .proof import golden
 from .rows import Row
 from .shapes import Layers, waits
@@ -61,10 +61,12 @@ def rows(
     with ExitStack() as held, torch.no_grad():
         ours = _ours(layers, calibration, threads, held)
         forwards: dict[str, Forward] = {name: partial(_forward, each.model) for name, each in ours.items()}
+        layers.say("proving")
         verdicts = {name: _proved(layers, each, tokens) for name, each in ours.items()}
         notes = dict.fromkeys(forwards, "the calibrated plan, lru")
         notes[CPU] = "gpu_budget=0"
         for name, make in _peers(layers, tokens).items() if peers else ():
+            layers.say(name)
             try:
                 forwards[name], notes[name] = make()
                 forwards[name](_inputs(layers, tokens, 1)[0])
@@ -156,7 +158,8 @@ def _timed(layers: Layers, tokens: int, forwards: dict[str, Forward], seconds: f
     for name, each in calls.items():
         for _ in range(WARM if name in (HALF, NONE) else 1):
             each()
-    return CpuClock().compare(calls, seconds)
+    layers.say("timing")
+    return take_turns(calls, seconds)
 
 
 def _with_stats(row: Row, layers: Layers, tokens: int, held: offload.Offloaded, forward: Forward) -> Row:
@@ -183,7 +186,7 @@ def _proved(layers: Layers, held: offload.Offloaded, tokens: int) -> tuple[bool,
     finally:
         hook.remove()
     x, ids, weights, y = (t[:COMPARED] for t in copy.copy(seen[0]))
-    wanted = golden(layers.store, layer, x, ids, weights)
+    wanted = golden(layers, layer, ids)(x.double(), weights.double())
     plain = layers.model(layers.weights, "eager").layers[layer].mlp.experts
     theirs = plain(x.cpu(), ids.cpu(), weights.cpu()).to(x.device)
     ours, plains = ((found.double() - wanted).norm() / wanted.norm() for found in (y, theirs))
