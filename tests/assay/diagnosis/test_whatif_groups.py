@@ -1,0 +1,145 @@
+"""Changes of several operators at once, and of products that are sorted before they are added; when the search ends."""
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import adapter, layer, session_of
+from goldsmith import assay
+from goldsmith.assay import hooks
+from goldsmith.assay.diagnosis.diagnosis import diagnose
+from goldsmith.assay.diagnosis.whatif import search
+from goldsmith.assay.diagnosis.whatif.engine import Search
+
+_MOST = 300  # runs of the candidate that a diagnosis may take
+
+
+def tried(target, tensor="y"):
+    """What explains the tensor, and how many changes were tried for it."""
+    session = session_of(target, ("values", "ensemble"))
+    got = dict(session.first.outputs, **session.first.grads)[tensor]
+    found = search(session, tensor, got, session.first)
+    count = 0
+    plain = Search._tried
+
+    def counted(self, change):
+        nonlocal count
+        count += 1
+        return plain(self, change)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Search, "_tried", counted)
+        return found.run(lambda: False), count
+
+
+@assay.case(T=[11], G=[5], D=[6])
+def sorted_rows(make, T, G, D):
+    return {"c": make.normal(T), "v": make.normal(T, D), "to": make.integers(0, G, T), "G": G}
+
+
+def added(c, v, to, G):
+    return v.new_zeros(G, v.shape[1]).index_add(0, to, c[:, None] * v)
+
+
+def sorted_and(read):
+    def kernel(c, v, to, G):
+        order = to.argsort(stable=True)
+        return v.new_zeros(G, v.shape[1]).index_add(0, to[order], c[order, None] * v[read(order)])
+
+    return assay.Target(kernel, added, cases=sorted_rows, backward=None)
+
+
+@pytest.mark.parametrize(
+    "read, cause",
+    [(lambda o: o.flip(0), "permuted"), (lambda o: o.roll(1), "shifted")],
+)
+def test_rows_out_of_the_order_that_they_are_sorted_in(read, cause):
+    best = tried(sorted_and(read))[0][0]
+    assert (best.cause, best.exact, best.whole) == (cause, True, True), best
+    assert "sorted by where they are added" in best.text
+
+
+@assay.case(T=[7], D=[10], E=[3])
+def experts(make, T, D, E):
+    return {"x": make.normal(T, D), "w": make.normal(E, D, D), "b": make.normal(D)}
+
+
+def mixed(times):
+    def forward(x, w, b):
+        y = x * b
+        for e in range(w.shape[0]):
+            y = y + times * (x @ w[e])
+        return y
+
+    return forward
+
+
+def test_products_of_a_loop_that_count_several_times():
+    found, _ = tried(assay.Target(mixed(3), mixed(1), cases=experts, backward=None))
+    assert found[0].cause == "repeated_term" and found[0].exact, found
+    assert found[0].params["value"] == pytest.approx(3, rel=1e-4)
+
+
+@assay.case(T=[6], D=[8], R=[3])
+def twice_low(make, T, D, R):
+    return {"x": make.normal(T, D), "a": make.normal(2, D, R), "b": make.normal(2, R, D), "w": make.normal(2, D, D)}
+
+
+def through(x, a, b, w):
+    for i, scale in enumerate((0.4, 1.7)):
+        x = torch.tanh(x @ w[i] + scale * (x @ a[i] @ b[i]))
+    return x
+
+
+def without_scale(x, a, b, w, grad_y):
+    kept = []
+    for i, scale in enumerate((0.4, 1.7)):
+        kept.append(x)
+        x = torch.tanh(x @ w[i] + scale * (x @ a[i] @ b[i]))
+        kept.append(x)
+    for i in (1, 0):
+        dz = grad_y * (1 - kept[2 * i + 1] ** 2)
+        grad_y = dz @ w[i].mT + dz @ b[i].mT @ a[i].mT  # the scale is forgotten, in both turns
+    return {"x": grad_y}
+
+
+def test_a_factor_that_is_dropped_in_the_gradient_of_one_line():
+    target = assay.Target(through, through, cases=twice_low, backward=without_scale, grads=("x",))
+    best = tried(target, "x.grad")[0][0]
+    assert (best.cause, best.exact, best.whole) == ("wrong_factor", True, True), best
+    assert "and so 2 times" in best.text
+
+
+def test_a_norm_along_another_axis():
+    def of(dim):
+        return lambda x: x / x.norm(dim=dim, keepdim=True)
+
+    @assay.case(T=[7], D=[9])
+    def rows(make, T, D):
+        return {"x": make.normal(T, D)}
+
+    best = tried(assay.Target(of(0), of(1), cases=rows, backward=None))[0][0]
+    assert best.cause == "wrong_axis" and best.exact and best.params["axis"] == 0
+
+
+def test_the_search_ends_where_a_common_change_makes_everything():
+    noise = torch.randn(6, 12, generator=torch.Generator().manual_seed(1))
+    golden, cases = layer().golden, layer().cases
+
+    def kernel(more):
+        return lambda x, w, b: 2 * torch.softmax(x @ w, -1) + more
+
+    _, all_of_them = tried(assay.Target(kernel(noise), golden, cases=cases, backward=None))
+    found, few = tried(assay.Target(kernel(0), golden, cases=cases, backward=None))
+    assert found[0].cause == "missing_term" and few < all_of_them / 2, (few, all_of_them)
+
+
+@pytest.mark.parametrize("target", [layer("h"), adapter("saved")], ids=lambda t: t.name)
+def test_a_diagnosis_takes_no_more_runs_than_it_says(target):
+    runs = []
+    hooks.RUNS.append(lambda *run: runs.append(run))
+    try:
+        found = diagnose(target)
+    finally:
+        hooks.RUNS.pop()
+    assert found.verdict == "fail" and not found.partial
+    assert 20 < len(runs) <= _MOST, len(runs)
