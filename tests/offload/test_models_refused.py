@@ -16,6 +16,7 @@ from torch import nn
 from transformers.integrations.moe import use_experts_implementation
 
 import goldsmith.hf as hf
+from goldsmith.hf.offload.budget import check_fits, dense_bytes
 from goldsmith.hf.offload.layers import layers_of
 from goldsmith.offload import attach
 from goldsmith.offload.attach import from_pretrained, offload
@@ -175,3 +176,26 @@ def test_without_transformers_one_paragraph_names_the_extra(monkeypatch):
     assert "\n" not in str(caught.value)
     monkeypatch.undo()
     importlib.import_module("goldsmith.hf.offload")
+
+
+def test_a_gpu_too_small_for_what_is_no_expert_is_said_before_anything_is_built(monkeypatch, tmp_path):
+    model, device = models.model("mixtral"), torch.device("cuda")
+    needed = dense_bytes(model)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed - 1, 80 * 2**30))
+    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.load"], "chosen_device", lambda given: device)
+    with pytest.raises(ValueError, match='what is no expert takes .* GiB free: give device="cpu", or a GPU with more'):
+        offload(model, store=tmp_path / "s", device="cuda")
+    assert not (tmp_path / "s").exists() and not any(p.is_meta for p in model.parameters())
+    experts = sum(p.nbytes for name, p in model.named_parameters() if ".experts." in name)
+    assert needed == sum(t.nbytes for t in [*model.parameters(), *model.buffers()]) - experts
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed, 80 * 2**30))
+    check_fits(model, device)
+
+
+def test_a_cache_folder_that_cannot_be_made_names_the_variable(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OSError, match="folder for stores cannot be made.*: set GOLDSMITH_CACHE, or give store="):
+        offload(models.model("mixtral"))
+    with pytest.raises(IsADirectoryError, match="path is a folder, wanted a store's file"):
+        offload(models.model("mixtral"), store=tmp_path)

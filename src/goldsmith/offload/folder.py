@@ -85,5 +85,9 @@ def cached_store(
             return ExpertStore.open(path)
         except StoreError:
             pass  # it is made again below
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        said = f"offload: the folder for stores cannot be made ({error.strerror}): set GOLDSMITH_CACHE, or give store="
+        raise OSError(error.errno, said, str(path.parent)) from error
     return ExpertStore.build(source, path, **said, overwrite=True, progress=progress)

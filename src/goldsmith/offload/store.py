@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import warnings
@@ -96,6 +97,10 @@ class ExpertStore:
         check_choice("ExpertStore.open", "verify", verify, ("none", "header", "full"))
         store = object.__new__(cls)
         store._path = Path(path)
+        if store._path.is_dir():
+            raise IsADirectoryError(
+                errno.EISDIR, "ExpertStore.open: path is a folder, wanted a store's file", str(path)
+            )
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if not size:
