@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -34,18 +35,24 @@ def _merge_kernel(rows_ptr, place_ptr, w_ptr, out_ptr, dirty_ptr, H, K: tl.const
         tl.store(dirty_ptr, 1)
 
 
-def merge(rows: Tensor, place: Tensor, weights: Tensor, dtype: torch.dtype, dirty: Tensor) -> Tensor:
-    """out [T, H] in `dtype` of rows [*, H] float32, place int32 of T k numbers and weights [T, k]
+def merger(
+    rows: Tensor, place: Tensor, weights: Tensor, dtype: torch.dtype, dirty: Tensor
+) -> tuple[Tensor, Callable[[], None]]:
+    """out [T, H] in `dtype` of rows [*, H] float32, place int32 of T k numbers and weights [T, k]; it is filled when
+    what comes with it is called
 
     dirty: int32 [1], also in pinned memory of the host; it becomes 1 where a sum is not finite and is never set to 0.
     """
     T, k = weights.shape
     hidden = rows.shape[1]
     out = torch.empty(T, hidden, dtype=dtype, device=rows.device)
-    if T:
-        launch, blocks = _launch(hidden, k, dtype, weights.dtype, rows.device)
-        launch((T, blocks, 1), rows.device, rows, place, weights, out, dirty)
-    return out
+    launch, blocks = _launch(hidden, k, dtype, weights.dtype, rows.device)
+
+    def merge() -> None:
+        if T:
+            launch((T, blocks, 1), rows.device, rows, place, weights, out, dirty)
+
+    return out, merge
 
 
 @lru_cache(maxsize=64)

@@ -93,29 +93,34 @@ class DeviceLanes:
 
     def run(self, call: Call) -> Outcome:
         stream, given = self._now, call.assignment
+        made = self._begin_early(call) if given.cpu and call.tokens == 1 and self._here(call) else None
         where = sort_routes(call.ids, call.counts, given.cpu)
         outcome = Outcome(self.rows, None, call.given, where.place)
-        early = self._begin_cpu(call, where, stream) if given.cpu and self._here(call) else None
+        if given.cpu and made is None and self._here(call):
+            made = self._begin_cpu(call, where, stream)
         begin = self.machine.mark(stream)
         self._done = None
         waves = self._waves(call)
         wave = next(waves, None)  # its copies are on their way
-        made = early
         if given.cpu and made is None:
             made = self._begin_cpu(call, where, stream)
-        sent = self._lists(call, where, wave, stream)
-        place, tokens, tiles = sent
+        place, tokens, tiles = self._lists(call, where, wave, stream)
         while wave is not None:
             self._device(call, outcome, where, tokens, wave, tiles, stream)
             wave, tiles = next(waves, None), None
         end = before = self._done or self.machine.mark(stream)
+        merge = self._merge(call, outcome, place)
         if made is not None:
-            self._finish_cpu(call, outcome, where, made, stream)
+            if len(self._marks) > _MARKS // 8:  # now, while the CPU works
+                self._read_marks()
+            times = self._finish_cpu(call, outcome, where, made, stream)
             before = self.machine.mark(stream)
         if self.faults.on:
             self.faults.computed(call, outcome)
-        self._merge(call, outcome, place)
+        merge()
         self._end = self.machine.mark(stream)
+        if made is not None:
+            self._count_cpu(call, *times)
         self.heads.give_back(self._end)
         self.made.give_back(self._end)
         self._mark(call.tally, "device", begin, end, layer=call.layer, tokens=call.tokens)
@@ -221,14 +226,21 @@ class DeviceLanes:
         call.tally.bytes_d2h += x.nbytes
         made = self.made.take((n, self.store.hidden_size), torch.float32)
         ids, flags = self._of_size(n)
-        if call.tokens == 1 and isinstance(where.order, list):
-            flat = call.ids.view(-1).tolist()
-            self._routes_there[0, :n] = [flat[route] for route in where.order[:n]]
-        else:
-            order = torch.as_tensor(where.order)[:n]
-            torch.index_select(call.ids.view(-1).long(), 0, order, out=ids[0])
-            x, ids = x.index_select(0, order // k), ids.view(n, 1)
+        order = torch.as_tensor(where.order)[:n]
+        torch.index_select(call.ids.view(-1).long(), 0, order, out=ids[0])
+        x, ids = x.index_select(0, order // k), ids.view(n, 1)
         self.cpu.begin(x.to(kernel_dtype(x.dtype)), ids, self.store.experts(call.layer), made, flags)
+        return made
+
+    def _begin_early(self, call: Call) -> Tensor:
+        """The same for one token, whose rows on the CPU are in the order of the experts: no sorting is waited for."""
+        x = self._early[1] if self._early is not None else call.x
+        experts = [e for e in sorted(call.assignment.cpu) for _ in range(call.counts[e])]
+        made = self.made.take((len(experts), self.store.hidden_size), torch.float32)
+        ids, flags = self._of_size(len(experts))
+        self._routes_there[0, : len(experts)] = experts
+        self.cpu.begin(x.to(kernel_dtype(x.dtype)), ids, self.store.experts(call.layer), made, flags)
+        call.tally.bytes_d2h += x.nbytes
         return made
 
     def _of_size(self, n: int) -> tuple[Tensor, Tensor]:
@@ -240,17 +252,24 @@ class DeviceLanes:
                 self._views[n] = found
         return found
 
-    def _finish_cpu(self, call: Call, outcome: Outcome, where: Sorted, made: Tensor, stream: Any) -> None:
+    def _finish_cpu(
+        self, call: Call, outcome: Outcome, where: Sorted, made: Tensor, stream: Any
+    ) -> tuple[float, float]:
+        """When the CPU's lane began and ended; its rows are on their way to the device then."""
+        rows = self.rows[: made.shape[0]]
+        outcome.host = (made, torch.as_tensor(where.order[: len(made)]))
         waited = time.perf_counter()
-        begin, end = self.cpu.end()
+        times = self.cpu.end()
+        self.machine.move(made, rows, stream)
         call.tally.t_wait += time.perf_counter() - waited
-        call.tally.t_cpu += end - begin
+        call.tally.bytes_h2d += made.nbytes
+        return times
+
+    def _count_cpu(self, call: Call, begin: float, end: float) -> None:
         experts = len(call.assignment.cpu)
+        call.tally.t_cpu += end - begin
         call.tally.bytes_store_read += experts * self.store.expert_nbytes(call.layer)
         self.trace.span("cpu", "experts", begin, end, layer=call.layer, experts=experts, tokens=call.tokens)
-        self.machine.move(made, self.rows[: made.shape[0]], stream)
-        call.tally.bytes_h2d += made.nbytes
-        outcome.host = (made, torch.as_tensor(where.order[: len(made)]))
 
     def _waves(self, call: Call) -> Iterator[Wave]:
         given = call.assignment
@@ -276,9 +295,11 @@ class DeviceLanes:
         for expert, slot in wave:
             outcome.slots[expert] = (slot, slot.generation)
 
-    def _merge(self, call: Call, outcome: Outcome, place: Tensor) -> None:
-        merge = loaded("offload._triton").merge
-        outcome.out = merge(self.rows, place, call.weights.contiguous(), call.given.dtype, self.dirty)
+    def _merge(self, call: Call, outcome: Outcome, place: Tensor) -> Callable[[], None]:
+        """The merge, ready to be launched."""
+        weights, merger = call.weights.contiguous(), loaded("offload._triton").merger
+        outcome.out, launch = merger(self.rows, place, weights, call.given.dtype, self.dirty)
+        return launch
 
     def _copy(self, layer: int, expert: int, into: Tensor) -> None:
         begin = self.machine.mark(self.copies)
@@ -291,8 +312,12 @@ class DeviceLanes:
         self._mark(tally, "link", begin, self.machine.mark(self.copies), layer=layer, expert=expert, bytes=size)
 
     def _read_marks(self) -> None:
+        """Of what has happened; a copy for later calls may still be on its way."""
         marks, self._marks = self._marks, []
         for tally, lane, begin, end, args in marks:
+            if not self.machine.happened(end):
+                self._marks.append((tally, lane, begin, end, args))
+                continue
             seconds = self.machine.seconds(begin, end)
             setattr(tally, f"t_{lane}", getattr(tally, f"t_{lane}") + seconds)
             if args is not None:

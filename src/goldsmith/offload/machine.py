@@ -74,6 +74,9 @@ class Cuda:
         end.synchronize()
         return begin.elapsed_time(end) / 1e3
 
+    def happened(self, mark: Any) -> bool:
+        return bool(mark.query())
+
     def when(self, mark: Any) -> float:
         """Of time.perf_counter(), to some 10 us."""
         return self._began + self._origin.elapsed_time(mark) / 1e3
@@ -117,6 +120,9 @@ class Simulated:
 
     def seconds(self, begin: Mark, end: Mark) -> float:
         return end.at - begin.at
+
+    def happened(self, mark: Mark) -> bool:
+        return True
 
     def when(self, mark: Mark) -> float:
         return mark.at
