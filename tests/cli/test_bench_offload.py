@@ -112,6 +112,7 @@ def test_fiddlers_rule_takes_what_is_quicker_alone(tmp_path):
     (["cals"], "no part 'cals'; there are: calls, steps, guard, memory"),
     (["--shape", "gpt"], "no shape 'gpt'; there are: qwen3, v2-lite, tiny"),
     (["--format", "int3"], "no format 'int3'"),
+    (["--folder", "/nosuch"], "2 layers of tiny found no room: [Errno 2] No such file or directory"),
 ])  # fmt: skip
 def test_what_there_is_not_is_refused_in_a_paragraph(words, said):
     result, _ = bench(*words)

@@ -51,7 +51,9 @@ def offload(
     ] = None,
     format: Annotated[str, typer.Option(help="Of the store; auto is bf16, which is exact.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU if there is one.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of the CPU's lane. Default: the engine's own.", min=1)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Of the CPU's lane. Default: the engine's own.", min=1, max=1024)
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Time budget of each timing.", min=0.01)] = 0.5,
     limit: Annotated[float | None, typer.Option(help="Begin no further case after so many seconds.")] = None,
     no_peers: Annotated[bool, typer.Option("--no-peers", help="Our engine alone, by its own and other rules.")] = False,

@@ -70,7 +70,7 @@ def run(request: Request, out: str | None) -> int:
             if _late(request, began):
                 break
             err.print(f"[dim]{name}: drawing {request.layers} layers and writing their store[/]")
-            with Layers(SHAPES[name], request.layers, device, request.format, request.folder) as layers:
+            with _layers(request, name, device) as layers:
                 layers.say = partial(_said, err, began)
                 layers.say("calibrating")
                 calibration = calibrate(layers.store, device=device, threads=request.threads)
@@ -97,6 +97,14 @@ def run(request: Request, out: str | None) -> int:
     if shown:
         stream.print(show.LEGEND)
     return status or (0 if shown else 2)
+
+
+def _layers(request: Request, name: str, device: torch.device) -> Layers:
+    try:
+        return Layers(SHAPES[name], request.layers, device, request.format, request.folder)
+    except (OSError, MemoryError, torch.OutOfMemoryError) as error:
+        said = str(error).splitlines()[0] or type(error).__name__
+        raise Problem(f"{request.layers} layers of {name} found no room: {said}. Give --layers or --folder.") from error
 
 
 def _said(err: Console, began: float, text: str) -> None:
