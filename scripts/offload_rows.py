@@ -53,7 +53,25 @@ def calls(table: Table) -> str:
             *(time(found.get(peer)) for peer in (*RULES, *PEERS)), said(ours),
         ])  # fmt: skip
     titles = ["", "ours", "CPU, copied, cached", "of the bound", "of the hardware's", "overlap"]
-    return whole(table, [*titles, *RULES, *PEERS, "verified"], lines, shown)
+    return whole(table, [*titles, *RULES, *PEERS, "verified"], lines, shown) + constants(shown)
+
+
+def constants(shown: list[dict]) -> str:
+    """The rates that plans were made with, and the hardware's; of each shape the last."""
+    last = {row["shape"]: row["figures"] for row in shown if row["peer"] == OURS and "figures" in row}
+    text = ""
+    for shape, f in last.items():
+        rates = ", ".join(f"{lane} {f[f'{lane}_bytes_per_s'] / 1e9:.3g}" for lane in ("cpu", "link", "dram", "device"))
+        hard = {lane: f[f"hardware_{lane}_bytes_per_s"] / 1e9 for lane in ("cpu", "link", "device")}
+        delays = ", ".join(f"{lane} {f[f'{lane}_latency'] * 1e6:.0f}" for lane in ("cpu", "link", "device"))
+        text += (
+            f"- {shape}, calibrated: GB/s {rates}; TFLOP/s CPU {f['cpu_flops'] / 1e12:.3g}, device "
+            f"{f['device_flops'] / 1e12:.3g}; latencies in us: {delays}; link and CPU break even at "
+            f"{f['break_even_tokens']:.0f} tokens an expert. The hardware: memory read {hard['cpu']:.0f} GB/s, link "
+            f"{hard['link']:.0f}, device memory {hard['device']:.0f}; CPU {f['hardware_cpu_flops'] / 1e12:.3g} TFLOP/s, "
+            f"device {f['hardware_device_flops'] / 1e12:.0f}.\n"
+        )
+    return "\n" + text if text else ""
 
 
 def steps(table: Table) -> str:
