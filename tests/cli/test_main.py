@@ -52,7 +52,9 @@ def test_it_says_its_version():
         (["verify", "--dtype", "int8"], "'--dtype'"),
         (["verify", "--jobs", "0"], "'--jobs'"),
         (["verify", "--quick", "--thorough"], "--quick and --thorough exclude one another"),
-        (["bench", "nosuch"], "no operator 'nosuch'; there are: experts.moe"),
+        (["bench", "nosuch"], "no operator 'nosuch'; there are: experts.moe, experts.slots, mhc.boundary"),
+        (["bench", "nosuch"], "bench proves itself: mhc.connection, router.peer, router.memory."),
+        (["verify", "mhc.connection"], "is no operator but a module made of several, which `goldsmith bench mhc.conn"),
         (
             ["bench", "--against", "nosuch"],
             (
@@ -115,3 +117,9 @@ def test_the_doctor_says_in_words_that_numpy_is_too_new_for_the_interpreter(monk
     monkeypatch.setattr(doctor, "interpreter_unavailable", lambda: reason)
     assert "needs numpy < 2.4; numpy 2.5.2 is installed" in " ".join(run("doctor").output.split())
     assert json.loads(run("doctor", "--json").stdout)["interpreter"] == reason
+
+
+def test_the_help_of_bench_names_its_modules():
+    from goldsmith.cli.bench.composites import ALL
+
+    assert ", ".join(ALL) in " ".join(run("bench", "--help").output.replace("│", " ").split())

@@ -208,7 +208,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="WHAT",
-            help="Operators or families. Default: all that have benchmarks.",
+            help="Operators or families, as verify has them, and modules made of them, which bench proves itself: "
+            "mhc.connection, router.peer, router.memory. Default: all that have benchmarks.",
             show_default=False,
         ),
     ] = None,

@@ -152,7 +152,7 @@ def find(names: Iterable[str]) -> list[Named]:
             continue
         members = [o for o in ops if o == name or o.startswith(name + ".")]
         if not members:
-            raise UnknownName(_unknown(name, ops))
+            raise UnknownName(_unknown(name))
         for member in members:
             found.setdefault(member, Named(member, member, op=ops[member]))
     return list(found.values())
@@ -163,10 +163,22 @@ def _names(own: str, source: str, index: int) -> tuple[str, str, str]:
     return own, f"{own} ({source})", f"{own} ({source} #{index + 1})"
 
 
-def _unknown(name: str, ops: dict[str, Op]) -> str:
+def operators() -> str:
+    """What can be named, as an error lists it; parts of operators have names as well, and are left out."""
+    ops = dict(sorted(Op.all().items()))
     families = sorted({o.partition(".")[0] for o in ops})
-    shown = ", ".join(n for n, op in ops.items() if not op.internal)
-    text = f"no operator {name!r}; there are: {shown}; families: {', '.join(families)}."
+    return f"{', '.join(n for n, op in ops.items() if not op.internal)}; families: {', '.join(families)}"
+
+
+def _unknown(name: str) -> str:
+    from .bench.composites import ALL as MODULES
+
+    if name in MODULES:
+        return (
+            f"{name!r} is no operator but a module made of several, which `goldsmith bench {name}` proves before it "
+            f"times it; operators are: {operators()}."
+        )
+    text = f"no operator {name!r}; there are: {operators()}."
     if name.endswith(".py") or "." in name:
         return text + " A target of your own is named package.module:target (a module's dotted name, not a file)."
     return text + " A target of your own is named package.module:target."

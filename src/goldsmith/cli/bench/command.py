@@ -19,6 +19,7 @@ from ...core.bench import BenchCase
 from ...core.device import machine
 from ...core.op import Op
 from ..say import Problem, console, duration
+from ..targets import operators
 from . import proofs, show
 from .composites import ALL as COMPOSITES
 from .experts import Moe, MoeInt8, Slots
@@ -133,7 +134,8 @@ def _subjects(request: Request, device: str) -> Iterator[_Planned]:
         for name in request.names:
             members = [k for k in known if k == name or k.startswith(name + ".")]
             if not members:
-                raise Problem(f"no operator {name!r}; there are: {', '.join(known)}.")
+                more = f"modules, which verify does not know and bench proves itself: {', '.join(COMPOSITES)}"
+                raise Problem(f"no operator {name!r}; there are: {operators()}; {more}.")
             wanted += members
     found = False
     for name in dict.fromkeys(wanted):
