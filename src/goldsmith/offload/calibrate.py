@@ -23,7 +23,7 @@ from .store import ExpertStore
 from .transport import Transport
 
 _OP = "offload.calibrate"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,13 @@ def _gpu(
         one = measured["device_one"] = bench.kernel(1, 0.2, experts=1)
         measured["device_1"] = bench.kernel(1, 0.2)
         measured[f"device_{LARGE}"] = bench.kernel(LARGE, 0.3)
-        # from one expert to several, what is added is bytes; what a single one takes beyond that is the call itself
+        # from one expert to several, what is added is bytes, which memory does not give any faster than to a copy; what
+        # a call takes beyond that is the call itself
         more = bench.together - 1
         each = (measured["device_1"] - one) / more if more else one
-        each = max(each, 0.1 * one / max(1, bench.together))
-        latency = measured["device_latency"] = max(0.0, one - each)
+        measured["device_memory"] = bench.memory(0.05)
+        each = max(each, size / measured["device_memory"])
+        latency = measured["device_latency"] = max(0.0, min(one - each, measured["device_1"] - bench.together * each))
         rates = _rates(measured, "device", size, work, bench.together, LARGE)
         measured["together"] = host.together_with(bench.copier(), 0.4)
         return (size / measured["copy"], page), (*rates, latency), bench.transport.why

@@ -7,6 +7,7 @@ else copies of them.
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -190,6 +191,19 @@ class DeviceBench:
 
         run()  # compiles
         return quickest(run, seconds) if tokens == 1 else median(run, seconds)
+
+    def memory(self, seconds: float) -> float:
+        """Bytes a second of copies inside the device, read and written; of blocks, which are others' afterwards."""
+        half, times = len(self.arena) // 2, 8
+        if not half:
+            return math.inf
+
+        def run() -> None:
+            for _ in range(times):
+                self.arena[half : 2 * half].copy_(self.arena[:half])
+            torch.cuda.synchronize(self.device)
+
+        return 2 * times * half * self.store.blocks.stride / median(run, seconds)
 
     def close(self) -> None:
         """Gives the device's memory back, so that nothing of it counts against a budget."""
