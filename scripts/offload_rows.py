@@ -68,7 +68,7 @@ def constants(shown: list[dict]) -> str:
             f"- {shape}, calibrated: GB/s {rates}; TFLOP/s CPU {f['cpu_flops'] / 1e12:.3g}, device "
             f"{f['device_flops'] / 1e12:.3g}; latencies in us: {delays}; link and CPU break even at "
             f"{f['break_even_tokens']:.0f} tokens an expert. The hardware: memory read {hard['cpu']:.0f} GB/s, link "
-            f"{hard['link']:.0f}, device memory {hard['device']:.0f}; CPU {f['hardware_cpu_flops'] / 1e12:.3g} TFLOP/s, "
+            f"{hard['link']:.0f}, GPU memory {hard['device']:.0f}; TFLOP/s CPU {f['hardware_cpu_flops'] / 1e12:.3g}, "
             f"device {f['hardware_device_flops'] / 1e12:.0f}.\n"
         )
     return "\n" + text if text else ""

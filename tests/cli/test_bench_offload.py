@@ -19,6 +19,7 @@ from goldsmith.core.device import machine
 from goldsmith.offload.calibrate import Calibration
 from goldsmith.offload.engine import Engine
 from offload import stores
+from repo.tree import ROOT
 
 pytestmark = pytest.mark.skipif(native.reason() is not None, reason="needs the native library")
 
@@ -85,6 +86,24 @@ def test_a_rule_sends_experts_where_it_says_and_the_bound_is_the_plans():
         assert ours["bound_share"] == pytest.approx(ours["bound_us"] / ours["median_us"], rel=1e-3)
         assert ours["overlap"] == max(ours["cpu"], ours["link"], ours["device_busy"])
     assert by["0% cached", "fixed ratio"]["on_cpu"] == by["0% cached", "fixed ratio"]["copied"] == 1
+
+
+def test_the_tables_of_the_documents_say_what_the_rows_say(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import offload_rows
+
+    def table(titles, lines):
+        return "".join(" | ".join(line) + "\n" for line in [titles, *lines])
+
+    monkeypatch.setattr(offload_rows, "RESULTS", tmp_path)
+    assert offload_rows.calls(table).startswith("No measurement")
+    _, rows = bench("calls", "--tokens", "1", "--cached", "0", "--no-peers")
+    text = "".join(json.dumps(row | {"device": "cuda"}) + "\n" for row in rows)
+    (tmp_path / "a.jsonl").write_text(text.replace("abc1234", "older") + text)
+    said = offload_rows.calls(table)
+    assert "tiny, decode T=1, 0% cached | 0.05 ±15 % | 1.0, 1.0, 0.0" in said and said.count("commit abc1234") == 1
+    assert "older" not in said and "all copied" in said and "grouped_mm" not in said
+    assert "tiny, calibrated: GB/s cpu 1, link 1, dram 4, device 1e+03" in said
 
 
 def test_an_engine_that_computes_something_else_is_not_timed(monkeypatch):
