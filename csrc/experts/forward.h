@@ -175,7 +175,8 @@ private:
             if (at + 1 < chunk.last && few(plan.parts[at + 1]))
                 fetch_few(args.slices[0].down, plan.parts[at + 1].expert, first * STRIPE);
             for (int64_t i = 0; i < count; ++i) clear(block(desk, i), s.count);
-            for (int64_t i = 0; i < args.slice_count; ++i) add_slice(s, i, hs, first, count, desk, worker);
+            const int64_t next = at + 1 < chunk.last ? plan.parts[at + 1].expert : s.expert;
+            for (int64_t i = 0; i < args.slice_count; ++i) add_slice(s, next, i, hs, first, count, desk, worker);
             for (int64_t i = 0; i < count; ++i)
                 finish(s, chunk, (first + i) * STRIPE, desk, block(desk, i), found + i * routes * STRIPE);
         }
@@ -188,11 +189,16 @@ private:
         }
     }
 
-    void add_slice(const Segment& s, int64_t index, const Rows& hs, int64_t first, int64_t count, const Desk& desk,
-                   int worker) {
+    // `next`: the expert of the segment after this one
+    void add_slice(const Segment& s, int64_t next, int64_t index, const Rows& hs, int64_t first, int64_t count,
+                   const Desk& desk, int worker) {
         const gs_slice& slice = args.slices[index];
         if (int8.on()) {
-            for (int64_t i = 0; i < count; ++i) int8.down(s, index, (first + i) * STRIPE, worker, block(desk, i));
+            for (int64_t i = 0; i < count; ++i) {
+                const bool last = i + 1 == count;
+                int8.down(s, index, (first + i) * STRIPE, last ? next : s.expert, (first + (last ? 0 : i + 1)) * STRIPE,
+                          worker, block(desk, i));
+            }
             return;
         }
         if (few(s)) {

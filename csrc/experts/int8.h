@@ -37,11 +37,8 @@ public:
           on_(call.args.int8 > 0),
           gate_(on_ ? Groups::of(call.args.slices[0].gate) : Groups{}),
           x_(reserve(call.args.tokens, gate_.numbers(), gate_.count)),
-          sheet_(reserve(SHEET ? call.plan.routes : 0, gate_.numbers(), gate_.count)),
+          sheet_(reserve(call.plan.routes, gate_.numbers(), gate_.count)),
           h_(reserve(call.plan.routes, numbers_of_down(call.args.slice_count), groups_of_down(call.args.slice_count))),
-          left_(call.arena.each<Octet>(on_ && !SHEET ? ROWS * LEFT : 0)),
-          scales_(call.arena.each<float>(on_ && !SHEET ? ROWS * STRIPE : 0)),
-          starts_(call.arena.each<int32_t>(on_ && !SHEET ? ROWS * STRIPE : 0)),
           words_(call.arena.each<uint32_t>(on_ ? PART / OCTETS * STRIPE : 0)),
           weights_(call.arena.each<float>(on_ ? STRIPE * STRIPE : 0)),
           partial_(call.arena.each<int32_t>(on_ ? 2 * ROWS * STRIPE : 0)) {}
@@ -54,16 +51,16 @@ public:
             for (int64_t t = item * rows; t < call_.args.tokens && t < (item + 1) * rows; ++t)
                 round_row(x_, t, call_.x, t * call_.slots, call_.outer, 0, call_.outer, gate_, 0, 0);
         });
-        if (SHEET)
-            parallel_for(call_.plan.segment_count, [&](int64_t item, int) {
-                const Segment& s = call_.plan.segments[item];
-                for (int64_t place = s.begin; place < s.begin + s.count; ++place) {
-                    const int64_t token = call_.plan.order[place] / call_.slots;
-                    copy(x_.numbers, token * x_.stride, sheet_.numbers, place * x_.stride, x_.stride);
-                    copy(x_.scales, token * x_.groups, sheet_.scales, place * x_.groups, x_.groups);
-                    copy(x_.starts, token * x_.groups, sheet_.starts, place * x_.groups, x_.groups);
-                }
-            });
+        // read by every 32 features of g and u: in the order of the plan
+        parallel_for(call_.plan.segment_count, [&](int64_t item, int) {
+            const Segment& s = call_.plan.segments[item];
+            for (int64_t place = s.begin; place < s.begin + s.count; ++place) {
+                const int64_t token = call_.plan.order[place] / call_.slots;
+                copy(x_.numbers, token * x_.stride, sheet_.numbers, place * x_.stride, x_.stride);
+                copy(x_.scales, token * x_.groups, sheet_.scales, place * x_.groups, x_.groups);
+                copy(x_.starts, token * x_.groups, sheet_.starts, place * x_.groups, x_.groups);
+            }
+        });
     }
 
     // The rows of h, which lie in the order of the plan.
@@ -81,52 +78,59 @@ public:
 
     // 32 features of g and u for a segment, from `row` of a slice on
     void gate_and_up(const Segment& s, const gs_slice& slice, int64_t row, int worker, float* g, float* u) const {
-        each_part(gate_, [&](const Part& part) {
+        each_part(gate_, [&](const Part& part, const Part& next) {
             Product p = product(part, s.count, worker);
-            if (SHEET)
-                take(sheet_, s, part.group * gate_.length + part.from, part.group, p);
-            else
-                gather_x(s, part, worker, p);
-            run(slice.gate, s, row, part, gate_, p, worker, g);
+            take(sheet_, s, part.group * gate_.length + part.from, part.group, p);
+            const int64_t next_row = next.begins() ? row + STRIPE : row;
+            run(slice.gate, s, row, part, gate_, p, worker, g, {s.expert, next_row, next});
             p.partial += ROWS * STRIPE;
-            run(slice.up, s, row, part, gate_, p, worker, u);
+            run(slice.up, s, row, part, gate_, p, worker, u, {s.expert, next_row, next});
         });
     }
 
-    // 32 outputs from `row` on: what a slice adds to them
-    void down(const Segment& s, int64_t at, int64_t row, int worker, float* sums) const {
+    // 32 outputs from `row` on: what a slice adds to them. Then those of `next_expert` from `next_row` on are wanted.
+    void down(const Segment& s, int64_t at, int64_t row, int64_t next_expert, int64_t next_row, int worker,
+              float* sums) const {
         const gs_matrix& m = call_.args.slices[at].down;
         const Groups groups = Groups::of(m);
-        each_part(groups, [&](const Part& part) {
+        each_part(groups, [&](const Part& part, const Part& next) {
             Product p = product(part, s.count, worker);
             take(h_, s, numbers_of_down(at) + part.group * groups.length + part.from, groups_of_down(at) + part.group,
                  p);
-            run(m, s, row, part, groups, p, worker, sums);
+            const Soon soon{next.begins() ? next_expert : s.expert, next.begins() ? next_row : row, next};
+            run(m, s, row, part, groups, p, worker, sums, soon);
         });
     }
 
 private:
-    static constexpr int64_t LEFT = PART + 64 / sizeof(Octet);  // rows that do not fall on each other's cache sets
-    static constexpr bool SHEET = UNIT == 64;  // x in the order of the plan, where tiles read it as it lies
-
     // Some whole groups, or a part of one.
     struct Part {
         int64_t group, groups, from, length;
         bool first, last;
+
+        bool begins() const { return group == 0 && from == 0; }
+    };
+    // Which weights are multiplied after these.
+    struct Soon {
+        int64_t expert, row;
+        Part part;
     };
 
+    // action(part, the next one): after the last part comes the first.
     template <class Action> static void each_part(const Groups& g, const Action& action) {
-        if (g.length <= PART) {
-            const int64_t each = PART / g.length;
-            for (int64_t at = 0; at < g.count; at += each)
-                action(Part{at, g.count - at < each ? g.count - at : each, 0, g.length, true, true});
-            return;
+        const Part begin = part_at(g, 0, 0);
+        for (Part part = begin, next; part.group < g.count; part = next) {
+            next = part.last ? part_at(g, part.group + part.groups, 0) : part_at(g, part.group, part.from + PART);
+            action(part, next.group < g.count ? next : begin);
         }
-        for (int64_t at = 0; at < g.count; ++at)
-            for (int64_t from = 0; from < g.length; from += PART) {
-                const int64_t length = g.length - from < PART ? g.length - from : PART;
-                action(Part{at, 1, from, length, from == 0, from + length == g.length});
-            }
+    }
+    static Part part_at(const Groups& g, int64_t group, int64_t from) {
+        if (g.length <= PART) {
+            const int64_t left = g.count - group, each = PART / g.length;
+            return {group, left < each ? left : each, 0, g.length, true, true};
+        }
+        const int64_t left = g.length - from, length = left < PART ? left : PART;
+        return {group, 1, from, length, from == 0, length == left};
     }
 
     template <class T>
@@ -141,27 +145,6 @@ private:
         p.scales = rows.scales.data() + first, p.starts = rows.starts.data() + first, p.scale_stride = rows.groups;
     }
 
-    // Up to 63 bytes more than are asked for. gcc 12 makes memcpy of an unknown length a rep movsq, which took a tenth
-    // of a call's time (AMD EPYC, Zen 4, 1,024 tokens, 2026-11).
-    template <class T> static void copy_lines(const T* from, int64_t count, T* to) {
-        const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
-        for (int64_t i = 0; i < bytes; i += 64)
-            keep_words(reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(to) + i),
-                       load_words(reinterpret_cast<const char*>(from) + i));
-    }
-
-    void gather_x(const Segment& s, const Part& part, int worker, Product& p) const {
-        const int64_t count = part.groups * part.length, from = part.group * gate_.length + part.from;
-        for (int64_t i = 0; i < s.count; ++i) {
-            const int64_t token = call_.plan.order[s.begin + i] / call_.slots, first = token * x_.groups + part.group;
-            copy_lines(x_.numbers.data() + token * x_.stride + from, count, left_.data(worker) + i * LEFT);
-            copy_lines(x_.scales.data() + first, part.groups, scales_.data(worker) + i * STRIPE);
-            copy_lines(x_.starts.data() + first, part.groups, starts_.data(worker) + i * STRIPE);
-        }
-        p.left = left_.data(worker), p.stride = LEFT;
-        p.scales = scales_.data(worker), p.starts = starts_.data(worker), p.scale_stride = STRIPE;
-    }
-
     Product product(const Part& part, int64_t rows, int worker) const {
         Product p{};
         p.rows = rows, p.words = words_.data(worker), p.weights = weights_.data(worker);
@@ -171,13 +154,31 @@ private:
     }
 
     void run(const gs_matrix& m, const Segment& s, int64_t row, const Part& part, const Groups& groups, Product& p,
-             int worker, float* sums) const {
+             int worker, float* sums, const Soon& soon) const {
         with_octets(m.format, [&](auto code) {
             using Code = decltype(code);
             spread_part<Code>(m, s.expert, row, part, groups, words_.data(worker), weights_.data(worker));
             p.sums = sums;
+            fetch_soon<Code>(m, soon, groups, p);
             multiply_octets(p);
         });
+    }
+
+    // Where the codes of the next part lie: products fetch them, a line at a time. Fetched while codes are spread, more
+    // lines are under way than a core can wait for, and products stand still for a fifth of a call.
+    template <class Code>
+    static void fetch_soon(const gs_matrix& m, const Soon& soon, const Groups& groups, Product& p) {
+        const Part& part = soon.part;
+        const int64_t first = part.group * groups.inputs + part.from, left = groups.inputs - part.from,
+                      last = part.groups > 1      ? first + part.groups * groups.inputs
+                             : left < part.length ? first + left
+                                                  : first + part.length;
+        p.soon_bytes = (last - first) / Code::per_word * 64;
+        for (int half = 0; half < 2; ++half) {
+            const int64_t row = soon.row + 16 * half;
+            p.soon[half] =
+                row < m.rows ? panel_of(m, soon.expert, row, false).data + first / Code::per_word * 64 : nullptr;
+        }
     }
 
     template <class Action> static void with_octets(gs_format format, const Action& action) {
@@ -192,7 +193,7 @@ private:
     template <class Code>
     static void spread_part(const gs_matrix& m, int64_t expert, int64_t row, const Part& part, const Groups& groups,
                             uint32_t* words, float* scales) {
-        constexpr int64_t e = Code::per_word, ahead = 4096;  // bytes
+        constexpr int64_t e = Code::per_word;
         const int64_t count = part.length / OCTETS, all = part.groups * count;
         for (int half = 0; half < 2; ++half) {
             uint32_t* out = words + 16 * half;
@@ -211,10 +212,8 @@ private:
                 const int64_t inputs = left < part.length ? left : part.length;
                 const char* from = panel.data + begin / e * 64;
                 int64_t word = 0;
-                for (int64_t k = 0; k < inputs; k += e, from += 64, word += e / OCTETS) {
-                    __builtin_prefetch(from + ahead, 0, 2);
+                for (int64_t k = 0; k < inputs; k += e, from += 64, word += e / OCTETS)
                     spread<Code>(load_words(from), offset, out + (i * count + word) * STRIPE);
-                }
                 for (; word < count; ++word) keep_words(out + (i * count + word) * STRIPE, all_words(0));
             }
         }
@@ -296,9 +295,10 @@ private:
     }
 
     Rounded reserve(int64_t rows, int64_t numbers, int64_t groups) {
-        const int64_t count = on_ ? rows : 0, more = count ? 32 : 0;  // tiles and copies read beyond the last one
-        return {call_.arena.shared<Octet>((count + more) * numbers), call_.arena.shared<float>(count * groups + more),
-                call_.arena.shared<int32_t>(count * groups + more), numbers, groups};
+        const int64_t count = on_ ? rows : 0, more = count ? 32 : 0;  // tiles read beyond the last one
+        const int64_t stride = numbers + 64 / sizeof(Octet);          // rows do not fall on each other's cache sets
+        return {call_.arena.shared<Octet>((count + more) * stride), call_.arena.shared<float>(count * groups),
+                call_.arena.shared<int32_t>(count * groups), stride, groups};
     }
 
     // Of down's slices before this one.
@@ -317,9 +317,6 @@ private:
     const bool on_;
     const Groups gate_;
     const Rounded x_, sheet_, h_;
-    const Region<Octet> left_;
-    const Region<float> scales_;
-    const Region<int32_t> starts_;
     const Region<uint32_t> words_;
     const Region<float> weights_;
     const Region<int32_t> partial_;

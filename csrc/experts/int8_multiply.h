@@ -21,8 +21,10 @@ struct Product {
     const float* weights;   // [groups][STRIPE]: their scales
     int64_t groups, length;
     bool first, last;
-    int32_t* partial;  // [ROWS][STRIPE]: sums of a group whose end is to come
-    float* sums;       // [rows][STRIPE]
+    int32_t* partial;     // [ROWS][STRIPE]: sums of a group whose end is to come
+    float* sums;          // [rows][STRIPE]
+    const char* soon[2];  // what is fetched meanwhile: `soon_bytes` of two panels, or null
+    int64_t soon_bytes;
 };
 
 #if defined(__AMX_INT8__)
@@ -49,6 +51,8 @@ template <int SUM, int A, int B> void tile_dot_bytes() {
 // Two by two tiles of sums; rows beyond the last one are computed from what lies there and never read.
 inline void multiply_octets(const Product p) {
     constexpr int64_t wide = STRIPE * 4;
+    for (const char* next : p.soon)
+        if (next) fetch(next, 64, static_cast<int>(p.soon_bytes / 64));
     __asm__ volatile("" ::: "memory");  // gcc 12 does not know that tile loads read memory
     for (int64_t t = 0; t < p.rows; t += 32) {
         const bool both = p.rows - t > 16;
@@ -98,8 +102,9 @@ inline void multiply_octets(const Product p) {
 
 #else
 
-// M rows from row `begin` on. The arguments by value: what a store might write, the compiler would read again.
-template <int M> void multiply_octet_rows(const Product p, int64_t begin) {
+// M rows from row `begin` on; what lies from `soon` on is fetched, `step` bytes further every OCTETS numbers. The
+// arguments by value: what a store might write, the compiler would read again.
+template <int M> void multiply_octet_rows(const Product p, int64_t begin, const char* soon, int64_t step) {
     const auto* row = reinterpret_cast<const char*>(p.left + begin * p.stride);
     const int64_t bytes = p.stride * static_cast<int64_t>(sizeof(Octet)), count = p.length / OCTETS;
     const int64_t first_scale = begin * p.scale_stride;
@@ -118,6 +123,7 @@ template <int M> void multiply_octet_rows(const Product p, int64_t begin) {
                 Words b[ABREAST];
 #pragma GCC unroll 2
                 for (int c = 0; c < ABREAST; ++c) b[c] = load_words(words + 16 * c);
+                __builtin_prefetch(soon, 0, 2), soon += step;
 #pragma GCC unroll 16
                 for (int t = 0; t < M; ++t) {
                     uint32_t a;
@@ -148,17 +154,67 @@ template <int M> void multiply_octet_rows(const Product p, int64_t begin) {
         }
 }
 
-using MultiplyOctets = void (*)(const Product, int64_t);
+// The same for whole groups: half as many rows, so that there is room for their sums as floats.
+template <int M> void multiply_octet_groups(const Product p, int64_t begin, const char* soon, int64_t step) {
+    const auto* row = reinterpret_cast<const char*>(p.left + begin * p.stride);
+    const int64_t bytes = p.stride * static_cast<int64_t>(sizeof(Octet)), count = p.length / OCTETS;
+    const int64_t first_scale = begin * p.scale_stride;
+    const uint32_t* words = p.words;
+    Floats total[M][2];
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t)
+        for (int c = 0; c < 2; ++c) total[t][c] = load(p.sums + (begin + t) * STRIPE + 16 * c);
+    for (int64_t g = 0; g < p.groups; ++g, row += 4 * count) {
+        Words sum[M][2];
+#pragma GCC unroll 16
+        for (int t = 0; t < M; ++t)
+            sum[t][0] = sum[t][1] = all_words(static_cast<uint32_t>(p.starts[first_scale + t * p.scale_stride + g]));
+        for (int64_t k = 0; k < count; ++k, words += STRIPE) {
+            const Words low = load_words(words), high = load_words(words + 16);
+            __builtin_prefetch(soon, 0, 2), soon += step;
+#pragma GCC unroll 16
+            for (int t = 0; t < M; ++t) {
+                uint32_t a;
+                std::memcpy(&a, row + t * bytes + 4 * k, 4);
+                sum[t][0] = dot(sum[t][0], low, a), sum[t][1] = dot(sum[t][1], high, a);
+            }
+        }
+        const Floats low = load(p.weights + g * STRIPE), high = load(p.weights + g * STRIPE + 16);
+#pragma GCC unroll 16
+        for (int t = 0; t < M; ++t) {
+            const Floats scale = all(p.scales[first_scale + t * p.scale_stride + g]);
+            total[t][0] = total[t][0] + to_floats(sum[t][0]) * low * scale;
+            total[t][1] = total[t][1] + to_floats(sum[t][1]) * high * scale;
+        }
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t)
+        for (int c = 0; c < 2; ++c) store(p.sums + (begin + t) * STRIPE + 16 * c, total[t][c]);
+}
+
+using MultiplyOctets = void (*)(const Product, int64_t, const char*, int64_t);
 template <int... M> MultiplyOctets pick_octets(Counts<M...>, int rows) {
     static constexpr MultiplyOctets known[] = {multiply_octet_rows<M>...};
     return known[rows - 1];
 }
+template <int... M> MultiplyOctets pick_octet_groups(Counts<M...>, int rows) {
+    static constexpr MultiplyOctets known[] = {multiply_octet_groups<M>...};
+    return known[rows - 1];
+}
 
 inline void multiply_octets(const Product& p) {
-    const int64_t blocks = (p.rows + AT_ONCE - 1) / AT_ONCE;
+    const bool by_group = ABREAST == 2 && p.groups > 1;
+    const int64_t most = by_group ? AT_ONCE / 2 : AT_ONCE, blocks = (p.rows + most - 1) / most,
+                  times = p.groups * p.length / OCTETS, step = (p.soon_bytes + times - 1) / times;
+    if (blocks == 1 && p.soon[1]) fetch(p.soon[1], 64, static_cast<int>(p.soon_bytes / 64));
     for (int64_t i = 0, begin = 0; i < blocks; ++i) {
         const int64_t end = p.rows * (i + 1) / blocks;
-        pick_octets(UpTo<AT_ONCE>{}, static_cast<int>(end - begin))(p, begin);
+        const int rows = static_cast<int>(end - begin);
+        const MultiplyOctets run =
+            by_group ? pick_octet_groups(UpTo<AT_ONCE / 2>{}, rows) : pick_octets(UpTo<AT_ONCE>{}, rows);
+        // a panel during the first rows, the other one during the next ones, then what is there anyway
+        const char* soon = i < 2 ? p.soon[i] : nullptr;
+        run(p, begin, soon ? soon : reinterpret_cast<const char*>(p.words), soon ? step : 0);
         begin = end;
     }
 }

@@ -7,6 +7,7 @@ import torch
 
 from goldsmith import experts
 from goldsmith.core import native
+from goldsmith.experts import _native_abi
 from goldsmith.experts.moe_int8.reference import rounded
 
 E, T = 3, 21
@@ -66,7 +67,8 @@ def test_every_level_of_instructions_gives_the_same_bits(name, dtype):
 
 
 @needs_native
-def test_the_bits_do_not_depend_on_the_number_of_threads():
+def test_the_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
+    monkeypatch.setattr(_native_abi, "busy", lambda weights, flop: 8)
     given, before = drawn(*BASES["rows"]), torch.get_num_threads()
     try:
         found = []

@@ -12,6 +12,7 @@ import torch
 from goldsmith import Op, assay, experts
 from goldsmith.cli.targets import op_target
 from goldsmith.core import native, processors
+from goldsmith.experts import _native_abi
 
 REASON = native.reason()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"native: {REASON}")
@@ -44,8 +45,9 @@ def same(a, b):
 
 @pytest.fixture
 def threads(monkeypatch):
-    """torch.set_num_threads, of which every thread is one of the native kernels', however few can run at a time."""
+    """torch.set_num_threads, of which all are threads of the native kernels, however few can run or have much to do."""
     monkeypatch.setattr(processors, "worth", lambda: 1024)
+    monkeypatch.setattr(_native_abi, "busy", lambda weights, flop: 1024)
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)

@@ -97,14 +97,16 @@ class Call:
                 self.keep(f"{target}.a", tensors[f"{target}_a"])
                 self.keep(f"{target}.b", tensors[f"{target}_b"])
                 _SCALE.pack_into(args, _PLACES[f"{target}.scale"], options[f"{target}_scale"])
-        slices, (self.hidden, self.intermediate, experts) = self._base(tensors, options["layout"])
+        slices, (self.hidden, self.intermediate, experts, weights) = self._base(tensors, options["layout"])
         self._alive.append(slices)
         self.tokens, self.slots = ids.shape
+        routes = self.tokens * self.slots
+        team = min(threads(), busy(weights * min(routes, experts), 6 * self.hidden * self.intermediate * routes))
         limit, dropout, seed = options["limit"], options.get("dropout", 0.0), 0
         if dropout > 0:
             seed = int(tensors["seed"]) & (2**64 - 1)
         _HEAD.pack_into(
-            args, 0, sizeof(args), threads(), ACTIVATIONS.index(options["activation"]) + 1,
+            args, 0, sizeof(args), team, ACTIVATIONS.index(options["activation"]) + 1,
             self.tokens, self.slots, experts, self.hidden, self.intermediate, addressof(slices), len(slices),
             options["alpha"], math.inf if limit is None else limit, dropout, seed, options.get("int8", 0),
         )  # fmt: skip
@@ -122,7 +124,7 @@ class Call:
             check_ids(op, topk_ids, self.args.experts)  # the library has flattened the leading dimensions
             raise
 
-    def _base(self, tensors: Mapping[str, Any], layout: str) -> tuple[Any, tuple[int, int, int]]:
+    def _base(self, tensors: Mapping[str, Any], layout: str) -> tuple[Any, tuple[int, int, int, int]]:
         gate_up, down = (t if t.stride(-1) == 1 else t.contiguous() for t in (tensors["gate_up"], tensors["down"]))
         self._alive += gate_up, down
         if layout:
@@ -130,10 +132,15 @@ class Call:
         return _plain_base(*((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in (gate_up, down)))
 
 
+def busy(weights: int, flop: int) -> int:
+    """How many threads have enough to do: to wake one takes as long as 0.5 MB of weights or 8 MFLOP of products."""
+    return 1 + max(weights >> 19, flop >> 23)
+
+
 # A base stays where it is from call to call: its slices are worked out once. They hold addresses and no tensors.
 @lru_cache(maxsize=1024)
-def _packed_base(text: str, gate_up: int, down: int) -> tuple[Any, tuple[int, int, int]]:
-    """The slices of a packed base whose blobs lie there, and (hidden, intermediate, experts)."""
+def _packed_base(text: str, gate_up: int, down: int) -> tuple[Any, tuple[int, int, int, int]]:
+    """The slices of a packed base whose blobs lie there, and (hidden, intermediate, experts, bytes of an expert)."""
     layout = Layout.parse(text)
     cut = [
         Slice(
@@ -148,16 +155,17 @@ def _packed_base(text: str, gate_up: int, down: int) -> tuple[Any, tuple[int, in
         )
         if end > begin
     ]
-    return (Slice * len(cut))(*cut), (layout.hidden_size, layout.intermediate_size, layout.num_experts)
+    sizes = layout.hidden_size, layout.intermediate_size, layout.num_experts, layout.expert_nbytes
+    return (Slice * len(cut))(*cut), sizes
 
 
 @lru_cache(maxsize=1024)
-def _plain_base(gate_up: tuple[Any, ...], down: tuple[Any, ...]) -> tuple[Any, tuple[int, int, int]]:
+def _plain_base(gate_up: tuple[Any, ...], down: tuple[Any, ...]) -> tuple[Any, tuple[int, int, int, int]]:
     """The same of plain tensors: address, dtype, shape and strides of each."""
     experts, hidden, inner = down[2]
     whole = Slice(gate=_plain(gate_up, 0, inner), up=_plain(gate_up, inner, inner), down=_plain(down, 0, hidden))
     whole.end = inner
-    return (Slice * 1)(whole), (hidden, inner, experts)
+    return (Slice * 1)(whole), (hidden, inner, experts, 3 * hidden * inner * down[1].itemsize)
 
 
 def _plain(weight: tuple[Any, ...], first: int, rows: int) -> Matrix:

@@ -7,6 +7,7 @@ from goldsmith.experts import _native_abi
 
 # the kernels take three threads and torch itself one: the ThreadSanitizer knows nothing of what OpenMP waits for
 native.threads = _native_abi.threads = lambda: 3
+_native_abi.busy = lambda weights, flop: 3
 LIBRARY = native.library()
 OPS = [op for name, op in sorted(Op.all().items()) if "native" in op.backends]
 
