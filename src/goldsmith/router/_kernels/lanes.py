@@ -177,6 +177,6 @@ def scores(sums, lse, K: tl.constexpr, LOG_SOFTMAX: tl.constexpr, WEIGHTS: tl.co
         else:
             s = tl.where(dead, float("-inf"), sums[j] - lse) if LOG_SOFTMAX else sums[j]
             if WEIGHTS == "exp":
-                s = tl.where(dead, 0.0, exp(s))
+                s = tl.where(dead, 0.0, exp(tl.where(s > 128.0, 128.0, s)))  # of +inf it makes NaN
         out = out + (s,)
     return out

@@ -63,7 +63,7 @@ def select_row_kernel(
         tl.store(lse_ptr + 2 * t + 1, lse_y)
         s = tl.where(dead, float("-inf"), s - (lse_x + lse_y))
     if WEIGHTS == "exp":
-        s = tl.where(dead, 0.0, exp(s))
+        s = tl.where(dead, 0.0, exp(tl.where(s > 128.0, 128.0, s)))  # of +inf it makes NaN
     if WEIGHTS == "softmax":
         first = tl.sum(tl.where(j == 0, s, 0.0), axis=0)  # the greatest, or NaN
         e = tl.where(dead | (j >= K), 0.0, exp(s - first))

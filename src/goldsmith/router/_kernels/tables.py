@@ -53,6 +53,28 @@ def tokens_kernel(order_ptr, token_ptr, P, K, BLOCK: tl.constexpr):
     tl.store(token_ptr + p, tl.load(order_ptr + p, mask=p < P, other=0) // K, mask=p < P)
 
 
+@triton.jit(do_not_specialize=["P"])
+def firsts_kernel(sorted_ptr, first_ptr, P, N, BLOCK: tl.constexpr):
+    """1 where a sorted pair is its expert's first."""
+    p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    e = tl.load(sorted_ptr + p, mask=p < P, other=N)
+    before = tl.load(sorted_ptr + p - 1, mask=(p > 0) & (p < P), other=-1)
+    tl.store(first_ptr + p, ((e < N) & (e != before)).to(tl.int32), mask=p < P)
+
+
+@triton.jit(do_not_specialize=["P"])
+def used_kernel(sorted_ptr, upto_ptr, experts_ptr, starts_ptr, P, N, BLOCK: tl.constexpr):
+    """The experts in use, ascending, where the pairs of each start, and behind the last where its end."""
+    p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    e = tl.load(sorted_ptr + p, mask=p < P, other=N)
+    before = tl.load(sorted_ptr + p - 1, mask=(p > 0) & (p < P), other=-1)
+    after = tl.load(sorted_ptr + p + 1, mask=p + 1 < P, other=N)
+    rank = tl.load(upto_ptr + p, mask=p < P, other=1).to(tl.int64)
+    tl.store(experts_ptr + rank - 1, e.to(tl.int64), mask=(e < N) & (e != before))
+    tl.store(starts_ptr + rank - 1, p, mask=(e < N) & (e != before))
+    tl.store(starts_ptr + rank, p + 1, mask=(e < N) & (after >= N))
+
+
 @triton.jit
 def listed(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP: tl.constexpr):
     """total [G, BLOCK_D] + the pairs first [G] to last [G] of the sorted order."""
@@ -85,16 +107,15 @@ def blocks_kernel(
 
 @triton.jit
 def short_kernel(
-    order_ptr, token_ptr, starts_ptr, experts_ptr, value_ptr, rows_ptr, out_ptr, COUNT, D,
-    SPARSE: tl.constexpr, SHORT: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
+    order_ptr, token_ptr, starts_ptr, value_ptr, rows_ptr, out_ptr, COUNT, D,
+    SHORT: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The rows of GROUP experts, but for those with more than SHORT pairs."""
     r = tl.program_id(0).to(tl.int64) * GROUP + tl.arange(0, GROUP)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = r < COUNT
-    e = tl.load(experts_ptr + r, mask=inside, other=0) if SPARSE else r
-    first = tl.load(starts_ptr + e, mask=inside, other=0)
-    last = tl.load(starts_ptr + e + 1, mask=inside, other=0)
+    first = tl.load(starts_ptr + r, mask=inside, other=0)
+    last = tl.load(starts_ptr + r + 1, mask=inside, other=0)
     inside &= last - first <= SHORT
     total = tl.zeros((GROUP, BLOCK_D), tl.float32)
     last = tl.where(inside, last, first)
@@ -125,7 +146,8 @@ def long_kernel(
     place = tl.program_id(0).to(tl.int64) * SHORT
     e = tl.load(sorted_ptr + place).to(tl.int64)
     if e < N:
-        first, last = tl.load(starts_ptr + e), tl.load(starts_ptr + e + 1)
+        r = place_of(e, experts_ptr, COUNT) if SPARSE else e
+        first, last = tl.load(starts_ptr + r), tl.load(starts_ptr + r + 1)
         if (last - first > SHORT) & (first > place - SHORT):
             d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
             one = tl.full((1,), 0, tl.int64)
@@ -140,14 +162,17 @@ def long_kernel(
                 rows = tl.load(block_ptr + c[:, None].to(tl.int64) * D + d[None, :], mask=mask, other=0.0)
                 total += tl.sum(rows, axis=0)[None, :]
             total = listed(total, one + tail, one + last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
-            r = place_of(e, experts_ptr, COUNT) if SPARSE else e
             tl.store(out_ptr + r * D + d[None, :], total, mask=(d < D)[None, :])
 
 
 class ByExpert:
-    """The pairs in the order of their experts; what is skipped counts as expert N, behind all others."""
+    """The pairs in the order of their experts; what is skipped counts as expert N, behind all others.
 
-    def __init__(self, indices: Tensor, n: int) -> None:
+    sparse: of the experts in use alone. How many they are is on its way to the host from here on, so that what is
+    launched next runs while the host waits for it in `used`.
+    """
+
+    def __init__(self, indices: Tensor, n: int, *, sparse: bool = False) -> None:
         pairs, tokens = indices.numel(), indices.shape[:-1].numel()
         new = lambda size, narrow: torch.empty(  # noqa: E731
             size, dtype=torch.int32 if narrow else torch.int64, device=indices.device
@@ -155,16 +180,26 @@ class ByExpert:
         key = new(pairs, n < 2**31)
         run(keys_kernel, (cdiv(pairs, BLOCK),), indices, key, pairs, n, BLOCK)
         self.expert, self.order = key.sort(stable=True)
-        self.token, self.starts = new(pairs, tokens < 2**31), new(n + 1, pairs < 2**31)
+        self.token, self.starts = new(pairs, tokens < 2**31), new((min(n, pairs) if sparse else n) + 1, pairs < 2**31)
+        self.experts, self.count = None, None
+        if sparse:
+            self.experts, upto = new(min(n, pairs), False), new(pairs, pairs < 2**31)
+            run(firsts_kernel, (cdiv(pairs, BLOCK),), self.expert, upto, pairs, n, BLOCK)
+            upto.cumsum_(0, dtype=upto.dtype)
+            self.count = Coming(upto[-1:])
+            run(
+                used_kernel, (cdiv(pairs, BLOCK),), self.expert, upto, self.experts, self.starts, pairs, n, BLOCK
+            )  # fmt: skip
+        else:
+            run(starts_kernel, (cdiv(n + 1, BLOCK),), self.expert, self.starts, pairs, n, BLOCK)
         run(tokens_kernel, (cdiv(pairs, BLOCK),), self.order, self.token, pairs, max(1, indices.shape[-1]), BLOCK)
-        run(starts_kernel, (cdiv(n + 1, BLOCK),), self.expert, self.starts, pairs, n, BLOCK)
         self.n = n
         # many short lists in a program, or few longer ones; of the sizes alone, so that results do not change
-        self.group, self.step = (2, 2) if pairs < 8 * n else (1, 4)
+        self.group, self.step = (2, 1) if pairs < 8 * n else (1, 4)
 
     def used(self) -> Tensor:
         """Experts with a pair, ascending; waits for the device."""
-        return (self.starts[1:] > self.starts[:-1]).nonzero().squeeze(-1)
+        return self.experts[: self.count.value()]
 
     def table(self, values: Tensor, rows: Tensor, dtype: torch.dtype, experts: Tensor | None = None) -> Tensor:
         """[N, D] in dtype, or [len(experts), D]: each row the sum of values[p] rows[p // K] over its expert's pairs."""
@@ -179,15 +214,31 @@ class ByExpert:
         )  # fmt: skip
         count, sparse = self.n if experts is None else experts.numel(), experts is not None
         out = torch.empty((count, D), dtype=dtype, device=rows.device)
-        listed_experts = self.starts if experts is None else experts
         run(
             short_kernel, (cdiv(count, self.group), slabs),
-            self.order, self.token, self.starts, listed_experts, values, rows, out, count, D,
-            sparse, SHORT, self.group, self.step, block_d, num_warps=2,
+            self.order, self.token, self.starts, values, rows, out, count, D,
+            SHORT, self.group, self.step, block_d, num_warps=2,
         )  # fmt: skip
         run(
             long_kernel, (cdiv(pairs, SHORT) if pairs > SHORT else 0, slabs),
-            self.order, self.expert, self.token, self.starts, listed_experts, values, rows, blocks, out, count, self.n,
-            D, sparse, SHORT, WHOLE, LONG_STEP, block_d, num_warps=2,
+            self.order, self.expert, self.token, self.starts, self.starts if experts is None else experts, values, rows,
+            blocks, out, count, self.n, D, sparse, SHORT, WHOLE, LONG_STEP, block_d, num_warps=2,
         )  # fmt: skip
         return out
+
+
+class Coming:
+    """A number of the device on its way to the host; an empty tensor is 0."""
+
+    def __init__(self, number: Tensor) -> None:
+        self.number, self.arrived = number, None
+        if number.is_cuda and number.numel():
+            self.number = torch.empty(1, dtype=number.dtype, pin_memory=True)
+            self.number.copy_(number, non_blocking=True)
+            self.arrived = torch.cuda.Event()
+            self.arrived.record(torch.cuda.current_stream(number.device))
+
+    def value(self) -> int:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return int(self.number.sum())

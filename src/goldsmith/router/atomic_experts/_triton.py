@@ -48,6 +48,10 @@ def forward(
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     h, w_in, w_out = (tensors[name] for name in ("h", "w_in", "w_out"))
     lists, rows, dy = flat(tensors["indices"]), flat(h), flat(grads["y"])
+    tables = {name for name in ("w_in", "w_out") if name in needs and tensors[name] is not None}
+    sparse = options["sparse_grad"]
+    if tables and sparse:  # first: the host waits for the number of experts in use, while the rest is computed
+        pairs = ByExpert(lists, w_out.shape[0], sparse=True)
     part = DOTS[options["strategy"]](dy, w_out, lists) if needs - {"w_out"} else None
     preact = None if w_in is None else flat(tensors["preact"])
     dweights, da, gated = gate_backward(
@@ -62,10 +66,9 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         da = stage("dpreact", da)
         if "h" in needs:
             found["h"] = stage("dh", SUMS[options["strategy"]](da, w_in, lists, h.dtype).view(h.shape))
-    tables = {name for name in ("w_in", "w_out") if name in needs and tensors[name] is not None}
-    if tables:  # last: where the host waits for the number of experts in use, little is left to be launched after it
-        pairs = ByExpert(lists, w_out.shape[0])
-        experts = pairs.used() if options["sparse_grad"] else None
+    if tables:
+        pairs = pairs if sparse else ByExpert(lists, w_out.shape[0])
+        experts = pairs.used() if sparse else None
         for name, values, of in (("w_in", da, rows), ("w_out", gated, dy)):
             if name in tables:
                 grad = pairs.table(values, of, tensors[name].dtype, experts)

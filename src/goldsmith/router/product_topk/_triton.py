@@ -13,6 +13,7 @@ from torch import Tensor
 from ...assay.stage import stage
 from ...core._kernels.launch import cdiv, power_of_2, run
 from .._common import flat
+from .._kernels.bounds import bounded_kernel
 from .._kernels.lanes import select_kernel
 from .._kernels.rows import select_row_kernel
 from .._kernels.scatter import gradient_kernel
@@ -21,6 +22,8 @@ from . import reference
 from .op import keeps_lse
 
 MOST_K, MOST_LOGITS = 128, 2048  # places take 11 bits of a key
+MOST_BOUNDED = 64
+NUMBER_BITS = {32: 7, 64: 9}  # 119 and 280 pairs
 MOST_IN_LANES = 32  # two lists of 32 keys and one of 32 pairs are what 255 registers hold
 ROWS = 32  # rows in a program, one a lane
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -46,7 +49,14 @@ def forward(
     saved = new(T, 2, dtype=torch.float32) if lse else new(0, dtype=torch.float32)
     arguments = (scores, indices, saved, rows_x.stride(0), rows_y.stride(0))
     sizes = (x.shape[-1], y.shape[-1])
-    if x.dtype.itemsize == 2:
+    if k <= MOST_BOUNDED and (x.dtype.itemsize == 2 or k > MOST_IN_LANES):
+        widths, room = [_width(size) for size in sizes], power_of_2(k, 32)
+        run(
+            bounded_kernel, (T,), rows_x, rows_y, _words(room, x.device), *arguments, *sizes, k, room,
+            NUMBER_BITS[room], *widths, *(size % (32 * width) == 0 for size, width in zip(sizes, widths, strict=True)),
+            sizes[0] == sizes[1], max(sizes) > 1024, lse, weights, num_warps=1,
+        )  # fmt: skip
+    elif x.dtype.itemsize == 2:
         widths = [_width(size) for size in sizes]
         run(
             select_warp_kernel, (T,), rows_x, rows_y, *arguments, *sizes, k, power_of_2(k, 32), *widths,
@@ -97,3 +107,31 @@ def _pairs(k: int, device: torch.device) -> Tensor:
     """The candidates as a * k + b."""
     a, b = reference.candidates(k, k, k, device)
     return (a * k + b).to(torch.int32)
+
+
+@lru_cache(maxsize=8)
+def _words(room: int, device: torch.device) -> Tensor:
+    """What bounded_kernel sorts, in tensors of 32, and then the pairs a | b << 8 by their numbers, reversed.
+
+    A pair is a | b << 8 | number << 16, the first pair in lexical order having the greatest number; -1 << 31 is none.
+    """
+    pairs = list(zip(*(t.tolist() for t in reference.candidates(room, room, room, torch.device("cpu"))), strict=True))
+    last = (1 << NUMBER_BITS[room]) - 1
+    word = {(a, b): a | b << 8 | (last - i) << 16 for i, (a, b) in enumerate(pairs)}
+    none = -(1 << 31)
+
+    def hook(h: int, length: int) -> list[int]:
+        """Row h from column h on, and column h below it upwards: one list that falls and rises."""
+        row = [word[p] for p in pairs if p[0] == h and p[1] >= h]
+        column = [word[p] for p in reversed(pairs) if p[1] == h and p[0] > h]
+        return row + [none] * (length - len(row) - len(column)) + column
+
+    words = hook(0, 2 * room)
+    for h in (1,) if room == 32 else (1, 2):
+        words += hook(h, room)
+    if room == 64:
+        words += hook(3, 32)
+    rest = [word[p] for p in pairs if min(p) > (1 if room == 32 else 3)]
+    words += rest + [none] * (32 - len(rest))
+    by_number = [a | b << 8 for a, b in reversed(pairs)]
+    return torch.tensor(words + [0] * (last + 1 - len(pairs)) + by_number, dtype=torch.int32, device=device)
