@@ -199,3 +199,18 @@ def test_a_cache_folder_that_cannot_be_made_names_the_variable(monkeypatch, tmp_
         offload(models.model("mixtral"))
     with pytest.raises(IsADirectoryError, match="path is a folder, wanted a store's file"):
         offload(models.model("mixtral"), store=tmp_path)
+
+
+def test_what_is_no_model_or_is_offloaded_already_is_refused():
+    with pytest.raises(TypeError, match="model is a MixtralConfig, wanted a model of transformers"):
+        offload(models.config("mixtral"))
+    model = models.model("mixtral")
+    with offload(model):
+        with pytest.raises(ValueError, match="experts are in a store already: detach"):
+            offload(model)
+    for wrong, text in (
+        ({"cpu_format": "q4"}, "cpu_format='q4' is unknown; choose one of: 'auto', 'fp32'"),
+        ({"dtype": "bfloat16"}, "dtype='bfloat16', wanted one of torch.bfloat16, torch.float32"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            from_pretrained("anywhere", **wrong)

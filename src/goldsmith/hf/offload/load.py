@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from ...core.shapes import check_choice
 from ...experts import PackedExperts
+from ...experts.formats import FORMATS
 from ...offload.engine import Engine
 from ...offload.settings import chosen_device, parse_budget
 from ...offload.store import ExpertStore
 from ..checkpoint import Checkpoint, load_rest
+from ..dispatch import ENGINE
 from ..sources import packed_from
 from .attach import Attached, Progress, Source, opened
 from .budget import check_fits
@@ -33,8 +37,15 @@ def attach(
     **options: Any,
 ) -> Attached:
     """The experts of a model in memory into a store, and an engine in their place."""
-    _check_room(batch, max_length)
+    _check_words(cpu_format, batch, max_length)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"offload: model is a {type(model).__name__}, wanted a model of transformers (torch.nn.Module)")
     layers = layers_of(model)
+    if any(ENGINE in layer.module.__dict__ for layer in layers):
+        raise ValueError(
+            "offload: this model's experts are in a store already: detach() of what offload() returned gives the plain "
+            "model back; after its close() the model is to be loaded anew"
+        )
     if any(parameter.is_meta for layer in layers for parameter in layer.module.parameters()):
         raise ValueError(
             "offload: the experts are on the meta device, without numbers: "
@@ -60,7 +71,11 @@ def load(
     """The model of a folder of safetensors files, with an engine in the place of its experts."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    _check_room(batch, max_length)
+    _check_words(cpu_format, batch, max_length)
+    if dtype is not None and dtype not in EXACT:
+        raise ValueError(
+            f"offload: dtype={dtype!r}, wanted one of {', '.join(map(str, EXACT))}, or None: the files' own"
+        )
     _checked(options)
     place_of_it = folder(path)
     config = AutoConfig.from_pretrained(place_of_it)
@@ -126,8 +141,9 @@ def _checked(options: dict[str, Any]) -> torch.device:
     return chosen_device(options.get("device", "auto"))
 
 
-def _check_room(batch: Any, max_length: Any) -> None:
-    """For how much text room is kept on a GPU."""
+def _check_words(cpu_format: Any, batch: Any, max_length: Any) -> None:
+    """The format, and for how much text room is kept on a GPU."""
+    check_choice("offload", "cpu_format", cpu_format, ("auto", *FORMATS))
     for name, value in (("batch", batch), ("max_length", 1 if max_length is None else max_length)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"offload: {name}={value!r}, wanted a whole number of at least 1")
