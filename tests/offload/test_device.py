@@ -72,6 +72,15 @@ def test_weights_in_another_dtype_are_used_as_they_are(small):
         assert torch.equal(engine(0, x, ids, weights.bfloat16()), wanted)
 
 
+@pytest.mark.parametrize("ids", [[[2, 0, 1]], [[1, 1, 0]], [[2, -1, 3]], [[0, 2, 2], [1, 0, -1]]])
+def test_the_cpus_rows_are_those_of_an_engine_without_a_gpu(small, ids):
+    ids = torch.tensor(ids)
+    x, weights = torch.randn(len(ids), small.hidden_size), torch.rand(ids.shape)
+    with engine_of(small, "cpu") as one, Engine(small, device="cpu", lanes="cpu") as other:
+        for _ in range(3):
+            assert torch.equal(one(0, x, ids, weights), other(0, x, ids, weights))
+
+
 def test_faults_are_told_one_call_later(store):
     x, ids, weights = stores.call(store, 0, 3, 2, dtype=torch.float32)
     with engine_of(store) as engine:
