@@ -161,7 +161,9 @@ class Engine:
 
     def _routed(self, layer: int, index: Tensor, x: Tensor, experts: int) -> tuple[Tensor, list[int], bool]:
         """ids [T, k] on the host with -1 where a slot is skipped, tokens of each expert, and whether any is skipped."""
-        ids = self._lanes.to_host(index, x, self._caches[layer].capacity >= experts)
+        lanes = self.settings.lanes
+        alone = self._caches[layer].capacity >= experts if lanes == "auto" else lanes in ("copied", "cached")
+        ids = self._lanes.to_host(index, x, alone)
         counts, skips = counted(layer, ids, experts)
         if skips:
             ids = ids.masked_fill(ids == experts, -1)
