@@ -1,0 +1,314 @@
+"""What Triton's interpreter works out again for every value, looked up: the same values, types and errors.
+
+Each function here takes Triton's own and gives one that knows the common case, and asks Triton's for every other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+Change = tuple[Any, str, Any]  # (owner, name, the new value)
+USED = ("_patch_builtin", "_patch_attr", "TensorHandle", "TritonSemantic", "InterpreterBuilder")
+WIDE = {"fp32", "fp64", "int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+WHOLE = ("minimum", "maximum", "clamp", "ashr")
+_builtins: dict[Any, tuple[str, ...]] = {}  # module or class of the language -> the names of what it has of builtins
+
+
+def changes(module: Any) -> tuple[list[Change], Callable[[], None]]:
+    """What to set for `triton.runtime.interpreter`, and what forgets the types of one launch."""
+    core, semantic = module.tl.core, module.TritonSemantic
+    blocks: dict[Any, Any] = {}
+    pointers: dict[Any, Any] = {}
+    whole: list[bool] = []
+    unwrap = _unwrap(core, core._unwrap_if_constexpr)
+    found: list[Change] = [
+        (module, "_patch_builtin", partial(_patch_builtin, module)),
+        (module, "_patch_attr", partial(_patch_attr, module, core.builtin(_nothing).__code__)),
+        (core, "_unwrap_if_constexpr", unwrap),
+        (core.constexpr, "__init__", _constexpr_init(core, {})),
+        (core.dtype, "__eq__", _dtype_eq(core.dtype, core.dtype.__eq__)),
+        (core.block_type, "__init__", _block_init(core, blocks, pointers, core.block_type.__init__)),
+        (core.block_type, "with_element_ty", _with_element_ty(core, blocks, core.block_type.with_element_ty)),
+        (core.tensor, "__init__", _tensor_init(core)),
+        (module.TensorHandle, "__init__", _handle_init(module)),
+        (semantic, "to_tensor", _to_tensor(core.tensor, semantic.to_tensor)),
+        (semantic, "cast", _cast(core, semantic.cast)),
+        (semantic, "computation_type_impl", _computation_type(core.dtype, {}, semantic.computation_type_impl)),
+        (semantic, "scalar_constant", _scalar_constant(module, semantic.scalar_constant)),
+        (semantic, "binary_op_type_checking_impl", _operands(core, whole, semantic.binary_op_type_checking_impl)),
+        *((semantic, name, _whole(whole, getattr(semantic, name))) for name in WHOLE),
+        (semantic, "broadcast_impl_value", _broadcast(core, semantic.broadcast_impl_value)),
+    ]
+    return found, pointers.clear
+
+
+def _nothing() -> None:
+    pass
+
+
+def _patch_builtin(module: Any, package: Any, builder: Any, scope: Any) -> None:
+    """The language's builtins by names that were found once: a launch asks for them anew."""
+    is_builtin = module.tl.core.is_builtin
+    if package not in _builtins:
+        _builtins[package] = tuple(name for name, member in inspect.getmembers(package) if is_builtin(member))
+    for name in _builtins[package]:
+        member = getattr(package, name)
+        if is_builtin(member):
+            module._patch_attr(package, name, member, builder, scope)
+
+
+def _patch_attr(module: Any, checking: Any, obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """A builtin is called with the semantics; the wrapper that would only look whether they came is left out."""
+    semantic = module.TritonSemantic(builder)
+    inner = member.__wrapped__ if getattr(member, "__code__", None) is checking else member
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = semantic
+        return inner(*args, **kwargs)
+
+    scope.set_attr(obj, name, call)
+
+
+def _unwrap(core: Any, ask: Any) -> Any:
+    constexpr = core.constexpr
+    plain = {int, float, bool, str, type(None), core.dtype, core.block_type, core.pointer_type, core.tensor}
+
+    def _unwrap_if_constexpr(o: Any) -> Any:
+        kind = type(o)
+        if kind is constexpr:
+            return o.value
+        return o if kind in plain else ask(o)
+
+    return _unwrap_if_constexpr
+
+
+def _constexpr_init(core: Any, types: dict[int, Any]) -> Any:
+    constexpr, constexpr_type = core.constexpr, core.constexpr_type
+
+    def __init__(self: Any, value: Any) -> None:
+        while isinstance(value, constexpr):
+            value = value.value
+        self.value = value
+        if type(value) is not int:
+            self.type = constexpr_type(value)
+            return
+        if value not in types:
+            types[value] = constexpr_type(value)
+        self.type = types[value]
+
+    return __init__
+
+
+def _dtype_eq(dtype: Any, ask: Any) -> Any:
+    def __eq__(self: Any, other: Any) -> Any:
+        if type(other) is dtype:
+            return self.name == other.name
+        return ask(self, other)
+
+    return __eq__
+
+
+def _block_init(core: Any, blocks: dict[Any, Any], pointers: dict[Any, Any], init: Any) -> Any:
+    """A type of the same elements and shape has the same facts. What is known holds the elements: ids stay theirs."""
+    plain, lists, constexpr = core.dtype, (list, tuple, core.tuple), core.constexpr
+
+    def __init__(self: Any, element_ty: Any, shape: Any) -> None:
+        numbers = tuple([s.value if type(s) is constexpr else s for s in shape]) if type(shape) in lists else ("",)
+        known, key = (blocks, element_ty.name) if type(element_ty) is plain else (pointers, id(element_ty))
+        found = known.get((key, numbers))
+        if found is not None:
+            self.__dict__.update(found.__dict__)
+            return
+        init(self, element_ty, shape)
+        if type(self) is core.block_type and {type(n) for n in numbers} == {int}:
+            self._of_a_tensor = core.tuple([constexpr(n) for n in numbers]), constexpr(self.numel)
+            known[key, numbers] = self
+
+    return __init__
+
+
+def _with_element_ty(core: Any, blocks: dict[Any, Any], ask: Any) -> Any:
+    def with_element_ty(self: Any, scalar_ty: Any) -> Any:
+        found = None
+        if type(self) is core.block_type and type(scalar_ty) is core.dtype:
+            found = blocks.get((scalar_ty.name, tuple(self.shape.values)))
+        return ask(self, scalar_ty) if found is None else found
+
+    return with_element_ty
+
+
+def _tensor_init(core: Any) -> Any:
+    constexpr, scalar = core.constexpr, (core.tuple([]), core.constexpr(1))
+
+    def __init__(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        if not type.is_block():
+            self.shape, self.numel = scalar
+        elif "_of_a_tensor" in type.__dict__:
+            self.shape, self.numel = type._of_a_tensor
+        else:  # a type from before, or of an unusual shape
+            self.shape = core.tuple([constexpr(s) for s in type.shape])
+            self.numel = constexpr(type.numel)
+
+    return __init__
+
+
+def _handle_init(module: Any) -> Any:
+    init, pointer_type = module.TensorHandle.__init__, module.tl.pointer_type
+
+    def __init__(self: Any, data: Any, dtype: Any, *attr: Any, **named: Any) -> None:
+        if attr or named or not (type(dtype) is pointer_type or data.itemsize * 8 <= dtype.primitive_bitwidth):
+            return init(self, data, dtype, *attr, **named)
+        self.data, self.dtype, self.attr = data, dtype, {}
+
+    return __init__
+
+
+def _to_tensor(tensor: Any, ask: Any) -> Any:
+    def to_tensor(self: Any, x: Any, check_type: bool = True) -> Any:
+        return x if type(x) is tensor else ask(self, x, check_type)
+
+    return to_tensor
+
+
+def _cast(core: Any, ask: Any) -> Any:
+    tensor, dtype = core.tensor, core.dtype
+
+    def cast(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
+        if type(input) is tensor and type(input.dtype) is dtype and type(dst_ty) is dtype:
+            if input.dtype.name == dst_ty.name:
+                return input
+        return ask(self, input, dst_ty, fp_downcast_rounding)
+
+    return cast
+
+
+def _computation_type(dtype: Any, table: dict[Any, Any], ask: Any) -> Any:
+    def computation_type_impl(self: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, div_or_mod: bool) -> Any:
+        if not (type(a) is dtype and type(b) is dtype):
+            return ask(self, a, a_is_scalar, b, b_is_scalar, div_or_mod)
+        key = (a.name, a_is_scalar, b.name, b_is_scalar, div_or_mod)
+        if key not in table:
+            table[key] = ask(self, a, a_is_scalar, b, b_is_scalar, div_or_mod)
+        return table[key]
+
+    return computation_type_impl
+
+
+def _scalar_constant(module: Any, ask: Any) -> Any:
+    array, handle, numpy = module.np.array, module.TensorHandle, _numpy(module)
+
+    def scalar_constant(self: Any, value: Any, dtype: Any) -> Any:
+        known = numpy.get(dtype.name) if type(dtype) is module.tl.core.dtype else None
+        if known is None:
+            return ask(self, value, dtype)
+        return self.tensor(handle(array([0 if value == 0 else value], dtype=known), dtype), dtype)
+
+    return scalar_constant
+
+
+def _numpy(module: Any) -> dict[str, Any]:
+    """numpy's type of each dtype of WIDE."""
+    return {name: module._get_np_dtype(module.tl.core.dtype(name)) for name in WIDE}
+
+
+def _number(core: Any, value: Any) -> Any:
+    """The dtype that a bare number has; none where it is left to Triton to say."""
+    if type(value) is int:
+        return core.int32 if -(2**31) <= value < 2**31 else None
+    if type(value) is float:
+        return core.float32 if value == 0.0 or 2**-126 <= abs(value) <= (2 - 2**-23) * 2**127 else None
+    return None
+
+
+def _operands(core: Any, whole: list[bool], ask: Any) -> Any:
+    """Two tensors of one dtype, a tensor and a number, a pointer and its steps: without casts or broadcasts.
+
+    `whole` says that an operation is going on whose operands must be of one shape.
+    """
+    tensor, dtype, block_type, pointer_type = core.tensor, core.dtype, core.block_type, core.pointer_type
+
+    def among(self: Any, value: Any, other: Any, div_or_mod: bool, first: bool) -> Any:
+        """A number as a tensor of the dtype that the operation computes in, where the other operand has it."""
+        own, kind = _number(core, value), other.dtype
+        if own is None or type(kind) is not dtype or kind.name not in WIDE:
+            return None
+        order = (own, True, kind, False) if first else (kind, False, own, True)
+        wanted = self.computation_type_impl(*order, div_or_mod)
+        if wanted.name != kind.name:
+            return None
+        if kind.is_int() and not kind.get_int_min_value() <= value <= kind.get_int_max_value():
+            return None
+        return self.scalar_constant(value, kind)
+
+    def together(self: Any, left: Any, right: Any) -> Any:
+        """Both with the type of the result; their values stay as they are, which numpy broadcasts likewise."""
+        a, b = left.type, right.type
+        if type(a) is block_type and type(b) is block_type:
+            rows, columns = a.shape.values, b.shape.values
+            if rows == columns:
+                return left, right
+            if len(rows) == len(columns) and all([m == n or m == 1 or n == 1 for m, n in zip(rows, columns)]):
+                shape = [n if m == 1 else m for m, n in zip(rows, columns)]
+                return (
+                    left if shape == rows else tensor(left.handle, block_type(a.scalar, shape)),
+                    right if shape == columns else tensor(right.handle, block_type(b.scalar, shape)),
+                )
+        elif type(a) is block_type and b is right.dtype:
+            return left, tensor(right.handle, a.with_element_ty(b))
+        elif type(b) is block_type and a is left.dtype:
+            return tensor(left.handle, b.with_element_ty(a)), right
+        return self.broadcast_impl_value(left, right)
+
+    def binary_op_type_checking_impl(
+        self: Any,
+        lhs: Any,
+        rhs: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> Any:
+        left, right = lhs, rhs
+        if arithmetic_check and type(lhs) is tensor and type(rhs) is not tensor:
+            right = among(self, rhs, lhs, div_or_mod, False)
+        elif arithmetic_check and type(rhs) is tensor and type(lhs) is not tensor:
+            left = among(self, lhs, rhs, div_or_mod, True)
+        if type(left) is tensor and type(right) is tensor:
+            a, b = left.dtype, right.dtype
+            if type(b) is dtype and (
+                (type(a) is dtype and a.name == b.name and a.name in WIDE)
+                or (type(a) is pointer_type and allow_lhs_ptr and b.is_int())
+            ):
+                return self.broadcast_impl_value(left, right) if whole else together(self, left, right)
+        return ask(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    return binary_op_type_checking_impl
+
+
+def _whole(whole: list[bool], ask: Any) -> Any:
+    """The larger of +0 and -0 hangs on which of numpy's loops is taken, that of whole blocks; a shift writes to both."""
+
+    def operation(self: Any, *args: Any, **named: Any) -> Any:
+        whole.append(True)
+        try:
+            return ask(self, *args, **named)
+        finally:
+            whole.pop()
+
+    return operation
+
+
+def _broadcast(core: Any, ask: Any) -> Any:
+    block_type = core.block_type
+
+    def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
+        a, b = lhs.type, rhs.type
+        if type(a) is block_type and type(b) is block_type and a.shape.values == b.shape.values:
+            return lhs, rhs
+        return ask(self, lhs, rhs)
+
+    return broadcast_impl_value
