@@ -120,6 +120,8 @@ def calls(op: Op, which: str) -> Iterator[tuple[str, bool, dict[str, Any]]]:
             for dtype in (torch.float32, torch.bfloat16) if which == "few" else op_dtypes(op):
                 known = which == "few" and not (edge and dtype == torch.float32)
                 yield f"{case} {dtype}", known, case.build(dtype, "cpu", make=Untouched)
+    if "sparse_grad" in op.options:  # the assay's cases have dense gradients
+        yield "row-sparse", True, op.cases[1].build(torch.float32, "cpu", make=Untouched) | {"sparse_grad": True}
     for case in op.bench if which == "large" else ():
         yield f"{case.name} {case.dtype}", False, case.build(case.dtype, "cpu", make=Untouched)
 

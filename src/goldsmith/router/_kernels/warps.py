@@ -1,4 +1,4 @@
-"""product_topk of 16-bit logits with a row in every warp: what is in order is taken out, as far as it is asked for.
+"""product_topk of 16-bit logits, k > 64, a row in every warp: what is in order is taken out, as far as it is asked for.
 
 Each lane keeps the four greatest keys of its share of an axis, descending. The greatest of all lanes' first ones is the
 next of the axis. Pairs come out in order likewise: place a of a list has the pairs (a, b) of the rank a, of which b = 0

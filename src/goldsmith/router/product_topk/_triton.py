@@ -22,7 +22,7 @@ from . import reference
 from .op import keeps_lse
 
 MOST_K, MOST_LOGITS = 128, 2048  # places take 11 bits of a key
-MOST_BOUNDED = 64
+MOST_BOUNDED = 64  # beyond, the lists of pairs of a row in a warp are more than its registers hold
 NUMBER_BITS = {32: 7, 64: 9}  # 119 and 280 pairs
 MOST_IN_LANES = 32  # two lists of 32 keys and one of 32 pairs are what 255 registers hold
 ROWS = 32  # rows in a program, one a lane

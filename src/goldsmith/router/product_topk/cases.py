@@ -97,7 +97,7 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
     "one_column": ({"T": 5, "sx": 1, "sy": 13, "k": 6}, "one axis has one entry: a plain top-k"),
     "one_pair": ({"T": 1, "sx": 1, "sy": 1, "k": 1, "log_softmax": True}, "every size 1: the one pair has score 0"),
     "best_pair": ({"T": 6, "sx": 12, "sy": 17, "k": 1, "weights": "softmax"}, "k = 1: weight 1, gradient 0"),
-    "odd_sizes": ({"T": 4, "sx": 129, "sy": 65, "k": 33}, "one past powers of two: tails of every block"),
+    "odd_sizes": ({"T": 4, "sx": 129, "sy": 65, "k": 65}, "one past powers of two: tails of every block"),
     "heads": ({"T": (2, 3, 4), "sx": 9, "sy": 9, "k": 5, "weights": "softmax"}, "leading dimensions, heads among them"),
     "no_leading_dimension": ({"T": (), "sx": 8, "sy": 6, "k": 5, "weights": "exp"}, "one row without a batch"),
     "far_apart": (
