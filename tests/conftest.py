@@ -52,6 +52,21 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_interpreter():
+    """Kernels that a test launches by itself run as quickly as those in the assay, whose changes show in no bit."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
+        yield
+        return
+    from triton.runtime import interpreter
+
+    from goldsmith.assay.interpreter_quick import quicken
+
+    undo = quicken(interpreter)
+    yield
+    undo()
+
+
 @pytest.fixture
 def seed(request) -> int:
     """A seed that belongs to this test and its parameters, the same on every machine and in every order."""

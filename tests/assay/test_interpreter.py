@@ -15,6 +15,11 @@ tl = pytest.importorskip("triton.language")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_interpreter():
+    """Here Triton is as it comes."""
+
+
 @triton.jit
 def _scale_kernel(x_ptr, y_ptr, size, factor: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -14,6 +14,11 @@ tl = pytest.importorskip("triton.language")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_interpreter():
+    """Here Triton is as it comes."""
+
+
 @triton.jit
 def _larger(a, b):
     return tl.where(a > b, a, b)

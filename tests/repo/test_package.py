@@ -15,8 +15,9 @@ import pytest
 import goldsmith
 from repo.tree import SOURCE, files, shown
 
-# The library of a wheel that is only looked at: what it can do is the same, how fast it is nobody asks.
-UNOPTIMISED = "--config-setting=cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O0"
+# What the checkout has compiled of the same sources is taken from there.
+COMPILED = Path(__file__).with_name("compiled.py")
+LAUNCHED = f"--config-setting=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER={sys.executable};{COMPILED}"
 LIBRARY = "goldsmith/lib/libgoldsmith.so"
 # Runs where goldsmith is nothing but the wheel. The page's template must have come along, and the native library.
 USE = """
@@ -49,7 +50,7 @@ def built(tmp_path_factory) -> tuple[Path, Path]:
     for path in files():
         (copy / shown(path)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy / shown(path))
-    run(sys.executable, "-m", "build", "--no-isolation", UNOPTIMISED, "--outdir", out, copy)
+    run(sys.executable, "-m", "build", "--no-isolation", LAUNCHED, "--outdir", out, copy)
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     return wheel, sdist
 

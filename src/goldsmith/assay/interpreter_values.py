@@ -290,7 +290,7 @@ def _operands(core: Any, whole: list[bool], ask: Any) -> Any:
 
 
 def _whole(whole: list[bool], ask: Any) -> Any:
-    """The larger of +0 and -0 hangs on which of numpy's loops is taken, that of whole blocks; a shift writes to both."""
+    """The larger of +0 and -0 hangs on which of numpy's loops is taken, that of whole blocks; a shift writes to it."""
 
     def operation(self: Any, *args: Any, **named: Any) -> Any:
         whole.append(True)
