@@ -3,6 +3,7 @@
 The example itself takes minutes in the interpreter; here every target is held to its values, and one goes through all.
 """
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -62,6 +63,15 @@ def test_ligers_swiglu_writes_its_gradients_over_its_inputs(example, modules):
     assert report.verdict == "fail" and example.expected("swiglu", report)
     assert {f.tensor for f in report.findings if "was modified" in f.text} == {"a", "b"}
     assert {f.probe for f in report.findings} == {"alias"}  # the values themselves are right
+    report.findings[0] = dataclasses.replace(report.findings[0], tensor="y", probe="values")
+    assert not example.expected("swiglu", report)  # any other finding is not excused by these
+
+
+def test_ligers_swiglu_passes_in_float32_where_what_it_writes_over_is_declared(example, modules):
+    target = example.targets(*modules, DEVICE)["swiglu"]
+    declared = dataclasses.replace(target, mutates=("a", "b"), dtypes=(torch.float32,))
+    report = assay.check(declared, last_case(declared), device=DEVICE, raises=False)
+    assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("fault", ["addend_dropped", "narrowed_block", "mask_removed"])
