@@ -106,9 +106,9 @@ def memory(table: Table) -> str:
         shown.append(row)
         f = row["figures"]
         beside = f["device_peak"] - f["callers_tensors"]
-        numbers = [f"{v / 2**30:.2f}" for v in (f["store"], f["budget"], beside, f["host_anonymous"])]
+        numbers = [f"{v / 2**20:.3g}" for v in (f["store"], f["budget"], beside, f["host_anonymous"])]
         lines.append([f"{shape}, {row['sizes']['layers']} layers", *numbers, f"{f['open_s'] * 1e3:.2f}"])
-    titles = ["GiB", "store", "gpu_budget", "peak on the GPU", "more of the host's memory", "open, ms"]
+    titles = ["MiB", "store", "gpu_budget", "peak on the GPU", "more of the host's memory", "open, ms"]
     return whole(table, titles, lines, shown)
 
 

@@ -67,7 +67,7 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         found = {k: _rounded(v) for k, v in asdict(self).items()}
         found["figures"] = {k: _rounded(v) for k, v in self.figures.items()}
-        return {k: v for k, v in found.items() if v not in (None, "", {})}
+        return {k: v for k, v in found.items() if k == "commit" or v not in (None, "", {})}
 
     def under(self, conditions: Conditions, host: str) -> Row:
         """With the conditions of the run; the machine is both, since the experts' time is both's."""
