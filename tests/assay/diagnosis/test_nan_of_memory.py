@@ -78,3 +78,13 @@ def test_a_write_beyond_a_stage_is_that_stage_s():
 
     found = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
     assert (found.first_wrong_stage, found.causes[0].id) == ("product", "overrun"), str(found)
+
+
+def test_nan_that_leaks_is_looked_for_from_the_first_stage_on():
+    """0 * NaN: the row's neighbour takes part, with a factor of 0."""
+
+    def kernel(x, w):
+        return assay.stage("product", x @ w + 0 * x.roll(1, 0) @ w) * 2
+
+    found = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None))
+    assert (found.verdict, found.first_wrong_stage) == ("fail", "product"), str(found)

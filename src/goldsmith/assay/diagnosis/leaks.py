@@ -34,11 +34,12 @@ def leaking(session: Session) -> str:
             continue
         try:
             golden = session.references(material, done, scaling.taken(session, done))
+            values = golden.values  # known before the order is: it is that in which they were made
         except GoldenError:
             continue
         mine = named(done)
         for place, name in enumerate(order(golden, done)):
-            got, wanted = mine.get(name, ("", None))[1], golden.values.get(name)
+            got, wanted = mine.get(name, ("", None))[1], values.get(name)
             if got is None or wanted is None or got.shape != wanted.shape or name in session.target.decisions:
                 continue
             if got.is_floating_point() and bool((torch.isnan(got) & ~torch.isnan(wanted)).any()):
