@@ -125,9 +125,11 @@ def conditions(shown: list[dict]) -> Iterator[str]:
         date, commit, versions = run
         named = ", ".join(f"{name} {version}" for name, version in json.loads(versions).items())
         threads = {row["threads"] for row in shown if run_of(row) == run and "threads" in row}
+        loads = [row["load"] for row in shown if run_of(row) == run and "load" in row]
+        busy = f" load {max(loads):.1f} before the run;" if loads else ""
         yield (
-            f"{machine}; {named}; commit {commit}; {date}; CPU lane of {', '.join(map(str, sorted(threads)))} threads; "
-            f"wall time in milliseconds, the device waited for, ways taking turns; median ± half of p10..p90."
+            f"{machine};{busy} {named}; commit {commit}; {date}; CPU lane of {', '.join(map(str, sorted(threads)))} "
+            f"threads; wall time in milliseconds, the device waited for, ways taking turns; median ± half of p10..p90."
         )
 
 

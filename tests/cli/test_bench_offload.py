@@ -138,6 +138,13 @@ def test_what_there_is_not_is_refused_in_a_paragraph(words, said):
     assert result.exit_code == 2 and said in " ".join(result.stderr.split())
 
 
+def test_a_busy_machine_is_said_and_stands_in_the_rows(monkeypatch):
+    monkeypatch.setattr(run.os, "getloadavg", lambda: (7.5, 0.0, 0.0))
+    result, rows = bench("memory", "--tokens", "1")
+    assert "Others use this machine (load 7.5)" in " ".join(result.stderr.split())
+    assert [row["load"] for row in rows] == [7.5]
+
+
 def test_no_case_is_begun_after_the_limit():
     result, rows = bench("calls", "--limit", "0")
     assert result.exit_code == 2 and rows == []

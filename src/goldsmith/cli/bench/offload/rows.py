@@ -62,6 +62,7 @@ class Row:
     versions: dict[str, str] = field(default_factory=dict)
     commit: str = ""
     date: str = ""
+    load: float | None = None  # of the machine, before the run: what others do on it
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +70,7 @@ class Row:
         found["figures"] = {k: _rounded(v) for k, v in self.figures.items()}
         return {k: v for k, v in found.items() if k == "commit" or v not in (None, "", {})}
 
-    def under(self, conditions: Conditions, host: str) -> Row:
+    def under(self, conditions: Conditions, host: str, load: float) -> Row:
         """With the conditions of the run; the machine is both, since the experts' time is both's."""
         versions = dict(conditions.versions)
         for package in PACKAGES:
@@ -79,5 +80,5 @@ class Row:
                 continue
         return replace(
             self, machine=host, device=conditions.device, versions=versions, commit=conditions.commit,
-            date=conditions.date,
+            date=conditions.date, load=load,
         )  # fmt: skip

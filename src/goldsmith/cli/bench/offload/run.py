@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ from .shapes import SHAPES, Layers
 
 PARTS = ("calls", "steps", "guard", "memory")
 TOKENS = {"cuda": (1, 512, 4096), "cpu": (1, 32)}
+BUSY = 1.5  # processes that are running or waiting, on average over a minute
 SHORT = 1024  # of steps and of the guard: longer prompts are timed as calls alone
 
 
@@ -63,6 +65,10 @@ def run(request: Request, out: str | None) -> int:
     host = f"{machine().cpu}, {machine().cores} cores"
     named = f"{machine().gpus[device.index or 0]['name']}; {host}" if device.type == "cuda" else host
     stream.print(f"[dim]{named} | {conditions}[/]")
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        err.print(f"[yellow]Others use this machine (load {load:.1f}): the CPU's lane, CPU peers and the calibration "
+                  "are those of a busy machine.[/]")  # fmt: skip
     status, shown, began = 0, 0, time.monotonic()
     shapes = request.shapes or (("qwen3", "v2-lite") if device.type == "cuda" else ("tiny",))
     try:
@@ -80,7 +86,7 @@ def run(request: Request, out: str | None) -> int:
                                   "is left out.[/]")  # fmt: skip
                         break
                     layers.say(what)
-                    came = [row.under(conditions, named) for row in _kept(make, what, err)]
+                    came = [row.under(conditions, named, load) for row in _kept(make, what, err)]
                     for row in came:
                         if target is not None:
                             target.write(json.dumps(row.to_json()) + "\n")
