@@ -11,15 +11,17 @@ import time
 import weakref
 from collections.abc import Mapping
 from ctypes import byref, c_double, c_void_p
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..core import native
 from ..experts import PackedExperts
-from ..experts._native_abi import Call
 from .kernel import native_call, rows_of
 from .streams import Worker
+
+if TYPE_CHECKING:
+    from ..experts._native_abi import Call
 
 _KEPT = 128  # calls whose arguments are kept: buffers come in turn, so the same ones come again
 
