@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import native
@@ -46,26 +47,31 @@ def pip(*arguments: str) -> None:
         )
 
 
-def install() -> None:
+def prepare() -> None:
     if not runs(PYTHON, "import pip"):  # none, one that was interrupted, or one whose Python is gone
         print(f"goldsmith: creating .venv with Python {sys.version.split()[0]}", flush=True)
         venv.create(".venv", clear=True, with_pip=True)
     print("goldsmith: installing into .venv (torch is the large part; later runs skip this)", flush=True)
-    pip("scikit-build-core")
-    pip("--no-build-isolation", "--editable", ".[dev,hf]")
+    pip("scikit-build-core", "cmake", "ninja")
 
 
 def main() -> int:
     os.chdir(Path(__file__).resolve().parent.parent)
-    with open(".setup.lock", "w") as lock:
+    with open(".setup.lock", "w") as lock, ThreadPoolExecutor(1) as beside:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits, then finds the work done
-        print_ = fingerprint()
-        if not (STAMP.exists() and STAMP.read_text() == print_ and runs(PYTHON)):
-            install()
-            STAMP.write_text(print_)
+        print_, library = fingerprint(), None
+        missing = not (STAMP.exists() and STAMP.read_text() == print_ and runs(PYTHON))
+        if missing:
+            prepare()
         if native.supported() and not native.fresh():
             print("goldsmith: building the native library (a minute; later runs build what has changed)", flush=True)
-            native.build()
+            library = beside.submit(native.build)  # pip has one processor busy, and the network
+        if missing:
+            # Python compiles what is imported, when it is; most of it never is
+            pip("--no-compile", "--no-build-isolation", "--editable", ".[dev,hf]")
+            STAMP.write_text(print_)
+        if library is not None:
+            library.result()
     return 0
 
 
