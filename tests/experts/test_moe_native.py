@@ -1,9 +1,6 @@
 """The native backend of experts.moe seen from Python: the bits hang on no number of threads, and on no caller."""
 
-import json
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -89,28 +86,20 @@ def test_a_forked_process_computes_the_same(threads):
     assert same(wanted, step())
 
 
-LEVEL = """
-import json, sys
-from goldsmith import Op, assay
-from goldsmith.cli.targets import op_target
-probes, names = sys.argv[1].split(","), sys.argv[2:]
-target = op_target(Op.get("experts.moe"), "native")
-found = {}
-for name in names:
-    for dtype in target.dtypes:
-        found[f"{name} {dtype}"] = assay.check(target, name, dtype=dtype, raises=False, probes=probes).verdict
-print(json.dumps(found))
-"""
-
-
 def held(level, probes, names):
-    if LEVELS.index(level) > LEVELS.index(native.isa()):
-        pytest.skip(f"this machine has {native.isa()}")
-    environment = {**os.environ, "GOLDSMITH_ISA": level}
-    command = [sys.executable, "-c", LEVEL, ",".join(probes), *names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    before = native.isa()
+    if LEVELS.index(level) > LEVELS.index(before):
+        pytest.skip(f"this machine has {before}")
+    target, found = op_target(MOE, "native"), {}
+    native.check(native.library().gs_set_level(LEVELS.index(level)))
+    try:
+        assert native.isa() == level
+        for name in names:
+            for dtype in target.dtypes:
+                report = assay.check(target, name, dtype=dtype, raises=False, probes=probes)
+                found[f"{name} {dtype}"] = report.verdict
+    finally:
+        native.check(native.library().gs_set_level(LEVELS.index(before)))
     assert len(found) == 2 * len(names) and set(found.values()) == {"pass"}, found
 
 
