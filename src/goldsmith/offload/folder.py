@@ -88,6 +88,6 @@ def cached_store(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        said = f"offload: the folder for stores cannot be made ({error.strerror}): set GOLDSMITH_CACHE, or give store="
-        raise OSError(error.errno, said, str(path.parent)) from error
+        text = f"offload: the folder for stores cannot be made ({error.strerror}): set GOLDSMITH_CACHE, or give store="
+        raise OSError(error.errno, text, str(path.parent)) from error
     return ExpertStore.build(source, path, **said, overwrite=True, progress=progress)
