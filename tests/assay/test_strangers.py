@@ -209,3 +209,30 @@ class OneNumber(torch.autograd.Function):
 def test_a_gradient_that_is_one_number_for_every_row_is_sent_too():
     report = held(lambda x: OneNumber.apply(x), lambda x: x.square())
     assert report.verdict == "fail" and "along its last axis" in report.findings[0].text, str(report)
+
+
+def test_what_overflows_in_the_declared_precision_of_another_run_is_nobodys_fault():
+    """The square of 1 / x leaves float16 where its product with a small gradient would not."""
+
+    def reciprocal(x):
+        return torch.reciprocal(x)
+
+    @assay.case()
+    def small_at_times(make):
+        x = make.normal(6, 40)
+        x[:, 0] = 1 / 300
+        return {"x": x}
+
+    report = told(reciprocal, reciprocal, small_at_times, torch.float16, compute=torch.float16)
+    assert report.verdict == "pass", str(report)
+
+
+def test_an_overflow_that_is_right_has_not_been_moved_by_another_slice():
+    @assay.case()
+    def large_at_a_place(make):
+        x = make.normal(6, 40)
+        x[4, 1] = 40000.0
+        return {"x": x}
+
+    report = told(lambda x: x * 2, lambda x: x * 2, large_at_a_place, torch.float16)
+    assert report.verdict == "pass", str(report)

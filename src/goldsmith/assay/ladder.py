@@ -39,6 +39,7 @@ class Reference:
     segments: name -> (axis, lo, hi); axes: names of the tensor's axes for Location (default "0", "1", ...).
     compute: precision promised for sums; tensor_cores: True where products may be truncated (GPU), which turns a bias
     toward zero inside the bound into QUALITY.
+    honest: runs of the golden in compute precision that say where it overflows itself, beside the ensemble's.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Reference:
     axes: tuple[str, ...] = ()
     compute: torch.dtype = torch.float32
     tensor_cores: bool = False
+    honest: list[Tensor] = field(default_factory=list)
 
     @cached_property
     def noise(self) -> Noise:
@@ -156,7 +158,7 @@ class _Held:
     def _members_overflow(self) -> Tensor:
         """Where the golden's own arithmetic, in the compute precision, gives NaN or Inf: nobody's fault."""
         out = torch.zeros_like(self.y_finite)
-        for member in self.ref.ensemble:
+        for member in (*self.ref.ensemble, *self.ref.honest):
             out = out | ~torch.isfinite(member)
         return out
 
