@@ -27,8 +27,9 @@ def _from_the_folder_of_the_kernels(monkeypatch):
     monkeypatch.chdir(HERE)
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["verify", *arguments])
+def run(*arguments, jobs=1):
+    """One worker where it does not matter how many: a second one would only load torch again."""
+    return CliRunner().invoke(app, ["verify", "--jobs", str(jobs), *arguments])
 
 
 def words(text):
@@ -37,7 +38,7 @@ def words(text):
 
 def test_right_kernels_pass_whatever_they_print(tmp_path):
     page, results = tmp_path / "new" / "page.html", tmp_path / "results.json"
-    result = run("own_kernels:several", "--html", str(page), "--json", str(results))
+    result = run("own_kernels:several", "--html", str(page), "--json", str(results), jobs=2)
     assert result.exit_code == 0, result.output
     assert "Everything holds (2 proofs, 4 cases" in words(result.stdout)
     assert "Run: 4 cases through all probes." in words(result.stdout)
@@ -55,7 +56,7 @@ def test_right_kernels_pass_whatever_they_print(tmp_path):
 
 def test_a_wrong_kernel_and_one_that_crashes_are_rows_beside_the_others(tmp_path):
     results = tmp_path / "results.json"
-    result = run("own_kernels:wrong", "own_kernels:crashing", "own_kernels:target", "--json", str(results))
+    result = run("own_kernels:wrong", "own_kernels:crashing", "own_kernels:target", "--json", str(results), jobs=2)
     assert result.exit_code == 1
     said = words(result.stdout)
     assert "2 of 3 proofs failed" in said

@@ -33,7 +33,7 @@ def words(text):
 def test_whatever_ends_its_process_is_told_in_the_last_sentence_and_loses_nothing(tmp_path):
     results = tmp_path / "results.json"
     names = ("aborting", "interrupting", "leaving", "target")
-    command_line = ["verify", *(f"own_kernels:{name}" for name in names), "--json", str(results)]
+    command_line = ["verify", *(f"own_kernels:{name}" for name in names), "--json", str(results), "--jobs", "1"]
     result = CliRunner().invoke(app, command_line)
     assert result.exit_code == 1
     said = words(result.stdout)
