@@ -64,7 +64,11 @@ class Buffer:
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor's storage begins within this allocation."""
-        return 0 <= tensor.untyped_storage().data_ptr() - self.raw.data_ptr() < len(self.raw)
+        try:
+            at = tensor.untyped_storage().data_ptr()
+        except NotImplementedError:  # torch.func's tensors have no storage of their own
+            return False
+        return 0 <= at - self.raw.data_ptr() < len(self.raw)
 
     def hit(self) -> Hit | None:
         """The write outside the body, if there was one."""
