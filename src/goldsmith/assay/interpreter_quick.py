@@ -38,7 +38,7 @@ def quicken(module: Any) -> Callable[[], None]:
 
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return execute(self, *args, **kwargs)
+            return _roomy(execute, self, *args, **kwargs)
         finally:
             forget()
 
@@ -69,6 +69,16 @@ def quicken(module: Any) -> Callable[[], None]:
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     _set(changes)
     return undo
+
+
+def _roomy(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return call(*args, **kwargs)
+
+
+# CPython keeps its frames in pieces of 16 KiB; a call that crosses from one into the next maps it from the system and
+# gives it back, and a kernel makes the same calls a hundred thousand times. A frame as large as this has its own piece
+# of 1 MiB, with room behind it for all that is called from there.
+_roomy.__code__ = _roomy.__code__.replace(co_stacksize=1 << 16)
 
 
 def _set(values: list[interpreter_values.Change]) -> None:
