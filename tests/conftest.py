@@ -5,6 +5,7 @@ import importlib.util
 import os
 import random
 import signal
+from functools import partial
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # xdist runs a process per core; more threads only fight each other
@@ -65,6 +66,25 @@ def quick_interpreter():
     undo = quicken(interpreter)
     yield
     undo()
+
+
+def _roomy(test, **arguments):
+    return test(**arguments)
+
+
+# CPython maps its frames in pieces of 16 KiB, and gives one back whenever the last call in it returns: a loop at such
+# a border does little else. A frame as large as this has a piece of 1 MiB, with room behind it for what a test calls.
+_roomy.__code__ = _roomy.__code__.replace(co_stacksize=1 << 16)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    test = pyfuncitem.obj
+    pyfuncitem.obj = partial(_roomy, test)
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = test
 
 
 @pytest.fixture
