@@ -67,8 +67,7 @@ def main() -> int:
             print("goldsmith: building the native library (a minute; later runs build what has changed)", flush=True)
             library = beside.submit(native.build)  # pip has one processor busy, and the network
         if missing:
-            # Python compiles what is imported, when it is; most of it never is
-            pip("--no-compile", "--no-build-isolation", "--editable", ".[dev,hf]")
+            pip("--no-build-isolation", "--editable", ".[dev,hf]")
             STAMP.write_text(print_)
         if library is not None:
             library.result()
