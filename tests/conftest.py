@@ -10,6 +10,9 @@ from functools import partial
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # xdist runs a process per core; more threads only fight each other
 
+# Tests start some hundred processes: where Python may keep no bytecode, each would compile all of goldsmith anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A runner in the background ignores Ctrl-C, and every process started by a test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
