@@ -129,8 +129,8 @@ def naps():
 
 found = {"allowed": processors.allowed(), "worth": processors.worth()}
 torch.set_num_threads(64)
-base = experts.pack(torch.randn(2, 64, 64), torch.randn(2, 64, 32), format="bf16")
-experts.moe(torch.randn(40, 64), torch.randint(2, (40, 1)), torch.rand(40, 1), base, backend="native")
+base, T = experts.pack(torch.randn(2, 1024, 512), torch.randn(2, 512, 512), format="bf16"), 16 * found["worth"]
+experts.moe(torch.randn(T, 512), torch.randint(2, (T, 1)), torch.rand(T, 1), base, backend="native")  # work for all
 found["of_a_call"] = count(found["worth"] - 1)
 native.measure("fma", threads=5, seconds=0.001)
 found["of_five"], found["on"] = count(4), sorted({tuple(sorted(os.sched_getaffinity(n))) for n in workers()})
