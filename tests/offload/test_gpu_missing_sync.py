@@ -40,8 +40,17 @@ def test_a_copy_that_is_waited_for_holds():
     assay.check(expert(waits=True), device="cuda", probes=["values", "second_call"])
 
 
-def test_a_copy_that_nobody_waits_for_is_told_at_the_stage_that_reads_it():
-    """As memory that is never written: what is written after a call is watched on a CPU alone (missing_sync there)."""
-    found = assay.diagnose(expert(waits=False), device="cuda", budget_s=20)
+@pytest.fixture(scope="module")
+def found():
+    return assay.diagnose(expert(waits=False), device="cuda", budget_s=20)
+
+
+def test_a_copy_that_nobody_waits_for_is_found_at_the_stage_that_reads_it(found):
     assert found.verdict == "fail" and found.first_wrong_stage == "staged"
-    assert found.causes[0].id in ("missing_sync", "never_written")
+
+
+@pytest.mark.xfail(
+    strict=True, reason="what is written after a call is watched on a CPU alone: on a GPU it is told as never_written"
+)
+def test_its_cause_is_the_missing_synchronisation(found):
+    assert found.causes[0].id == "missing_sync"

@@ -52,6 +52,16 @@ def test_kernels_of_16_bit_logits_are_held_to_the_golden(name):
     assay.check(target, case, dtype=torch.float16, device=DEVICE, probes=("values", "ensemble", "poison"))
 
 
+@pytest.mark.parametrize("fill", ["sorted", "equal"])
+def test_a_lane_that_has_given_all_it_held_is_filled_again(fill, seed):
+    """Beyond k = 64 a lane holds a part of its share at a time; here one lane's share has all that is selected."""
+    x = drawn(seed, torch.bfloat16, 1, 512).sort(dim=-1, descending=True).values * (fill == "sorted")
+    y = drawn(seed, torch.bfloat16, 1, 20)
+    found = router.product_topk(x.to(DEVICE), y.to(DEVICE), 66, backend="triton")[1]
+    assert torch.equal(found.cpu(), topk(x, y, 66)[1])
+    assert len((found[0] // 20).unique()) > 4
+
+
 @pytest.mark.parametrize("fill, k", [("sorted", 12), ("equal", 12), ("equal", 33), ("few", 12), ("one", 33)])
 def test_where_the_first_guess_of_a_bound_is_wrong_the_selection_is_right(fill, k, seed):
     """Too many are left: the best lie in two lanes, or all tie. Or too few: one logit of x is in all pairs."""
