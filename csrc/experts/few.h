@@ -14,7 +14,8 @@ constexpr int FEW = 4;  // rows at most: sums of each are in four chains, which 
 constexpr int FEW = 2;
 #endif
 constexpr int CHAINS = 4;
-constexpr int64_t AHEAD = 4096;  // bytes from what is multiplied to what is fetched
+// Bytes from what is multiplied to what is fetched: into L2, which asks for more lines at a time.
+constexpr int64_t AHEAD = 8192;
 
 // The rows: floats, or words of two neighbouring bfloat16. They are as long as the matrix is wide, up to a whole word
 // of its codes.
@@ -145,7 +146,7 @@ void add_panel(const gs_matrix& m, const Panel& panel, const Lines& lines, float
 #pragma GCC unroll 4
             for (int i = 0; i < n; ++i) {
                 const char* at = panel.data + 64 * (word + i);
-                __builtin_prefetch(at + AHEAD, 0, 3);
+                __builtin_prefetch(at + AHEAD, 0, 2);
                 operands.of(at, codes + i * each);
             }
 #pragma GCC unroll 8

@@ -68,8 +68,10 @@ inline void multiply_octets(const Product p) {
             } else {
                 TILE_LOAD(0, top, wide);
                 TILE_LOAD(1, top + 16, wide);
-                TILE_LOAD(2, bottom, wide);
-                TILE_LOAD(3, bottom + 16, wide);
+                if (both) {
+                    TILE_LOAD(2, bottom, wide);
+                    TILE_LOAD(3, bottom + 16, wide);
+                }
             }
             for (int64_t k = 0; k < p.length; k += UNIT, from += 16 * STRIPE) {
                 TILE_LOAD(6, from, wide);
@@ -77,15 +79,22 @@ inline void multiply_octets(const Product p) {
                 TILE_LOAD(4, upper + k, p.stride);
                 TILE_DOT_BYTES(0, 4, 6);
                 TILE_DOT_BYTES(1, 4, 7);
-                if (!both) continue;
-                TILE_LOAD(5, lower + k, p.stride);
-                TILE_DOT_BYTES(2, 5, 6);
-                TILE_DOT_BYTES(3, 5, 7);
+                TILE_ZERO(4);  // as soon as it has been used: tile_product.h says why
+                if (both) {
+                    TILE_LOAD(5, lower + k, p.stride);
+                    TILE_DOT_BYTES(2, 5, 6);
+                    TILE_DOT_BYTES(3, 5, 7);
+                    TILE_ZERO(5);
+                }
+                TILE_ZERO(6);
+                TILE_ZERO(7);
             }
             TILE_STORE(0, top, wide);
             TILE_STORE(1, top + 16, wide);
-            TILE_STORE(2, bottom, wide);
-            TILE_STORE(3, bottom + 16, wide);
+            if (both) {
+                TILE_STORE(2, bottom, wide);
+                TILE_STORE(3, bottom + 16, wide);
+            }
             __asm__ volatile("" ::: "memory");
             if (!p.last) continue;
             const int64_t end = p.rows - t < 32 ? p.rows : t + 32;

@@ -133,13 +133,15 @@ private:
         const Sheet rows = dys();
         const int64_t all = groups_of(part), pairs = (all + 1) / 2, r = ranks(args.down);
         float *sum = sums(worker), *v = turned.data(worker);
-        if (begin < end) down_part(s.expert, begin, 0, 1, worker);
+        if (begin < end) next_tiles(true, s.expert, 1, begin, worker).finish();
         for (int64_t block = begin; block < end; ++block) {
             const Strip c = strip(block);
             const gs_matrix& m = args.slices[c.slice].down;
             Link link{};
             left_link(m, tiles.data(worker) + block % 2 * tiles_bytes(), link);
             if (r) wide_lines(factor_of(args.down.a, s.expert), r, args.down.scale, c.begin, inner, lines.data(worker));
+            LeftDecoder next = next_tiles(true, s.expert, pairs, block + 1, worker);
+            const Ahead ahead{nullptr, 0, block + 1 < end ? LeftDecoder::step : nullptr, &next};
             for (int64_t pair = 0; pair < pairs; ++pair) {
                 const bool two = 2 * pair + 1 < all;
                 const int64_t group = groups.data()[part] + 2 * pair, place = s.begin + 32 * pair,
@@ -148,21 +150,19 @@ private:
                 for (int64_t i = place; i < place + count; ++i)
                     for (const gs_tensor* t : {&args.g, &args.u})
                         __builtin_prefetch(static_cast<const uint16_t*>(t->data) + plan.order[i] * inner + c.begin);
-                dot<ON_THE_LEFT>(&link, 1, cuts(m), true, two, {}, sum);
+                dot<ON_THE_LEFT>(&link, 1, cuts(m), true, two, ahead, sum);
                 turn(sum, v);
                 if (r) wide(dy_down.data() + place * r, r, lines.data(worker), count, v);
                 for (int64_t half = 0; half < (two ? 2 : 1); ++half)
                     derive(c, group + half, place + 16 * half, count - 16 * half, v + 512 * half);
-                if (block + 1 < end) down_part(s.expert, block + 1, pair, pairs, worker);
             }
+            if (block + 1 < end) next.finish();
         }
     }
 
-    // Part `at` of the tiles of down for a block of features; those of two blocks have room.
-    void down_part(int64_t expert, int64_t block, int64_t at, int64_t of, int worker) const {
-        const Strip c = strip(block);
-        left_part(args.slices[c.slice].down, expert, c.first / 32, at, of,
-                  tiles.data(worker) + block % 2 * tiles_bytes());
+    // The tiles of down for a block of features, or of gate and up for one of columns; those of two blocks have room.
+    LeftDecoder next_tiles(bool down, int64_t expert, int64_t pairs, int64_t block, int worker) const {
+        return {*this, down, expert, pairs, block, tiles.data(worker) + block % 2 * tiles_bytes()};
     }
 
     // From v of 16 rows: their shares of dw, h, dg and du.
@@ -243,7 +243,7 @@ private:
               *up_lines = gate_lines + 32 * ranks(args.gate);
         Link* const list = links.data(worker);
         const int count_of_cuts = cuts(args.slices[0].gate);
-        if (begin < end) gate_and_up_part(s.expert, begin, 0, 1, worker);
+        if (begin < end) next_tiles(false, s.expert, 1, begin, worker).finish();
         for (int64_t block = begin; block < end; ++block) {
             char* at = tiles.data(worker) + block % 2 * tiles_bytes();
             for (int64_t i = 0; i < 2 * args.slice_count; ++i) {
@@ -256,6 +256,8 @@ private:
                            gate_lines);
             if (ranks(args.up))
                 wide_lines(factor_of(args.up.a, s.expert), ranks(args.up), args.up.scale, 32 * block, outer, up_lines);
+            LeftDecoder next = next_tiles(false, s.expert, pairs, block + 1, worker);
+            const Ahead ahead{nullptr, 0, block + 1 < end ? LeftDecoder::step : nullptr, &next};
             for (int64_t pair = 0; pair < pairs; ++pair) {
                 const bool two = 2 * pair + 1 < all;
                 const int64_t group = groups.data()[part] + 2 * pair, place = s.begin + 32 * pair,
@@ -266,7 +268,7 @@ private:
                         Link& link = list[2 * i + which];
                         link.first = d.tile(group, from), link.second = d.tile(group + (two ? 1 : 0), from);
                     }
-                dot<ON_THE_LEFT>(list, 2 * args.slice_count, count_of_cuts, true, two, {}, sum);
+                dot<ON_THE_LEFT>(list, 2 * args.slice_count, count_of_cuts, true, two, ahead, sum);
                 turn(sum, rows);
                 if (ranks(args.gate))
                     wide(dg_gate.data() + place * ranks(args.gate), ranks(args.gate), gate_lines, count, rows);
@@ -275,17 +277,8 @@ private:
                     std::memcpy(
                         result.data() + (plan.order[place + k] - chunk.begin * slots) * columns + 32 * block - col,
                         rows + 32 * k, 128);
-                if (block + 1 < end) gate_and_up_part(s.expert, block + 1, pair, pairs, worker);
             }
-        }
-    }
-
-    void gate_and_up_part(int64_t expert, int64_t block, int64_t part, int64_t of, int worker) const {
-        char* at = tiles.data(worker) + block % 2 * tiles_bytes();
-        for (int64_t i = 0; i < 2 * args.slice_count; ++i) {
-            const gs_matrix& m = i % 2 ? args.slices[i / 2].up : args.slices[i / 2].gate;
-            left_part(m, expert, block, part, of, at);
-            at += strip_bytes(m, blocks_of_slice(i / 2));
+            if (block + 1 < end) next.finish();
         }
     }
 };

@@ -6,6 +6,7 @@
 #include "../arena.h"
 #include "../pool.h"
 #include "call.h"
+#include "tile_codes.h"
 #include "tile_rows.h"
 
 #if defined(__AMX_BF16__)
@@ -170,8 +171,27 @@ struct TileCall {
     }
 
     // Links of the products with weights on the right, outputs [row, row + 32), and rows as they are.
-    // Packed bfloat16 is read where it lies; others become `tiles`.
-    void right_link(const gs_matrix& m, int64_t expert, int64_t row, int64_t blocks, char* tiles, Link& link) const {
+    // Tiles for the right that are made while those before them are multiplied.
+    struct RightDecoder {
+        const gs_matrix* m;
+        int64_t expert, row, next, end;
+        char* tiles;
+
+        static void step(void* self) {
+            auto& d = *static_cast<RightDecoder*>(self);
+            if (d.next == d.end) return;
+            with_code(d.m->format, [&](auto code) {
+                right_tiles<decltype(code)>(*d.m, d.expert, d.row, d.next, d.next + 1, cuts(*d.m), d.tiles);
+            });
+            ++d.next;
+        }
+    };
+
+    // Packed bfloat16 is read where it lies; others become `tiles`: with `scales` when their codes are taken, else
+    // those of `rest` are made by the first `right_dot`.
+    void right_link(const gs_matrix& m, int64_t expert, int64_t row, int64_t blocks, char* tiles, float* scales,
+                    RightDecoder& rest, Link& link) const {
+        rest = {&m, expert, row, 0, 0, tiles};
         link.steps = blocks;
         if (m.format == GS_PACKED_BF16) {
             link.first = panel_of(m, expert, row, false).data;
@@ -179,8 +199,25 @@ struct TileCall {
             link.right_step = TILE_BYTES;
             return;
         }
-        with_code(m.format, [&](auto code) { right_tiles<decltype(code)>(m, expert, row, blocks, cuts(m), tiles); });
-        link.first = tiles, link.second = tiles + TILE_BYTES, link.right_step = cuts(m) * 2 * TILE_BYTES;
+        rest.end = takes_codes(m) ? 0 : blocks;
+        with_code(m.format, [&](auto code) {
+            using Code = decltype(code);
+            if constexpr (Code::scaled)
+                if (takes_codes(m)) code_tiles<Code>(m, expert, row, blocks, tiles, scales);
+        });
+        link.first = tiles, link.second = tiles + TILE_BYTES, link.right_step = cuts_on_the_right(m) * 2 * TILE_BYTES;
+    }
+    static void right_dot(const gs_matrix& m, const Link& link, const float* scales, RightDecoder& rest, bool tall,
+                          Ahead ahead, float* sums) {
+        if (takes_codes(m)) return dot_codes(m, link, scales, tall, ahead, sums);
+        if (rest.next < rest.end) {
+            RightDecoder::step(&rest), RightDecoder::step(&rest);  // two before their products
+            ahead.decode = RightDecoder::step, ahead.self = &rest;
+        }
+        dot<ON_THE_RIGHT>(&link, 1, cuts(m), tall, true, ahead, sums);
+    }
+    static int64_t scales_on_the_right(const gs_matrix& m) {
+        return takes_codes(m) && m.group > 0 ? 32 * ((m.cols + m.group - 1) / m.group) : 0;
     }
     // With weights on the left: inputs of a block, the outputs of the whole matrix, and turned rows.
     static void left_link(const gs_matrix& m, char* tiles, Link& link) {
@@ -188,14 +225,48 @@ struct TileCall {
         link.upper = tiles, link.lower = tiles + TILE_BYTES, link.left_step = cuts(m) * 2 * TILE_BYTES;
         link.right_step = TILE_BYTES;
     }
-    // Part `at` of `parts` of those tiles: between two products, so that memory answers during the next.
-    static void left_part(const gs_matrix& m, int64_t expert, int64_t block, int64_t at, int64_t of, char* tiles) {
-        const int64_t steps = (m.rows + 31) / 32, share = (steps + of - 1) / of, ahead = share < 6 ? 6 : share;
-        with_code(m.format, [&](auto code) {
-            left_tiles<decltype(code)>(m, expert, block, steps * at / of, steps * (at + 1) / of,
-                                       ahead < 12 ? ahead : 12, cuts(m), tiles);
-        });
-    }
+    // Those tiles of the next block, of several matrices after each other: made while the pairs of this one are
+    // multiplied, a tile every `pairs` steps.
+    struct LeftDecoder {
+        const TileCall& call;
+        bool down;
+        int64_t expert, pairs, block;
+        char* tiles;
+        int64_t matrix = 0, next = 0, waited = 0;
+
+        static void step(void* self) {
+            auto& d = *static_cast<LeftDecoder*>(self);
+            if (++d.waited < d.pairs) return;
+            d.waited = 0;
+            d.one();
+        }
+        void finish() {
+            while (one()) {}
+        }
+
+    private:
+        bool one() {
+            for (;; ++matrix, next = 0) {
+                if (matrix == (down ? 1 : 2 * call.args.slice_count)) return false;
+                const Strip c = down ? call.strip(block) : Strip{matrix / 2, 32 * block, 0, 0, 0};
+                const gs_slice& slice = call.args.slices[c.slice];
+                const gs_matrix& m = down ? slice.down : matrix % 2 ? slice.up : slice.gate;
+                const int64_t steps = (m.rows + 31) / 32, share = (steps + pairs - 1) / pairs;
+                if (next < steps) {
+                    with_code(m.format, [&](auto code) {
+                        left_tiles<decltype(code)>(m, expert, c.first / 32, next, next + 1,
+                                                   share < 6    ? 6
+                                                   : share < 12 ? share
+                                                                : 12,
+                                                   cuts(m), tiles);
+                    });
+                    ++next;
+                    return true;
+                }
+                tiles += cuts(m) * 2 * TILE_BYTES * steps;
+            }
+        }
+    };
     int64_t strip_bytes(const gs_matrix& m, int64_t steps) const { return cuts(m) * 2 * TILE_BYTES * steps; }
 
     float* sums(int worker) const { return sums_.data(worker); }

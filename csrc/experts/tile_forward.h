@@ -15,6 +15,7 @@ namespace gs::GS_LEVEL {
 struct TileForward : TileCall {
     const int64_t columns;  // of the result at once
     const Region<char> x_data, h_data, gate_tiles, up_tiles;
+    const Region<float> gate_scales, up_scales;  // of codes
     const Region<float> gate_thin, up_thin, down_thin, lines;
     const Region<float> result;  // [slots of a chunk][columns]
 
@@ -25,6 +26,8 @@ struct TileForward : TileCall {
           h_data(sheet(inner_blocks)),
           gate_tiles(arena.each<char>(tiles_bytes())),
           up_tiles(arena.each<char>(tiles_bytes())),
+          gate_scales(arena.each<float>(scales_count())),
+          up_scales(arena.each<float>(scales_count())),
           gate_thin(arena.shared<float>(p.routes * ranks(a.gate))),
           up_thin(arena.shared<float>(p.routes * ranks(a.up))),
           down_thin(arena.shared<float>(p.routes * ranks(a.down))),
@@ -68,11 +71,22 @@ private:
     Sheet xs() const { return {x_data.data(), outer_blocks}; }
     Sheet hs() const { return {h_data.data(), inner_blocks}; }
 
+    int64_t scales_count() const {
+        int64_t most = 0;
+        for (int64_t i = 0; i < args.slice_count; ++i)
+            for (const gs_matrix* m : {&args.slices[i].gate, &args.slices[i].up, &args.slices[i].down}) {
+                const int64_t count = scales_on_the_right(*m);
+                most = count > most ? count : most;
+            }
+        return most;
+    }
     int64_t tiles_bytes() const {
+        const int64_t step = 2 * TILE_BYTES;
         int64_t most = 0;
         for (int64_t i = 0; i < args.slice_count; ++i) {
             const gs_slice& s = args.slices[i];
-            const int64_t up = strip_bytes(s.gate, outer_blocks), down = strip_bytes(s.down, inner_blocks);
+            const int64_t up = cuts_on_the_right(s.gate) * step * outer_blocks,
+                          down = cuts_on_the_right(s.down) * step * inner_blocks;
             most = up > most ? up : most, most = down > most ? down : most;
         }
         return args.slices[0].gate.format == GS_PACKED_BF16 ? 0 : most;
@@ -99,8 +113,11 @@ private:
             const Strip c = strip(block);
             const gs_slice& slice = args.slices[c.slice];
             Link gate{}, up{};
-            right_link(slice.gate, s.expert, c.first, outer_blocks, gate_tiles.data(worker), gate);
-            right_link(slice.up, s.expert, c.first, outer_blocks, up_tiles.data(worker), up);
+            RightDecoder gate_rest, up_rest;
+            right_link(slice.gate, s.expert, c.first, outer_blocks, gate_tiles.data(worker), gate_scales.data(worker),
+                       gate_rest, gate);
+            right_link(slice.up, s.expert, c.first, outer_blocks, up_tiles.data(worker), up_scales.data(worker),
+                       up_rest, up);
             if (ranks(args.gate))
                 wide_lines(transposed(factor_of(args.gate.b, s.expert)), ranks(args.gate), args.gate.scale, c.begin,
                            inner, gate_lines);
@@ -115,8 +132,9 @@ private:
                     link->upper = rows.tile(group, 0), link->lower = rows.tile(group + (two ? 1 : 0), 0);
                     link->left_step = TILE_BYTES;
                 }
-                dot<ON_THE_RIGHT>(&gate, 1, cuts(slice.gate), two, true, next(slice.gate, gate, pair, pairs), g);
-                dot<ON_THE_RIGHT>(&up, 1, cuts(slice.up), two, true, next(slice.up, up, pair, pairs), u);
+                right_dot(slice.gate, gate, gate_scales.data(worker), gate_rest, two,
+                          next(slice.gate, gate, pair, pairs), g);
+                right_dot(slice.up, up, up_scales.data(worker), up_rest, two, next(slice.up, up, pair, pairs), u);
                 if (ranks(args.gate))
                     wide(gate_thin.data() + place * ranks(args.gate), ranks(args.gate), gate_lines, count, g);
                 if (ranks(args.up)) wide(up_thin.data() + place * ranks(args.up), ranks(args.up), up_lines, count, u);
@@ -212,14 +230,16 @@ private:
                 const gs_matrix& m = args.slices[i].down;
                 if (i > 0 && blocks_of_slice(i) == 0) continue;
                 Link link{};
-                right_link(m, s.expert, at, blocks_of_slice(i), gate_tiles.data(worker), link);
+                RightDecoder rest;
+                right_link(m, s.expert, at, blocks_of_slice(i), gate_tiles.data(worker), gate_scales.data(worker), rest,
+                           link);
                 for (int64_t pair = 0; pair < pairs; ++pair) {
                     const bool two = 2 * pair + 1 < all;
                     const int64_t group = groups.data()[part] + 2 * pair, place = s.begin + 32 * pair,
                                   left = s.begin + s.count - place, count = left < 32 ? left : 32;
                     link.upper = rows.tile(group, from), link.lower = rows.tile(group + (two ? 1 : 0), from);
                     link.left_step = TILE_BYTES;
-                    dot<ON_THE_RIGHT>(&link, 1, cuts(m), two, true, next(m, link, pair, pairs), sum);
+                    right_dot(m, link, gate_scales.data(worker), rest, two, next(m, link, pair, pairs), sum);
                     if (i == 0 && ranks(args.down))
                         wide(down_thin.data() + place * ranks(args.down), ranks(args.down), down_lines, count, sum);
                     if (i == 0 && given(args.down_bias))

@@ -4,6 +4,7 @@
 // transposed. Other formats are decoded to floats and cut into as many bfloat16 as hold them exactly.
 #pragma once
 
+#include "tile_powers.h"
 #include "tile_product.h"
 #include "weights.h"
 
@@ -51,51 +52,71 @@ inline __m512i upper_halves(__m512i a, __m512i b) {
     return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(a, 16), b);
 }
 
-// The 16 outputs of a panel at inputs [32 block, 32 block + 32), zeros beyond the last one.
-template <class Code> void panel_floats(const gs_matrix& m, const Panel& panel, int64_t block, __m512* out) {
-    constexpr int e = Code::per_word, words = 32 / e, tile_inputs = 16 * e;
-    Floats scale = zero(), offset = zero();
-    uint32_t scratch[256];
-    const uint32_t* tile = nullptr;
-    int64_t group = -1;
-    for (int word = 0; word < words; ++word) {
-        const int64_t k = 32 * block + word * e, at = k % tile_inputs / e;
-        if (k >= m.cols) {
-            for (int j = 0; j < e; ++j) out[word * e + j] = _mm512_setzero_ps();
-            continue;
+// The floats of a panel's 16 outputs, input by input.
+template <class Code> class PanelFloats {
+public:
+    static constexpr int AT_ONCE = Code::per_word < 2 ? 2 : Code::per_word;
+
+    PanelFloats(const gs_matrix& m, const Panel& panel) : m_(m), panel_(panel) {}
+
+    // Inputs [k, k + AT_ONCE), zeros beyond the last one; k goes up.
+    [[gnu::always_inline]] void take(int64_t k, __m512* out) {
+        for (int part = 0; part < AT_ONCE; part += Code::per_word) word(k + part, out + part);
+    }
+
+private:
+    [[gnu::always_inline]] void word(int64_t k, __m512* out) {
+        constexpr int e = Code::per_word, tile_inputs = 16 * e;
+        if (k >= m_.cols) {
+            for (int j = 0; j < e; ++j) out[j] = _mm512_setzero_ps();
+            return;
         }
-        if (tile == nullptr || at == 0) tile = tile_by_word<Code>(m, panel, k / tile_inputs, scratch);
+        const int64_t at = k % tile_inputs / e;
+        if (tile_ == nullptr || at == 0) tile_ = tile_by_word<Code>(m_, panel_, k / tile_inputs, scratch_);
         if constexpr (Code::scaled) {
-            if (group != k / m.group) {
-                group = k / m.group;
-                scale = scales_of(m, panel, group);
-                if constexpr (Code::zeros) offset = zeros_of(m, panel, group);
+            if (k >= group_end_) {
+                const int64_t group = k / m_.group;
+                group_end_ = (group + 1) * m_.group;
+                scale_ = scales_of(m_, panel_, group);
+                if constexpr (Code::zeros) offset_ = zeros_of(m_, panel_, group);
             }
         }
         Floats value[e];
-        Code::unit(load_words(tile + 16 * at), value);
+        Code::unit(load_words(tile_ + 16 * at), value);
         for (int j = 0; j < e; ++j) {
-            if constexpr (Code::zeros) value[j] = value[j] - offset;
-            if constexpr (Code::scaled) value[j] = value[j] * scale;
-            out[word * e + j] = k + j < m.cols ? value[j].v : _mm512_setzero_ps();
+            if constexpr (Code::zeros) value[j] = value[j] - offset_;
+            if constexpr (Code::scaled) value[j] = value[j] * scale_;
+            out[j] = value[j].v;
         }
+        for (int64_t j = m_.cols - k; j < e; ++j) out[j] = _mm512_setzero_ps();
     }
-}
 
-// Rows of `count` words from the floats of row(i, false) and row(i, true), all cuts of them: two tiles further each.
-template <int COUNT, class First, class Second>
-void cut_rows(const Cutter& cutter, bool finite, int cuts, char* to, const First& first, const Second& second) {
-    for (int cut = 0; cut + 1 < cuts; ++cut, to += 2 * TILE_BYTES)
-        if (finite)
-            for (int i = 0; i < COUNT; ++i) _mm512_store_si512(to + 64 * i, cutter.finite_pair(first(i), second(i)));
-        else
-            for (int i = 0; i < COUNT; ++i) _mm512_store_si512(to + 64 * i, cutter.pair(first(i), second(i)));
-    for (int i = 0; i < COUNT; ++i) _mm512_store_si512(to + 64 * i, cutter.last_pair(first(i), second(i)));
+    const gs_matrix& m_;
+    const Panel& panel_;
+    Floats scale_ = zero(), offset_ = zero();
+    int64_t group_end_ = 0;
+    const uint32_t* tile_ = nullptr;
+    uint32_t scratch_[Code::plain ? 256 : 1];
+};
+
+// A row of words of two values each, all cuts of them: two tiles further each.
+template <int CUTS, bool FINITE> inline void cut_row(const Cutter& cutter, __m512 a, __m512 b, char* to) {
+    for (int cut = 0; cut + 1 < CUTS; ++cut, to += 2 * TILE_BYTES)
+        _mm512_store_si512(to, FINITE ? cutter.finite_pair(a, b) : cutter.pair(a, b));
+    _mm512_store_si512(to, cutter.last_pair(a, b));
 }
 
 // Codes of 4 bits times a scale of 16: a product is infinite only for scales near the largest number there is.
 inline bool finite(const gs_matrix& m) {
     return (m.format == GS_INT4 || m.format == GS_INT4_ASYM) && m.scale_dtype != GS_F32;
+}
+
+// Calls action<CUTS, FINITE>().
+template <class Action> void with_cuts(const gs_matrix& m, int cuts, const Action& action) {
+    if (cuts == 1) return action.template operator()<1, false>();
+    if (cuts == 3) return action.template operator()<3, false>();
+    if (finite(m)) return action.template operator()<2, true>();
+    return action.template operator()<2, false>();
 }
 
 inline int64_t bytes_of_block(const gs_matrix& m, bool plain) {
@@ -111,19 +132,21 @@ inline int64_t bytes_of_block(const gs_matrix& m, bool plain) {
     }
 }
 
-// Tiles for the right: 32 outputs from `row` on, blocks [0, count) of 32 inputs: [block][cut][2].
+// Tiles for the right: 32 outputs from `row` on, blocks [from, end) of 32 inputs: [block][cut][2].
 template <class Code>
-void right_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t count, int cuts, char* out) {
+void right_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t from, int64_t end, int cuts, char* out) {
     const Cutter cutter;
+    [[maybe_unused]] const bool powers = of_powers<Code>(m);
     for (int half = 0; half < 2; ++half) {
-        char* to = out + half * TILE_BYTES;
+        char* to = out + (2 * from * cuts + half) * TILE_BYTES;
         if (row + 16 * half >= m.rows) {  // sums of what is there are computed and never read
-            for (int64_t i = 0; i < count * cuts; ++i, to += 2 * TILE_BYTES) std::memset(to, 0, TILE_BYTES);
+            for (int64_t i = from * cuts; i < end * cuts; ++i, to += 2 * TILE_BYTES) std::memset(to, 0, TILE_BYTES);
             continue;
         }
         const Panel panel = panel_of(m, expert, row + 16 * half, Code::plain);
         const int64_t bytes = bytes_of_block(m, Code::plain);
-        for (int64_t block = 0; block < count; ++block) {
+        [[maybe_unused]] PanelFloats<Code> floats(m, panel);
+        for (int64_t block = from; block < end; ++block) {
             if (bytes != 0 && block % 4 == 0)
                 fetch(panel.data + bytes * block + 4096, 64, static_cast<int>(bytes / 16));
             if constexpr (Code::per_word == 2) {
@@ -131,15 +154,35 @@ void right_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t count,
                 std::memcpy(to, tile_by_word<Code>(m, panel, block, scratch), TILE_BYTES);
                 to += 2 * TILE_BYTES;
             } else {
-                __m512 values[32];
-                panel_floats<Code>(m, panel, block, values);
-                cut_rows<16>(
-                    cutter, finite(m), cuts, to, [&](int j) -> __m512& { return values[2 * j]; },
-                    [&](int j) -> __m512& { return values[2 * j + 1]; });
+                constexpr int n = PanelFloats<Code>::AT_ONCE;
+                bool done = false;
+                if constexpr (Code::per_word == 8)
+                    done = powers && STEP_OF_TILE * (block + 1) <= m.cols &&
+                           right_powers<Code>(m, panel, block, to, 2 * TILE_BYTES);
+                if (!done)
+                    with_cuts(m, cuts, [&]<int CUTS, bool FINITE>() {
+                        for (int k = 0; k < 32; k += n) {
+                            __m512 values[n];
+                            floats.take(32 * block + k, values);
+                            for (int j = 0; j < n; j += 2)
+                                cut_row<CUTS, FINITE>(cutter, values[j], values[j + 1], to + 32 * (k + j));
+                        }
+                    });
                 to += cuts * 2 * TILE_BYTES;
             }
         }
     }
+}
+
+// Those of input k, for two panels.
+inline void fetch_scales(const gs_matrix& m, const char* panel, int64_t k) {
+    const int64_t group = k / m.group;
+    const int64_t bytes = m.format == GS_FP8_BLOCK                              ? 4
+                          : m.scale_dtype == GS_F32                             ? 64
+                          : m.scale_dtype == GS_BF16 || m.scale_dtype == GS_F16 ? 32
+                                                                                : 16;
+    fetch(panel + m.scales + group * bytes, m.panel_bytes, 2);
+    if (m.format == GS_INT4_ASYM) fetch(panel + m.zeros + group * 8, m.panel_bytes, 2);
 }
 
 // Tiles for the left: inputs [32 block, 32 block + 32), 32 outputs at a time from `from` to `to`: [32 outputs][cut][2].
@@ -148,6 +191,7 @@ template <class Code>
 void left_tiles(const gs_matrix& m, int64_t expert, int64_t block, int64_t from, int64_t to, int64_t ahead, int cuts,
                 char* out) {
     const Cutter cutter;
+    [[maybe_unused]] const bool powers = of_powers<Code>(m);
     const int64_t bytes = bytes_of_block(m, Code::plain), count = (m.rows + 31) / 32;
     out += from * cuts * 2 * TILE_BYTES;
     for (int64_t i = from; i < to; ++i) {
@@ -160,9 +204,11 @@ void left_tiles(const gs_matrix& m, int64_t expert, int64_t block, int64_t from,
                 low.data + (here ? ahead : ahead - count) * 2 * m.panel_bytes + bytes * (here ? block : block + 1);
             fetch(next, 64, static_cast<int>(bytes / 64));
             fetch(next + m.panel_bytes, 64, static_cast<int>(bytes / 64));
+            if constexpr (Code::scaled)
+                if (here) fetch_scales(m, low.data + ahead * 2 * m.panel_bytes, 32 * block);
         }
         if constexpr (Code::per_word == 2) {
-            uint32_t scratch[2][256] = {};
+            uint32_t scratch[2][Code::plain ? 256 : 1];
             const uint32_t *a = tile_by_word<Code>(m, low, block, scratch[0]),
                            *b = two ? tile_by_word<Code>(m, high, block, scratch[1]) : nullptr;
             for (int word = 0; word < 16; ++word) {
@@ -173,15 +219,21 @@ void left_tiles(const gs_matrix& m, int64_t expert, int64_t block, int64_t from,
             }
             out += 2 * TILE_BYTES;
         } else {
-            __m512 a[32], b[32];
-            panel_floats<Code>(m, low, block, a);
-            if (two)
-                panel_floats<Code>(m, high, block, b);
-            else
-                for (__m512& value : b) value = _mm512_setzero_ps();
-            cut_rows<32>(
-                cutter, finite(m), cuts, out, [&](int k) -> __m512& { return a[k]; },
-                [&](int k) -> __m512& { return b[k]; });
+            PanelFloats<Code> lower(m, low), upper(m, high);
+            constexpr int n = PanelFloats<Code>::AT_ONCE;
+            bool done = false;
+            if constexpr (Code::per_word == 8)
+                done = powers && two && STEP_OF_TILE * (block + 1) <= m.cols &&
+                       left_powers<Code>(m, low, high, block, out, 2 * TILE_BYTES);
+            if (!done)
+                with_cuts(m, cuts, [&]<int CUTS, bool FINITE>() {
+                    for (int k = 0; k < 32; k += n) {
+                        __m512 a[n], b[n] = {};
+                        lower.take(32 * block + k, a);
+                        if (two) upper.take(32 * block + k, b);
+                        for (int j = 0; j < n; ++j) cut_row<CUTS, FINITE>(cutter, a[j], b[j], out + 64 * (k + j));
+                    }
+                });
             out += cuts * 2 * TILE_BYTES;
         }
     }

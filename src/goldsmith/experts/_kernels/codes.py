@@ -40,13 +40,15 @@ def constants(layout: Layout, which: str) -> Constants:
 
 
 @triton.jit
-def weight(words, zero, J: tl.constexpr, FORMAT: tl.constexpr):
-    """The code of input J of each word, less its zero point (int4_asym alone), as a float32 without scale."""
+def weight(words, zero, J, FORMAT: tl.constexpr):
+    """The code of input J of each word, less its zero point (int4_asym alone), as a float32 without scale
+
+    J: a number, or a tensor that goes with `words`.
+    """
     if FORMAT == 0:
         value = words.to(tl.float32, bitcast=True)
     elif FORMAT == 1:
-        bits = (words << 16) if J == 0 else (words & -65536)
-        value = bits.to(tl.float32, bitcast=True)
+        value = ((words << (16 - 16 * J)) & -65536).to(tl.float32, bitcast=True)
     elif FORMAT == 2:
         value = ((words << (24 - 8 * J)) >> 24).to(tl.float32)
     elif FORMAT == 6:
@@ -55,15 +57,22 @@ def weight(words, zero, J: tl.constexpr, FORMAT: tl.constexpr):
         value = ((top >> 4) & -2014314496).to(tl.float32, bitcast=True) * 1.329227995784916e36
         value = tl.where((top & 2130706432) == 2130706432, float("nan"), value)
     else:
-        SHIFT: tl.constexpr = 4 * (J // 2) + 16 * (J % 2)
+        shift = 4 * (J // 2) + 16 * (J % 2)
         if FORMAT == 5:
-            top = words << (28 - SHIFT)  # E2M1's bias is 1
+            top = words << (28 - shift)  # E2M1's bias is 1
             value = ((top >> 6) & -2118123520).to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
         elif FORMAT == 3:  # 2^23 + (code ^ 8) as float32 has it
-            value = (((words >> SHIFT) & 15) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
+            value = (((words >> shift) & 15) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
         else:
-            value = (((words >> SHIFT) & 15) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)
+            value = (((words >> shift) & 15) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)
     return value
+
+
+@triton.jit
+def spread(words, zero, WORDS: tl.constexpr, OUTPUTS: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr):
+    """[WORDS, PER, OUTPUTS] of words [WORDS, OUTPUTS]: what `weight` says of each input."""
+    each = tl.arange(0, PER)[None, :, None]
+    return weight(tl.broadcast_to(words[:, None, :], (WORDS, PER, OUTPUTS)), zero, each, FORMAT)
 
 
 @triton.jit

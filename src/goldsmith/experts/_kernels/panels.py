@@ -7,6 +7,7 @@ Grids: (tiles, blocks of outputs). Sums in float32; products of bfloat16 numbers
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -15,58 +16,66 @@ from torch import Tensor
 
 from ...core.device import triton_interpreted
 from .._common import ACTIVATIONS
+from ..layout import Layout
 from ..packed import PackedExperts
 from . import vectors
 from .activation import activated
-from .codes import constants, scale_of, weight, zero_of
+from .codes import constants, scale_of, spread, zero_of
 
 _NAMES = ("PER", "FORMAT", "SCALE", "GROUP", "SCALES", "ZEROS")
 
 
 @triton.jit
-def _times(x_ptr, x_rows, x_good, K, panel_ptr, n, BM: tl.constexpr, BN: tl.constexpr, STEPS, PER: tl.constexpr,
-           FORMAT: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
-           ZEROS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
-    """[BM, BN] of x's rows times the panels' rows; panel_ptr [BN] where each output's panel begins, n [BN] its row."""
+def _times(x_ptr, x_rows, x_good, K, panel_ptr, PANEL, out, N, BM: tl.constexpr, BN: tl.constexpr, KC: tl.constexpr,
+           PARTS: tl.constexpr, OPERAND: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr, SCALE: tl.constexpr,
+           GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr):  # fmt: skip
+    """[BM, BN] of x's rows times rows `out` of the panels that begin at panel_ptr, PANEL bytes each
+
+    KC inputs at a time. PARTS: they have one scale, so codes are multiplied, as OPERAND holds them, and the sum is
+    scaled. What the last panel has beyond N rows is read as well.
+    """
+    WORDS: tl.constexpr = KC // PER
+    n, there = out % 16, out // 16 < tl.cdiv(N, 16)
+    panel_ptr += (out // 16).to(tl.int64) * PANEL
+    first = panel_ptr.to(tl.pointer_type(tl.int32))
     total = tl.zeros((BM, BN), tl.float32)
-    at = tl.arange(0, 32)
-    for step in range(STEPS):
-        word = step * 32 + at
-        spots = panel_ptr[None, :] + (word[:, None] * 16 + n[None, :]) * 4
-        words = tl.load(spots.to(tl.pointer_type(tl.int32)), word[:, None] * PER < K, 0)
-        if PER == 2:  # one load of what lies side by side, then taken apart
-            both = step * 64 + tl.arange(0, 64)
-            loaded = tl.load(x_ptr + x_rows[:, None] + both[None, :], x_good[:, None] & (both[None, :] < K), 0.0)
-            even, odd = tl.split(tl.reshape(loaded, (BM, 32, 2)))
+    for step in range(tl.cdiv(K, KC)):
+        word, k = step * WORDS + tl.arange(0, WORDS), step * KC + tl.arange(0, KC)
+        inside = (word[:, None] * PER < K) & there[None, :]
+        words = tl.load(first[None, :] + (word[:, None] * 16 + n[None, :]), inside, 0)
+        x = tl.load(x_ptr + x_rows[:, None] + k[None, :], x_good[:, None] & (k[None, :] < K), 0.0)
         zero = 0.0
-        if SCALE != 0:
-            group, inside = (word * PER // GROUP)[:, None], word[:, None] * PER < K
-            scale = scale_of(panel_ptr[None, :], group, n[None, :], inside, SCALES, FORMAT, SCALE)
+        if PARTS:
+            group = step * KC // GROUP
             if FORMAT == 4:
-                zero = zero_of(panel_ptr[None, :], group, n[None, :], inside, ZEROS)
-        for j in tl.static_range(PER):
-            k = word * PER + j
-            if PER == 2:
-                x = even if j == 0 else odd
+                zero = zero_of(panel_ptr, group, n, there, ZEROS)[None, None, :]
+            w = tl.reshape(spread(words, zero, WORDS, BN, PER, FORMAT), (KC, BN)).to(OPERAND)
+            if SCALE == 0:
+                total = tl.dot(x.to(OPERAND), w, total, input_precision="tf32")
             else:
-                x = tl.load(x_ptr + x_rows[:, None] + k[None, :], x_good[:, None] & (k[None, :] < K), 0.0)
-            w = weight(words, zero, j, FORMAT)
+                scale = scale_of(panel_ptr, group, n, there, SCALES, FORMAT, SCALE)
+                total += tl.dot(x.to(OPERAND), w, input_precision="tf32") * scale[None, :]
+        else:
+            if FORMAT == 4:
+                group = (word * PER // GROUP)[:, None]
+                zero = zero_of(panel_ptr[None, :], group, n[None, :], inside, ZEROS)[:, None, :]
+            codes = spread(words, zero, WORDS, BN, PER, FORMAT)
             if SCALE != 0:
-                w *= scale
-            w = tl.where(k[:, None] < K, w, 0.0)
-            if PAIRS:
-                total = tl.dot(x, w.to(tl.bfloat16), total)
-            else:
-                total = tl.dot(x.to(tl.float32), w, total, input_precision="ieee")
+                group = (word * PER // GROUP)[:, None]
+                scale = scale_of(panel_ptr[None, :], group, n[None, :], inside, SCALES, FORMAT, SCALE)
+                codes *= scale[:, None, :]
+            w = tl.where(k[:, None] < K, tl.reshape(codes, (KC, BN)), 0.0)
+            total = tl.dot(x.to(tl.float32), w, total, input_precision="ieee")
     return total
 
 
 @triton.jit
 def _hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, h_ptr, stride_x, stride_bias, TILES, H, I,
-                   STRIDE, UP, PANEL, alpha, limit, BM: tl.constexpr, BN: tl.constexpr, PER: tl.constexpr,
-                   FORMAT: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
-                   ZEROS: tl.constexpr, PAIRS: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
-                   LIMITED: tl.constexpr, ROUND: tl.constexpr):  # fmt: skip
+                   STRIDE, UP, PANEL, alpha, limit, BM: tl.constexpr, BN: tl.constexpr, KC: tl.constexpr,
+                   PARTS: tl.constexpr, OPERAND: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr,
+                   SCALE: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr,
+                   BIAS: tl.constexpr, ACTIVATION: tl.constexpr, LIMITED: tl.constexpr,
+                   ROUND: tl.constexpr):  # fmt: skip
     """h[p] = act(Wg x + bg, Wu x + bu) of the rows of a tile"""
     tile = tl.program_id(0)
     slot = tl.load(tiles_ptr + tile).to(tl.int64)
@@ -76,14 +85,14 @@ def _hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, h_ptr, stri
     rows = tl.load(tokens_ptr + first + row, good, 0).to(tl.int64) * stride_x
     out = tl.program_id(1) * BN + tl.arange(0, BN)
     inside = out < I
-    kept = tl.minimum(out, I - 1)
-    gate = blob_ptr + slot * STRIDE + (kept // 16).to(tl.int64) * PANEL
-    n, steps = kept % 16, tl.cdiv(H, 32 * PER)
-    g = _times(x_ptr, rows, good, H, gate, n, BM, BN, steps, PER, FORMAT, SCALE, GROUP, SCALES, ZEROS, PAIRS)
-    u = _times(x_ptr, rows, good, H, gate + UP, n, BM, BN, steps, PER, FORMAT, SCALE, GROUP, SCALES, ZEROS, PAIRS)
+    gate = blob_ptr + slot * STRIDE
+    g = _times(x_ptr, rows, good, H, gate, PANEL, out, I, BM, BN, KC, PARTS, OPERAND, PER, FORMAT, SCALE, GROUP, SCALES,
+               ZEROS)  # fmt: skip
+    u = _times(x_ptr, rows, good, H, gate + UP, PANEL, out, I, BM, BN, KC, PARTS, OPERAND, PER, FORMAT, SCALE, GROUP,
+               SCALES, ZEROS)  # fmt: skip
     if BIAS:
-        g += tl.load(bias_ptr + slot * stride_bias + kept)[None, :].to(tl.float32)
-        u += tl.load(bias_ptr + slot * stride_bias + I + kept)[None, :].to(tl.float32)
+        g += tl.load(bias_ptr + slot * stride_bias + out, inside, 0.0)[None, :].to(tl.float32)
+        u += tl.load(bias_ptr + slot * stride_bias + I + out, inside, 0.0)[None, :].to(tl.float32)
     if ROUND:
         g, u = g.to(tl.bfloat16).to(tl.float32), u.to(tl.bfloat16).to(tl.float32)
     h = activated(g, u, alpha, limit, ACTIVATION, LIMITED)
@@ -93,9 +102,9 @@ def _hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, h_ptr, stri
 
 @triton.jit
 def _down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, stride_bias, TILES, H, I, STRIDE, DOWN, PANEL,
-                 BM: tl.constexpr, BN: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr, SCALE: tl.constexpr,
-                 GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, PAIRS: tl.constexpr,
-                 BIAS: tl.constexpr):  # fmt: skip
+                 BM: tl.constexpr, BN: tl.constexpr, KC: tl.constexpr, PARTS: tl.constexpr, OPERAND: tl.constexpr,
+                 PER: tl.constexpr, FORMAT: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr,
+                 SCALES: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
     """y[p] = Wd h[p] + bd of the rows of a tile, in float32"""
     tile = tl.program_id(0)
     slot = tl.load(tiles_ptr + tile).to(tl.int64)
@@ -104,13 +113,12 @@ def _down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, stride_bias, TILES
     good = row < count
     out = tl.program_id(1) * BN + tl.arange(0, BN)
     inside = out < H
-    kept = tl.minimum(out, H - 1)
-    panel = blob_ptr + slot * STRIDE + DOWN + (kept // 16).to(tl.int64) * PANEL
+    down = blob_ptr + slot * STRIDE + DOWN
     rows = (first + row).to(tl.int64)
-    y = _times(h_ptr, rows * I, good, I, panel, kept % 16, BM, BN, tl.cdiv(I, 32 * PER), PER, FORMAT, SCALE, GROUP,
-               SCALES, ZEROS, PAIRS)  # fmt: skip
+    y = _times(h_ptr, rows * I, good, I, down, PANEL, out, H, BM, BN, KC, PARTS, OPERAND, PER, FORMAT, SCALE, GROUP,
+               SCALES, ZEROS)  # fmt: skip
     if BIAS:
-        y += tl.load(bias_ptr + slot * stride_bias + kept)[None, :].to(tl.float32)
+        y += tl.load(bias_ptr + slot * stride_bias + out, inside, 0.0)[None, :].to(tl.float32)
     tl.store(y_ptr + rows[:, None] * H + out[None, :], y, good[:, None] & inside[None, :])
 
 
@@ -124,14 +132,15 @@ class Config:
 
 
 FEW = 16  # rows of an expert that are multiplied as vectors, a tile of at most 4 of them with a read of its words
-_PROMPT, _WARPS = Config(64, 64, "a prompt: each word that is decoded serves 64 rows"), 4
+_SHORT, _LONG = (Config(rows, 64, f"a prompt: each word that is decoded serves {rows} rows") for rows in (64, 128))
+_WARPS = 4
 _DECODE = {rows: Config(rows, 16, "decode: memory decides, so words are multiplied as they come") for rows in (1, 2, 4)}
 
 
 def pick(most: int) -> Config:
     """most: the tokens of the expert that has the most."""
     if most > FEW:
-        return _PROMPT
+        return _LONG if most > _SHORT.rows else _SHORT
     return _DECODE[1 if most <= 1 else 2 if most == 2 else 4]
 
 
@@ -148,35 +157,51 @@ def panels_forward(
     options = {"activation": activation, "alpha": alpha, "limit": limit}
     if not tiles.shape[1]:
         return
-    if config is _PROMPT:
-        _prompt(x, tokens, tiles, base, h, y, **options)
+    if config in (_SHORT, _LONG):
+        _prompt(x, tokens, tiles, base, h, y, config, **options)
     else:
         vectors.forward(x, tokens, tiles, base, h, y, config.rows, **options)
 
 
 def _prompt(
-    x: Tensor, tokens: Tensor, tiles: Tensor, base: PackedExperts, h: Tensor, y: Tensor, *, activation: str,
-    alpha: float, limit: float | None,
+    x: Tensor, tokens: Tensor, tiles: Tensor, base: PackedExperts, h: Tensor, y: Tensor, config: Config, *,
+    activation: str, alpha: float, limit: float | None,
 ) -> None:  # fmt: skip
     layout = base.layout
     H, I, count = layout.hidden_size, layout.intermediate_size, tiles.shape[1]
-    pairs = layout.format == "bf16" and x.dtype == torch.bfloat16 and not triton_interpreted()
     wide, narrow = constants(layout, "gate_up"), constants(layout, "down")
     up = layout.matrices("gate_up")[0].parts[1]
     blob, first, last = base.gate_up, base.gate_up_bias, base.down_bias
-    outputs = _PROMPT.outputs
-    shared = {"BM": _PROMPT.rows, "BN": outputs, "PAIRS": pairs, "num_warps": _WARPS}
+    outputs = config.outputs
+    shared = {"BM": config.rows, "BN": outputs, "num_warps": _WARPS}
     _hidden_kernel[(count, triton.cdiv(I, outputs))](
         x, tokens, tiles, blob, blob if first is None else first, h, x.stride(0),
         0 if first is None else first.stride(0), count, H, I, layout.block_bytes, up, wide.panel, float(alpha),
         0.0 if limit is None else float(limit), BIAS=first is not None, ACTIVATION=ACTIVATIONS.index(activation),
-        LIMITED=limit is not None, ROUND=x.dtype == torch.bfloat16, **dict(zip(_NAMES, wide.of_format)), **shared,
+        LIMITED=limit is not None, ROUND=x.dtype == torch.bfloat16, **dict(zip(_NAMES, wide.of_format)),
+        **_product(layout, x.dtype), **shared,
     )  # fmt: skip
     _down_kernel[(count, triton.cdiv(H, outputs))](
         h, tiles, blob, blob if last is None else last, y, 0 if last is None else last.stride(0), count, H, I,
         layout.block_bytes, narrow.at, narrow.panel, BIAS=last is not None, **dict(zip(_NAMES, narrow.of_format)),
-        **shared,
+        **_product(layout, h.dtype), **shared,
     )  # fmt: skip
+
+
+def _product(layout: Layout, dtype: torch.dtype) -> dict[str, Any]:
+    """How inputs of this dtype are multiplied: on tensor cores where each product is exact there, else as float32.
+
+    bfloat16 and float16 hold every code of a format with scales; TF32 holds both of them.
+    """
+    step, group = 64, layout.group_size
+    while group is not None and group % step:
+        step //= 2
+    if dtype == torch.float32 or layout.format == "fp32" or step < 16:
+        return {"KC": 16, "PARTS": False, "OPERAND": tl.float32}
+    operand = tl.bfloat16 if dtype == torch.bfloat16 else tl.float16
+    if triton_interpreted() or (layout.format == "bf16" and dtype == torch.float16):
+        operand = tl.float32
+    return {"KC": step, "PARTS": True, "OPERAND": operand}
 
 
 def tiles_of(experts: list[int], counts: list[int], starts: list[int], rows: int) -> list[list[int]]:

@@ -179,6 +179,12 @@ SIZES: dict[str, tuple[dict[str, Any], str]] = {
         {"T": 5, "H": 20, "I": 130, "E": 2, "packed": "fp8_block", "partitions": 2},
         "a scale for 128 x 128, the last block of 2",
     ),
+    "int4_tiles": ({"T": 37, "H": 96, "I": 64, "E": 2, "packed": "int4", "group": 32}, "whole tiles, a group a step"),
+    "asym_tiles": ({"T": 21, "H": 192, "I": 64, "E": 2, "packed": "int4_asym", "group": 32}, "codes less their zeros"),
+    "asym_groups": ({"T": 21, "H": 192, "I": 96, "E": 2, "packed": "int4_asym", "group": 96}, "groups of three steps"),
+    "int8_tiles": ({"T": 21, "H": 72, "I": 40, "E": 2, "packed": "int8"}, "whole tiles, a scale for each row"),
+    "fp8_tiles": ({"T": 21, "H": 160, "I": 40, "E": 2, "packed": "fp8_block"}, "whole tiles, blocks of four steps"),
+    "mxfp4_tiles": ({"T": 37, "H": 96, "I": 64, "E": 2, "packed": "mxfp4"}, "whole tiles, exponents added"),
     "int4_no_lora": ({"T": 33, "H": 16, "I": 16, "packed": "int4", "group": 16, "on": ()}, "inference on the base"),
     "usual": ({"T": 257, "H": 256, "I": 128, "E": 16, "k": 4, "r": 16}, "blocks in every direction, with tails"),
 }
