@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,11 +15,12 @@ pytest.importorskip("peft", reason="comes with the extra hf")
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from cli.finetune_tools import saved_model, tiny_tokenizer
 from goldsmith.cli import app
+from goldsmith.cli.generate.command import Command, _stretched
 from goldsmith.hf.offload import text
 from goldsmith.offload import ExpertStore
 from offload.whole_models import assert_same_ids
@@ -68,6 +70,13 @@ def test_it_says_what_the_plain_model_says_and_figures_go_to_stderr():
     assert re.search(r"experts by lane +cpu [1-9]\d*, copied 0, cached 0", done.stderr)
 
 
+def test_wherever_the_text_is_said_to_be_the_plain_models_the_ties_are_said_too():
+    for page in (ROOT / "README.md", ROOT / "docs" / "offload.md", ROOT / "docs" / "commands.md"):
+        assert "up to ties of logits that are rounded to 16 bits" in " ".join(page.read_text().split()), page
+    done = CliRunner().invoke(app, ["generate", "--help"], terminal_width=200)
+    assert "up to ties of logits" in " ".join(done.stdout.split())
+
+
 def test_json_is_one_object_and_nothing_else(model):
     done = run(model, "--prompt", "ab", "--prompt", "Rough winds", "--json")
     assert done.exit_code == 0, done.stderr
@@ -103,6 +112,21 @@ def test_the_store_is_where_one_says_in_the_format_that_one_says(model, tmp_path
     with ExpertStore.open(path, verify="full") as store:
         assert store.format == "int8"
     assert "exact=False" not in run(model, "--prompt", "x").stderr
+
+
+def test_a_store_that_was_damaged_is_found_when_it_is_to_be_verified(model, tmp_path):
+    path = tmp_path / "mine.experts"
+    sound = run(model, "--prompt", "x", "--store", path, "--verify-store")
+    assert sound.exit_code == 0, sound.stderr
+    with ExpertStore.open(path) as store:
+        middle = store.nbytes // 2
+    with open(path, "r+b") as file:
+        file.seek(middle)
+        file.write(bytes(8192))
+    assert run(model, "--prompt", "x", "--store", path).exit_code == 0  # nobody looked, as docs/offload.md says
+    done = run(model, "--prompt", "x", "--store", path, "--verify-store")
+    said = " ".join(done.stderr.split())
+    assert done.exit_code == 2 and not done.stdout and "the checksum does not match" in said and "layer" in said
 
 
 def test_a_trace_and_a_profile_are_written_and_the_profile_is_read(model, tmp_path):
@@ -188,10 +212,14 @@ WRONG = [
     (["--prefill", "soon"], "--prefill is soon, wanted auto, cpu, stream, split or a number of tokens"),
     (["--cache", "static"], "give --profile FILE"),
     (["--json", "--stream"], "leave --stream out"),
-    (["--budget", "lots"], "'lots' is no amount of memory"),
     (["--device", "abacus"], "abacus"),
     (["--prompt-file", "nosuch"], "--prompt-file nosuch cannot be read: No such file"),
     (["--store", "nosuch/folder/s"], "nosuch/folder"),
+    (["--budget", "lots"], "--budget 'lots' is no amount of memory"),
+    (["--trace", "nosuch/t.json"], "--trace nosuch/t.json cannot be written: there is no folder nosuch"),
+    (["--trace", "."], "--trace . cannot be written: it is a folder"),
+    (["--seed", "9" * 23], "wanted a whole number from -2^63 to 2^64 - 1"),
+    (["--temperature", "inf"], "--temperature is inf, wanted a finite number"),
 ]
 
 
@@ -199,7 +227,23 @@ WRONG = [
 def test_what_cannot_be_done_is_one_paragraph_and_exit_2(model, words, said):
     done = run(model, "--prompt", "x", *words)
     assert done.exit_code == 2 and said in " ".join(done.stderr.split()) and not done.stdout, done.stderr
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr and ("MODEL" not in done.stderr or words[0] in ("--device", "--store"))
+
+
+def test_a_prompt_is_held_to_the_models_positions_before_it_runs(model):
+    most = json.loads((model / "config.json").read_text())["max_position_embeddings"]
+    done = run(model, "--prompt", "long " * (most + 1))
+    said = " ".join(done.stderr.split())
+    assert done.exit_code == 2 and not done.stdout
+    assert re.search(rf"A prompt has [\d,]+ tokens, and the model was made for at most {most:,} ", said), said
+    assert _stretched(SimpleNamespace(rope_parameters={"rope_type": "yarn", "factor": 4.0}))
+    assert not _stretched(AutoConfig.from_pretrained(model))
+    said = []
+    command = Command({"max_new_tokens": most}, [], SimpleNamespace(note=said.append))
+    shape = SimpleNamespace(config=AutoConfig.from_pretrained(model))
+    command.held = SimpleNamespace(model=shape, engine=SimpleNamespace(store=SimpleNamespace(exact=True)))
+    command._say_what_is_not_plain(1)
+    assert said[0].startswith("A prompt has 1 token, and")
 
 
 def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_path):

@@ -4,20 +4,24 @@ import ctypes
 import json
 import math
 import time
+import warnings
 from dataclasses import asdict
 
 import pytest
 import torch
 
-from goldsmith.offload import Calibration, calibrate, measure, plan, transport
+from goldsmith.offload import Calibration, calibrate, measure, others, overhead, plan, transport
+from goldsmith.offload.engine import Engine
 from goldsmith.offload.transport import Ring, Transport, free_memory
 from offload.stores import build
+from offload.test_device import Simulation
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(measure, "last_level_cache", lambda: 1 << 20)  # quick; on a real machine up to 384 MB are read
+    monkeypatch.setattr(others.Others, "__exit__", lambda self, *_: setattr(self, "share", 0.0))  # nobody else is here
     with build(tmp_path / "s.experts", E=5) as opened:
         yield opened
 
@@ -56,6 +60,22 @@ def test_its_costs_are_those_of_the_store_and_plan_takes_them(store, quick):
     assert plan([1] * 5, (), costs).predicted > 0
 
 
+def test_what_a_call_takes_beside_its_lanes_is_what_they_leave_of_it(store, monkeypatch):
+    """On lanes of a GPU that is simulated."""
+    monkeypatch.setattr(overhead, "Engine", Simulation)
+    monkeypatch.setattr(overhead, "_CALLS", 1)
+    monkeypatch.setattr(overhead, "_LEAST", 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 26, 1 << 26))
+    begin = time.perf_counter()
+    found = overhead.overheads(store, torch.device("cpu"), 1, 0.0)
+    spent = time.perf_counter() - begin
+    assert set(found) == {"cpu", "link", "device"}
+    assert all(0 < seconds * overhead._CALLS * overhead._LEAST < spent for seconds in found.values())
+    monkeypatch.setattr(overhead, "Engine", Engine)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 12, 1 << 26))
+    assert overhead.overheads(store, torch.device("cpu"), 1, 0.0) == {}  # no room for slots
+
+
 def test_another_number_of_threads_or_another_store_is_measured_by_itself(store, tmp_path, quick):
     calibrate(store, device="cpu", threads=1)
     calibrate(store, device="cpu", threads=2)
@@ -82,6 +102,57 @@ def test_a_file_that_does_not_fit_is_made_anew(store, tmp_path, what, quick):
 def test_force_measures_again(store, monkeypatch, quick):
     first = calibrate(store, device="cpu")
     assert calibrate(store, device="cpu", force=True).measured != first.measured
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine on which others take this share of the processors' time."""
+
+    def of(share):
+        monkeypatch.setattr(others.Others, "__exit__", lambda self, *_: setattr(self, "share", share))
+
+    return of
+
+
+def test_a_calibration_of_a_busy_machine_says_so_and_is_made_anew_on_a_quiet_one(store, tmp_path, quick, machine):
+    machine(0.4)
+    with pytest.warns(RuntimeWarning, match="others took 40% of the processors' time"):
+        first = calibrate(store, device="cpu")
+    assert first.busy and Calibration.load(kept(tmp_path)[0]) == first
+    with pytest.warns(RuntimeWarning, match="force=True"):
+        assert calibrate(store, device="cpu") == first  # still busy: no better one is to be had
+    with Engine(store, device="cpu", gpu_budget="1MiB", calibration=first) as engine:
+        assert "made on a busy machine: others took 40%" in str(engine.explain())
+    machine(0.01)
+    with warnings.catch_warnings(action="error"):
+        second = calibrate(store, device="cpu")
+        assert calibrate(store, device="cpu") == second
+    assert not second.busy and second.measured != first.measured
+    with Engine(store, device="cpu", gpu_budget="1MiB", calibration=second) as engine:
+        assert "busy machine" not in str(engine.explain())
+
+
+def test_what_others_take_is_neither_idle_nor_ours(tmp_path, monkeypatch):
+    (tmp_path / "proc").mkdir()
+    stat, ours = tmp_path / "proc/stat", [10.0]
+    monkeypatch.setattr(others, "allowed", lambda: (1, 2))
+    monkeypatch.setattr(others.os, "times", lambda: (ours[0], 0.0, 0.0, 0.0, 0.0))
+    tick = others.os.sysconf("SC_CLK_TCK")
+
+    def now(first, second, third):
+        """user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice of three processors, in seconds"""
+        rows = (f"cpu{i} " + " ".join(str(int(n * tick)) for n in row) for i, row in enumerate((first, second, third)))
+        stat.write_text("\n".join(["cpu 0 0 0 0 0 0 0 0 0 0", *rows, "intr 5"]))
+
+    idle = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    now(idle, idle, idle)
+    with others.Others(tmp_path) as seen:
+        now((100, 0, 0, 0, 0, 0, 0, 0, 0, 0), (3, 1, 1, 3, 1, 0, 0, 1, 3, 1), (2, 0, 0, 8, 0, 0, 0, 0, 0, 0))
+        ours[0] = 14.0
+    assert seen.share == pytest.approx((6 + 2 - 4) / 20)  # of processors 1 and 2 alone
+    with others.Others(tmp_path / "nowhere") as seen:
+        pass
+    assert seen.share is None
 
 
 def test_a_saved_calibration_is_loaded_to_the_last_bit(store, tmp_path, quick):

@@ -51,6 +51,19 @@ def small(tmp_path_factory):
     return stores.build(tmp_path_factory.mktemp("stores") / "a.store", layers=(0,), format="fp32", E=3, H=32, I=16)
 
 
+@pytest.mark.parametrize("lanes, dtype", [("cpu", torch.float32), ("mixed", torch.float32), ("mixed", torch.float16)])
+def test_a_token_alone_gives_the_bits_that_it_gives_among_others(small, lanes, dtype):
+    """The CPU begins before all else is known then, and the merge reads its rows where they are."""
+    x, ids, weights = stores.call(small, 0, 4, 2, dtype=dtype)
+    ids[1, 0], ids[2] = -1, torch.tensor([1, 1])
+    with engine_of(small, lanes) as engine:
+        wanted = engine(0, x, ids, weights)
+        alone = [engine(0, x[t : t + 1], ids[t : t + 1], weights[t : t + 1]) for t in range(4)]
+        assert torch.equal(torch.cat(alone), wanted)
+        stats = engine.stats()
+        assert stats.t_cpu > 0 and stats.bytes_d2h > 0
+
+
 @pytest.mark.parametrize("lanes, dtype", [("cpu", "float32"), ("mixed", "float32"), ("mixed", "float16")])
 def test_lanes_hold_to_the_golden(small, lanes, dtype):
     with engine_of(small, lanes, guard="off") as engine:
@@ -97,6 +110,21 @@ def test_faults_are_told_one_call_later(store):
                 engine.end_forward()
         report = raised.value.report
         assert (report.layer, report.cause, report.experts) == (2, "transfer", (int(ids[0, 0]),))
+
+
+def test_what_the_cpu_began_for_a_call_that_raised_is_over_before_its_buffers_are_filled(store, monkeypatch):
+    x, ids, weights = stores.call(store, 0, 1, 4, dtype=torch.float32)
+    with engine_of(store, "cpu") as engine:
+        clean = engine(0, x, ids, weights)
+        with inject(engine, "input", layer=0):
+            engine(0, x, ids, weights)
+        lane, seen = engine._lanes.cpu, []
+        with pytest.raises(NumericsError):
+            engine(2, x, ids, weights)
+        assert lane._busy is not None
+        take = engine._lanes.ids.take
+        monkeypatch.setattr(engine._lanes.ids, "take", lambda *of: seen.append(lane._busy) or take(*of))
+        assert torch.equal(engine(0, x, ids, weights), clean) and seen == [None]
 
 
 def test_times_and_spans_are_told_by_lane(store, tmp_path):

@@ -25,9 +25,9 @@ def store_of(tmp_path_factory):
     def of(format="bf16", **options):
         key = (format, *options.items())
         if key not in built:
-            group = 32 if format in ("int8", "int4", "int4_asym") else None
+            group = {"group_size": 32} if format in ("int8", "int4", "int4_asym") else {}
             path = tmp_path_factory.mktemp("stores") / "a.store"
-            built[key] = stores.build(path, format=format, group_size=group, **options)
+            built[key] = stores.build(path, format=format, **group | options)
         return built[key]
 
     return of
@@ -46,6 +46,11 @@ def prefill(make, T):
     return inputs(make, T)
 
 
+@assay.case(T=[70], why="more rows of an expert than a tile has")
+def wide(make, T):
+    return inputs(make, T, H=192)
+
+
 @assay.case(T=[9], kind=["holes", "twice"])
 def odd(make, T, kind):
     return inputs(make, T, kind=kind)
@@ -57,12 +62,22 @@ def test_every_lane_holds_to_the_golden(store_of, lanes):
         assay.check(target(store_of(), engine, torch.bfloat16, [*decode, *prefill, *odd]), device="cuda")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["f32", "bf16", "f16"])
 @pytest.mark.parametrize("format", FORMATS)
-def test_mixed_lanes_hold_to_the_golden_in_every_format_and_dtype(store_of, format, dtype):
-    with engine_of(store_of(format), guard="off") as engine:
+def test_every_lane_holds_to_the_golden_in_every_format_and_dtype(store_of, format, dtype, lanes):
+    with engine_of(store_of(format), lanes, guard="off") as engine:
         held = target(store_of(format), engine, dtype, [*decode, *prefill])
         assay.check(held, device="cuda", probes=["values", "second_call"])
+
+
+@pytest.mark.parametrize("group", [8, 48, 64], ids="groups of {}".format)
+@pytest.mark.parametrize("format", ["int8", "int4", "int4_asym"])
+def test_a_prompt_has_groups_of_any_size(store_of, format, group):
+    store = store_of(format, group_size=group, H=192, I=192)
+    with engine_of(store, "copied", guard="off") as engine:
+        for dtype in (torch.bfloat16, torch.float16):
+            assay.check(target(store, engine, dtype, wide), device="cuda", probes=["values"])
 
 
 def test_gpt_oss_biases_and_limits_hold_to_the_golden(store_of):

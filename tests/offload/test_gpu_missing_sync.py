@@ -49,8 +49,5 @@ def test_a_copy_that_nobody_waits_for_is_found_at_the_stage_that_reads_it(found)
     assert found.verdict == "fail" and found.first_wrong_stage == "staged"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what is written after a call is watched on a CPU alone: on a GPU it is told as never_written"
-)
 def test_its_cause_is_the_missing_synchronisation(found):
     assert found.causes[0].id == "missing_sync"

@@ -1,4 +1,4 @@
-"""The hazards of experts on several lanes, each provoked: numbers are those of the list that `HAZARDS` keeps.
+"""The hazards of experts on several lanes, each provoked: numbers in the tests' names are those of `HAZARDS`.
 
 Those of streams and capture need a GPU: test_gpu.py has them, with work that is made late on purpose.
 """
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,32 @@ import torch
 from goldsmith.offload.engine import Engine
 from offload import stores
 
+# number -> what goes wrong, and where it is provoked
+HAZARDS = {
+    1: ("rows are read before their copy from the device ends", "test_gpu", "a_late_copy_stream_is_waited_for"),
+    2: ("a host buffer is filled again before its copy ended", "test_slots", "2_a_buffer_is_handed_out_again_only"),
+    3: ("a slot is overwritten while it is read", "test_slots", "3_a_slot_is_not_written_before_its_last_reader"),
+    4: ("a tensor is freed on another stream", "test_hazards", "4_the_arenas_are_allocated_once"),
+    5: ("stream and device belong to a thread", "test_gpu", "it_runs_in_a_stream_and_in_a_thread_of_the_callers"),
+    6: ("copies from pageable memory block", "test_gpu", "bytes_reach_the_device_in_any_way"),
+    7: ("memory is read that nobody wrote", "test_hazards", "7_nothing_is_read_that_was_not_written"),
+    8: ("groups are padded", "test_hazards", "8_an_expert_with_one_token_beside_one_with_a_thousand"),
+    9: ("ids are out of range", "test_engine", "an_id_out_of_range_is_named_before_any_lane_starts"),
+    10: ("a weight of 0 does not clear a NaN", "test_engine", "skipped_slots_are_not_read"),
+    11: ("float16 overflows inside", "test_hazards", "11_float16_does_not_overflow_between_its_ends"),
+    12: ("ids go through a pool of another dtype", "test_engine", "integer_ids_and_float32_weights_keep_every_bit"),
+    13: ("symptoms are masked", "test_guard", "nothing_is_masked_with_warn_and_off"),
+    14: ("forks, dead workers, endless queues", "test_hazards", "14_an_exception_in_a_worker_is_raised_by_the_call"),
+    15: ("a CUDA graph captures the call", "test_gpu", "capture_is_refused"),
+    16: ("more threads than processors", "test_hazards", "16_two_engines_at_once_take_no_longer"),
+}
 LANES = ("cpu", "copied", "cached", "mixed")
+
+
+@pytest.mark.parametrize("number", range(1, 17))
+def test_every_hazard_has_its_test(number):
+    _, file, name = HAZARDS[number]
+    assert f"\ndef test_{name}" in (Path(__file__).parent / f"{file}.py").read_text(), (file, name)
 
 
 @pytest.fixture(scope="module")

@@ -351,3 +351,17 @@ def test_the_small_checkpoint_says_the_same_through_every_lane():
             if lanes == "cpu":
                 assert_same_text(plain, held.model, ids, steps=24)
     assert torch.equal(*texts)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lanes", LANES)
+def test_on_a_gpu_the_small_checkpoint_says_the_same_through_every_lane(lanes):
+    folder = ROOT / "examples" / "shakespeare-moe"
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().cuda()
+    plain.set_experts_implementation("eager")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("**MACBETH**  \nIs this a dagger which I see", return_tensors="pt").input_ids.cuda()
+    given = {"lanes": lanes, "gpu_budget": "16MiB", "calibration": CALIBRATION, "device": "cuda"}
+    with attach.from_pretrained(folder, **given) as held:
+        came = greedy(held.model, ids, 24)[0]
+    assert_same_ids(plain, came, ids, steps=24)

@@ -201,6 +201,20 @@ def test_a_cache_folder_that_cannot_be_made_names_the_variable(monkeypatch, tmp_
         offload(models.model("mixtral"), store=tmp_path)
 
 
+def test_arguments_of_the_wrong_kind_are_named(tmp_path):
+    model = models.model("mixtral")
+    for wrong, kind, text in (
+        (lambda: from_pretrained(None), TypeError, "path is a NoneType, wanted the folder of a model"),
+        (lambda: from_pretrained(""), ValueError, "there is no folder ''"),
+        (lambda: from_pretrained(tmp_path, store=3), TypeError, "store is a int, wanted an ExpertStore, the path"),
+        (lambda: offload(model, store=3), TypeError, "store is a int, wanted an ExpertStore, the path"),
+        (lambda: offload(model, calibration="nosuch"), FileNotFoundError, "calibration= cannot be read .No such file"),
+    ):
+        with pytest.raises(kind, match=text):
+            wrong()
+    assert not any(p.is_meta for p in model.parameters())
+
+
 def test_what_is_no_model_or_is_offloaded_already_is_refused():
     with pytest.raises(TypeError, match="model is a MixtralConfig, wanted a model of transformers"):
         offload(models.config("mixtral"))

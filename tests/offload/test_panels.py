@@ -55,6 +55,15 @@ def test_every_format_holds_to_the_golden(tmp_path, format, most):
     assay.check(target(store, most), probes=["values"])
 
 
+@pytest.mark.parametrize("format, group", [("int8", 8), ("int4_asym", 48)])
+def test_a_prompt_has_groups_of_any_size(tmp_path, format, group):
+    """Of 8: too few to be multiplied together. Of 48: 16 at a time."""
+    store = stores.build(tmp_path / "a.store", (0,), format=format, group_size=group, E=E, H=96, I=48)
+    for dtype in (torch.float32, torch.float16):
+        assert panels._product(store.blocks.layout, dtype)["PARTS"] == (group > 8 and dtype == torch.float16)
+        assay.check(target(store, 1000), dtype=dtype, probes=["values"])
+
+
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu2"])
 def test_every_activation_holds_to_the_golden(tmp_path, activation):
     store = stores.build(tmp_path / "a.store", (0,), activation=activation, E=E, H=35, I=19)

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from goldsmith.offload import slots
 from goldsmith.offload.slots import Ring, Slot, begin_reading, end_reading
 from goldsmith.offload.streams import DONE, HostEvent, Inline, Worker
 from goldsmith.offload.transit import Transit
@@ -19,7 +20,7 @@ def worker():
 
 
 def fill(slot, worker, value):
-    slot.fill(0, 1, worker, lambda layer, expert, into: into.fill_(value))
+    slots.fill([slot], 0, [1], worker, lambda layer, experts, into: into[0].fill_(value))
 
 
 def test_3_a_slot_is_not_written_before_its_last_reader_is_through(worker):
@@ -42,6 +43,20 @@ def test_3_a_slot_is_not_read_before_its_writer_is_through(worker):
     assert slot.data.eq(2).all() and slot.ready is DONE
     end_reading([slot], worker)
     assert slot.last_use is not DONE
+
+
+def test_3_slots_that_are_filled_together_wait_for_every_reader_and_are_ready_together(worker):
+    given = [Slot(i, torch.zeros(4), None) for i in range(3)]
+    readers = [HostEvent(), HostEvent()]
+    given[0].last_use = given[1].last_use = readers[0]
+    given[2].last_use = readers[1]
+    slots.fill(given, 0, [4, 5, 6], worker, lambda layer, experts, into: [t.fill_(e) for e, t in zip(experts, into)])
+    readers[0].happened(None)
+    time.sleep(0.02)
+    assert not any(slot.data.any() for slot in given) and given[0].ready is given[2].ready
+    readers[1].happened(None)
+    begin_reading(given, Inline())
+    assert [float(slot.data[0]) for slot in given] == [4, 5, 6] and all(slot.ready is DONE for slot in given)
 
 
 def test_2_a_buffer_is_handed_out_again_only_behind_its_event():

@@ -1,9 +1,12 @@
 """Whether a store is of these weights, and where it is found again."""
 
+import os
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from goldsmith.offload import ExpertStore, StoreMismatch
+from goldsmith.offload import ExpertStore, StoreMismatch, contents
 from goldsmith.offload.folder import cache_folder, cached_store, fingerprint_of, store_path
 from offload.stores import build, weights
 
@@ -45,11 +48,11 @@ def test_the_sample_of_an_expert_is_at_most_a_hundredth_of_its_file(tmp_path):
         assert taken <= 0.01 * store.expert_nbytes(0)
 
 
-def test_stores_without_a_path_live_in_the_cache_folder_under_their_fingerprint(tmp_path, monkeypatch):
+def test_stores_without_a_path_live_in_the_cache_folder_under_a_key_of_their_contents(tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     source = {0: weights()}
     with cached_store(source) as store:
-        assert store.path == store_path(fingerprint_of(source)) == store_path(store.fingerprint)
+        assert store.path != store_path(store.fingerprint) and store.fingerprint == fingerprint_of(source)
         assert store.path.is_relative_to(tmp_path / "cache")
         before = store.path.stat()
     with cached_store(source) as store:
@@ -73,3 +76,73 @@ def test_the_cache_folder_is_the_users_unless_it_is_said(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     assert cache_folder() == tmp_path / "me" / ".cache" / "goldsmith"
+
+
+def outside_of_the_sample(source):
+    """The same weights but for one number, of which the fingerprint knows nothing."""
+    edited = {layer: {name: tensor.clone() for name, tensor in w.items()} for layer, w in source.items()}
+    edited[max(source)]["down"][3, 1, 1] += 1
+    assert fingerprint_of(edited) == fingerprint_of(source)
+    return edited
+
+
+def test_one_number_outside_of_the_sample_is_another_store_in_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path))
+    source = {layer: weights(seed=layer) for layer in (0, 1)}
+    edited = outside_of_the_sample(source)
+    with cached_store(source) as plain, cached_store(edited) as other:
+        assert plain.path != other.path
+        assert torch.equal(other.dequantize(1, 3)["down"], edited[1]["down"][3].float())
+        with open(plain.path, "r+b") as file:  # a damaged one is no store of a model in memory, whose numbers go next
+            file.seek(plain.blocks.stride + 4096)
+            file.write(bytes(64))
+    with cached_store(source) as again:
+        again.verify()
+
+
+def test_a_store_is_compared_whole_where_that_is_asked_for(tmp_path):
+    source = {layer: weights(seed=layer, bias=True) for layer in (0, 1)}
+    edited = outside_of_the_sample(source)
+    with ExpertStore.build(source, tmp_path / "s") as store:
+        store.check_source(edited)
+        store.check_source(source, whole=True)
+        with pytest.raises(StoreMismatch, match=r"layer 1, expert 3: other numbers in down \(all were compared"):
+            store.check_source(edited, whole=True)
+        wider = {n: {k: t.float() for k, t in w.items()} for n, w in source.items()}
+        store.check_source(wider, whole=True)
+        wider[0]["gate_up"][0, 1, 1] += 2**-20  # which bf16 rounds away
+        with pytest.raises(StoreMismatch, match="layer 0, expert 0: gate has numbers that bf16 does not hold"):
+            store.check_source(wider, whole=True)
+    with ExpertStore.build(source, tmp_path / "narrow", format="int8") as store:
+        with pytest.raises(ValueError, match="whole=True, but int8 is not exactly the source"):
+            store.check_source(source, whole=True)
+
+
+def test_a_folder_is_read_whole_once_and_again_when_its_files_have_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+    source = {layer: weights(seed=layer) for layer in (0, 1)}
+    folder = tmp_path / "model"
+    folder.mkdir()
+
+    def save(layers):
+        names = {"gate_up": "gate_up_proj", "down": "down_proj"}
+        found = {f"model.layers.{n}.mlp.experts.{names[k]}": t for n, w in layers.items() for k, t in w.items()}
+        save_file(found, folder / "model.safetensors")
+
+    read = []
+    monkeypatch.setattr(contents, "_digest", lambda piece, plain=contents._digest: read.append(1) or plain(piece))
+    save(source)
+    with cached_store(folder) as first, cached_store(source) as same:
+        assert first.path == same.path and read
+    read.clear()
+    with cached_store(folder) as again:
+        assert again.path == first.path and not read
+    was = (folder / "model.safetensors").stat()
+    save(outside_of_the_sample(source))
+    os.utime(folder / "model.safetensors", ns=(was.st_atime_ns, was.st_mtime_ns))  # as `cp -p` and archives leave it
+    with cached_store(folder) as edited:
+        assert edited.path != first.path and read
+    for key in (tmp_path / "cache" / "keys").iterdir():
+        key.write_text("../../etc/passwd")
+    with cached_store(folder) as edited_again:
+        assert edited_again.path == edited.path

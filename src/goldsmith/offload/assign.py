@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import compress
-from typing import TYPE_CHECKING
 
 from .budget import Spending
 from .cache import Cache, most_used_first
 from .call import Assignment
+from .costs import Costs
+from .plan import Plan, plan, predict_stream
 from .settings import Settings
-
-if TYPE_CHECKING:
-    from .costs import Costs
-    from .plan import Plan
 
 PREFILL = 16  # a call of more tokens is taken for the reading of a prompt
 UPLOADS = 2  # into the cache, at most, a call, beside what the plan copies
@@ -46,12 +43,10 @@ def assign(
 def _planned(
     counts: Sequence[int], used: Sequence[int], tokens: int, cache: Cache, settings: Settings, costs: Costs
 ) -> Assignment:
-    from .plan import plan, predict_stream
-
-    resident = cache.resident()
     prompt = tokens > PREFILL
     if not prompt and not isinstance(settings.prefill, int):
-        return _decoded(counts, used, resident, costs)
+        return _decoded(counts, used, cache, costs)
+    resident = cache.resident()
     found = plan(counts, resident, costs)
     if isinstance(settings.prefill, int):
         streamed = tokens >= settings.prefill
@@ -72,11 +67,15 @@ def _planned(
     )
 
 
-def _decoded(counts: Sequence[int], used: Sequence[int], resident: frozenset[int], costs: Costs) -> Assignment:
+def _decoded(counts: Sequence[int], used: Sequence[int], cache: Cache, costs: Costs) -> Assignment:
     """The plan of a call of few tokens: few different ones occur, and each is made once."""
-    held = [e for e in used if e in resident]
-    missing = most_used_first((e for e in used if e not in resident), counts)
-    found = _cut(tuple(sorted(counts[e] for e in held)), tuple(counts[e] for e in missing), costs)
+    held = [e for e in used if e in cache]
+    missing = [e for e in used if e not in cache]
+    if sum([counts[e] for e in used]) == len(used):
+        found = _ones(len(held), len(missing), costs)
+    else:
+        missing = most_used_first(missing, counts)
+        found = _cut(tuple(sorted(counts[e] for e in held)), tuple(counts[e] for e in missing), costs)
     copies = len(found.copied)
     cpu = tuple(sorted(missing[copies:]))
     uploads = _uploads(cpu, counts, found.predicted - found.lane_times["link"], costs) if cpu else ()
@@ -88,9 +87,13 @@ def _decoded(counts: Sequence[int], used: Sequence[int], resident: frozenset[int
 @lru_cache(maxsize=4096)
 def _cut(held: tuple[int, ...], missing: tuple[int, ...], costs: Costs) -> Plan:
     """The plan of experts with so many tokens: those on the device, and the others in the order of their copies."""
-    from .plan import plan
-
     return plan([*held, *missing], range(len(held)), costs)
+
+
+@lru_cache(maxsize=4096)
+def _ones(held: int, missing: int, costs: Costs) -> Plan:
+    """The same where each has one token."""
+    return plan([1] * (held + missing), range(held), costs)
 
 
 def _uploads(cpu: Sequence[int], counts: Sequence[int], slack: float, costs: Costs) -> tuple[int, ...]:

@@ -105,12 +105,13 @@ def offload(
     model       a transformers model whose experts are fused (Qwen3-MoE, Mixtral, OLMoE, DeepSeek-V2 and V3, gpt-oss,
                 and others that a trial on one pair of experts agrees with)
     store       an ExpertStore, or a path, which is opened if it exists and else built there. Default: the user's cache
-                folder, under the weights' fingerprint; one that is there is used again
+                folder, under a key of every byte of the weights; one that is there is used again. One that is given is
+                compared with a model in memory to the last byte, where it is exact, else by a sample
     cpu_format  "auto": the narrowest that holds the weights exactly; or a format of `experts.pack`, and then a lossy
                 one needs exact=False
     batch, max_length   with gpu_budget="auto": rows, and tokens of each, whose keys and values find room on the GPU
                 beside the experts. Default: one row of the generation config's max_length, or of 4096
-    progress    is told (bytes done, bytes in all or None, what) while a store is built
+    progress    is told (bytes done, bytes in all or None, what) while weights are hashed and a store is built
     options     the Engine's keywords: device, gpu_budget, cache, prefill, exact, guard, lanes, threads, calibration,
                 profile, adaptive
 

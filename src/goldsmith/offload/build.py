@@ -237,7 +237,7 @@ class _Writer:
         if rest > free:
             raise OSError(
                 errno.ENOSPC,
-                f"{_OP}: {self._path.parent} has {free / 1e9:.1f} GB free, and {rest / 1e9:.1f} GB are still to be "
+                f"{_OP}: {self._path.parent} has {_amount(free)} free, and {_amount(rest)} are still to be "
                 "written; make room, or choose a format with fewer bytes per weight",
                 os.fspath(self._path),
             )
@@ -253,6 +253,14 @@ def _told(path: Path) -> Iterator[None]:
             text = f"{_OP}: the disk became full; nothing is left behind. Make room, or choose a narrower format"
             raise OSError(error.errno, text, os.fspath(path)) from error
         raise
+
+
+def _amount(number: int) -> str:
+    """Bytes for a reader, in a unit in which there is something to see."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return f"{number} bytes"
 
 
 def _sizes(expert: Floats | Coded) -> tuple[int, int]:

@@ -29,6 +29,14 @@ class Cache:
         self.evictions = 0
         self.profile = [0] * experts  # calls that used each expert
 
+    @property
+    def holds(self) -> int:
+        """How many experts are here."""
+        return len(self._held)
+
+    def __contains__(self, expert: int) -> bool:
+        return expert in self._held
+
     def resident(self) -> frozenset[int]:
         return frozenset(self._held)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+import warnings
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from ..experts.memory import frozen
 from .costs import Costs
 from .folder import cache_folder
 from .measure import COUNTS, LARGE, DeviceBench, HostBench
+from .others import BUSY, Others, busy
+from .overhead import overheads
 from .publish import published
 from .store import ExpertStore
 from .transport import Transport
 
 _OP = "offload.calibrate"
-VERSION = 2
+VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,19 @@ class Calibration:
     key        what it holds for: machine, versions, format, sizes, threads, device
     measured   the numbers that the costs were made of, by name
     transport  in words: how bytes reach the device
+    others     share of the processors' time that other programs took meanwhile; None where the system does not say
     """
 
     costs: Costs
     key: dict[str, Any]
     measured: dict[str, float]
     transport: str
+    others: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it was made on a busy machine, whose costs are not those of a quiet one."""
+        return (self.others or 0.0) > BUSY
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,7 +68,8 @@ class Calibration:
             transport, key, measured = content["transport"], content["key"], content["measured"]
             if not isinstance(transport, str) or not isinstance(key, dict) or not isinstance(measured, dict):
                 raise TypeError("transport, key or measured is not what it should be")
-            return cls(Costs(**content["costs"]), key, measured, transport)
+            others = content.get("others")
+            return cls(Costs(**content["costs"]), key, measured, transport, None if others is None else float(others))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"Calibration.load: {path} is not a calibration ({error}); make it anew") from None
 
@@ -70,9 +81,11 @@ def calibrate(
 
     (On a GPU the first time takes as long as its kernel takes to be compiled besides.)
 
-    The CPU's kernel at 1, 4, 16 and 64 tokens an expert, copies, the device's kernel, latencies, and the CPU's kernel
-    with copies running. Kept as JSON in the cache folder ($GOLDSMITH_CACHE) under machine, torch, format, sizes,
-    threads and device; a file of another key or a damaged one is made anew, and so is any with force=True.
+    The CPU's kernel at 1, 4, 16 and 64 tokens an expert, copies, the device's kernel, the CPU's kernel with copies
+    running, and latencies: with a GPU, all that a call takes beside a lane's own work. Kept as JSON in the cache folder
+    ($GOLDSMITH_CACHE) under machine, torch, format, sizes, threads and device; a file of another key or a damaged one
+    is made anew, and so is any with force=True. One that was made while others used the processors says so (`busy`, and
+    a RuntimeWarning), and is made anew as soon as it is asked for on a quiet machine.
 
     device    "auto" (a GPU if there is one), or a torch.device; on "cpu" copies go from memory to memory and the
               device's kernel is the CPU's
@@ -87,13 +100,26 @@ def calibrate(
             kept = Calibration.load(path)
         except ValueError:
             kept = None
-        if kept is not None and kept.key == key:
+        if kept is not None and kept.key == key and not (kept.busy and not busy()):
+            _warn(kept)
             return kept
-    with frozen():
+    with frozen(), Others() as others:
         found = _measured(store, device, threads, key)
+    found = replace(found, others=others.share)
     path.parent.mkdir(parents=True, exist_ok=True)
     found.save(path)
+    _warn(found)
     return found
+
+
+def _warn(found: Calibration) -> None:
+    if found.busy:
+        warnings.warn(
+            f"{_OP}: others took {found.others:.0%} of the processors' time while this machine was measured, so the "
+            "plan is one for a busy machine; it is measured again when it is quiet, or with force=True",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _device_of(device: torch.device | str) -> torch.device:
@@ -129,8 +155,9 @@ def _measured(store: ExpertStore, device: torch.device, threads: int, key: dict[
     for n in COUNTS:
         measured[f"cpu_{n}"] = host.kernel(n, 0.35)
     cpu = _rates(measured, "cpu", size, work, host.together, COUNTS[-1])
+    beside = 0.0
     if device.type == "cuda":
-        link, on_device, transport = _gpu(store, host, device, measured, size, work)
+        link, on_device, transport, beside = _gpu(store, host, device, measured, size, work)
     else:
         measured["copy"] = host.copy(0.3)
         measured["copy_pageable"] = measured["copy"]
@@ -140,7 +167,7 @@ def _measured(store: ExpertStore, device: torch.device, threads: int, key: dict[
     costs = Costs(
         expert_bytes=float(size), flops_per_token=work, cpu_bytes_per_s=cpu[0], cpu_flops=cpu[1],
         link_bytes_per_s=link[0], dram_bytes_per_s=max(measured["together"], cpu[0], link[0]),
-        device_bytes_per_s=on_device[0], device_flops=on_device[1], cpu_latency=measured["cpu_latency"],
+        device_bytes_per_s=on_device[0], device_flops=on_device[1], cpu_latency=measured["cpu_latency"] + beside,
         link_latency=link[1], device_latency=on_device[2],
     )  # fmt: skip
     return Calibration(costs, key, measured, transport)
@@ -148,7 +175,9 @@ def _measured(store: ExpertStore, device: torch.device, threads: int, key: dict[
 
 def _gpu(
     store: ExpertStore, host: HostBench, device: torch.device, measured: dict[str, float], size: int, work: float
-) -> tuple[tuple[float, float], tuple[float, float, float], str]:
+) -> tuple[tuple[float, float], tuple[float, float, float], str, float]:
+    """(bytes a second, latency) of the link; (bytes, operations, latency) of the device; how bytes get there; and what
+    a call takes beside the CPU's kernel."""
     bench = DeviceBench(store, host, device)
     try:
         measured["copy"] = bench.copy(0.25)
@@ -166,7 +195,12 @@ def _gpu(
         latency = measured["device_latency"] = max(0.0, min(one - each, measured["device_1"] - bench.together * each))
         rates = _rates(measured, "device", size, work, bench.together, LARGE)
         measured["together"] = host.together_with(bench.copier(), 0.4)
-        return (size / measured["copy"], page), (*rates, latency), bench.transport.why
+        bench.give_way()
+        calls = overheads(store, device, host.threads, 0.6)
+        measured |= {f"call_{lane}": seconds for lane, seconds in calls.items()}
+        link = size / measured["copy"], max(page, calls.get("link", 0.0) - each)
+        on_device = *rates, max(latency, calls.get("device", 0.0) - each)
+        return link, on_device, bench.transport.why, calls.get("cpu", 0.0)
     finally:
         bench.close()
 

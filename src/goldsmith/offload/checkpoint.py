@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .contents import files_of
+
 _OP = "ExpertStore.build"
 _PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 _ONE = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?experts\.(\d+)\.(\w+)\.weight")
@@ -37,6 +39,11 @@ class Checkpoint(Mapping[int, dict[str, Any]]):
         self._layers = self._sorted()
         if not self._layers:
             raise ValueError(f"{_OP}: {folder} holds no experts: none of its {len(self._file_of)} names is one")
+
+    @property
+    def files(self) -> list[Path]:
+        """All that the weights are read from."""
+        return files_of(self.folder)
 
     def __len__(self) -> int:
         return len(self._layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 _RATES = (
     "cpu_bytes_per_s", "cpu_flops", "link_bytes_per_s", "dram_bytes_per_s", "device_bytes_per_s", "device_flops",
@@ -19,7 +20,7 @@ class Costs:
     link_bytes_per_s                  a copy of one expert to the device
     dram_bytes_per_s                  what the CPU's kernel and copies read together of one memory
     device_bytes_per_s, device_flops  the device's kernel
-    cpu_latency, link_latency, device_latency    what a call takes before its first expert
+    cpu_latency, link_latency, device_latency    what a call takes beside its experts, where that lane decides
 
     Rates are above 0 and may be infinite, the rest is at least 0: ValueError otherwise, TypeError for no number.
     """
@@ -35,6 +36,10 @@ class Costs:
     cpu_latency: float
     link_latency: float
     device_latency: float
+    _hash: ClassVar[int]
+
+    def __hash__(self) -> int:
+        return self._hash  # a plan is looked up by it at every call
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -46,3 +51,4 @@ class Costs:
                     raise ValueError(f"{_OP}: {name}={value!r}, wanted a rate above 0")
             elif not 0 <= value < math.inf:
                 raise ValueError(f"{_OP}: {name}={value!r}, wanted a finite number of at least 0")
+        object.__setattr__(self, "_hash", hash(tuple(getattr(self, field.name) for field in fields(self))))

@@ -10,9 +10,10 @@ what is done there is done in few steps: lists go over in one copy, launches and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from .budget import Spending
 from .call import Call, Outcome
 from .faults import Faults
 from .filling import Filling, Streaming, Wave
-from .kernel import kernel_dtype, loaded
+from .kernel import loaded
 from .lane import Lane
 from .routes import Sorted, sort_routes
 from .slots import Ring, begin_reading, end_reading
@@ -31,6 +32,7 @@ from .trace import Trace
 from .transit import Packets, Transit
 
 EARLY = 64  # tokens whose x comes to the CPU with their ids: 256 KiB of 2048 numbers, some 6 us
+FETCHED = 16  # routes of a token whose rows the merge may read where the CPU made them
 _MARKS = 256  # timings that wait to be read
 
 Look = Callable[[Call, Outcome, bool], None]
@@ -61,9 +63,11 @@ class DeviceLanes:
         self._dirty = self.dirty.numpy()  # the same word, without torch's cost of an operation
         self._dirty[0] = 0
         self.ids, self.x, self.made = (Transit(machine.host) for _ in range(3))
+        self.gathered, self.wide = (Transit(_ordinary) for _ in range(2))
         self.heads, self.small = Packets(machine.host, machine.device, 2), Packets(machine.host, machine.device)
         self.large = Transit(machine.host, 8)
         self._early: tuple[Tensor, Tensor] | None = None
+        self._begun: Tensor | None = None  # rows that the CPU makes already, of the call that is under way
         self._last: Any = None  # the compute stream of the last call, and where that call ended in it
         self._end: Any = DONE
         self._now: Any = None  # the compute stream of this call
@@ -78,58 +82,65 @@ class DeviceLanes:
 
         They are valid until the second call after this one.
         """
+        self.cpu.abandon()  # of a call that the guard ended after the CPU had begun: it reads what is filled anew here
         stream = self._stream()
         host = self.ids.take(index.shape, index.dtype)
-        self.machine.move(index, host, stream)
-        self._early = None
-        if not alone and x.shape[0] <= EARLY:
+        self._early = self._begun = None
+        if alone or x.shape[0] > EARLY:
+            self.machine.move(index, host, stream)
+        else:
             self._early = x, self.x.take(x.shape, x.dtype)
-            self.machine.move(x, self._early[1], stream)
-        stream.record().synchronize()
-        self.look_back()
-        if len(self._marks) > _MARKS:
-            self._read_marks()
+            if x.shape[0] == 1 and host.numel() and x.is_contiguous() and index.is_contiguous():
+                loaded("offload._triton").fetch(x, index, self._early[1], host)
+            else:
+                self.machine.move(index, host, stream)
+                self.machine.move(x, self._early[1], stream)
+        self.machine.wait(stream)
         return host
 
     def run(self, call: Call) -> Outcome:
         stream, given = self._now, call.assignment
-        made = self._begin_early(call) if given.cpu and call.tokens == 1 and self._here(call) else None
+        made = self._begun
+        if made is not None:
+            call.tally.bytes_d2h += call.x.nbytes
         where = sort_routes(call.ids, call.counts, given.cpu)
         outcome = Outcome(self.rows, None, call.given, where.place)
-        if given.cpu and made is None and self._here(call):
-            made = self._begin_cpu(call, where, stream)
+        if given.cpu and made is None:
+            made = self._begin_cpu(call, where, stream)  # before the copies, which its lists would stand behind
         begin = self.machine.mark(stream)
         self._done = None
         waves = self._waves(call)
         wave = next(waves, None)  # its copies are on their way
-        if given.cpu and made is None:
-            made = self._begin_cpu(call, where, stream)
         place, tokens, tiles = self._lists(call, where, wave, stream)
         while wave is not None:
             self._device(call, outcome, where, tokens, wave, tiles, stream)
             wave, tiles = next(waves, None), None
-        end = before = self._done or self.machine.mark(stream)
-        merge = self._merge(call, outcome, place)
-        if made is not None:
-            if len(self._marks) > _MARKS // 8:  # now, while the CPU works
-                self._read_marks()
-            times = self._finish_cpu(call, outcome, where, made, stream)
-            before = self.machine.mark(stream)
-        if self.faults.on:
-            self.faults.computed(call, outcome)
-        merge()
-        self._end = self.machine.mark(stream)
-        if made is not None:
-            self._count_cpu(call, *times)
-        self.heads.give_back(self._end)
-        self.made.give_back(self._end)
-        self._mark(call.tally, "device", begin, end, layer=call.layer, tokens=call.tokens)
-        self._mark(call.tally, "merge", before, self._end, layer=call.layer, tokens=call.tokens)
+        before = self._done or self.machine.mark(stream)
+        merge = self._merge(call, outcome, place, made)
+        self._mark(call.tally, "device", begin, before, layer=call.layer, tokens=call.tokens)
+        end = self.machine.unset()
+        self.heads.give_back(end)
+        self.made.give_back(end)
+        try:
+            if made is not None:
+                if len(self._marks) > _MARKS // 8:  # now, while the CPU works
+                    self._read_marks()
+                self._finish_cpu(call, outcome, where, made, stream)
+                before = self.machine.mark(stream)
+            if self.faults.on:
+                self.faults.computed(call, outcome)
+            merge()
+        finally:
+            self._end = end
+            self.machine.set(end, stream)
+        self._mark(call.tally, "merge", before, end, layer=call.layer, tokens=call.tokens)
         self._pending = (call, outcome)
         return outcome
 
     def look_back(self) -> None:
         """What the guard has to say of the last call, whose work is done."""
+        if len(self._marks) > _MARKS:
+            self._read_marks()
         pending, self._pending = self._pending, None
         wrong = bool(self._dirty[0])
         self._dirty[0] = 0
@@ -217,31 +228,55 @@ class DeviceLanes:
     def _begin_cpu(self, call: Call, where: Sorted, stream: Any) -> Tensor:
         """The rows that the CPU's lane is making."""
         n, k = where.leading, call.ids.shape[1]
+        order = torch.as_tensor(where.order)[:n]
         if self._here(call) and self._early is not None:
-            x = self._early[1]
+            call.tally.bytes_d2h += self._early[1].nbytes
+            x = _gathered(self._early[1], order // k, self.gathered)
         else:
-            x = self.x.take(call.x.shape, call.x.dtype)
-            self.machine.move(call.x, x, stream)
-            stream.record().synchronize()
-        call.tally.bytes_d2h += x.nbytes
+            x = self._brought(call, order // k, stream)
+            call.tally.bytes_d2h += x.nbytes
+        if x.dtype == torch.float16:
+            wide = self.wide.take(tuple(x.shape), torch.float32)
+            wide.numpy()[:] = x.numpy()
+            x = wide
         made = self.made.take((n, self.store.hidden_size), torch.float32)
         ids, flags = self._of_size(n)
-        order = torch.as_tensor(where.order)[:n]
-        torch.index_select(call.ids.view(-1).long(), 0, order, out=ids[0])
-        x, ids = x.index_select(0, order // k), ids.view(n, 1)
-        self.cpu.begin(x.to(kernel_dtype(x.dtype)), ids, self.store.experts(call.layer), made, flags)
+        ids[0] = call.ids.view(-1)[order]
+        self.cpu.begin(x, ids.view(n, 1), self.store.experts(call.layer), made, flags)
         return made
 
-    def _begin_early(self, call: Call) -> Tensor:
-        """The same for one token, whose rows on the CPU are in the order of the experts: no sorting is waited for."""
-        x = self._early[1] if self._early is not None else call.x
-        experts = [e for e in sorted(call.assignment.cpu) for _ in range(call.counts[e])]
-        made = self.made.take((len(experts), self.store.hidden_size), torch.float32)
-        ids, flags = self._of_size(len(experts))
-        self._routes_there[0, : len(experts)] = experts
-        self.cpu.begin(x.to(kernel_dtype(x.dtype)), ids, self.store.experts(call.layer), made, flags)
-        call.tally.bytes_d2h += x.nbytes
-        return made
+    def _brought(self, call: Call, tokens: Tensor, stream: Any) -> Tensor:
+        """x of these tokens, on the CPU: put in order on the device, where the rows will be, and copied."""
+        host = self.large.take((len(tokens),), torch.int32)
+        host.copy_(tokens)
+        index = self.lists[: len(tokens)]
+        self.machine.move(host, index, stream)
+        self.large.give_back(stream.record())
+        there = self.rows.view(-1).view(call.x.dtype)[: len(tokens) * call.x.shape[1]].view(len(tokens), -1)
+        torch.index_select(call.x, 0, index, out=there)
+        x = self.x.take(tuple(there.shape), call.x.dtype)
+        self.machine.move(there, x, stream)
+        self.machine.wait(stream)
+        return x
+
+    def begin_early(self, layer: int, x: Tensor, experts: Sequence[int], counts: Sequence[int]) -> None:
+        """Begins the CPU's part of a call of one token, whose rows are in the order of the experts
+
+        x as it was given to `to_host`; nothing is done if it did not come over with the ids.
+        """
+        if self._early is None or self._early[0] is not x:
+            return
+        there = self._early[1]
+        if there.dtype == torch.float16:
+            there = there.float()
+        wanted = sorted(experts)
+        if sum([counts[e] for e in wanted]) != len(wanted):
+            wanted = [e for e in wanted for _ in range(counts[e])]
+        made = self.made.take((len(wanted), self.store.hidden_size), torch.float32)
+        ids, flags = self._of_size(len(wanted))
+        self._routes_there[0, : len(wanted)] = wanted
+        self.cpu.begin(there, ids, self.store.experts(layer), made, flags)
+        self._begun = made
 
     def _of_size(self, n: int) -> tuple[Tensor, Tensor]:
         """ids [1, n] and flags [n] for the CPU's lane; of few routes the views are kept."""
@@ -252,32 +287,31 @@ class DeviceLanes:
                 self._views[n] = found
         return found
 
-    def _finish_cpu(
-        self, call: Call, outcome: Outcome, where: Sorted, made: Tensor, stream: Any
-    ) -> tuple[float, float]:
-        """When the CPU's lane began and ended; its rows are on their way to the device then."""
-        rows = self.rows[: made.shape[0]]
+    def _finish_cpu(self, call: Call, outcome: Outcome, where: Sorted, made: Tensor, stream: Any) -> None:
+        """Waits for the CPU's lane; then its rows are on their way to the device, or the merge fetches them."""
         outcome.host = (made, torch.as_tensor(where.order[: len(made)]))
-        waited = time.perf_counter()
-        times = self.cpu.end()
-        self.machine.move(made, rows, stream)
-        call.tally.t_wait += time.perf_counter() - waited
-        call.tally.bytes_h2d += made.nbytes
-        return times
-
-    def _count_cpu(self, call: Call, begin: float, end: float) -> None:
+        tally, waited = call.tally, time.perf_counter()
+        begin, end = self.cpu.end()
+        if not self._fetched(call):
+            self.machine.move(made, self.rows[: made.shape[0]], stream)
         experts = len(call.assignment.cpu)
-        call.tally.t_cpu += end - begin
-        call.tally.bytes_store_read += experts * self.store.expert_nbytes(call.layer)
+        tally.t_wait += time.perf_counter() - waited
+        tally.t_cpu += end - begin
+        tally.bytes_h2d += made.nbytes
+        tally.bytes_store_read += experts * self.store.expert_nbytes(call.layer)
         self.trace.span("cpu", "experts", begin, end, layer=call.layer, experts=experts, tokens=call.tokens)
+
+    def _fetched(self, call: Call) -> bool:
+        """Whether the merge reads the CPU's rows where they are: a copy would stand in line behind those of experts."""
+        return call.routes <= FETCHED and call.tokens == 1 and not self.faults.on
 
     def _waves(self, call: Call) -> Iterator[Wave]:
         given = call.assignment
         if given.streamed and self.streaming is not None:
-            return self.streaming.waves(call, self.copies, self._copy)
+            return self.streaming.waves(call, self.copies, self._copied)
         if self.ring is None:
             return iter(())
-        filling = Filling(call.layer, given, call.cache, self.ring, self.copies, self._copy, keep=self.keep)
+        filling = Filling(call.layer, given, call.cache, self.ring, self.copies, self._copied, keep=self.keep)
         return filling.waves(call.tally)
 
     def _device(
@@ -295,21 +329,29 @@ class DeviceLanes:
         for expert, slot in wave:
             outcome.slots[expert] = (slot, slot.generation)
 
-    def _merge(self, call: Call, outcome: Outcome, place: Tensor) -> Callable[[], None]:
+    def _merge(self, call: Call, outcome: Outcome, place: Tensor, made: Tensor | None) -> Callable[[], None]:
         """The merge, ready to be launched."""
         weights, merger = call.weights.contiguous(), loaded("offload._triton").merger
-        outcome.out, launch = merger(self.rows, place, weights, call.given.dtype, self.dirty)
+        fetched = made if made is not None and self._fetched(call) else None
+        outcome.out, launch = merger(self.rows, place, weights, call.given.dtype, self.dirty, fetched)
         return launch
 
-    def _copy(self, layer: int, expert: int, into: Tensor) -> None:
-        begin = self.machine.mark(self.copies)
-        self.machine.copy(self.store.raw(layer, expert), into)
-        if self.faults.on:
-            self.faults.copied(layer, expert, into)
-        tally, size = self.tally(layer), into.numel()
+    def _copied(self, layer: int, experts: Sequence[int], into: Sequence[Tensor]) -> None:
+        """Experts to their slots; timed together, unless a trace is to show each."""
+        if self.trace.on and len(experts) > 1:
+            for expert, data in zip(experts, into, strict=True):
+                self._copied(layer, (expert,), (data,))
+            return
+        begin, machine, store, size = self.machine.mark(self.copies), self.machine, self.store, 0
+        for expert, data in zip(experts, into, strict=True):
+            machine.copy(store.raw(layer, expert), data)
+            size += data.numel()
+            if self.faults.on:
+                machine.beside(lambda e=expert, d=data: self.faults.copied(layer, e, d))
+        tally = self.tally(layer)
         tally.bytes_h2d += size
         tally.bytes_store_read += size
-        self._mark(tally, "link", begin, self.machine.mark(self.copies), layer=layer, expert=expert, bytes=size)
+        self._mark(tally, "link", begin, machine.mark(self.copies), layer=layer, expert=experts[0], bytes=size)
 
     def _read_marks(self) -> None:
         """Of what has happened; a copy for later calls may still be on its way."""
@@ -327,3 +369,15 @@ class DeviceLanes:
     def _mark(self, tally: Counts, lane: str, begin: Any, end: Any, **args: Any) -> None:
         """A time that is read later, when nobody has to wait for it."""
         self._marks.append((tally, lane, begin, end, args if self.trace.on else None))
+
+
+def _ordinary(nbytes: int) -> Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+def _gathered(x: Tensor, tokens: Tensor, into: Transit) -> Tensor:
+    """x[tokens] on the CPU, in this thread: torch's own threads would stay awake and take the cores from the lane's."""
+    found = into.take((len(tokens), x.shape[1]), x.dtype)
+    bits = {2: torch.int16, 4: torch.int32}[x.dtype.itemsize]
+    np.take(x.view(bits).numpy(), tokens.numpy(), axis=0, out=found.view(bits).numpy(), mode="clip")
+    return found

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,7 @@ from .assign import PREFILL, assign
 from .budget import Spending, spend
 from .cache import Cache, counts_of
 from .call import Assignment, Call, Outcome
-from .costs import Costs
+from .chosen import chosen_calibration, chosen_experts
 from .device import DeviceLanes
 from .explanation import Explanation, explain
 from .faults import Faults
@@ -29,11 +29,13 @@ from .host import HostLanes
 from .kernel import kernel_dtype
 from .machine import Cuda
 from .routing import check_call, counted
-from .settings import OP, check_store, free_memory, profile_of, settings
+from .settings import OP, check_store, free_memory, settings
 from .slots import Arena, Ring
 from .statistics import Counts, Stats
 from .store import ExpertStore
 from .trace import Trace
+
+_AS_IT_IS = nullcontext()
 
 
 class Engine:
@@ -83,9 +85,9 @@ class Engine:
         self.store = store
         self.device = self.settings.device
         self.threads = self.settings.threads
-        chosen = self._chosen(profile)
+        chosen = chosen_experts(store, self.settings, profile)
         self.spending = self._spending()
-        self.calibration = self._calibration(calibration)
+        self.calibration, locked = chosen_calibration(store, self.settings, self.spending, calibration)
         self._costs = getattr(self.calibration, "costs", None)
         self._adapting = Adapting(self._costs) if self._costs is not None and self.settings.adaptive else None
         self._tallies: dict[int, Counts] = {}
@@ -101,6 +103,7 @@ class Engine:
         self._deferred = self.device.type == "cuda" and self.spending.device_lane
         self._on_host = self.device.type == "cuda" and not self._deferred  # no memory there at all: x comes over
         self._lanes = self._allocate(chosen)
+        del locked  # pages that were locked to calibrate are the machine's now
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
@@ -120,7 +123,9 @@ class Engine:
         Raises RoutingError for another index out of range, before any lane starts; NumericsError for NaN and Inf
         (guard="raise"); ShapeError, TypeError, ValueError; KeyError for a layer that the store does not have.
         """
-        return self._entry(self, layer, x, top_k_index, top_k_weights)
+        if torch.compiler.is_compiling():
+            return self._entry(self, layer, x, top_k_index, top_k_weights)
+        return self._call(layer, x, top_k_index, top_k_weights)
 
     def _call(self, layer: int, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         begin = time.perf_counter()
@@ -129,25 +134,31 @@ class Engine:
         check_call(layer, x, top_k_index, top_k_weights, self.store.hidden_size, self.device)
         if self._on_host:
             x, top_k_index, top_k_weights = x.cpu(), top_k_index.cpu(), top_k_weights.cpu()
-        with self._lock, torch.no_grad():
-            tally = self._tally(layer)
-            ids, counts, skips = self._routed(layer, top_k_index, x, experts)
-            weights = top_k_weights if self._deferred else top_k_weights.float()  # a GPU's merge reads any dtype
-            if skips:
-                weights = weights.masked_fill(ids.to(weights.device) < 0, 0.0)
-            self._number += 1
-            if self._faults.on:
-                x, weights = self._faults.given(layer, self._number, x, weights)
-            out = self._pieces(layer, x, ids, weights, counts, tally)
-            end = time.perf_counter()
-            tally.calls += 1
-            tokens = x.shape[0]
-            tally.tokens += tokens
-            tally.prefill_calls += tokens > PREFILL
-            tally.t_wall += end - begin
-            if self._trace.on:
-                self._trace.span("call", f"layer {layer}", begin, end, layer=layer, tokens=tokens)
-            return out.to(self.device) if self._on_host else out
+        with self._lock:
+            with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
+                out = self._made(begin, experts, layer, x, top_k_index, top_k_weights)
+        return out.to(self.device) if self._on_host else out
+
+    def _made(self, begin: float, experts: int, layer: int, x: Tensor, index: Tensor, top_k_weights: Tensor) -> Tensor:
+        ids, counts, skips = self._routed(layer, index, x, experts)
+        assignment = self._begun(layer, x, ids, counts)
+        tally = self._tally(layer)
+        weights = top_k_weights if self._deferred else top_k_weights.float()  # a GPU's merge reads any dtype
+        if skips:
+            weights = weights.masked_fill(ids.to(weights.device) < 0, 0.0)
+        self._number += 1
+        if self._faults.on:
+            x, weights = self._faults.given(layer, self._number, x, weights)
+        out = self._pieces(layer, x, ids, weights, counts, tally, assignment)
+        end = time.perf_counter()
+        tally.calls += 1
+        tokens = x.shape[0]
+        tally.tokens += tokens
+        tally.prefill_calls += tokens > PREFILL
+        tally.t_wall += end - begin
+        if self._trace.on:
+            self._trace.span("call", f"layer {layer}", begin, end, layer=layer, tokens=tokens)
+        return out
 
     def begin_forward(self, batch: int, positions: int) -> None:
         """A model's forward begins: until its end tokens are batch x positions, and reports say which."""
@@ -162,18 +173,33 @@ class Engine:
     def _routed(self, layer: int, index: Tensor, x: Tensor, experts: int) -> tuple[Tensor, list[int], bool]:
         """ids [T, k] on the host with -1 where a slot is skipped, tokens of each expert, and whether any is skipped."""
         lanes = self.settings.lanes
-        alone = self._caches[layer].capacity >= experts if lanes == "auto" else lanes in ("copied", "cached")
+        alone = self._caches[layer].holds >= experts if lanes == "auto" else lanes in ("copied", "cached")
         ids = self._lanes.to_host(index, x, alone)
         counts, skips = counted(layer, ids, experts)
         if skips:
             ids = ids.masked_fill(ids == experts, -1)
         return ids.contiguous(), counts, skips
 
-    def _pieces(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, counts: list[int], tally: Counts) -> Tensor:
+    def _begun(self, layer: int, x: Tensor, ids: Tensor, counts: list[int]) -> Assignment | None:
+        """Where the experts of a call of one token go, and the CPU's begun: all else is done while it works."""
+        lanes, found = self._lanes, None
+        if not isinstance(lanes, DeviceLanes):
+            return None
+        if x.shape[0] == 1 and ids.shape[1] <= lanes.most_rows:
+            found = self._assign(counts, 1, self._caches[layer], self.settings, self.spending, self._costs)
+            if found.cpu and not self._faults.on:
+                lanes.begin_early(layer, x, found.cpu, counts)
+        lanes.look_back()
+        return found
+
+    def _pieces(
+        self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, counts: list[int], tally: Counts,
+        assignment: Assignment | None,
+    ) -> Tensor:  # fmt: skip
         """The call in as many pieces as the workspace asks for; mostly one."""
         step = max(1, self._lanes.most_rows // max(1, ids.shape[1]))
         if x.shape[0] <= step:
-            return self._piece(layer, x, ids, weights, counts, tally, 0)
+            return self._piece(layer, x, ids, weights, counts, tally, 0, assignment)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         for first in range(0, len(x), step):
             at = slice(first, first + step)
@@ -182,10 +208,12 @@ class Engine:
         return out
 
     def _piece(
-        self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, counts: list[int], tally: Counts, first: int
-    ) -> Tensor:
+        self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, counts: list[int], tally: Counts, first: int,
+        assignment: Assignment | None = None,
+    ) -> Tensor:  # fmt: skip
         cache = self._caches[layer]
-        assignment = self._assign(counts, x.shape[0], cache, self.settings, self.spending, self._costs)
+        if assignment is None:
+            assignment = self._assign(counts, x.shape[0], cache, self.settings, self.spending, self._costs)
         cache.used(counts_of(counts))
         to = x.contiguous() if self._deferred else x.to(kernel_dtype(x.dtype)).contiguous()
         call = Call(layer, self._number, x, to, ids, weights, counts, assignment, cache, tally, first)
@@ -314,15 +342,6 @@ class Engine:
             self._tallies[layer] = Counts()
         return self._tallies[layer]
 
-    def _chosen(self, profile: Any) -> dict[int, list[int]]:
-        if self.settings.cache == "static":
-            if profile is None:
-                raise ValueError(f"{OP}: cache='static' needs profile=, what Engine.profile() gave or a file of it")
-            return profile_of(profile, {n: self.store.num_experts(n) for n in self.store.layers})
-        if profile is not None:
-            raise ValueError(f"{OP}: profile= is for cache='static', and cache={self.settings.cache!r} reads none")
-        return {}
-
     def _spending(self) -> Spending:
         experts = {layer: self.store.num_experts(layer) for layer in self.store.layers}
         block = max(self.store.expert_nbytes(layer) for layer in self.store.layers)
@@ -339,20 +358,6 @@ class Engine:
         if self.device.type != "cuda":
             return 0
         return 4 * (self.store.hidden_size + self.store.intermediate_size) + 24
-
-    def _calibration(self, given: Any) -> Any:
-        """Costs are asked for where a choice hangs on them."""
-        if given is None and (self.settings.lanes != "auto" or not self.spending.device_lane):
-            return None
-        if given is not None and not isinstance(given, (str, Path)):
-            if not isinstance(getattr(given, "costs", None), Costs):
-                raise TypeError(f"{OP}: calibration={given!r}, wanted a Calibration, the path of one, or None")
-            return given
-        from .calibrate import Calibration, calibrate
-
-        if given is not None:
-            return Calibration.load(given)
-        return calibrate(self.store, device=self.device, threads=self.threads)
 
     def _allocate(self, chosen: Mapping[int, list[int]]) -> HostLanes | DeviceLanes:
         spending = self.spending

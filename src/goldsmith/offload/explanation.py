@@ -55,6 +55,9 @@ def explain(engine: Engine) -> Explanation:
         found = _costs(costs, store.num_experts(store.layers[0]), used, hits)
         facts |= found
         lines += _told(found, asked.prefill)
+        facts["calibration_others"] = others = getattr(engine.calibration, "others", None)
+        if getattr(engine.calibration, "busy", False):
+            lines.append(f"          made on a busy machine: others took {others:.0%} of the processors' time")
     facts["achieved"] = {"calls": stats.calls, "predicted": stats.bound, "seconds": stats.t_bound}
     facts["achieved"] |= {"bound_share": stats.bound_share, "hit_rate": stats.hit_rate, "limiting": stats.limiting}
     lines.append(_achieved(stats))

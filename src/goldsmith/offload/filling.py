@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from .cache import Cache
 from .call import Assignment, Call
-from .slots import Arena, Copy, Ring, Slot, waves
+from .slots import Arena, Copy, Ring, Slot, fill, waves
 from .statistics import Counts
 from .streams import Stream
 
@@ -51,7 +51,7 @@ class Filling:
         self._upload()
 
     def _fill(self, experts: Sequence[int]) -> Wave:
-        return [(e, self._filled(e, self._kept(e) or self.ring.take())) for e in experts]
+        return self._filled([(e, self._kept(e) or self.ring.take()) for e in experts])
 
     def _kept(self, expert: int) -> Slot | None:
         slot = self.cache.admit(expert, self._needed) if self.keep else None
@@ -62,9 +62,10 @@ class Filling:
         if slot is not None and self._tally is not None:
             self._tally.uploads += 1
 
-    def _filled(self, expert: int, slot: Slot) -> Slot:
-        slot.fill(self.layer, expert, self.stream, self.copy)
-        return slot
+    def _filled(self, wave: Wave) -> Wave:
+        if wave:
+            fill([slot for _, slot in wave], self.layer, [e for e, _ in wave], self.stream, self.copy)
+        return wave
 
     def _forced(self, absent: list[int]) -> Iterator[Wave]:
         """Experts that come into the cache although nothing speaks for them: in waves, if the slots are few."""
@@ -75,16 +76,16 @@ class Filling:
                 if slot is None:
                     break
                 self._uploaded(slot)
-                wave.append((e, self._filled(e, slot)))
+                wave.append((e, slot))
                 absent.remove(e)
-            yield wave
+            yield self._filled(wave)
 
     def _upload(self) -> None:
         for e in self.given.uploads:
             slot = self.cache.admit(e, self._needed)
             self._uploaded(slot)
             if slot is not None:
-                self._filled(e, slot)
+                self._filled([(e, slot)])
 
 
 class Streaming:
@@ -122,8 +123,8 @@ class Streaming:
         return self._holds.index(layer)
 
     def _fill(self, at: int, experts: Sequence[int], stream: Stream, copy: Copy) -> None:
-        layer = self._holds[at]
-        for e in experts:
-            slot = self._arenas[at].slots[e]
-            if layer is not None and slot.owner != (layer, e):
-                slot.fill(layer, e, stream, copy)
+        layer, slots = self._holds[at], self._arenas[at].slots
+        for group in waves(experts, AHEAD):
+            absent = [e for e in group if slots[e].owner != (layer, e)]
+            if layer is not None and absent:
+                fill([slots[e] for e in absent], layer, absent, stream, copy)

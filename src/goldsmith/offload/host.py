@@ -91,10 +91,10 @@ class HostLanes:
     def _waves(self, call: Call) -> Iterator[Wave]:
         given = call.assignment
         if given.streamed and self.streaming is not None:
-            return self.streaming.waves(call, self.copies, self._copy)
+            return self.streaming.waves(call, self.copies, self._copied)
         if self.ring is None:
             return iter(())
-        filling = Filling(call.layer, given, call.cache, self.ring, self.copies, self._copy, keep=self.keep)
+        filling = Filling(call.layer, given, call.cache, self.ring, self.copies, self._copied, keep=self.keep)
         return filling.waves(call.tally)
 
     def _cpu(self, call: Call, ids: Tensor, rows: Tensor, flags: Tensor) -> None:
@@ -135,8 +135,12 @@ class HostLanes:
         outcome.rows.index_copy_(0, routes, some)
         outcome.known_flags().index_copy_(0, routes, flags.index_select(0, routes))
 
-    def _copy(self, layer: int, expert: int, into: Tensor) -> None:
+    def _copied(self, layer: int, experts: Sequence[int], into: Sequence[Tensor]) -> None:
         """In the copying thread."""
+        for expert, data in zip(experts, into, strict=True):
+            self._copy(layer, expert, data)
+
+    def _copy(self, layer: int, expert: int, into: Tensor) -> None:
         begin = time.perf_counter()
         into.copy_(self.store.raw(layer, expert))
         if self.faults.on:

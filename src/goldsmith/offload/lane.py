@@ -44,8 +44,7 @@ class Lane:
 
     def begin(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
         """Begins what kernel.rows_of does, with arguments that stay as they are until `end`."""
-        if self._busy is not None:
-            self._abandon()
+        self.abandon()
         if self._worker is not None:
             self._worker.run(lambda: self._timed(x, ids, base, rows, flags))
             self._busy = self._worker.record()
@@ -69,16 +68,17 @@ class Lane:
         return self._times[0], self._times[1]
 
     def close(self) -> None:
-        if self._busy is not None:
-            self._abandon()
+        self.abandon()
         if self._worker is not None:
             self._worker.close()
         else:
             self._finalizer()
         self._calls.clear()
 
-    def _abandon(self) -> None:
-        """Waits for a call that its caller has given up, whose error is nobody's."""
+    def abandon(self) -> None:
+        """Waits for a call that was begun and given up, if there is one; its error is nobody's."""
+        if self._busy is None:
+            return
         try:
             self.end()
         except (ValueError, RuntimeError, MemoryError):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .store import ExpertStore
-from .streams import CudaStream, CurrentStream, Done, Inline, Worker
+from .streams import CopyStream, CudaStream, CurrentStream, Done, Inline, Work, Worker
 
 _BY_ADDRESS = 4  # cudaMemcpyDefault: which way is told by the addresses
 
@@ -31,9 +31,10 @@ class Cuda:
             self._runtime.cudaMemcpyAsync.argtypes = [c_void_p, c_void_p, c_size_t, c_int, c_void_p]
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._now, self._compute = -1, CurrentStream(torch.cuda.current_stream(device))
-        self.copies = CudaStream(torch.cuda.Stream(device))
+        self.copies = CopyStream(torch.cuda.Stream(device))
         self.transport = Transport(store, device)
         self.way = (self.transport.mode, self.transport.why)
+        self._waited = torch.cuda.Event()
         self._origin = self.mark(self.copies)
         self._origin.synchronize()
         self._began = time.perf_counter()
@@ -65,10 +66,27 @@ class Cuda:
         """An expert's bytes to the device, on `copies`."""
         self.transport.copy(source, into, self.copies.stream)
 
+    def beside(self, work: Work) -> None:
+        """Other work of torch's on `copies`."""
+        with torch.cuda.stream(self.copies.stream):
+            work()
+
     def mark(self, stream: CudaStream) -> Any:
         event = torch.cuda.Event(enable_timing=True)
         event.record(stream.stream)
         return event
+
+    def wait(self, stream: CudaStream) -> None:
+        """Until all is done that `stream` was given."""
+        self._waited.record(stream.stream)
+        self._waited.synchronize()
+
+    def unset(self) -> Any:
+        """A mark that is still to be set."""
+        return torch.cuda.Event(enable_timing=True)
+
+    def set(self, mark: Any, stream: CudaStream) -> None:
+        mark.record(stream.stream)
 
     def seconds(self, begin: Any, end: Any) -> float:
         end.synchronize()
@@ -112,11 +130,23 @@ class Simulated:
     def copy(self, source: Tensor, into: Tensor) -> None:
         into.copy_(source)
 
+    def beside(self, work: Work) -> None:
+        work()
+
     def move(self, source: Tensor, into: Tensor, stream: Any) -> None:
         into.copy_(source)
 
     def mark(self, stream: Any) -> Mark:
         return Mark(time.perf_counter())
+
+    def wait(self, stream: Any) -> None:
+        pass
+
+    def unset(self) -> Mark:
+        return Mark(0.0)
+
+    def set(self, mark: Mark, stream: Any) -> None:
+        mark.at = time.perf_counter()
 
     def seconds(self, begin: Mark, end: Mark) -> float:
         return end.at - begin.at

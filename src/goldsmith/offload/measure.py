@@ -205,12 +205,17 @@ class DeviceBench:
 
         return 2 * times * half * self.store.blocks.stride / median(run, seconds)
 
-    def close(self) -> None:
-        """Gives the device's memory back, so that nothing of it counts against a budget."""
+    def give_way(self) -> None:
+        """Gives the device's memory back, so that nothing of it counts against a budget; `transport` stays."""
         torch.cuda.synchronize(self.device)
-        self.transport.close()
-        del self.arena, self.base
+        self.arena = torch.empty(0, dtype=torch.uint8)
+        del self.base
         torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        if len(self.arena):
+            self.give_way()
+        self.transport.close()
 
 
 def median(run: Callable[[], object], seconds: float) -> float:

@@ -48,10 +48,13 @@ def _as_wanted(x: Any, ids: Any, weights: Any, hidden: int, device: torch.device
     if type(x) is not Tensor or type(ids) is not Tensor or type(weights) is not Tensor:
         return False
     shape, routes = x.shape, ids.shape
+    if device.type == "cuda":  # a number is compared in a tenth of the time of a device
+        there = x.get_device() == ids.get_device() == weights.get_device() == device.index
+    else:
+        there = x.device == device and ids.device == device and weights.device == device
     return (
-        x.dtype in DTYPES and ids.dtype in IDS and weights.dtype in DTYPES and len(shape) == 2 and len(routes) == 2
-        and shape[0] == routes[0] and shape[1] == hidden and weights.shape == routes
-        and x.device == device and ids.device == device and weights.device == device
+        there and x.dtype in DTYPES and ids.dtype in IDS and weights.dtype in DTYPES and len(shape) == 2
+        and len(routes) == 2 and shape[0] == routes[0] and shape[1] == hidden and weights.shape == routes
     )  # fmt: skip
 
 

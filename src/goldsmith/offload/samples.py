@@ -5,7 +5,9 @@ most 1 in 200 of the matrix (one a row at least), in float32; of codes that are 
 same places. An expert's digest is the first 8 bytes of SHA-256 over its sample. The fingerprint is SHA-256 over format,
 activation, sizes, and the digests of all experts.
 
-So two models that differ in training differ here in all their experts; one number changed by hand may pass.
+So two models that differ in training differ here in all their experts; what was edited outside of these places (rows
+that were pruned, one that was repaired, a download with a hole) passes. Where stores are found again by themselves,
+and before weights are given away, every byte counts instead (offload/contents.py, offload/match.py).
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ def digest(expert: Floats | Coded) -> bytes:
     found = hashlib.sha256()
     if isinstance(expert, Floats):
         for matrix in expert.matrices.values():
-            found.update(_bytes(_sample(matrix).to(torch.float32)))
+            found.update(bytes_of(_sample(matrix).to(torch.float32)))
     else:
         for codes in (expert.expert.gate, expert.expert.up, expert.expert.down):
             for part in (codes.codes, codes.scales, codes.zeros):
                 if part is not None:
-                    found.update(_bytes(_sample(part)))
+                    found.update(bytes_of(_sample(part)))
     for bias in expert.biases.values():
-        found.update(_bytes(_sample(bias[None]).to(torch.float32)))
+        found.update(bytes_of(_sample(bias[None]).to(torch.float32)))
     return found.digest()[:SAMPLE]
 
 
@@ -69,5 +71,6 @@ def _sample(matrix: Tensor) -> Tensor:
     return torch.stack(parts) if matrix.dtype.itemsize > 1 else torch.stack([part.view(torch.uint8) for part in parts])
 
 
-def _bytes(tensor: Tensor) -> Any:
+def bytes_of(tensor: Tensor) -> Any:
+    """A tensor's bytes in the order of its numbers, as something with a buffer; a copy where they do not lie so."""
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().data

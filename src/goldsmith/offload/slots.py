@@ -15,7 +15,7 @@ from torch import Tensor
 from ..experts import PackedExperts
 from .streams import DONE, Stream
 
-Copy = Callable[[int, int, Tensor], None]  # (layer, expert, into)
+Copy = Callable[[int, Sequence[int], Sequence[Tensor]], None]  # (layer, experts, where each of them goes)
 
 
 @dataclass(eq=False)
@@ -29,14 +29,6 @@ class Slot:
     owner: tuple[int, int] | None = None
     ready: Any = DONE
     last_use: Any = DONE
-
-    def fill(self, layer: int, expert: int, stream: Stream, copy: Copy) -> None:
-        """Begins to fill the slot on `stream`, behind its last reader."""
-        self.owner = (layer, expert)
-        self.generation += 1
-        stream.wait(self.last_use)
-        stream.run(lambda: copy(layer, expert, self.data))
-        self.ready = stream.record()
 
     def drop(self) -> None:
         self.owner = None
@@ -57,11 +49,30 @@ class Arena:
         return len(self.slots)
 
 
+def fill(slots: Sequence[Slot], layer: int, experts: Sequence[int], stream: Stream, copy: Copy) -> None:
+    """Begins to fill the slots with these experts on `stream`, behind their last readers: they are ready together."""
+    last: Any = DONE
+    for slot, expert in zip(slots, experts, strict=True):
+        slot.owner = (layer, expert)
+        slot.generation += 1
+        if slot.last_use is not last:
+            last = slot.last_use
+            stream.wait(last)
+    into = [slot.data for slot in slots]
+    stream.run(lambda: copy(layer, experts, into))
+    ready = stream.record()
+    for slot in slots:
+        slot.ready = ready
+
+
 def begin_reading(slots: Sequence[Slot], stream: Stream) -> None:
     """What `stream` does from now on comes behind the writers of these slots."""
+    last: Any = DONE
     for slot in slots:
         if slot.ready is not DONE:
-            stream.wait(slot.ready)
+            if slot.ready is not last:
+                last = slot.ready
+                stream.wait(last)
             slot.ready = DONE  # for this stream; whoever calls in another one has it wait for the call before
 
 

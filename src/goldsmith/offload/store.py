@@ -258,16 +258,21 @@ class ExpertStore:
         activation: str = "silu",
         alpha: float = 1.702,
         limit: float | None = None,
+        whole: bool = False,
     ) -> None:
         """StoreMismatch, which names the first difference, when these are not the weights that it was built from
 
         The rule is that of offload/samples.py: layers, sizes, biases, activation and a fixed sample of every expert,
-        at most one number in 200; of the store nothing but its header is read. format=None: any.
+        at most one number in 200; of the store nothing but its header is read. format=None: any. whole=True compares
+        every byte of every expert as well, and needs a store that is `exact`.
         """
         from .match import check_source
 
         options = {"activation": activation, "alpha": alpha, "limit": limit}
-        check_source(self._header, self._path, opened_source(source), format, options)
+        if whole and not self.exact:
+            raise ValueError(f"ExpertStore.check_source: whole=True, but {self.format} is not exactly the source")
+        raw = self.raw if whole else None
+        check_source(self._header, self._path, opened_source(source), format, options, raw)
 
     def differs(self, block: Tensor, layer: int, expert: int) -> str | None:
         """The first section in which a block, uint8 [expert_nbytes] on any device, is not what was stored, or None."""

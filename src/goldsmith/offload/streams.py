@@ -151,6 +151,13 @@ class CudaStream:
         return event
 
 
+class CopyStream(CudaStream):
+    """A stream whose work names it by itself: it need not be made current, which takes 15 us."""
+
+    def run(self, work: Work) -> None:
+        work()
+
+
 class CurrentStream(CudaStream):
     """The stream that is current where this is made, as long as it is: work goes there as it is."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,7 @@ class Command:
             from ...offload.attach import from_pretrained
             from ...offload.errors import RoutingError
             from ...offload.report import NumericsError
+            from ...offload.settings import parse_budget
         except ImportError as error:
             if error.name is not None:  # of one of ours; goldsmith.hf says in words what is not installed
                 raise
@@ -64,15 +67,24 @@ class Command:
         _quiet()
         given = self.given
         try:
+            parse_budget(given["budget"])
+        except ValueError as error:
+            raise Problem(
+                f"--budget {given['budget']!r} is no amount of memory: give auto, bytes, or 6GiB, 6GB, 500MiB."
+            ) from error
+        try:
             with self.show.doing("reading the tokenizer"):
                 place = folder(given["model"])
                 tokenizer = text.tokenizer_of(place)
                 inputs = text.encoded(tokenizer, self.prompts, chat=given["chat"])
             with self.show.doing("loading the model") as told:
                 rows, width = inputs["input_ids"].shape
+                self._check_length(place, width)
                 room = {"batch": rows, "max_length": width + given["max_new_tokens"]}
                 options = room | self._engine_options()
                 self.held = from_pretrained(place, store=given["store"], progress=told, **options)
+            if given["verify_store"]:
+                self._verify()
             self._say_what_is_not_plain(width)
             self.made = text.Made([])
             with self._trace(), self.show.text(self.prompts) as written:
@@ -144,10 +156,32 @@ class Command:
             )
         most = getattr(self.held.model.config.get_text_config(), "max_position_embeddings", None)
         if most is not None and width + given["max_new_tokens"] > most:
+            tokens = "1 token" if width == 1 else f"{width:,} tokens"
             self.show.note(
-                f"A prompt has {width:,} tokens, and with --max-new-tokens {given['max_new_tokens']:,} the text may "
+                f"A prompt has {tokens}, and with --max-new-tokens {given['max_new_tokens']:,} the text may "
                 f"become longer than the {most:,} that the model was made for."
             )
+
+    def _check_length(self, place: Path, width: int) -> None:
+        """Before the model is loaded: a prompt that it has no positions for would be hours of noise."""
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(place).get_text_config()
+        most = getattr(config, "max_position_embeddings", None)
+        if most is not None and width > most and not _stretched(config):
+            raise Problem(
+                f"A prompt has {width:,} tokens, and the model was made for at most {most:,} (max_position_embeddings "
+                "of its config.json): shorten the prompt."
+            )
+
+    def _verify(self) -> None:
+        store = self.held.engine.store
+        with self.show.doing("checking the store") as told:
+            done = 0
+            for layer in store.layers:
+                store.verify([layer])
+                done += store.num_experts(layer) * store.expert_nbytes(layer)
+                told(done, store.nbytes, f"checking the store, layer {layer}")
 
     def _trace(self) -> Any:
         return contextlib.nullcontext() if self.given["trace"] is None else self.held.trace(self.given["trace"])
@@ -183,12 +217,27 @@ def _check(given: dict[str, Any]) -> None:
             raise Problem(f"{option} is about drawing, and --temperature 0 draws nothing: give --temperature 0.8, say.")
     if given["top_p"] is not None and not 0 < given["top_p"] <= 1:
         raise Problem(f"--top-p is {given['top_p']}, wanted a share above 0 and at most 1.")
+    if not math.isfinite(given["temperature"]):
+        raise Problem(f"--temperature is {given['temperature']}, wanted a finite number, 0 or more.")
+    if not -(2**63) <= given["seed"] < 2**64:
+        raise Problem(f"--seed is {given['seed']}, wanted a whole number from -2^63 to 2^64 - 1.")
+    trace = given["trace"]
+    if trace is not None and (trace.is_dir() or not trace.parent.is_dir()):
+        why = "it is a folder" if trace.is_dir() else f"there is no folder {trace.parent}"
+        raise Problem(f"--trace {trace} cannot be written: {why}.")
     if given["prefill"] not in ("auto", "cpu", "stream", "split") and not given["prefill"].isdecimal():
         raise Problem(f"--prefill is {given['prefill']}, wanted auto, cpu, stream, split or a number of tokens.")
     if given["cache"] == "static" and given["profile"] is None:
         raise Problem("--cache static keeps the experts that a profile names: give --profile FILE, as a run wrote it.")
     if given["json"] and given["stream"]:
         raise Problem("--json prints one object and nothing else: leave --stream out.")
+
+
+def _stretched(config: Any) -> bool:
+    """Whether positions are scaled (YaRN and others), so that there may be more of them than the config says."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    ways = [found, *(value for value in found.values() if isinstance(value, dict))]
+    return any(way.get("rope_type", way.get("type", "default")) != "default" for way in ways)
 
 
 @contextlib.contextmanager
@@ -202,8 +251,10 @@ def _no_pipe_is_the_end() -> Iterator[None]:
 
 
 def _quiet() -> None:
+    """Figures and errors are all that is said beside the text; --stats says it of a calibration on a busy machine."""
     from transformers.utils import logging
 
+    warnings.filterwarnings("ignore", "offload.calibrate: others took", RuntimeWarning)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 

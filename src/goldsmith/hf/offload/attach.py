@@ -24,10 +24,15 @@ Progress = Callable[[int, int | None, str], None]
 
 
 class Source(Mapping[int, Weights | PackedExperts]):
-    """Layer -> its experts, made when they are asked for."""
+    """Layer -> its experts, made when they are asked for; `files` that they are read from, None: the memory."""
 
-    def __init__(self, layers: list[Layer], read: Callable[[Layer], Weights | PackedExperts]) -> None:
-        self._layers, self._read = {layer.index: layer for layer in layers}, read
+    def __init__(
+        self,
+        layers: list[Layer],
+        read: Callable[[Layer], Weights | PackedExperts],
+        files: list[Path] | None = None,
+    ) -> None:
+        self._layers, self._read, self.files = {layer.index: layer for layer in layers}, read, files
 
     def __getitem__(self, index: int) -> Weights | PackedExperts:
         return self._read(self._layers[index])
@@ -96,6 +101,11 @@ class Attached:
             self.model.register_forward_pre_hook(self._begin_forward, with_kwargs=True),
             self.model.register_forward_hook(lambda *_: self.engine.end_forward()),
         ]
+        experts = {id(layer.module) for layer in self.layers}
+        for module in self.model.modules():  # whoever of these is asked has experts below
+            if any(id(below) in experts for below in module.modules()):
+                self._hooks.append(module.register_state_dict_pre_hook(_no_state))
+                self._hooks.append(module.register_load_state_dict_pre_hook(_no_state))
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:  # `generate` compiles by itself on a GPU with a static cache, into CUDA graphs
             self._compile, generation.disable_compile = generation.disable_compile, True
@@ -132,6 +142,14 @@ class Attached:
         for module in self.model.modules():
             if id(module) not in experts:
                 module._apply(lambda t: t if t.is_meta else t.to(device), recurse=False)
+
+
+def _no_state(*_: Any) -> None:
+    """Before anything is read or written: half of a model would be."""
+    raise RuntimeError(
+        "offload: the experts of this model are in a store and not in its parameters, so state_dict, save_pretrained "
+        "and load_state_dict cannot have them: detach() of what offload() returned gives the plain model back first"
+    )
 
 
 def release(module: nn.Module) -> None:
@@ -174,4 +192,6 @@ def _check_given(store: ExpertStore, source: Source, cpu_format: str, exact: boo
             "give exact=False, or leave store= out"
         )
     # "auto" takes a store of these weights in any format; whether a lossy one is allowed is said above
-    store.check_source(source, format=None if cpu_format == "auto" else cpu_format, **options)
+    format = None if cpu_format == "auto" else cpu_format
+    whole = source.files is None and store.exact  # soon the model's numbers are nowhere else
+    store.check_source(source, format=format, whole=whole, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from ...core.shapes import check_choice
 from ...experts import PackedExperts
 from ...experts.formats import FORMATS
+from ...offload.contents import files_of
 from ...offload.engine import Engine
 from ...offload.settings import chosen_device, parse_budget
 from ...offload.store import ExpertStore
@@ -38,6 +40,7 @@ def attach(
 ) -> Attached:
     """The experts of a model in memory into a store, and an engine in their place."""
     _check_words(cpu_format, batch, max_length)
+    _check_store(store)
     if not isinstance(model, nn.Module):
         raise TypeError(f"offload: model is a {type(model).__name__}, wanted a model of transformers (torch.nn.Module)")
     layers = layers_of(model)
@@ -72,6 +75,7 @@ def load(
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     _check_words(cpu_format, batch, max_length)
+    _check_store(store)
     if dtype is not None and dtype not in EXACT:
         raise ValueError(
             f"offload: dtype={dtype!r}, wanted one of {', '.join(map(str, EXACT))}, or None: the files' own"
@@ -101,7 +105,7 @@ def load(
     if (place_of_it / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(place_of_it)
     home = torch.device("cpu")
-    source = Source(layers, read)
+    source = Source(layers, read, files_of(place_of_it))
     return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
 
 
@@ -141,6 +145,11 @@ def _checked(options: dict[str, Any]) -> torch.device:
     return chosen_device(options.get("device", "auto"))
 
 
+def _check_store(store: Any) -> None:
+    if not (store is None or isinstance(store, (ExpertStore, str, os.PathLike))):
+        raise TypeError(f"offload: store is a {type(store).__name__}, wanted an ExpertStore, the path of one, or None")
+
+
 def _check_words(cpu_format: Any, batch: Any, max_length: Any) -> None:
     """The format, and for how much text room is kept on a GPU."""
     check_choice("offload", "cpu_format", cpu_format, ("auto", *FORMATS))
@@ -169,7 +178,11 @@ def check_exact(weights: Any, cpu_format: str) -> None:
 
 def folder(name: str | Path) -> Path:
     """Where the model lies: the folder itself, or the hub's copy that this machine has. ValueError for neither."""
-    if Path(name).is_dir():
+    if not isinstance(name, (str, os.PathLike)):
+        raise TypeError(
+            f"offload: path is a {type(name).__name__}, wanted the folder of a model, or its name on the hub"
+        )
+    if str(name) and Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
             raise ValueError(f"offload: {name} has no config.json: it is no folder of a transformers model")
         return Path(name)

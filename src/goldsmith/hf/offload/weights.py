@@ -2,7 +2,7 @@
 
 Canonical: gate_up [E, 2I, H] with all gates before all ups, or the two apart, down [E, H, I], gate_up_bias [E, 2I],
 down_bias [E, H]. What a model holds transposed or interleaved (gpt-oss) is a view of what it holds. Nothing is read
-before it is asked for: the fingerprint, by which a store is found again, takes a small sample of every expert.
+before it is asked for.
 """
 
 from __future__ import annotations

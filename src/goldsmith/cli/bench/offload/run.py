@@ -78,9 +78,7 @@ def run(request: Request, out: str | None) -> int:
             err.print(f"[dim]{name}: drawing {request.layers} layers and writing their store[/]")
             with _layers(request, name, device) as layers:
                 layers.say = partial(_said, err, began)
-                layers.say("calibrating")
-                calibration = calibrate(layers.store, device=device, threads=request.threads)
-                for what, make in _cases(request, layers, calibration):
+                for what, make in _cases(request, layers, partial(_calibrated, request, layers)):
                     if _late(request, began):
                         err.print(f"[yellow]The limit of {request.limit:.0f} s is over: {what} and what follows "
                                   "is left out.[/]")  # fmt: skip
@@ -132,14 +130,22 @@ def _late(request: Request, began: float) -> bool:
     return request.limit is not None and time.monotonic() - began > request.limit
 
 
-def _cases(request: Request, layers: Layers, calibration: Calibration) -> Iterator[Case]:
-    """Decoding first, since most hangs on it."""
+def _calibrated(request: Request, layers: Layers) -> Calibration:
+    layers.say("calibrating")
+    return calibrate(layers.store, device=layers.device, threads=request.threads, force=True)
+
+
+def _cases(request: Request, layers: Layers, measure: Callable[[], Calibration]) -> Iterator[Case]:
+    """Decoding first, since most hangs on it, and calibrated for each: others of a shared host come and go."""
     parts = request.parts or PARTS
-    common: dict[str, Any] = {"seconds": request.seconds, "calibration": calibration, "threads": request.threads}
-    name = layers.shape.name
+    common: dict[str, Any] = {"seconds": request.seconds, "calibration": measure(), "threads": request.threads}
+    name, cases = layers.shape.name, 0
     for tokens in sorted(request.tokens or TOKENS[layers.device.type]):
         shares = request.cached if tokens == 1 else (0.0,)
         for share in shares if "calls" in parts else ():
+            if tokens == 1 and cases and layers.device.type == "cuda":
+                common["calibration"] = measure()
+            cases += 1
             make = partial(calls.rows, layers, tokens, share, peers=request.peers, **common)
             yield f"{name}: calls of {tokens} tokens, {share:.0%} cached", make
         if tokens <= SHORT and "steps" in parts:
@@ -148,7 +154,10 @@ def _cases(request: Request, layers: Layers, calibration: Calibration) -> Iterat
         if tokens <= SHORT and "guard" in parts:
             yield f"{name}: guard at {tokens} tokens", partial(guard.rows, layers, tokens, 0.5, **common)
     if "memory" in parts:
-        yield f"{name}: memory", partial(guard.memory, layers, calibration=calibration, threads=request.threads)
+        yield (
+            f"{name}: memory",
+            partial(guard.memory, layers, calibration=common["calibration"], threads=request.threads),
+        )
 
 
 def _check(request: Request) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ....offload.store import ExpertStore
+from ....offload.transport import Transport
 
 Sizes = dict[str, int | None]
 VOCABULARY = 1024  # what is timed takes embeddings: tokens are only read where one is chosen
@@ -86,6 +87,7 @@ class Layers:
         try:
             source = ((n, {"gate_up": gate_up, "down": down}) for n, (gate_up, down) in self.weights.items())
             self.store = ExpertStore.build(source, self._folder / f"{shape.name}.store", format=format)
+            self._locked = Transport(self.store, device)  # the same pages for every engine, locked once
         except BaseException:
             shutil.rmtree(self._folder)
             raise
@@ -145,6 +147,7 @@ class Layers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._locked.close()
         self.store.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

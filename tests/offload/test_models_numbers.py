@@ -1,0 +1,56 @@
+"""The numbers of a model whose experts went to a store: given back as they were, and never by halves."""
+
+import copy
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+pytest.importorskip("peft", reason="comes with the extra hf")
+
+import torch
+
+from goldsmith.offload import StoreMismatch
+from goldsmith.offload.attach import offload
+from hf import models
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+
+
+def test_weights_that_were_edited_by_hand_come_back_as_they_were_edited(tmp_path):
+    """Whatever is in the cache already, and where a store of the weights before the edit is given."""
+    first = models.model("olmoe", dtype=torch.bfloat16)
+    with offload(copy.deepcopy(first)), offload(copy.deepcopy(first), store=tmp_path / "first"):
+        pass
+    edited = copy.deepcopy(first)
+    with torch.no_grad():
+        models.experts_of(edited).down_proj[-1, 1, 1] += 1
+    weights = {name: value.clone() for name, value in edited.state_dict().items()}
+    with pytest.raises(StoreMismatch, match="other numbers in down .all were compared"):
+        offload(edited, store=tmp_path / "first")
+    back = offload(edited).detach().state_dict()
+    assert all(torch.equal(value, back[name]) for name, value in weights.items())
+
+
+def test_half_a_model_is_neither_saved_nor_loaded_into(tmp_path):
+    plain, other = models.model("mixtral"), models.model("mixtral", seed=1).state_dict()
+    weights = {name: value.clone() for name, value in plain.state_dict().items()}
+    held = offload(plain)
+    inner = {name.removeprefix("model."): value for name, value in other.items() if name.startswith("model.")}
+    for ask in (
+        lambda: held.model.load_state_dict(other),
+        lambda: held.model.load_state_dict(other, strict=False),
+        lambda: held.model.model.load_state_dict(inner, strict=False),
+        lambda: held.model.state_dict(),
+        lambda: copy.deepcopy(held.model).state_dict(),
+        lambda: held.model.save_pretrained(tmp_path / "saved"),
+    ):
+        with pytest.raises(RuntimeError, match="experts of this model are in a store.*detach"):
+            ask()
+    assert not list(tmp_path.glob("saved/*.safetensors"))
+    back = held.detach()
+    assert all(torch.equal(value, weights[name]) for name, value in back.state_dict().items())
+    back.save_pretrained(tmp_path / "saved")
+    back.load_state_dict(other)
