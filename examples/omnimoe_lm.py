@@ -13,6 +13,7 @@ Every tenth piece of the text is held out. Equal seeds print equal digits on one
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 
@@ -42,17 +43,12 @@ class Experts(nn.Module):
     def __init__(self, args: argparse.Namespace):
         super().__init__()
         if args.layer == "omnimoe":
-            paper = router.OmniMoE.paper if args.norm == "batch" else router.OmniMoE
-            self.layer = paper(args.dim, args.experts, args.k, intermediate_size=args.dim)
+            options = {} if args.norm == "batch" else {"router_norm": args.norm}
+            make = router.OmniMoE.paper if args.norm == "batch" else router.OmniMoE
+            self.layer = make(args.dim, args.experts, args.k, intermediate_size=args.dim, **options)
         else:
-            heads = max(1, args.k // 4)
-            self.layer = router.PEER(
-                args.dim,
-                args.experts,
-                args.k // heads,
-                heads=heads,
-                query_norm="none" if args.norm == "none" else args.norm,
-            )
+            heads = peer_heads(args.k)
+            self.layer = router.PEER(args.dim, args.experts, args.k // heads, heads=heads, query_norm=args.norm)
         self.routed: router.RouterOutput | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,6 +61,11 @@ class Experts(nn.Module):
         own = sum(p.numel() for name, p in self.layer.named_parameters() if name not in tables)
         listed = self.layer.k * getattr(self.layer, "heads", 1)
         return own + 2 * listed * self.layer.hidden_size
+
+
+def peer_heads(k: int) -> int:
+    """Of four experts each; of all k when there are fewer."""
+    return max(1, k // 4)
 
 
 class LM(nn.Module):
@@ -84,7 +85,7 @@ class LM(nn.Module):
         self.norm, self.head = RMSNorm(args.dim), nn.Linear(args.dim, 256, bias=False)
         nn.init.normal_(self.embed.weight, std=0.5)
         self.experts = [m for m in self.modules() if isinstance(m, Experts)]
-        self.active = active
+        self.active = active if self.experts else sum(p.numel() for p in self.blocks[1].layer.parameters())
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Mean nats per byte of [batch, seq + 1]; on a GPU products are bfloat16, the rest float32."""
@@ -186,10 +187,20 @@ def report(runs: dict[str, dict], unigram: float) -> None:
             )
             print(f"{name}, up to step {row['step']}: {said}")
     for name, run in runs.items():
-        print(f"held out, {name}: {unigram - run['held_out']:.4f} nats below the unigram entropy")
+        gap = unigram - run["held_out"]
+        print(f"held out, {name}: {abs(gap):.4f} nats {'below' if gap > 0 else 'above'} the unigram entropy")
     if len(runs) == 2:
         first, dense = (run["held_out"] for run in runs.values())
         print(f"held out, experts minus dense: {first - dense:+.4f} ({'worse' if first > dense else 'better'})")
+
+
+def device(name: str) -> str:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).partition("\n")[0]
+        raise argparse.ArgumentTypeError(f"{name!r} cannot be used here: {said}") from error
+    return name
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -203,13 +214,24 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=default, metavar=name[0].upper())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=5e-3, help="peak learning rate")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", metavar="FILE", help="write every loss, and the conditions")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw losses and usage")
     args = parser.parse_args(argv)
     for name in sizes:
         if getattr(args, name) < 1:
             parser.error(f"--{name} {getattr(args, name)}: at least 1 is needed")
+    root = math.isqrt(args.experts)
+    if root * root != args.experts:
+        parser.error(f"--experts {args.experts}: wanted a square; the nearest are {root**2} and {(root + 1) ** 2}")
+    if args.k > args.experts:
+        parser.error(f"--k {args.k}: there are only {args.experts} experts (--experts)")
+    if args.layer == "peer":
+        if args.k % peer_heads(args.k):
+            parser.error(f"--k {args.k}: --layer peer has heads of four experts; take 1, 2, 3, or a multiple of 4")
+    for name in ("lr", "balance"):
+        if not 0 <= getattr(args, name) < math.inf:
+            parser.error(f"--{name} {getattr(args, name)}: wanted a finite number of at least 0")
     if args.data is not None and not Path(args.data).exists():
         parser.error(f"--data {args.data}: there is no such file or folder")
     if args.dim % (2 * args.heads):
@@ -221,7 +243,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     torch.use_deterministic_algorithms(True)  # without it, attention's backward on a GPU does not repeat
     torch.utils.deterministic.fill_uninitialized_memory = False  # would write every new tensor once more
-    data, held_out, unigram = split(read_text(args.data), args.seq, torch.device(args.device))
+    text, least = read_text(args.data), 20 * (args.seq + 1)
+    if len(text) < least:
+        raise SystemExit(f"omnimoe_lm: --data has {len(text)} bytes of text; --seq {args.seq} needs at least {least}")
+    data, held_out, unigram = split(text, args.seq, torch.device(args.device))
     print(f"{len(data):,} bytes for training, {len(held_out)} windows held out, on {args.device}")
     runs = {args.layer: train(args, False, data, held_out), "dense": train(args, True, data, held_out)}
     report(runs, unigram)

@@ -153,6 +153,24 @@ def test_what_is_skipped_is_not_read(strategy, seed):
     assert not y[2].any() and not dh[2].any() and not dweights[indices < 0].any()
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("backend", ATOMIC_EXPERTS.backends)
+def test_what_is_skipped_has_gradient_0_whatever_arrives(backend, strategy, bad, seed):
+    """Token 1 has nothing but skipped experts, and h and dy of it are not finite."""
+    h, w_in, w_out, weights, indices = drawn(seed, T=4)
+    h[1], indices[1], indices[2, 3] = bad, -1, -1
+    dy = torch.randn(4, 12)
+    dy[1:3] = bad
+    own = leaves([h, w_in, w_out, weights])
+    y = router.atomic_experts(*own, indices, strategy=strategy, backend=backend)
+    dh, dw_in, dw_out, dweights = torch.autograd.grad(y, own, dy)
+    assert (y[1] == 0).all() and (dh[1] == 0).all() and (dweights[1] == 0).all() and dweights[2, 3] == 0
+    used = torch.zeros(len(w_in), dtype=torch.bool)
+    used[indices[2][indices[2] >= 0].long()] = True
+    assert dw_in[~used].isfinite().all() and dw_out[~used].isfinite().all()
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_list_with_holes_is_the_shorter_list(strategy, seed):
     """The middle entry of three is skipped, its weight NaN: what is left is the golden's whole list."""

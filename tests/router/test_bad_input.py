@@ -1,9 +1,12 @@
 """Bad input raises at the border: the message names the argument, what came, what was wanted and what would work."""
 
+import importlib
+import re
+
 import pytest
 import torch
 
-from goldsmith import ShapeError, router
+from goldsmith import Op, ShapeError, router
 
 X, Y = torch.randn(2, 3, 4), torch.randn(2, 3, 5)
 
@@ -103,3 +106,19 @@ def test_atomic_experts_refuses(error, text, changed):
     given = {"h": H, "w_in": W_IN, "w_out": W_OUT, "weights": WEIGHTS, "indices": INDICES} | changed
     tensors = [given.pop(name) for name in ("h", "w_in", "w_out", "weights", "indices")]
     says(error, f"router.atomic_experts: {text}", router.atomic_experts, *tensors, **given)
+
+
+@pytest.mark.parametrize("name", ["router.product_topk", "router.atomic_experts"])
+def test_what_is_named_in_place_of_a_second_derivative_can_be_called_as_it_says(name):
+    op = Op.all()[name]
+    values = op.cases[1].build(torch.float64, "cpu")
+    tensors = [t.requires_grad_(t.is_floating_point()) for t in (values[i] for i in op.inputs)]
+    options = {option: values[option] for option in op.options}
+    first = torch.autograd.grad(op(*tensors, **options)[0].square().sum(), tensors[0], create_graph=True)[0]
+    with pytest.raises(NotImplementedError) as caught:
+        first.sum().backward()
+    module, function, said = re.search(r"from (\S+) import (\w+)`.* options (.*) by name", str(caught.value)).groups()
+    assert said.split(", ") == list(options)
+    forward = getattr(importlib.import_module(module), function)
+    first = torch.autograd.grad(forward(*tensors, **options)[0].square().sum(), tensors[0], create_graph=True)[0]
+    assert torch.autograd.grad(first.sum(), tensors[0])[0].isfinite().all()

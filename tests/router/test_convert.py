@@ -121,6 +121,8 @@ def test_missing_and_unknown_keys_are_listed(name):
     [
         (ValueError, "product_key_topk=2 < 3: no exact top-k", lambda: router.from_peer_pytorch(
             peers.peer_state(), k=3, heads_compete=True, product_key_topk=2)),
+        (TypeError, "router.from_peer_pytorch: product_key_topk='x' is of type str, wanted a whole number, or None",
+         lambda: router.from_peer_pytorch(peers.peer_state(), k=3, heads_compete=True, product_key_topk="x")),
         (ValueError, "differentiable_topk is not offered", lambda: router.from_product_key_memory(
             peers.memory_state(), k=3, differentiable_topk=True)),
         (ValueError, "concat_values_and_combine is not offered", lambda: router.from_product_key_memory(

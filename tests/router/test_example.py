@@ -41,7 +41,8 @@ def test_two_runs_of_one_seed_print_equal_digits_and_learn(text, tmp_path):
         assert a["loss"] == b["loss"] and a["held_out"] == b["held_out"] and a["usage"] == b["usage"]
         assert a["held_out"] < first[1]["unigram"] - 0.3 < first[1]["unigram"]
     runs = first[1]["runs"]
-    assert runs["omnimoe"]["active"] == runs["dense"]["active"]
+    # rows of 16: router 2 * 8, shared expert 3 * 16, 2 * 4 of the tables; the dense SwiGLU 3 * 24
+    assert runs["omnimoe"]["active"] == (16 + 48 + 8) * 16 and runs["dense"]["active"] == 3 * 24 * 16
     assert len(runs["omnimoe"]["usage"][-1]["layers"]) == 2 and runs["dense"]["usage"] == []
     assert "nats below the unigram entropy" in first[0] and "experts minus dense" in first[0]
     assert len(ElementTree.fromstring(first[2]).findall(".//{http://www.w3.org/2000/svg}polyline")) == 2 + 2 + 2
@@ -51,6 +52,29 @@ def test_other_layers_and_norms_train_too(text, tmp_path):
     out, result, _ = trained(text, tmp_path, "--steps", "4", "--layer", "peer", "--balance", "0.01", "--norm", "batch")
     assert len(result["runs"]["peer"]["loss"]) == 4 and "peer, up to step 4" in out
     assert 0 < result["runs"]["peer"]["usage"][-1]["layers"][0]["share_used"] <= 1
+
+
+def test_norm_none_is_not_norm_layer(text, tmp_path):
+    losses = [
+        trained(text, tmp_path, "--steps", "3", "--norm", n)[1]["runs"]["omnimoe"]["loss"] for n in ("none", "layer")
+    ]
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ("--experts 60", "--experts 60: wanted a square; the nearest are 49 and 64"),
+        ("--k 40 --experts 16", "--k 40: there are only 16 experts"),
+        ("--layer peer --k 9", "--k 9: --layer peer has heads of four experts"),
+        ("--lr nan", "--lr nan: wanted a finite number"),
+        ("--device nothing", "'nothing' cannot be used here"),
+        ("--seq 4096", "omnimoe_lm: --data has 3520 bytes of text; --seq 4096 needs at least 81940"),
+    ],
+)
+def test_what_cannot_be_trained_is_told_in_one_sentence(text, options, said):
+    done = run("--data", str(text), *options.split())
+    assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_wrong_options_are_told_in_words():

@@ -174,3 +174,10 @@ def test_two_batches_add_up_as_if_they_had_been_counted_together(seed):
 def test_bad_input_is_refused_in_words(error, text, call):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_sum_adds_usages_and_nothing_else():
+    some = [router.usage(torch.tensor([i, 3]), 4) for i in range(3)]
+    assert sum(some).counts.tolist() == [1, 1, 1, 3]
+    with pytest.raises(TypeError):
+        sum(some, start=1)

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo.testing
@@ -247,6 +248,24 @@ def test_any_leading_dimensions_are_taken(batch):
         (ValueError, "strategy='best' is unknown; choose one of: 'auto'", lambda: layer("peer", strategy="best")),
         (ValueError, "backend='cuda' is unknown; choose one of: 'auto'", lambda: layer("omnimoe", backend="cuda")),
         (ValueError, "dropout=1.0, wanted 0 <= dropout < 1", lambda: layer("peer", dropout=1.0)),
+        (TypeError, "router.PEER: dropout='0.1' is of type str, wanted a number 0 <= dropout < 1",
+         lambda: layer("peer", dropout="0.1")),
+        (TypeError, "dropout=None is of type NoneType, wanted a number", lambda: layer("peer", dropout=None)),
+        (TypeError, "intermediate_size=False is of type bool, wanted a whole number, or 0 for no shared expert",
+         lambda: router.OmniMoE(8, 49, 3, intermediate_size=False)),
+        (TypeError, "intermediate_size=0.0 is of type float", lambda: router.OmniMoE(8, 49, 3, intermediate_size=0.0)),
+        (TypeError, "router.OmniMoE: dtype=torch.int32, wanted None or one of: bfloat16, float16, float32, float64",
+         lambda: layer("omnimoe", dtype=torch.int32)),
+        (TypeError, "router.PEER: dtype=torch.float8_e5m2, wanted None or one of: bfloat16",
+         lambda: layer("peer", dtype=torch.float8_e5m2)),
+        (ValueError, r"router.OmniMoE: num_experts=65536 \* 32768, wanted at most 2\^31 - 1 in all: indices are int32",
+         lambda: layer("omnimoe", num_experts=(65536, 32768), device="meta")),
+        (TypeError, r"k=.*3.* is of type int64, wanted a whole number; use int\(k\)",
+         lambda: layer("omnimoe", k=np.int64(3))),
+        (TypeError, r"router.OmniMoE: h is bfloat16, but the layer is float32; convert one \(h.to\(torch.float32\)\)",
+         lambda: layer("omnimoe")(torch.ones(3, D, dtype=torch.bfloat16))),
+        (TypeError, "router.PEER: h is float64, but the layer is float32; convert one",
+         lambda: layer("peer")(torch.ones(3, D, dtype=torch.float64))),
         (ShapeError, r"OmniMoE: h is \[3, 7\], expected \[\*batch, 24\]", lambda: layer("omnimoe")(torch.ones(3, 7))),
         (TypeError, "router.PEER: h is a list, wanted a torch.Tensor", lambda: layer("peer")([1.0])),
     ],

@@ -146,3 +146,15 @@ def test_nothing_of_the_size_of_gathered_rows_is_allocated(strategy, train):
     pairs = T * K * 4
     assert peak <= held + 16 * pairs + T * dim * 4 * 2, f"{peak / 2**20:.0f} MiB beside the inputs"
     assert 16 * pairs < T * K * dim * 2 // 16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("k, size", [(20, 256), (40, 256), (20, 77)])
+def test_logits_at_any_address_are_read_right(k, size, dtype):
+    """Those of 16 bits are read by words of two where they start at one."""
+    torch.manual_seed(k)
+    memory = torch.randn(2 * 300 * size + 3, device="cuda").to(dtype)
+    for first in (1, 2, 3):
+        x, y = memory[first : first + 2 * 300 * size].view(2, 300, size)
+        found = [router.product_topk(x, y, k, backend=backend)[1] for backend in ("triton", "reference")]
+        assert torch.equal(*found)

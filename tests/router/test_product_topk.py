@@ -209,3 +209,36 @@ def test_a_float32_sum_that_overflows_is_infinite_and_selected_as_such():
     assert indices.tolist() == [0, 1, 2, 3] and scores[0] == torch.inf
     scores, indices = topk(-big, -big, 4)
     assert indices.tolist() == [3, 2, 1, -1] and scores[-1] == -torch.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("k", [5, 70])
+def test_the_weight_exp_of_infinity_is_infinity(k, dtype):
+    x, y = torch.zeros(2, 1, 12, dtype=dtype)
+    x[0, 3], y[0, 1:] = torch.inf, -torch.inf
+    for backend in PRODUCT_TOPK.backends:
+        weights, indices = router.product_topk(x, y, k, weights="exp", backend=backend)
+        assert indices[0, 0] == 3 * 12
+        assert weights[0, 0] == torch.inf and weights[0, 1:].isfinite().all(), (backend, weights)
+
+
+@pytest.mark.parametrize("weights, wanted", [("softmax", 0.0), ("exp", 0.0), ("none", -torch.inf)])
+@pytest.mark.parametrize("k", [4, 70])
+def test_a_masked_entry_of_a_row_with_nan_has_weight_0_and_no_gradient(weights, wanted, k):
+    x, y = torch.zeros(1, 10), torch.full((1, 9), -torch.inf)
+    x[0, 1], y[0, 4] = torch.nan, 0.0
+    x[0, 2:] = -torch.inf
+    for backend in PRODUCT_TOPK.backends:
+        own = x.clone().requires_grad_()
+        scores, indices = router.product_topk(own, y, k, weights=weights, backend=backend)
+        assert indices[0, :3].tolist() == [1 * 9 + 4, 4, -1], backend
+        assert (scores[0, 2:] == wanted).all() and scores[0, 0].isnan(), (backend, scores)
+        scores.backward(torch.full_like(scores, torch.nan))
+        assert (own.grad[0, 2:] == 0).all(), (backend, own.grad)
+
+
+def test_a_default_device_changes_nothing_for_tensors_that_have_one(seed):
+    x, y = drawn(seed, torch.float32, 3, 11), drawn(seed + 1, torch.float32, 3, 13)
+    with torch.device("meta"):
+        found = topk(x, y, 29)
+    assert all(torch.equal(a, b) for a, b in zip(found, topk(x, y, 29), strict=True))

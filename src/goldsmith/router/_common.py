@@ -26,7 +26,8 @@ def chunk_bytes(device: torch.device) -> int:
 def check_count(op: str, name: str, value: object, about: str = "") -> None:
     """A whole number of at least 1; True is none."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a whole number{about}")
+        use = f"; use int({name})" if hasattr(value, "__index__") and not isinstance(value, bool) else ""
+        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a whole number{about}{use}")
     if value < 1:
         raise ValueError(f"{op}: {name}={value}, wanted at least 1{about}")
 
@@ -34,6 +35,14 @@ def check_count(op: str, name: str, value: object, about: str = "") -> None:
 def check_flag(op: str, name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted True or False")
+
+
+def check_fraction(op: str, name: str, value: object) -> None:
+    """A number from 0 up to 1, without 1; True is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a number 0 <= {name} < 1")
+    if not 0 <= value < 1:
+        raise ValueError(f"{op}: {name}={value!r}, wanted 0 <= {name} < 1")
 
 
 def named(dtype: torch.dtype) -> str:

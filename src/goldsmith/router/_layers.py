@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ..core.shapes import ShapeError, check_choice, kind
-from ._common import check_count, check_flag
+from ._common import FLOATS, check_count, check_flag, named
 from ._strategy import STRATEGIES
 from .atomic_experts.op import ACTIVATIONS, ATOMIC_EXPERTS, atomic_experts
-from .product_topk.op import PRODUCT_TOPK
+from .product_topk.op import MOST_PAIRS, PRODUCT_TOPK
 
 
 class RouterOutput(NamedTuple):
-    """x and y as product_topk took them, weights and indices as the experts did."""
+    """x and y as product_topk took them, weights and indices as it gave them: before dropout and separate tables."""
 
     x: Tensor
     y: Tensor
@@ -50,7 +50,16 @@ def over_tokens(norm: nn.BatchNorm1d, values: Tensor) -> Tensor:
 
 
 def axis_sizes(name: str, num_experts: Any) -> tuple[int, int]:
-    """(sx, sy) of a square number or of a pair."""
+    """(sx, sy) of a square number or of a pair, as many as an int32 index counts."""
+    sizes = _axis_sizes(name, num_experts)
+    if math.prod(sizes) > MOST_PAIRS:
+        raise ValueError(
+            f"{name}: num_experts={sizes[0]} * {sizes[1]}, wanted at most 2^31 - 1 in all: indices are int32"
+        )
+    return sizes
+
+
+def _axis_sizes(name: str, num_experts: Any) -> tuple[int, int]:
     if isinstance(num_experts, (tuple, list)):
         if len(num_experts) != 2:
             raise ValueError(f"{name}: num_experts={tuple(num_experts)}, wanted two sizes (sx, sy), or a square number")
@@ -81,11 +90,24 @@ def check_experts(name: str, activation: Any, strategy: Any, sparse_grad: Any, b
     check_choice(name, "backend", backend, tuple(known))
 
 
-def check_h(name: str, h: Tensor, hidden_size: int) -> None:
+def check_made(name: str, dtype: Any) -> None:
+    if dtype is not None and dtype not in FLOATS:
+        wanted = ", ".join(named(one) for one in FLOATS)
+        raise TypeError(f"{name}: dtype={dtype!r}, wanted None or one of: {wanted}")
+
+
+def check_h(name: str, h: Tensor, hidden_size: int, weight: Any) -> None:
+    """weight: of the first projection, whose dtype h must have but under autocast."""
     if not isinstance(h, Tensor):
         raise TypeError(f"{name}: h is {kind(h)}, wanted a torch.Tensor")
     if h.dim() == 0 or h.shape[-1] != hidden_size:
         raise ShapeError(f"{name}: h is {list(h.shape)}, expected [*batch, {hidden_size}]")
+    like = getattr(weight, "dtype", h.dtype)  # what is not a float is another library's packing
+    if h.dtype != like and like.is_floating_point and not torch.is_autocast_enabled(h.device.type):
+        raise TypeError(
+            f"{name}: h is {named(h.dtype)}, but the layer is {named(like)}; convert one (h.to(torch.{named(like)})), "
+            "or use torch.autocast"
+        )
 
 
 def looked_up(layer: Any, h: Tensor, weights: Tensor, indices: Tensor) -> Tensor:

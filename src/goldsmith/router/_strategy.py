@@ -14,6 +14,6 @@ def choose_strategy(
     """ "gather", "sorted" or "dense" for `tokens` tokens with k of num_experts experts each, rows of `hidden` numbers
 
     A pure function of the shapes. Its rule, and the measurements behind it, are a table in docs/router.md. It does not
-    depend on `tokens` now: a token's result is the same bits in a batch of any size.
+    depend on `tokens`, so that on a CPU a token's result is the same bits in a batch of any size.
     """
     return "dense" if k * DENSE_FROM.get(torch.device(device).type, DENSE_FROM["cuda"]) >= num_experts else "gather"

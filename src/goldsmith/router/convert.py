@@ -101,6 +101,8 @@ def from_peer_pytorch(
     check_count(f"router.{function}", "k", k)
     check_flag(f"router.{function}", "heads_compete", heads_compete)
     k = k if heads_compete else 1
+    if product_key_topk is not None:
+        check_count(f"router.{function}", "product_key_topk", product_key_topk, ", or None")
     if product_key_topk is not None and product_key_topk < k:
         raise ValueError(f"router.{function}: product_key_topk={product_key_topk} < {k}: no exact top-k, not offered")
     gamma = {"pre_norm.gamma": "norm.gamma"} if "norm.gamma" in state_dict else {}

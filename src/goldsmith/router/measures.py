@@ -42,6 +42,10 @@ class Usage:
         ):
             object.__setattr__(self, name, value)
 
+    def __radd__(self, other: object) -> Usage:
+        """sum() starts with 0."""
+        return self if type(other) is int and other == 0 else NotImplemented
+
     def __add__(self, other: Usage) -> Usage:
         if not isinstance(other, Usage):
             return NotImplemented

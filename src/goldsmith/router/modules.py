@@ -11,7 +11,17 @@ from torch.nn import functional
 
 from ..core.shapes import check_choice
 from ._common import check_count, check_flag, wide
-from ._layers import Float32BatchNorm, RouterOutput, axis_sizes, check_experts, check_h, check_k, looked_up, over_tokens
+from ._layers import (
+    Float32BatchNorm,
+    RouterOutput,
+    axis_sizes,
+    check_experts,
+    check_h,
+    check_k,
+    check_made,
+    looked_up,
+    over_tokens,
+)
 from .product_topk.op import WEIGHTS, product_topk
 
 NORM_EPS = 1e-5
@@ -57,12 +67,13 @@ class OmniMoE(nn.Module):
         check_count(name, "hidden_size", hidden_size)
         self.sizes = axis_sizes(name, num_experts)
         check_k(name, k, self.sizes)
-        if intermediate_size != 0:
+        if intermediate_size != 0 or type(intermediate_size) is not int:
             check_count(name, "intermediate_size", intermediate_size, ", or 0 for no shared expert")
         check_choice(name, "router_norm", router_norm, ROUTER_NORMS)
         check_choice(name, "weights", weights, WEIGHTS)
         check_flag(name, "log_softmax", log_softmax)
         check_experts(name, activation, strategy, sparse_grad, backend)
+        check_made(name, dtype)
         self.hidden_size, self.k, self.intermediate_size = hidden_size, k, intermediate_size
         self.activation, self.router_norm, self.strategy = activation, router_norm, strategy
         self.log_softmax, self.weights, self.sparse_grad, self.backend = log_softmax, weights, sparse_grad, backend
@@ -103,7 +114,7 @@ class OmniMoE(nn.Module):
             norm.reset_running_stats()
 
     def forward(self, h: Tensor, *, return_router: bool = False) -> Any:
-        check_h("router.OmniMoE", h, self.hidden_size)
+        check_h("router.OmniMoE", h, self.hidden_size, self.router_x.weight)
         x = self._normalised(self.router_x(h), "x")
         y = self._normalised(self.router_y(h), "y")
         weights, indices = product_topk(

@@ -10,8 +10,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..core.shapes import check_choice
-from ._common import check_count, check_flag, wide
-from ._layers import Float32BatchNorm, RouterOutput, axis_sizes, check_experts, check_h, check_k, looked_up, over_tokens
+from ._common import check_count, check_flag, check_fraction, wide
+from ._layers import (
+    Float32BatchNorm,
+    RouterOutput,
+    axis_sizes,
+    check_experts,
+    check_h,
+    check_k,
+    check_made,
+    looked_up,
+    over_tokens,
+)
 from .product_topk.op import product_topk
 
 PEER_WEIGHTS = ("softmax", "relu")
@@ -74,8 +84,8 @@ class PEER(nn.Module):
             check_flag(name, flag, value)
         check_flag(name, "values_only", values_only)
         check_experts(name, activation, strategy, sparse_grad, backend)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"{name}: dropout={dropout!r}, wanted 0 <= dropout < 1")
+        check_fraction(name, "dropout", dropout)
+        check_made(name, dtype)
         self.hidden_size, self.size, self.k, self.heads, self.key_dim = hidden_size, sizes[0], k, heads, key_dim
         self.activation, self.weights, self.query_norm, self.pre_norm_kind = activation, weights, query_norm, pre_norm
         self.separate_tables, self.values_only, self.dropout = separate_tables, values_only, dropout
@@ -109,7 +119,7 @@ class PEER(nn.Module):
                 norm.reset_parameters()
 
     def forward(self, h: Tensor, *, return_router: bool = False) -> Any:
-        check_h("router.PEER", h, self.hidden_size)
+        check_h("router.PEER", h, self.hidden_size, self.query.weight)
         normed = h if self.pre_norm is None else self.pre_norm(h)
         x, y = self._logits(normed)
         soft = self.weights == "softmax"

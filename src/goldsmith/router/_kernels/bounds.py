@@ -1,14 +1,16 @@
-"""product_topk with a row in every warp, k <= 64: bounds first, so that little is ever put in order.
+"""product_topk with a row in every warp, k <= 64: limits first, so that little is ever put in order.
 
-1. Each lane's greatest logit of an axis is kept. These 32 and 32, sorted, already have k pairs; the k-th of them, found
-   by halving, is a bound that no selected pair is below: so no logit that stays below it with the other axis's first.
-2. The logits that are left, some 15 of an axis, are gathered from their lanes, one to a lane, and sorted. Where more
-   are left than there is room for (ties, few lanes with all of the best), halving by key leaves k of the axis or more.
-3. The pairs of ranks (a + 1)(b + 1) <= K, 119 for 32 and 280 for 64, are put in order (lists.py).
+1. Each lane's greatest logit of an axis is kept. Of these 32, sorted, the 18th (the 26th for k > 32) is a first guess
+   of a limit; the logits that are not below it, some 25 of an axis, are marked (packed.py, wide.py for float32).
+2. They are gathered from their lanes, one to a lane, and sorted (places.py). Where more are marked than there is room
+   for (ties, few lanes with all of the best), halving by key leaves k of the axis or more.
+3. The pairs of ranks (a + 1)(b + 1) <= K, 119 for 32 and 280 for 64, are put in order (lists.py). No selected pair is
+   below the k-th of them, so no logit that stays below it with the other axis's first. Where the guess was above such
+   a logit's limit, in one row of ten, 1 to 3 are done once more with the limits that follow from the k-th.
 
-Keys are integers in the order that is wanted. A pair's is 32 bits, its sum without the last bits and its number in
-their place, where these bits are 0 in all sums that matter, as with 16-bit logits they are; else 64 bits.
-Bytes a row: the logits twice (the second time from L1), 8 a selected pair.
+Keys of 16-bit logits and of their pairs are float32 with the place or the pair's number in their last bits, where these
+bits are 0 in all sums that matter; else, and for float32, integers of 64 bits.
+Bytes a row: the logits once, of float32 twice (the second time from L1); 8 a selected pair.
 """
 
 from __future__ import annotations
@@ -17,144 +19,29 @@ import triton
 import triton.language as tl
 
 from ...core._kernels.arithmetic import exp
-from .lists import LANES, float_of, in_order, in_order_together, order_of, selected, settled_lists
-from .networks import INTERPRET
-from .warps import bits_of, columns, share
+from .lists import LANES, first, float_of, in_order_together, of_lane, order_of, selected
+from .packed import at_most, flipped, greatest_of_lanes, low, marked, shares, twice, words_of
+from .places import LAST_PLACE, ones, order_of_key, picked, ranked, split
+from .wide import greatest, marked_wide, tile_of
 
-LAST_PLACE = tl.constexpr(2047)  # a key has the place in its last 11 bits
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
-def key_of(v, place, NARROW: tl.constexpr):
-    """The key of a logit: in the order of a stable descending sort, no two alike."""
-    if NARROW:  # a float32 that was 16 bits has its last 13 bits free, but for NaN
-        bits = tl.minimum(bits_of(v + 0.0), 0x7FFFF000)
-        key = (bits ^ ((bits >> 31) & 0x7FFFF800)) + (LAST_PLACE - place)
-    else:
-        key = (order_of(v).to(tl.int64) << 11) + (LAST_PLACE - place)
-    return key
-
-
-@triton.jit
-def value_of(key, NARROW: tl.constexpr):
-    if NARROW:
-        v = ((key & -2048) ^ ((key >> 31) & 0x7FFFF800)).to(tl.float32, bitcast=True)
-    else:
-        v = float_of((key >> 11).to(tl.int32))
-    return v
-
-
-@triton.jit
-def ones(mask):
-    """How many bits are set."""
-    if INTERPRET:
-        n = tl.sum((mask[:, None] >> tl.arange(0, mask.dtype.primitive_bitwidth)[None, :]) & 1, axis=1).to(tl.int32)
-    elif mask.dtype == tl.int64:
-        n = tl.inline_asm_elementwise("popc.b64 $0, $1;", "=r,l", [mask], tl.int32, True, 1)
-    else:
-        n = tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [mask], tl.int32, True, 1)
-    return n
-
-
-@triton.jit
-def tile_of(row, at, size, WIDTH: tl.constexpr, EVEN: tl.constexpr):
-    place = at + (tl.arange(0, LANES) * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
-    if EVEN:
-        v = tl.load(row + place)
-    else:
-        v = tl.load(row + place, mask=place < size, other=float("-inf"))
-    return v.to(tl.float32), place
-
-
-@triton.jit
-def greater_of(best, v, WIDTH: tl.constexpr):
-    parts = columns(v, WIDTH)
-    for i in tl.static_range(WIDTH):
-        best = tl.maximum(best, parts[i], propagate_nan=tl.PropagateNan.ALL)
-    return best
-
-
-@triton.jit
-def greatest_of_lanes(
-    row_x, row_y, SX, SY, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr, EVEN_X: tl.constexpr, EVEN_Y: tl.constexpr,
-    ALIKE: tl.constexpr,
-):  # fmt: skip
-    """The greatest of each lane's share of both axes; of axes ALIKE in length in one loop, two reads at a time."""
-    best_x = tl.full((LANES,), float("-inf"), tl.float32)
-    best_y = tl.full((LANES,), float("-inf"), tl.float32)
-    for at in range(0, SX, LANES * WIDTH_X):
-        v, _ = tile_of(row_x, at, SX, WIDTH_X, EVEN_X)
-        if ALIKE:
-            w, _ = tile_of(row_y, at, SX, WIDTH_X, EVEN_X)
-            best_y = greater_of(best_y, w, WIDTH_X)
-        best_x = greater_of(best_x, v, WIDTH_X)
-    if not ALIKE:
-        for at in range(0, SY, LANES * WIDTH_Y):
-            v, _ = tile_of(row_y, at, SY, WIDTH_Y, EVEN_Y)
-            best_y = greater_of(best_y, v, WIDTH_Y)
-    return order_of(best_x), order_of(best_y)
-
-
-@triton.jit
-def marks_of(
-    v,
-    place,
-    size,
-    limit,
-    BY_KEY: tl.constexpr,
-    WIDTH: tl.constexpr,
-    EVEN: tl.constexpr,
-    MASK: tl.constexpr,
-    NARROW: tl.constexpr,
-):
-    """WIDTH bits of each lane: which of its logits are not below `limit`."""
-    bit = tl.full((WIDTH,), 1, MASK) << tl.arange(0, WIDTH).to(MASK)
-    if BY_KEY:
-        below = key_of(v, place, NARROW) < limit
-    else:
-        below = v < limit
-    if not EVEN:
-        below = below | (place >= size)
-    return tl.sum(tl.where(below, 0, bit[None, :]), axis=1)
-
-
-@triton.jit
 def marked_by_key(row, size, limit, WIDTH: tl.constexpr, EVEN: tl.constexpr, MASK: tl.constexpr):
+    """As `marked`, or `marked_wide`, by the whole key."""
     NARROW: tl.constexpr = row.dtype.element_ty.primitive_bitwidth == 16
     mask = tl.zeros((LANES,), MASK)
+    i = tl.arange(0, WIDTH)
+    bit = tl.full((WIDTH,), 1, MASK) << ((i // 2 + i % 2 * 16) if NARROW else i).to(MASK)
     for at in range(0, size, LANES * WIDTH):
         v, place = tile_of(row, at, size, WIDTH, EVEN)
-        mask |= marks_of(v, place, size, limit, True, WIDTH, EVEN, MASK, NARROW) << (at // LANES)
+        below = (order_of_key(v, place, NARROW) < limit) | (place >= size)
+        ahead = at // LANES
+        if NARROW:
+            ahead = (ahead // 2) % 16 + ahead // 32 * 32
+        mask |= tl.sum(tl.where(below, 0, bit[None, :]), axis=1) << ahead
     return mask
-
-
-@triton.jit
-def marked(
-    row_x, row_y, SX, SY, limit_x, limit_y, top_x, top_y,
-    WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr, EVEN_X: tl.constexpr, EVEN_Y: tl.constexpr, ALIKE: tl.constexpr,
-    MASK: tl.constexpr, LSE: tl.constexpr,
-):  # fmt: skip
-    """Of both axes: each lane's logits not below the limit as bits; each lane's sum of exp(logit - top)."""
-    mask_x, mask_y = tl.zeros((LANES,), MASK), tl.zeros((LANES,), MASK)
-    total_x, total_y = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
-    for at in range(0, SX, LANES * WIDTH_X):
-        v, place = tile_of(row_x, at, SX, WIDTH_X, EVEN_X)
-        if ALIKE:
-            w, _ = tile_of(row_y, at, SX, WIDTH_X, EVEN_X)
-            mask_y |= marks_of(w, place, SX, limit_y, False, WIDTH_X, EVEN_X, MASK, True) << (at // LANES)
-            if LSE:
-                total_y += tl.sum(share(w - top_y), axis=1)
-        mask_x |= marks_of(v, place, SX, limit_x, False, WIDTH_X, EVEN_X, MASK, True) << (at // LANES)
-        if LSE:
-            total_x += tl.sum(share(v - top_x), axis=1)
-    if not ALIKE:
-        for at in range(0, SY, LANES * WIDTH_Y):
-            w, place = tile_of(row_y, at, SY, WIDTH_Y, EVEN_Y)
-            mask_y |= marks_of(w, place, SY, limit_y, False, WIDTH_Y, EVEN_Y, MASK, True) << (at // LANES)
-            if LSE:
-                total_y += tl.sum(share(w - top_y), axis=1)
-    return mask_x, mask_y, total_x, total_y
 
 
 @triton.jit
@@ -172,15 +59,16 @@ def a_number(limit):
 
 
 @triton.jit
-def fewer(mask, row, size, limit, mine, K: tl.constexpr, ROOM: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr):
+def fewer(mask, row, size, limit, top, K: tl.constexpr, ROOM: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr):
     """(the marks, or where they are more than ROOM those of the first K or more of the axis; how many).
 
-    limit: what is marked is not below it; mine: the greatest logit.
+    limit: what is marked is not below it; top: no logit is above it.
     """
     NARROW: tl.constexpr = row.dtype.element_ty.primitive_bitwidth == 16
     count = tl.sum(ones(mask), axis=0)
     if count > ROOM:
-        low, high = key_of(limit, LAST_PLACE, NARROW) & -2048, key_of(mine, -1, NARROW)
+        least, most = float_of(tl.max(order_of(limit), axis=0)), float_of(tl.max(order_of(top), axis=0))
+        low, high = order_of_key(least, LAST_PLACE, NARROW) & -2048, order_of_key(most, -1, NARROW)
         while (count > ROOM) | (count < K):
             middle = (low & high) + ((low ^ high) >> 1)
             mask = marked_by_key(row, size, middle, WIDTH, EVEN, mask.dtype)
@@ -197,96 +85,11 @@ def finite(v):
 
 
 @triton.jit
-def lane_of(slot, upto):
-    """The lane whose marks come to `slot`; upto: each lane's marks with those of the lanes before it."""
-    lane = tl.zeros((LANES,), tl.int32)
-    for q in tl.static_range(5):
-        lane = tl.where(tl.gather(upto, lane + ((16 >> q) - 1), 0) <= slot, lane + (16 >> q), lane)
-    return lane
-
-
-@triton.jit
-def marked_key(row, marks, lane, inside, WIDTH: tl.constexpr):
-    """The key of the logit that is the lowest of `marks` in lane `lane`; that of -inf where not inside."""
-    UNSIGNED: tl.constexpr = tl.uint64 if marks.dtype == tl.int64 else tl.uint32
-    lowest = (marks & -marks).to(UNSIGNED, bitcast=True).to(tl.float32)
-    bit = ((lowest.to(tl.int32, bitcast=True) >> 23) - 127).to(tl.uint32, bitcast=True)
-    place = ((bit // WIDTH) * (LANES * WIDTH) + bit % WIDTH).to(tl.int32, bitcast=True) + lane * WIDTH
-    v = tl.load(row + place, mask=inside, other=float("-inf")).to(tl.float32)
-    return key_of(v, tl.where(inside, place, LAST_PLACE), row.dtype.element_ty.primitive_bitwidth == 16)
-
-
-@triton.jit
-def listed(
-    row_x, row_y, mask_x, mask_y, counts, upto, FIRST: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr
-):
-    """The keys of both axes' marked logits FIRST to FIRST + 31, one to a lane; -inf after the last.
-
-    counts: marks of each lane, x | y << 16; upto: with those of the lanes before it.
-    """
-    slot = tl.arange(0, LANES) + FIRST
-    lane_x, lane_y = lane_of(slot, upto & 0xFFFF), lane_of(slot, upto >> 16)
-    total = tl.sum(counts, axis=0)
-    before = upto - counts
-    ahead_x, ahead_y = slot - (tl.gather(before, lane_x, 0) & 0xFFFF), slot - (tl.gather(before, lane_y, 0) >> 16)
-    marks_x, marks_y = tl.gather(mask_x, lane_x, 0), tl.gather(mask_y, lane_y, 0)
-    for _ in range(1, tl.max(tl.maximum(counts & 0xFFFF, counts >> 16), axis=0)):
-        marks_x = tl.where(ahead_x > 0, marks_x & (marks_x - 1), marks_x)
-        marks_y = tl.where(ahead_y > 0, marks_y & (marks_y - 1), marks_y)
-        ahead_x -= 1
-        ahead_y -= 1
-    x = marked_key(row_x, marks_x, lane_x, slot < (total & 0xFFFF), WIDTH_X)
-    y = marked_key(row_y, marks_y, lane_y, slot < (total >> 16), WIDTH_Y)
-    return x, y
-
-
-@triton.jit
-def ranked(row_x, row_y, mask_x, mask_y, ROOM: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr):
-    """The keys of both axes' marked logits, descending, as ROOM / 32 tensors each."""
-    counts = ones(mask_x) | (ones(mask_y) << 16)
-    upto = tl.cumsum(counts, axis=0)
-    x, y = listed(row_x, row_y, mask_x, mask_y, counts, upto, 0, WIDTH_X, WIDTH_Y)
-    xs, ys = (in_order(x, False),), (in_order(y, False),)
-    if ROOM == 64:
-        x, y = listed(row_x, row_y, mask_x, mask_y, counts, upto, 32, WIDTH_X, WIDTH_Y)
-        xs = settled_lists((xs[0], in_order(x, True)), False)
-        ys = settled_lists((ys[0], in_order(y, True)), False)
-    return xs, ys
-
-
-@triton.jit
-def split(keys, NARROW: tl.constexpr):
-    """(values, places)."""
-    values = ()
-    places = ()
-    for i in tl.static_range(len(keys)):
-        values = values + (value_of(keys[i], NARROW),)
-        places = places + (LAST_PLACE - (keys[i] & LAST_PLACE).to(tl.int32),)
-    return values, places
-
-
-@triton.jit
-def picked(a, place):
-    """a[place] of a list in tensors of 32."""
-    out = tl.gather(a[0], place & 31, 0)
-    if len(a) == 2:
-        out = tl.where(place < 32, out, tl.gather(a[1], place & 31, 0))
-    return out
-
-
-@triton.jit
 def lists(DTYPE: tl.constexpr, R: tl.constexpr):
     out = ()
     for _ in tl.static_range(R):
         out = out + (tl.zeros((LANES,), DTYPE),)
     return out
-
-
-@triton.jit
-def kth(sums, K: tl.constexpr):
-    """The k-th of them."""
-    order = tl.where(tl.arange(0, LANES) == (K - 1) % 32, order_of(sums[len(sums) - 1]), -(1 << 31))
-    return float_of(tl.max(order, axis=0))  # of integers, so that the compiler knows it for one number of all lanes
 
 
 @triton.jit
@@ -316,53 +119,125 @@ def weighed(sums, lse, K: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr
 
 
 @triton.jit
+def guess(both, RANK: tl.constexpr):
+    """The limits of x and y, integers in the order of 16-bit numbers, that the greatest logits of RANK lanes exceed."""
+    limits = of_lane(both, RANK)
+    return (limits << 16) >> 16, limits >> 16
+
+
+@triton.jit
+def marks(
+    row_x, row_y, xs, ys, SX, SY, limit_x, limit_y, top_x, top_y,
+    WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr, EVEN_X: tl.constexpr, EVEN_Y: tl.constexpr, MASK: tl.constexpr,
+    LSE: tl.constexpr,
+):  # fmt: skip
+    """(marks of x and of y, how many x | y << 16, and of wide logits each lane's sums of exp(logit - top))."""
+    DTYPE: tl.constexpr = row_x.dtype.element_ty
+    total_x, total_y = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
+    if DTYPE.primitive_bitwidth == 16:
+        mask_x, mask_y = marked(xs, limit_x, MASK, DTYPE), marked(ys, limit_y, MASK, DTYPE)
+    else:
+        mask_x, total_x = marked_wide(row_x, SX, limit_x, top_x, WIDTH_X, EVEN_X, MASK, LSE)
+        mask_y, total_y = marked_wide(row_y, SY, limit_y, top_y, WIDTH_Y, EVEN_Y, MASK, LSE)
+    return mask_x, mask_y, tl.sum(ones(mask_x) | (ones(mask_y) << 16), axis=0), total_x, total_y
+
+
+@triton.jit
+def limits_of(order, v, NARROW: tl.constexpr, DTYPE: tl.constexpr, OF_ORDER: tl.constexpr):
+    """(what marks compare with, the limit as float32) of an integer in the order of 16 bits, or of a float32 v."""
+    if NARROW:
+        limit = twice(order if OF_ORDER else at_most(v, DTYPE), DTYPE)
+        value = low(limit, DTYPE)
+    else:
+        value = a_number(float_of(order << 16)) if OF_ORDER else v
+        limit = value
+    return limit, value
+
+
+@triton.jit
 def bounded_kernel(
     x_ptr, y_ptr, words_ptr, scores_ptr, indices_ptr, lse_ptr, stride_x, stride_y, SX, SY,
     K: tl.constexpr, ROOM: tl.constexpr, BITS: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr,
-    EVEN_X: tl.constexpr, EVEN_Y: tl.constexpr, ALIKE: tl.constexpr, MANY: tl.constexpr, LSE: tl.constexpr,
-    WEIGHTS: tl.constexpr,
+    TILES_X: tl.constexpr, TILES_Y: tl.constexpr, EVEN_X: tl.constexpr, EVEN_Y: tl.constexpr, MANY: tl.constexpr,
+    LSE: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
-    NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    NARROW: tl.constexpr = DTYPE.primitive_bitwidth == 16
+    MASK: tl.constexpr = tl.int64 if MANY else tl.int32
     R: tl.constexpr = ROOM // LANES
     row_x, row_y = x_ptr + t * stride_x, y_ptr + t * stride_y
     words = ()
     for i in tl.static_range(4 if R == 1 else 10):
         words = words + (tl.load(words_ptr + i * LANES + lane),)
 
-    lanes_x, lanes_y = greatest_of_lanes(row_x, row_y, SX, SY, WIDTH_X, WIDTH_Y, EVEN_X, EVEN_Y, ALIKE)
-    best_x, best_y = float_of(tl.max(lanes_x, axis=0)), float_of(tl.max(lanes_y, axis=0))
-    lanes_x, lanes_y = in_order_together(lanes_x >> 16, lanes_y >> 16)
-    guess = lane == (16 if R == 1 else 24)
-    limit_x = a_number(float_of(tl.max(tl.where(guess, lanes_x, -32768), axis=0) << 16))
-    limit_y = a_number(float_of(tl.max(tl.where(guess, lanes_y, -32768), axis=0) << 16))
+    xs, ys = (), ()
+    lse_x, lse_y = 0.0, 0.0
+    top_x, top_y = 0.0, 0.0
+    if NARROW:
+        xs = words_of(row_x, SX, WIDTH_X, TILES_X, EVEN_X)
+        ys = words_of(row_y, SY, WIDTH_Y, TILES_Y, EVEN_Y)
+        both = in_order_together(greatest_of_lanes(xs, ys, DTYPE))
+        most_x, most_y = guess(both, 0)
+        most_x, most_y = low(flipped(most_x), DTYPE), low(flipped(most_y), DTYPE)
+        if LSE:
+            top_x, top_y = finite(most_x), finite(most_y)
+            lse_x = tl.sum(shares(xs, top_x, DTYPE), axis=0)
+            lse_y = tl.sum(shares(ys, top_y, DTYPE), axis=0)
+    else:
+        lanes_x = order_of(greatest(row_x, SX, WIDTH_X, EVEN_X))
+        lanes_y = order_of(greatest(row_y, SY, WIDTH_Y, EVEN_Y))
+        top_x, top_y = float_of(tl.max(lanes_x, axis=0)), float_of(tl.max(lanes_y, axis=0))
+        most_x, most_y = tl.full((LANES,), 0.0, tl.float32) + top_x, tl.full((LANES,), 0.0, tl.float32) + top_y
+        top_x, top_y = finite(top_x), finite(top_y)
+        both = in_order_together(((lanes_x >> 16) & 0xFFFF) | (lanes_y & -65536))
 
-    top_x, top_y = finite(best_x), finite(best_y)
-    total_x, total_y = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
+    order_x, order_y = guess(both, 17 if R == 1 else 25)
+    limit_x, least_x = limits_of(order_x, 0.0, NARROW, DTYPE, True)
+    limit_y, least_y = limits_of(order_y, 0.0, NARROW, DTYPE, True)
+    mask_x, mask_y, n, total_x, total_y = marks(
+        row_x, row_y, xs, ys, SX, SY, limit_x, limit_y, top_x, top_y, WIDTH_X, WIDTH_Y, EVEN_X, EVEN_Y, MASK, LSE
+    )
+    if not NARROW and LSE:
+        lse_x, lse_y = tl.sum(total_x, axis=0), tl.sum(total_y, axis=0)
+    if (n & 0xFFFF > ROOM) | (n >> 16 > ROOM):  # the next guess leaves too many in one row of a thousand
+        order_x, order_y = guess(both, 15 if R == 1 else 23)
+        limit_x, least_x = limits_of(order_x, 0.0, NARROW, DTYPE, True)
+        limit_y, least_y = limits_of(order_y, 0.0, NARROW, DTYPE, True)
+        mask_x, mask_y, n, _, _ = marks(
+            row_x, row_y, xs, ys, SX, SY, limit_x, limit_y, top_x, top_y, WIDTH_X, WIDTH_Y, EVEN_X, EVEN_Y, MASK, False
+        )
+
     x_places, y_places, numbers, sums = lists(tl.int32, R), lists(tl.int32, R), lists(tl.int32, R), lists(tl.float32, R)
     rounds = 0
     while rounds < 2:
-        mask_x, mask_y, total_x, total_y = marked(
-            row_x, row_y, SX, SY, limit_x, limit_y, top_x, top_y,
-            WIDTH_X, WIDTH_Y, EVEN_X, EVEN_Y, ALIKE, tl.int64 if MANY else tl.int32, LSE,
-        )  # fmt: skip
-        mask_x, n_x = fewer(mask_x, row_x, SX, limit_x, best_x, K, ROOM, WIDTH_X, EVEN_X)
-        mask_y, n_y = fewer(mask_y, row_y, SY, limit_y, best_y, K, ROOM, WIDTH_Y, EVEN_Y)
-        xs, ys = ranked(row_x, row_y, mask_x, mask_y, ROOM, WIDTH_X, WIDTH_Y)
-        x, x_places = split(xs, NARROW)
-        y, y_places = split(ys, NARROW)
+        if (n & 0xFFFF > ROOM) | (n >> 16 > ROOM):
+            mask_x, n_x = fewer(mask_x, row_x, SX, least_x, most_x, K, ROOM, WIDTH_X, EVEN_X)
+            mask_y, n_y = fewer(mask_y, row_y, SY, least_y, most_y, K, ROOM, WIDTH_Y, EVEN_Y)
+            n = n_x | (n_y << 16)
+        keys_x, keys_y = ranked(row_x, row_y, mask_x, mask_y, ROOM, WIDTH_X, WIDTH_Y)
+        x, x_places = split(keys_x, NARROW)
+        y, y_places = split(keys_y, NARROW)
         numbers, sums = selected(x, y, words, K, BITS, NARROW)
-        bound = kth(sums, K)
-        enough_x, enough_y = (n_x >= K) | (limit_x + best_y < bound), (n_y >= K) | (limit_y + best_x < bound)
-        rounds += tl.where(enough_x & enough_y, 2, 1)
-        limit_x, limit_y = limit_of(bound, best_y), limit_of(bound, best_x)
+        bound, best_x, best_y = of_lane(sums[R - 1], (K - 1) % 32), first(x[0]), first(y[0])
+        enough = ((n & 0xFFFF) >= K) | (least_x + best_y < bound)
+        enough &= ((n >> 16) >= K) | (least_y + best_x < bound)
+        rounds += 1 + tl.min(enough.to(tl.int32), axis=0)
+        if rounds == 1:
+            if NARROW and R == 2:  # again: kept until here they are as many registers as half of the warps need
+                xs = words_of(row_x, SX, WIDTH_X, TILES_X, EVEN_X)
+                ys = words_of(row_y, SY, WIDTH_Y, TILES_Y, EVEN_Y)
+            limit_x, least_x = limits_of(order_x, limit_of(bound, best_y), NARROW, DTYPE, False)
+            limit_y, least_y = limits_of(order_y, limit_of(bound, best_x), NARROW, DTYPE, False)
+            mask_x, mask_y, n, _, _ = marks(
+                row_x, row_y, xs, ys, SX, SY, limit_x, limit_y, top_x, top_y,
+                WIDTH_X, WIDTH_Y, EVEN_X, EVEN_Y, MASK, False,
+            )  # fmt: skip
 
-    lse_x, lse_y = 0.0, 0.0
     if LSE:
-        lse_x, lse_y = top_x + tl.log(tl.sum(total_x, axis=0)), top_y + tl.log(tl.sum(total_y, axis=0))
-        tl.store(lse_ptr + 2 * t, lse_x)
-        tl.store(lse_ptr + 2 * t + 1, lse_y)
+        lse_x, lse_y = top_x + tl.log(lse_x), top_y + tl.log(lse_y)
+        tl.store(lse_ptr + 2 * t + lane, tl.where(lane == 0, lse_x, lse_y), mask=lane < 2)
     results = weighed(sums, lse_x + lse_y, K, LSE, WEIGHTS)
     for i in tl.static_range(R):
         pair = tl.load(words_ptr + len(words) * LANES + numbers[i])

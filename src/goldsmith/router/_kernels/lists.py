@@ -14,7 +14,7 @@ from .networks import INTERPRET
 from .warps import bits_of
 
 LANES = tl.constexpr(32)
-NO_PAIR = tl.constexpr(-(1 << 31))
+INFINITE = tl.constexpr(-(1 << 23))  # the bits of -inf
 
 
 @triton.jit
@@ -30,80 +30,138 @@ def float_of(order):
 
 
 @triton.constexpr_function
-def steps(sort):
-    """(mirror, half): a lane's number meets that of lane ^ mirror, and lanes without the bit half take the better."""
+def steps(kind):
+    """(mirror, half): a lane's number meets that of lane ^ mirror, and lanes without the bit half take the better.
+
+    sort: of any list; merge: of a bitonic list; runs: of a list whose four parts of 8 lanes are bitonic.
+    """
     merge = [(16 >> q, 16 >> q) for q in range(5)]
-    two = []
-    for block in (2, 4, 8, 16, 32):
-        two += [(block - 1, block // 2)] + [step for step in merge if step[0] < block // 2]
-    return two if sort else merge
+    if kind == "merge":
+        return merge
+    out = merge[2:] if kind == "runs" else []
+    for block in (16, 32) if kind == "runs" else (2, 4, 8, 16, 32):
+        out += [(block - 1, block // 2)] + [step for step in merge if step[0] < block // 2]
+    return out
 
 
 @triton.constexpr_function
-def assembly(sort, kind, up):
-    """The steps as PTX, for $1 in lane $2; kind is s32, s64 or s16x2."""
-    wide = kind == "s64"
-    lines = [".reg .pred p<5>;", f".reg .b{64 if wide else 32} a, b;", ".reg .b32 l, m, h;"]
-    for q in range(5):
-        lines += [f"and.b32 l, $2, {1 << q};", f"setp.{'ne' if up else 'eq'}.b32 p{q}, l, 0;"]
-    lines += [f"mov.b{64 if wide else 32} a, $1;"]
-    for mirror, half in steps(sort):
-        swap = f", {mirror}, 31, 0xffffffff;"
+def signs(turns):
+    """PTX: for each (first, second) a multiplier s<first>_<second>, -1 in lanes that have one of the bits, else 1.
+
+    A second of 0 is no bit. Few are made of bits, the rest as products: these cost half.
+    """
+    lines = [".reg .b32 u, v; .reg .f32 s1_0;", "shl.b32 u, $2, 31;", "and.b32 u, u, 0x80000000;"]
+    lines += ["or.b32 u, u, 0x3F800000;", "mov.b32 s1_0, u;"]
+    for bit in (2, 4, 8, 16):
+        lines += [f".reg .f32 s{bit}_1;", f"shl.b32 v, $2, {32 - bit.bit_length()};"]
+        lines += ["lop3.b32 v, u, 0x80000000, v, 0x78;", f"mov.b32 s{bit}_1, v;"]
+    for first, second in sorted(set(turns)):
+        if second != 1 and (first, second) != (1, 0):
+            other = f"s{second}_1" if second else "s1_0"
+            lines += [f".reg .f32 s{first}_{second};", f"mul.f32 s{first}_{second}, s{first}_1, {other};"]
+    return lines
+
+
+@triton.constexpr_function
+def only_in_lanes():
+    """PTX: a trap where the element $2 is not that lane's, as with another layout of 32 elements over a warp.
+
+    Shuffles would then answer wrongly and say nothing. With Triton's layouts the assembler finds both sides equal and
+    leaves nothing of it; `tests/kernels` holds that.
+    """
+    return [".reg .b32 t; .reg .pred o;", "mov.u32 t, %tid.x; and.b32 t, t, 31;", "setp.ne.u32 o, t, $2; @o trap;"]
+
+
+@triton.constexpr_function
+def assembly_of_floats(kind, up):
+    """The steps as PTX, for the float32 $1 in lane $2.
+
+    A lane that takes the lesser holds its number with the other sign, so that every step is one maximum, and a product
+    with 1 or -1, at twice a minimum's rate, between two steps.
+    """
+    halves = [half for _, half in steps(kind)]
+    turns = [tuple(sorted(pair, reverse=True)) for pair in zip(halves, halves[1:], strict=False)]
+    ends = [(halves[0], 0), (halves[-1], 0)]
+    lines = [*only_in_lanes(), ".reg .f32 a, b; .reg .b32 l;", *signs([*turns, *ends])]
+    negated = ["neg.f32 a, a;"] if up else []
+    lines += ["mov.f32 a, $1;", *negated, f"mul.f32 a, a, s{halves[0]}_0;"]
+    for i in range(len(halves)):
+        mirror, half = steps(kind)[i]
+        lines += ["mov.b32 l, a;", f"shfl.sync.bfly.b32 l, l, {mirror}, 31, 0xffffffff;", "mov.b32 b, l;"]
+        lines += ["neg.f32 b, b;", "max.f32 a, a, b;"]
+        turn = turns[i] if i < len(turns) else (half, 0)
+        lines += [f"mul.f32 a, a, s{turn[0]}_{turn[1]};"] if turn[0] != turn[1] else []
+    return "{\n" + "\n".join([*lines, *negated, "mov.f32 $0, a;"]) + "\n}"
+
+
+@triton.constexpr_function
+def assembly_of_integers(kind, up, wide):
+    """The steps as PTX, for $1 in lane $2: an integer of 64 bits, or two of 16."""
+    bits = 64 if wide else 32
+    lines = [*only_in_lanes(), ".reg .pred p<5>, q;", f".reg .b{bits} a, b;", ".reg .b32 l, m, h;"]
+    for i in range(5):
+        lines += [f"and.b32 l, $2, {1 << i};", f"setp.{'eq' if up else 'ne'}.b32 p{i}, l, 0;"]
+    lines += [f"mov.b{bits} a, $1;"]
+    for mirror, half in steps(kind):
+        swap, p = f", {mirror}, 31, 0xffffffff;", f"p{half.bit_length() - 1}"
         if wide:
             lines += ["mov.b64 {l, h}, a;", "shfl.sync.bfly.b32 l, l" + swap, "shfl.sync.bfly.b32 h, h" + swap]
-            lines += ["mov.b64 b, {l, h};"]
+            lines += ["mov.b64 b, {l, h};", "setp.lt.s64 q, a, b;", f"xor.pred q, q, {p};", "selp.b64 a, b, a, q;"]
         else:
-            lines += ["shfl.sync.bfly.b32 b, a" + swap]
-        p = f"p{half.bit_length() - 1}"
-        if wide:
-            lines += [f"@{p} max.s64 a, a, b;", f"@!{p} min.s64 a, a, b;"]
-        else:
-            lines += [f"max.{kind} l, a, b;", f"min.{kind} m, a, b;", f"selp.b32 a, l, m, {p};"]
-    lines += [f"mov.b{64 if wide else 32} $0, a;"]
-    return "{\n" + "\n".join(lines) + "\n}"
+            lines += ["shfl.sync.bfly.b32 b, a" + swap, "max.s16x2 l, a, b;", "min.s16x2 m, a, b;"]
+            lines += [f"selp.b32 a, m, l, {p};"]
+    return "{\n" + "\n".join([*lines, f"mov.b{bits} $0, a;"]) + "\n}"
 
 
 @triton.jit
-def network(a, SORT: tl.constexpr, UP: tl.constexpr):
-    """A list of 32, one to a lane, in order; any list with SORT, else a bitonic one.
+def network(a, KIND: tl.constexpr, UP: tl.constexpr):
+    """A list of 32, one to a lane, in order, of float32 or int64; KIND says how far it was, as `steps` has it.
 
     On a GPU one inline block: as some hundred operations of Triton a sort takes the compiler seconds (Triton 3.6).
     """
     lane = tl.arange(0, LANES)
     if INTERPRET:
-        STEPS: tl.constexpr = steps(SORT)
+        STEPS: tl.constexpr = steps(KIND)
         for i in tl.static_range(len(STEPS)):
             b = tl.gather(a, lane ^ STEPS[i][0], 0)
             a = tl.where(((lane & STEPS[i][1]) == 0) != UP, tl.maximum(a, b), tl.minimum(a, b))
+    elif a.dtype == tl.int64:
+        text: tl.constexpr = assembly_of_integers(KIND, UP, True)
+        a = tl.inline_asm_elementwise(text, "=l,l,r", [a, lane], tl.int64, True, 1)
     else:
-        WIDE: tl.constexpr = a.dtype == tl.int64
-        text: tl.constexpr = assembly(SORT, "s64" if WIDE else "s32", UP)
-        a = tl.inline_asm_elementwise(text, "=l,l,r" if WIDE else "=r,r,r", [a, lane], a.dtype, True, 1)
+        floats: tl.constexpr = assembly_of_floats(KIND, UP)
+        a = tl.inline_asm_elementwise(floats, "=f,f,r", [a, lane], tl.float32, True, 1)
     return a
 
 
 @triton.jit
 def settled(a, UP: tl.constexpr):
     """A bitonic list in order, descending or UP."""
-    return network(a, False, UP)
+    return network(a, "merge", UP)
 
 
 @triton.jit
 def in_order(a, UP: tl.constexpr):
-    return network(a, True, UP)
+    return network(a, "sort", UP)
 
 
 @triton.jit
-def in_order_together(a, b):
-    """Two lists of 16-bit integers (as int32), descending."""
+def runs_in_order(a, UP: tl.constexpr):
+    """A list whose four parts of 8 are bitonic, descending or UP."""
+    return network(a, "runs", UP)
+
+
+@triton.jit
+def in_order_together(both):
+    """Two lists of 16-bit integers, one above the other, descending."""
     if INTERPRET:
-        a, b = network(a, True, False), network(b, True, False)
-    else:
-        text: tl.constexpr = assembly(True, "s16x2", False)
-        both = (a << 16) | (b & 0xFFFF)
-        both = tl.inline_asm_elementwise(text, "=r,r,r", [both, tl.arange(0, LANES)], tl.int32, True, 1)
         a, b = both >> 16, (both << 16) >> 16
-    return a, b
+        a, b = network(a.to(tl.float32), "sort", False), network(b.to(tl.float32), "sort", False)
+        both = (a.to(tl.int32) << 16) | (b.to(tl.int32) & 0xFFFF)
+    else:
+        text: tl.constexpr = assembly_of_integers("sort", False, False)
+        both = tl.inline_asm_elementwise(text, "=r,r,r", [both, tl.arange(0, LANES)], tl.int32, True, 1)
+    return both
 
 
 @triton.jit
@@ -129,9 +187,14 @@ def greater(a, b):
 
 
 @triton.jit
+def of_lane(a, LANE: tl.constexpr):
+    """What one lane has, in every lane."""
+    return tl.gather(a, tl.full((LANES,), LANE, tl.int32), 0)
+
+
+@triton.jit
 def first(a):
-    """What lane 0 has, in every lane."""
-    return tl.gather(a, tl.zeros((LANES,), tl.int32), 0)
+    return of_lane(a, 0)
 
 
 @triton.jit
@@ -145,14 +208,14 @@ def hook_sums(x, y, words, FINITE: tl.constexpr):
     x_first, y_first = first(x[0]), first(y[0])
     sums = ()
     for i in tl.static_range(len(y)):
-        sums = sums + (added(x_first, y[i], words[i], FINITE),)
+        sums = sums + (added(x_first, y[i], 0, FINITE),)  # of all ranks
     for i in tl.static_range(len(x)):
         back = tl.gather(x[len(x) - 1 - i], (32 - lane) & 31, 0)  # x[room - lane]
         if i == 1:
             back = tl.where(lane == 0, first(x[1]), back)
         sums = sums + (added(back, y_first, words[len(y) + i], FINITE),)
     for i in tl.static_range(2 * len(x), len(words)):
-        a, b = tl.gather(x[0], words[i] & 31, 0), tl.gather(y[0], (words[i] >> 8) & 31, 0)
+        a, b = tl.gather(x[0], (words[i] >> 16) & 31, 0), tl.gather(y[0], (words[i] >> 24) & 31, 0)
         sums = sums + (added(a, b, words[i], FINITE),)
     return sums
 
@@ -171,35 +234,47 @@ def best_pairs(keys):
     if len(keys) == 4:
         best = (settled(tl.maximum(keys[0], keys[1]), False),)
         best = (settled(tl.maximum(best[0], settled(keys[2], True)), False),)
-        best = (settled(tl.maximum(best[0], in_order(keys[3], True)), False),)
+        best = (settled(tl.maximum(best[0], runs_in_order(keys[3], True)), False),)
     else:
         best = settled_lists((tl.maximum(keys[0], keys[2]), tl.maximum(keys[1], keys[3])), False)
         best = settled_lists(greater(best, settled_lists((keys[4], keys[5]), True)), False)
         best = settled_lists(greater(best, settled_lists((keys[6], keys[7]), True)), False)
-        rest = settled_lists((settled(keys[8], False), in_order(keys[9], True)), True)
+        rest = settled_lists((settled(keys[8], False), runs_in_order(keys[9], True)), True)
         best = settled_lists(greater(best, rest), False)
     return best
 
 
 @triton.jit
+def float_bits(bits):
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def short_keys(sums, words, BITS: tl.constexpr):
-    """(32-bit keys of pairs, the greatest whose sum did not fit)."""
+    """(the sums without their last bits and with the pairs' numbers there, as float32; the greatest that did not fit).
+
+    -inf has no number. Below 0 the number is the other way round, so that the first of equals is the greater.
+    """
     LAST: tl.constexpr = (1 << BITS) - 1
     keys = ()
-    unfit = tl.full((LANES,), NO_PAIR, tl.int32)
+    unfit = tl.full((LANES,), float("-inf"), tl.float32)
     for i in tl.static_range(len(sums)):
-        bits = bits_of(sums[i] + 0.0)
-        key = (bits ^ ((bits >> 31) & (0x7FFFFFFF - LAST))) & (-1 - LAST)
-        unfit = tl.maximum(unfit, tl.where((bits & LAST) != 0, key, NO_PAIR))
-        keys = keys + (key | ((words[i] >> 16) & LAST),)  # of no pair: of -inf, behind all pairs
+        bits = bits_of(sums[i])
+        key = float_bits((bits & (-1 - LAST)) | ((words[i] ^ (bits >> 31)) & LAST))
+        if INTERPRET:
+            key = tl.where(sums[i] == float("-inf"), float("-inf"), key)
+        else:
+            key = tl.maximum(key, float("-inf"))  # of -inf the number made NaN
+        unfit = tl.where((bits & LAST) != 0, tl.maximum(unfit, key), unfit)
+        keys = keys + (key,)
     return keys, unfit
 
 
 @triton.jit
-def long_keys(sums, words):
+def long_keys(sums, words, BITS: tl.constexpr):
     keys = ()
     for i in tl.static_range(len(sums)):
-        key = (order_of(sums[i]).to(tl.int64) << 32) | (words[i] >> 16).to(tl.int64)
+        key = (order_of(sums[i]).to(tl.int64) << 32) | (words[i] & ((1 << BITS) - 1)).to(tl.int64)
         keys = keys + (tl.where(words[i] < 0, -(1 << 63), key),)
     return keys
 
@@ -213,18 +288,19 @@ def by_short_keys(sums, words, K: tl.constexpr, BITS: tl.constexpr):
     numbers = ()
     found = ()
     for i in tl.static_range(len(best)):
-        key = best[i] & (-1 - LAST)
-        numbers = numbers + (best[i] & LAST,)
-        found = found + ((key ^ ((key >> 31) & (0x7FFFFFFF - LAST))).to(tl.float32, bitcast=True),)
-    kth = tl.arange(0, LANES) == (K - 1) % 32
-    least = tl.min(tl.where(kth, best[len(best) - 1] & (-1 - LAST), 0x7FFFFFFF), axis=0)
-    fit = (tl.max(unfit, axis=0) < least) & (tl.max(order_of(sums[0]), axis=0) < 0x7F800000)
-    return numbers, found, fit
+        bits = best[i].to(tl.int32, bitcast=True)
+        numbers = numbers + ((bits ^ (bits >> 31)) & LAST,)
+        found = found + (float_bits(bits & (-1 - LAST)),)
+    kth = of_lane(best[len(best) - 1], (K - 1) % 32).to(tl.int32, bitcast=True)
+    least = float_bits(tl.where(kth < 0, kth | LAST, kth & (-1 - LAST)))  # what is below it has another sum
+    least = tl.where(kth == INFINITE, float("-inf"), least)
+    fit = ((unfit < least) | (unfit == float("-inf"))) & (first(sums[0]) < float("inf"))
+    return numbers, found, tl.min(fit.to(tl.int32), axis=0)
 
 
 @triton.jit
 def by_long_keys(sums, words, BITS: tl.constexpr):
-    best = best_pairs(long_keys(sums, words))
+    best = best_pairs(long_keys(sums, words, BITS))
     numbers = ()
     found = ()
     for i in tl.static_range(len(best)):

@@ -86,14 +86,6 @@ def settled(a):
 
 
 @triton.jit
-def padded(a, LENGTH: tl.constexpr, least):
-    """a with copies of `least` behind it."""
-    for _ in tl.static_range(LENGTH - len(a)):
-        a = a + (least,)
-    return a
-
-
-@triton.jit
 def greatest(a, b):
     """Of two descending lists the len(a) greatest, descending; len(a) is 2^p, and b has no more."""
     kept = ()
@@ -103,18 +95,3 @@ def greatest(a, b):
         else:
             kept = kept + (a[i],)
     return settled(kept)
-
-
-@triton.jit
-def merged(a, b, MOST: tl.constexpr, least):
-    """Two descending lists as one, padded to a power of two; of more than MOST the greatest MOST."""
-    LENGTH: tl.constexpr = 1 << log2_up(max(len(a), len(b)))
-    a = padded(a, LENGTH, least)
-    if LENGTH >= MOST:
-        a = greatest(a, b)
-    else:
-        b = padded(b, LENGTH, least)
-        for i in tl.static_range(LENGTH):
-            a = a + (b[LENGTH - 1 - i],)
-        a = settled(a)
-    return a

@@ -21,6 +21,8 @@ WHOLE = 256  # pairs in a block that is summed beforehand
 LONG_STEP = 8  # pairs of a long list whose rows are read together
 BLOCK = 1024
 
+Job = tuple[Tensor, Tensor, torch.dtype]  # values, rows, the dtype of what comes out
+
 
 @triton.jit(do_not_specialize=["P"])
 def keys_kernel(indices_ptr, key_ptr, P, N, BLOCK: tl.constexpr):
@@ -63,8 +65,10 @@ def firsts_kernel(sorted_ptr, first_ptr, P, N, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["P"])
-def used_kernel(sorted_ptr, upto_ptr, experts_ptr, starts_ptr, P, N, BLOCK: tl.constexpr):
-    """The experts in use, ascending, where the pairs of each start, and behind the last where its end."""
+def used_kernel(
+    sorted_ptr, upto_ptr, order_ptr, experts_ptr, starts_ptr, token_ptr, P, N, K, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The experts in use, ascending; where the pairs of each start, behind the last where its end; pairs' tokens."""
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     e = tl.load(sorted_ptr + p, mask=p < P, other=N)
     before = tl.load(sorted_ptr + p - 1, mask=(p > 0) & (p < P), other=-1)
@@ -73,6 +77,7 @@ def used_kernel(sorted_ptr, upto_ptr, experts_ptr, starts_ptr, P, N, BLOCK: tl.c
     tl.store(experts_ptr + rank - 1, e.to(tl.int64), mask=(e < N) & (e != before))
     tl.store(starts_ptr + rank - 1, p, mask=(e < N) & (e != before))
     tl.store(starts_ptr + rank, p + 1, mask=(e < N) & (after >= N))
+    tl.store(token_ptr + p, tl.load(order_ptr + p, mask=p < P, other=0) // K, mask=p < P)
 
 
 @triton.jit
@@ -91,11 +96,13 @@ def listed(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, 
 
 @triton.jit
 def blocks_kernel(
-    order_ptr, sorted_ptr, token_ptr, value_ptr, rows_ptr, block_ptr, N, D,
+    order_ptr, sorted_ptr, token_ptr, value_ptr, rows_ptr, value_2_ptr, rows_2_ptr, block_ptr, N, D,
     WHOLE: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """block[c] = the sum of the c-th WHOLE pairs, where they are all one expert's."""
+    """block[c] = the sum of the c-th WHOLE pairs, where they are all one expert's; of a second table behind these."""
     c, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if tl.program_id(2) == 1:
+        value_ptr, rows_ptr, block_ptr = value_2_ptr, rows_2_ptr, block_ptr + tl.num_programs(0).to(tl.int64) * D
     e = tl.load(sorted_ptr + c * WHOLE)
     if (e < N) & (e == tl.load(sorted_ptr + c * WHOLE + WHOLE - 1)):
         d = s * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -107,10 +114,12 @@ def blocks_kernel(
 
 @triton.jit
 def short_kernel(
-    order_ptr, token_ptr, starts_ptr, value_ptr, rows_ptr, out_ptr, COUNT, D,
+    order_ptr, token_ptr, starts_ptr, value_ptr, rows_ptr, out_ptr, value_2_ptr, rows_2_ptr, out_2_ptr, COUNT, D,
     SHORT: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The rows of GROUP experts, but for those with more than SHORT pairs."""
+    if tl.program_id(2) == 1:
+        value_ptr, rows_ptr, out_ptr = value_2_ptr, rows_2_ptr, out_2_ptr
     r = tl.program_id(0).to(tl.int64) * GROUP + tl.arange(0, GROUP)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = r < COUNT
@@ -139,10 +148,14 @@ def place_of(e, experts_ptr, COUNT):
 
 @triton.jit
 def long_kernel(
-    order_ptr, sorted_ptr, token_ptr, starts_ptr, experts_ptr, value_ptr, rows_ptr, block_ptr, out_ptr, COUNT, N, D,
+    order_ptr, sorted_ptr, token_ptr, starts_ptr, experts_ptr, value_ptr, rows_ptr, out_ptr,
+    value_2_ptr, rows_2_ptr, out_2_ptr, block_ptr, BLOCKS, COUNT, N, D,
     SPARSE: tl.constexpr, SHORT: tl.constexpr, WHOLE: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The row of an expert with more than SHORT pairs, by the first program whose place in the order it has."""
+    if tl.program_id(2) == 1:
+        value_ptr, rows_ptr, out_ptr = value_2_ptr, rows_2_ptr, out_2_ptr
+        block_ptr += (tl.program_id(2) * BLOCKS).to(tl.int64) * D
     place = tl.program_id(0).to(tl.int64) * SHORT
     e = tl.load(sorted_ptr + place).to(tl.int64)
     if e < N:
@@ -173,7 +186,7 @@ class ByExpert:
     """
 
     def __init__(self, indices: Tensor, n: int, *, sparse: bool = False) -> None:
-        pairs, tokens = indices.numel(), indices.shape[:-1].numel()
+        pairs, tokens, chosen = indices.numel(), indices.shape[:-1].numel(), max(1, indices.shape[-1])
         new = lambda size, narrow: torch.empty(  # noqa: E731
             size, dtype=torch.int32 if narrow else torch.int64, device=indices.device
         )
@@ -188,11 +201,12 @@ class ByExpert:
             upto.cumsum_(0, dtype=upto.dtype)
             self.count = Coming(upto[-1:])
             run(
-                used_kernel, (cdiv(pairs, BLOCK),), self.expert, upto, self.experts, self.starts, pairs, n, BLOCK
+                used_kernel, (cdiv(pairs, BLOCK),),
+                self.expert, upto, self.order, self.experts, self.starts, self.token, pairs, n, chosen, BLOCK,
             )  # fmt: skip
         else:
             run(starts_kernel, (cdiv(n + 1, BLOCK),), self.expert, self.starts, pairs, n, BLOCK)
-        run(tokens_kernel, (cdiv(pairs, BLOCK),), self.order, self.token, pairs, max(1, indices.shape[-1]), BLOCK)
+            run(tokens_kernel, (cdiv(pairs, BLOCK),), self.order, self.token, pairs, chosen, BLOCK)
         self.n = n
         # many short lists in a program, or few longer ones; of the sizes alone, so that results do not change
         self.group, self.step = (2, 1) if pairs < 8 * n else (1, 4)
@@ -201,30 +215,62 @@ class ByExpert:
         """Experts with a pair, ascending; waits for the device."""
         return self.experts[: self.count.value()]
 
-    def table(self, values: Tensor, rows: Tensor, dtype: torch.dtype, experts: Tensor | None = None) -> Tensor:
-        """[N, D] in dtype, or [len(experts), D]: each row the sum of values[p] rows[p // K] over its expert's pairs."""
-        D, pairs = rows.shape[1], self.order.numel()
-        block_d = min(512, power_of_2(D, 16))
-        slabs = cdiv(D, block_d)
-        blocks = torch.empty((pairs // WHOLE, D), dtype=torch.float32, device=rows.device)
-        run(
-            blocks_kernel, (blocks.shape[0], slabs),
-            self.order, self.expert, self.token, values, rows, blocks, self.n, D, WHOLE, LONG_STEP, block_d,
-            num_warps=2,
-        )  # fmt: skip
-        count, sparse = self.n if experts is None else experts.numel(), experts is not None
-        out = torch.empty((count, D), dtype=dtype, device=rows.device)
-        run(
-            short_kernel, (cdiv(count, self.group), slabs),
-            self.order, self.token, self.starts, values, rows, out, count, D,
-            SHORT, self.group, self.step, block_d, num_warps=2,
-        )  # fmt: skip
-        run(
-            long_kernel, (cdiv(pairs, SHORT) if pairs > SHORT else 0, slabs),
-            self.order, self.expert, self.token, self.starts, self.starts if experts is None else experts, values, rows,
-            blocks, out, count, self.n, D, sparse, SHORT, WHOLE, LONG_STEP, block_d, num_warps=2,
-        )  # fmt: skip
-        return out
+    def sums(self, jobs: list[Job]) -> Sums:
+        """What is to be summed for each of at most two tables; as much as needs no number of experts is started."""
+        alike = len({(rows.shape[1], rows.dtype, dtype) for _, rows, dtype in jobs}) == 1
+        return Sums(self, [jobs] if alike else [[job] for job in jobs])
+
+
+class Sums:
+    """The gradients of tables: rows that are each the sum of values[p] rows[p // K] over an expert's pairs p.
+
+    Tables of one shape and dtype are made in the same launches.
+    """
+
+    def __init__(self, pairs: ByExpert, groups: list[list[Job]]) -> None:
+        self.pairs, self.groups, self.blocks = pairs, groups, []
+        count = pairs.order.numel() // WHOLE
+        for jobs in groups:
+            D = jobs[0][1].shape[1]
+            blocks = torch.empty((len(jobs), count, D), dtype=torch.float32, device=pairs.order.device)
+            self.blocks.append(blocks)
+            (value, rows, _), (value_2, rows_2, _) = jobs[0], jobs[-1]
+            block_d, slabs = _slabs(D)
+            run(
+                blocks_kernel, (count, slabs, len(jobs)),
+                pairs.order, pairs.expert, pairs.token, value, rows, value_2, rows_2, blocks, pairs.n, D,
+                WHOLE, LONG_STEP, block_d, num_warps=2,
+            )  # fmt: skip
+
+    def tables(self, experts: Tensor | None = None) -> list[Tensor]:
+        """[N, D] each, or [len(experts), D]."""
+        pairs, found = self.pairs, []
+        count, sparse = pairs.n if experts is None else experts.numel(), experts is not None
+        at = pairs.starts if experts is None else experts
+        for jobs, blocks in zip(self.groups, self.blocks, strict=True):
+            D = jobs[0][1].shape[1]
+            outs = [torch.empty((count, D), dtype=dtype, device=rows.device) for _, rows, dtype in jobs]
+            each = (*jobs[0][:2], outs[0], *jobs[-1][:2], outs[-1])
+            block_d, slabs = _slabs(D)
+            run(
+                short_kernel, (cdiv(count, pairs.group), slabs, len(jobs)),
+                pairs.order, pairs.token, pairs.starts, *each, count, D,
+                SHORT, pairs.group, pairs.step, block_d, num_warps=2,
+            )  # fmt: skip
+            P = pairs.order.numel()
+            run(
+                long_kernel, (cdiv(P, SHORT) if P > SHORT else 0, slabs, len(jobs)),
+                pairs.order, pairs.expert, pairs.token, pairs.starts, at, *each, blocks, blocks.shape[1], count,
+                pairs.n, D, sparse, SHORT, WHOLE, LONG_STEP, block_d, num_warps=2,
+            )  # fmt: skip
+            found += outs
+        return found
+
+
+def _slabs(D: int) -> tuple[int, int]:
+    """(columns in a program, programs)."""
+    block_d = min(512, power_of_2(D, 16))
+    return block_d, cdiv(D, block_d)
 
 
 class Coming:

@@ -68,11 +68,12 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
             found["h"] = stage("dh", SUMS[options["strategy"]](da, w_in, lists, h.dtype).view(h.shape))
     if tables:
         pairs = pairs if sparse else ByExpert(lists, w_out.shape[0])
+        jobs = {"w_in": (da, rows), "w_out": (gated, dy)}
+        names = [name for name in ("w_in", "w_out") if name in tables]
+        sums = pairs.sums([(*jobs[name], tensors[name].dtype) for name in names])
         experts = pairs.used() if sparse else None
-        for name, values, of in (("w_in", da, rows), ("w_out", gated, dy)):
-            if name in tables:
-                grad = pairs.table(values, of, tensors[name].dtype, experts)
-                found[name] = stage(f"d{name}", grad if experts is None else _sparse(grad, experts, tensors[name]))
+        for name, grad in zip(names, sums.tables(experts), strict=True):
+            found[name] = stage(f"d{name}", grad if experts is None else _sparse(grad, experts, tensors[name]))
     return found
 
 

@@ -82,7 +82,7 @@ def _gathered_dots(rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
         (pairs.rows(table, part, rows.dtype) @ rows[part].unsqueeze(-1)).squeeze(-1)
         for part in pairs.chunks(table.shape[1])
     ]
-    return torch.cat(found)
+    return pairs.kept(torch.cat(found))  # rows of zeros are not enough: 0 times NaN
 
 
 def _gathered_sums(values: Tensor, table: Tensor, pairs: Pairs) -> Tensor:

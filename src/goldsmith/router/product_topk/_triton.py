@@ -14,7 +14,6 @@ from ...assay.stage import stage
 from ...core._kernels.launch import cdiv, power_of_2, run
 from .._common import flat
 from .._kernels.bounds import bounded_kernel
-from .._kernels.lanes import select_kernel
 from .._kernels.rows import select_row_kernel
 from .._kernels.scatter import gradient_kernel
 from .._kernels.warps import select_warp_kernel
@@ -24,8 +23,20 @@ from .op import keeps_lse
 MOST_K, MOST_LOGITS = 128, 2048  # places take 11 bits of a key
 MOST_BOUNDED = 64  # beyond, the lists of pairs of a row in a warp are more than its registers hold
 NUMBER_BITS = {32: 7, 64: 9}  # 119 and 280 pairs
-MOST_IN_LANES = 32  # two lists of 32 keys and one of 32 pairs are what 255 registers hold
-ROWS = 32  # rows in a program, one a lane
+PARTS = {  # the pairs of ranks that are in no hook, in lists of 8 that fall and rise, whatever the logits
+    32: (
+        ((2, 2), (2, 3), (2, 4), (2, 5), (2, 6), (2, 7), (2, 8), (2, 9)),
+        (None, (9, 2), (8, 2), (7, 2), (6, 2), (5, 2), (4, 2), (3, 2)),
+        ((3, 3), (3, 4), (4, 4), (4, 5), (7, 3), (6, 3), (5, 3), (4, 3)),
+        ((3, 5), (3, 6), (3, 7), None, None, None, None, (5, 4)),
+    ),
+    64: (
+        ((4, 4), (4, 5), (4, 6), (4, 7), (4, 8), (4, 9), (4, 10), (4, 11)),
+        ((5, 9), (11, 4), (10, 4), (9, 4), (8, 4), (7, 4), (6, 4), (5, 4)),
+        ((5, 5), (5, 6), (6, 6), (6, 7), (7, 7), (6, 8), (5, 8), (5, 7)),
+        ((6, 5), (7, 5), (7, 6), (8, 6), None, None, (9, 5), (8, 5)),
+    ),
+}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -49,24 +60,23 @@ def forward(
     saved = new(T, 2, dtype=torch.float32) if lse else new(0, dtype=torch.float32)
     arguments = (scores, indices, saved, rows_x.stride(0), rows_y.stride(0))
     sizes = (x.shape[-1], y.shape[-1])
-    if k <= MOST_BOUNDED and (x.dtype.itemsize == 2 or k > MOST_IN_LANES):
-        widths, room = [_width(size) for size in sizes], power_of_2(k, 32)
+    if k <= MOST_BOUNDED:
+        narrow, room = x.dtype.itemsize == 2, power_of_2(k, 32)
+        widths = [max(_width(size), 1 + narrow) for size in sizes]
+        tiles = [cdiv(size, 32 * width) for size, width in zip(sizes, widths, strict=True)]
+        whole = [
+            size % (32 * width) == 0 and not (narrow and (rows.stride(0) % 2 or rows.data_ptr() % 4))
+            for rows, size, width in zip((rows_x, rows_y), sizes, widths, strict=True)
+        ]
         run(
             bounded_kernel, (T,), rows_x, rows_y, _words(room, x.device), *arguments, *sizes, k, room,
-            NUMBER_BITS[room], *widths, *(size % (32 * width) == 0 for size, width in zip(sizes, widths, strict=True)),
-            sizes[0] == sizes[1], max(sizes) > 1024, lse, weights, num_warps=1,
+            NUMBER_BITS[room], *widths, *tiles, *whole, max(sizes) > 1024, lse, weights, num_warps=1,
         )  # fmt: skip
     elif x.dtype.itemsize == 2:
         widths = [_width(size) for size in sizes]
         run(
             select_warp_kernel, (T,), rows_x, rows_y, *arguments, *sizes, k, power_of_2(k, 32), *widths,
             *(size % (32 * width) == 0 for size, width in zip(sizes, widths, strict=True)), lse, weights, num_warps=1,
-        )  # fmt: skip
-    elif k <= MOST_IN_LANES:
-        log = max(3, (k - 1).bit_length())
-        run(
-            select_kernel, (cdiv(T, ROWS),), rows_x, rows_y, *arguments, T, *sizes, k, log, 11, lse, weights, ROWS,
-            num_warps=1,
         )  # fmt: skip
     else:
         most = power_of_2(k)
@@ -113,11 +123,11 @@ def _pairs(k: int, device: torch.device) -> Tensor:
 def _words(room: int, device: torch.device) -> Tensor:
     """What bounded_kernel sorts, in tensors of 32, and then the pairs a | b << 8 by their numbers, reversed.
 
-    A pair is a | b << 8 | number << 16, the first pair in lexical order having the greatest number; -1 << 31 is none.
+    A pair is number | a << 16 | b << 24, the first pair in lexical order having the greatest number; -1 << 31 is none.
     """
     pairs = list(zip(*(t.tolist() for t in reference.candidates(room, room, room, torch.device("cpu"))), strict=True))
     last = (1 << NUMBER_BITS[room]) - 1
-    word = {(a, b): a | b << 8 | (last - i) << 16 for i, (a, b) in enumerate(pairs)}
+    word = {(a, b): (last - i) | a << 16 | b << 24 for i, (a, b) in enumerate(pairs)}
     none = -(1 << 31)
 
     def hook(h: int, length: int) -> list[int]:
@@ -131,7 +141,6 @@ def _words(room: int, device: torch.device) -> Tensor:
         words += hook(h, room)
     if room == 64:
         words += hook(3, 32)
-    rest = [word[p] for p in pairs if min(p) > (1 if room == 32 else 3)]
-    words += rest + [none] * (32 - len(rest))
+    words += [none if p is None else word[p] for part in PARTS[room] for p in part]
     by_number = [a | b << 8 for a, b in reversed(pairs)]
     return torch.tensor(words + [0] * (last + 1 - len(pairs)) + by_number, dtype=torch.int32, device=device)

@@ -87,6 +87,10 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"T": 7, "sx": 5, "sy": 6, "k": 7, "fill": "not_finite", "weights": "softmax"},
         "NaN where the formula gives NaN, in no other row",
     ),
+    "not_finite_masked": (
+        {"T": 7, "sx": 3, "sy": 4, "k": 12, "fill": "not_finite", "weights": "softmax"},
+        "what is masked has weight 0 beside NaN, too",
+    ),
     "k_above_s": ({"T": 3, "sx": 4, "sy": 5, "k": 11, "fill": "tied"}, "k exceeds both axes: ranks end before k does"),
     "every_pair": ({"T": 2, "sx": 3, "sy": 5, "k": 15, "weights": "softmax"}, "k = sx * sy: a full sort"),
     "many_chunks": (
@@ -127,7 +131,8 @@ def _bench(T: int, s: int, k: int, dtype: torch.dtype) -> BenchCase:
     why = "forward: both logits read, k scores and indices written; backward: the same, and the logits read again"
     case = Case(f"route[T={T},s={s},k={k}]", inputs, sizes, why)
     logit_bytes = 2 * s * T * dtype.itemsize
-    return BenchCase(case.name, sizes, dtype, case.build, logit_bytes + 8 * T * k, 2 * logit_bytes + 8 * T * k, why)
+    moved = logit_bytes + 8 * T * k, 2 * logit_bytes + 8 * T * k
+    return BenchCase(case.name, sizes, dtype, case.build, *moved, why, replayed=True)
 
 
 BENCH = [

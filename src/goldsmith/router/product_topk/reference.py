@@ -77,9 +77,11 @@ def canonical(t: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def candidates(k: int, sx: int, sy: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Ranks (a, b) with (a + 1)(b + 1) <= k, in lexical order."""
-    widths = [min(sy, k // (a + 1)) for a in range(min(sx, k))]
-    a = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths))
-    return a.to(device), torch.cat([torch.arange(width) for width in widths]).to(device)
+    cpu = torch.device("cpu")  # whatever torch.device is the default now
+    widths = torch.tensor([min(sy, k // (a + 1)) for a in range(min(sx, k))], device=cpu)
+    a = torch.arange(len(widths), device=cpu).repeat_interleave(widths)
+    b = torch.arange(len(a), device=cpu) - (widths.cumsum(0) - widths)[a]
+    return a.to(device), b.to(device)
 
 
 def split(indices: Tensor, sy: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,7 +105,8 @@ def _weighed(s: Tensor, masked: Tensor, weights: str) -> Tensor:
         s = s - s[:, :1].detach()  # the largest, or NaN: scores do not increase
     e = s.masked_fill(masked, 0.0).exp().masked_fill(masked, 0.0)
     if weights == "softmax":
-        e = e / e.sum(-1, keepdim=True).masked_fill(masked[:, :1], 1.0)
+        # masked again: 0 by a sum that is NaN is NaN
+        e = (e / e.sum(-1, keepdim=True).masked_fill(masked[:, :1], 1.0)).masked_fill(masked, 0.0)
     return e
 
 

@@ -1,0 +1,162 @@
+"""Marked logits, out of 32 lanes into a list: their keys, one to a lane, and the keys in order.
+
+A mark is a bit of its lane's integer. The slots of a list find their lanes by halving in the sums of the counts of
+marks, and the logit's place, by which it is read again, from the mark.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .lists import LANES, float_bits, float_of, in_order, order_of, settled_lists
+from .networks import INTERPRET
+from .warps import bits_of
+
+LAST_PLACE = tl.constexpr(2047)  # a key has the place in its last 11 bits
+
+
+@triton.jit
+def key_of(v, place, NARROW: tl.constexpr):
+    """The key of a logit: in the order of a stable descending sort, no two alike.
+
+    NARROW: float32 that were 16 bits have their last 13 bits free, but for NaN. Their keys are compared as float32: the
+    exponent is a bit further down, so that none is NaN, and below 0 the place is the other way round.
+    """
+    if NARROW:
+        bits = tl.minimum(bits_of(v + 0.0), 0x7FFFE000)
+        key = float_bits(((bits >> 1) & -0x40000001) | ((LAST_PLACE - place) ^ ((bits >> 31) & LAST_PLACE)))
+    else:
+        key = (order_of(v).to(tl.int64) << 11) + (LAST_PLACE - place)
+    return key
+
+
+@triton.jit
+def split_key(key, NARROW: tl.constexpr):
+    """(value, place)."""
+    if NARROW:
+        bits = key.to(tl.int32, bitcast=True)
+        v = float_bits((bits & -(1 << 31)) | ((bits << 1) & 0x7FFFE000))
+        place = LAST_PLACE - ((bits ^ (bits >> 31)) & LAST_PLACE)
+    else:
+        v = float_of((key >> 11).to(tl.int32))
+        place = LAST_PLACE - (key & LAST_PLACE).to(tl.int32)
+    return v, place
+
+
+@triton.jit
+def order_of_key(v, place, NARROW: tl.constexpr):
+    """The key as an integer, where halves are wanted."""
+    if NARROW:
+        bits = tl.minimum(bits_of(v + 0.0), 0x7FFFE000)
+        key = (bits ^ ((bits >> 31) & 0x7FFFF800)) + (LAST_PLACE - place)
+    else:
+        key = key_of(v, place, NARROW)
+    return key
+
+
+@triton.jit
+def ones(mask):
+    """How many bits are set."""
+    if INTERPRET:
+        n = tl.sum((mask[:, None] >> tl.arange(0, mask.dtype.primitive_bitwidth)[None, :]) & 1, axis=1).to(tl.int32)
+    elif mask.dtype == tl.int64:
+        n = tl.inline_asm_elementwise("popc.b64 $0, $1;", "=r,l", [mask], tl.int32, True, 1)
+    else:
+        n = tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [mask], tl.int32, True, 1)
+    return n
+
+
+@triton.jit
+def place_of(bit, lane, WIDTH: tl.constexpr, NARROW: tl.constexpr, MANY: tl.constexpr):
+    if NARROW:
+        HALF: tl.constexpr = WIDTH // 2
+        word = bit & 15
+        if MANY:
+            word += (bit >> 5) << 4
+        upper = (bit >> 4) & 1 if MANY else bit >> 4
+        place = word // HALF * (LANES * WIDTH) + word % HALF * 2 + upper
+    else:
+        place = bit // WIDTH * (LANES * WIDTH) + bit % WIDTH
+    return place.to(tl.int32, bitcast=True) + lane * WIDTH
+
+
+@triton.jit
+def lane_of(slot, upto):
+    """The lane whose marks come to `slot`; upto: each lane's marks with those of the lanes before it."""
+    lane = tl.zeros((LANES,), tl.int32)
+    for q in tl.static_range(5):
+        lane = tl.where(tl.gather(upto, lane + ((16 >> q) - 1), 0) <= slot, lane + (16 >> q), lane)
+    return lane
+
+
+@triton.jit
+def marked_key(row, marks, lane, inside, WIDTH: tl.constexpr):
+    """The key of the logit that is the lowest of `marks` in lane `lane`; that of -inf where not inside."""
+    MANY: tl.constexpr = marks.dtype == tl.int64
+    NARROW: tl.constexpr = row.dtype.element_ty.primitive_bitwidth == 16
+    lowest = (marks & -marks).to(tl.uint64 if MANY else tl.uint32, bitcast=True).to(tl.float32)
+    bit = ((lowest.to(tl.int32, bitcast=True) >> 23) - 127).to(tl.uint32, bitcast=True)
+    place = place_of(bit, lane, WIDTH, NARROW, MANY)
+    v = tl.load(row + place, mask=inside, other=float("-inf")).to(tl.float32)
+    return key_of(v, tl.where(inside, place, LAST_PLACE), NARROW)
+
+
+@triton.jit
+def listed(
+    row_x, row_y, mask_x, mask_y, counts, upto, FIRST: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr
+):
+    """The keys of both axes' marked logits FIRST to FIRST + 31, one to a lane; -inf after the last.
+
+    counts: marks of each lane, x | y << 16; upto: with those of the lanes before it.
+    """
+    slot = tl.arange(0, LANES) + FIRST
+    lane_x, lane_y = lane_of(slot, upto & 0xFFFF), lane_of(slot, upto >> 16)
+    total = tl.sum(counts, axis=0)
+    before = upto - counts
+    ahead_x, ahead_y = slot - (tl.gather(before, lane_x, 0) & 0xFFFF), slot - (tl.gather(before, lane_y, 0) >> 16)
+    marks_x, marks_y = tl.gather(mask_x, lane_x, 0), tl.gather(mask_y, lane_y, 0)
+    for i in tl.static_range(3):  # a lane has seldom more than four, and a loop costs more than what it saves
+        marks_x = tl.where(ahead_x > i, marks_x & (marks_x - 1), marks_x)
+        marks_y = tl.where(ahead_y > i, marks_y & (marks_y - 1), marks_y)
+    for i in range(3, tl.max(tl.maximum(counts & 0xFFFF, counts >> 16), axis=0) - 1):
+        marks_x = tl.where(ahead_x > i, marks_x & (marks_x - 1), marks_x)
+        marks_y = tl.where(ahead_y > i, marks_y & (marks_y - 1), marks_y)
+    x = marked_key(row_x, marks_x, lane_x, slot < (total & 0xFFFF), WIDTH_X)
+    y = marked_key(row_y, marks_y, lane_y, slot < (total >> 16), WIDTH_Y)
+    return x, y
+
+
+@triton.jit
+def ranked(row_x, row_y, mask_x, mask_y, ROOM: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr):
+    """The keys of both axes' marked logits, descending, as ROOM / 32 tensors each."""
+    counts = ones(mask_x) | (ones(mask_y) << 16)
+    upto = tl.cumsum(counts, axis=0)
+    x, y = listed(row_x, row_y, mask_x, mask_y, counts, upto, 0, WIDTH_X, WIDTH_Y)
+    xs, ys = (in_order(x, False),), (in_order(y, False),)
+    if ROOM == 64:
+        x, y = listed(row_x, row_y, mask_x, mask_y, counts, upto, 32, WIDTH_X, WIDTH_Y)
+        xs = settled_lists((xs[0], in_order(x, True)), False)
+        ys = settled_lists((ys[0], in_order(y, True)), False)
+    return xs, ys
+
+
+@triton.jit
+def split(keys, NARROW: tl.constexpr):
+    """(values, places)."""
+    values = ()
+    places = ()
+    for i in tl.static_range(len(keys)):
+        v, place = split_key(keys[i], NARROW)
+        values = values + (v,)
+        places = places + (place,)
+    return values, places
+
+
+@triton.jit
+def picked(a, place):
+    """a[place] of a list in tensors of 32."""
+    out = tl.gather(a[0], place & 31, 0)
+    if len(a) == 2:
+        out = tl.where(place < 32, out, tl.gather(a[1], place & 31, 0))
+    return out
