@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -177,6 +178,17 @@ def applied(source: str, fault: Fault) -> str:
             raise CatalogueError(f"{fault.key}: the text to replace occurs {count} times in {fault.file}: {old!r}")
         source = source.replace(old, new)
     return source
+
+
+def unfit(faults: Iterable[Fault]) -> list[str]:
+    """What is wrong with the edits that their files no longer take."""
+    said = []
+    for fault in faults:
+        try:
+            applied((ROOT / fault.file).read_text(encoding="utf-8"), fault)
+        except (CatalogueError, OSError) as error:
+            said.append(str(error))
+    return said
 
 
 def copy(host: Host, backend: str, fault: Fault | None, folder: Path) -> Path:

@@ -148,15 +148,16 @@ class Kept:
 def run(plan: Plan, kept: Kept, workers: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Do what is left; yields (jobs done, jobs in all, the job) as jobs end.
 
-    One row of every fault comes first, so that an early end leaves a table of all of them; then the rest of the faults,
-    hosts as they should be, and clean runs, what takes long before what does not. Raises Broken, with all that broke,
-    when everything else is done.
+    One row of every fault comes first, so that an early end leaves a table of all of them; then hosts as they should
+    be, clean runs, and the rest of the faults, what takes long before what does not. Raises Broken, with all that
+    broke, when everything else is done.
     """
     jobs = plan.jobs()
     left = sorted((job for job in jobs if not _whole(job, kept)), key=_takes)
     done = len(jobs) - len(left)
     begun = {job["name"]: job for job in left if job["kind"] == "fault" and not kept.of(job)}
     later = [job for job in left if job["name"] not in begun]
+    rests: list[dict[str, Any]] = []
     children, broken = _Children(), dict[str, str]()
     with ThreadPoolExecutor(workers) as pool:
         futures: dict[Future, dict] = {}
@@ -167,9 +168,11 @@ def run(plan: Plan, kept: Kept, workers: int) -> Iterator[tuple[int, int, dict[s
         for job in begun.values():
             begin({**job, "first": True})
         try:
-            while futures or later:
+            while futures or later or rests:
                 while later and not begun:
                     begin(later.pop(0))
+                while rests and not begun:
+                    begin(rests.pop(0))
                 ended, _ = wait(futures, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in ended:
                     job = futures.pop(future)
@@ -180,7 +183,7 @@ def run(plan: Plan, kept: Kept, workers: int) -> Iterator[tuple[int, int, dict[s
                         broken[job["name"]] = str(error)
                     else:
                         if rest is not None:
-                            begin(rest)
+                            rests.append(rest)
                             continue
                     done += 1
                     yield done, len(jobs), job
@@ -192,10 +195,13 @@ def run(plan: Plan, kept: Kept, workers: int) -> Iterator[tuple[int, int, dict[s
         raise Broken("\n".join(broken.values()))
 
 
-def _takes(job: dict[str, Any]) -> tuple[int, int]:
-    """Its place in the queue: faults, hosts, clean runs; operators that we ship and interpreted kernels take long."""
-    long = job["kind"] != "clean" and (bool(catalogue.hosts()[job["host"]].package) or job["backend"] == "triton")
-    return ("fault", "twin", "clean").index(job["kind"]), -int(long)
+def _takes(job: dict[str, Any]) -> tuple[int, int, int]:
+    """Its place in the queue: hosts, clean runs, faults; what is held out first, then what takes long: operators that
+    we ship, and interpreted kernels.
+    """
+    host = None if job["kind"] == "clean" else catalogue.hosts()[job["host"]]
+    long = host is not None and (bool(host.package) or job["backend"] == "triton")
+    return ("twin", "clean", "fault").index(job["kind"]), -int(host is not None and host.held_out), -int(long)
 
 
 def told(job: dict[str, Any]) -> dict[str, str]:

@@ -49,6 +49,8 @@ def main(given: list[str] | None = None) -> int:
             print(said, file=sys.stderr)
             return 2
         faults = [f for f in faults if f.backend == ON_A_GPU]
+    for said in catalogue.unfit(faults):  # told now, and not after hours; the others are run all the same
+        print(f"{said}\nThis fault cannot be run until its edit fits again.", file=sys.stderr)
     if asked.diagnose:
         return _diagnosed([f for f in faults if f.id == asked.fault] or faults, asked.device, asked.html)
     narrowed = any((asked.fault, asked.host, asked.backend, asked.device != "cpu"))
@@ -70,6 +72,7 @@ def main(given: list[str] | None = None) -> int:
         signal.signal(number, _interrupt)
     try:
         if not asked.report:
+            kept.add({"run": conditions(plan, given)})
             show.progress(drive.run(plan, kept, asked.jobs), len(plan.jobs()))
     except KeyboardInterrupt:
         print(f"interrupted; what was finished is in {keep}, and the same command goes on.", file=sys.stderr)
@@ -78,7 +81,7 @@ def main(given: list[str] | None = None) -> int:
         print(f"{error}\nWhat was finished is in {keep}.", file=sys.stderr)
         status = 2
     summary = figures.summarise(_wanted(kept.rows, plan))
-    summary["conditions"] = {**conditions(plan, given), "load": figures.loads(kept.rows)}
+    summary["conditions"] = {**made_where(kept.rows, plan, given), "load": figures.loads(kept.rows)}
     show.terminal(summary)
     if asked.json:
         _write(asked.json, json.dumps(summary, indent=1) + "\n")
@@ -158,6 +161,16 @@ def conditions(plan: drive.Plan, given: list[str] | None) -> dict:
         "seeds": plan.seeds,
         "quick": plan.quick,
     }
+
+
+def made_where(rows: list[dict], plan: drive.Plan, given: list[str] | None) -> dict:
+    """The conditions of the last run that made rows, not of who reads them; of this one where none says so.
+
+    A tree without git does not know its commit: whoever reads the rows at the same state of the assay names theirs.
+    """
+    runs = [row["run"] for row in rows if "run" in row]
+    made = runs[-1] if runs else conditions(plan, given)
+    return {**made, "commit": made["commit"] or commit(), "seeds": plan.seeds}
 
 
 def _gpu(device: str) -> str:

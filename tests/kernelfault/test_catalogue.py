@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,11 @@ def test_what_does_not_exist_is_said_with_what_does():
         catalogue.select(host="nobody")
     with pytest.raises(catalogue.CatalogueError, match="no fault 'M99'; there are: .*M04"):
         catalogue.select(fault="M99")
+
+
+def test_edits_that_no_longer_fit_are_all_told_before_anything_runs(monkeypatch):
+    fault, other = catalogue.faults()[:2]
+    stale = replace(fault, edits=(("this text is not there", ""),))
+    said = catalogue.unfit([stale, other])
+    assert len(said) == 1 and said[0].startswith(f"{fault.key}: the text to replace occurs 0 times")
+    assert catalogue.unfit([fault, other]) == []

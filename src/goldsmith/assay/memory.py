@@ -61,6 +61,7 @@ class Buffer:
     tensor: Tensor
     label: str
     before: Tensor | None = None
+    room: Tensor | None = None  # made early: on a GPU an allocation may wait for every stream
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor's storage begins within this allocation."""
@@ -102,10 +103,10 @@ class Buffer:
 
 
 class Arena:
-    """The guarded buffers of one run."""
+    """The guarded buffers of one run; `watched` ones are looked at once more when the forward has returned."""
 
-    def __init__(self, fill: str = NAN_FILL, beside: int = 0):
-        self.fill, self.beside = fill, beside
+    def __init__(self, fill: str = NAN_FILL, beside: int = 0, *, watched: bool = False):
+        self.fill, self.beside, self.watched = fill, beside, watched
         self.buffers: list[Buffer] = []
         self.inputs: dict[str, Buffer] = {}
 
@@ -122,8 +123,7 @@ class Arena:
     ) -> Buffer:
         """A new guarded buffer; `shift` moves its first element off the alignment, by so many elements.
 
-        first: the tensor's storage begins with it (storage_offset is 0), as that of `torch.empty` does; the band before
-        it is then out of reach of `as_strided`, as what lies before a tensor's storage always is.
+        first: its storage_offset is 0, as that of `torch.empty` is; the band before it is out of `as_strided`'s reach.
         """
         item = dtype.itemsize
         span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
@@ -134,18 +134,21 @@ class Arena:
         whole = size + 2 * band + ALIGN + shift * item
         raw = torch.full((whole // unit.itemsize,), mark, dtype=unit, device=device).view(torch.uint8)
         start = band + (-(raw.data_ptr() + band)) % ALIGN + shift * item
-        if self.beside and dtype in LARGE:
-            numbers = raw.view(dtype)
-            numbers[0::2], numbers[1::2] = self.beside * LARGE[dtype], -self.beside * LARGE[dtype]
+        self._numbers(raw, dtype)
         _fill(raw[start : start + size], dtype, self.fill)
         storage, offset = raw.untyped_storage(), start // item
         if first:
             storage, offset = storage[start:], 0  # the same memory, which it keeps alive
         tensor = torch.empty(0, dtype=dtype, device=device)
         tensor.set_(storage, offset, tuple(shape), tuple(stride))
-        buffer = Buffer(raw, start, size, tensor, label, raw.clone() if self.beside else None)
-        self.buffers.append(buffer)
-        return buffer
+        before, room = raw.clone() if self.beside else None, torch.empty_like(raw) if self.watched else None
+        self.buffers.append(Buffer(raw, start, size, tensor, label, before, room))
+        return self.buffers[-1]
+
+    def _numbers(self, raw: Tensor, dtype: torch.dtype) -> None:
+        if self.beside and dtype in LARGE:
+            numbers = raw.view(dtype)
+            numbers[0::2], numbers[1::2] = self.beside * LARGE[dtype], -self.beside * LARGE[dtype]
 
     def place(self, name: str, value: Tensor, layout: str | None = None) -> Tensor:
         """A guarded copy of an input (or output gradient) in a layout; None keeps the strides it came with."""
@@ -155,9 +158,7 @@ class Arena:
         if value.numel():
             mark, unit = band_mark(value.dtype)
             buffer.raw[buffer.start : buffer.start + buffer.size].view(unit).fill_(mark)  # gaps are like the bands
-            if self.beside and value.dtype in LARGE:
-                numbers = buffer.raw.view(value.dtype)
-                numbers[0::2], numbers[1::2] = self.beside * LARGE[value.dtype], -self.beside * LARGE[value.dtype]
+            self._numbers(buffer.raw, value.dtype)
             own = distinct(buffer.tensor)
             own.copy_(value.as_strided(own.shape, value.stride()) if own.shape != value.shape else value)
         buffer.before = buffer.raw.clone()
@@ -165,10 +166,12 @@ class Arena:
         return buffer.tensor
 
     def written_within(self, seconds: float) -> int:
-        """How many bytes of the buffers change while nothing of ours runs."""
-        before = [b.raw.clone() for b in self.buffers]
+        """How many bytes of the buffers change while nothing of ours runs; on a GPU, once its own stream is done."""
+        pairs = [(b.raw, b.room.copy_(b.raw)) for b in self.buffers if b.room is not None]
         time.sleep(seconds)
-        return sum(int((b.raw != old).sum()) for b, old in zip(self.buffers, before, strict=True))
+        if any(now.is_cuda for now, _ in pairs):
+            torch.cuda.synchronize()
+        return sum(int((now != old).sum()) for now, old in pairs)
 
     def hits(self) -> list[Hit]:
         return [h for h in (b.hit() for b in self.buffers) if h is not None]
@@ -347,8 +350,7 @@ class Poison(TorchDispatchMode):
         except RuntimeError as error:
             if "not resizable" not in str(error) or not held:
                 raise
-            for tensor, _, _ in held:
-                _move(tensor)
+            _move([tensor for tensor, _, _ in held])
             result = func(*args, **kwargs)
         for tensor, owner, shape in held:
             if func in _RESIZE or tensor.shape != shape:
@@ -378,10 +380,11 @@ class Poison(TorchDispatchMode):
             return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
 
 
-def _move(tensor: Tensor) -> None:
+def _move(tensors: Sequence[Tensor]) -> None:
     """To memory of torch's own, which can grow."""
-    own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    tensor.set_(own.copy_(tensor).untyped_storage(), 0, tensor.shape, tensor.stride())
+    for tensor in tensors:
+        own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        tensor.set_(own.copy_(tensor).untyped_storage(), 0, tensor.shape, tensor.stride())
 
 
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd

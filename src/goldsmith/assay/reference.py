@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import bounds, ensemble, golden, kinks, ladder, limits
+from . import bounds, ensemble, golden, jitter, kinks, ladder, limits
 from .memory import aliases
 from .results import TargetError
 from .run import Material, Run, name_gradients, names_of, only_tensors
@@ -276,6 +276,14 @@ class References:
             for at, dot in enumerate(dots)
             for run in self._legal(RUNS // len(dots), self.seed + 7 + at, dot, self.material.nudged)
         ]
+
+    @cached_property
+    def jittered(self) -> list[dict[str, Tensor]]:
+        """The golden as it is written, in compute precision, with every number rounded once more."""
+        self._count("plain", jitter.RUNS)
+        narrowed = {n: t.to(self.compute) if t.is_floating_point() else t for n, t in self.leaves.items()}
+        with golden.default_dtype(self.compute):
+            return jitter.runs(self.evaluate, narrowed, self.seed)
 
     def _count(self, what: str, runs: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + runs

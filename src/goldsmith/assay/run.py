@@ -176,7 +176,7 @@ def execute(material: Material, how: How | None = None) -> Run:
     target, run = material.target, Run()
     if how.fresh and target.reset is not None:
         _reset(target.reset)
-    arena = Arena(how.fill, how.beside)
+    arena = Arena(how.fill, how.beside, watched=how.linger > 0)
     tracer = Tracer(substitute=how.substitute, debug=how.debug)
     _seed(material)
     with _threads(how.threads), listening(tracer), watching() as run.interpreted:

@@ -180,6 +180,19 @@ def test_the_stage_of_a_later_call_is_named():
     assert str(found).startswith("FAIL  h is wrong: a copy of an input is not refreshed (stale_copy, ")
 
 
+def test_inputs_that_are_wrong_in_any_call_are_not_taken_for_old_ones():
+    @assay.case(T=[9])
+    def picked(make, T):
+        return {"x": make.normal(T), "k": make.integers(0, 5, 1)}
+
+    right = int(picked[0].build(dtype=torch.float32, device="cpu", seed=0)["k"])
+    target = assay.Target(lambda x, k: x * (2 + (k != right)), lambda x, k: x * 2, cases=picked, backward=None)
+    found = diagnose(target)
+    run = found.evidence.runs["other inputs"]
+    assert (found.verdict, run.wrong, run.stale) == ("fail", ("y",), ()), str(found)
+    assert all(cause.id != "stale_copy" or cause.score < 0.5 for cause in found.causes), str(found)
+
+
 @assay.case(T=[6], D=[40])
 def plain_rows(make, T, D):
     return {"x": make.normal(T, D), "w": make.normal(T, D)}

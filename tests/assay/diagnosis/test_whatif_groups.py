@@ -7,7 +7,7 @@ from assay.diagnosis.targets import adapter, layer, session_of
 from goldsmith import assay
 from goldsmith.assay import hooks
 from goldsmith.assay.diagnosis.diagnosis import diagnose
-from goldsmith.assay.diagnosis.whatif import search
+from goldsmith.assay.diagnosis.whatif import padding, search, sums
 from goldsmith.assay.diagnosis.whatif.engine import Search
 
 _MOST = 300  # runs of the candidate that a diagnosis may take
@@ -61,6 +61,11 @@ def test_rows_out_of_the_order_that_they_are_sorted_in(read, cause):
 @assay.case(T=[7], D=[10], E=[3])
 def experts(make, T, D, E):
     return {"x": make.normal(T, D), "w": make.normal(E, D, D), "b": make.normal(D)}
+
+
+@assay.case(T=[6], D=[9])
+def logits(make, T, D):
+    return {"x": make.normal(T, D)}
 
 
 def mixed(times):
@@ -131,6 +136,18 @@ def test_the_search_ends_where_a_common_change_makes_everything():
     _, all_of_them = tried(assay.Target(kernel(noise), golden, cases=cases, backward=None))
     found, few = tried(assay.Target(kernel(0), golden, cases=cases, backward=None))
     assert found[0].cause == "missing_term" and few < all_of_them / 2, (few, all_of_them)
+
+
+@pytest.mark.parametrize("kind", [padding, sums], ids=["of all operators", "of one"])
+def test_a_kind_of_change_that_stumbles_is_said_and_the_others_are_tried(kind, monkeypatch):
+    def stumbles(*given):
+        raise RuntimeError("a view of two axes")
+
+    monkeypatch.setattr(kind, "changes" if kind is padding else "repeated", stumbles)
+    target = assay.Target(lambda x: (x + x.sin()).tanh(), lambda x: (x + x.sin() + x.exp()).tanh(), cases=logits)
+    found = diagnose(target, budget_s=600)
+    assert found.causes[0].id == "missing_term" and found.evidence.whatif[0].exact
+    assert "a view of two axes" in " ".join(found.undecided)
 
 
 @pytest.mark.parametrize("target", [layer("h"), adapter("saved")], ids=lambda t: t.name)

@@ -219,12 +219,14 @@ def _what_if(
     found = None if got is None else search(session, evidence.tensor, got, own, causes=causes)
     if found is not None:
         _tried(evidence, found, _WHAT_IF, spent)
+        evidence.operators = found.operators
     return found
 
 
 def _tried(evidence: Evidence, changed: Search, limit: float, spent: Callable[[], bool]) -> None:
     over = seconds(limit)
     evidence.whatif = changed.run(lambda: spent() or over())
+    evidence.left_out |= {f"changed goldens, {kind}": why for kind, why in changed.left_out.items()}
 
 
 def _location(got: Tensor, against: ladder.Reference) -> Location | None:

@@ -111,6 +111,7 @@ class RunFact:
     same          bit-equal to the first run; difference: largest |difference| to it
     late          bytes of the candidate's own buffers that were written after it had returned, where that was watched
     nan           results and stages that hold NaN where the golden has none
+    stale         inputs that, as they were in the first run, make the golden give what came; None: not asked
     """
 
     name: str
@@ -122,6 +123,7 @@ class RunFact:
     first: str = ""
     late: int = 0
     nan: tuple[str, ...] = ()
+    stale: tuple[str, ...] | None = None
 
     @property
     def right(self) -> bool:
@@ -134,7 +136,7 @@ class Influence:
 
     Ranges are inclusive. `outputs` are the results in which it shows. `none`: the input has no influence at all, and
     should (`missing` is empty then: nothing is cut short). `elsewhere`: those of `extra` that fail to reach some
-    of what they reach in the golden: they come out at other places.
+    of what they reach in the golden: they come out at other places. `length`: of the axis, 0 where it is not known.
     """
 
     input: str
@@ -144,6 +146,12 @@ class Influence:
     outputs: tuple[str, ...] = ()
     none: bool = False
     elsewhere: tuple[tuple[int, int], ...] = ()
+    length: int = 0
+
+    @property
+    def throughout(self) -> bool:
+        """Whether every slice of the axis reaches what it should not."""
+        return self.length > 1 and self.extra == ((0, self.length - 1),)
 
 
 @dataclass(frozen=True)
@@ -228,6 +236,7 @@ class Evidence:
     runs                  by name: "second_call", "other_inputs", "back", "backward_twice", "repeat 1", "one thread",
                           "layout transposed(x)", "scale 2^12", ...
     scalars, sizes        of the case; both may name causes
+    operators             of the golden, as far as the tensor is made of them; empty where that is not known
     left_out              steps that could not be taken, and why
     map                   the first wrong tensor as a small picture
     born, carried         where it left the finite numbers; which output gradients make it wrong
@@ -252,6 +261,7 @@ class Evidence:
     scalars: dict[str, Any] = field(default_factory=dict)
     sizes: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
+    operators: frozenset[str] = frozenset()
     left_out: dict[str, str] = field(default_factory=dict)
     map: ErrorMap | None = None
     born: Born | None = None

@@ -79,7 +79,7 @@ class _Axis:
             return Influence(self.name, self.axis, (), _joined(self.extra), tuple(sorted(self.outputs)), none=True)
         return Influence(
             self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)),
-            elsewhere=_joined(self.elsewhere),
+            elsewhere=_joined(self.elsewhere), length=self.length,
         )  # fmt: skip
 
     def _halve(self, lo: int, hi: int, before: str, after: str) -> None:
@@ -152,8 +152,8 @@ class _Axis:
         return bool((~goes & (step > 4 * SLACK * bounded.bound) & torch.isfinite(step)).any())
 
     def _moved(self, name: str, tensor: Tensor, ref: References) -> str:
-        """MISSING: it moves in the golden, and nowhere there in the candidate. EXTRA: some element moves in the
-        candidate alone. ELSEWHERE: so it does, and some of those that the golden moves stay.
+        """MISSING: it moves in the golden, and nowhere in the candidate. EXTRA: some element moves in the candidate
+        alone. ELSEWHERE: so it does, and some of those that the golden moves stay.
 
         The golden counts as moved where it goes farther than rounding; the candidate as still where no bit changes.
         """
@@ -166,10 +166,8 @@ class _Axis:
         moves = change > SLACK * (now.bound + before.bound)
         step = (tensor.double() - mine.double()).abs()
         leaks = (change == 0) & (step > 4 * SLACK * (now.bound + before.bound)) & torch.isfinite(step)
-        if bool(moves.any()) and bool(still[moves].all()):
-            return MISSING
         if not bool(leaks.any()):
-            return SAME
+            return MISSING if bool(moves.any()) and bool(still[moves].all()) else SAME
         return ELSEWHERE if bool(still[moves].any()) else EXTRA
 
 

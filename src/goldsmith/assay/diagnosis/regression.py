@@ -94,7 +94,9 @@ def _weight(golden: Tensor, bound: Tensor | None) -> Tensor:
     scale = float(golden.square().mean()) ** 0.5 or 1.0
     floor = _FLOOR * (golden.abs() + 1e-3 * scale)
     allowed = floor if bound is None else torch.where(torch.isfinite(bound), bound, floor)
-    return 1.0 / allowed.clamp_min(1e-12 * scale)
+    # an element that is a mere copy has no bound: the others must count beside it
+    least = 1e-12 * scale
+    return 1.0 / torch.where(allowed > least, allowed, max(least, float(allowed.median())))
 
 
 def _sample(count: int) -> Tensor:

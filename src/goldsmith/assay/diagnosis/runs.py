@@ -23,7 +23,8 @@ from .evidence import RunFact
 from .isolate import named, order
 
 PROBE = "runs"
-LINGERING, _LINGER = "watched afterwards", 0.05  # seconds
+LINGERING, _LINGER = "watched afterwards", 0.2  # seconds
+OTHERS = "other inputs"
 FRESH = "fresh start"  # only where it is asked for: its caller has had the candidate forget what it kept
 NUMBERS = "numbers beside"  # the buffers, where NaN lay before: tried where a result holds NaN
 _OPEN = 0.1  # share of open bounds beyond which "right" would only mean "not judged"
@@ -67,10 +68,10 @@ def _plan(session: Session, repeats: int, only: tuple[str, ...] | None) -> Itera
     yield "zeroed memory", How(fill=ZERO_FILL), same
     if _nan_in(first, session.ref):
         yield NUMBERS, How(beside=1), same
-    if any(f.probe == "poison" for f in session.findings) and same.device.type == "cpu":
+    if any(f.probe == "poison" for f in session.findings) or _nan_in(first, session.ref):
         yield LINGERING, How(linger=_LINGER), same
     yield "second call", How(fill=DIRT_FILL, fresh=False), same
-    yield "other inputs", How(fresh=False), session.variant(1)
+    yield OTHERS, How(fresh=False), session.variant(1)
     yield "back", How(fresh=False), same
     for i in range(repeats):
         yield f"repeat {i + 1}", How(), same
@@ -133,7 +134,24 @@ def _fact(session: Session, name: str, how: How, material: Material) -> RunFact 
     if done.late:
         text += f"; {done.late} bytes of its own buffers were written after the call had returned"
     nan = _nan_in(done, ref)
-    return RunFact(name, tuple(wrong), same, apart, text=text, first=first, late=done.late, nan=nan)
+    stale = _stale(session, done, material, wrong) if name == OTHERS else None
+    return RunFact(name, tuple(wrong), same, apart, text=text, first=first, late=done.late, nan=nan, stale=stale)
+
+
+def _stale(session: Session, done: Run, material: Material, wrong: list[str]) -> tuple[str, ...]:
+    """The input which, as it was in the first run, makes the golden give what came; all of them where that does."""
+    got = {n: (k, t) for n, k, t in done.results() if n in wrong}
+    floating = [n for n, t in session.material.inputs.items() if t.is_floating_point()]
+    for names in [(n,) for n in floating] + [tuple(floating)] if wrong else ():
+        old = material.with_inputs({n: session.material.inputs[n] for n in names})
+        try:
+            ref = session.references(old, done)
+        except GoldenError:
+            continue
+        against = {n: ref.reference(n, k, noise=False) for n, (k, _) in got.items()}
+        if all(a is not None and ladder.judge(n, got[n][1], a, probe=PROBE).ok for n, a in against.items()):
+            return names
+    return ()
 
 
 def _nan_in(done: Run, ref: References) -> tuple[str, ...]:

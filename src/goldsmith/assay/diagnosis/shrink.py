@@ -78,13 +78,14 @@ def shrink(
     keeps: Callable[[Trial], bool],
     *,
     layouts: Mapping[str, str] | None = None,
+    least: Mapping[str, int] | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     runs: int = MOST_RUNS,
     spent: Callable[[], bool] = lambda: False,
 ) -> Shrunk:
     """The smallest trial for which `keeps` says yes, within so many calls of it and until `spent()`. `case` itself
-    is taken to be kept.
+    is taken to be kept. No size goes below `least`.
 
     Sizes of a drawn case are walked down; of given tensors, axes of equal length are cut together. Then every input in
     turn becomes zeros, ones, or whole numbers, and lies densely.
@@ -92,7 +93,7 @@ def shrink(
     search = _Search(Trial(case, dict(layouts or {})), keeps, runs, spent)
     partial = False
     try:
-        _sizes(search, _axes(case, dtype, seed) if case.given else None)
+        _sizes(search, _axes(case, dtype, seed) if case.given else None, least or {})
         _values(search, dtype, seed)
         _layouts(search, dtype, seed)
     except _Spent:
@@ -105,7 +106,7 @@ def shrink(
 Remake = Callable[[Mapping[str, int]], Case]
 
 
-def _sizes(search: _Search, cut: Remake | None) -> None:
+def _sizes(search: _Search, cut: Remake | None, least: Mapping[str, int]) -> None:
     start = search.best.case
     if cut is None:
         sizes = {k: v for k, v in start.sizes.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0}
@@ -117,6 +118,8 @@ def _sizes(search: _Search, cut: Remake | None) -> None:
     def keeps(name: str, value: int) -> bool:
         other = {**now, name: value}
         key = tuple(other.values())
+        if value < least.get(name, 0):
+            return False
         if key not in seen:
             seen[key] = search.tried(Trial(remake(other), search.best.layouts))
         return seen[key]

@@ -28,7 +28,10 @@ def smallest(
 ) -> tuple[Shrunk, Session]:
     """The smallest case that keeps the stage and the best cause, with its session; at worst the session's own."""
     same = _Same(session, evidence, stage, cause, spent)
-    found = shrink(session.case, same, dtype=session.dtype, seed=session.seed, spent=spent)
+    asked = [c.sizes for c in session.target.cases]
+    least = {n: min(1, *(s.get(n, 1) for s in asked), 1) for n in session.case.sizes if not session.case.given
+             and all(isinstance(s.get(n, 1), int) for s in asked)}  # fmt: skip
+    found = shrink(session.case, same, least=least, dtype=session.dtype, seed=session.seed, spent=spent)
     return found, same.best
 
 

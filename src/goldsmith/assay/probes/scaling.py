@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import ladder
+from ..bounds import SLACK
 from ..memory import distinct
 from ..reference import References
 from ..results import CERTAIN
@@ -26,6 +27,7 @@ from .layouts import REFUSALS
 NAME = "scaling"
 OFFSET = 128.0
 PLAIN = How()
+_FARTHER = 8.0  # than the golden, rounded once more
 RESOLVED = 2.0**-44  # relative: what float64 resolves of a gradient's change
 
 
@@ -101,21 +103,39 @@ def _held(
             change=changed,
         )  # fmt: skip
         excused = {n for n in failed if not _honest_passes(session, reference, n)}
+        if noise:
+            excused |= {n for n in failed - excused if _rounds_so(reference, n, done)}
         steep = {n for n in failed - excused if noise and _steep(reference, n)}
     except BaseException:  # memory that ends: nothing is accused before the golden was asked
         session.findings, session.maps = before, drawn
         raise
     found = session.findings[len(before) :]
-    session.findings = before + [f for f in found if f.tensor not in excused | steep]
-    session.maps = drawn | {k: m for k, m in session.maps.items() if m.tensor not in excused | steep}
+    left = {f.tensor for f in found if f.tensor not in excused | steep}
+    sure = {f.tensor for f in found if f.rung == CERTAIN}
+    # sums of gradients cancel as their formula has them: that of dy * y in place of p * dp is as legal, and rounds more
+    other = left - sure if noise and all(n.endswith(".grad") for n in left) else set()
+    left = excused | steep | other
+    session.findings = before + [f for f in found if f.tensor not in left]
+    session.maps = drawn | {k: m for k, m in session.maps.items() if m.tensor not in left}
     for names, why in (
         (excused, "the golden in compute precision leaves its own bounds"),
         (steep, "other honest runs stand out of the noise, too"),
+        (other, "within what rounding allows, outside the noise of the golden's own formula"),
     ):
         if names:
             text = ", ".join(sorted(names))
             session.note("compute_range", text, f"{text}: {why} at {label}; not judged there")
     return done, material
+
+
+def _rounds_so(reference: References, name: str, done: Run) -> bool:
+    """Whether the golden with every number rounded once more goes about as far: exp2(x c - m c) for exp(x - m)."""
+    got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
+    runs = [run[name].double() for run in reference.jittered if name in run]
+    if got is None or got.shape != golden.shape or not runs:
+        return False
+    far = max(float((run - golden).abs().max()) for run in runs)
+    return bool(((got.double() - golden).abs() <= _FARTHER * far).all())  # NaN is no rounding
 
 
 def _honest_passes(session: Session, reference: References, name: str) -> bool:
@@ -160,8 +180,11 @@ def _special(session: Session, label: str, value: float, there: Callable[[Tensor
         finite = expected.abs() <= torch.finfo(tensor.dtype).max
         if bool((there(tensor) & finite).any()):
             leak[name] = there(tensor) & finite
-        if bool((~there(tensor) & there(expected) & torch.isfinite(tensor)).any()):
-            lost[name] = ~there(tensor) & there(expected) & torch.isfinite(tensor)
+        gone = there(expected) & torch.isfinite(tensor)
+        # Inf - Inf and Inf / Inf are of a formula: softmax is 0 beside Inf where it is exp(x - logsumexp(x))
+        gone &= torch.isinf(expected) if forward_only else ~there(tensor)
+        if bool(gone.any()):
+            lost[name] = gone
     _leaked(session, golden, label, leak, there)
     _swallowed(session, golden, label, value, there, done, lost)
 
@@ -169,14 +192,43 @@ def _special(session: Session, label: str, value: float, there: Callable[[Tensor
 def _leaked(
     session: Session, golden: References, label: str, leak: dict[str, Tensor], there: Callable[[Tensor], Tensor]
 ) -> None:
+    from . import taint  # it builds on this module
+
     for name, mask in leak.items():
         honest = golden.honest.get(name)
         mask = mask if honest is None else mask & ~there(honest)
         mask = mask & ~golden.also(name, there)
+        if bool(mask.any()) and (name.endswith(".grad") or taint.partly_mixed(session, name)):
+            mask = _reached(session, label, name, mask)
         if bool(mask.any()):
             where = session.locate(name, mask)
-            text = f"{label}: {name} is not finite where the golden is: {where.text}"
+            text = f"{label}: {name} is not finite where the golden is: {where.text}; {_said(session)}"
             session.find(CERTAIN, NAME, name, text, where=where)
+
+
+def _said(session: Session) -> str:
+    """Where that one element is."""
+    shapes = {n: session.material.inputs[n].shape for n in _places(session)}
+    at = {n: [int(i) for i in torch.unravel_index(torch.tensor(p), shapes[n])] for n, p in _places(session).items()}
+    return "it was put into " + ", ".join(f"{n}{i if i else ''}" for n, i in at.items())
+
+
+def _reached(session: Session, label: str, name: str, mask: Tensor) -> Tensor:
+    """Those elements that a large finite number at the same places makes wrong as well.
+
+    A product with masked zeros makes NaN of NaN, and a backward that computes its probabilities again may take
+    exp(-inf - NaN), where the golden writes a zero.
+    """
+    material = _planted(session, _places(session), None)
+    done = session.execute(NAME, f"{label}, a finite number in its place", material=material, look=False)
+    got = {n: t for n, _, t in done.results()}.get(name)
+    if done.error is not None or got is None or got.shape != mask.shape:
+        return mask
+    against = session.references(material, done, taken(session, done)).bounded[name]
+    wrong = mask & ~((got.double() - against.value).abs() <= SLACK * against.bound)
+    if not bool(wrong.any()):
+        session.note("nan_spread", name, f"{label}: NaN spreads farther in {name} than in the golden; numbers do not")
+    return wrong
 
 
 def _swallowed(
@@ -214,7 +266,7 @@ def _swallowed(
         mask = mask & real[name]
         if bool(mask.any()):
             where = session.locate(name, mask)
-            text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}"
+            text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}; {_said(session)}"
             session.find(CERTAIN, NAME, name, text, where=where)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ..evidence import Evidence, WhatIf
-from .reading import Match
+from .reading import EXACT, Match
 
 _BEST, _PART, _NEAR = 0.97, 0.85, 0.75
+_SURE = 0.985  # two kinds of evidence say the same
 _CAP = 0.8  # of what rests on the look of the numbers alone, beside a change that makes them
 _LOOKS = frozenset(
     """truncated_reduction off_by_one wrong_mask wrong_axis overwritten_accumulator lost_update missing_rescale
@@ -35,6 +36,8 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
         if kept:  # how what was saved came about matters less than that it is another tensor
             match = Match(min(match.score, _PART), match.sentences, match.params)
         before = out.get(what.cause)
+        if before is not None and what.cause in found and before.score >= EXACT and what.exact and what.whole:
+            match = Match(min(_SURE, max(match.score, before.score) + 0.02), match.sentences, match.params)
         if before is not None and before.score > match.score:
             match = Match(before.score, (*before.sentences, match.sentences[0]), {**match.params, **before.params})
         elif before is not None and what.cause in found:

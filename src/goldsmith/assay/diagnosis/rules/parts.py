@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...results import REFERENCE_FAULT
 from ..evidence import CULPRIT
-from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading, close, half_open, say
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, half_open, say
 
 _PLACE = re.compile(r" \([^()]*:\d+\)$")  # file and line: their names say nothing of the error
 _CONFIG = re.compile(
@@ -49,7 +49,7 @@ def wrong_saved_tensor(r: Reading) -> Match | None:
     outright = [s for s in r.e.stages if s.kind == "output" and s.state == "ok"]
     if outright and not r.explained and not r.influences and not r.spans:
         said = "outputs and other gradients are right" if others else "outputs are right"
-        return Match(HINT - 0.1, (f"{said}; no term or factor explains this gradient",), {})
+        return Match(FAINT - 0.15, (f"{said}; no term or factor explains this gradient",), {})
     return None
 
 

@@ -122,6 +122,9 @@ def wrong_stride(r: Reading) -> Match | None:
         if i.missing and i.extra:
             said = f"{i.input}, axis {i.axis}: {say(i.missing)} has no influence, {say(i.extra)} has too much"
             return Match(SEEN + 0.03, (said, "another place is read"), {"input": i.input, "axis": i.axis})
+        if not i.missing and sum(hi - lo + 1 for lo, hi in i.elsewhere) > 1:
+            said = f"what enters {i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden"
+            return Match(LIKELY - 0.05, (said,), {"input": i.input, "axis": i.axis})
     if found is None:
         return None
     return Match(HINT, ("a transposition is also a stride that was exchanged",), dict(found.params))

@@ -9,6 +9,8 @@ import torch
 from ..evidence import Influence
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, half_open, label, plain, say
 
+_NORMALISED = frozenset(("_softmax", "_log_softmax", "logsumexp"))
+_RUNNING = frozenset(("exp", "amax"))
 _FROM_ROW = re.compile(r"\[axis [^\]]*= (\d+)\] reaches ")
 
 
@@ -99,7 +101,7 @@ def wrong_mask(r: Reading) -> Match | None:
             return Match(SEEN, ("zero wherever the golden is negative: masked elements enter a maximum as 0",), {})
     for i in sorted((i for i in r.influences if i.extra), key=lambda i: bool(i.elsewhere)):
         text = f"{i.input}[axis {i.axis}: {say(i.extra)}] has influence, in the golden it has none"
-        score = HINT if i.elsewhere else LIKELY
+        score = HINT - 0.1 * i.throughout if i.elsewhere or i.throughout else LIKELY
         return Match(score, (text,), {"input": i.input, "axis": i.axis, "extra": half_open(i.extra)})
     raised = r.e.runs.get("offset")
     offset = [f for f in r.e.report.findings if plain(label(f)) == "offset"]
@@ -133,6 +135,11 @@ def wrong_axis(r: Reading) -> Match | None:
             )
             said = text + "golden does not have: the term is reduced along that axis"
             return Match(EXACT + 0.01, (said,), {"input": i.input, "axis": i.axis})
+    for i in r.influences:
+        if i.throughout and not i.elsewhere and not i.missing:
+            text = f"every index of {i.input}[axis {i.axis}] has influence that it has not in the golden"
+            along = (text, "what is reduced goes along that axis, too")
+            return Match(HINT + 0.1, along, {"input": i.input, "axis": i.axis})
     form = r.said(" came, expected shape")
     if form is not None and "no tensor came" not in form.text:
         return Match(HINT, (form.text,), {})
@@ -209,6 +216,10 @@ def lost_update(r: Reading) -> Match | None:
 def low_precision_accumulation(r: Reading) -> Match | None:
     """Errors like rounding, but larger: no place, no slope, no term."""
     ratio = r.ratio()
+    rounded = r.said("; right for a kernel that rounds ")
+    if rounded is not None and rounded.tensor == r.e.tensor:
+        text = rounded.text.split("; right for ")[1].split(": if it is meant to")[0]
+        return Match(LIKELY - 0.05, (f"it exceeds its bound, and is right for {text}",), {})
     if r.pair is None or ratio is not None and ratio.scope != "row" or any(f.r2 > 0.98 for f in r.e.fits):
         return None
     y, g = r.pair
@@ -250,6 +261,8 @@ def missing_rescale(r: Reading) -> Match | None:
     if not r.numbers_wrong or r.explained or r.influences or not (r.right("scale 2^-12") or r.right("flat")):
         return None
     if r.fails("nan") or r.e.error or r.y is None or not bool(torch.isfinite(r.y).all()):
+        return None
+    if r.e.operators and not (r.e.operators & _NORMALISED or _RUNNING <= r.e.operators):
         return None
     flat, small = r.right("flat"), r.right("scale 2^-12")
     names = [n for n, right in (("inputs times 2^-12", small), ("equal inputs", flat)) if right]

@@ -11,6 +11,15 @@ def _mended(r: Reading) -> bool:
     return r.memory("never_written", "aliased", "output_modified") is not None or bool(r.said("", "poison"))
 
 
+def _by_chance(r: Reading) -> bool:
+    """Whether repeats go up and down without an order: what is kept makes all of them alike, or drifts."""
+    repeats = list(r.runs("repeat"))
+    apart = [x.difference for x in repeats if not x.right]
+    mixed = any(x.right for x in repeats[repeats.index(next(x for x in repeats if not x.right)) :]) if apart else False
+    turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(apart, apart[1:], apart[2:], strict=False))
+    return mixed or len(apart) > 5 and 3 * turns >= len(apart) - 2
+
+
 def stale_state(r: Reading) -> Match | None:
     """The second call of the same inputs raises or differs."""
     if r.plain_wrong and r.fails("repeat") is not None:
@@ -22,7 +31,11 @@ def stale_state(r: Reading) -> Match | None:
         said = again.text or again.error or "the second call of the same inputs gives another result"
         raises = bool(again.error) or "raised" in again.text
         score = EXACT if raises and not r.plain_wrong else SEEN
-        return Match(min(score, HINT) if _mended(r) else score, (said, "the first call is right"), {"run": again.name})
+        return Match(
+            min(score, HINT) if _mended(r) or _by_chance(r) else score,
+            (said, "the first call is right"),
+            {"run": again.name},
+        )
     if twice is not None:
         return Match(
             LIKELY, (twice.text or "the backward run twice gives another gradient",), {"run": "backward twice"}
@@ -44,6 +57,11 @@ def stale_copy(r: Reading) -> Match | None:
     if r.e.tensor and others.difference == 0 and "bit for bit" in others.text:
         return Match(EXACT, (others.text,), {"run": others.name})
     text = others.text or "with other inputs of the same shapes the result is wrong, though the first call is right"
+    if others.stale:
+        said = f"the golden makes it of the other inputs with {', '.join(others.stale)} as in the first call"
+        return Match(EXACT if r.fails("second call") is None else HINT, (text, said), {"run": others.name})
+    if others.stale is not None:  # no input of the first call makes it: those inputs may be wrong in any call
+        return Match(FAINT, (text, "no input as it was in the first call makes it"), {"run": others.name})
     return Match(SEEN if r.fails("second call") is None else HINT, (text,), {"run": others.name})
 
 

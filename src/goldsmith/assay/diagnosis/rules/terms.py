@@ -81,6 +81,8 @@ def wrong_factor(r: Reading) -> Match | None:
     """A factor too many, missing, or of another value; of the whole, of a segment, of each row, or of one term."""
     fitted = _told(r, _fitted(r, "factor")) or _added(r)
     ratio = r.ratio()
+    if ratio is None:
+        fitted = max(filter(None, (fitted, _in_part(r))), key=lambda m: m.score, default=None)
     if ratio is None or not ratio.ratio or _bias(ratio.ratio) and not _given(r, ratio.named):
         return fitted
     named = ratio.named and ratio.named not in ("1", "-1")
@@ -99,6 +101,18 @@ def wrong_factor(r: Reading) -> Match | None:
     params = {"ratio": ratio.ratio, "factor": ratio.named, "where": ratio.group, "also": list(ratio.also)}
     whole = Match(score, tuple(said), params)
     return max(filter(None, (fitted, whole)), key=lambda m: m.score)
+
+
+def _in_part(r: Reading) -> Match | None:
+    """Where it is wrong, at some indices of an axis, every one of them has a ratio of its own."""
+    for ratio in r.e.ratios:
+        if ratio.scope != "row" or ratio.fraction > 0.9 or not ratio.ratio or _bias(ratio.ratio):
+            continue
+        text = f"y / g is constant per index where it is wrong, {ratio.group}, in the middle {ratio.ratio:.6g}"
+        text += f" = {ratio.named}; the others are right" if ratio.named else "; the others are right"
+        params = {"ratio": ratio.ratio, "factor": ratio.named, "where": ratio.group, "also": []}
+        return Match(LIKELY - 0.1, (text,), params)
+    return None
 
 
 def _told(r: Reading, fitted: Match | None) -> Match | None:

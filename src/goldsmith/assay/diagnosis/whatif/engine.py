@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...bounds import SLACK
 from ...golden import default_dtype
 from ...reference import References
 from ...run import Run
@@ -19,18 +18,16 @@ from ...session import Session
 from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known, name
-from . import elementwise, groups, leaves, moves, ordered, saved, slopes, sums, survivors
+from . import borders, elementwise, groups, leaves, moves, ordered, padding, saved, slopes, sums, survivors
 from .calls import Call, Change, Changed, Instead, Listening, behind
+from .judge import Judge
 
-_EXACT = 4.0  # times the bound: both are rounded, and the changed golden's bound is not known
 _EXPLAINED = 0.999  # of the error's squares
-_ALL = 1 - 1e-8  # of them: elements that rounding alone moves farther are forgiven
-_NEAR = 0.8  # of the elements have to be the candidate's, within rounding
 _MOST = 4000  # changes that are tried
 _STEPS = 14  # of the search for a number
 _KEPT = 12
+_OF_A_CALL = (("elementwise", elementwise.changes), ("sums", sums.changes), ("moves", moves.changes))
 _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, of a share of the other results)
-_PART = 6  # wrong elements, and right ones, at least, for a change in a part of a tensor
 
 
 class _Reached(Exception):
@@ -76,49 +73,6 @@ class Golden(References):
             self.mode, self.until = None, ""
 
 
-class _Judge:
-    """Whether a tensor is the candidate's, within rounding."""
-
-    def __init__(self, got: Tensor, golden: Tensor, bound: Tensor):
-        self.got, self.finite = got.double(), torch.isfinite(got)
-        self.wrong_at = ~((self.got - golden).abs() <= SLACK * bound) & ~((got == golden) | (got != got))
-        scale = float(golden[torch.isfinite(golden)].abs().mean()) if golden.numel() else 0.0
-        floor = 1e-13 * (golden.abs() + scale) + 1e-300
-        self.bound = torch.where(torch.isfinite(bound), bound, 1e-6 * golden.abs()).clamp_min(floor)
-        self.error = self._units(golden)
-        self.golden = golden
-
-    def _units(self, value: Tensor) -> float:
-        away = torch.where(self.finite & torch.isfinite(value), (self.got - value) / self.bound, 0.0)
-        return float(away.square().sum())
-
-    def residual(self, value: Tensor) -> Tensor:
-        return torch.where(self.finite, (self.got - value) / self.bound, 0.0).flatten()
-
-    def explained(self, value: Tensor | None) -> tuple[float, bool]:
-        """(share of the error's squares that is gone, whether every element is the candidate's within rounding)."""
-        if value is None or value.shape != self.got.shape or not value.is_floating_point():
-            return 0.0, False
-        if bool((torch.isfinite(value) != self.finite).any()) or not self.error:
-            return 0.0, False
-        size, wanted = (t.abs().nan_to_num(0, 0, 0) for t in (value, self.golden))
-        larger = float(size.sum() / wanted.sum().clamp_min(1e-300))
-        grown = (size / wanted.clamp_min(1e-300)).clamp(1.0, 16 * max(1.0, larger))
-        near = ((self.got - value).abs() <= _EXACT * self.bound * grown) | (self.got == value) | ~self.finite
-        share = 1 - self._units(value) / self.error
-        few = float(near.double().mean()) < _NEAR  # one element of a tiny bound may hold all of the error's squares
-        if bool(near.all()) or share > _ALL and not few:
-            return share, True
-        return (share - 1) / 2 if few else share, False  # as far as it goes, it still tells a search which way to go
-
-    def explained_where_wrong(self, value: Tensor | None) -> tuple[float, bool]:
-        """The same where the candidate is wrong, with the golden elsewhere: the change was made for a part alone."""
-        count = int(self.wrong_at.sum())
-        if value is None or value.shape != self.got.shape or not _PART <= count <= self.wrong_at.numel() - _PART:
-            return 0.0, False
-        return self.explained(torch.where(self.wrong_at, value, self.golden))
-
-
 def search(
     session: Session, tensor: str, got: Tensor, own: Run, *, causes: frozenset[str] | None = None
 ) -> Search | None:
@@ -130,9 +84,9 @@ def search(
     bounded = session.ref.bounded.get(tensor)
     if bounded is None or got.shape != bounded.value.shape or not got.is_floating_point() or not got.numel():
         return None
-    judge = _Judge(got.detach(), bounded.value, bounded.bound)
-    if not judge.error or not bool(judge.finite.any()):
-        return None
+    judge = Judge(got.detach(), bounded.value, bounded.bound)
+    if not judge.error or not bool(judge.finite.any()) or not bool(got.count_nonzero()):
+        return None  # that nothing comes needs no explanation by a change
     return Search(session, tensor, judge, own, causes)
 
 
@@ -153,13 +107,16 @@ def explain(
 class Search:
     """Changes in order of how common they are; it can be taken up again where it stopped.
 
-    left  whether there are changes that were not tried
+    left      whether there are changes that were not tried
+    left_out  kinds of changes that a golden of this form made impossible to offer, and why
     """
 
-    def __init__(self, session: Session, tensor: str, judge: _Judge, own: Run, causes: frozenset[str] | None):
+    def __init__(self, session: Session, tensor: str, judge: Judge, own: Run, causes: frozenset[str] | None):
         self.session, self.tensor, self.judge, self.own = session, tensor, judge, own
         self.causes, self.left = causes, True
+        self.left_out: dict[str, str] = {}
         self.behind: set[int] = set()  # the operators that the wrong tensor is made of
+        self.operators: frozenset[str] = frozenset()  # their names
         self.golden = Golden(session.ref)
         self.leaves = session.ref.leaves
         material = session.material
@@ -205,24 +162,29 @@ class Search:
         calls = mode.calls or []
         key = -1 if made is None else mode.key_of(made)
         self.behind = set(range(len(calls))) if key == -1 else behind(calls, key)
+        self.operators = frozenset(call.name for call in calls if call.index in self.behind)
         return calls
 
     def _all(self, calls: list[Call]) -> Iterator[Change]:
         """Leaves first, then operators that reach what is wrong, the common mistakes of all before the rare ones."""
-        waiting: list[Change] = list(leaves.changes(self.session, self.leaves))
-        waiting += saved.changes(calls, self.session.target.saved)
-        waiting += slopes.changes(calls)
-        waiting += ordered.changes(calls)
+        waiting = self._offered("leaves", leaves.changes, self.session, self.leaves)
+        waiting += self._offered("saved", saved.changes, calls, self.session.target.saved)
+        waiting += self._offered("slopes", slopes.changes, calls)
+        waiting += self._offered("ordered", ordered.changes, calls)
+        waiting += [c for c in self._offered("padding", padding.changes, calls) if c.at in self.behind]
         by_call: dict[int, list[Change]] = {}
         for call in calls:
             if call.index not in self.behind:
                 continue
-            made = [c for source in (elementwise, sums, moves) for c in source.changes(call, calls) if self._asked(c)]
+            made = [c for kind, source in _OF_A_CALL for c in self._offered(kind, source, call, calls)]
+            made = [c for c in made if self._asked(c)]
+            again = self._offered("repeated", sums.repeated, call)
             waiting += made
-            if made or sums.repeated(call):
-                by_call[call.index] = [*made, *sums.repeated(call)]
-        waiting += groups.grouped(calls, by_call)
-        waiting += survivors.changes(calls, self.judge.golden, self.judge.got)
+            if made or again:
+                by_call[call.index] = [*made, *again]
+        waiting += self._offered("groups", groups.grouped, calls, by_call)
+        waiting += self._offered("borders", borders.changes, calls, by_call, self.judge.wrong_at)
+        waiting += self._offered("survivors", survivors.changes, calls, self.judge.golden, self.judge.got)
         reached: dict[int, bool] = {}
         for change in sorted(filter(self._asked, waiting), key=lambda c: -c.prior):
             if change.at >= 0 and not change.group:
@@ -231,6 +193,14 @@ class Search:
                 if not reached[change.at]:
                     continue
             yield change
+
+    def _offered(self, kind: str, source: Callable[..., Iterable[Change]], *given: Any) -> list[Change]:
+        """The changes of one kind; what it stumbles over is left out and said, and the others are still tried."""
+        try:
+            return list(source(*given))
+        except Exception as error:  # noqa: BLE001 - goldens have every form, and each kind reads one that it knows
+            self.left_out[kind] = f"{type(error).__name__}: {str(error).strip()[:200]}"
+            return []
 
     def _asked(self, change: Change) -> bool:
         return self.causes is None or change.cause in self.causes or change.free is not None
@@ -277,7 +247,7 @@ class Search:
         if change.free is not None:
             return self._sought(change)
         value = (self._made(change, self.tensor) or {}).get(self.tensor)
-        if value is None or not bool(value.count_nonzero()):  # that nothing comes needs no explanation by a change
+        if value is None or not bool(value.count_nonzero()):
             return None
         share, exact = self.judge.explained(value)
         text, whole = change.text, True
@@ -377,7 +347,7 @@ class Search:
             if mine.shape != bounded.value.shape or not mine.numel():
                 continue
             total += 1
-            judge = _Judge(mine.detach(), bounded.value, bounded.bound)
+            judge = Judge(mine.detach(), bounded.value, bounded.bound)
             same += judge.explained(values.get(other))[1]
         return same / total if total else 1.0
 

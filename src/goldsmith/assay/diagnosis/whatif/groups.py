@@ -26,10 +26,11 @@ def grouped(calls: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -> I
         key = tuple(c.index for c in members)
         if 1 < len(members) <= _MOST and key not in told:
             told.add(key)
-            yield from _together(members, changes)
+            yield from together(members, changes)
 
 
-def _together(members: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
+def together(members: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
+    """One change for every kind that all members know."""
     kinds = [_kinds(call, changes[call.index]) for call in members]
     for kind, first in kinds[0].items():
         alike = [k[kind] for k in kinds if kind in k]

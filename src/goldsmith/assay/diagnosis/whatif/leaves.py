@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ...session import Session
 from .calls import Change, floating, whole
+from .moves import wraps
 from .sums import strides_exchanged
 
+_ROWS = 1 << 16
 Leaves = Mapping[str, Tensor]
 
 
@@ -23,6 +25,7 @@ def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
             yield from _formats(session, name)
         elif whole(t) and t.numel():
             yield from _numbered(name, t)
+    yield from _sorted_by(leaves)
     for (a, s), (b, t) in combinations(leaves.items(), 2):
         if s.shape == t.shape and s.dtype == t.dtype and s.numel() and not torch.equal(s, t):
 
@@ -36,6 +39,23 @@ def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
             yield _change("swapped_results", f"{a} is read in place of {b}", twice, {"exchanged": [a, b]}, 0.5)
             yield _change("swapped_results", f"{b} is read in place of {a}",
                           lambda now, a=a, b=b: {a: now[b]}, {"exchanged": [a, b]}, 0.5)  # fmt: skip
+
+
+def _sorted_by(leaves: Leaves) -> Iterator[Change]:
+    """Rows in the order in which a kernel sorts them by an index of theirs, there and back."""
+    for index, by in leaves.items():
+        if not whole(by) or not 2 < by.numel() <= _ROWS:
+            continue
+        order = by.flatten().argsort(stable=True)
+        if bool((order.diff() > 0).all()):
+            continue
+        for how, at in ((f"sorts {index}", order), (f"undoes the sorting of {index}", order.argsort())):
+            for name, t in leaves.items():
+                leading = [d for d in range(1, t.dim() + 1) if t.shape[:d].numel() == len(at)]
+                if floating(t) and leading:
+                    change = _one(name, lambda t, d=leading[0], i=at: t.flatten(0, d - 1)[i].reshape(t.shape))
+                    text = f"the rows of {name} are read in the order that {how}"
+                    yield _change("permuted", text, change, {"operand": name, "axis": 0}, 0.55)
 
 
 def _numbered(name: str, t: Tensor) -> Iterator[Change]:
@@ -53,6 +73,8 @@ def _numbered(name: str, t: Tensor) -> Iterator[Change]:
                 moved = _one(name, lambda t, s=step, d=axis: t.roll(s, d))
                 text = f"{name} is shifted by {step:+d} along axis {axis}"
                 yield _change("shifted", text, moved, {"input": name, "axis": axis, "step": step}, 0.4)
+    for bits, wrap in wraps(t):
+        yield _change("index_overflow", f"{name} wraps at {bits} bits", _one(name, wrap), {"input": name}, 0.6)
     yield _change("wrong_stride", f"{name} is halved", _one(name, lambda t: t // 2), {"input": name}, 0.5)
 
 

@@ -32,7 +32,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield from _masks(call)
     if call.name in ("masked_fill", "masked_fill_", "where"):
         yield from _filled(call)
-    if call.name in ("t", "transpose", "permute"):
+    if call.name in ("t", "transpose", "permute", "flip", "roll"):
         yield from _untransposed(call)
     if call.name in _INDEXED:
         yield from _indices(call, _INDEXED[call.name], call.args[0].shape[_axis(call)])
@@ -72,10 +72,12 @@ def _masks(call: Call) -> Iterator[Change]:
         other = _COMPARES[call.name]
         signs = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
         both = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
-        cause = "mask_shift" if isinstance(call.out, Tensor) and call.out.dim() > 1 else "off_by_one"
         text = f"`{signs[both[call.name]]}` stands where the golden has `{signs[call.name]}`"
-        yield Change(cause, text, call.index, instead(lambda *a, **k: other(*a)), {}, 0.75)
-    cause = "invalid_index" if call.operands and any(whole(a) for a in call.tensors) else "wrong_mask"
+        change = instead(lambda *a, **k: other(*a))
+        causes = ("mask_shift", "off_by_one") if _shifts(call) else ("off_by_one", "mask_shift")
+        for cause, prior in zip(causes[: call.out.dim()], (0.75, 0.7), strict=False):
+            yield Change(cause, text, call.index, change, {}, prior)
+    cause = "invalid_index" if _of_indices(call) else "wrong_mask"
     for value, how in ((True, "always true"), (False, "always false")):
         text = f"the condition {call.said} is {how}"
         change = moved(lambda m, v=value: torch.full_like(m, v))
@@ -89,6 +91,22 @@ def _masks(call: Call) -> Iterator[Change]:
             text = f"the mask {call.said} is shifted by {step} along axis {axis}"
             yield Change("mask_shift", text, call.index, moved(lambda m, s=step, d=axis: _slid(m, s, d)),
                          {"axis": axis, "step": step}, 0.55)  # fmt: skip
+
+
+def _of_indices(call: Call) -> bool:
+    """Whether indices are compared with a constant: whether they are valid is asked, and not which places count."""
+    tensors = call.tensors
+    if len(tensors) != 1 or not whole(tensors[0]):
+        return len(tensors) == 2 and all(whole(t) for t in tensors) and min(t.numel() for t in tensors) == 1 and (
+            not _shifts(call))  # fmt: skip
+    steps = tensors[0].flatten().diff()
+    return not len(steps) or not bool((steps == steps[0]).all())
+
+
+def _shifts(call: Call) -> bool:
+    """Whether positions are compared with positions, so that every row's limit moves by one place."""
+    numbers = [t.flatten().diff() for t in call.tensors if t.numel() > 1]
+    return call.out.dim() > 1 and all(bool((steps == steps[0]).all()) for steps in numbers)
 
 
 def _slid(t: Tensor, step: int, axis: int) -> Tensor:
@@ -259,6 +277,16 @@ def _counted(call: Call) -> Iterator[Change]:
     for step, how in ((1, "one too late"), (-1, "one too early")):
         text = f"{call.said} begins {how}"
         yield Change("shifted", text, call.index, moved(lambda t, s=step: t + s), {"step": step}, 0.45)
+    for bits, wrap in wraps(call.out):
+        text = f"{call.said} wraps at {bits} bits"
+        yield Change("index_overflow", text, call.index, moved(wrap), {"bits": bits}, 0.6)
+
+
+def wraps(t: Tensor) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
+    """(bits, what becomes of whole numbers that do not fit them)"""
+    for bits, dtype in ((8, torch.uint8), (8, torch.int8), (16, torch.int16), (32, torch.int32)):
+        if bool((t > torch.iinfo(dtype).max).any()):
+            yield bits, lambda t, dtype=dtype: t.long().to(dtype).to(t.dtype)  # type: ignore[misc]
 
 
 # views
@@ -269,8 +297,9 @@ def _untransposed(call: Call) -> Iterator[Change]:
     if not isinstance(x, Tensor) or x.shape != call.out.shape or x.dim() < 2 or torch.equal(x, call.out):
         return
     name = call.operand(0) or "an operand"
-    yield Change("transposed", f"{name} is not transposed by {call.name}", call.index,
-                 instead(lambda x, *a, **k: x.view(x.shape)), {"operand": name}, 0.75)  # fmt: skip
+    cause, how = {"flip": ("permuted", "reversed"), "roll": ("shifted", "rolled")}.get(call.name, ("transposed",) * 2)
+    yield Change(cause, f"{name} is not {how} by {call.name}", call.index,
+                 instead(lambda x, *a, **k: x.clone()), {"operand": name}, 0.75)  # fmt: skip
 
 
 def _offsets(call: Call) -> Iterator[Change]:

@@ -141,7 +141,10 @@ def _counts(call: Call, axes: list[int]) -> dict[str, tuple[str, float]]:
 
 def _other_axes(call: Call, axes: list[int]) -> Iterator[Change]:
     x, place = call.args[0], 2 if call.name == "linalg_vector_norm" else 1  # of the axis among the arguments
-    if len(axes) != 1 or x.dim() < 2:
+    if x.dim() < 2:
+        return
+    yield from _more_or_fewer(call, axes)
+    if len(axes) != 1:
         return
     for axis in range(x.dim()):
         if axis == axes[0] or x.shape[axis] < 2:
@@ -157,6 +160,27 @@ def _other_axes(call: Call, axes: list[int]) -> Iterator[Change]:
             share = x.shape[axes[0]] / x.shape[axis]
             text = f"{text}, and is divided by its length"
             yield Change("wrong_axis", text, call.index, _mean(along, share), params, 0.65)
+
+
+_WHOLE = {"sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "linalg_vector_norm": torch.linalg.vector_norm}
+
+
+def _more_or_fewer(call: Call, axes: list[int]) -> Iterator[Change]:
+    """Along all axes in place of some, along one in place of several; what is left broadcasts."""
+    x, reduce = call.args[0], _WHOLE.get(call.name)
+    others = [[a] for a in range(x.dim())] if len(axes) > 1 else [list(range(x.dim()))]
+    if reduce is None or not isinstance(call.out, Tensor) or len(axes) == x.dim() == 1:
+        return
+    for other in others:
+
+        def along(x: Tensor, *args: Any, other: list[int] = other, like: Tensor = call.out, **kwargs: Any) -> Tensor:
+            out = reduce(x, dim=other, keepdim=True)
+            return out.expand(x.shape).amax(axes).reshape(like.shape) if len(other) > len(axes) else out
+
+        where = "all axes" if len(other) == x.dim() else f"axis {other[0]}"
+        text = f"{call.said} runs along {where} instead of {', '.join(map(str, axes))}"
+        params = {"input": call.operand(0), "axis": other[0], "golden_axis": axes[0]}
+        yield Change("wrong_axis", text, call.index, instead(along), params, 0.65)
 
 
 def _repeats(call: Call, axis: int) -> Iterator[Change]:

@@ -1,0 +1,58 @@
+"""Whether what a changed golden makes is what the candidate made."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...bounds import SLACK
+
+_EXACT = 4.0  # times the bound: both are rounded, and the changed golden's bound is not known
+_ALL = 1 - 1e-8  # of them: elements that rounding alone moves farther are forgiven
+_NEAR = 0.8  # of the elements have to be the candidate's, within rounding
+_PART = 6  # wrong elements, and right ones, at least, for a change in a part of a tensor
+
+
+class Judge:
+    """Whether a tensor is the candidate's, within rounding."""
+
+    def __init__(self, got: Tensor, golden: Tensor, bound: Tensor):
+        self.got, self.finite = got.double(), torch.isfinite(got)
+        self.wrong_at = ~((self.got - golden).abs() <= SLACK * bound) & ~((got == golden) | (got != got))
+        scale = float(golden[torch.isfinite(golden)].abs().mean()) if golden.numel() else 0.0
+        floor = 1e-13 * (golden.abs() + scale) + 1e-300
+        self.bound = torch.where(torch.isfinite(bound), bound, 1e-6 * golden.abs()).clamp_min(floor)
+        self.error = self._units(golden)
+        self.golden = golden
+
+    def _units(self, value: Tensor) -> float:
+        away = torch.where(self.finite & torch.isfinite(value), (self.got - value) / self.bound, 0.0)
+        return float(away.square().sum())
+
+    def residual(self, value: Tensor) -> Tensor:
+        return torch.where(self.finite, (self.got - value) / self.bound, 0.0).flatten()
+
+    def explained(self, value: Tensor | None) -> tuple[float, bool]:
+        """(share of the error's squares that is gone, whether every element is the candidate's within rounding)."""
+        if value is None or value.shape != self.got.shape or not value.is_floating_point():
+            return 0.0, False
+        if bool((torch.isfinite(value) != self.finite).any()):
+            return 0.0, False
+        size, wanted = (t.abs().nan_to_num(0, 0, 0) for t in (value, self.golden))
+        larger = float(size.sum() / wanted.sum().clamp_min(1e-300))
+        grown = (size / wanted.clamp_min(1e-300)).clamp(1.0, 16 * max(1.0, larger))
+        near = ((self.got - value).abs() <= _EXACT * self.bound * grown) | (self.got == value) | ~self.finite
+        if not self.error:  # the candidate has the golden's very numbers: a change must leave them as they are
+            return 0.0, bool(near.all())
+        share = 1 - self._units(value) / self.error
+        few = float(near.double().mean()) < _NEAR  # one element of a tiny bound may hold all of the error's squares
+        if bool(near.all()) or share > _ALL and not few:
+            return share, True
+        return (share - 1) / 2 if few else share, False  # as far as it goes, it still tells a search which way to go
+
+    def explained_where_wrong(self, value: Tensor | None) -> tuple[float, bool]:
+        """The same where the candidate is wrong, with the golden elsewhere: the change was made for a part alone."""
+        count = int(self.wrong_at.sum())
+        if value is None or value.shape != self.got.shape or not _PART <= count <= self.wrong_at.numel() - _PART:
+            return 0.0, False
+        return self.explained(torch.where(self.wrong_at, value, self.golden))

@@ -1,0 +1,143 @@
+"""Changed goldens: loops in chunks, padded lanes, other axes, whole numbers that wrap, rows as a kernel sorts them."""
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.whatif import explain
+
+BLOCK = 4
+
+
+def best(target, tensor="y"):
+    session = session_of(target, ("values", "ensemble"))
+    got = dict(session.first.outputs, **session.first.grads)[tensor]
+    found = explain(session, tensor, got, session.first)
+    assert found, f"nothing explains {tensor}"
+    return found[0]
+
+
+@assay.case(T=[10], D=[3])
+def steps(make, T, D):
+    return {"x": make.normal(T, D), "a": make.uniform(T, D)}
+
+
+def scan(x, a, *, border=lambda a, h, x: a * h + x):
+    h, out = torch.zeros_like(x[0]), []
+    for t in range(len(x)):
+        h = border(a[t], h, x[t]) if t and t % BLOCK == 0 else a[t] * h + x[t]
+        out.append(h)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize(
+    "cause, border",
+    [
+        ("wrong_factor", lambda a, h, x: h + x),
+        ("missing_term", lambda a, h, x: x + 0 * h),
+        ("sign_flip", lambda a, h, x: x - a * h),
+    ],
+)
+def test_what_is_carried_over_the_border_of_a_chunk(cause, border):
+    found = best(assay.Target(lambda x, a: scan(x, a, border=border), lambda x, a: scan(x, a), cases=steps))
+    assert (found.cause, found.exact, found.whole) == (cause, True, True)
+    assert f"at every {BLOCK}th of 10 steps, where a chunk begins" in found.text or "and so 2 times" in found.text
+
+
+class Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, a):
+        y = scan(x, a)
+        ctx.save_for_backward(x, a, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, a, y = ctx.saved_tensors
+        dh, dx, da = torch.zeros_like(dy[0]), [], []
+        for t in reversed(range(len(x))):
+            dh = dh + dy[t]
+            dx.append(dh)
+            da.append(dh * y[t - 1] if t else torch.zeros_like(dh))
+            dh = dh * a[t] if t % BLOCK else torch.zeros_like(dh)
+        return torch.stack(dx[::-1]), torch.stack(da[::-1])
+
+
+def test_what_the_backward_drops_at_the_border_of_a_chunk():
+    found = best(assay.Target(Scan.apply, lambda x, a: scan(x, a), cases=steps), "x.grad")
+    assert (found.cause, found.exact) == ("missing_term", True)
+
+
+@assay.case(T=[7], D=[13])
+def rows(make, T, D):
+    return {"x": make.normal(T, D) + 1}
+
+
+def centred(x, width=None):
+    """The variance of a row; of one that is padded with zeros before its mean is taken away, with `width`."""
+    n = x.shape[-1]
+    c = x - x.mean(-1, keepdim=True)
+    wide = torch.nn.functional.pad(x, (0, (width or n) - n)) - x.mean(-1, keepdim=True)
+    return c * torch.rsqrt((c if width is None else wide).square().sum(-1, keepdim=True) / n + 1e-5)
+
+
+def test_lanes_beyond_the_end_that_are_no_longer_zero():
+    found = best(assay.Target(lambda x: centred(x, 16), lambda x: centred(x), cases=rows))
+    assert (found.cause, found.exact, found.params["padded"]) == ("wrong_mask", True, 16)
+
+
+@pytest.mark.parametrize(
+    "candidate, golden",
+    [
+        (lambda x: x / x.abs().amax(), lambda x: x / x.abs().amax(-1, keepdim=True)),
+        (lambda x: x / x.square().sum(-1, keepdim=True), lambda x: x / x.square().sum((0, 1), keepdim=True)),
+        (lambda x: x / x.norm(dim=-1, keepdim=True), lambda x: x / x.norm()),
+    ],
+)
+def test_reduced_along_more_or_fewer_axes(candidate, golden):
+    found = best(assay.Target(candidate, golden, cases=rows))
+    assert (found.cause, found.exact) == ("wrong_axis", True), found
+
+
+@assay.case(T=[300], D=[2])
+def places(make, T, D):
+    return {"x": make.normal(T, D), "at": torch.arange(T)}
+
+
+def test_whole_numbers_that_wrap():
+    def turned(x, at):
+        return x * torch.cos(at.to(x.dtype) / 50)[:, None]
+
+    found = best(assay.Target(lambda x, at: turned(x, at.to(torch.uint8)), turned, cases=places))
+    assert (found.cause, found.exact) == ("index_overflow", True)
+
+
+@assay.case(T=[9], E=[3], D=[4])
+def pairs(make, T, E, D):
+    return {"x": make.normal(T, D), "w": make.uniform(T), "e": make.integers(0, E, T), "m": make.normal(E, D)}
+
+
+def test_rows_in_the_order_that_a_kernel_sorts_them_in():
+    def golden(x, w, e, m):
+        return x * m[e] * w[:, None]
+
+    def kernel(x, w, e, m):
+        order = e.argsort(stable=True)
+        return torch.empty_like(x).index_copy(0, order, x[order] * m[e[order]] * w[:, None])
+
+    found = best(assay.Target(kernel, golden, cases=pairs))
+    assert (found.cause, found.exact, found.params["operand"]) == ("permuted", True, "w")
+
+
+def test_a_comparison_of_positions_is_a_shifted_mask_and_one_with_a_border_an_off_by_one():
+    def causal(x, late=0):
+        at = torch.arange(len(x))
+        return (at[:, None] - late <= at[None]).to(x.dtype) @ x
+
+    def grouped(x, late=0):
+        ends, at = torch.tensor([2, 3, 7]), torch.arange(len(x))
+        return (at[None] < ends[:, None] + late).to(x.dtype) @ x
+
+    assert best(assay.Target(lambda x: grouped(x, 1), grouped, cases=rows)).cause == "off_by_one"
+    assert best(assay.Target(lambda x: causal(x, 1), causal, cases=rows)).cause == "mask_shift"
