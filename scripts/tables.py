@@ -130,7 +130,7 @@ def one_machine(rows: list[dict], machine: str) -> str:
             continue
         ours = found["goldsmith"]
         share = "" if ours["share_of_ceiling"] is None else f"{100 * ours['share_of_ceiling']:.0f} %"
-        where = f"{case}, {dtype}" + (", CUDA graph" if mode == "graph" else "")
+        where = f"{case}, {dtype}" + {"graph": ", CUDA graph", "replayed": ", CUDA graph, L2 cold"}.get(mode, "")
         times = [microseconds(found.get(peer)) for peer in peers]
         lines.append([f"`{op}`", where, direction, times[0], share, *times[1:], verified(ours)])
     titles = ["", "case", "", "ours", "of the copy rate", *(NAMES.get(p, p) for p in peers[1:]), "verified"]

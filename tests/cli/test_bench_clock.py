@@ -4,13 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
 from goldsmith.cli.bench import ceilings, timing
+from goldsmith.cli.bench import run as bench_run
 from goldsmith.cli.bench.ceilings import Ceiling
-from goldsmith.cli.bench.rows import timed
-from goldsmith.cli.bench.subject import Prepared
+from goldsmith.cli.bench.rows import Conditions, timed
+from goldsmith.cli.bench.run import Bench, Request
+from goldsmith.cli.bench.subject import OURS, Prepared, Subject, Variant
 from goldsmith.cli.bench.timing import CpuClock, CudaClock, Timing
 from goldsmith.core.device import BackendUnavailable
+from goldsmith.core.op import Op
 
 
 def test_floor_and_share_come_from_the_copy_rate_of_the_run():
@@ -148,3 +152,50 @@ def test_a_sample_that_the_host_was_late_for_is_taken_again(straw, monkeypatch):
     monkeypatch.setattr(timing.time, "perf_counter", iter(range(100)).__next__)
     clock._once(lambda: straw.log.append("always late"), 50.0)
     assert straw.log.count("always late") == timing.TRIES
+
+
+class Card(CudaClock):
+    """A GPU's clock without one: a graph is its calls, and each timing 100 us."""
+
+    def __init__(self):
+        self.device = torch.device("cpu")
+
+    def compare(self, calls, budget_s):
+        for call in calls.values():
+            call()
+        return dict.fromkeys(calls, Timing(100.0, 90.0, 120.0, 7, 130.0))
+
+    def graph(self, call, repeats=20):
+        return lambda: [call() for _ in range(repeats)]
+
+    def copy_rate(self):
+        return 1000.0
+
+
+def test_replayed_calls_find_none_of_their_inputs_in_the_cache(monkeypatch):
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+    op = Op.get("router.product_topk")
+    case = next(case for case in op.bench if case.replayed)
+    assert case.forward_bytes == 4096 * (2 * 256 * 2 + 8 * 32)
+    monkeypatch.setattr(bench_run, "FLUSH_BYTES", 2 * case.forward_bytes)
+    seen = []
+
+    def ours(self, backend):
+        place = self.tensors["x"].data_ptr()
+        forward = lambda: seen.append((place, torch.is_grad_enabled())) or self.tensors["x"]  # noqa: E731
+        return Variant(OURS, forward, [], comparable=False)
+
+    monkeypatch.setattr(Subject, "ours", ours)
+    monkeypatch.setattr(Variant, "backward", lambda self: lambda: None)
+    prover = SimpleNamespace(prove=lambda subject, backend: (None, ""))
+    conditions = Conditions("cuda", "machine", {}, "abc1234", "2026-01-01")
+    bench = Bench(Request(backend="reference"), conditions, Card(), {}, prover, Console(quiet=True))
+    rows = list(bench.run([lambda: Subject(op, case, "cpu")]))
+    assert [(row.direction, row.mode) for row in rows] == [
+        ("forward", "cold"), ("backward", "cold"), ("forward", "replayed"),
+    ]  # fmt: skip
+    assert rows[-1].median_us == 100.0 / bench_run.GRAPH_CALLS
+    assert [grad for _, grad in seen] == [True] * (len(seen) - bench_run.GRAPH_CALLS) + [False] * bench_run.GRAPH_CALLS
+    turns = [place for place, _ in seen[-bench_run.GRAPH_CALLS :]]
+    assert len(set(turns[:3])) == 3 and turns == (turns[:3] * 7)[: bench_run.GRAPH_CALLS]

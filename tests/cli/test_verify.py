@@ -62,6 +62,7 @@ def test_a_wrong_kernel_and_one_that_crashes_are_rows_beside_the_others(tmp_path
     assert "2 of 3 proofs failed" in said
     assert "FAIL off case rows[T=1], probe values, CERTAIN y exceeds its rounding bound" in said
     assert "the process ended by signal 11 (SIGSEGV) while the candidate ran, in crashes" in said
+    assert "The process ended in 1 case: what was left of the probes there did not run." in said
     assert "its last line: 'about to fall over'" in said
     proofs = {p["operator"]: p for p in json.loads(results.read_text())["proofs"]}
     assert {name: p["verdict"] for name, p in proofs.items()} == {"off": "fail", "crashes": "fail", "scaled": "pass"}

@@ -273,8 +273,9 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _no_second_derivative(op: Op) -> Any:
     def backward(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
-            f"{op.name}: second derivatives are not offered. Use plain torch "
-            f"({op.package}.reference.forward) where a gradient must itself be differentiated."
+            f"{op.name}: second derivatives are not offered. Where a gradient must itself be differentiated, use plain "
+            f"torch: `from {op.package}.reference import forward`, which takes {', '.join(op.inputs)} and the options "
+            f"{', '.join(op.options)} by name."
         )
 
     return backward

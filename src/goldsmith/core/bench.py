@@ -18,6 +18,7 @@ class BenchCase:
     The inputs in `rotated` are drawn with a dimension more in front: each call takes the next of them.
     products: the instructions that its FLOPs are held to (core.native.PROBES), where they are not those of the dtype.
     on_cpu: whether a CPU takes the case unless others are named; None: by the product of its sizes.
+    replayed: on a GPU the forward is also timed as calls in one CUDA graph, none of which finds its inputs in L2.
     """
 
     name: str
@@ -33,3 +34,4 @@ class BenchCase:
     rotated: tuple[str, ...] = ()
     on_cpu: bool | None = None
     products: tuple[str, ...] = ()
+    replayed: bool = False

@@ -31,7 +31,9 @@ class Row:
     sizes: dict[str, Any]
     dtype: str
     direction: str  # forward | backward
-    mode: str  # cold: L2 flushed before each call; graph: 20 calls in one CUDA graph, L2 warm; wall: CPU
+    # cold: L2 flushed before each call; graph: 20 calls in one CUDA graph, L2 warm; replayed: the same, each call with
+    # inputs that L2 does not hold; wall: CPU
+    mode: str
     peer: str
     backend: str
     median_us: float | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +17,15 @@ from .ceilings import Ceiling, Ceilings
 from .prove import Prover, Verdict, golden_result, relative_error
 from .rows import NOT_TIMED, Conditions, Row, timed
 from .subject import OURS, Subject, Variant
-from .timing import Call, CpuClock, CudaClock, Timing
+from .timing import FLUSH_BYTES, Call, CpuClock, CudaClock, Timing
 
 GRAPH_CALLS = 20
+
+
+def in_rotation(calls: list[Call]) -> Call:
+    """One of the calls after another, from the first again after the last."""
+    turns = itertools.cycle(calls)
+    return lambda: next(turns)()
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,8 @@ class Bench:
                 stand_in = Variant(name, lambda: (), [], note=f"did not run: {broken}")
                 yield self._row(subject, stand_in, proof, None, "forward", "", NOT_TIMED, ceiling, threads)
         errors = self._errors(subject, usable)
-        for direction, mode, divide, timings in self._timings(subject, usable):
+        again = partial(self._again, subject, backend, threads, [variant.peer for variant in usable])
+        for direction, mode, divide, timings in self._timings(subject, usable, again):
             entry, forward = subject.entry, direction == "forward"
             moved = entry.forward_bytes if forward else entry.backward_bytes
             flop = entry.forward_flop if forward else entry.backward_flop
@@ -195,7 +203,9 @@ class Bench:
             **figures,
         )
 
-    def _timings(self, subject: Subject, variants: list[Variant]) -> Iterator[tuple[str, str, int, dict[str, Timing]]]:
+    def _timings(
+        self, subject: Subject, variants: list[Variant], again: Callable[[], dict[str, Call]]
+    ) -> Iterator[tuple[str, str, int, dict[str, Timing]]]:
         """(direction, mode, calls in each timing, timing of each peer)"""
         mode = "wall" if isinstance(self.clock, CpuClock) else "cold"
         forwards = {v.peer: v.forward for v in variants}
@@ -203,12 +213,25 @@ class Bench:
             yield "forward", mode, 1, self._compare(subject, "forward", forwards)
             if subject.timed_backward:
                 yield "backward", mode, 1, self._compare(subject, "backward", {v.peer: v.backward() for v in variants})
+            if subject.entry.replayed and isinstance(self.clock, CudaClock):
+                replays = self._graphs(self.clock, again())
+                yield "forward", "replayed", GRAPH_CALLS, self._compare(subject, "forward, replayed", replays)
             return
         without = {name: torch.no_grad()(call) for name, call in forwards.items()}
         yield "forward", mode, 1, self._compare(subject, "forward", without)
         if isinstance(self.clock, CudaClock):
             graphs = self._graphs(self.clock, without)
             yield "forward", "graph", GRAPH_CALLS, self._compare(subject, "forward, graph", graphs)
+
+    def _again(self, subject: Subject, backend: str, threads: int | None, peers: list[str]) -> dict[str, Call]:
+        """Forwards of copies of the subject in turn, which are as large together as what flushes L2."""
+        count = min(GRAPH_CALLS, 1 + FLUSH_BYTES // subject.entry.forward_bytes)
+        makers = [self._makers(subject.copy(), backend, threads) for _ in range(count)]
+        calls: dict[str, Call] = {}
+        for peer in peers:
+            made = [variant for variant in (make[peer]() for make in makers) if variant is not None]
+            calls[peer] = torch.no_grad()(in_rotation([variant.forward for variant in made]))
+        return calls
 
     def _compare(self, subject: Subject, what: str, calls: dict[str, Call]) -> dict[str, Timing]:
         with self.say.status(f"[dim]timing {subject.name} {subject.entry.name}, {what}[/]"):

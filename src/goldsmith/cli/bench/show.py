@@ -30,13 +30,14 @@ def table(rows: Sequence[Row]) -> Table:
     made.add_column("verified", no_wrap=True)
     last = ""
     for row in rows:
-        kind = f"{row.direction}, graph" if row.mode == "graph" else row.direction
+        single = row.mode not in ("graph", "replayed")
+        kind = row.direction if single else f"{row.direction}, {row.mode}"
         label, last = ("" if kind == last else kind), kind
         peer = f"[bold]{row.peer}[/]" if row.peer == OURS else row.peer
         if row.median_us is None:
             continue
         ours = next((r for r in rows if (r.direction, r.mode, r.peer) == (row.direction, row.mode, OURS)), None)
-        wall = (_us(row.wall_us) if row.mode != "graph" else "",) if on_gpu else ()
+        wall = (_us(row.wall_us) if single else "",) if on_gpu else ()
         made.add_row(
             label,
             peer,
@@ -72,7 +73,8 @@ def _us(value: float | None) -> str:
 
 def legend(device: str) -> str:
     how = (
-        "device time of single calls, L2 flushed before each, variants taking turns; graph: 20 calls in one CUDA graph"
+        "device time of single calls, L2 flushed before each, variants taking turns; graph: 20 calls in one "
+        "CUDA graph; replayed: the same, none of which finds its inputs in L2"
         if device == "cuda"
         else "wall time of single calls, variants taking turns, caches warm"
     )

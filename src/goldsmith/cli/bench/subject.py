@@ -111,6 +111,10 @@ class Subject:
 
         return in_turn
 
+    def copy(self) -> Subject:
+        """The same numbers in memory of their own."""
+        return Subject(self.op, self.entry, self.device)
+
     def rewind(self) -> None:
         self.turn = 0
 

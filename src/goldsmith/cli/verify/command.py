@@ -13,7 +13,7 @@ from typing import Any
 from rich.markup import escape
 
 from ... import __version__
-from ..say import Problem, console, duration, ends_like_ctrl_c
+from ..say import Problem, console, count, duration, ends_like_ctrl_c
 from ..source import digest
 from . import show
 from .pool import Died, Pool, WorkersFailed
@@ -210,6 +210,8 @@ def _plan(pool: Pool, request: Request) -> Outcome:
 
 def _remarks(outcome: Outcome, request: Request) -> list[str]:
     """What is to be said of the whole run: how kernels ran, and which cases went through which probes."""
+    from .merge import PROCESS
+
     said = []
     if any(p.how == INTERPRETER for p in outcome.proofs):
         why = "as asked" if request.interpret else "there is no CUDA device here"
@@ -219,6 +221,9 @@ def _remarks(outcome: Outcome, request: Request) -> list[str]:
         )
     finished = not outcome.interrupted and not outcome.broken
     said += filter(None, [examined(job for proof in outcome.proofs for job in proof.judged)] if finished else [])
+    died = sum(any(f.probe == PROCESS for f in r.findings) for proof in outcome.proofs for r in proof.reports)
+    if finished and died:
+        said.append(f"The process ended in {count(died, 'case')}: what was left of the probes there did not run.")
     return said
 
 
