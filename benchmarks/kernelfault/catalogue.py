@@ -22,8 +22,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FAULTS = HERE / "faults"
 NATIVE, NATIVE_SOURCES = "native", "csrc"
-_ID = re.compile(r"[MG]\d\d[a-z]?")
-_HOST_KEYS = {"name", "about", "backends", "held_out", "package", "cases"}
+_ID = re.compile(r"[MGSR]\d\d[a-z]?")
+OURS = "goldsmith"
+_HOST_KEYS = {"name", "about", "backends", "held_out", "package", "cases", "author"}
 _FAULT_KEYS = {
     "id", "backend", "what", "file", "edit", "verdict", "stages", "causes", "params", "cases", "note", "equivalent",
     "amended", "dtype", "together",
@@ -41,6 +42,7 @@ class Host:
     backends  backend -> the module's file below the root of the checkout
     package   dotted name of an operator that we ship ("goldsmith.mhc.post"); "" for a specimen with `target()`
     cases     those of the operator's cases that are tried; a specimen's are all its own
+    author    who wrote the kernel and its faults: "goldsmith", or "stranger" for one who had not read the rules
     """
 
     name: str
@@ -49,6 +51,7 @@ class Host:
     held_out: bool = False
     package: str = ""
     cases: tuple[str, ...] = ()
+    author: str = OURS
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def _fault(path: Path, host: Host, entry: dict[str, Any]) -> Fault:
     name = f"{path.name} {entry.get('id', '?')}"
     _only(name, entry, _FAULT_KEYS)
     if not _ID.fullmatch(entry["id"]):
-        raise CatalogueError(f"{name}: an id is M or G, two digits, and a letter where a host has several")
+        raise CatalogueError(f"{name}: an id is M, G, S or R, two digits, and a letter where a host has several")
     backend = entry.get("backend", next(iter(host.backends)))
     if backend not in host.backends:
         raise CatalogueError(f"{name}: backend {backend!r} is not among {', '.join(host.backends)}")
@@ -152,11 +155,14 @@ def _only(name: str, said: dict[str, Any], known: set[str]) -> None:
         raise CatalogueError(f"{name}: unknown key {unknown[0]!r}; there are: {', '.join(sorted(known))}")
 
 
-def select(fault: str | None = None, host: str | None = None, backend: str | None = None) -> list[Fault]:
-    """The faults of that id (M04 takes M04b along), host and backend; raises with what exists."""
+def select(
+    fault: str | None = None, host: str | None = None, backend: str | None = None, author: str | None = None
+) -> list[Fault]:
+    """The faults of that id (M04 takes M04b along), host, backend and author; raises with what exists."""
     for what, asked, exist in (
         ("host", host, list(hosts())),
         ("backend", backend, sorted({b for h in hosts().values() for b in h.backends})),
+        ("author", author, sorted({h.author for h in hosts().values()})),
         ("fault", fault, sorted({f.id[:3] for f in faults()} | {f.id for f in faults()})),
     ):
         if asked is not None and asked not in exist:
@@ -164,6 +170,7 @@ def select(fault: str | None = None, host: str | None = None, backend: str | Non
     return [
         f for f in faults()
         if (fault is None or fault in (f.id, f.id[:3])) and host in (None, f.host.name) and backend in (None, f.backend)
+        and author in (None, f.host.author)
     ]  # fmt: skip
 
 

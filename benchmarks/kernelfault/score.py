@@ -1,8 +1,8 @@
 """KernelFault: what the assay says of kernels with known faults, and of kernels without any.
 
-    python benchmarks/kernelfault/score.py [--fault M04] [--host H] [--backend B] [--device cuda] [--seeds 5]
-        [--clean 3000] [--baselines] [--quick] [--diagnose] [--report] [--jobs N] [--keep FILE] [--json F] [--html F]
-        [--fit]
+    python benchmarks/kernelfault/score.py [--fault M04] [--host H] [--backend B] [--author A] [--device cuda]
+        [--seeds 5] [--clean 3000] [--baselines] [--quick] [--diagnose] [--report] [--jobs N]
+        [--keep FILE] [--json F] [--html F] [--fit]
 
 Rows are appended to a file as they come (build/kernelfault/ without --keep): Ctrl-C and kill -9 lose nothing, and the
 same command goes on where the last one stopped. Exit status: 0 every fault found and no false alarm, 1 otherwise,
@@ -36,12 +36,12 @@ ON_A_GPU = "triton"  # faults of this backend run on a GPU, too
 def main(given: list[str] | None = None) -> int:
     asked = _arguments().parse_args(given)
     try:
-        faults = catalogue.select(asked.fault, asked.host, asked.backend)
+        faults = catalogue.select(asked.fault, asked.host, asked.backend, asked.author)
     except catalogue.CatalogueError as error:
         print(error, file=sys.stderr)
         return 2
     if not faults:
-        print("no fault has all of that; leave out --fault, --host or --backend.", file=sys.stderr)
+        print("no fault has all of that; leave out --fault, --host, --backend or --author.", file=sys.stderr)
         return 2
     if asked.device != "cpu":
         said = _refused(asked, faults)
@@ -53,7 +53,7 @@ def main(given: list[str] | None = None) -> int:
         print(f"{said}\nThis fault cannot be run until its edit fits again.", file=sys.stderr)
     if asked.diagnose:
         return _diagnosed([f for f in faults if f.id == asked.fault] or faults, asked.device, asked.html)
-    narrowed = any((asked.fault, asked.host, asked.backend, asked.device != "cpu"))
+    narrowed = any((asked.fault, asked.host, asked.backend, asked.author, asked.device != "cpu"))
     clean = asked.clean if asked.clean is not None else 0 if narrowed else 3000
     plan = drive.Plan(
         tuple(faults), drive.everything(faults, asked.host, asked.backend), asked.seeds, clean, asked.baselines,
@@ -198,6 +198,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--fault", metavar="ID", help="only this fault: M04, or M04b (default: all)")
     parser.add_argument("--host", metavar="H", help="only faults in this host")
     parser.add_argument("--backend", metavar="B", help="only faults in this backend: torch, triton, reference")
+    parser.add_argument("--author", metavar="A", help="only faults by: goldsmith, or stranger (had not read the rules)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
                         help="cuda: faults of Triton kernels, compiled for it (default cpu: interpreted)")  # fmt: skip
     parser.add_argument("--seeds", type=_positive, default=5, metavar="N", help="seeds of every fault (default 5)")

@@ -44,6 +44,10 @@ def kernelfault(
     backend: Annotated[
         str | None, typer.Option(help="Faults in this backend only: torch, triton, reference, native. Default: all.")
     ] = None,
+    author: Annotated[
+        str | None,
+        typer.Option(help="Faults by these only: goldsmith, or stranger, who had not read the rules. Default: both."),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(help="cuda: faults of Triton kernels, compiled for the GPU. Default: cpu, interpreted."),
@@ -84,6 +88,7 @@ def kernelfault(
         "fault": fault,
         "host": host,
         "backend": backend,
+        "author": author,
         "device": device,
         "seeds": seeds,
         "clean": clean,
