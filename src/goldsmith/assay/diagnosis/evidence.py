@@ -163,6 +163,7 @@ class WhatIf:
     whole    the change explains the whole tensor; otherwise the wrong part alone, and the golden the rest
     others   share of the candidate's other results that it makes as well
     prior    how common such a mistake is, among the changes that were tried
+    also     other causes that the same mistake may be called by
     """
 
     cause: str
@@ -174,6 +175,7 @@ class WhatIf:
     whole: bool = True
     others: float = 1.0
     prior: float = 0.5
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

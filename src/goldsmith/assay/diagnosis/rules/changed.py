@@ -43,6 +43,12 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
         elif before is not None and what.cause in found:
             match = Match(match.score, (*match.sentences, *before.sentences[:2]), {**before.params, **match.params})
         out[what.cause] = match
+    for what in evidence.whatif:
+        match = _match(what, best, evidence.whatif)
+        for place, id in enumerate(what.also):
+            if what.exact and (id not in out or out[id].score < _CAP):
+                text = f"the same change, called otherwise: {match.sentences[0]}"
+                out[id] = Match(match.score - 0.1 - 0.02 * place, (text,), match.params)
     return out
 
 

@@ -61,6 +61,7 @@ class Change:
     wrap     "around" or "clamp": what becomes of indices out of range, which the golden's own never are
     group    (index, what it returns): several operators are changed alike, instead of the one; with `free`, of a number
     saved    of all forward tensors: those that the backward reads otherwise, and what it reads
+    also     other causes that the same mistake may be called by, the likeliest first
     """
 
     cause: str
@@ -74,6 +75,7 @@ class Change:
     wrap: str = ""
     group: tuple[tuple[int, Callable[..., Any]], ...] = ()
     saved: Instead | None = None
+    also: tuple[str, ...] = ()
 
 
 class Listening(TorchDispatchMode):
@@ -122,7 +124,7 @@ class Listening(TorchDispatchMode):
             self.alive.append(out)  # as when recording: torch detaches what a factory made and another still holds
             return out
         before = tuple(a.clone() if isinstance(a, Tensor) else a for a in args) if _writes(func) else args
-        out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if change is None else change(func, args, kwargs)
         self._followed(func, index, before, args, kwargs, out)
         return out
 

@@ -11,66 +11,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...golden import default_dtype
-from ...reference import References
 from ...run import Run
 from ...session import Session
 from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known, name
-from . import borders, elementwise, groups, leaves, moves, ordered, padding, saved, slopes, sums, survivors
+from . import (
+    again,
+    borders,
+    elementwise,
+    groups,
+    leaves,
+    moves,
+    online,
+    ordered,
+    padding,
+    readers,
+    saved,
+    slopes,
+    sums,
+    survivors,
+    turns,
+)
 from .calls import Call, Change, Changed, Instead, Listening, behind
+from .golden import Golden
 from .judge import Judge
+from .witness import Witness, called
 
 _EXPLAINED = 0.999  # of the error's squares
 _MOST = 4000  # changes that are tried
 _STEPS = 14  # of the search for a number
 _KEPT = 12
-_OF_A_CALL = (("elementwise", elementwise.changes), ("sums", sums.changes), ("moves", moves.changes))
+_OF_A_CALL = (
+    ("elementwise", elementwise.changes),
+    ("sums", sums.changes),
+    ("online", online.changes),
+    ("moves", moves.changes),
+)
+_ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
 _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, of a share of the other results)
-
-
-class _Reached(Exception):
-    """No error: the run is over."""
-
-    def __init__(self, value: Tensor):
-        self.value = value
-
-
-class Golden(References):
-    """The golden, which ends where the wanted stage is reached, and tells names to who listens."""
-
-    def __init__(self, ref: References):
-        super().__init__(ref.material, ref.run, ref.decisions, ref.seed)
-        self.until = ""
-        self.mode: Listening | None = None
-
-    def _store(self, name: str, value: Tensor) -> Tensor:
-        value = super()._store(name, value)
-        if self.mode is not None:
-            self.mode.call_it(value, name)
-        if name == self.until and (self.mode is None or not name.endswith(".grad") or self.mode.backward):
-            raise _Reached(value.detach().clone())
-        return value
-
-    def _gradients(self, *args: Any) -> dict[str, Tensor]:
-        if self.mode is not None:
-            self.mode.backward = True
-        return super()._gradients(*args)
-
-    def run_under(self, mode: Listening, leaves: Mapping[str, Tensor], until: str = "") -> dict[str, Tensor]:
-        """Everything of a run, or `until` alone."""
-        self.mode, self.until = mode, until.removeprefix("saved.")
-        supply = {n: t.clone() for n, t in leaves.items()}
-        for n, t in supply.items():
-            mode.call_it(t, n, leaf=True)
-        try:
-            with default_dtype(torch.float64), mode:
-                return self.evaluate(supply)
-        except _Reached as reached:
-            return {until: reached.value}
-        finally:
-            self.mode, self.until = None, ""
 
 
 def search(
@@ -126,6 +105,7 @@ class Search:
         self._found: list[tuple[Change, WhatIf]] = []
         self._seen: set[tuple[str, str]] = set()
         self._settled = 0.0  # changes of that prior, or less, need not be tried
+        self._witnesses: list[Witness] | None = None
 
     def run(self, spent: Callable[[], bool]) -> list[WhatIf]:
         """All that is found by then, the best first.
@@ -172,17 +152,21 @@ class Search:
         waiting += self._offered("slopes", slopes.changes, calls)
         waiting += self._offered("ordered", ordered.changes, calls)
         waiting += [c for c in self._offered("padding", padding.changes, calls) if c.at in self.behind]
+        waiting += self._offered("readers", readers.changes, calls, self.behind)
+        waiting += self._offered("turns", turns.changes, calls, self.behind)
+        turning = groups.turning([call for call in calls if call.index in self.behind])
         by_call: dict[int, list[Change]] = {}
         for call in calls:
             if call.index not in self.behind:
                 continue
             made = [c for kind, source in _OF_A_CALL for c in self._offered(kind, source, call, calls)]
             made = [c for c in made if self._asked(c)]
-            again = self._offered("repeated", sums.repeated, call)
-            waiting += made
-            if made or again:
-                by_call[call.index] = [*made, *again]
+            often = self._offered("repeated", sums.repeated, call)
+            waiting += [replace(c, prior=c.prior - _ONE_TURN) for c in made] if call.index in turning else made
+            if made or often:
+                by_call[call.index] = [*made, *often]
         waiting += self._offered("groups", groups.grouped, calls, by_call)
+        waiting += self._offered("again", again.changes, calls, by_call, self.tensor)
         waiting += self._offered("borders", borders.changes, calls, by_call, self.judge.wrong_at)
         waiting += self._offered("survivors", survivors.changes, calls, self.judge.golden, self.judge.got)
         reached: dict[int, bool] = {}
@@ -228,20 +212,32 @@ class Search:
     def _run(
         self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None, until: str,
         wrap: str = "", saved: Instead | None = None, group: tuple[tuple[int, Changed], ...] = (),
+        golden: Golden | None = None,
     ) -> dict[str, Tensor] | None:  # fmt: skip
         changes = dict(group) if group else {at: change} if change is not None else {}
         mode = Listening(changes, wrap=wrap, saved=saved)
         try:
-            return self.golden.run_under(mode, self.leaves if given is None else given, until)
+            return (golden or self.golden).run_under(mode, self.leaves if given is None else given, until)
         except Exception:  # noqa: BLE001 - shapes that no longer fit: the candidate has not done this
             return None
 
-    def _made(self, change: Change, until: str) -> dict[str, Tensor] | None:
+    def _made(self, change: Change, until: str, draw: Witness | None = None) -> dict[str, Tensor] | None:
+        given, golden = (self.leaves, self.golden) if draw is None else (draw.leaves, draw.golden)
         try:
-            given = {**self.leaves, **change.leaves(self.leaves)} if change.leaves is not None else None
+            given = {**given, **change.leaves(given)} if change.leaves is not None else given
         except (RuntimeError, ZeroDivisionError):  # numbers that the input's dtype does not have
             return None
-        return self._run(change.at, change.change, given, until, change.wrap, change.saved, change.group)
+        return self._run(change.at, change.change, given, until, change.wrap, change.saved, change.group, golden)
+
+    def _holds(self, change: Change) -> bool:
+        """Whether it makes what came of other draws as well, where the first one has too few numbers to tell."""
+        if self._witnesses is None:
+            self._witnesses = called(self.session, self.tensor, self.own, self.judge)
+        for draw in self._witnesses:
+            share, exact = draw.judge.explained((self._made(change, self.tensor, draw) or {}).get(self.tensor))
+            if share < _EXPLAINED and not exact:
+                return False
+        return True
 
     def _tried(self, change: Change) -> WhatIf | None:
         if change.free is not None:
@@ -254,9 +250,12 @@ class Search:
         if share < _EXPLAINED:
             share, exact = self.judge.explained_where_wrong(value)
             text, whole = f"{text}, in the wrong part alone", False
-        if share < _EXPLAINED:
+        if share < _EXPLAINED or not self._holds(change):
             return None
-        return WhatIf(change.cause, text, self.tensor, share, exact, dict(change.params), whole, prior=change.prior)
+        params = dict(change.params)
+        return WhatIf(
+            change.cause, text, self.tensor, share, exact, params, whole, prior=change.prior, also=change.also
+        )
 
     def _sought(self, change: Change) -> WhatIf | None:
         """Gauss and Newton in one number, a factor by its logarithm; a step that does not help is halved."""
@@ -290,7 +289,9 @@ class Search:
             t += step
         if best is None or best[1] < _EXPLAINED or best[0] == (0.0 if factor else change.free):
             return None
-        return self._number(change, math.exp(best[0]) if factor else best[0], *best[1:])
+        number = math.exp(best[0]) if factor else best[0]
+        made = replace(change, change=make(number), free=None, group=tuple((i, of(number)) for i, of in change.group))
+        return self._number(change, number, *best[1:]) if self._holds(made) else None
 
     def _step(self, at: Callable[[float], Tensor | None], t: float, value: Tensor) -> float:
         small = 1e-5 * max(1.0, abs(t)) if t else 1e-7
@@ -319,7 +320,7 @@ class Search:
                 cause = "wrong_factor"
         text = f"{change.text} {number:.6g}" + (f" = {called}" if called and called != f"{number:g}" else "")
         params = {**change.params, "value": number, "named": called}
-        return WhatIf(cause, text, self.tensor, share, exact, params, prior=prior)
+        return WhatIf(cause, text, self.tensor, share, exact, params, prior=prior, also=change.also)
 
     def _ordered(self, found: list[tuple[Change, WhatIf]]) -> list[WhatIf]:
         """Exact ones first, then those that make the other results, too, then the common ones."""

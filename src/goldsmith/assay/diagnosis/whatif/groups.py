@@ -6,21 +6,67 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from .calls import Call, Change
+from torch import Tensor
+
+from .calls import Call, Change, whole
 
 _MOST = 64  # operators in a group
+_TURNS = 4  # of a loop, at least
+_SHOWN = 4096  # whole numbers that are compared
+_PLACED = frozenset("select slice narrow".split())  # their arguments differ from turn to turn
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 
 
+def turning(calls: Sequence[Call]) -> set[int]:
+    """The operators of a loop: of a line there are several that read alike."""
+    found: dict[tuple, list[int]] = {}
+    for call in calls:
+        if call.line:
+            found.setdefault(_reading(calls, call), []).append(call.index)
+    return {i for members in found.values() if len(members) >= _TURNS for i in members}
+
+
+def _reading(calls: Sequence[Call], call: Call) -> tuple:
+    """Name, line, and the shapes of what is read."""
+    shapes = tuple(tuple(a.shape) for a in call.tensors)
+    return call.name, call.line, call.backward, shapes
+
+
+def _made_alike(calls: Sequence[Call], call: Call) -> tuple:
+    """The same, with who makes what is read; of what is no tensor, the value."""
+    makers = []
+    for key in call.made:
+        maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+        makers.append(str(key) if maker is None else f"{maker.name} {maker.line}")
+    rest = tuple(str(a) for a in call.args if not isinstance(a, Tensor))
+    return (*_reading(calls, call), tuple(makers), rest if call.name not in _PLACED else ())
+
+
+def _indexed_alike(call: Call) -> tuple | None:
+    """Reads of several tensors with the same whole numbers."""
+    numbers = [a for a in (*call.args, *_listed(call.args)) if whole(a)]
+    if not numbers:
+        return None
+    return (call.name, call.backward, *(str(n.tolist()) for n in numbers if n.numel() <= _SHOWN))
+
+
+def _listed(args: tuple) -> list:
+    return [b for a in args if isinstance(a, list | tuple) for b in a]
+
+
 def grouped(calls: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
-    """One change for every kind that all operators of a line, or of an expression, know."""
-    groups: dict[tuple[str, ...], list[Call]] = {}
+    """One change for every kind that all operators of a line, of an expression, or with the same indices, know."""
+    groups: dict[tuple, list[Call]] = {}
     for call in calls:
         if changes.get(call.index):
             if call.line:
                 groups.setdefault((call.name, call.line, str(call.backward)), []).append(call)
+                groups.setdefault(_made_alike(calls, call), []).append(call)
             if any(call.operands):
                 groups.setdefault((call.name, call.said, str(call.backward)), []).append(call)
+            indexed = _indexed_alike(call)
+            if indexed is not None:
+                groups.setdefault(indexed, []).append(call)
     told = set()
     for members in groups.values():
         key = tuple(c.index for c in members)

@@ -19,7 +19,7 @@ Leaves = Mapping[str, Tensor]
 
 def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
     for name, t in leaves.items():
-        if floating(t) and t.numel() > 1:
+        if floating(t) and t.numel():
             yield from _rearranged(name, t)
             yield from _valued(name)
             yield from _formats(session, name)

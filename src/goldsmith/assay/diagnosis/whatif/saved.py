@@ -115,8 +115,14 @@ def _orders(calls: Sequence[Call], n: int) -> list[Moved]:
     return list(found.values())
 
 
-def followed(calls: Sequence[Call], new: dict[Key, Tensor], through: frozenset[str] | None) -> dict[Key, Tensor]:
-    """`new` by key, with what the forward makes of it by these operators; None: by any."""
+def followed(
+    calls: Sequence[Call], new: dict[Key, Tensor], through: frozenset[str] | None,
+    otherwise: Callable[[Call, Sequence], Tensor | None] | None = None,
+) -> dict[Key, Tensor]:  # fmt: skip
+    """`new` by key, with what the forward makes of it by these operators; None: by any.
+
+    otherwise  what an operator makes of its new arguments instead; None where it does as ever
+    """
     found = {key: t.contiguous() for key, t in new.items()}
     for call in calls:
         if call.backward or not any(key in found for key in call.made) or call.index in found:
@@ -130,5 +136,6 @@ def followed(calls: Sequence[Call], new: dict[Key, Tensor], through: frozenset[s
             made = found.get(next(keys)) if isinstance(a, Tensor) else None
             args.append(a if made is None else seen_through(made, a))
         if all(a is not None for a, b in zip(args, call.args, strict=True) if b is not None):
-            found[call.index] = call.func(*args, **call.kwargs).contiguous()
+            other = None if otherwise is None else otherwise(call, args)
+            found[call.index] = (call.func(*args, **call.kwargs) if other is None else other).contiguous()
     return found

@@ -1,4 +1,4 @@
-"""Sums, means, maxima, softmax and products of matrices: cut short, over another axis, padded, not rescaled."""
+"""Sums, means, maxima, softmax and products of matrices: cut short, over another axis, padded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import bases
 from .calls import Call, Change, floating, given, instead, moved, replaced
 
 _REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
-_BLOCKS = (8, 16, 32, 64, 128, 256)
+BLOCKS = (8, 16, 32, 64, 128, 256)
 _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "dot": (0, 0), "mv": (1, 0), "addmm": (1, 0), "baddbmm": (2, 1)}
 
 
@@ -22,12 +23,14 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield from _products(call)
     if call.name in ("_softmax", "_log_softmax"):
         yield from _softmax(call)
+    if call.name in ("_softmax", "_log_softmax", "logsumexp"):
+        yield from bases.changes(call)
 
 
 def cuts(n: int) -> dict[int, str]:
     """Where a reduction over n may end, and why."""
     found = {n - 1: "one short"}
-    for block in _BLOCKS:
+    for block in BLOCKS:
         found.setdefault(n - n % block, f"the last part of a block of {block} is left out")
         found.setdefault(block, f"the first block of {block} alone")
         found.setdefault(n - block, f"one block of {block} short")
@@ -39,7 +42,7 @@ def cuts(n: int) -> dict[int, str]:
 def starts(n: int) -> dict[int, str]:
     """Where it may begin."""
     found = {1: "from the second on"}
-    for block in _BLOCKS:
+    for block in BLOCKS:
         found.setdefault((n - 1) // block * block, f"the last block of {block} alone")
         found.setdefault(block, f"without the first block of {block}")
     found.setdefault(n // 2, "the second half alone")
@@ -129,7 +132,7 @@ def _counts(call: Call, axes: list[int]) -> dict[str, tuple[str, float]]:
     if call.name == "mean":
         found[str(n)] = (f"{call.said} is not divided by its count {n}", float(n))
         found[f"{n}/{n - 1}"] = (f"{call.said} is divided by {n - 1}, one less than its count", n / (n - 1))
-        for block in _BLOCKS:
+        for block in BLOCKS:
             padded = -(-n // block) * block
             if padded != n:
                 found.setdefault(f"{n}/{padded}", (f"{call.said} is divided by {padded}, its count padded to {block}",
@@ -186,7 +189,7 @@ def _more_or_fewer(call: Call, axes: list[int]) -> Iterator[Change]:
 def _repeats(call: Call, axis: int) -> Iterator[Change]:
     """The last element, or the tail block, counted twice: clamped indices instead of a mask."""
     n = call.args[0].shape[axis]
-    for block in _BLOCKS:
+    for block in BLOCKS:
         pad = -n % block
         if pad and n > 1:
 
@@ -299,32 +302,12 @@ def _softmax(call: Call) -> Iterator[Change]:
         text = f"{call.said} runs along axis {(axis - 1) % x.dim()} instead of {axis}"
         yield Change("wrong_axis", text, call.index, other, {"axis": (axis - 1) % x.dim(), "golden_axis": axis}, 0.65)
     if not log:
-        yield from _unscaled(call, axis, n)
         keep = instead(lambda x, *a: torch.exp(x - x.amax(axis, keepdim=True)))
         yield Change("wrong_factor", f"{call.said} is not divided by its sum", call.index, keep, {}, 0.5)
 
 
 def _widths(n: int) -> Iterator[int]:
     yield 1 << max(n - 1, 1).bit_length() if n & (n - 1) else n * 2
-    for block in _BLOCKS:
+    for block in BLOCKS:
         if -n % block:
             yield n + -n % block
-
-
-def _unscaled(call: Call, axis: int, n: int) -> Iterator[Change]:
-    """Online softmax whose running sum, or accumulator, or both, are not rescaled when the maximum moves."""
-    for block in (1, 2, 4, *_BLOCKS):
-        if block >= n:
-            continue
-        for which in ("sum", "accumulator", "sum and accumulator"):
-
-            def online(x: Tensor, *args: Any, block: int = block, which: str = which) -> Tensor:
-                running = torch.cummax(torch.stack([b.amax(axis) for b in x.split(block, axis)], axis), axis).values
-                then = running.repeat_interleave(block, axis).narrow(axis, 0, n)
-                early, final = torch.exp(x - then), torch.exp(x - x.amax(axis, keepdim=True))
-                up = early if "accumulator" in which else final
-                down = early if "sum" in which else final
-                return (up / down.sum(axis, keepdim=True)).nan_to_num()
-
-            text = f"the {which} of an online softmax in blocks of {block} is not rescaled"
-            yield Change("missing_rescale", text, call.index, instead(online), {"block": block, "which": which}, 0.6)

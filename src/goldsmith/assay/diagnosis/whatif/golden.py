@@ -1,0 +1,56 @@
+"""A golden that can be run with changes, as far as is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...golden import default_dtype
+from ...reference import References
+from .calls import Listening
+
+
+class _Reached(Exception):
+    """No error: the run is over."""
+
+    def __init__(self, value: Tensor):
+        self.value = value
+
+
+class Golden(References):
+    """The golden, which ends where the wanted stage is reached, and tells names to who listens."""
+
+    def __init__(self, ref: References):
+        super().__init__(ref.material, ref.run, ref.decisions, ref.seed)
+        self.until = ""
+        self.mode: Listening | None = None
+
+    def _store(self, name: str, value: Tensor) -> Tensor:
+        value = super()._store(name, value)
+        if self.mode is not None:
+            self.mode.call_it(value, name)
+        if name == self.until and (self.mode is None or not name.endswith(".grad") or self.mode.backward):
+            raise _Reached(value.detach().clone())
+        return value
+
+    def _gradients(self, *args: Any) -> dict[str, Tensor]:
+        if self.mode is not None:
+            self.mode.backward = True
+        return super()._gradients(*args)
+
+    def run_under(self, mode: Listening, leaves: Mapping[str, Tensor], until: str = "") -> dict[str, Tensor]:
+        """Everything of a run, or `until` alone."""
+        self.mode, self.until = mode, until.removeprefix("saved.")
+        supply = {n: t.clone() for n, t in leaves.items()}
+        for n, t in supply.items():
+            mode.call_it(t, n, leaf=True)
+        try:
+            with default_dtype(torch.float64), mode:
+                return self.evaluate(supply)
+        except _Reached as reached:
+            return {until: reached.value}
+        finally:
+            self.mode, self.until = None, ""

@@ -1,0 +1,113 @@
+"""Loops that read the turn before, or the turn after, where they should read their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .calls import Call, Change, Changed, floating, given, replaced
+
+_LEAST, _MOST = 3, 1024  # turns
+_NEVER = frozenset("detach alias clone copy_".split())
+Made = tuple[str, str]  # name and line of who makes what is read
+
+
+@dataclass
+class Sequence_:
+    """What one operand of one line is, turn by turn: place among its like -> operand, and who reads it."""
+
+    said: str
+    operand: str
+    backward: bool
+    at: int  # of the arguments
+    reads: list[tuple[Call, int]] = field(default_factory=list)
+    values: dict[int, Tensor] = field(default_factory=dict)
+
+
+def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+    """`among`: the operators that the wrong tensor is made of."""
+    for sequence in _sequences(calls, among):
+        places = sorted(sequence.values)
+        for step, which in ((1, "the turn after"), (-1, "the turn before")):
+            name = sequence.operand or "an operand"
+            text = f"in every turn {sequence.said} reads {name} of {which}"
+            for edge, how in (("own", "the last one its own"), ("zero", "the last one zeros")):
+                group = tuple(_moved(sequence, places, step, edge))
+                if group:
+                    params = {"operand": name, "step": step}
+                    also = ("off_by_one", "wrong_saved_tensor") if sequence.backward else ("off_by_one", "stale_state")
+                    yield Change("shifted", f"{text}, {how}", group[0][0], group[0][1], params,
+                                 0.55 if edge == "own" else 0.54, group=group, also=also)  # fmt: skip
+
+
+def _moved(sequence: Sequence_, places: list[int], step: int, edge: str) -> Iterator[tuple[int, Changed]]:
+    order = {place: i for i, place in enumerate(places)}
+    for call, place in sequence.reads:
+        i = order[place] + step
+        if 0 <= i < len(places):
+            new = sequence.values[places[i]]
+        elif edge == "zero":
+            new = torch.zeros_like(sequence.values[place])
+        else:
+            continue
+        like = call.args[sequence.at]
+        if new.shape != like.shape:
+            return
+        yield call.index, _instead(sequence.at, new)
+
+
+def _instead(at: int, new: Tensor) -> Changed:
+    return given(lambda args: replaced(args, at, new))
+
+
+def _sequences(calls: Sequence[Call], among: set[int]) -> Iterator[Sequence_]:
+    lines: dict[Made, list[int]] = {}
+    for call in calls:
+        if not call.backward and call.line and call.owns:
+            lines.setdefault((call.name, call.line), []).append(call.index)
+    found: dict[tuple, Sequence_] = {}
+    loose: dict[tuple, list[tuple[Call, int]]] = {}
+    for call in calls:
+        if call.index not in among or not call.line or not call.owns or call.name in _NEVER:
+            continue
+        keys = iter(call.made)
+        for i, a in enumerate(call.args):
+            key = next(keys) if isinstance(a, Tensor) else -1
+            if not floating(a) or not a.numel():
+                continue
+            maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+            reader = (call.name, call.line, call.backward, i, a.shape)
+            made = (maker.name, maker.line) if maker is not None and not maker.backward else ("", "")
+            if len(lines.get(made, ())) >= _LEAST:
+                kind: tuple = (*reader, made)
+                place = lines[made].index(key)
+            elif a._is_view() or a.storage_offset() or isinstance(key, str):
+                kind, place = (*reader, key, a.stride()), a.storage_offset()
+            else:
+                loose.setdefault(reader, []).append((call, i))
+                continue
+            told = found.setdefault(kind, Sequence_(call.said, call.operand(i), call.backward, i))
+            told.reads.append((call, place))
+            told.values[place] = a
+    for kind, sequence in found.items():
+        if isinstance(kind[5], tuple) and len(sequence.values) >= _LEAST - 1:
+            _begun(sequence, lines[kind[5]], calls, loose.get(kind[:5], []))
+        if _LEAST <= len(sequence.values) <= _MOST:
+            yield sequence
+
+
+def _begun(sequence: Sequence_, made: list[int], calls: Sequence[Call], before: list[tuple[Call, int]]) -> None:
+    """What the first turn reads instead, and what the last one makes, which no turn reads."""
+    places = sorted(sequence.values)
+    each = min((b - a for a, b in zip(places, places[1:], strict=False)), default=1)
+    like = sequence.values[places[0]]
+    if len(before) == 1 and places[0] - each < 0:
+        call, i = before[0]
+        sequence.values[places[0] - each] = call.args[i]
+        sequence.reads.append((call, places[0] - each))
+    last = places[-1] + each
+    if last < len(made) and calls[made[last]].out.shape == like.shape:
+        sequence.values[last] = calls[made[last]].out

@@ -1,0 +1,53 @@
+"""Other draws of the case: where the wrong tensor has few numbers, as a loss has, any factor makes the first draw's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...probes import decisions
+from ...reference import GoldenError
+from ...run import How, Run
+from ...session import Session
+from ..isolate import named
+from .golden import Golden
+from .judge import Judge
+
+FEW = 8  # wrong numbers, at most, that a change can make by chance
+_PROBE = "whatif"
+_DRAWS = 3
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What the candidate made of other inputs, and the golden's inputs to make it again."""
+
+    golden: Golden
+    leaves: Mapping[str, Tensor]
+    judge: Judge
+
+
+def called(session: Session, tensor: str, own: Run, judge: Judge) -> list[Witness]:
+    """Witnesses for changes that are to make `tensor`; none where the first draw tells enough."""
+    if int(judge.wrong_at.sum()) > FEW:
+        return []
+    return [w for w in (_witness(session, tensor, own, salt) for salt in range(1, _DRAWS + 1)) if w is not None]
+
+
+def _witness(session: Session, tensor: str, own: Run, salt: int) -> Witness | None:
+    material = session.variant(salt)
+    how = How(debug=own is not session.first)
+    done = session.execute(_PROBE, f"other inputs {salt}", how, material, look=False)
+    got = None if done.error is not None else named(done).get(tensor, ("", None))[1]
+    if got is None:
+        return None
+    try:
+        ref = decisions.settle(session, done, session.references(material, done))
+        bounded = ref.bounded.get(tensor)
+    except GoldenError:
+        return None
+    if bounded is None or bounded.value.shape != got.shape:
+        return None
+    return Witness(Golden(ref), ref.leaves, Judge(got.detach(), bounded.value, bounded.bound))

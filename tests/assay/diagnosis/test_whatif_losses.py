@@ -1,0 +1,133 @@
+"""Changed goldens where a single number comes out, as of a loss, and softmax in blocks."""
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.whatif import explain
+
+
+@assay.case(T=[13], V=[40])
+def tokens(make, T, V):
+    target = make.integers(0, V, T)
+    target[::4] = -1
+    return {"logits": make.normal(T, V, std=2.0), "target": target, "z": 0.01}
+
+
+def loss(logits, target, z, *, power=2, times=1, logsumexp=torch.logsumexp):
+    """Cross entropy of the tokens with a target, with z times the squared logarithm of each one's sum."""
+    lse, valid = logsumexp(logits, -1), target >= 0
+    nll = lse - logits.gather(1, target.clamp(min=0)[:, None])[:, 0]
+    each = torch.where(valid, nll + times * z * lse**power, 0.0)
+    return each.sum() / valid.sum()
+
+
+class OwnGradient(torch.autograd.Function):
+    """The loss, whose backward takes `sent(dy)` for its output's gradient."""
+
+    @staticmethod
+    def forward(ctx, logits, target, z, sent):
+        ctx.save_for_backward(logits, target)
+        ctx.z, ctx.sent = z, sent
+        return loss(logits, target, z)
+
+    @staticmethod
+    def backward(ctx, dy):
+        logits, target = ctx.saved_tensors
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            loss(leaf, target, ctx.z).backward(ctx.sent(dy))
+        return leaf.grad, None, None, None
+
+
+def explained(candidate, tensor="y", golden=loss, cases=tokens):
+    session = session_of(assay.Target(candidate, golden, cases=cases), ("values", "ensemble"))
+    got = dict(session.first.outputs, **session.first.grads)[tensor]
+    return explain(session, tensor, got, session.first)
+
+
+def test_a_number_is_explained_by_what_holds_for_other_inputs_too():
+    found = explained(lambda logits, target, z: loss(logits, target, z, power=1))
+    assert [w.cause for w in found[:1]] == ["wrong_factor"]
+    assert "lse" in found[0].text or "logsumexp" in found[0].text
+    assert not any("multiplied by" in w.text for w in found), "a factor that fits one draw alone"
+
+
+def test_a_factor_that_all_draws_share_is_told():
+    found = explained(lambda logits, target, z: loss(logits, target, z, times=2.7))
+    assert found and {w.cause for w in found} == {"wrong_factor"}
+    assert any("2.7" in w.text for w in found)
+
+
+def test_a_number_of_no_known_making_has_no_explanation():
+    def odd(logits, target, z):
+        return loss(logits, target, z) + (logits * torch.arange(logits.shape[1])).sin().mean()
+
+    assert explained(odd) == []
+
+
+@pytest.mark.parametrize("sent, said", [(torch.ones_like, "grad_y counts as one"), (torch.square, "grad_y is squared")])
+def test_a_gradient_that_does_not_take_its_output_s_as_it_comes(sent, said):
+    found = explained(lambda logits, target, z: OwnGradient.apply(logits, target, z, sent), "logits.grad")
+    assert (found[0].cause, found[0].text, found[0].exact) == ("wrong_factor", said, True)
+
+
+# softmax in blocks
+
+BLOCK = 16
+
+
+def in_blocks(x, dim):
+    """logsumexp whose running sum is not rescaled when the maximum moves."""
+    high, total = torch.full_like(x[:, 0], -torch.inf), torch.zeros_like(x[:, 0])
+    for block in x.split(BLOCK, dim):
+        high = torch.maximum(high, block.amax(dim))
+        total = total + torch.exp(block - high[:, None]).sum(dim)
+    return high + total.log()
+
+
+def by_hand(x, dim):
+    high = x.amax(dim, keepdim=True)
+    return (high + torch.exp(x - high).sum(dim, keepdim=True).log())[:, 0]
+
+
+@assay.case(T=[9], D=[40])
+def rows(make, T, D):
+    return {"x": make.normal(T, D, std=2.0), "v": make.normal(D, 3)}
+
+
+def attend(x, v):
+    high = x.amax(-1, keepdim=True)
+    e = torch.exp(x - high)
+    return e @ v / e.sum(-1, keepdim=True)
+
+
+def attend_in_blocks(x, v):
+    """The sum is rescaled, what is accumulated is not."""
+    high, total, acc = (
+        torch.full_like(x[:, :1], -torch.inf),
+        torch.zeros_like(x[:, :1]),
+        torch.zeros(len(x), v.shape[1]),
+    )
+    for b, u in zip(x.split(BLOCK, -1), v.split(BLOCK), strict=True):
+        now = torch.maximum(high, b.amax(-1, keepdim=True))
+        e = torch.exp(b - now)
+        total, acc, high = total * torch.exp(high - now) + e.sum(-1, keepdim=True), acc + e @ u, now
+    return acc / total
+
+
+@pytest.mark.parametrize(
+    "candidate, golden, cases, which",
+    [
+        (lambda logits, target, z: loss(logits, target, z, logsumexp=in_blocks), loss, tokens, "sum"),
+        (lambda x: in_blocks(x, -1), lambda x: by_hand(x, -1), {"x": torch.randn(9, 40).mul(2)}, "sum"),
+        (lambda x: x - in_blocks(x, -1)[:, None], lambda x: x.log_softmax(-1), {"x": torch.randn(9, 40).mul(2)}, "sum"),
+        (attend_in_blocks, attend, rows, "accumulator"),
+    ],
+    ids=["loss", "by_hand", "log_softmax", "attention"],
+)
+def test_blocks_that_are_not_rescaled(candidate, golden, cases, which):
+    found = explained(candidate, golden=golden, cases=cases)
+    assert (found[0].cause, found[0].exact) == ("missing_rescale", True)
+    assert found[0].params == {"block": BLOCK, "which": which}
