@@ -1,8 +1,13 @@
 """By matrix products with all experts, where a token has so many of them that gathering rows costs more.
 
 Of a product h w_in^T only the chosen dots are picked; the weighed sum multiplies w_out by a matrix that is 0 but at the
-chosen places. Chunks of experts keep both below CHUNK_BYTES. An expert that a list names twice is added up before it is
-stored: no atomics. 16-bit tables are multiplied by two parts of the values, to 2^-16 of them, and summed in float32.
+chosen places. TOKENS times EXPERTS of them are at hand at a time, 128 MiB. An expert that a list names twice is added
+up before it is stored: no atomics. bfloat16 tables are multiplied by two parts of the values, to 2^-16 of them, and
+summed in float32.
+
+A token's result is the same bits in every batch: each number is the sum over one row and one column in blocks of
+BLOCK_K, ascending, the running sum handed on from one chunk of experts to the next. torch.mm promises no such thing:
+it may take another kernel for another number of rows, and within one divide the sum differently for different tiles.
 """
 
 from __future__ import annotations
@@ -14,9 +19,43 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...core._kernels.launch import power_of_2, run
+from ...core._kernels.launch import cdiv, power_of_2, run
+from .networks import INTERPRET
 
-CHUNK_BYTES = 128 * 2**20
+TOKENS, EXPERTS = 4096, 8192  # at hand at a time; a multiple of BLOCK_K experts
+# of the dtype alone, since another block would add in another order: (BLOCK_M, BLOCK_N, BLOCK_K, warps, stages)
+WIDE_BLOCKS, NARROW_BLOCKS = (64, 64, 16, 4, 3), (128, 128, 64, 8, 3)
+
+
+@triton.jit(do_not_specialize=["M"])
+def product_kernel(
+    a_ptr, b_ptr, out_ptr, stride_bk, stride_bn, M, N, K,
+    PARTS: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """out [M, N] = (out, with ADD) + a [M, PARTS, K], its parts added up, @ b [K, N]; k ascending."""
+    ALIKE: tl.constexpr = a_ptr.dtype.element_ty == b_ptr.dtype.element_ty
+    AS_THEY_ARE: tl.constexpr = ALIKE and not INTERPRET  # numpy has no bfloat16
+    rows = tl.cdiv(M, BLOCK_M)  # neighbouring programs share a tile of b, and all of a stays in L2
+    m = tl.program_id(0) % rows * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) // rows * BLOCK_N + tl.arange(0, BLOCK_N)
+    of_m, of_n = (m < M)[:, None], (n < N)[None, :]
+    a_at = a_ptr + (m.to(tl.int64) * (PARTS * K))[:, None]
+    b_at = b_ptr + (n.to(tl.int64) * stride_bn)[None, :]
+    out_at = out_ptr + (m.to(tl.int64) * N)[:, None] + n[None, :]
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if ADD:
+        total = tl.load(out_at, mask=of_m & of_n, other=0.0)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        b = tl.load(b_at + (k.to(tl.int64) * stride_bk)[:, None], mask=(k < K)[:, None] & of_n, other=0.0)
+        for part in tl.static_range(PARTS):
+            a = tl.load(a_at + part * K + k[None, :], mask=of_m & (k < K)[None, :], other=0.0)
+            if AS_THEY_ARE:
+                total = tl.dot(a, b, total, input_precision=PRECISION)
+            else:
+                total = tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision=PRECISION)
+    tl.store(out_at, total, mask=of_m & of_n)
 
 
 @triton.jit
@@ -32,10 +71,9 @@ def pick_kernel(all_ptr, indices_ptr, dots_ptr, first, count, K, BLOCK_K: tl.con
 
 @triton.jit
 def place_kernel(
-    values_ptr, sorted_ptr, order_ptr, parts_ptr, plane, first, count, K,
-    PARTS: tl.constexpr, BLOCK_K: tl.constexpr,
+    values_ptr, sorted_ptr, order_ptr, parts_ptr, first, count, K, PARTS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """parts[:, t, e - first] = the sum of the values of expert e in list t, ascending, over experts of the chunk."""
+    """parts[t, :, e - first] = the sum of the values of expert e in list t, ascending, over experts of the chunk."""
     t = tl.program_id(0).to(tl.int64)
     for start in range(0, K, BLOCK_K):
         p = start + tl.arange(0, BLOCK_K)
@@ -53,51 +91,65 @@ def place_kernel(
             same = same & (p + step < K) & (follows == e)
         for part in tl.static_range(PARTS):
             rounded = total.to(parts_ptr.dtype.element_ty)
-            tl.store(parts_ptr + part * plane + t * count + (e - first), rounded, mask=leads)
+            tl.store(parts_ptr + (t * PARTS + part) * count + (e - first), rounded, mask=leads)
             total -= rounded.to(tl.float32)
 
 
-def chunks(tokens: int, table: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(first expert, rows) of each chunk; of the shapes alone."""
-    size = max(128, CHUNK_BYTES // (4 * max(1, tokens)) // 128 * 128)
-    return ((first, table[first : first + size]) for first in range(0, table.shape[0], size))
+def product(a: Tensor, b: Tensor, out: Tensor, parts: int = 1, *, add: bool = False) -> None:
+    """out [M, N] in float32 = (out, with add) + a [M, parts, K], its parts added up, @ b [K, N]."""
+    (M, N), K = out.shape, b.shape[0]
+    narrow = a.dtype == b.dtype != torch.float32
+    allowed = b.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    block_m, block_n, block_k, warps, stages = NARROW_BLOCKS if narrow else WIDE_BLOCKS
+    run(
+        product_kernel, (cdiv(M, block_m) * cdiv(N, block_n),),
+        a, b, out, b.stride(0), b.stride(1), M, N, K, parts, add, "tf32" if allowed else "ieee",
+        block_m, block_n, block_k, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32, also of 16-bit matrices."""
-    if a.is_cuda and a.dtype != torch.float32:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
+def tiles(size: int, step: int) -> Iterator[slice]:
+    return (slice(first, min(first + step, size)) for first in range(0, size, step))
+
+
+def memory(tokens: int, table: Tensor, dtype: torch.dtype) -> Tensor:
+    """What every tile of tokens and chunk of experts is computed in."""
+    size = min(tokens, TOKENS) * min(table.shape[0], EXPERTS) * 4 // dtype.itemsize
+    return torch.empty(size, dtype=dtype, device=table.device)
 
 
 def dense_dots(rows: Tensor, table: Tensor, indices: Tensor) -> Tensor:
     """[1, T, K] in float32: <rows[t], table[e_tj]>; 0 where nothing is chosen."""
     T, K = indices.shape
     found = torch.zeros((1, T, K), dtype=torch.float32, device=rows.device)
-    for first, block in chunks(T, table):
-        run(
-            pick_kernel, (T if K else 0,),
-            product(rows, block.T), indices, found, first, block.shape[0], K, min(256, power_of_2(K)), num_warps=1,
-        )  # fmt: skip
+    space = memory(T, table, torch.float32)
+    for tokens in tiles(T if K else 0, TOKENS):
+        for experts in tiles(table.shape[0], EXPERTS):
+            t, n = tokens.stop - tokens.start, experts.stop - experts.start
+            dots = space[: t * n].view(t, n)
+            product(rows[tokens], table[experts].T, dots)
+            at = indices[tokens], found[0, tokens], experts.start, n, K
+            run(pick_kernel, (t,), dots, *at, min(256, power_of_2(K)), num_warps=1)
     return found
 
 
 def dense_sums(values: Tensor, table: Tensor, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """[T, E]: sum_j values[t, j] table[e_tj]; NaN for a token with an index out of range."""
-    (T, K), N = indices.shape, table.shape[0]
-    expert, order = torch.where((indices >= 0) & (indices < N), indices, N).sort(dim=-1, stable=True)
-    # fp16 holds no value above 65504, which the values of finite results may be
-    parts = 2 if table.dtype == torch.bfloat16 else 1
-    total = torch.zeros((T, table.shape[1]), dtype=torch.float32, device=table.device)
-    for first, block in chunks(T, table):
-        kind = torch.bfloat16 if parts == 2 else torch.float32
-        matrix = torch.zeros((parts, T, block.shape[0]), dtype=kind, device=table.device)
-        run(
-            place_kernel, (T if K else 0,),
-            values, expert, order, matrix, T * block.shape[0], first, block.shape[0], K, parts,
-            min(256, power_of_2(K)), num_warps=1,
-        )  # fmt: skip
-        for part in reversed(matrix.unbind()):
-            total += product(part, block.to(kind))
-    lost = ((indices < -1) | (indices >= N)).any(-1, keepdim=True)
-    return total.masked_fill_(lost, float("nan")).to(dtype)
+    (T, K), (N, E) = indices.shape, table.shape
+    out = torch.empty((T, E), dtype=dtype, device=table.device)
+    # fp16 holds no value above 65504, which the values of finite results may be: those stay float32
+    parts, kind = (2, torch.bfloat16) if table.dtype == torch.bfloat16 else (1, torch.float32)
+    space = memory(T, table, kind)
+    for tokens in tiles(T, TOKENS):
+        lists, t = indices[tokens], tokens.stop - tokens.start
+        expert, order = lists.masked_fill((lists < 0) | (lists >= N), N).sort(dim=-1, stable=True)
+        total = torch.zeros((t, E), dtype=torch.float32, device=table.device)
+        for experts in tiles(N if K else 0, EXPERTS):
+            n = experts.stop - experts.start
+            matrix = space[: t * parts * n].zero_()
+            at = expert, order, matrix, experts.start, n, K
+            run(place_kernel, (t,), values[tokens], *at, parts, min(256, power_of_2(K)), num_warps=1)
+            product(matrix, table[experts], total, parts, add=True)
+        lost = ((lists < -1) | (lists >= N)).any(-1, keepdim=True)
+        out[tokens] = total.masked_fill_(lost, float("nan"))
+    return out

@@ -1,7 +1,8 @@
 """By token: the dots of a row with its experts' rows, and the weighed sum of its experts' rows.
 
 Both walk the tables slab by slab, all tokens before the next slab: a slab of 128 columns of 65,536 experts is 16 MB and
-stays in the L2 cache, so that HBM is read once however often an expert is chosen. Dots of a slab are partial sums.
+stays in the L2 cache, so that HBM is read once however often an expert is chosen. Dots of a slab are partial sums;
+PARTS are kept, and of more slabs the first are added up before the next begin, in the same order.
 Bytes: the rows of the chosen experts, 2 K D a token from L2, and the table once from HBM.
 """
 
@@ -16,6 +17,7 @@ from ...core._kernels.launch import cdiv, power_of_2, run
 from .activations import activated, slope
 
 SLAB = 128
+PARTS = 8  # partial dots of a pair that are kept at a time
 
 
 @triton.jit
@@ -25,13 +27,14 @@ def chosen(indices_ptr, K, j, N):
     return e, (e >= 0) & (e < N), (e < -1) | (e >= N)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "FIRST"])
 def dots_kernel(
-    rows_ptr, table_ptr, indices_ptr, part_ptr, stride_e, stride_d, T, N, D, K,
+    rows_ptr, table_ptr, indices_ptr, part_ptr, stride_e, stride_d, T, N, D, K, FIRST,
     BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    """part[s, t, j] = the part of a dot in slab FIRST + s."""
     t, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    d = s * BLOCK_D + tl.arange(0, BLOCK_D)
+    d = (FIRST + s) * BLOCK_D + tl.arange(0, BLOCK_D)
     row = tl.load(rows_ptr + t * D + d, mask=d < D, other=0.0).to(tl.float32)
     columns = d.to(tl.int64) * stride_d
     for start in range(0, K, BLOCK_K):
@@ -70,6 +73,13 @@ def gather_slabs(part_ptr, p, P, mask, SLABS: tl.constexpr):
     for s in range(1, SLABS):
         total += tl.load(part_ptr + s * P + p, mask=mask, other=0.0)
     return total
+
+
+@triton.jit(do_not_specialize=["P"])
+def fold_kernel(part_ptr, P, SLABS: tl.constexpr, BLOCK: tl.constexpr):
+    """part[0] = the sum of SLABS parts."""
+    p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(part_ptr + p, gather_slabs(part_ptr, p, P.to(tl.int64), p < P, SLABS), mask=p < P)
 
 
 @triton.jit(do_not_specialize=["P"])
@@ -117,16 +127,24 @@ BLOCK = 1024
 
 
 def dots(rows: Tensor, table: Tensor, indices: Tensor) -> Tensor:
-    """Partial sums [slabs, T, K] in float32 of <rows[t], table[e_tj]>; 0 where nothing is chosen."""
+    """Partial sums [at most PARTS, T, K] in float32 of <rows[t], table[e_tj]>; 0 where nothing is chosen."""
     T, D = rows.shape
     K, slab = indices.shape[1], min(SLAB, power_of_2(D, 16))
-    part = torch.empty((cdiv(D, slab), T, K), dtype=torch.float32, device=rows.device)
-    run(
-        dots_kernel, (T, part.shape[0] if K else 0),
-        rows, table, indices, part, table.stride(0), table.stride(1), T, table.shape[0], D, K,
-        min(32, power_of_2(K)), slab, num_warps=2,
-    )  # fmt: skip
-    return part
+    slabs = cdiv(D, slab)
+    part = torch.empty((min(slabs, PARTS), T, K), dtype=torch.float32, device=rows.device)
+    done = used = 0  # slabs that were computed; parts that hold their sum
+    while done < slabs:
+        if done:
+            run(fold_kernel, (cdiv(T * K, BLOCK),), part, T * K, used, BLOCK)
+            used = 1
+        new = min(PARTS - used, slabs - done)
+        run(
+            dots_kernel, (T, new if K else 0),
+            rows, table, indices, part[used:], table.stride(0), table.stride(1), T, table.shape[0], D, K, done,
+            min(32, power_of_2(K)), slab, num_warps=2,
+        )  # fmt: skip
+        done, used = done + new, used + new
+    return part[:used]
 
 
 def sums(values: Tensor, table: Tensor, indices: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,7 +3,8 @@
 Pairs are sorted by expert, stably. Most lists are short, and of a million experts most have none: a program has a few
 neighbouring experts and reads the rows of a few pairs of each at a time, so that many are under way at once. A list of
 more than SHORT pairs has a program of its own; blocks of WHOLE pairs that lie within one list (half of all pairs may
-be one expert's) are summed beforehand, at fixed places of the sorted order.
+be one expert's) are summed beforehand, at fixed places of the sorted order, where tokens have many experts COLUMNS at a
+time.
 Bytes: both tables' gradients once; the rows of h and dy come from L2.
 """
 
@@ -18,6 +19,7 @@ from ...core._kernels.launch import cdiv, power_of_2, run
 
 SHORT = 64  # pairs in the longest list that shares a program
 WHOLE = 256  # pairs in a block that is summed beforehand
+COLUMNS = 1024  # of both tables' blocks, where these would be larger than a row of float32 for every token
 LONG_STEP = 8  # pairs of a long list whose rows are read together
 BLOCK = 1024
 
@@ -96,20 +98,24 @@ def listed(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, 
 
 @triton.jit
 def blocks_kernel(
-    order_ptr, sorted_ptr, token_ptr, value_ptr, rows_ptr, value_2_ptr, rows_2_ptr, block_ptr, N, D,
+    order_ptr, sorted_ptr, token_ptr, value_ptr, rows_ptr, value_2_ptr, rows_2_ptr, block_ptr, N, D, FIRST, WIDTH,
     WHOLE: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """block[c] = the sum of the c-th WHOLE pairs, where they are all one expert's; of a second table behind these."""
+    """block[c] = columns FIRST to FIRST + WIDTH of the sum of the c-th WHOLE pairs, where they are all one expert's.
+
+    Those of a second table are behind these.
+    """
     c, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.program_id(2) == 1:
-        value_ptr, rows_ptr, block_ptr = value_2_ptr, rows_2_ptr, block_ptr + tl.num_programs(0).to(tl.int64) * D
+        value_ptr, rows_ptr, block_ptr = value_2_ptr, rows_2_ptr, block_ptr + tl.num_programs(0).to(tl.int64) * WIDTH
     e = tl.load(sorted_ptr + c * WHOLE)
     if (e < N) & (e == tl.load(sorted_ptr + c * WHOLE + WHOLE - 1)):
-        d = s * BLOCK_D + tl.arange(0, BLOCK_D)
+        column = s * BLOCK_D + tl.arange(0, BLOCK_D)
+        d = FIRST + column
         first = tl.full((1,), 0, tl.int64) + c * WHOLE
         total = tl.zeros((1, BLOCK_D), tl.float32)
         total = listed(total, first, first + WHOLE, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
-        tl.store(block_ptr + c * D + d[None, :], total, mask=(d < D)[None, :])
+        tl.store(block_ptr + c * WIDTH + column[None, :], total, mask=(column < WIDTH)[None, :])
 
 
 @triton.jit
@@ -149,20 +155,21 @@ def place_of(e, experts_ptr, COUNT):
 @triton.jit
 def long_kernel(
     order_ptr, sorted_ptr, token_ptr, starts_ptr, experts_ptr, value_ptr, rows_ptr, out_ptr,
-    value_2_ptr, rows_2_ptr, out_2_ptr, block_ptr, BLOCKS, COUNT, N, D,
+    value_2_ptr, rows_2_ptr, out_2_ptr, block_ptr, BLOCKS, COUNT, N, D, FIRST, WIDTH,
     SPARSE: tl.constexpr, SHORT: tl.constexpr, WHOLE: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The row of an expert with more than SHORT pairs, by the first program whose place in the order it has."""
     if tl.program_id(2) == 1:
         value_ptr, rows_ptr, out_ptr = value_2_ptr, rows_2_ptr, out_2_ptr
-        block_ptr += (tl.program_id(2) * BLOCKS).to(tl.int64) * D
+        block_ptr += (tl.program_id(2) * BLOCKS).to(tl.int64) * WIDTH
     place = tl.program_id(0).to(tl.int64) * SHORT
     e = tl.load(sorted_ptr + place).to(tl.int64)
     if e < N:
         r = place_of(e, experts_ptr, COUNT) if SPARSE else e
         first, last = tl.load(starts_ptr + r), tl.load(starts_ptr + r + 1)
         if (last - first > SHORT) & (first > place - SHORT):
-            d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+            column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+            d = FIRST + column
             one = tl.full((1,), 0, tl.int64)
             from_block, to_block = (first + WHOLE - 1) // WHOLE, last // WHOLE
             head = tl.where(to_block > from_block, from_block * WHOLE, last)
@@ -171,11 +178,11 @@ def long_kernel(
             total = listed(total, one + first, one + head, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
             for start in range(from_block, to_block, STEP):
                 c = start + tl.arange(0, STEP)
-                mask = (c < to_block)[:, None] & (d < D)[None, :]
-                rows = tl.load(block_ptr + c[:, None].to(tl.int64) * D + d[None, :], mask=mask, other=0.0)
+                mask = (c < to_block)[:, None] & (column < WIDTH)[None, :]
+                rows = tl.load(block_ptr + c[:, None].to(tl.int64) * WIDTH + column[None, :], mask=mask, other=0.0)
                 total += tl.sum(rows, axis=0)[None, :]
             total = listed(total, one + tail, one + last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
-            tl.store(out_ptr + r * D + d[None, :], total, mask=(d < D)[None, :])
+            tl.store(out_ptr + r * D + d[None, :], total, mask=(column < WIDTH)[None, :])
 
 
 class ByExpert:
@@ -207,7 +214,7 @@ class ByExpert:
         else:
             run(starts_kernel, (cdiv(n + 1, BLOCK),), self.expert, self.starts, pairs, n, BLOCK)
             run(tokens_kernel, (cdiv(pairs, BLOCK),), self.order, self.token, pairs, chosen, BLOCK)
-        self.n = n
+        self.n, self.chosen = n, chosen
         # many short lists in a program, or few longer ones; of the sizes alone, so that results do not change
         self.group, self.step = (2, 1) if pairs < 8 * n else (1, 4)
 
@@ -232,23 +239,27 @@ class Sums:
         count = pairs.order.numel() // WHOLE
         for jobs in groups:
             D = jobs[0][1].shape[1]
-            blocks = torch.empty((len(jobs), count, D), dtype=torch.float32, device=pairs.order.device)
+            columns = D if 2 * pairs.chosen <= WHOLE else min(D, COLUMNS)
+            blocks = torch.empty((len(jobs), count, columns), dtype=torch.float32, device=pairs.order.device)
             self.blocks.append(blocks)
-            (value, rows, _), (value_2, rows_2, _) = jobs[0], jobs[-1]
-            block_d, slabs = _slabs(D)
-            run(
-                blocks_kernel, (count, slabs, len(jobs)),
-                pairs.order, pairs.expert, pairs.token, value, rows, value_2, rows_2, blocks, pairs.n, D,
-                WHOLE, LONG_STEP, block_d, num_warps=2,
-            )  # fmt: skip
+            self._sum_blocks(jobs, blocks, 0, columns)
+
+    def _sum_blocks(self, jobs: list[Job], blocks: Tensor, first: int, width: int) -> None:
+        pairs, (value, rows, _), (value_2, rows_2, _) = self.pairs, jobs[0], jobs[-1]
+        block_d, slabs = _slabs(width)
+        run(
+            blocks_kernel, (blocks.shape[1], slabs, len(jobs)),
+            pairs.order, pairs.expert, pairs.token, value, rows, value_2, rows_2, blocks, pairs.n, rows.shape[1],
+            first, width, WHOLE, LONG_STEP, block_d, num_warps=2,
+        )  # fmt: skip
 
     def tables(self, experts: Tensor | None = None) -> list[Tensor]:
         """[N, D] each, or [len(experts), D]."""
         pairs, found = self.pairs, []
         count, sparse = pairs.n if experts is None else experts.numel(), experts is not None
-        at = pairs.starts if experts is None else experts
+        at, P = pairs.starts if experts is None else experts, pairs.order.numel()
         for jobs, blocks in zip(self.groups, self.blocks, strict=True):
-            D = jobs[0][1].shape[1]
+            D, columns = jobs[0][1].shape[1], blocks.shape[2]
             outs = [torch.empty((count, D), dtype=dtype, device=rows.device) for _, rows, dtype in jobs]
             each = (*jobs[0][:2], outs[0], *jobs[-1][:2], outs[-1])
             block_d, slabs = _slabs(D)
@@ -257,12 +268,16 @@ class Sums:
                 pairs.order, pairs.token, pairs.starts, *each, count, D,
                 SHORT, pairs.group, pairs.step, block_d, num_warps=2,
             )  # fmt: skip
-            P = pairs.order.numel()
-            run(
-                long_kernel, (cdiv(P, SHORT) if P > SHORT else 0, slabs, len(jobs)),
-                pairs.order, pairs.expert, pairs.token, pairs.starts, at, *each, blocks, blocks.shape[1], count,
-                pairs.n, D, sparse, SHORT, WHOLE, LONG_STEP, block_d, num_warps=2,
-            )  # fmt: skip
+            for first in range(0, D, columns):
+                width = min(columns, D - first)
+                if first:
+                    self._sum_blocks(jobs, blocks, first, width)
+                block_d, slabs = _slabs(width)
+                run(
+                    long_kernel, (cdiv(P, SHORT) if P > SHORT else 0, slabs, len(jobs)),
+                    pairs.order, pairs.expert, pairs.token, pairs.starts, at, *each, blocks, blocks.shape[1], count,
+                    pairs.n, D, first, width, sparse, SHORT, WHOLE, LONG_STEP, block_d, num_warps=2,
+                )  # fmt: skip
             found += outs
         return found
 

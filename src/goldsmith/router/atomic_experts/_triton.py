@@ -57,6 +57,7 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     dweights, da, gated = gate_backward(
         part, preact, flat(tensors["weights"]), lists, w_out.shape[0], options["activation"]
     )
+    del part  # as much again as all else that is kept of a pair
     found = {}
     if "weights" in needs:
         found["weights"] = stage("dweights", dweights).view(tensors["weights"].shape)

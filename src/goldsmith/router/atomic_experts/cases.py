@@ -90,6 +90,10 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
         "every size 1: integers of 1 are constants to a kernel, and strides of 1 stand where others do",
     ),
     "odd_dim": ({"T": 3, "D": 129, "N": 6, "K": 5, "E": 65}, "one past powers of two: tails of blocks"),
+    "wide": (
+        {"T": 2, "D": 1030, "N": 4, "K": 130, "E": 5, "kind": "one"},
+        "more slabs of a row than partial dots are kept, more columns than a block of the second stage has",
+    ),
     "skew": ({"T": 33, "D": 8, "N": 16, "K": 4, "kind": "skew"}, "one expert takes half of all pairs"),
     "long_lists": (
         {"T": 90, "D": 3, "N": 5, "K": 8, "kind": "skew"},

@@ -1,0 +1,83 @@
+"""The dense strategy of the kernels: a token is the same bits in every batch, of every chunk of tokens and experts."""
+
+import pytest
+import torch
+
+from goldsmith import assay, router
+from goldsmith.router._kernels import dense
+from goldsmith.router.atomic_experts.cases import inputs
+
+NAMES = ("h", "w_in", "w_out", "weights", "indices")
+T, D, N, K = 40, 40, 150, 6
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Three tiles of tokens and three chunks of experts."""
+    monkeypatch.setattr(dense, "TOKENS", 16)
+    monkeypatch.setattr(dense, "EXPERTS", 64)
+
+
+def drawn(seed, dtype, memory=False):
+    """With experts listed twice, and skipped ones."""
+    values = inputs(assay.Make(dtype, "cpu", seed), T=T, D=D, N=N, K=K, E=37, kind="twice", memory=memory)
+    values["indices"][:, 3] = torch.where(torch.arange(T) % 3 == 0, -1, values["indices"][:, 3])
+    return [values[name] for name in NAMES], torch.randn(T, 37).to(dtype)
+
+
+def by_token(tensors, dy, rows, device="cpu"):
+    """y, and the gradients of h and weights, of these tokens alone."""
+    h, w_in, w_out, weights, indices = (t if t is None else t.to(device) for t in tensors)
+    h, weights = (t[rows].clone().requires_grad_() for t in (h, weights))
+    y = router.atomic_experts(h, w_in, w_out, weights, indices[rows], strategy="dense", backend="triton")
+    return y.detach(), *torch.autograd.grad(y, [h, weights], dy.to(device)[rows])
+
+
+def batches():
+    """A token alone, all in another order, the last one alone, the last ones."""
+    return [torch.tensor([0]), torch.randperm(T), torch.tensor([T - 1]), torch.arange(T - 20, T)]
+
+
+@pytest.mark.parametrize(
+    "dtype, memory", [(torch.float32, False), (torch.bfloat16, False), (torch.float16, True)], ids=str
+)
+def test_a_token_is_the_same_bits_alone_among_others_and_in_another_place(dtype, memory, seed, small_chunks):
+    tensors, dy = drawn(seed, dtype, memory)
+    whole = by_token(tensors, dy, torch.arange(T))
+    for rows in batches():
+        assert all(torch.equal(some, full[rows]) for some, full in zip(by_token(tensors, dy, rows), whole, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_chunks_of_experts_change_no_bit(dtype, seed, monkeypatch):
+    """The running sum is handed on from one to the next."""
+    tensors, dy = drawn(seed, dtype)
+    whole = by_token(tensors, dy, torch.arange(T))
+    monkeypatch.setattr(dense, "EXPERTS", 64)
+    assert all(map(torch.equal, by_token(tensors, dy, torch.arange(T)), whole))
+
+
+def test_a_chunk_is_a_whole_number_of_blocks():
+    blocks = {block_k for _, _, block_k, _, _ in (dense.WIDE_BLOCKS, dense.NARROW_BLOCKS)}
+    assert all(dense.EXPERTS % block_k == 0 for block_k in blocks)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_token_is_the_same_bits_in_every_batch_on_a_gpu(dtype):
+    """Of sizes at which a library changes its kernels: one token, a tile and a bit, several tiles of TOKENS."""
+    tokens, dim, experts, chosen = 2 * dense.TOKENS + 77, 512, dense.EXPERTS + 1000, 64
+    tensors = [
+        torch.randn(tokens, dim, device="cuda").to(dtype),
+        (torch.randn(experts, dim, device="cuda") * dim**-0.5).to(dtype),
+        torch.randn(experts, dim, device="cuda").to(dtype),
+        torch.randn(tokens, chosen, device="cuda"),
+        torch.randint(-1, experts, (tokens, chosen), device="cuda", dtype=torch.int32),
+    ]
+    dy = torch.randn(tokens, dim, device="cuda").to(dtype)
+    whole = by_token(tensors, dy, torch.arange(tokens, device="cuda"), "cuda")
+    for size in (1, 2, 16, 100, 129, 1000, dense.TOKENS, dense.TOKENS + 1):
+        rows = torch.randperm(tokens, device="cuda")[:size]
+        some = by_token(tensors, dy, rows, "cuda")
+        assert all(torch.equal(part, full[rows]) for part, full in zip(some, whole, strict=True)), size
