@@ -157,6 +157,34 @@ def test_uploads_take_the_slack_of_the_link_and_no_more(store):
     assert len(given.uploads) * store.expert_nbytes(0) / 3e8 <= spare
 
 
+@pytest.mark.parametrize("tokens, count", [(1, 1), (3, 2), (400, 99)])
+def test_a_call_for_which_it_is_not_worth_asking_the_device_stays_on_the_cpu(store, tokens, count):
+    """Not even what is cached goes there, and nothing is brought there for later."""
+    counts, used = [count] * 8 + [0] * 4, tuple(range(8))
+    given = assigned(store, counts, tokens, held=[0, 1], device_latency=1.0)
+    assert (given.cached, given.copied, given.cpu, given.uploads) == ((), (), used, ())
+    assert given.limiting == "cpu" and given.predicted == given.times["cpu"] < 1.0
+
+
+@pytest.mark.parametrize("tokens, count", [(1, 1), (3, 2), (400, 99)])
+def test_where_only_the_split_is_dear_experts_are_brought_until_all_are_there(store, tokens, count):
+    counts, used = [count] * 8 + [0] * 4, tuple(range(8))
+    given = assigned(store, counts, tokens, "split", held=[0, 1], split_latency=1.0, link_latency=1.0)
+    assert (given.cached, given.copied, given.cpu) == ((), (), used)
+    assert given.uploads == (2, 3)  # 0 and 1 are there
+    given = assigned(store, counts, tokens, "split", held=used, split_latency=1.0, link_latency=1.0)
+    assert (given.cached, given.cpu) == (used, ())
+
+
+def test_experts_that_are_brought_meanwhile_change_no_bit(store):
+    dear = stores.calibration(store, split_latency=1.0, link_latency=1.0)
+    with Engine(store, device="cpu", gpu_budget="4MiB", calibration=dear) as engine, Engine(store, device="cpu") as cpu:
+        for call in zipf(store, 40):
+            assert torch.equal(engine(0, *call), cpu(0, *call))
+        stats = engine.stats()
+        assert stats.uploads >= stats.experts_cached / 40 > 0 and stats.experts_copied == 0
+
+
 @pytest.mark.parametrize("prefill, tokens, streamed", [
     ("auto", 400, True), ("auto", 16, False), ("stream", 17, True), ("stream", 16, False), ("cpu", 400, False),
     ("split", 400, False), (100, 99, False), (100, 100, True), (1, 1, True),

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from goldsmith.offload import Calibration, calibrate, measure, others, overhead, plan, transport
+from goldsmith.offload.assign import assign
+from goldsmith.offload.call import Assignment
 from goldsmith.offload.engine import Engine
 from goldsmith.offload.transport import Ring, Transport, free_memory
-from offload.stores import build
+from offload.stores import build, call
 from offload.test_device import Simulation
 
 
@@ -39,6 +41,7 @@ def kept(tmp_path):
 
 
 def test_it_takes_at_most_five_seconds_and_a_second_time_nothing(store, tmp_path):
+    Engine(store, device="cpu").close()  # the first of a process imports torch's compiler
     begin = time.perf_counter()
     first = calibrate(store, device="cpu")
     assert time.perf_counter() - begin < 5
@@ -65,15 +68,41 @@ def test_what_a_call_takes_beside_its_lanes_is_what_they_leave_of_it(store, monk
     monkeypatch.setattr(overhead, "Engine", Simulation)
     monkeypatch.setattr(overhead, "_CALLS", 1)
     monkeypatch.setattr(overhead, "_LEAST", 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 26, 1 << 26))
+    monkeypatch.setattr(overhead, "free_on_host", lambda: 1 << 26)
     begin = time.perf_counter()
-    found = overhead.overheads(store, torch.device("cpu"), 1, 0.0)
+    found = overhead.overheads(store, torch.device("cpu"), 1, 0.0, 1e-3)
     spent = time.perf_counter() - begin
-    assert set(found) == {"cpu", "link", "device"}
+    assert set(found) == {"cpu", "link", "device", "split"}
     assert all(0 < seconds * overhead._CALLS * overhead._LEAST < spent for seconds in found.values())
     monkeypatch.setattr(overhead, "Engine", Engine)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 12, 1 << 26))
-    assert overhead.overheads(store, torch.device("cpu"), 1, 0.0) == {}  # no room for slots
+    monkeypatch.setattr(overhead, "free_on_host", lambda: 1 << 12)
+    assert overhead.overheads(store, torch.device("cpu"), 1, 0.0, 1e-3) == {}  # no room for slots
+
+
+def test_of_two_experts_none_is_split(tmp_path):
+    with build(tmp_path / "two.experts", E=2) as two:
+        assert set(overhead.overheads(two, torch.device("cpu"), 1, 0.0, 1e-3)) == {"cpu", "link", "device"}
+
+
+def test_where_the_device_is_the_cpu_nothing_is_copied_to_it(store, quick):
+    """Whatever was measured: it would be done by the same kernel, later, and by way of a slot."""
+    found = calibrate(store, device="cpu")
+    costs = found.costs
+    assert costs.shared and costs.split_latency == found.measured["call_split"] > 0
+    assert costs.cpu_latency > found.measured["cpu_latency"] and costs.device_latency >= costs.cpu_latency
+    x, ids, weights = call(store, 1, 30, 2)
+    with Engine(store, device="cpu", gpu_budget="1MiB", calibration=found) as engine:
+        for T in (1, 3, 30):
+            engine(1, x[:T], ids[:T], weights[:T])
+        engine._assign = lambda counts, *_: Assignment(cached=tuple(e for e, n in enumerate(counts) if n))
+        engine(1, x, ids, weights)
+        engine._assign = assign
+        engine.reset_stats()
+        for T in (1, 3, 30):
+            engine(1, x[:T], ids[:T], weights[:T])
+        stats = engine.stats()
+        assert stats.experts_cpu and not (stats.experts_copied or stats.experts_cached or stats.uploads)
+        assert "the CPU alone is the quickest way" in str(engine.explain())
 
 
 def test_another_number_of_threads_or_another_store_is_measured_by_itself(store, tmp_path, quick):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from goldsmith.offload import lane
-from goldsmith.offload.kernel import rows_of
+from goldsmith.offload.kernel import Kernels
 from offload import stores
 
 
@@ -34,7 +34,7 @@ def given(store, T=3, k=2):
 
 def wanted(store, x, ids, base, rows, flags):
     found, at = torch.empty_like(rows), torch.empty_like(flags)
-    rows_of(x, ids, base, found, at, store.options, 1)
+    Kernels(store.options, 1).rows(x, ids, base, found, at)
     return found
 
 

@@ -1,5 +1,7 @@
 """The lanes on a CPU: one answer, that of the golden, whichever way an expert takes."""
 
+import json
+
 import pytest
 import torch
 
@@ -89,6 +91,22 @@ def test_the_four_lanes_give_the_same_bits(store_of, format, T):
             found[lanes] = engine(0, x, ids, weights)
             assert torch.equal(engine(0, x, ids, weights), found[lanes])  # out of a cache that is filled by now
     assert all(torch.equal(y, found["cpu"]) for y in found.values())
+
+
+def test_what_a_token_has_in_the_cache_is_computed_with_what_is_copied_for_it(store_of, tmp_path):
+    """One wave and not two; with more tokens what is there goes ahead of the copies."""
+    store = store_of("bf16")
+    x, _, weights = stores.call(store, 0, 2, 4)
+    ids = torch.tensor([[1, 2, 4, 0], [5, 2, 1, 4]])  # copied: 1 and 4, cached: 2 and 5, on the CPU: 0
+    waves = []
+    with Engine(store, device="cpu", gpu_budget="4MiB", lanes="mixed") as engine:
+        engine(0, x, ids, weights)
+        for T in (1, 2):
+            with engine.trace(tmp_path / "t.json"):
+                engine(0, x[:T], ids[:T], weights[:T])
+            events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+            waves.append([e["args"]["experts"] for e in events if e["ph"] == "X" and e["name"] == "experts"])
+    assert waves == [[1, 3], [1, 2, 2]]  # the CPU's one first
 
 
 def test_a_call_in_pieces_gives_the_same_bits(store_of):

@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from goldsmith.offload import Costs, plan, predict_stream
+from goldsmith.offload.plan import on_cpu, quickest
 
 QWEN3 = dict(  # an expert of Qwen3-30B in bfloat16, with rates near those of an H100 and 16 cores
     expert_bytes=9_437_184, flops_per_token=9_437_184, cpu_bytes_per_s=104e9, cpu_flops=2e12, link_bytes_per_s=50e9,
@@ -24,7 +26,7 @@ def costs(**other):
 
 
 def lanes(n, cached, copied, c):
-    """T_cpu, T_link, T_dram and T_dev, a formula at a time."""
+    """T_cpu, T_link, T_dram, T_dev and, where costs have it, T_both: a formula at a time."""
     S, f = c.expert_bytes, c.flops_per_token
 
     def g(tokens):
@@ -33,7 +35,7 @@ def lanes(n, cached, copied, c):
     used = [e for e in range(len(n)) if n[e]]
     held = [e for e in used if e in cached]
     cpu = [e for e in used if e not in cached and e not in copied]
-    return {
+    found = {
         "cpu": c.cpu_latency + sum(max(S / c.cpu_bytes_per_s, f * n[e] / c.cpu_flops) for e in cpu) if cpu else 0.0,
         "link": (
             c.link_latency + len(copied) * S / c.link_bytes_per_s + g(min(n[e] for e in copied)) if copied else 0.0
@@ -41,6 +43,11 @@ def lanes(n, cached, copied, c):
         "dram": (len(cpu) + len(copied)) * S / c.dram_bytes_per_s,
         "device": c.device_latency + sum(g(n[e]) for e in [*held, *copied]) if held or copied else 0.0,
     }
+    if c.shared or c.split_latency:
+        split = cpu and (held or copied)
+        one_after_the_other = found["cpu"] + found["device"] if c.shared else 0.0
+        found["both"] = max(c.split_latency, one_after_the_other) if split else 0.0
+    return found
 
 
 def best_of_all(n, cached, c):
@@ -67,6 +74,32 @@ def machines(draw, device_is_free=False):
 
 
 TOKENS = st.lists(st.one_of(st.sampled_from([0, 1, 2, 5, 30, 300]), st.integers(0, 400)), min_size=1, max_size=8)
+
+
+def splitting(c, data):
+    """The same machine where a split takes something by itself, or the device is the CPU."""
+    return replace(c, split_latency=data.draw(powers(-6, -3)), shared=data.draw(st.booleans()))
+
+
+@given(TOKENS, st.data(), machines())
+def test_where_a_split_takes_something_by_itself_it_is_no_worse_than_one_lane(n, data, c):
+    c = splitting(c, data)
+    found = plan(n, (), c)
+    missing = [e for e in range(len(n)) if n[e]]
+    alone = [max(lanes(n, (), copied, c).values()) for copied in ((), missing)]
+    assert found.predicted <= min(alone) * (1 + 1e-12)
+    assert found.lane_times == pytest.approx(lanes(n, (), found.copied, c), rel=1e-12)
+    assert plan(n, (), replace(c, shared=False)).predicted <= found.predicted
+
+
+@given(TOKENS, st.data(), machines())
+def test_a_call_is_on_the_cpu_where_that_is_quicker_than_what_is_cached(n, data, c):
+    c = splitting(c, data)
+    cached = data.draw(st.sets(st.integers(0, len(n) - 1)))
+    split, alone, found = plan(n, cached, c), on_cpu(n, c), quickest(n, cached, c)
+    assert alone.lane_times == pytest.approx(lanes(n, (), (), replace(c, shared=False, split_latency=0.0)), rel=1e-12)
+    assert alone.cpu == tuple(e for e in range(len(n)) if n[e]) and alone.predicted == max(alone.lane_times.values())
+    assert found == (alone if alone.predicted <= split.predicted else split)
 
 
 @given(TOKENS, st.data(), machines())

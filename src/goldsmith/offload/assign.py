@@ -13,7 +13,7 @@ from .budget import Spending
 from .cache import Cache, most_used_first
 from .call import Assignment
 from .costs import Costs
-from .plan import Plan, plan, predict_stream
+from .plan import Plan, on_cpu, plan, predict_stream, quickest
 from .settings import Settings
 
 PREFILL = 16  # a call of more tokens is taken for the reading of a prompt
@@ -47,38 +47,45 @@ def _planned(
     if not prompt and not isinstance(settings.prefill, int):
         return _decoded(counts, used, cache, costs)
     resident = cache.resident()
-    found = plan(counts, resident, costs)
+    if settings.prefill == "cpu" and prompt:
+        return _as_planned(on_cpu(counts, costs))
+    found = quickest(counts, resident, costs)
     if isinstance(settings.prefill, int):
         streamed = tokens >= settings.prefill
-    elif settings.prefill == "cpu" and prompt:
-        return Assignment(cpu=tuple(used), predicted=found.predicted, limiting="cpu", times=found.lane_times)
-    elif settings.prefill == "stream":
-        streamed = prompt
+    elif settings.prefill == "auto":
+        streamed = prompt and predict_stream(counts, resident, costs) < found.predicted
     else:
-        streamed = settings.prefill == "auto" and prompt and predict_stream(counts, resident, costs) < found.predicted
+        streamed = prompt and settings.prefill == "stream"
     if streamed:
         missing = most_used_first((e for e in used if e not in resident), counts)
         held = tuple(e for e in used if e in resident)
         predicted = predict_stream(counts, resident, costs)
         return Assignment(held, tuple(missing), (), (), True, predicted, "link", found.lane_times)
-    uploads = _uploads(found.cpu, counts, found.predicted - found.lane_times["link"], costs)
-    return Assignment(
-        found.cached, found.copied, found.cpu, uploads, False, found.predicted, found.limiting, found.lane_times
-    )
+    helps = _device_helps(tuple(sorted(counts[e] for e in used)), costs)
+    return _as_planned(found, _uploads(found.cpu, counts, cache, found, costs) if helps else ())
+
+
+def _as_planned(found: Plan, uploads: tuple[int, ...] = ()) -> Assignment:
+    times = found.lane_times
+    return Assignment(found.cached, found.copied, found.cpu, uploads, False, found.predicted, found.limiting, times)
 
 
 def _decoded(counts: Sequence[int], used: Sequence[int], cache: Cache, costs: Costs) -> Assignment:
     """The plan of a call of few tokens: few different ones occur, and each is made once."""
     held = [e for e in used if e in cache]
     missing = [e for e in used if e not in cache]
+    tokens: tuple[int, ...] = (1,) * len(used)
     if sum([counts[e] for e in used]) == len(used):
         found = _ones(len(held), len(missing), costs)
     else:
         missing = most_used_first(missing, counts)
         found = _cut(tuple(sorted(counts[e] for e in held)), tuple(counts[e] for e in missing), costs)
+        tokens = tuple(sorted(counts[e] for e in used))
     copies = len(found.copied)
     cpu = tuple(sorted(missing[copies:]))
-    uploads = _uploads(cpu, counts, found.predicted - found.lane_times["link"], costs) if cpu else ()
+    if held and not found.cached:
+        held, cpu = [], tuple(used)
+    uploads = _uploads(cpu, counts, cache, found, costs) if cpu and _device_helps(tokens, costs) else ()
     return Assignment(
         tuple(held), tuple(missing[:copies]), cpu, uploads, False, found.predicted, found.limiting, found.lane_times
     )
@@ -87,16 +94,24 @@ def _decoded(counts: Sequence[int], used: Sequence[int], cache: Cache, costs: Co
 @lru_cache(maxsize=4096)
 def _cut(held: tuple[int, ...], missing: tuple[int, ...], costs: Costs) -> Plan:
     """The plan of experts with so many tokens: those on the device, and the others in the order of their copies."""
-    return plan([*held, *missing], range(len(held)), costs)
+    return quickest([*held, *missing], range(len(held)), costs)
 
 
 @lru_cache(maxsize=4096)
 def _ones(held: int, missing: int, costs: Costs) -> Plan:
     """The same where each has one token."""
-    return plan([1] * (held + missing), range(held), costs)
+    return quickest([1] * (held + missing), range(held), costs)
 
 
-def _uploads(cpu: Sequence[int], counts: Sequence[int], slack: float, costs: Costs) -> tuple[int, ...]:
+@lru_cache(maxsize=4096)
+def _device_helps(tokens: tuple[int, ...], costs: Costs) -> bool:
+    """Whether such a call would be quicker than on the CPU alone if one, half or all of its experts were cached."""
+    alone, count = on_cpu(tokens, costs).predicted, len(tokens)
+    return any(plan(tokens, range(held), costs).predicted < alone for held in {1, max(1, count // 2), count})
+
+
+def _uploads(cpu: Sequence[int], counts: Sequence[int], cache: Cache, found: Plan, costs: Costs) -> tuple[int, ...]:
     """Those that the CPU computes and that the link can carry meanwhile, the most used first."""
-    fits = int(slack * costs.link_bytes_per_s / costs.expert_bytes)
-    return tuple(most_used_first(cpu, counts)[: max(0, min(UPLOADS, fits))])
+    slack = found.predicted - found.lane_times["link"]
+    most = min(UPLOADS, int(slack * costs.link_bytes_per_s / costs.expert_bytes))
+    return tuple(most_used_first((e for e in cpu if e not in cache), counts)[: max(0, most)])

@@ -26,7 +26,8 @@ from .store import ExpertStore
 from .transport import Transport
 
 _OP = "offload.calibrate"
-VERSION = 4
+VERSION = 5
+_CALLS = 0.6  # seconds for the engine's own calls
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,13 @@ def calibrate(
 ) -> Calibration:
     """The costs of this store's experts on this machine: measured in at most 5 seconds, or as they were kept
 
-    (On a GPU the first time takes as long as its kernel takes to be compiled besides.)
+    (What the first Engine of a process imports comes besides, and on a GPU its kernel's compilation.)
 
     The CPU's kernel at 1, 4, 16 and 64 tokens an expert, copies, the device's kernel, the CPU's kernel with copies
-    running, and latencies: with a GPU, all that a call takes beside a lane's own work. Kept as JSON in the cache folder
-    ($GOLDSMITH_CACHE) under machine, torch, format, sizes, threads and device; a file of another key or a damaged one
-    is made anew, and so is any with force=True. One that was made while others used the processors says so (`busy`, and
+    running, and latencies: all that a call of the engine takes beside a lane's own work, and what one takes at least
+    that has experts on the CPU and on the device. Kept as JSON in the cache folder ($GOLDSMITH_CACHE) under machine,
+    torch, format, sizes, threads and device; a file of another key or a damaged one is made anew, and so is any with
+    force=True. One that was made while others used the processors says so (`busy`, and
     a RuntimeWarning), and is made anew as soon as it is asked for on a quiet machine.
 
     device    "auto" (a GPU if there is one), or a torch.device; on "cpu" copies go from memory to memory and the
@@ -155,29 +157,32 @@ def _measured(store: ExpertStore, device: torch.device, threads: int, key: dict[
     for n in COUNTS:
         measured[f"cpu_{n}"] = host.kernel(n, 0.35)
     cpu = _rates(measured, "cpu", size, work, host.together, COUNTS[-1])
-    beside = 0.0
     if device.type == "cuda":
-        link, on_device, transport, beside = _gpu(store, host, device, measured, size, work)
+        link, on_device, transport, calls = _gpu(store, host, device, measured, size, work)
     else:
-        measured["copy"] = host.copy(0.3)
-        measured["copy_pageable"] = measured["copy"]
+        measured["copy"] = measured["copy_pageable"] = host.copy(0.3)
         measured["together"] = host.together_with(host.copier(torch.empty(2, size, dtype=torch.uint8)), 0.4)
-        link = (size / measured["copy"], 0.0)
-        on_device, transport = (*cpu, measured["cpu_latency"]), Transport(store, device).why
+        calls = overheads(store, device, threads, _CALLS, size / cpu[0])
+        link = size / measured["copy"], max(0.0, calls.get("link", 0.0) - size / cpu[0])
+        least = measured["cpu_latency"] + calls.get("cpu", 0.0)  # all that a call on the CPU does is done there as well
+        on_device = *cpu, max(least, calls.get("device", 0.0) - size / cpu[0])
+        transport = Transport(store, device).why
+    measured |= {f"call_{way}": seconds for way, seconds in calls.items()}
     costs = Costs(
         expert_bytes=float(size), flops_per_token=work, cpu_bytes_per_s=cpu[0], cpu_flops=cpu[1],
         link_bytes_per_s=link[0], dram_bytes_per_s=max(measured["together"], cpu[0], link[0]),
-        device_bytes_per_s=on_device[0], device_flops=on_device[1], cpu_latency=measured["cpu_latency"] + beside,
-        link_latency=link[1], device_latency=on_device[2],
+        device_bytes_per_s=on_device[0], device_flops=on_device[1],
+        cpu_latency=measured["cpu_latency"] + calls.get("cpu", 0.0), link_latency=link[1], device_latency=on_device[2],
+        split_latency=calls.get("split", 0.0), shared=device.type == "cpu",
     )  # fmt: skip
     return Calibration(costs, key, measured, transport)
 
 
 def _gpu(
     store: ExpertStore, host: HostBench, device: torch.device, measured: dict[str, float], size: int, work: float
-) -> tuple[tuple[float, float], tuple[float, float, float], str, float]:
-    """(bytes a second, latency) of the link; (bytes, operations, latency) of the device; how bytes get there; and what
-    a call takes beside the CPU's kernel."""
+) -> tuple[tuple[float, float], tuple[float, float, float], str, dict[str, float]]:
+    """(bytes a second, latency) of the link; (bytes, operations, latency) of the device; how bytes get there; and
+    `overheads`."""
     bench = DeviceBench(store, host, device)
     try:
         measured["copy"] = bench.copy(0.25)
@@ -196,11 +201,10 @@ def _gpu(
         rates = _rates(measured, "device", size, work, bench.together, LARGE)
         measured["together"] = host.together_with(bench.copier(), 0.4)
         bench.give_way()
-        calls = overheads(store, device, host.threads, 0.6)
-        measured |= {f"call_{lane}": seconds for lane, seconds in calls.items()}
+        calls = overheads(store, device, host.threads, _CALLS, measured["cpu_1"] / host.together)
         link = size / measured["copy"], max(page, calls.get("link", 0.0) - each)
         on_device = *rates, max(latency, calls.get("device", 0.0) - each)
-        return link, on_device, bench.transport.why, calls.get("cpu", 0.0)
+        return link, on_device, bench.transport.why, calls
     finally:
         bench.close()
 

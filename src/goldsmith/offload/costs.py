@@ -21,6 +21,8 @@ class Costs:
     dram_bytes_per_s                  what the CPU's kernel and copies read together of one memory
     device_bytes_per_s, device_flops  the device's kernel
     cpu_latency, link_latency, device_latency    what a call takes beside its experts, where that lane decides
+    split_latency    what a call takes at least that has experts both on the CPU and on the device: one of each
+    shared           the device is the CPU itself (device="cpu"): its experts come after the CPU's, not beside them
 
     Rates are above 0 and may be infinite, the rest is at least 0: ValueError otherwise, TypeError for no number.
     """
@@ -36,6 +38,8 @@ class Costs:
     cpu_latency: float
     link_latency: float
     device_latency: float
+    split_latency: float = 0.0
+    shared: bool = False
     _hash: ClassVar[int]
 
     def __hash__(self) -> int:
@@ -44,6 +48,10 @@ class Costs:
     def __post_init__(self) -> None:
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
+            if name == "shared":
+                if not isinstance(value, bool):
+                    raise TypeError(f"{_OP}: shared={value!r}, wanted True or False")
+                continue
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"{_OP}: {name}={value!r} is of type {type(value).__name__}, wanted a number")
             if name in _RATES:

@@ -121,11 +121,13 @@ class DeviceLanes:
         end = self.machine.unset()
         self.heads.give_back(end)
         self.made.give_back(end)
+        worked: tuple[float, float] | None = None
         try:
             if made is not None:
                 if len(self._marks) > _MARKS // 8:  # now, while the CPU works
                     self._read_marks()
-                self._finish_cpu(call, outcome, where, made, stream)
+                outcome.host = (made, torch.as_tensor(where.order[: len(made)]))
+                worked = self._ended(call, made, stream)
                 before = self.machine.mark(stream)
             if self.faults.on:
                 self.faults.computed(call, outcome)
@@ -133,6 +135,8 @@ class DeviceLanes:
         finally:
             self._end = end
             self.machine.set(end, stream)
+        if made is not None and worked is not None:
+            self._count_cpu(call, made, *worked)
         self._mark(call.tally, "merge", before, end, layer=call.layer, tokens=call.tokens)
         self._pending = (call, outcome)
         return outcome
@@ -287,15 +291,20 @@ class DeviceLanes:
                 self._views[n] = found
         return found
 
-    def _finish_cpu(self, call: Call, outcome: Outcome, where: Sorted, made: Tensor, stream: Any) -> None:
-        """Waits for the CPU's lane; then its rows are on their way to the device, or the merge fetches them."""
-        outcome.host = (made, torch.as_tensor(where.order[: len(made)]))
-        tally, waited = call.tally, time.perf_counter()
-        begin, end = self.cpu.end()
+    def _ended(self, call: Call, made: Tensor, stream: Any) -> tuple[float, float]:
+        """Waits for the CPU's lane: when it began and ended. Its rows are on their way then, or the merge fetches them
+
+        Until the merge is launched the device has nothing to do, so whatever can be done before this or behind it is.
+        """
+        waited = time.perf_counter()
+        times = self.cpu.end()
         if not self._fetched(call):
             self.machine.move(made, self.rows[: made.shape[0]], stream)
-        experts = len(call.assignment.cpu)
-        tally.t_wait += time.perf_counter() - waited
+        call.tally.t_wait += time.perf_counter() - waited
+        return times
+
+    def _count_cpu(self, call: Call, made: Tensor, begin: float, end: float) -> None:
+        tally, experts = call.tally, len(call.assignment.cpu)
         tally.t_cpu += end - begin
         tally.bytes_h2d += made.nbytes
         tally.bytes_store_read += experts * self.store.expert_nbytes(call.layer)
@@ -311,7 +320,7 @@ class DeviceLanes:
             return self.streaming.waves(call, self.copies, self._copied)
         if self.ring is None:
             return iter(())
-        filling = Filling(call.layer, given, call.cache, self.ring, self.copies, self._copied, keep=self.keep)
+        filling = Filling(call, self.ring, self.copies, self._copied, keep=self.keep)
         return filling.waves(call.tally)
 
     def _device(

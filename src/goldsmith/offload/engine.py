@@ -50,7 +50,8 @@ class Engine:
     exact         True refuses a store whose format does not hold the weights exactly
     guard         "raise", "warn" (once a layer and cause) or "off": what happens at a NaN or Inf. No value is replaced
     lanes         "auto"; or forced, for proofs: "cpu", "copied", "cached", "mixed" (expert mod 3: cpu, copied, cached)
-    threads       of the CPU's pool; default: the cores of the affinity mask, one less with a GPU
+    threads       of the CPU's pool; default: the processors that the process may use (affinity, quota), one less with
+                  a GPU
     calibration   a Calibration or its file; default: `calibrate`, when the plan needs it
     profile       what Engine.profile() gave, or its file, for cache="static"
     adaptive      True: timings of the running program correct the calibrated costs; the same calls may then give other

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .assign import PREFILL
-from .plan import plan
+from .plan import quickest
 from .statistics import Counts
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PROMPT = 512  # tokens of the prompt that is spoken of
 _FASTER = {"cpu": ("cpu_bytes_per_s", "cpu_flops"), "link": ("link_bytes_per_s",), "dram": ("dram_bytes_per_s",)}
+_LIMITS = {"both": "what a call takes that goes to the CPU and to the device"}
 _FASTER |= {"device": ("device_bytes_per_s", "device_flops")}
 
 
@@ -96,13 +97,15 @@ def _costs(costs: Costs, experts: int, used: int, hits: float) -> dict[str, Any]
     found: dict[str, Any] = {"costs": asdict(costs), "stream_tokens_per_expert": least}
     found["stream_tokens"] = least * experts / used
     for name, (counts, cached) in calls.items():
-        now = plan(counts, cached, costs)
+        now = quickest(counts, cached, costs)
         gains = {}
         for lane, rates in _FASTER.items():
             faster = replace(costs, **{rate: 2 * getattr(costs, rate) for rate in rates})
-            gains[lane] = now.predicted / plan(counts, cached, faster).predicted - 1
+            gains[lane] = now.predicted / quickest(counts, cached, faster).predicted - 1
         found[name] = {"predicted": now.predicted, "limiting": now.limiting, "twice_as_fast": gains}
         found[name] |= {"experts": {"cpu": len(now.cpu), "copied": len(now.copied), "cached": len(now.cached)}}
+    found["cpu_alone"] = not any(quickest(counts, held, costs).cached for counts, _ in calls.values()
+                                 for held in (range(1), range(used), range(experts)))  # fmt: skip
     return found
 
 
@@ -118,7 +121,13 @@ def _told(found: dict[str, Any], prefill: Any) -> list[str]:
         of, gains = found[name], found[name]["twice_as_fast"]
         helps = ", ".join(f"{lane} 2x: {gain:+.0%}" for lane, gain in gains.items())
         split = ", ".join(f"{n} {lane}" for lane, n in of["experts"].items() if n)
-        lines.append(f"{name:9} {of['predicted'] * 1e3:.3g} ms a layer ({split}), limited by {of['limiting']}; {helps}")
+        limit = _LIMITS.get(of["limiting"], of["limiting"])
+        lines.append(f"{name:9} {of['predicted'] * 1e3:.3g} ms a layer ({split}), limited by {limit}; {helps}")
+    if found["cpu_alone"]:
+        asked = f"a call with any expert elsewhere takes {costs['device_latency'] * 1e3:.2g} ms by itself"
+        lines.append(
+            f"          the CPU alone is the quickest way for these experts: {asked}; gpu_budget=0 does the same"
+        )
     return lines
 
 
@@ -131,7 +140,7 @@ def _achieved(stats: Counts) -> str:
     if stats.hit_rate is not None:
         told.append(f"hit rate {stats.hit_rate:.0%} (it is the router's; random or tiny models have no locality)")
     if stats.limiting:
-        told.append(f"mostly limited by {stats.limiting}")
+        told.append(f"mostly limited by {_LIMITS.get(stats.limiting, stats.limiting)}")
     return "so far    " + ", ".join(told)
 
 

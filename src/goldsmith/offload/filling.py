@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .cache import Cache
-from .call import Assignment, Call
+from .call import Call
 from .slots import Arena, Copy, Ring, Slot, fill, waves
 from .statistics import Counts
 from .streams import Stream
@@ -21,14 +20,16 @@ Wave = list[tuple[int, Slot]]  # experts that are computed together, and where t
 class Filling:
     """The slots of one call: copies are begun on `stream` a wave ahead of what is read."""
 
-    def __init__(
-        self, layer: int, given: Assignment, cache: Cache, ring: Ring, stream: Stream, copy: Copy, *, keep: bool
-    ) -> None:
-        self.layer, self.given, self.cache, self.ring, self.stream, self.copy = layer, given, cache, ring, stream, copy
+    def __init__(self, call: Call, ring: Ring, stream: Stream, copy: Copy, *, keep: bool) -> None:
+        given = call.assignment
+        self.layer, self.given, self.cache = call.layer, given, call.cache
+        self.ring, self.stream, self.copy = ring, stream, copy
         self.keep = keep  # what is copied may stay in the cache
+        # one token's products take less time than the launches of a wave: what is held goes with what is copied first
+        self._joined = call.tokens == 1 and bool(given.copied)
         self._tally: Counts | None = None
         self._needed = frozenset((*given.cached, *given.copied, *given.cpu, *given.uploads))
-        self._resident = cache.resident()  # when the call begins: what came in since is not read as cached
+        self._resident = call.cache.resident()  # when the call begins: what came in since is not read as cached
 
     def waves(self, tally: Counts) -> Iterator[Wave]:
         self._tally, evictions = tally, self.cache.evictions
@@ -42,11 +43,14 @@ class Filling:
         absent = [e for e in self.given.cached if e not in self._resident]
         groups = list(waves(self.given.copied, self.ring.wave))
         ahead = self._fill(groups[0]) if groups else []
-        if held:
-            yield [(e, self.cache.slot(e)) for e in held]
+        there = [(e, self.cache.slot(e)) for e in held]
+        if there and not self._joined:
+            yield there
+            there = []
         for i in range(len(groups)):
             now, ahead = ahead, self._fill(groups[i + 1]) if i + 1 < len(groups) else []
-            yield now
+            yield there + now
+            there = []
         yield from self._forced(absent)
         self._upload()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .call import UNWRITTEN, Call, Outcome
 from .faults import Faults
+from .merge import finite
 from .replay import stages
 from .report import MOST_ROWS, NumericsError, NumericsReport, NumericsWarning
 from .store import ExpertStore
@@ -62,7 +63,7 @@ class Guard:
             self.begin()
         self._last = call.layer
         if wrong is None:
-            wrong = bool(outcome.known_flags().any()) or not bool(torch.isfinite(outcome.out).all())
+            wrong = bool(outcome.known_flags().numpy().any()) or not finite(outcome.out)
         if wrong:
             self.tell(call, outcome)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .call import UNWRITTEN, Call, Outcome
 from .faults import Faults
 from .filling import Filling, Streaming, Wave
-from .kernel import rows_of
+from .kernel import Kernels
 from .merge import merge
 from .slots import Ring, begin_reading, end_reading
 from .statistics import Counts
@@ -32,7 +33,8 @@ class HostLanes:
         faults: Faults, trace: Trace, tally: Callable[[int], Counts],
     ) -> None:  # fmt: skip
         self.store, self.ring, self.streaming = store, ring, streaming
-        self.threads, self.keep, self.faults, self.trace, self.tally = threads, keep, faults, trace, tally
+        self.keep, self.faults, self.trace, self.tally = keep, faults, trace, tally
+        self._kernels = Kernels(store.options, threads)
         self.transport = ("memory", "the device is the CPU: bytes are copied from memory to memory")
         self.copies, self.compute = Worker("goldsmith copies"), Inline()
         self.most_rows = max(1, MOST_ROWS // (4 * store.hidden_size))
@@ -46,9 +48,9 @@ class HostLanes:
         outcome = Outcome(rows, flags, rows)
         given = call.assignment
         if given.cached or given.copied or given.uploads or self.faults.on:
-            skipped = call.ids.view(-1) < 0
-            flags.fill_(UNWRITTEN).masked_fill_(skipped, 0)
-            rows[skipped] = 0.0  # no lane writes them, and the merge multiplies them by 0
+            skipped = _flat(call.ids) < 0
+            flags.numpy()[:] = np.where(skipped, 0, UNWRITTEN)
+            rows.numpy()[skipped] = 0.0  # no lane writes them, and the merge multiplies them by 0
             self._lanes(call, outcome)
         else:
             self._cpu(call, call.ids, rows, flags)
@@ -94,13 +96,13 @@ class HostLanes:
             return self.streaming.waves(call, self.copies, self._copied)
         if self.ring is None:
             return iter(())
-        filling = Filling(call.layer, given, call.cache, self.ring, self.copies, self._copied, keep=self.keep)
+        filling = Filling(call, self.ring, self.copies, self._copied, keep=self.keep)
         return filling.waves(call.tally)
 
     def _cpu(self, call: Call, ids: Tensor, rows: Tensor, flags: Tensor) -> None:
         begin = time.perf_counter()
         base = self.store.experts(call.layer)
-        rows_of(call.x, ids, base, rows, flags, self.store.options, self.threads)
+        self._kernels.rows(call.x, ids, base, rows, flags)
         end = time.perf_counter()
         experts = len(call.assignment.cpu)
         read = experts * self.store.expert_nbytes(call.layer)
@@ -116,7 +118,7 @@ class HostLanes:
         begin = time.perf_counter()
         ids = _only(call.ids, [e for e, _ in wave], len(call.counts), [slot.index for slot in slots])
         rows, flags = self._buffers(1, call.routes)
-        rows_of(call.x, ids, arena.base, rows, flags, self.store.options, self.threads)
+        self._kernels.rows(call.x, ids, arena.base, rows, flags)
         end_reading(slots, self.compute)
         for expert, slot in wave:
             outcome.slots[expert] = (slot, slot.generation)
@@ -128,12 +130,12 @@ class HostLanes:
 
     def _place(self, call: Call, outcome: Outcome, ids: Tensor, rows: Tensor, flags: Tensor, lane: str) -> None:
         """Rows of one lane to where the merge reads them."""
-        routes = (ids.view(-1) >= 0).nonzero().view(-1)
-        some = rows.index_select(0, routes)
+        routes = np.flatnonzero(_flat(ids) >= 0)
+        some = rows.numpy()[routes]
         if lane == "cpu":
-            outcome.host = (some, routes)
-        outcome.rows.index_copy_(0, routes, some)
-        outcome.known_flags().index_copy_(0, routes, flags.index_select(0, routes))
+            outcome.host = (torch.from_numpy(some), torch.from_numpy(routes))
+        outcome.rows.numpy()[routes] = some
+        outcome.known_flags().numpy()[routes] = flags.numpy()[routes]
 
     def _copied(self, layer: int, experts: Sequence[int], into: Sequence[Tensor]) -> None:
         """In the copying thread."""
@@ -161,8 +163,13 @@ class HostLanes:
         return self._rows[which][:routes], self._flags[which][:routes]
 
 
+def _flat(ids: Tensor) -> np.ndarray:
+    """[T k] of numpy's, which has a mask in a third of the time of torch's operation."""
+    return ids.numpy().reshape(-1)
+
+
 def _only(ids: Tensor, experts: Sequence[int], count: int, to: Sequence[int] | None = None) -> Tensor:
     """ids with these experts' numbers alone, or what they stand for in `to`; -1 for all others."""
-    table = torch.full((count + 1,), -1)  # -1, a slot that is skipped, reads the last one
-    table[list(experts)] = torch.tensor(list(experts if to is None else to))
-    return table[ids.long()]
+    table = np.full(count + 1, -1)  # -1, a slot that is skipped, reads the last one
+    table[list(experts)] = experts if to is None else to
+    return torch.from_numpy(table[ids.numpy()])

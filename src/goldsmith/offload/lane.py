@@ -11,27 +11,21 @@ import time
 import weakref
 from collections.abc import Mapping
 from ctypes import byref, c_double, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ..core import native
 from ..experts import PackedExperts
-from .kernel import native_call, rows_of
+from .kernel import Kernels
 from .streams import Worker
-
-if TYPE_CHECKING:
-    from ..experts._native_abi import Call
-
-_KEPT = 128  # calls whose arguments are kept: buffers come in turn, so the same ones come again
 
 
 class Lane:
     """begin(...), then end(), in turn. `close` ends the thread, and may be called twice."""
 
     def __init__(self, options: Mapping[str, Any], threads: int) -> None:
-        self._options, self._threads = options, threads
-        self._calls: dict[tuple[Any, ...], Call] = {}
+        self._kernels = Kernels(options, threads)
         self._times = (c_double * 2)()
         self._worker: Worker | None = None
         self._native = _made() if native.reason() is None else None
@@ -43,20 +37,15 @@ class Lane:
         self._busy: Any = None
 
     def begin(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
-        """Begins what kernel.rows_of does, with arguments that stay as they are until `end`."""
+        """Begins what Kernels.rows does, with arguments that stay as they are until `end`."""
         self.abandon()
         if self._worker is not None:
             self._worker.run(lambda: self._timed(x, ids, base, rows, flags))
             self._busy = self._worker.record()
             return
-        key = (x.data_ptr(), x.dtype, ids.data_ptr(), rows.data_ptr(), base.gate_up.data_ptr(), *ids.shape)
-        call = self._calls.get(key)
-        if call is None:
-            if len(self._calls) >= _KEPT:
-                self._calls.clear()
-            call = self._calls[key] = native_call(x, ids, base, rows, flags, self._options, self._threads)
+        call = self._kernels.call(x, ids, base, rows, flags)
         native.check(native.library().gs_lane_begin(self._native, byref(call.args)))
-        self._busy = call
+        self._busy = x, ids, base, rows, flags  # alive until its end
 
     def end(self) -> tuple[float, float]:
         """Waits; when the kernel began and ended, of time.perf_counter(). Raises what went wrong in it."""
@@ -73,7 +62,6 @@ class Lane:
             self._worker.close()
         else:
             self._finalizer()
-        self._calls.clear()
 
     def abandon(self) -> None:
         """Waits for a call that was begun and given up, if there is one; its error is nobody's."""
@@ -86,7 +74,7 @@ class Lane:
 
     def _timed(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
         self._times[0] = time.perf_counter()
-        rows_of(x, ids, base, rows, flags, self._options, self._threads)
+        self._kernels.rows(x, ids, base, rows, flags)
         self._times[1] = time.perf_counter()
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..experts import PackedExperts
 from ..experts.memory import empty_pages
-from .kernel import loaded, rows_of
+from .kernel import Kernels, loaded
 from .store import ExpertStore
 from .transport import Transport, move
 
@@ -34,7 +34,7 @@ class HostBench:
     """The CPU's kernel and copies, over `base`, blocks that together exceed the last-level cache."""
 
     def __init__(self, store: ExpertStore, threads: int) -> None:
-        self.store, self.threads = store, threads
+        self.store, self.threads, self._kernels = store, threads, Kernels(store.options, threads)
         self.blocks = beyond_cache(store)
         self.base: PackedExperts = store.blocks.base(self.blocks)
         self.together = min(_TOGETHER, len(self.blocks))
@@ -61,7 +61,7 @@ class HostBench:
             if experts:
                 ids = ((torch.arange(wide) + self._turn) % len(self.blocks)).expand(tokens, wide).contiguous()
                 self._turn = (self._turn + wide) % len(self.blocks)
-            rows_of(x, ids, self.base, rows, flags, self.store.options, self.threads)
+            self._kernels.rows(x, ids, self.base, rows, flags)
 
         return run
 

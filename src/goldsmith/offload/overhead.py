@@ -10,55 +10,74 @@ import torch
 
 from .budget import SPARE
 from .engine import Engine
+from .settings import free_memory
 from .store import ExpertStore
+from .transport import free_memory as free_on_host
 
 _TOGETHER = 8  # experts of a call
 _SLOTS = 48  # of the device, beside one a layer: enough for all that copies ever go through
-_CALLS, _LEAST = 12, 3  # calls of a sample, and samples
+_CALLS, _LEAST = 12, 3  # calls of a sample at most, and samples at least
+# the lane of each, and the experts of its calls: of "mixed" 0 is computed on the CPU and 2 is cached
+_WAYS = {"cpu": ("cpu", None), "link": ("copied", None), "device": ("cached", [0]), "split": ("mixed", [0, 2])}
 
 
-def overheads(store: ExpertStore, device: torch.device, threads: int, seconds: float) -> dict[str, float]:
-    """Seconds of a call of one token beside the kernel of the CPU ("cpu"), beside its copies ("link"), and of a call
-    whose one expert is on the device ("device")
+def overheads(
+    store: ExpertStore, device: torch.device, threads: int, seconds: float, expert_seconds: float
+) -> dict[str, float]:
+    """Seconds of a call of one token beside the kernel of the CPU ("cpu"), beside its copies ("link"), of a call whose
+    one expert is on the device ("device"), and of one that has an expert on the CPU and one on the device ("split")
 
-    Each takes a third of `seconds`. Nothing where the device has no room for it.
+    In `seconds` together, where an expert takes the CPU `expert_seconds`; of slow ones few are computed. Nothing where
+    the device has no room for it, and no "split" of less than three experts.
     """
-    slots = _SLOTS + len(store.layers)
-    budget = 2 * slots * max(store.expert_nbytes(layer) for layer in store.layers) + 2 * SPARE
-    budget = min(budget, torch.cuda.mem_get_info(device)[0] // 2)
+    layer = max(store.layers, key=store.num_experts)
+    experts = store.num_experts(layer)
+    share = seconds / len(_WAYS)
+    together = max(1, min(_TOGETHER, experts, int(share / (4 * _LEAST * expert_seconds))))
     found: dict[str, float] = {}
     try:
-        for name, lanes in (("cpu", "cpu"), ("link", "copied"), ("device", "cached")):
-            asked: dict[str, Any] = {"lanes": lanes, "threads": threads, "gpu_budget": budget}
+        for way, (lanes, ids) in _WAYS.items():
+            if ids is not None and max(ids) >= experts:
+                continue
+            # what is copied is computed beside the next copy, but for the last one; on a CPU after it
+            k = 1 if way == "link" and device.type == "cpu" else together
+            turns = [ids] if ids else [[(i + turn * k) % experts for i in range(k)] for turn in range(_CALLS)]
+            asked: dict[str, Any] = {"lanes": lanes, "threads": threads, "gpu_budget": _budget(store, device)}
             with Engine(store, device=device, exact=False, guard="off", **asked) as engine:
-                found[name] = _beside(engine, name, seconds / 3)
+                found[way] = _beside(engine, layer, turns, way, share)
     except (ValueError, MemoryError):
         return {}
     return found
 
 
-def _beside(engine: Engine, lane: str, seconds: float) -> float:
-    store, device = engine.store, engine.device
-    layer = max(store.layers, key=store.num_experts)
-    experts = store.num_experts(layer)
-    k = 1 if lane == "device" else min(_TOGETHER, experts)
-    x = torch.randn(1, store.hidden_size).to(device, torch.bfloat16 if store.dtype == torch.bfloat16 else torch.float32)
-    turns = [(torch.arange(k) + turn * k) % experts for turn in range(1 if lane == "device" else _CALLS)]
-    given = [ids[None].to(device) for ids in turns]
-    weights = torch.full((1, k), 1 / k, device=device)
+def _budget(store: ExpertStore, device: torch.device) -> int:
+    slots = _SLOTS + len(store.layers)
+    free = free_on_host() if device.type == "cpu" else free_memory(device)
+    wanted = 2 * slots * max(store.expert_nbytes(layer) for layer in store.layers) + 2 * SPARE
+    return wanted if free is None else min(wanted, free // 2)
 
-    def sample() -> float:
+
+def _beside(engine: Engine, layer: int, turns: list[list[int]], way: str, seconds: float) -> float:
+    store, device = engine.store, engine.device
+    x = torch.randn(1, store.hidden_size).to(device, torch.bfloat16 if store.dtype == torch.bfloat16 else torch.float32)
+    given = [torch.tensor([ids], device=device) for ids in turns]
+    weights = torch.full(given[0].shape, 1 / len(turns[0]), device=device)
+
+    def sample(calls: int) -> float:
         engine.reset_stats()
         begin = time.perf_counter()
-        for i in range(_CALLS):
+        for i in range(calls):
             engine(layer, x, given[i % len(given)], weights)
         engine.flush()
         spent, stats = time.perf_counter() - begin, engine.stats()
-        return (spent - (0.0 if lane == "device" else getattr(stats, f"t_{lane}"))) / _CALLS
+        return (spent - {"cpu": stats.t_cpu, "link": stats.t_link}.get(way, 0.0)) / calls
 
     with torch.no_grad():
-        sample()  # compiles
-        until, found = time.perf_counter() + seconds, list[float]()
+        sample(1)  # compiles
+        begin = time.perf_counter()
+        sample(1)
+        calls = max(1, min(_CALLS, int(seconds / (2 * _LEAST * (time.perf_counter() - begin)))))
+        until, found = begin + seconds, list[float]()
         while len(found) < _LEAST or time.perf_counter() < until:
-            found.append(sample())
+            found.append(sample(calls))
     return statistics.median(found)

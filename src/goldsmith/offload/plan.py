@@ -6,7 +6,8 @@ S bytes of an expert, f operations a token, n_e tokens; g(n) = max(S / device_by
     T_link = link_latency   + |copied| S / link_bytes_per_s + g(min n over copied)                  0 if none
     T_dram = (|cpu| + |copied|) S / dram_bytes_per_s
     T_dev  = device_latency + sum over cached and copied of g(n_e)                                  0 if none
-    T      = max(T_cpu, T_link, T_dram, T_dev)
+    T_both = split_latency, and where the device is the CPU T_cpu + T_dev if that is more           0 if either is
+    T      = max(T_cpu, T_link, T_dram, T_dev, T_both)
 
 Of the experts that are not cached, sorted by falling n, the first i are copied and the rest stays on the CPU, for the i
 of least T (the fewest copies of equal ones). That is the best of all splits where T_dev does not decide; where it does,
@@ -27,7 +28,7 @@ from torch import Tensor
 from .costs import Costs
 
 _OP = "offload.plan"
-_LANES = ("cpu", "link", "dram", "device")
+_LANES = ("cpu", "link", "dram", "device", "both")
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class Plan:
     cached, cpu    ids, ascending
     copied         ids in the order of their copies: the largest n first, of equal ones the lower id
     predicted      T, in seconds
-    lane_times     T_cpu, T_link, T_dram and T_dev as "cpu", "link", "dram", "device"
-    limiting       the lane with the largest time; "none" when there is nothing to do
+    lane_times     T_cpu, T_link, T_dram and T_dev as "cpu", "link", "dram", "device"; where costs have one, T_both as
+                   "both"
+    limiting       what has the largest time; "none" when there is nothing to do
     """
 
     cached: tuple[int, ...]
@@ -73,8 +75,8 @@ def plan(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], cos
     both[1].cumsum(out=sums[1, 1:])
     of_held = float(np.maximum(n[held] * each[1], floors[1]).sum()) if len(held) else 0.0
 
-    times = np.zeros((4, count + 1))
-    cpu, link, dram, device = times
+    times = np.zeros((5 if costs.split_latency or costs.shared else 4, count + 1))
+    cpu, link, dram, device = times[:4]
     np.subtract(sums[0, -1] + costs.cpu_latency, sums[0], out=cpu)
     cpu[-1] = 0.0
     np.multiply(_upto(count), per_copy, out=link[1:])
@@ -84,6 +86,10 @@ def plan(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], cos
     np.add(sums[1], of_held + costs.device_latency, out=device)
     if not len(held):
         device[0] = 0.0
+
+    if len(times) == 5:
+        both = cpu + device if costs.shared else times[4]
+        np.maximum(both, costs.split_latency, out=times[4], where=(cpu > 0) & (device > 0))
 
     best = int(times.max(0).argmin())
     lanes = dict(zip(_LANES, times[:, best].tolist()))
@@ -109,6 +115,26 @@ def _terms(costs: Costs) -> tuple[np.ndarray, np.ndarray, float, float]:
     floors = np.array([[size / costs.cpu_bytes_per_s], [size / costs.device_bytes_per_s]])
     each = np.array([[work / costs.cpu_flops], [work / costs.device_flops]])
     return floors, each, size / costs.link_bytes_per_s, size / costs.dram_bytes_per_s
+
+
+def on_cpu(counts: Sequence[int] | Tensor | np.ndarray, costs: Costs) -> Plan:
+    """All of a call's experts on the CPU, those that are cached as well."""
+    n, _ = _arguments(counts, ())
+    ids = n.nonzero()[0]
+    lanes = dict.fromkeys(_LANES[:4], 0.0)
+    if not len(ids):
+        return Plan((), (), (), 0.0, lanes, "none")
+    floors, each, _, per_read = _terms(costs)
+    lanes["cpu"] = costs.cpu_latency + float(np.maximum(n[ids] * each[0], floors[0]).sum())
+    lanes["dram"] = len(ids) * per_read
+    limiting = max(lanes, key=lanes.__getitem__)
+    return Plan((), (), tuple(ids.tolist()), lanes[limiting], lanes, limiting)
+
+
+def quickest(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], costs: Costs) -> Plan:
+    """`plan`, or `on_cpu` where that is quicker: a call may be so small that to ask the device takes longer."""
+    split, alone = plan(counts, cached, costs), on_cpu(counts, costs)
+    return alone if alone.predicted <= split.predicted else split
 
 
 def predict_stream(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], costs: Costs) -> float:

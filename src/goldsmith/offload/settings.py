@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..core.processors import worth
 from ..core.shapes import check_choice
 
 OP = "offload.Engine"
@@ -118,9 +118,8 @@ def free_memory(device: torch.device) -> int:
 
 
 def default_threads(device: torch.device) -> int:
-    """The affinity mask's size, less one where a thread launches work on a GPU meanwhile."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores - 1) if device.type == "cuda" else cores
+    """As many as can run at a time, less one where a thread launches work on a GPU meanwhile."""
+    return max(1, worth() - (device.type == "cuda"))
 
 
 def profile_of(profile: Any, experts: Mapping[int, int]) -> dict[int, list[int]]:

@@ -1,0 +1,67 @@
+"""The merge and the arguments of the CPU's kernels: done in few steps where there is little to do, and nothing else."""
+
+import warnings
+
+import pytest
+import torch
+
+from goldsmith.core import native
+from goldsmith.offload import merge
+from goldsmith.offload.kernel import Kernels
+from offload import stores
+
+native_only = pytest.mark.skipif(native.reason() is not None, reason="needs the native library")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("T, k, H", [(1, 8, 300), (3, 2, 1), (1, 9, 1), (5, 1, 7), (0, 2, 4), (2, 0, 3)])
+def test_few_numbers_have_the_bits_of_many(monkeypatch, T, k, H, dtype):
+    make = torch.Generator().manual_seed(T + k + H)
+    rows, weights = torch.randn(T * k, H, generator=make), torch.rand(T, k, generator=make)
+    few = merge.merge(rows, weights.requires_grad_(), dtype)
+    monkeypatch.setattr(merge, "FEW", -1)
+    assert torch.equal(few, merge.merge(rows, weights.detach(), dtype)) and few.dtype == dtype
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("few", [-1, 1 << 15])
+def test_what_is_not_finite_passes_in_silence_and_is_found(monkeypatch, value, few):
+    monkeypatch.setattr(merge, "FEW", few)
+    rows, weights = torch.ones(4, 3), torch.ones(2, 2)
+    rows[2, 1], rows[3, 1] = value, -value
+    with warnings.catch_warnings(action="error"):
+        out = merge.merge(rows, weights, torch.bfloat16)
+        assert merge.finite(out[:1]) and not merge.finite(out)
+        assert not merge.finite(torch.tensor([value], dtype=torch.bfloat16))
+    assert torch.isfinite(out).tolist() == [[True] * 3, [True, False, True]]
+
+
+@native_only
+def test_arguments_that_are_kept_are_those_of_this_call(tmp_path):
+    """The same sizes at other addresses, in other orders, of another layer."""
+    with stores.build(tmp_path / "a.store") as store:
+        kept, makes = Kernels(store.options, 2), 0
+        for seed in range(4):
+            for layer in (0, 1):
+                x, ids, _ = stores.call(store, layer, 3, 2, seed=seed)
+                for given in (ids, ids.T.contiguous().T, ids.int()):
+                    found = torch.full((6, store.hidden_size), 9.0), torch.full((6,), 9, dtype=torch.uint8)
+                    wanted = torch.empty_like(found[0]), torch.empty_like(found[1])
+                    kept.rows(x, given, store.experts(layer), *found)
+                    Kernels(store.options, 2).rows(x, given, store.experts(layer), *wanted)
+                    assert all(map(torch.equal, found, wanted))
+            makes = makes or len(kept._calls)
+        assert len(kept._calls) == makes == 6
+
+
+@native_only
+def test_a_call_with_little_to_do_wakes_no_threads(tmp_path):
+    def threads(store, asked, T=1):
+        x, ids, _ = stores.call(store, 0, T, 2)
+        rows, flags = torch.empty(2 * T, store.hidden_size), torch.empty(2 * T, dtype=torch.uint8)
+        return Kernels(store.options, asked).call(x, ids, store.experts(0), rows, flags).args.threads
+
+    with stores.build(tmp_path / "small.store", layers=(0,)) as small:
+        assert threads(small, 8) == 1
+    with stores.build(tmp_path / "large.store", layers=(0,), H=512, I=512) as large:
+        assert (threads(large, 8), threads(large, 2), threads(large, 8, T=100)) == (7, 2, 8)
