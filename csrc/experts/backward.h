@@ -142,6 +142,7 @@ private:
         for (int64_t i = 0; i < count; ++i) {
             const Columns c = piece(first + i, down_span);
             float* sums = block(desk, i * stripes);
+            if (!quick) order_inputs(args.slices[0].down, s, sums);
             for (int j = 0; j < stripes && j * STRIPE < c.width; ++j)
                 add_lora(s, args.down, dy_down.data(), mask, c.begin + j * STRIPE, c.begin + c.width, desk,
                          sums + j * ROWS * STRIPE);
@@ -168,7 +169,8 @@ private:
         const int64_t place = s.begin + i, route = plan.order[place];
         const Floats w = all(weight_at(args, route));
         alignas(64) float g[STRIPE] = {}, u[STRIPE] = {}, out[3][STRIPE];
-        float part = 0;
+        Floats part = zero();
+        float rest = 0;
         for (int64_t from = 0; from < c.width; from += STRIPE) {
             const int64_t width = c.width - from < STRIPE ? c.width - from : STRIPE;
             const float* v = sums + from / STRIPE * ROWS * STRIPE + i * STRIPE;
@@ -178,12 +180,14 @@ private:
                 const auto found = act.gradients(load(g + j), load(u + j), w * load(v + j));
                 store(out[0] + j, found.h), store(out[1] + j, found.dg), store(out[2] + j, found.du);
             }
-            for (int64_t j = 0; j < width; ++j) part += v[j] * out[0][j];
+            int64_t j = 0;
+            for (; j + LANES <= width; j += LANES) part = fma(load(v + j), load(out[0] + j), part);
+            for (; j < width; ++j) rest += v[j] * out[0][j];
             write_inner(h, place, c.begin + from, width, out[0]);
             write_inner(dg, place, c.begin + from, width, out[1]);
             write_inner(du, place, c.begin + from, width, out[2]);
         }
-        parts.data()[place * inner_pieces + at] = part;
+        parts.data()[place * inner_pieces + at] = total_of(part) + rest;
     }
 
     void give_weights() {
@@ -214,6 +218,9 @@ private:
                 add_slice(s, args.slices[i], args.slices[i].gate, places(dg), col, count, desk, worker);
                 add_slice(s, args.slices[i], args.slices[i].up, places(du), col, count, desk, worker);
             }
+            const gs_matrix& any = args.slices[0].gate;  // up's format is the same
+            for (int64_t i = 0; i < count && !(few(s) && packed(any)); ++i)
+                order_inputs(any, s, block(desk, i * gate_span / STRIPE));
             for (int64_t i = 0; i < stripes && i * STRIPE < width; ++i) {
                 add_lora(s, args.gate, dg_gate.data(), gate, col + i * STRIPE, outer, desk, block(desk, i));
                 add_lora(s, args.up, du_up.data(), up, col + i * STRIPE, outer, desk, block(desk, i));

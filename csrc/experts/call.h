@@ -245,7 +245,8 @@ struct Call {
         });
     }
 
-    // sums[i] += left W over outputs [begin, end), the i-th 32 of `span` inputs from `col` on
+    // sums[i] += left W over outputs [begin, end), the i-th 32 of `span` inputs from `col` on: in the order of
+    // inputs_stripes until order_inputs has put them in that of the inputs
     void add_inputs(const gs_matrix& m, const Segment& s, int64_t begin, int64_t end, int64_t col, const Left& left,
                     const Desk& desk, float* sums) const {
         with_code(m.format, [&](auto code) {
@@ -255,10 +256,21 @@ struct Call {
                     return multiply_pairs(left, s.count, inputs_pairs<Code>(m, s.expert, begin, end, col, desk.words),
                                           end - begin, sums);
             }
-            inputs_stripes<Code>(m, s.expert, begin, end, col, desk.stripes);
-            for (int i = 0; i < span(m.format) / STRIPE; ++i)
-                multiply_stripe(m, left, s.count, desk.stripes + i * DEPTH * STRIPE, end - begin, desk,
-                                sums + i * ROWS * STRIPE);
+            for (int64_t k = begin; k < end; k += OUTPUTS<Code>) {
+                const int64_t to = k + OUTPUTS<Code> < end ? k + OUTPUTS<Code> : end;
+                inputs_stripes<Code>(m, s.expert, k, to, col, desk.stripes);
+                const Left part{static_cast<const char*>(left.rows) + (k - begin) * (paired(m) ? 2 : 4), left.stride};
+                for (int i = 0; i < span(m.format) / STRIPE; ++i)
+                    multiply_stripe(m, part, s.count, desk.stripes + i * OUTPUTS<Code> * STRIPE, to - k, desk,
+                                    sums + i * ROWS * STRIPE);
+            }
+        });
+    }
+
+    void order_inputs(const gs_matrix& m, const Segment& s, float* sums) const {
+        with_code(m.format, [&](auto code) {
+            constexpr int e = decltype(code)::per_word;
+            if (e > 1 && !(e == 2 && paired(m))) put_in_order<e>(sums, s.count, ROWS * STRIPE);
         });
     }
 
@@ -349,7 +361,7 @@ private:
 
     void multiply_stripe(const gs_matrix& m, const Left& left, int64_t rows, float* stripe, int64_t depth,
                          const Desk& desk, float* sums) const {
-        if (!paired(m)) return multiply(desk.left, rows, stripe, depth, sums);
+        if (!paired(m)) return multiply(static_cast<const float*>(left.rows), rows, stripe, depth, sums);
         if constexpr (HAS_PAIRS)
             for (int cut = cuts(m); cut > 0; --cut)
                 multiply_pairs(left, rows, peel(stripe, depth, desk.words), depth, sums);

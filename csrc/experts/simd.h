@@ -51,11 +51,13 @@ inline Floats round(Floats a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_
 // a where a < b, and where b is NaN; torch's clamp lets NaN of its argument through: pass that as b
 inline Floats lesser(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Floats greater(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
+// a, but where it is nearer to 0 than `size`, that with a's sign
+inline Floats at_least(Floats a, float size) {
+    constexpr int larger_size_sign_of_first = 0b0011;
+    return {_mm512_range_ps(a.v, _mm512_set1_ps(size), larger_size_sign_of_first)};
+}
 inline Floats where_greater(Floats a, Floats b, Floats yes, Floats no) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ), no.v, yes.v)};
-}
-inline Floats halves(float low, float high) {
-    return {_mm512_mask_blend_ps(0xff00, _mm512_set1_ps(low), _mm512_set1_ps(high))};
 }
 
 inline Words load_words(const void* p) { return {_mm512_loadu_si512(p)}; }
@@ -78,16 +80,6 @@ inline Words widen16(const uint16_t* p) {
 }
 inline Words widen8(const uint8_t* p) {
     return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-}
-inline Words widen8_signed(const uint8_t* p) {
-    return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-}
-// lanes 0..7: the nibbles of `low` in the order of their inputs, lanes 8..15: those of `high`
-inline Words nibbles(uint32_t low, uint32_t high) {
-    const __m512i shifts = _mm512_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28, 0, 16, 4, 20, 8, 24, 12, 28);
-    const __m512i both = _mm512_mask_blend_epi32(0xff00, _mm512_set1_epi32(static_cast<int>(low)),
-                                                 _mm512_set1_epi32(static_cast<int>(high)));
-    return {_mm512_srlv_epi32(both, shifts)};
 }
 // 16 bits in the upper half of each, rounded to even; NaN stays NaN
 inline __m512i rounded_to_bfloat16(__m512 a) {
@@ -167,11 +159,15 @@ inline Floats round(Floats x) {
 }
 inline Floats lesser(Floats x, Floats y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline Floats greater(Floats x, Floats y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline __m256 at_least8(__m256 a, float size) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return _mm256_or_ps(_mm256_and_ps(sign, a), _mm256_max_ps(_mm256_andnot_ps(sign, a), _mm256_set1_ps(size)));
+}
+inline Floats at_least(Floats x, float size) { return {at_least8(x.a, size), at_least8(x.b, size)}; }
 inline Floats where_greater(Floats x, Floats y, Floats yes, Floats no) {
     return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ)),
             _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ))};
 }
-inline Floats halves(float low, float high) { return {_mm256_set1_ps(low), _mm256_set1_ps(high)}; }
 
 inline Words load_words(const void* p) {
     const auto* q = static_cast<const __m256i*>(p);
@@ -208,15 +204,6 @@ inline Words widen16(const uint16_t* p) {
 inline Words widen8(const uint8_t* p) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
-}
-inline Words widen8_signed(const uint8_t* p) {
-    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))};
-}
-inline Words nibbles(uint32_t low, uint32_t high) {
-    const __m256i shifts = _mm256_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28);
-    return {_mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(low)), shifts),
-            _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(high)), shifts)};
 }
 // 16 bits in the upper half of each, rounded to even; NaN stays NaN
 inline __m256i rounded_to_bfloat16(__m256 a) {
@@ -268,10 +255,12 @@ inline Floats fma(Floats a, Floats b, Floats c) { EACH(Floats, a.v[i] * b.v[i] +
 inline Floats round(Floats a) { EACH(Floats, std::nearbyint(a.v[i])); }
 inline Floats lesser(Floats a, Floats b) { EACH(Floats, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 inline Floats greater(Floats a, Floats b) { EACH(Floats, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline Floats at_least(Floats a, float size) {
+    EACH(Floats, std::fabs(a.v[i]) < size ? std::copysign(size, a.v[i]) : a.v[i]);
+}
 inline Floats where_greater(Floats a, Floats b, Floats yes, Floats no) {
     EACH(Floats, a.v[i] > b.v[i] ? yes.v[i] : no.v[i]);
 }
-inline Floats halves(float low, float high) { EACH(Floats, i < 8 ? low : high); }
 
 inline Words load_words(const void* p) {
     Words r;
@@ -297,12 +286,6 @@ inline Words to_words(Floats a) { EACH(Words, static_cast<uint32_t>(static_cast<
 inline Floats look_up(const float* table, Words a) { EACH(Floats, table[a.v[i] & 15]); }
 inline Words widen16(const uint16_t* p) { EACH(Words, p[i]); }
 inline Words widen8(const uint8_t* p) { EACH(Words, p[i]); }
-inline Words widen8_signed(const uint8_t* p) {
-    EACH(Words, static_cast<uint32_t>(static_cast<int32_t>(static_cast<int8_t>(p[i]))));
-}
-inline Words nibbles(uint32_t low, uint32_t high) {
-    EACH(Words, (i < 8 ? low : high) >> ((i & 1) * 16 + (i % 8) / 2 * 4));
-}
 inline void store_bfloat16(uint16_t* p, Floats a) {
     for (int i = 0; i < LANES; ++i) p[i] = to_bfloat16(a.v[i]);
 }
@@ -324,7 +307,30 @@ inline Floats half_floats(const uint16_t* p) { EACH(Floats, half_float(p[i])); }
 
 #endif
 
-#if !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// 8 x 8 words
+inline void transpose8(const char* from, int64_t bytes, uint32_t* to) {
+    __m256 r[8], t[8];
+    for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(from + i * bytes));
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int k = 0; k < 2; ++k) {
+            r[i + 2 * k] = _mm256_shuffle_ps(t[i + k], t[i + k + 2], 0x44);
+            r[i + 2 * k + 1] = _mm256_shuffle_ps(t[i + k], t[i + k + 2], 0xee);
+        }
+    for (int i = 0; i < 4; ++i) {
+        _mm256_storeu_ps(reinterpret_cast<float*>(to + i * 16), _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps(reinterpret_cast<float*>(to + (i + 4) * 16), _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+}
+inline void transpose(const char* from, int64_t bytes, uint32_t* to) {
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 16; j += 8) transpose8(from + i * bytes + 4 * j, bytes, to + 16 * j + i);
+}
+#elif !defined(__AVX2__)
 inline void transpose(const char* from, int64_t bytes, uint32_t* to) {
     for (int i = 0; i < 16; ++i)
         for (int j = 0; j < 16; ++j) std::memcpy(to + j * 16 + i, from + i * bytes + 4 * j, 4);

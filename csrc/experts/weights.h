@@ -1,9 +1,10 @@
 // A matrix of weights as stripes of floats: [inputs][32 outputs] for y = W x, [outputs][32 inputs] for dx = dy W.
 //
 // One copy of the weights serves both. A word holds `per_word` neighbouring inputs of one output. A packed tile is 16
-// words of 16 outputs with the outputs side by side, which is how y = W x wants it; transposed as words, a row's inputs
-// lie side by side, which is how dx = dy W wants it. The caller's own row-major tensors are the same the other way
-// round.
+// words of 16 outputs with the outputs side by side, which is how y = W x wants it; transposed as words, an output's
+// words lie side by side, which is how dx = dy W wants it. The caller's own row-major tensors are the same the other
+// way round. Both directions take words apart by the same few instructions: for dx the inputs then come in the order of
+// their places in the words, and it is the sums that are put in order, once.
 #pragma once
 
 #include "../goldsmith.h"
@@ -24,7 +25,6 @@ struct Float32 {
     static constexpr int per_word = 1;
     static constexpr bool scaled = false, zeros = false, plain = false;
     static void unit(Words w, Floats* out) { out[0] = as_floats(w); }
-    static Floats row(const uint32_t* words, int) { return as_floats(load_words(words)); }
 };
 
 struct Bfloat16 {
@@ -33,9 +33,6 @@ struct Bfloat16 {
     static void unit(Words w, Floats* out) {
         out[0] = as_floats(left<16>(w));
         out[1] = as_floats(w & 0xffff0000u);
-    }
-    static Floats row(const uint32_t* words, int part) {
-        return bfloat16s(reinterpret_cast<const uint16_t*>(words) + 16 * part);
     }
 };
 
@@ -48,27 +45,23 @@ struct Int8 {
         out[2] = to_floats(right_signed<24>(left<8>(w)));
         out[3] = to_floats(right_signed<24>(w));
     }
-    static Floats row(const uint32_t* words, int part) {
-        return to_floats(widen8_signed(reinterpret_cast<const uint8_t*>(words) + 16 * part));
-    }
 };
 
 struct Fp8 {
     static constexpr int per_word = 4;
     static constexpr bool scaled = true, zeros = false, plain = false;
-    // sign, exponent and mantissa in the places of a float32 whose exponent is 120 too small; subnormals come out right
-    static Floats value(Words byte) {
-        return as_floats(left<24>(byte & 0x80u) | left<20>(byte & 0x7fu)) * all(0x1p120f);
+    // Of the byte in the upper 8 bits. n = -+2^(exponent - 7) (1 + mantissa / 8) is minus the value, but where the
+    // exponent is 0, which stands for -2 n -+ 2^-6. The bits in a float32's places, times 2^120, would be the same in
+    // two instructions less, but a processor takes some 150 cycles for a subnormal float32.
+    static Floats upper(Words w) {
+        const Floats n = as_floats((right_signed<4>(w) & 0x87f00000u) + all_words(0xbc000000u));
+        return fma(n, all(-2), at_least(n, 0x1p-6f));
     }
-    static Floats upper(Words w) { return as_floats(right_signed<4>(w) & 0x87f00000u) * all(0x1p120f); }
     static void unit(Words w, Floats* out) {
         out[0] = upper(left<24>(w));
         out[1] = upper(left<16>(w));
         out[2] = upper(left<8>(w));
         out[3] = upper(w);
-    }
-    static Floats row(const uint32_t* words, int part) {
-        return value(widen8(reinterpret_cast<const uint8_t*>(words) + 16 * part));
     }
 };
 
@@ -84,9 +77,6 @@ template <const float* TABLE, bool ZEROS> struct Nibbles {
         out[5] = look_up(TABLE, right<24>(w));
         out[6] = look_up(TABLE, right<12>(w));
         out[7] = look_up(TABLE, right<28>(w));
-    }
-    static Floats row(const uint32_t* words, int part) {
-        return look_up(TABLE, nibbles(words[2 * part], words[2 * part + 1]));
     }
 };
 
@@ -248,50 +238,84 @@ inline int span(gs_format format) {
     }
 }
 
-// stripes[(k - col) / 32][n - begin][(k - col) % 32] = W[n, k] for `span` inputs from `col` on and outputs [begin,
-// end).
+// values[n][w] = what `of_group` says of output n in the group of word w: 16 words of `inputs` each, from input `first`
+// on. Groups hold whole words.
+template <class Find>
+void by_output(const gs_matrix& m, int64_t first, int inputs, const Find& of_group, float (&values)[16][16]) {
+    alignas(64) float words[16][16];
+    const int64_t last = (m.cols - 1) / m.group;  // words beyond it are padding
+    int64_t group = first / m.group, next = (group + 1) * m.group;
+    Floats found = of_group(group);
+    if (group == last || first + 16 * inputs <= next) {
+        store(words[0], found);
+        for (int n = 0; n < 16; ++n) store(values[n], all(words[0][n]));
+        return;
+    }
+    for (int w = 0; w < 16; ++w) {
+        if (first + w * inputs >= next && group < last) found = of_group(++group), next += m.group;
+        store(words[w], found);
+    }
+    transpose(reinterpret_cast<const char*>(words), 64, reinterpret_cast<uint32_t*>(values));
+}
+
+// How many outputs inputs_stripes takes at most: stripes of 32 KiB together, which stay in L1.
+template <class Code> constexpr int64_t OUTPUTS = Code::per_word < 4 ? DEPTH : DEPTH * 2 / Code::per_word;
+
+// stripes[c / 32][n - begin][c % 32] = W[n, k] for `span` inputs from `col` on and outputs [begin, end), in the order
+// of their places in words: c = 16 j + w is place j of word w, k = col + per_word w + j.
 template <class Code>
 void inputs_stripes(const gs_matrix& m, int64_t expert, int64_t begin, int64_t end, int64_t col, float* stripes) {
     constexpr int e = Code::per_word, width = 16 * e, tiles = e == 1 ? 2 : 1;
     uint32_t words[256];
-    alignas(64) float scale[17][16], offset[17][16];
+    alignas(64) float scale[16][16], offset[16][16];
     for (int64_t row = begin; row < end; row += 16) {
         const Panel panel = panel_of(m, expert, row, Code::plain);
         for (int part = 0; part < tiles; ++part) {
             const int64_t first = col + part * width;
+            float* const out = stripes + (row - begin) * STRIPE + 16 * part;
             if (first >= m.cols) {
-                for (int i = 0; i < 16; ++i) store(stripes + (row - begin + i) * STRIPE + 16 * part, zero());
+                for (int n = 0; n < 16; ++n) store(out + n * STRIPE, zero());
                 continue;
             }
-            int64_t group = 0, last = 0;
-            if constexpr (Code::scaled) {
-                group = first / m.group;
-                last = ((first + width < m.cols ? first + width : m.cols) - 1) / m.group;
-                for (int64_t i = group; i <= last; ++i) {
-                    store(scale[i - group], scales_of(m, panel, i));
-                    if constexpr (Code::zeros) store(offset[i - group], zeros_of(m, panel, i));
-                }
-            }
+            if constexpr (Code::scaled)
+                by_output(m, first, e, [&](int64_t group) { return scales_of(m, panel, group); }, scale);
+            if constexpr (Code::zeros)
+                by_output(m, first, e, [&](int64_t group) { return zeros_of(m, panel, group); }, offset);
             const Block block = tile_by_row<Code>(m, panel, first / width, words);
             if constexpr (Code::plain)
                 fetch(panel.data + DEPTH * m.panel_bytes + 64 * (first / width), m.panel_bytes, 16);
             else
                 fetch(panel.data + DEPTH / 16 * m.panel_bytes + TILE * (first / width), 64, 16);
-            for (int v = 0; v < e; ++v) {
-                float* out = stripes + (16 * v / STRIPE) * (DEPTH * STRIPE) + 16 * ((v + part) % 2);
-                int64_t low = 0, high = 0;
-                if constexpr (Code::scaled) {
-                    low = (first + 16 * v) / m.group, high = (first + 16 * v + 8) / m.group;
-                    low = (low < last ? low : last) - group, high = (high < last ? high : last) - group;
-                }
-                for (int i = 0; i < 16; ++i) {
-                    Floats value = Code::row(block.row(i), v);
-                    if constexpr (Code::zeros) value = value - halves(offset[low][i], offset[high][i]);
-                    if constexpr (Code::scaled) value = value * halves(scale[low][i], scale[high][i]);
-                    store(out + (row - begin + i) * STRIPE, value);
+            for (int n = 0; n < 16; ++n) {
+                Floats value[e];
+                Code::unit(load_words(block.row(n)), value);
+                for (int j = 0; j < e; ++j) {
+                    if constexpr (Code::zeros) value[j] = value[j] - load(offset[n]);
+                    if constexpr (Code::scaled) value[j] = value[j] * load(scale[n]);
+                    store(out + j / 2 * (OUTPUTS<Code> * STRIPE) + n * STRIPE + 16 * (j % 2), value[j]);
                 }
             }
         }
+    }
+}
+
+// Sums over the columns of inputs_stripes put in the order of the inputs: [rows][32], the next 32 columns `stripe`
+// floats further.
+template <int PER_WORD> void put_in_order(float* sums, int64_t rows, int64_t stripe) {
+    constexpr int together = 16 / PER_WORD;  // rows
+    alignas(64) float places[16][16], words[16][16];
+    for (int64_t row = 0; row < rows; row += together) {
+        const int64_t count = rows - row < together ? rows - row : together;
+        float* const at = sums + row * STRIPE;
+        for (int64_t i = 0; i < count; ++i)
+            for (int j = 0; j < PER_WORD; ++j)
+                store(places[i * PER_WORD + j], load(at + i * STRIPE + j / 2 * stripe + 16 * (j % 2)));
+        transpose(reinterpret_cast<const char*>(places), 64, reinterpret_cast<uint32_t*>(words));
+        for (int64_t i = 0; i < count; ++i)
+            for (int w = 0; w < 16; ++w) {
+                const int c = w * PER_WORD;
+                std::memcpy(at + i * STRIPE + c / STRIPE * stripe + c % STRIPE, words[w] + i * PER_WORD, PER_WORD * 4);
+            }
     }
 }
 
