@@ -3,25 +3,48 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+
+from goldsmith.router._strategy import DENSE
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 Table = Callable[[list[str], list[list[str]]], str]
 Times = dict[str, dict[str, float]]  # by strategy, then by direction, in microseconds
+HOW = {"cuda": "L2 flushed before each call", "cpu": "wall time of single calls"}
+NAMES = {"cpu": "CPU", "cuda": "CUDA"}
 
 
-def measured(path: Path = RESULTS) -> dict[tuple, Times]:
-    """By (machine, date, T, D, N, k), in the order of machine and N / k: the sizes that both were timed at."""
-    found: dict[tuple, Times] = {}
+class Place(NamedTuple):
+    """What two strategies were timed at."""
+
+    device: str
+    machine: str
+    date: str
+    dtype: str
+    tokens: int
+    hidden: int
+    num_experts: int
+    k: int
+
+
+def measured(path: Path = RESULTS) -> dict[Place, Times]:
+    """In the order of machine, N / k and tokens: the sizes that both were timed at."""
+    found: dict[Place, Times] = {}
     for file in sorted(path.glob("*.jsonl")):
         for row in map(json.loads, file.read_text().splitlines()):
-            of_ours = row["op"] == "router.atomic_experts" and row["peer"] == "goldsmith" and row["device"] == "cuda"
+            if row["op"] != "router.atomic_experts" or row["peer"] != "goldsmith":
+                continue
             kind = row["case"].partition("[")[0].partition("_")[2] or "gather"
-            if of_ours and row["mode"] == "cold" and row["median_us"] is not None and kind in ("gather", "dense"):
-                sizes = tuple(row["sizes"][name] for name in ("T", "D", "N", "k"))
-                place = found.setdefault((row["machine"], row["date"], *sizes), {})
-                place.setdefault(kind, {})[row["direction"]] = row["median_us"]
+            if kind in ("gather", "dense") and row["mode"] in ("cold", "wall") and row["median_us"] is not None:
+                sizes = (row["sizes"][name] for name in ("T", "D", "N", "k"))
+                place = Place(row["device"], row["machine"], row["date"], row["dtype"], *sizes)
+                found.setdefault(place, {}).setdefault(kind, {})[row["direction"]] = row["median_us"]
     both = {place: times for place, times in found.items() if len(times) == 2}
-    return dict(sorted(both.items(), key=lambda item: (item[0][0], -item[0][4] / item[0][5], item[0][2:])))
+    return dict(sorted(both.items(), key=lambda item: order(item[0])))
+
+
+def order(place: Place) -> tuple:
+    return place.device, place.machine, -place.num_experts / place.k, place.tokens, place
 
 
 def both_ways(times: dict[str, float]) -> float:
@@ -29,27 +52,27 @@ def both_ways(times: dict[str, float]) -> float:
 
 
 def gather_or_dense(table: Table) -> str:
-    rows, places = [], measured()
-    for (_, _, tokens, dim, experts, k), times in places.items():
+    """The rule, and a table of the rows of each machine that it comes from."""
+    rule = [[NAMES[d], f"{at.tokens:,}", f"N / {at.one_in}"] for d, at in DENSE.items()]
+    text = table(["device", "dense from as many tokens", "and from k ="], rule)
+    machines: dict[tuple, list[tuple[Place, Times]]] = {}
+    for place, times in measured().items():
+        machines.setdefault((place.device, place.machine), []).append((place, times))
+    for (device, machine), timed in machines.items():
+        dates = ", ".join(dict.fromkeys(place.date for place, _ in timed))
+        kinds = ", ".join(dict.fromkeys(place.dtype for place, _ in timed))
+        text += "\n" + one_machine(table, timed)
+        text += f"\n{machine}, {dates}; {kinds}, uniform routing, {HOW[device]}.\n"
+    return text
+
+
+def one_machine(table: Table, timed: list[tuple[Place, Times]]) -> str:
+    rows = []
+    for place, times in timed:
         gather, dense = times["gather"], times["dense"]
         quicker = "dense" if both_ways(dense) < both_ways(gather) else "gather"
+        sizes = (place.num_experts / place.k, place.tokens, place.hidden, place.num_experts, place.k)
         cells = [f"{v[d] / 1e3:.3g}" for d in ("forward", "backward") for v in (gather, dense)]
-        rows.append([f"{experts / k:.0f}", f"{tokens}", f"{dim}", f"{experts}", f"{k}", *cells, quicker])
-    if not rows:
-        return (
-            "No measurement is in benchmarks/results yet; `goldsmith bench router.atomic_experts --out FILE.jsonl`.\n"
-        )
-    titles = [
-        "N / k",
-        "T",
-        "D",
-        "N",
-        "k",
-        "forward: gather, ms",
-        "dense, ms",
-        "backward: gather, ms",
-        "dense, ms",
-        "quicker",
-    ]
-    machines = "; ".join(dict.fromkeys(f"{machine}, {date}" for machine, date, *_ in places))
-    return table(titles, rows) + f"\n{machines}; bfloat16, uniform routing, L2 flushed before each call.\n"
+        rows.append([*(f"{size:.0f}" for size in sizes), *cells, quicker])
+    ways = ["forward: gather, ms", "dense, ms", "backward: gather, ms", "dense, ms"]
+    return table(["N / k", "T", "D", "N", "k", *ways, "quicker"], rows)

@@ -58,8 +58,8 @@ def test_it_says_its_version():
         (
             ["bench", "--against", "nosuch"],
             (
-                "no peer 'nosuch'; there are: eager, compile, liger, embedding_bag, topk, kt-kernel, peer-pytorch, "
-                "product-key-memory, transformers, grouped_mm, product, and none"
+                "no peer 'nosuch'; there are: eager, compile, liger, embedding_bag, gather, topk, topk-compile, "
+                "kt-kernel, peer-pytorch, product-key-memory, transformers, grouped_mm, product, and none"
             ),
         ),
         (["bench", "--device", "tpu"], "'tpu' is no device"),

@@ -216,9 +216,9 @@ def bench(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Peers to time in the same run: eager, compile, liger, embedding_bag, transformers, grouped_mm, "
-            "product, kt-kernel, none; liger:TEXT times it only where 'OP CASE threads=N' contains the text (a peer "
-            "that tunes itself takes minutes). Default: all installed."
+            help="Peers to time in the same run: eager, compile, liger, embedding_bag, gather, topk, "
+            "topk-compile, transformers, grouped_mm, product, kt-kernel, none; liger:TEXT times it only where 'OP CASE "
+            "threads=N' contains the text (a peer that tunes itself takes minutes). Default: all installed."
         ),
     ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only benchmark cases whose name contains this.")] = None,

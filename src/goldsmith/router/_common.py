@@ -23,13 +23,13 @@ def chunk_bytes(device: torch.device) -> int:
     return CHUNK_BYTES if device.type == "cpu" else DEVICE_CHUNK_BYTES
 
 
-def check_count(op: str, name: str, value: object, about: str = "") -> None:
-    """A whole number of at least 1; True is none."""
+def check_count(op: str, name: str, value: object, about: str = "", *, least: int = 1) -> None:
+    """A whole number of at least 1, or `least`; True is none."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         use = f"; use int({name})" if hasattr(value, "__index__") and not isinstance(value, bool) else ""
         raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a whole number{about}{use}")
-    if value < 1:
-        raise ValueError(f"{op}: {name}={value}, wanted at least 1{about}")
+    if value < least:
+        raise ValueError(f"{op}: {name}={value}, wanted at least {least}{about}")
 
 
 def check_flag(op: str, name: str, value: object) -> None:

@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+from ._common import FLOATS, check_count, named
+
 STRATEGIES = ("auto", "gather", "sorted", "dense")
-DENSE_FROM = {"cpu": 16, "cuda": 32}  # dense from k = num_experts / this on; docs/router.md says where from
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Where matrix products with all experts are the quicker: so many tokens, each with one expert in so many."""
+
+    tokens: int
+    one_in: int
+
+
+# from rows of `goldsmith bench`; docs/router.md shows them, and tests/router/test_strategies.py holds the rule to them
+DENSE = {"cpu": Dense(tokens=64, one_in=16), "cuda": Dense(tokens=4096, one_in=32)}
 
 
 def choose_strategy(
     tokens: int, k: int, num_experts: int, hidden: int, dtype: torch.dtype, device: torch.device | str
 ) -> str:
-    """ "gather", "sorted" or "dense" for `tokens` tokens with k of num_experts experts each, rows of `hidden` numbers
+    """ "dense" where tokens and k / num_experts are at least those of the device's rule, else "gather"
 
-    A pure function of the shapes. Its rule, and the measurements behind it, are a table in docs/router.md. It does not
-    depend on `tokens`, so that on a CPU a token's result is the same bits in a batch of any size.
+    For `tokens` tokens with k of num_experts experts each, rows of `hidden` numbers of `dtype`, on a device such as
+    "cuda". A pure function of the shapes; the rule, and the measurements behind it, are a table in docs/router.md.
+    "sorted" is never chosen. Raises TypeError and ValueError that name the argument.
     """
-    return "dense" if k * DENSE_FROM.get(torch.device(device).type, DENSE_FROM["cuda"]) >= num_experts else "gather"
+    op = "router.choose_strategy"
+    for name, value in (("tokens", tokens), ("k", k)):
+        check_count(op, name, value, least=0)
+    for name, value in (("num_experts", num_experts), ("hidden", hidden)):
+        check_count(op, name, value)
+    if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
+        raise TypeError(f"{op}: dtype={dtype!r}, wanted one of: {', '.join(f'torch.{named(d)}' for d in FLOATS)}")
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(
+            f"{op}: device={device!r} is of type {type(device).__name__}, wanted a torch.device or its name"
+        )
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ValueError(
+            f"{op}: device={device!r} is no device of torch; wanted one such as 'cpu' or 'cuda'"
+        ) from error
+    return chosen(tokens, k, num_experts, kind)
+
+
+def chosen(tokens: int, k: int, num_experts: int, kind: str) -> str:
+    rule = DENSE.get(kind, DENSE["cuda"])
+    return "dense" if tokens >= rule.tokens and k * rule.one_in >= num_experts else "gather"

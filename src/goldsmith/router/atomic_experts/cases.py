@@ -142,7 +142,9 @@ def _tags(name: str, sizes: dict[str, Any]) -> tuple[str, ...]:
 CASES = [Case(name, inputs, sizes, why, _tags(name, sizes)) for name, (sizes, why) in _CASES.items()]
 
 
-def _bench(letter: str, T: int, D: int, N: int, k: int, strategy: str = "gather", sparse: bool = False) -> BenchCase:
+def _bench(
+    letter: str, T: int, D: int, N: int, k: int, strategy: str = "gather", sparse: bool = False, cpu: bool = False
+) -> BenchCase:
     gradients = "row-sparse" if sparse else "dense"
     why = (
         f"rows of both tables once each, tokens twice, weights and indices; backward with {gradients} gradients of the "
@@ -151,19 +153,28 @@ def _bench(letter: str, T: int, D: int, N: int, k: int, strategy: str = "gather"
     given = {"T": T, "D": D, "N": N, "K": k, "strategy": strategy, "sparse": sparse}
     mark = "_sparse" if sparse else "" if strategy == "gather" else f"_{strategy}"
     case = Case(f"{letter}{mark}[T={T},D={D},N={N},k={k}]", inputs, given, why)
-    pairs = T * k
+    dtype = torch.float32 if cpu else torch.bfloat16  # a CPU has no reason for less
+    pairs, size = T * k, dtype.itemsize
     rows = N * (1 - (1 - 1 / N) ** pairs)  # distinct experts of a uniform routing
-    forward = round(4 * rows * D + 4 * T * D + 12 * pairs)
-    backward = round(4 * rows * D + 4 * (rows if sparse else N) * D + 6 * T * D + 16 * pairs)
+    forward = round(2 * size * rows * D + 2 * size * T * D + 12 * pairs)
+    backward = round(2 * size * (rows + (rows if sparse else N)) * D + 3 * size * T * D + 16 * pairs)
     sizes = {"T": T, "D": D, "N": N, "k": k}
-    return BenchCase(case.name, sizes, torch.bfloat16, case.build, forward, backward, why, ("w_in",))
+    return BenchCase(case.name, sizes, dtype, case.build, forward, backward, why, ("w_in",), on_cpu=cpu)
 
 
 _SIZES = {"A": (4096, 1024, 65_536, 32), "B": (16_384, 2048, 65_536, 64), "C": (4096, 1024, 2**20, 32)}
 _CROSSING = {f"k{k}": (4096, 1024, 65_536, k) for k in (256, 1024, 4096)}
+_FEW = {f"t{T}": (T, 1024, 65_536, 4096) for T in (16, 256, 1024)}
+_ON_A_CPU = {
+    "small": (2048, 512, 16_384, 16),
+    **{f"small-k{k}": (512, 512, 4096, k) for k in (128, 256, 512)},
+    **{f"small-t{T}": (T, 512, 4096, 512) for T in (1, 16, 64)},
+}
+_BOTH = ("gather", "dense")
 BENCH = [
     *(_bench(letter, *sizes) for letter, sizes in _SIZES.items()),
     _bench("C", *_SIZES["C"], sparse=True),
     *(_bench(letter, *sizes, strategy="dense") for letter, sizes in _SIZES.items()),
-    *(_bench(name, *sizes, strategy=s) for name, sizes in _CROSSING.items() for s in ("gather", "dense")),
+    *(_bench(name, *sizes, strategy=s) for name, sizes in (_CROSSING | _FEW).items() for s in _BOTH),
+    *(_bench(name, *sizes, strategy=s, cpu=True) for name, sizes in _ON_A_CPU.items() for s in _BOTH),
 ]

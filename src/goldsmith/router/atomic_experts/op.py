@@ -8,7 +8,7 @@ from torch import Tensor
 from ...core.op import Op
 from ...core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
 from .._common import FLOATS, check_flag, named, same_dtype, wide
-from .._strategy import STRATEGIES, choose_strategy
+from .._strategy import STRATEGIES, chosen
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "identity")
 
@@ -56,9 +56,8 @@ def atomic_experts(
     """
     check_choice("router.atomic_experts", "strategy", strategy, STRATEGIES)
     if strategy == "auto" and isinstance(h, Tensor) and isinstance(w_out, Tensor) and isinstance(indices, Tensor):
-        tokens = h.shape[:-1].numel()
-        k = indices.shape[-1] if indices.dim() else 0
-        strategy = choose_strategy(tokens, k, *_two(w_out), h.dtype, h.device)
+        k, experts = (t.shape[axis] if t.dim() else 0 for t, axis in ((indices, -1), (w_out, 0)))
+        strategy = chosen(h.shape[:-1].numel(), k, experts, h.device.type)
     if sparse_grad and torch.compiler.is_compiling() and torch.is_grad_enabled():
         raise NotImplementedError(
             "router.atomic_experts: sparse_grad=True cannot be compiled with gradients: how many rows they have "
@@ -68,10 +67,6 @@ def atomic_experts(
         h, w_in, w_out, weights, indices,
         activation=activation, strategy=strategy, sparse_grad=sparse_grad, backend=backend,
     )  # fmt: skip
-
-
-def _two(table: Tensor) -> tuple[int, int]:
-    return (table.shape[0], table.shape[1]) if table.dim() == 2 else (1, 1)
 
 
 def check(

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import compiled, eager, embedding_bag, kt_kernel, liger, published, topk, transformers
+from . import compiled, eager, embedding_bag, gather, kt_kernel, liger, published, topk, topk_compiled, transformers
 
 ALL: dict[str, ModuleType] = {
     module.NAME: module
-    for module in (eager, compiled, liger, embedding_bag, topk, kt_kernel, *published.PEERS, *transformers.PEERS)
-}
+    for module in (
+        eager, compiled, liger, embedding_bag, gather, topk, topk_compiled, kt_kernel, *published.PEERS,
+        *transformers.PEERS,
+    )
+}  # fmt: skip
