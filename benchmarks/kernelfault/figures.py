@@ -73,6 +73,7 @@ def summarise(rows: Iterable[dict]) -> dict[str, Any]:
         "all": lambda f: True,
         "development": lambda f: not f.host.held_out,
         "held out": lambda f: f.host.held_out,
+        "by a stranger": lambda f: f.host.author != catalogue.OURS,
     }
     for backend in sorted({f.backend for _, f in counted}):
         groups[backend] = lambda f, backend=backend: f.backend == backend

@@ -40,7 +40,7 @@ def rows_of_right(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("right kernels drawn at random, failed", show.percent(summary["clean"])),
         ("the hosts without a fault, failed", show.percent(summary["twins"])),
-        ("ties and goldens at fault, accused all the same", f"{accused['hits']} of {accused['of']}"),
+        ("ties, goldens at fault and right rewritings, accused all the same", f"{accused['hits']} of {accused['of']}"),
     ]
 
 

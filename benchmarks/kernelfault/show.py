@@ -57,7 +57,7 @@ def terminal(summary: dict[str, Any]) -> None:
                 if rates[key]["of"]:
                     print(f"  {TITLES[key]:<15} {percent(rates[key])}")
     accused, clean, twins = summary["accused"], summary["clean"], summary["twins"]
-    print(f"accused although right (ties, goldens at fault): {accused['hits']} of {accused['of']}")
+    print(f"accused although right (ties, goldens at fault, rewritings): {accused['hits']} of {accused['of']}")
     print(f"false alarms: {percent(clean)} of clean runs, {percent(twins)} of hosts without a fault")
     if summary["cost"]:
         parts = [f"{k} {v['seconds']:.3f} s ({v['runs']:.0f} runs)" for k, v in summary["cost"].items()]
