@@ -199,3 +199,22 @@ def test_a_stray_read_that_a_comparison_swallows_is_found(sign, away):
     (text,) = texts(tainted(kernel, golden, backward=None))
     assert text.startswith("what lies beside the inputs in memory reaches y (every element")
     assert tainted(golden, golden, backward=None).ok
+
+
+@assay.case(T=[6], N=[4])
+def decaying(make, T, N):
+    return {"x": make.normal(T, N), "a": make.uniform(T, N)}
+
+
+def scan(x, a):
+    """h[t] = exp(-a[t]) h[t-1] + x[t]: before the first step exp may overflow as it likes, since it meets 0."""
+    h, rows = torch.zeros_like(x[0]), []
+    for t in range(len(x)):
+        h = torch.exp(-a[t]) * h + x[t]
+        rows.append(h)
+    return torch.stack(rows)
+
+
+def test_an_exponential_that_overflows_in_float32_alone_is_no_leak():
+    report = assay.check(assay.Target(scan, scan, cases=decaying, name="scan"), raises=False)
+    assert report.verdict == "pass", str(report)
