@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import signal
 import time
 
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 from cli.finetune_tools import VERSE, saved_model, tiny_model
 from goldsmith.cli import app
 from goldsmith.cli.finetune.show import Shown
+from goldsmith.core import native
 from goldsmith.hf import convert, load_adapter
 from goldsmith.hf.training import accounting, page
 from goldsmith.hf.training.borders import masks, no_masks
@@ -223,6 +225,28 @@ def test_data_that_has_changed_is_refused(place, tmp_path):
     assert "the content of --data is another" in " ".join(run(*words).output.split())
 
 
+def test_a_model_one_of_whose_bytes_is_another_is_refused(place, tmp_path):
+    shutil.copytree(place / "model", tmp_path / "model")
+    words = command(place, tmp_path / "out", "--steps", "1")
+    words[1] = str(tmp_path / "model")
+    assert run(*words).exit_code == 0
+    weights = tmp_path / "model" / "model.safetensors"
+    changed = bytearray(weights.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    weights.write_bytes(changed)
+    assert "the content of MODEL is another" in " ".join(run(*words).output.split())
+
+
+@pytest.mark.skipif(native.reason() is not None, reason="there is one level of instructions without the library")
+def test_other_instructions_go_on_and_say_what_that_means(place, tmp_path, monkeypatch):
+    words = ("--schedule", "constant", "--warmup", "0")
+    finished(place, tmp_path, *words, "--steps", "1")
+    here = native.isa()
+    monkeypatch.setattr(native, "isa", lambda: "another")
+    said = " ".join(finished(place, tmp_path, *words, "--steps", "2").output.split())
+    assert f"instructions was {here}, " in said and "and is another, " in said and "not bit for bit" in said
+
+
 def test_a_dry_run_counts_and_trains_nothing(place, tmp_path):
     result = finished(place, tmp_path / "none", "--dry-run", "--json", "--format", "int8", "--shared-a")
     said = json.loads(result.stdout)
@@ -327,7 +351,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_step_and_module(place, tmp_
     result = run(*words, "--json")
     assert result.exit_code == 1
     assert re.search(r"Step 1: the loss is nan\..*is in model\.layers\.1\.self_attn\.o_proj", result.output)
-    assert json.loads(result.stdout)["status"] == "diverged"
+    told = json.loads(result.stdout)
+    assert told["status"] == "diverged" and "unknown" not in told["error"] and "step 0" not in told["error"]
+    assert told["error"] == json.loads((tmp_path / "out" / "run.json").read_text())["result"]["error"]
+    assert (tmp_path / "out" / "loss.html").exists()
 
 
 def test_the_page_stands_alone_and_shows_the_curves(whole):

@@ -328,7 +328,21 @@ def test_a_wrong_group_is_refused_before_anything_is_divided_by_it(importer, gro
         importer(*given, group_size=group)
 
 
+@pytest.mark.parametrize("group", [0, -32, 12])
+def test_a_wrong_group_is_told_with_the_sizes_that_it_should_divide(group):
+    given, _ = awq_layer()
+    (inputs, columns), rows = given[0][0].shape[1:], given[2][0].shape[1]
+    assert (8 * columns, inputs) == (rows, 8 * given[2][0].shape[2])
+    wanted = rf"group_size={group} must .* hidden_size={inputs} and intermediate_size={rows}; these would work: 8, 16"
+    with pytest.raises(ValueError, match=wanted):
+        from_awq(*given, group_size=group)
+
+
 def test_wrong_options_are_refused():
+    with pytest.raises(ValueError, match="from_k2: partitions=65537, wanted at most 65536"):
+        from_k2(*k2_layer()[0], partitions=65537)
+    with pytest.raises(TypeError, match="from_k2: group_size=None, wanted an int"):
+        from_k2(*k2_layer()[0], group_size=None)
     with pytest.raises(ValueError, match="from_k2: partitions=0, wanted"):
         from_k2(*k2_layer()[0], partitions=0)
     with pytest.raises(TypeError, match="from_mxfp4: interleaved='yes' is a str"):

@@ -252,3 +252,13 @@ def test_nan_in_an_expert_reaches_the_tokens_that_visit_it_alone():
     spoiled = experts.moe(x, ids, w, (gate_up, down))
     visits = (ids == 1).any(-1)
     assert spoiled[visits].isnan().all() and torch.equal(spoiled[~visits], clean[~visits])
+
+
+def test_meta_tensors_give_shapes_forward_and_backward():
+    x, ids, w = (t.to("meta") for t in routes())
+    base = tuple(t.to("meta") for t in plain())
+    y = experts.moe(x.requires_grad_(), ids, w, base)
+    assert (y.shape, y.dtype, y.device.type) == ((T, H), torch.float32, "meta")
+    assert gradients(y, [x])[0].shape == x.shape
+    with torch.no_grad():
+        assert experts.moe(x, ids, w, base).is_meta and experts.slots(x, ids, base).shape == (T, K, H)

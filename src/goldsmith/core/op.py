@@ -139,7 +139,9 @@ class Op:
                 options[name] = float(options[name])
             backend = self.choose(backend, tensors, options)
             differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-            dispatch = not autograd.plain(tensors) or (differentiable and (autograd.watched() or not self.grads))
+            fake = tensors[0] is not None and tensors[0].is_meta  # it has no numbers: the fake gives shape and dtype
+            dispatch = fake or not autograd.plain(tensors)
+            dispatch = dispatch or (differentiable and (autograd.watched() or not self.grads))
         if autograd.transformed():
             with _undisturbed(tensors):
                 results = self.reference.forward(*tensors, **options)

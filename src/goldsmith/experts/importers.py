@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.shapes import ShapeError, kind
 from .formats import FORMATS, FP8_BLOCK, Codes, nibbles
-from .inputs import Stack, check_count, check_finite, check_flag, together
+from .inputs import Stack, check_finite, check_flag, check_partitions, together
 from .layout import Expert, Layout
 from .memory import frozen
 from .packed import PackedExperts, Progress, assemble, check_nodes, cut
@@ -52,14 +52,14 @@ def from_k2(
     def read(name: str, e: int, packed: Tensor, scale: Tensor) -> Codes:
         where = f"{name}'s weight_scale of expert {e}"
         rows, inputs = packed.shape[0], packed.shape[1] * 8
+        group = _group(op, "int4", group_size, name, rows, inputs)
         _check_scale(op, where, scale, (rows, inputs // group), f"weight_packed {list(packed.shape)}", inputs)
         check_finite(op, where, scale)
         # q + 8 with its highest bit turned over is q in two's complement
         return Codes(packed.contiguous().view(torch.uint8) ^ 0x88, scale)
 
-    group = _group(op, "int4", group_size)
     stacks = _stacks(op, (gate, up, down), parts, hint)
-    return _imported(op, "int4", group, stacks, len(parts), read, partitions, progress)
+    return _imported(op, "int4", group_size, stacks, len(parts), read, partitions, progress)
 
 
 def from_awq(
@@ -88,6 +88,7 @@ def from_awq(
 
     def read(name: str, e: int, packed: Tensor, zeros: Tensor, scale: Tensor) -> Codes:
         inputs, rows = packed.shape[0], packed.shape[1] * 8
+        group = _group(op, "int4_asym", group_size, name, rows, inputs)
         came = f"qweight {list(packed.shape)}"
         where = f"{name}'s scales of expert {e}"
         _check_scale(op, where, scale, (inputs // group, rows), came, inputs, along=0)
@@ -95,9 +96,8 @@ def from_awq(
         check_finite(op, where, scale)
         return Codes(nibbles(_awq(packed).t()).contiguous(), scale.t().contiguous(), _awq(zeros).t().contiguous())
 
-    group = _group(op, "int4_asym", group_size)
     stacks = _stacks(op, (gate, up, down), parts, hint)
-    return _imported(op, "int4_asym", group, stacks, len(parts), read, partitions, progress)
+    return _imported(op, "int4_asym", group_size, stacks, len(parts), read, partitions, progress)
 
 
 def from_fp8_block(
@@ -222,7 +222,7 @@ def _built(
     progress: Progress | None,
     biases: tuple[Any, Any, bool],
 ) -> PackedExperts:
-    check_count(op, "partitions", partitions)
+    check_partitions(op, partitions)
     fmt = FORMATS[format]
     count, rows = together(op, stacks)
     with frozen():
@@ -263,10 +263,15 @@ def _following(
         e += 1
 
 
-def _group(op: str, format: str, group_size: Any) -> int:
-    """A whole number above 0 before anything is divided by it; what it must divide is checked when sizes are known."""
-    group = check_group(op, FORMATS[format], group_size, group_size or 8, group_size or 8)
-    return group or 0
+def _group(op: str, format: str, group_size: Any, name: str, rows: int, inputs: int) -> int:
+    """group_size, once anything can be divided by it; whether it divides both sizes is checked after the scales, which
+    tell the right one."""
+    if group_size is None:
+        raise TypeError(f"{op}: group_size=None, wanted an int: codes do not say how many share a scale")
+    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 8 or group_size % 8:
+        hidden, intermediate = (rows, inputs) if name == "down" else (inputs, rows)
+        check_group(op, FORMATS[format], group_size, hidden, intermediate)
+    return group_size
 
 
 def _check_scale(

@@ -116,6 +116,15 @@ def check_flag(op: str, name: str, value: object) -> None:
         raise TypeError(f"{op}: {name}={value!r} is {kind(value)}, wanted True or False")
 
 
+MOST_PARTITIONS = 1 << 16  # beyond any machine's nodes; every slice costs a call some microseconds
+
+
+def check_partitions(op: str, partitions: object) -> None:
+    check_count(op, "partitions", partitions)
+    if isinstance(partitions, int) and partitions > MOST_PARTITIONS:
+        raise ValueError(f"{op}: partitions={partitions}, wanted at most {MOST_PARTITIONS}")
+
+
 def check_count(op: str, name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{op}: {name}={value!r} is {kind(value)}, wanted a whole number of at least 1")

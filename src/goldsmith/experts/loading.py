@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .files import BIASES, CRC, DTYPES, MATRICES, OURS, SIZES, VERSION, Entry, entries_of
 from .formats import FORMATS, SCALE_NAMES, Codes
+from .inputs import MOST_PARTITIONS
 from .layout import Expert, Layout
 from .memory import frozen
 from .packed import PackedExperts, assemble, check_nodes, cut
@@ -131,8 +132,8 @@ def _layout(metadata: dict[str, Any], path: Any) -> Layout:
     scale = named("scale_dtype", {name: dtype for dtype, name in SCALE_NAMES.items()} | {"": None})
     group = None if metadata.get("group_size") == "" else number("group_size")
     partitions, inner = sizes.pop("partitions"), sizes["intermediate_size"]
-    if partitions > 1 << 16:
-        raise _damaged(path, f"the metadata's 'partitions' is {partitions}, wanted at most {1 << 16}")
+    if partitions > MOST_PARTITIONS:
+        raise _damaged(path, f"the metadata's 'partitions' is {partitions}, wanted at most {MOST_PARTITIONS}")
     try:
         layout = Layout(fmt.name, **sizes, group_size=group, scale_dtype=scale, cuts=(0, inner))
     except ValueError as error:

@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from ..core.shapes import kind
 from . import layout as places
-from .inputs import check_count
+from .inputs import check_partitions
 from .layout import Expert, Layout
 from .memory import allocate, empty_pages, frozen, give_back, nodes_of_machine, spread
 
@@ -245,7 +246,7 @@ def _restored(text: str, gate_up: Tensor, down: Tensor, *rest: Any) -> PackedExp
 
 def cut(layout: Layout, partitions: int, op: str) -> Layout:
     """The layout in `partitions` slices."""
-    check_count(op, "partitions", partitions)
+    check_partitions(op, partitions)
     step = layout.step
     if step == 1 and layout.intermediate_size >= _ALONE * partitions:
         step = _ALONE
@@ -256,6 +257,8 @@ def check_nodes(op: str, partitions: int, nodes: Sequence[int] | None) -> tuple[
     """A node for each slice; none for a single slice that nobody placed."""
     if nodes is None:
         return spread(partitions) if partitions > 1 else ()
+    if not isinstance(nodes, Sequence) or isinstance(nodes, (str, bytes)):
+        raise TypeError(f"{op}: nodes={nodes!r} is {kind(nodes)}, wanted a list with a node for each slice, or None")
     known = nodes_of_machine()
     if len(nodes) != partitions:
         raise ValueError(

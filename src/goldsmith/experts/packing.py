@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.shapes import ShapeError, check_choice, check_dtype, check_tensor
 from .formats import FORMATS, Codes
-from .inputs import Stack, check_count, check_finite, check_flag, together
+from .inputs import Stack, check_finite, check_flag, check_partitions, together
 from .layout import Expert, Layout
 from .memory import frozen
 from .packed import PackedExperts, Progress, assemble, check_nodes, cut
@@ -61,7 +61,7 @@ def pack(
     check_choice(_OP, "format", format, list(FORMATS))
     check_flag(_OP, "transposed", transposed)
     check_flag(_OP, "interleaved", interleaved)
-    check_count(_OP, "partitions", partitions)
+    check_partitions(_OP, partitions)
     fmt = FORMATS[format]
     scales = check_scale_dtype(_OP, fmt, scale_dtype)
     stacks = _stacks(gate_up, down, transposed, interleaved)

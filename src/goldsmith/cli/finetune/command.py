@@ -66,9 +66,11 @@ class Run:
 
     def carry_out(self, dry_run: bool) -> dict[str, Any]:
         from ...hf.training.borders import masks, no_masks
+        from ...hf.training.errors import Diverged
+        from ...hf.training.journal import rows as logged
         from ...hf.training.loop import Trainer
         from ...hf.training.options import plan
-        from ...hf.training.session import Watcher, lock
+        from ...hf.training.session import LOG, Watcher, lock
 
         stream, said, held = self._streams()
         found = plan(self.options, len(stream))
@@ -86,8 +88,16 @@ class Run:
             trainer = Trainer(loaded.model, loaded.parameters, stream, found, apart)
             done = start.step if start else 0
             self.show.begins(found.steps, done)
-            with self.show.progress(found.steps, done):
-                rows = session.run(trainer, watcher, start=start, evaluation=held)
+            try:
+                with self.show.progress(found.steps, done):
+                    rows = session.run(trainer, watcher, start=start, evaluation=held)
+            except Diverged as error:
+                record.page(logged(self.output / LOG))
+                record.write({"status": "diverged", "step": trainer.done, "error": str(error)})
+                raise
+            except KeyboardInterrupt:  # the second Ctrl-C
+                record.write({"status": "interrupted", "step": trainer.done})
+                raise
             return self._end(rows, trainer, loaded, record)
 
     def _streams(self) -> tuple[Any, dict[str, Any], Any]:
@@ -141,15 +151,20 @@ class Run:
         from ...hf.training.model import folder
         from ...hf.training.options import identity
         from ...hf.training.session import Session
+        from .record import versions
 
         options = self.options
+        place = folder(options.model)
+        with self.show.doing("reading the model's files for what tells them from another's"):
+            itself = identity(options, found, place)
         return Session(
             self.output,
-            identity(options, found, folder(options.model)),
+            itself,
             {
                 "threads": torch.get_num_threads(),
-                "torch": torch.__version__,
+                **versions(),
                 "machine": platform.machine(),
+                "instructions": _instructions(),
                 "device": options.device.partition(":")[0],
             },
             save_every=options.save_every,
@@ -216,6 +231,16 @@ class Interrupt:
             raise KeyboardInterrupt
         self.asked = True
         self.show.note("Finishing this step, then saving. Once more, and it stops at once.")
+
+
+def _instructions() -> str:
+    """Of the processor, as our library and torch use them: with others, sums are added up in another order."""
+    import torch
+
+    from ...core import native
+
+    ours = native.isa() if native.reason() is None else "none"
+    return f"{ours}, {torch.backends.cpu.get_cpu_capability()} in torch"
 
 
 def _ends(values: list[float]) -> dict[str, float] | None:

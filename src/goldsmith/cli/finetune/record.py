@@ -21,7 +21,7 @@ class Record:
         self.options, self.output = options, Path(options.output)
         self.facts: dict[str, Any] = {
             "options": {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()},
-            "versions": {"goldsmith": __version__, **{n: version(n) for n in ("torch", "transformers", "peft")}},
+            "versions": versions(),
             "machine": _machine(options.device),
             "trained_parameters": accounting.trained,
             "expert_lora": accounting.expert_lora,
@@ -68,6 +68,10 @@ class Record:
             ("machine", self.facts["machine"]["name"]),
             ("versions", ", ".join(f"{name} {number}" for name, number in self.facts["versions"].items())),
         ]
+
+
+def versions() -> dict[str, str]:
+    return {"goldsmith": __version__, **{name: version(name) for name in ("torch", "transformers", "peft")}}
 
 
 def _machine(device: str) -> dict[str, Any]:

@@ -185,7 +185,10 @@ class Trainer:
             self.optimizer.zero_grad()
         if event is None:
             return f"Step {number}: {what}. Run again, the same batch gave finite values: the machine is to be doubted."
-        first = str(event).splitlines()
+        born = "out of finite numbers" if event.born else f"carried, from {event.source}"
+        name = {"nan": "NaN", "inf": "Inf"}[event.kind]
+        said = f"{name} in the {event.phase}, {event.tensor} of {event.op}, {born}"
+        if event.likely.id != "unknown":
+            said += f"; likely {event.likely.id}: {event.likely.evidence}"
         where = event.module or "the loss itself"
-        cause = next((line.strip() for line in first if line.strip().startswith("likely")), "")
-        return f"Step {number}: {what}. The first that is not finite is in {where}: {first[0]}; {cause}."
+        return f"Step {number}: {what}. The first that is not finite is in {where}: {said}."

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,14 +160,14 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+READ = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")  # what transformers makes a model of
+
+
 def fingerprint(folder: Path) -> str:
-    """What tells one model's files from another's, without reading all of the large ones."""
+    """What tells a model's files from another's: every byte, since another revision may differ in a few of them."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix in READ and path.is_file())
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".json", ".safetensors", ".jinja") and path.is_file():
-            size = path.stat().st_size
-            with open(path, "rb") as file:
-                head = file.read(1 << 20)
-                file.seek(max(0, size - (1 << 20)))
-                digest.update(f"{path.name} {size} ".encode() + head + file.read())
+    with ThreadPoolExecutor(max(1, min(len(paths), os.cpu_count() or 1))) as readers:
+        for path, found in zip(paths, readers.map(checksum, paths), strict=True):
+            digest.update(f"{path.name} {found} ".encode())
     return digest.hexdigest()

@@ -64,7 +64,7 @@ class Session:
                 "Give the options of that run, another --output, or --resume never to begin anew."
             )
         for name, value in self.circumstances.items():
-            before = found.facts["circumstances"].get(name)
+            before = found.facts["circumstances"].get(name, value)  # of an older version, which did not write it
             if before != value:
                 watcher.note(f"{name} was {before} and is {value}: the run goes on, but not bit for bit.")
         return found
