@@ -197,3 +197,18 @@ def test_float64_candidates_have_bounds_too(name):
             assert bool(((run[result] - bounded.value).abs() <= bounded.bound).all()), result
             # bounds go with the unit roundoff; twice, since the golden's own float64 is no better than the candidate's
             assert bool((bounded.bound <= 2 * 2.0**-29 * narrow[result].bound).all()), result
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_sum_may_begin_from_what_is_added_to_it(sign):
+    """An accumulator that begins from a large bias rounds at the bias' size, once for every term."""
+    x, w, b = (torch.full((1, 64), s, dtype=torch.float64) for s in (1.75, 2.0**-24, 1.0))
+    found = running_bounds(
+        lambda t: {"y": (t["x"] * t["w"]).sum(-1) + sign * t["b"][:, 0]}, {"x": x, "w": w, "b": b},
+        compute=torch.float32, stores={},
+    )["y"]  # fmt: skip
+    y = sign * b[:, 0].float()
+    for i in range(64):
+        y = y + x[:, i].float() * w[:, i].float()
+    error = float((y.double() - found.value).abs())
+    assert 2.0**-24 < error <= float(found.bound)

@@ -18,7 +18,7 @@ bounds_sums.py (reductions and products) and bounds_moves.py (data movement and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _python_dispatch as modes
 
+from .bounds_twins import Twin, slots, tensors, view_key
 from .golden import default_dtype, is_deciding, threads_for
 
 Error = Tensor | float  # a float64 tensor that broadcasts to the value, or 0.0 for exact
@@ -144,14 +145,6 @@ def _store_error(value: Tensor, error: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(exact, 0.0, rounding)
 
 
-@dataclass
-class _Twin:
-    storage: StorageWeakRef  # a weak reference also keeps the address from being used again
-    error: Tensor | None
-    notes: frozenset[str]
-    stores: set[tuple] = field(default_factory=set)  # the views whose error holds the rounding of a store already
-
-
 class RunningErrors(modes.TorchDispatchMode):
     """The mode behind `running_bounds`; the rules call it as `v, e = m(argument)`."""
 
@@ -163,7 +156,7 @@ class RunningErrors(modes.TorchDispatchMode):
         self.operand_unit = 2.0**-10 if dot == "tf32" else 0.0
         self.tiny = torch.finfo(compute).smallest_normal
         self.poisoned: frozenset[str] = frozenset()
-        self._twins: dict[int, _Twin] = {}
+        self._twins: dict[int, Twin] = {}
         self._scalars: dict[float, float] = {}
 
     # what the rules use
@@ -195,6 +188,10 @@ class RunningErrors(modes.TorchDispatchMode):
             return float("inf")
         return twin.error.as_strided(t.shape, t.stride(), t.storage_offset())
 
+    def terms_of(self, x: Any) -> int:
+        """Of the sum that made a tensor; 0 of anything else."""
+        return self._twin(x).terms if isinstance(x, Tensor) and x.is_floating_point() else 0
+
     def notes_of(self, t: Tensor) -> frozenset[str]:
         return self._twin(t).notes | self.poisoned
 
@@ -206,11 +203,11 @@ class RunningErrors(modes.TorchDispatchMode):
                 error = self.error_of(kept)
                 full = torch.zeros_like(kept, dtype=torch.float64) + error
                 self._write(kept, full + _store_error(kept, full, dtype), frozenset())
-                self._twin(kept).stores.add(_view_key(kept, dtype))
+                self._twin(kept).stores.add(view_key(kept, dtype))
         return value
 
     def is_stored(self, value: Tensor, dtype: torch.dtype) -> bool:
-        return _view_key(value, dtype) in self._twin(value).stores
+        return view_key(value, dtype) in self._twin(value).stores
 
     # dispatch
 
@@ -240,7 +237,7 @@ class RunningErrors(modes.TorchDispatchMode):
             self._escape(func, args)
             return y
         # two numbers an element, and a twin holds one error
-        pairs = any(t.is_complex() for t in (*_tensors(outs, {}), *_tensors(args, kwargs)))
+        pairs = any(t.is_complex() for t in (*tensors(outs, {}), *tensors(args, kwargs)))
         if plan.exact or self._whole_numbers(outs, args, kwargs):
             errors: tuple[Error, ...] = (0.0,) * len(outs)
         elif plan.rule is None or pairs:
@@ -254,6 +251,8 @@ class RunningErrors(modes.TorchDispatchMode):
         for out, error in zip(outs, errors, strict=True):
             if isinstance(out, Tensor) and not self._shares(out, args):
                 self._record(out, error, notes)
+                if plan.terms is not None:
+                    self._twin(out).terms = plan.terms(self, *args)
         return y
 
     def _inplace(self, func, plan, args, kwargs, notes):
@@ -273,19 +272,19 @@ class RunningErrors(modes.TorchDispatchMode):
 
     # twins
 
-    def _twin(self, t: Tensor) -> _Twin:
+    def _twin(self, t: Tensor) -> Twin:
         storage = t.untyped_storage()
         twin = self._twins.get(storage._cdata)
         if twin is None:  # a leaf or a constant: wrong by as much as `compute` cannot represent it
             error = None
             if self.poisoned:  # it may be made of a number that has left the tensors
-                error = torch.full((_slots(t),), torch.inf, dtype=torch.float64, device=t.device)
+                error = torch.full((slots(t),), torch.inf, dtype=torch.float64, device=t.device)
             elif t.is_floating_point() and self.compute != torch.float64:
                 flat = t.detach().as_strided((storage.nbytes() // t.element_size(),), (1,), 0).to(torch.float64)
                 gap = (flat - flat.to(self.compute).to(torch.float64)).abs()
                 gap = torch.where(torch.isfinite(gap), gap, 0.0)  # beyond the largest number: nothing to say
                 error = gap if bool(gap.any()) else None
-            twin = self._twins[storage._cdata] = _Twin(StorageWeakRef(storage), error, frozenset())
+            twin = self._twins[storage._cdata] = Twin(StorageWeakRef(storage), error, frozenset())
         return twin
 
     def _record(self, t: Tensor, error: Error, notes: frozenset[str]) -> None:
@@ -296,7 +295,7 @@ class RunningErrors(modes.TorchDispatchMode):
         error = self._settle(t, error)
         base = None
         if not (isinstance(error, float) and error == 0.0):
-            count = _slots(t)
+            count = slots(t)
             if t.is_complex():
                 base = torch.full((count,), torch.inf, dtype=torch.float64, device=t.device)
             elif count == t.numel() and t.is_contiguous():
@@ -306,17 +305,18 @@ class RunningErrors(modes.TorchDispatchMode):
                 base = torch.zeros(count, dtype=torch.float64, device=t.device)
                 view = base.as_strided(t.shape, t.stride(), t.storage_offset())
                 view.copy_(error) if isinstance(error, Tensor) else view.fill_(error)
-        self._twins[storage._cdata] = _Twin(StorageWeakRef(storage), base, notes | self.poisoned)
+        self._twins[storage._cdata] = Twin(StorageWeakRef(storage), base, notes | self.poisoned)
 
     def _write(self, t: Tensor, error: Error, notes: frozenset[str]) -> None:
         """An overwritten region of a storage that may hold more than `t`."""
         twin = self._twin(t)
         twin.notes = twin.notes | notes
+        twin.terms = 0
         twin.stores.clear()
         if twin.error is None:
             if isinstance(error, float) and error == 0.0:
                 return
-            twin.error = torch.zeros(_slots(t), dtype=torch.float64, device=t.device)
+            twin.error = torch.zeros(slots(t), dtype=torch.float64, device=t.device)
         if t.is_complex():
             twin.error.fill_(torch.inf)
             return
@@ -351,7 +351,7 @@ class RunningErrors(modes.TorchDispatchMode):
 
     def _notes(self, args, kwargs) -> frozenset[str]:
         notes = self.poisoned
-        for t in _tensors(args, kwargs):
+        for t in tensors(args, kwargs):
             twin = self._twins.get(t.untyped_storage()._cdata)
             if twin is not None and twin.notes:
                 notes = notes | twin.notes
@@ -361,17 +361,17 @@ class RunningErrors(modes.TorchDispatchMode):
         """Integer results of exact arguments are exact, whatever the operator."""
         if any(isinstance(o, Tensor) and (o.is_floating_point() or o.is_complex()) for o in outs):
             return False
-        return all(self._twin(t).error is None for t in _tensors(args, kwargs))
+        return all(self._twin(t).error is None for t in tensors(args, kwargs))
 
     def _escape(self, func, args) -> None:
         """A number that leaves the tensors (x.item()) takes its error out of sight: nothing after it is proven."""
-        if any(isinstance(self.error_of(t), Tensor) for t in _tensors(args, {}) if t.is_floating_point()):
+        if any(isinstance(self.error_of(t), Tensor) for t in tensors(args, {}) if t.is_floating_point()):
             self.poisoned = self.poisoned | {f"{func.namespace}.{func._schema.name.split('::')[-1]}"}
 
     @staticmethod
     def _shares(out: Tensor, args) -> bool:
         key = out.untyped_storage()._cdata
-        return any(t.untyped_storage()._cdata == key for t in _tensors(args, {}))
+        return any(t.untyped_storage()._cdata == key for t in tensors(args, {}))
 
     def _scalar_error(self, x: Any) -> float:
         if not isinstance(x, float) or x != x or x in (float("inf"), float("-inf")):
@@ -380,20 +380,3 @@ class RunningErrors(modes.TorchDispatchMode):
             self._scalars[x] = abs(x - float(torch.tensor(x, dtype=self.compute)))
         gap = self._scalars[x]
         return gap if gap < float("inf") else 0.0
-
-
-def _slots(t: Tensor) -> int:
-    """How many elements a twin has: as many as the storage; of complex numbers two, as their real view sees them."""
-    return t.untyped_storage().nbytes() // (t.element_size() // 2 if t.is_complex() else t.element_size())
-
-
-def _view_key(t: Tensor, dtype: torch.dtype) -> tuple:
-    return (t.storage_offset(), t.shape, t.stride(), dtype)
-
-
-def _tensors(args, kwargs):
-    for a in (*args, *kwargs.values()):
-        if isinstance(a, Tensor):
-            yield a
-        elif isinstance(a, list | tuple):
-            yield from (b for b in a if isinstance(b, Tensor))

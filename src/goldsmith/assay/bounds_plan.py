@@ -28,6 +28,7 @@ class Plan:
     unseen: bool = False
     inplace: bool = False
     reads_target: bool = True
+    terms: Callable[..., int] | None = None  # of the sum that its result is
 
 
 @cache
@@ -52,7 +53,8 @@ def plan_of(func: OpOverload) -> Plan:
     if name in bounds_moves.UNSEEN and not inplace:
         return Plan(label, unseen=True)
     if name in RULES:
-        return Plan(label, rule=RULES[name], inplace=inplace, reads_target=reads)
+        terms = None if inplace else bounds_sums.TERMS.get(name)
+        return Plan(label, rule=RULES[name], inplace=inplace, reads_target=reads, terms=terms)
     composed = COMPOSED.get(name) or (None if inplace else _decomposition(func))
     return Plan(label, composed=composed, inplace=inplace)
 

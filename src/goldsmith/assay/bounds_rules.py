@@ -75,8 +75,12 @@ def opened(e: Error, relative: Error) -> Error:
 
 
 def _add(m: RunningErrors, y, a, b, alpha=1, *, sign=1):
-    (_, ea), (_, eb) = m(a), m(b)
-    return total(ea, scaled(alpha, eb), m.rounding(y))
+    """Where one of them is a sum of n terms, it may begin from the other, as an accumulator does from a bias."""
+    (va, ea), (vb, eb) = m(a), m(b)
+    begun = total(*(m.gamma(n) * abs(v) for n, v in ((m.terms_of(a), vb), (m.terms_of(b), va)) if n > 1))
+    return total(
+        ea, scaled(alpha, eb), m.rounding(y), begun if isinstance(y, Tensor) and y.is_floating_point() else 0.0
+    )
 
 
 def _mul(m, y, a, b):

@@ -5,6 +5,7 @@ gamma_n is taken for n terms although a sum has n - 1 additions; a dot has n pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -287,3 +288,24 @@ RULES: dict[str, Callable] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
 }  # fmt: skip
+
+
+def _terms_with(m: RunningErrors, a: Any, b: Any, *_: Any) -> int:
+    """Of a sum to which something is added; 0 where neither is a sum."""
+    n = max(m.terms_of(a), m.terms_of(b))
+    return n + 1 if n else 0
+
+
+# how many terms a result is the sum of: what is added to it may as well have been there first
+TERMS: dict[str, Callable[..., int]] = {
+    "sum": lambda m, x, dim=None, *_: _terms(x, dim),
+    "mm": lambda m, a, b: a.shape[1], "bmm": lambda m, a, b: a.shape[2], "mv": lambda m, a, b: a.shape[1],
+    "dot": lambda m, a, b: a.shape[0], "addmm": lambda m, c, a, b: a.shape[1], "baddbmm": lambda m, c, a, b: a.shape[2],
+    "convolution": lambda m, x, w, *_: w.numel() // max(w.shape[0], 1),
+    "add": _terms_with, "sub": _terms_with,
+}  # fmt: skip
+
+
+def _terms(x: Tensor, dim: Any) -> int:
+    axes = range(x.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    return math.prod(x.shape[d] for d in axes)
