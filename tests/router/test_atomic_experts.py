@@ -297,6 +297,20 @@ def test_activations_are_those_of_torch(seed):
         assert ((own.grad - other.grad).abs() <= unit * (1 + size + 0.14 * size**3)).all(), name
 
 
+@pytest.mark.parametrize("backend", ATOMIC_EXPERTS.backends)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "identity"])
+@pytest.mark.parametrize("size", [200.0, 1e13, 3e38])
+def test_activations_have_their_limits_at_large_finite_numbers(activation, size, backend):
+    """a or 0, and slope 1 or 0 ("identity": always a and 1)."""
+    a = torch.tensor([[size], [-size]])
+    own, table = a.clone().requires_grad_(), torch.ones(1, 1)
+    weights, indices = torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int32)
+    y = router.atomic_experts(own, table, table, weights, indices, activation=activation, backend=backend)
+    y.sum().backward()
+    low = 1.0 if activation == "identity" else 0.0
+    assert torch.equal(own.grad, torch.tensor([[1.0], [low]])) and torch.equal(y, a * own.grad)
+
+
 def test_auto_takes_the_strategy_of_the_shapes(seed, monkeypatch):
     tensors = drawn(seed)
     taken = []

@@ -1,6 +1,7 @@
 """OmniMoE and PEER: one graph, any precision, recomputation, causality, and where gradients go."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -107,6 +108,19 @@ def test_recomputation_selects_the_same_experts_where_many_tie(name):
         found = torch.autograd.grad(again, [h, *module.parameters()], dy)
     assert len(seen) == 3 and torch.equal(seen[1], seen[2]), "the backward ran the layer again"
     assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["omnimoe_paper", "peer_memory"])
+def test_running_statistics_move_once_a_step_under_checkpointing(name, reentrant):
+    plain, again = layer(name), layer(name)
+    h = torch.randn(2, 9, D)
+    for call in (plain, partial(checkpoint, again, use_reentrant=reentrant)):
+        call(h.requires_grad_()).square().sum().backward()
+    for (buffer, one), (_, other) in zip(plain.named_buffers(), again.named_buffers(), strict=True):
+        assert torch.equal(one, other), buffer
+    for (parameter, one), (_, other) in zip(plain.named_parameters(), again.named_parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad), parameter
 
 
 @pytest.mark.parametrize("name", CAUSAL)

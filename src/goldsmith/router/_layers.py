@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..core.shapes import ShapeError, check_choice, kind
 from ._common import FLOATS, check_count, check_flag, named
@@ -25,7 +26,16 @@ class RouterOutput(NamedTuple):
 
 
 class Float32BatchNorm(nn.BatchNorm1d):
-    """A BatchNorm that keeps its statistics in float32 when a model is moved to a 16-bit dtype."""
+    """A BatchNorm that keeps its statistics in float32 when a model is moved to a 16-bit dtype.
+
+    Under activation checkpointing they move once a step: what a backward computes again is no batch of its own.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training and self.running_mean is not None and self.running_var is not None and computed_again():
+            unseen = self.running_mean.clone(), self.running_var.clone()  # as many tensors as the first time
+            return functional.batch_norm(input, *unseen, self.weight, self.bias, training=True, eps=self.eps)
+        return super().forward(input)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Float32BatchNorm:
         def keep(t: Tensor) -> Tensor:
@@ -34,6 +44,11 @@ class Float32BatchNorm(nn.BatchNorm1d):
             return t.to(moved.device, torch.float32) if narrowed else moved
 
         return super()._apply(keep, recurse)
+
+
+def computed_again() -> bool:
+    """Whether a backward is under way, as it is where activation checkpointing runs a forward again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def over_tokens(norm: nn.BatchNorm1d, values: Tensor) -> Tensor:

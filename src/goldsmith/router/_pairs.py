@@ -12,6 +12,11 @@ from torch import Tensor
 from ._common import chunk_bytes
 
 
+def _under_vmap() -> bool:
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
+
+
 class Pairs:
     """indices [..., K] of N experts, as [T, K]: -1 is skipped; what else is out of range, too, and loses its token."""
 
@@ -22,13 +27,14 @@ class Pairs:
         self.at = flat.masked_fill(self.skipped, 0)
         self._wrong = (flat < -1) | (flat >= n)
         self.lost = self._wrong.any(-1, keepdim=True)
-        # only a CPU is asked, which answers at once
-        self._holes = flat.device.type != "cpu" or bool(self.skipped.any())
+        # only a CPU is asked, which answers at once; vmap has no answer for many routings at a time
+        self._asked = flat.device.type == "cpu" and not _under_vmap()
+        self._holes = not self._asked or bool(self.skipped.any())
         self._indices = indices
 
     def refuse_what_is_out_of_range(self) -> None:
-        """On a CPU. A GPU would have to be waited for: there the token's result is NaN instead."""
-        if self._wrong.device.type == "cpu" and bool(self._wrong.any()):
+        """On a CPU. A GPU would have to be waited for: there, and under vmap, the token's result is NaN instead."""
+        if self._asked and bool(self._wrong.any()):
             place = tuple(int(i) for i in self._wrong.view(self._indices.shape).nonzero()[0])
             raise IndexError(
                 f"router.atomic_experts: indices{list(place)} is {int(self._indices[place])}, wanted -1 (skipped) or "

@@ -10,8 +10,15 @@ from ...core._kernels.arithmetic import exp, sigmoid
 
 @triton.jit
 def tanh_of(a):
-    """tanh(sqrt(2 / pi) (a + 0.044715 a^3))"""
+    """tanh(sqrt(2 / pi) (a + 0.044715 a^3)) of |a| up to 30"""
     return 2.0 * sigmoid(2.0 * 0.7978845608028654 * (a + 0.044715 * a * a * a)) - 1.0
+
+
+@triton.jit
+def bounded(a):
+    """a within 30 of 0, beyond which tanh_of is 1 and its slope 0 in float64 too, and where a^3 overflows not yet."""
+    a = tl.where(a > 30.0, 30.0, a)  # comparisons keep NaN
+    return tl.where(a < -30.0, -30.0, a)
 
 
 @triton.jit
@@ -21,7 +28,7 @@ def activated(a, KIND: tl.constexpr):
     elif KIND == "gelu":
         a = 0.5 * a * (1.0 + tl.erf(a * 0.7071067811865476))
     elif KIND == "gelu_tanh":
-        a = 0.5 * a * (1.0 + tanh_of(a))
+        a = 0.5 * a * (1.0 + tanh_of(bounded(a)))
     elif KIND == "relu":
         a = tl.where(a <= 0.0, 0.0, a)  # NaN stays, which tl.maximum would drop on a GPU
     elif KIND == "relu2":
@@ -39,6 +46,7 @@ def slope(a, KIND: tl.constexpr):
     elif KIND == "gelu":
         d = 0.5 * (1.0 + tl.erf(a * 0.7071067811865476)) + a * (exp(-0.5 * a * a) * 0.3989422804014327)
     elif KIND == "gelu_tanh":
+        a = bounded(a)
         t = tanh_of(a)
         d = 0.5 * (1.0 + t) + 0.5 * a * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 3 * 0.044715 * a * a)
     elif KIND == "relu2":

@@ -210,6 +210,8 @@ _ROOT_HALF, _ROOT_2_BY_PI, _CUBIC = math.sqrt(0.5), math.sqrt(2 / math.pi), 0.04
 
 
 def _tanh_of(a: Tensor) -> Tensor:
+    """Beyond 30 it is 1, and its slope 0, in float64 too; a^3 would overflow."""
+    a = a.clamp(-30.0, 30.0)
     return torch.tanh(_ROOT_2_BY_PI * (a + _CUBIC * a * a * a))
 
 
@@ -225,6 +227,7 @@ def _gelu_slope(a: Tensor) -> Tensor:
 
 def _gelu_tanh_slope(a: Tensor) -> Tensor:
     t = _tanh_of(a)
+    a = a.clamp(-30.0, 30.0)
     return 0.5 * (1 + t) + 0.5 * a * (1 - t * t) * _ROOT_2_BY_PI * (1 + 3 * _CUBIC * a * a)
 
 

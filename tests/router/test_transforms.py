@@ -1,0 +1,89 @@
+"""torch.func sees through both operators: vmap, gradients for each sample, forward-mode derivatives."""
+
+import pytest
+import torch
+
+from goldsmith import assay, router
+from goldsmith.router.atomic_experts import reference
+
+B, T, D, N, K = 3, 4, 6, 12, 5
+STRATEGIES = ("gather", "sorted", "dense")
+NAMES = ("h", "w_in", "w_out", "weights", "indices", "dy")
+
+
+def drawn(seed):
+    make = assay.Make(torch.float32, "cpu", seed)
+    indices = make.integers(-1, N, B, T, K, dtype=torch.int32)
+    floats = {"h": (B, T, D), "w_in": (N, D), "w_out": (N, D), "weights": (B, T, K), "dy": (B, T, D)}
+    return {name: make.normal(*shape) for name, shape in floats.items()} | {"indices": indices}
+
+
+def golden(h, w_in, w_out, weights, indices, strategy="gather"):
+    return reference.forward(h, w_in, w_out, weights, indices, activation="silu", strategy=strategy, sparse_grad=False)[
+        0
+    ]
+
+
+def checked(candidate, golden, given):
+    assay.check(assay.Target(candidate, golden, cases=given, backward=None), probes=("values", "ensemble"))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_vmap_computes_every_sample(strategy, seed):
+    def mapped(h, w_in, w_out, weights, indices, dy):
+        one = lambda h, weights, indices: router.atomic_experts(  # noqa: E731
+            h, w_in, w_out, weights, indices, strategy=strategy
+        )
+        return torch.vmap(one)(h, weights, indices)
+
+    checked(mapped, lambda dy, **given: golden(**given), drawn(seed))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gradients_for_each_sample_are_those_of_the_samples_alone(strategy, seed):
+    """Of whole numbers, whose sums are exact in every order."""
+    given = {name: t if name == "indices" else t.round() for name, t in drawn(seed).items()}
+
+    def loss(h, w_in, w_out, weights, indices, dy):
+        y = router.atomic_experts(
+            h, w_in, w_out, weights, indices, activation="relu", strategy=strategy, backend="reference"
+        )
+        return (y * dy).sum()
+
+    grads = torch.func.grad(loss, argnums=(0, 1, 2, 3))
+    mapped = torch.vmap(grads, (0, None, None, 0, 0, 0))(*(given[name] for name in NAMES))
+    for b in range(B):
+        alone = [given[name] if name in ("w_in", "w_out") else given[name][b] for name in NAMES]
+        leaves = [t.requires_grad_(t.is_floating_point()) for t in (t.clone() for t in alone)]
+        wanted = torch.autograd.grad(loss(*leaves), leaves[:4])
+        assert all(torch.equal(grad[b], want) for grad, want in zip(mapped, wanted, strict=True))
+
+
+def test_a_wrong_index_under_vmap_loses_its_token_alone(seed):
+    given = drawn(seed)
+    given["indices"][1, 2, 0] = N
+    h, w_in, w_out, weights, indices, _ = (given[name] for name in NAMES)
+    y = torch.vmap(lambda h, weights, indices: router.atomic_experts(h, w_in, w_out, weights, indices))(
+        h, weights, indices
+    )
+    lost = torch.zeros(B, T, dtype=torch.bool)
+    lost[1, 2] = True
+    assert y[lost].isnan().all() and y[~lost].isfinite().all()
+
+
+def test_vmap_selects_as_a_batch_does():
+    def select(x, y):
+        return router.product_topk(x, y, 9, weights="softmax", backend="reference")
+
+    x, y = torch.randn(B, T, 8), torch.randint(-2, 3, (B, T, 7)).float()
+    assert all(map(torch.equal, torch.vmap(select)(x, y), select(x, y)))
+
+
+def test_a_layer_has_gradients_for_each_sample():
+    layer = router.OmniMoE(D, 16, 3, intermediate_size=4)
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+    h = torch.randn(B, T, D)
+    loss = lambda p, h: torch.func.functional_call(layer, p, (h,)).square().sum()  # noqa: E731
+    each = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, h)
+    whole = torch.func.grad(loss)(parameters, h)
+    assert all(grad.shape == (B, *whole[name].shape) and grad.any() for name, grad in each.items())
