@@ -143,23 +143,26 @@ CASES = [Case(name, inputs, sizes, why, _tags(name, sizes)) for name, (sizes, wh
 
 
 def _bench(
-    letter: str, T: int, D: int, N: int, k: int, strategy: str = "gather", sparse: bool = False, cpu: bool = False
-) -> BenchCase:
-    gradients = "row-sparse" if sparse else "dense"
+    letter: str, T: int, D: int, N: int, k: int, strategy: str = "gather",
+    sparse: bool = False, memory: bool = False, cpu: bool = False,
+) -> BenchCase:  # fmt: skip
+    tables, gradients = 1 if memory else 2, "row-sparse" if sparse else "dense"
     why = (
-        f"rows of both tables once each, tokens twice, weights and indices; backward with {gradients} gradients of the "
-        "tables"
+        f"rows of {'the table' if memory else 'both tables'} once each, tokens {'once' if memory else 'twice'}, "
+        f"weights and indices; backward with {gradients} gradients of the tables"
     )
-    given = {"T": T, "D": D, "N": N, "K": k, "strategy": strategy, "sparse": sparse}
-    mark = "_sparse" if sparse else "" if strategy == "gather" else f"_{strategy}"
+    given = {"T": T, "D": D, "N": N, "K": k, "strategy": strategy, "sparse": sparse, "memory": memory}
+    mark = "_sparse" if sparse else "_memory" if memory else "" if strategy == "gather" else f"_{strategy}"
     case = Case(f"{letter}{mark}[T={T},D={D},N={N},k={k}]", inputs, given, why)
     dtype = torch.float32 if cpu else torch.bfloat16  # a CPU has no reason for less
     pairs, size = T * k, dtype.itemsize
     rows = N * (1 - (1 - 1 / N) ** pairs)  # distinct experts of a uniform routing
-    forward = round(2 * size * rows * D + 2 * size * T * D + 12 * pairs)
-    backward = round(2 * size * (rows + (rows if sparse else N)) * D + 3 * size * T * D + 16 * pairs)
+    forward = round(tables * size * (rows + T) * D + 12 * pairs)
+    backward = round(tables * size * (rows + (rows if sparse else N)) * D + (1 + tables) * size * T * D + 16 * pairs)
     sizes = {"T": T, "D": D, "N": N, "k": k}
-    return BenchCase(case.name, sizes, dtype, case.build, forward, backward, why, ("w_in",), on_cpu=cpu)
+    return BenchCase(
+        case.name, sizes, dtype, case.build, forward, backward, why, () if memory else ("w_in",), on_cpu=cpu
+    )
 
 
 _SIZES = {"A": (4096, 1024, 65_536, 32), "B": (16_384, 2048, 65_536, 64), "C": (4096, 1024, 2**20, 32)}
@@ -174,7 +177,9 @@ _BOTH = ("gather", "dense")
 BENCH = [
     *(_bench(letter, *sizes) for letter, sizes in _SIZES.items()),
     _bench("C", *_SIZES["C"], sparse=True),
+    _bench("A", *_SIZES["A"], memory=True),
     *(_bench(letter, *sizes, strategy="dense") for letter, sizes in _SIZES.items()),
     *(_bench(name, *sizes, strategy=s) for name, sizes in (_CROSSING | _FEW).items() for s in _BOTH),
+    _bench("small", *_ON_A_CPU["small"], memory=True, cpu=True),
     *(_bench(name, *sizes, strategy=s, cpu=True) for name, sizes in _ON_A_CPU.items() for s in _BOTH),
 ]
