@@ -76,9 +76,11 @@ def conditions(machine: str, shown: list[dict]) -> list[str]:
             if row["gflop_s"] and row["ceiling"] not in ("read", "copy"):
                 rates[f"{row['ceiling']} {row['threads']}"] = f"{row['gflop_s']:,.0f} GFLOP/s"
         reached = ", ".join(f"{what} {rate}" for what, rate in sorted(rates.items()))
+        loads = [row["load"] for row in found if row.get("load") is not None]
+        busy = f" Load of the machine, our threads among it: {min(loads):.1f} to {max(loads):.1f}." if loads else ""
         lines.append(
             f"{machine}; {named}; commit {commit}; {date}; wall time of single calls, median ± half of p10..p90; "
-            f"ceilings by number of threads: {reached}."
+            f"ceilings by number of threads: {reached}.{busy}"
         )
     return lines
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import importlib.metadata
+import os
 import subprocess
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +17,11 @@ from .ceilings import Ceiling
 from .timing import Timing
 
 SCHEMA = 1
+
+
+def load() -> float | None:
+    """Processes that ran or wanted to, on average over the last minute; None where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Row:
     ceiling: str = "copy"
     read_gb_s: float | None = None
     gflop_s: float | None = None  # of the ceiling's instruction
+    load: float | None = field(default_factory=load)  # our own threads are in it
     schema: int = field(default=SCHEMA)
 
     def to_json(self) -> dict[str, Any]:
