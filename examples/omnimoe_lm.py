@@ -4,7 +4,7 @@ Both are the same decoder (RMSNorm, causal attention with rotary positions) with
 SwiGLU one has `router.OmniMoE` (or `router.PEER`): a token's k experts, its shared expert and its router together have
 as many parameters as the dense model's SwiGLU. Reported are loss, held-out loss, and how evenly experts are used.
 
-    python examples/omnimoe_lm.py                              some two minutes on a CPU core: this project's own text
+    python examples/omnimoe_lm.py                              half a minute of a CPU core: this project's own text
     python examples/omnimoe_lm.py --data my_book.txt --steps 400 --balance 0.01                 a file, or a folder
     python examples/omnimoe_lm.py --layer peer                                  --norm batch has the paper's router
 

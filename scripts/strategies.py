@@ -51,6 +51,10 @@ def both_ways(times: dict[str, float]) -> float:
     return times["forward"] + times["backward"]
 
 
+def milliseconds(microseconds: float) -> str:
+    return f"{microseconds / 1e3:,.0f}" if microseconds >= 1e5 else f"{microseconds / 1e3:.3g}"
+
+
 def gather_or_dense(table: Table) -> str:
     """The rule, and a table of the rows of each machine that it comes from."""
     rule = [[NAMES[d], f"{at.tokens:,}", f"N / {at.one_in}"] for d, at in DENSE.items()]
@@ -72,7 +76,7 @@ def one_machine(table: Table, timed: list[tuple[Place, Times]]) -> str:
         gather, dense = times["gather"], times["dense"]
         quicker = "dense" if both_ways(dense) < both_ways(gather) else "gather"
         sizes = (place.num_experts / place.k, place.tokens, place.hidden, place.num_experts, place.k)
-        cells = [f"{v[d] / 1e3:.3g}" for d in ("forward", "backward") for v in (gather, dense)]
+        cells = [milliseconds(v[d]) for d in ("forward", "backward") for v in (gather, dense)]
         rows.append([*(f"{size:.0f}" for size in sizes), *cells, quicker])
     ways = ["forward: gather, ms", "dense, ms", "backward: gather, ms", "dense, ms"]
     return table(["N / k", "T", "D", "N", "k", *ways, "quicker"], rows)

@@ -13,8 +13,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from goldsmith.assay import Make
+from goldsmith.router import _common
 from goldsmith.router._kernels import dense, lookup, tables
-from goldsmith.router.atomic_experts import _triton
+from goldsmith.router.atomic_experts import _triton, reference
+from goldsmith.router.atomic_experts.cases import inputs
 from goldsmith.router.atomic_experts.op import ATOMIC_EXPERTS
 
 PER_PAIR, ROWS, CHUNKS, PER_EXPERT = 64, 3, 128 * 2**20, 4
@@ -122,6 +125,22 @@ def test_kernels_work_in_as_much_memory_as_is_promised(name, strategy, kept):
     assert forward <= most, f"{forward / 2**20:.1f} MiB of {most / 2**20:.1f}"
     most += 0 if sizes.get("sparse") else PER_EXPERT * (sizes["N"] + 1)
     assert backward <= most, f"{backward / 2**20:.1f} MiB of {most / 2**20:.1f}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("strategy", ["gather", "sorted", "dense"])
+def test_a_cpu_works_in_as_much_and_some_chunks(strategy, dtype, seed, monkeypatch):
+    """Where the rows of all pairs would be four times as large."""
+    monkeypatch.setattr(_common, "CHUNK_BYTES", chunk := 2**14)
+    T, D, N, K = 128, 128, 300, 64
+    given = inputs(Make(dtype, "cpu", seed), T=T, D=D, N=N, K=K, strategy=strategy)
+    options = {name: given.pop(name) for name in ("activation", "strategy", "sparse_grad")}
+    with torch.no_grad(), Allocations() as forward:
+        y, preact = reference.forward(*given.values(), **options)
+    with torch.no_grad(), Allocations() as backward:
+        found = reference.backward({"y": y}, given | {"preact": preact}, options, frozenset(ATOMIC_EXPERTS.grads))
+    most = PER_PAIR * T * K + ROWS * 4 * T * D + 8 * chunk
+    assert max(forward.peak([y, preact]), backward.peak(list(found.values()))) <= most < T * K * D * 4 / 4
 
 
 def test_what_is_counted_is_what_lives_at_a_time():

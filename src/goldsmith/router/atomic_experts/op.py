@@ -40,16 +40,17 @@ def atomic_experts(
     """y = sum_j weights[j] * act(<h, w_in[e_j]>) * w_out[e_j],   e = indices
 
     h [..., D], w_in [N, D], w_out [N, E] in one dtype; weights [..., K] in that dtype or float32; indices [..., K] in
-    int32 or int64 -> y [..., E] in h's dtype, summed in float32 and rounded once. w_in=None is a product-key memory:
-    y = sum_j weights[j] * w_out[e_j]. activation: "silu", "gelu", "gelu_tanh", "relu", "relu2", "identity".
+    int32 or int64 -> y [..., E] in h's dtype, summed in float32 (float64 for float64) and rounded once. w_in=None is
+    a product-key memory: y = sum_j weights[j] * w_out[e_j]. activation: "silu", "gelu", "gelu_tanh", "relu", "relu2", "identity".
 
     An expert that a token lists twice counts twice. -1 is skipped: nothing is read, whatever its weight. Any other
     index outside [0, N) raises IndexError on a CPU; on a GPU, where that would wait for the card, it is skipped and
     that token's y and dh are NaN. Differentiable in h, w_in, w_out and weights. strategy: "gather", "sorted", "dense",
     or "auto", which is choose_strategy of the shapes; each gives the same within rounding ("dense" multiplies by 0
-    what was not selected: NaN in any expert spoils every token). sparse_grad=True: the tables' gradients are coalesced
-    sparse tensors of the rows used, equal bit for bit to those of the dense ones (for torch.optim.SparseAdam and SGD;
-    the backward then waits for the device once).
+    what was not selected: NaN in any expert spoils every token). Of one strategy a token's y, and its gradients of h
+    and weights, are the same bits in every batch. sparse_grad=True: the tables' gradients are coalesced sparse tensors
+    of the rows used, equal bit for bit to those of the dense ones (for torch.optim.SparseAdam and SGD; the backward
+    then waits for the device once).
 
     Raises ShapeError, TypeError, ValueError, IndexError, BackendUnavailable. Source: He 2024, arXiv 2407.04153;
     OmniMoE, arXiv 2602.05711.

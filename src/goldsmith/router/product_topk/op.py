@@ -30,19 +30,21 @@ PRODUCT_TOPK = Op(
 def product_topk(
     x: Tensor, y: Tensor, k: int, *, log_softmax: bool = False, weights: str = "none", backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """indices = the k largest of S[i, j] = x[i] + y[j], as i * sy + j;   scores[j] = s_j, one of
+    """(scores, indices) of the k best pairs (i, j) by S[i, j] = x[i] + y[j];   indices = i * sy + j
 
-        weights "none"     s_j = S[indices_j]                     (minus lse(x) + lse(y) with log_softmax)
-                "exp"      exp(s_j)
-                "softmax"  exp(s_j) / sum_i exp(s_i) over the k   (log_softmax changes nothing)
+        s = S of each, with log_softmax minus logsumexp(x) + logsumexp(y)
+        weights="none"       scores = s
+        weights="exp"        scores = exp(s)
+        weights="softmax"    scores = exp(s) / sum of exp(s) over the k, on which log_softmax has no influence
 
-    x [..., sx], y [..., sy] in one of bfloat16, float16, float32, float64 -> scores [..., k] in float32 (float64 for
-    float64), indices [..., k] in int32. 1 <= k <= sx * sy; sx and sy are any sizes.
+    x [..., sx], y [..., sy], leading dimensions alike, both in bfloat16, float16, float32 or float64 -> scores [..., k]
+    in float32 (float64 for float64), indices [..., k] in int32, the best first. 1 <= k <= sx * sy <= 2^31 - 1.
 
     The order is total, so that indices are the same bit for bit on every backend: S (rounded to float32) descending,
-    then the place of i in a stable descending sort of x, then that of j in y. NaN is the largest number. Pairs with
-    -inf in them come last, masked: index -1, score -inf, weight 0, no gradient. A row's results depend on that row
-    alone, bit for bit. Differentiable in x and y; the selection has no gradient.
+    then the place of i in a stable descending sort of x, then that of j in y. Neither log_softmax nor weights changes
+    an index. NaN is the largest number. Pairs with -inf in them come last, masked: index -1, s = -inf, a weight of 0,
+    no gradient. A row's results depend on that row alone, bit for bit. Differentiable once in x and y; the selection
+    has no gradient.
 
     Raises ShapeError, TypeError, ValueError, BackendUnavailable. Source: Lample et al. 2019, arXiv 1907.05242; He 2024,
     arXiv 2407.04153; OmniMoE, arXiv 2602.05711.
