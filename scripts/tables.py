@@ -26,6 +26,7 @@ import kernelfault
 import language_model
 import liger
 import offload_rows
+import router_peers
 import speed_cpu
 import strategies
 from goldsmith import Op
@@ -254,6 +255,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "offload_guard": lambda: offload_rows.guard(table),
     "offload_memory": lambda: offload_rows.memory(table),
     "router_strategies": lambda: strategies.gather_or_dense(table),
+    "router_peers": lambda: router_peers.beside_peers(table, "cuda"),
+    "router_cpu": lambda: router_peers.beside_peers(table, "cpu"),
     "finetune": lambda: finetune.runs(table),
 }
 
