@@ -245,6 +245,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "liger_faults": lambda: liger.faults(table),
     "kernelfault_rates": lambda: kernelfault.rates(table),
     "kernelfault_baselines": lambda: kernelfault.baselines(table),
+    "kernelfault_strangers": lambda: kernelfault.strangers(table),
     "kernelfault_hosts": lambda: kernelfault.hosts(table),
     "kernelfault_faults": lambda: kernelfault.faults(table),
     "kernelfault_amended": lambda: kernelfault.amended(table),

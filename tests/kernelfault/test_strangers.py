@@ -1,0 +1,53 @@
+"""Kernels by a stranger to the rules: right without a fault, and so are their rewritings; first sight has them all."""
+
+import json
+import sys
+
+import pytest
+
+from goldsmith import assay
+from repo.tree import ROOT
+
+KERNELFAULT = ROOT / "benchmarks" / "kernelfault"
+sys.path[:0] = [str(KERNELFAULT), str(KERNELFAULT.parent)]
+
+import catalogue
+import loading
+
+HOSTS = [host for host in catalogue.hosts().values() if host.author == "stranger"]
+RIGHT = [fault for fault in catalogue.select(author="stranger") if fault.verdict == "pass"]
+FIRST_SIGHT = sorted((ROOT / "benchmarks" / "results").glob("kernelfault_strangers_*.json"))
+
+
+def target(host, fault, folder):
+    return loading.factory(host, "torch", catalogue.copy(host, "torch", fault, folder))()
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=lambda h: h.name)
+def test_the_kernel_is_right_without_a_fault(host, tmp_path):
+    made = target(host, None, tmp_path)
+    for case in made.cases:
+        assay.check(made, case)
+
+
+@pytest.mark.parametrize("fault", RIGHT, ids=lambda f: f.key)
+def test_a_right_rewriting_is_not_accused(fault, tmp_path):
+    made = target(fault.host, fault, tmp_path)
+    for case in made.cases:
+        assay.check(made, case)
+
+
+def test_an_author_selects_and_one_that_does_not_exist_is_told():
+    ours, theirs = catalogue.select(author="goldsmith"), catalogue.select(author="stranger")
+    assert {f.host.name for f in theirs} == {h.name for h in HOSTS}
+    assert len(ours) + len(theirs) == len(catalogue.faults())
+    assert not any(h.held_out for h in HOSTS)  # rules were mended on them since: they are development
+    with pytest.raises(catalogue.CatalogueError, match="no author 'nobody'; there are: goldsmith, stranger"):
+        catalogue.select(author="nobody")
+
+
+def test_first_sight_is_of_every_fault_of_theirs_once():
+    rows = [fault for path in FIRST_SIGHT for fault in json.loads(path.read_text())["by_fault"]]
+    seen = [f"{row['id']} {row['host']} {row['backend']}" for row in rows]
+    assert sorted(seen) == sorted(f.key for f in catalogue.select(author="stranger"))
+    assert sum(row["verdict"] == "fail" for row in rows) >= 70
