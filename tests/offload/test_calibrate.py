@@ -195,6 +195,13 @@ def test_a_saved_calibration_is_loaded_to_the_last_bit(store, tmp_path, quick):
         Calibration.load(tmp_path / "none.json")
 
 
+def test_where_nothing_can_be_kept_it_is_measured_and_said(store, quick, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match=r"could not be kept \(Not a directory: .*every start measures again"):
+        assert calibrate(store, device="cpu").costs.cpu_flops > 0
+
+
 def test_a_device_that_is_no_gpu_is_refused(store):
     with pytest.raises(ValueError, match="device='meta', wanted 'auto', 'cpu' or 'cuda:N'"):
         calibrate(store, device="meta")

@@ -142,6 +142,14 @@ def test_a_folder_is_read_whole_once_and_again_when_its_files_have_changed(tmp_p
     os.utime(folder / "model.safetensors", ns=(was.st_atime_ns, was.st_mtime_ns))  # as `cp -p` and archives leave it
     with cached_store(folder) as edited:
         assert edited.path != first.path and read
+    keys = tmp_path / "cache" / "keys"
+    keys.rename(tmp_path / "keys")
+    keys.write_text("")  # no folder, so that no key can be kept: the files are read again
+    read.clear()
+    with cached_store(folder) as edited_again:
+        assert edited_again.path == edited.path and read
+    keys.unlink()
+    (tmp_path / "keys").rename(keys)
     for key in (tmp_path / "cache" / "keys").iterdir():
         key.write_text("../../etc/passwd")
     with cached_store(folder) as edited_again:

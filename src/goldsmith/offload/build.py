@@ -25,7 +25,7 @@ from ..experts.quantise import check_group, check_scale_dtype
 from . import samples
 from .blocks import PAGE, Blocks
 from .header import Header, LayerEntry, checksum, prefix
-from .publish import published
+from .publish import BUILDING, published
 from .source import Coded, Floats, encode, experts_of, layers_of
 
 _OP = "ExpertStore.build"
@@ -245,12 +245,15 @@ class _Writer:
 
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """A full disk in the words of the caller."""
+    """A full disk, or a folder that takes no file, in the words of the caller."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and _OP not in str(error):
             text = f"{_OP}: the disk became full; nothing is left behind. Make room, or choose a narrower format"
+            raise OSError(error.errno, text, os.fspath(path)) from error
+        if str(error.filename or "").endswith(BUILDING):
+            text = f"{_OP}: no file can be made there ({error.strerror}); choose another path"
             raise OSError(error.errno, text, os.fspath(path)) from error
         raise
 

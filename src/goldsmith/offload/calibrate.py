@@ -108,8 +108,16 @@ def calibrate(
     with frozen(), Others() as others:
         found = _measured(store, device, threads, key)
     found = replace(found, others=others.share)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found.save(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found.save(path)
+    except OSError as error:
+        warnings.warn(
+            f"{_OP}: what was measured could not be kept ({error.strerror or error}: {path.parent}), so every start "
+            "measures again; GOLDSMITH_CACHE names a folder that can be written to",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     _warn(found)
     return found
 

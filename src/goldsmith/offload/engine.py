@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -91,7 +92,7 @@ class Engine:
         self.calibration, locked = chosen_calibration(store, self.settings, self.spending, calibration)
         self._costs = getattr(self.calibration, "costs", None)
         self._adapting = Adapting(self._costs) if self._costs is not None and self.settings.adaptive else None
-        self._tallies: dict[int, Counts] = {}
+        self._tallies: defaultdict[int, Counts] = defaultdict(Counts)
         self._faults, self._trace = Faults(store), Trace()
         self._lock, self._pid, self._number, self._closed = threading.RLock(), os.getpid(), 0, False
         self._positions = 0
@@ -143,15 +144,18 @@ class Engine:
     def _made(self, begin: float, experts: int, layer: int, x: Tensor, index: Tensor, top_k_weights: Tensor) -> Tensor:
         ids, counts, skips = self._routed(layer, index, x, experts)
         assignment = self._begun(layer, x, ids, counts)
-        tally = self._tally(layer)
+        tally = self._tallies[layer]
         weights = top_k_weights if self._deferred else top_k_weights.float()  # a GPU's merge reads any dtype
         if skips:
             weights = weights.masked_fill(ids.to(weights.device) < 0, 0.0)
         self._number += 1
         if self._faults.on:
             x, weights = self._faults.given(layer, self._number, x, weights)
+        bound = tally.bound
         out = self._pieces(layer, x, ids, weights, counts, tally, assignment)
         end = time.perf_counter()
+        if tally.bound > bound:
+            tally.t_bound += end - begin
         tally.calls += 1
         tokens = x.shape[0]
         tally.tokens += tokens
@@ -220,7 +224,7 @@ class Engine:
         call = Call(layer, self._number, x, to, ids, weights, counts, assignment, cache, tally, first)
         call.positions = self._positions
         call.following = self._following(layer) if assignment.streamed else None
-        begin, before = time.perf_counter(), (tally.t_cpu, tally.t_link, tally.bytes_h2d)
+        before = tally.t_cpu, tally.t_link, tally.bytes_h2d
         try:
             outcome = self._lanes.run(call)
         except BaseException as error:
@@ -231,7 +235,7 @@ class Engine:
                     f"gpu_budget, which leaves more to the rest of the model, or give shorter prompts: {error}"
                 ) from error
             raise
-        self._count(call, time.perf_counter() - begin)
+        self._count(call)
         if self._adapting is not None:
             copies = (tally.bytes_h2d - before[2]) // self.spending.slot_bytes
             expected = assignment.times.get("cpu", 0.0) if not assignment.streamed else 0.0
@@ -241,14 +245,13 @@ class Engine:
             self._guard.look(call, outcome)
         return outcome.out
 
-    def _count(self, call: Call, seconds: float) -> None:
+    def _count(self, call: Call) -> None:
         tally, given = call.tally, call.assignment
         tally.experts_cpu += len(given.cpu)
         tally.experts_copied += len(given.copied)
         tally.experts_cached += len(given.cached)
         if given.predicted is not None:
             tally.bound += given.predicted
-            tally.t_bound += seconds
             tally.by_lane[given.limiting or "none"] += 1
 
     def _following(self, layer: int) -> tuple[int, tuple[int, ...]] | None:
@@ -338,11 +341,6 @@ class Engine:
     def __repr__(self) -> str:
         return f"Engine({self.store!r}, device={str(self.device)!r}, lanes={self.settings.lanes!r})"
 
-    def _tally(self, layer: int) -> Counts:
-        if layer not in self._tallies:
-            self._tallies[layer] = Counts()
-        return self._tallies[layer]
-
     def _spending(self) -> Spending:
         experts = {layer: self.store.num_experts(layer) for layer in self.store.layers}
         block = max(self.store.expert_nbytes(layer) for layer in self.store.layers)
@@ -383,7 +381,7 @@ class Engine:
             at += size
         self._arenas += streamed
         streaming, keep = Streaming(streamed) if streamed else None, self.settings.lanes == "auto"
-        of_all = (self.threads, keep, self._faults, self._trace, self._tally)
+        of_all = (self.threads, keep, self._faults, self._trace, self._tallies.__getitem__)
         machine = self._machine()
         if machine is None:
             return HostLanes(self.store, ring, streaming, *of_all)

@@ -61,7 +61,7 @@ def explain(engine: Engine) -> Explanation:
             lines.append(f"          made on a busy machine: others took {others:.0%} of the processors' time")
     facts["achieved"] = {"calls": stats.calls, "predicted": stats.bound, "seconds": stats.t_bound}
     facts["achieved"] |= {"bound_share": stats.bound_share, "hit_rate": stats.hit_rate, "limiting": stats.limiting}
-    lines.append(_achieved(stats))
+    lines.append(_achieved(stats, engine.spending.device_lane))
     return Explanation(tuple(lines), facts)
 
 
@@ -131,13 +131,13 @@ def _told(found: dict[str, Any], prefill: Any) -> list[str]:
     return lines
 
 
-def _achieved(stats: Counts) -> str:
+def _achieved(stats: Counts, device: bool) -> str:
     if not stats.calls:
         return "so far    no calls"
     told = [f"{stats.calls} calls, {stats.t_wall * 1e3 / stats.calls:.3g} ms each"]
     if stats.bound_share is not None:
         told.append(f"{stats.bound * 1e3 / stats.calls:.3g} ms predicted ({stats.bound_share:.0%} of the bound)")
-    if stats.hit_rate is not None:
+    if device and stats.hit_rate is not None:
         told.append(f"hit rate {stats.hit_rate:.0%} (it is the router's; random or tiny models have no locality)")
     if stats.limiting:
         told.append(f"mostly limited by {_LIMITS.get(stats.limiting, stats.limiting)}")

@@ -102,9 +102,10 @@ def _key(source: Any, files: list[Path] | None, said: dict[str, Any], progress: 
             return key
     key = surveyed(_OP, source, said, whole=True, progress=progress)[1]
     if state_of(files, sampled) == state:  # else somebody writes to them now, and the next run looks again
-        _make(kept.parent)
-        with published(kept) as file:
-            file.write(key.encode())
+        with contextlib.suppress(OSError):  # a folder that is read only: the next run reads the files again
+            _make(kept.parent)
+            with published(kept) as file:
+                file.write(key.encode())
     return key
 
 

@@ -30,8 +30,8 @@ def check_source(
     def fail(what: str, layer: int | None = None, expert: int | None = None) -> StoreMismatch:
         place = "" if layer is None else f"layer {layer}" + ("" if expert is None else f", expert {expert}") + ": "
         return StoreMismatch(
-            f"{path} is not a store of these weights: {place}{what}. Build one from them at another path "
-            "(ExpertStore.build), or leave store= out",
+            f"{path} is not a store of these weights: {place}{what}. Build one from them at another path, "
+            "or name no store: the cache folder has one of these weights, or will",
             layer=layer, expert=expert,
         )  # fmt: skip
 

@@ -20,6 +20,7 @@ from typing import IO
 if sys.platform != "win32":
     import fcntl
 
+BUILDING = ".building"  # how the name ends until it is the file's own
 _NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)  # a file system that has none
 
 
@@ -43,7 +44,7 @@ def published(path: Path) -> Iterator[IO[bytes]]:
 
 def remove_leftovers(path: Path) -> list[Path]:
     """Removes temporary files of `path` whose owners are dead; returns them."""
-    pattern = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.building")
+    pattern = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}" + re.escape(BUILDING))
     gone = []
     for left in list(path.parent.iterdir()):
         if pattern.fullmatch(left.name) and _abandoned(left):
@@ -53,7 +54,7 @@ def remove_leftovers(path: Path) -> list[Path]:
 
 def _create(path: Path) -> tuple[IO[bytes], Path]:
     while True:
-        name = path.parent / f".{path.name}.{secrets.token_hex(8)}.building"
+        name = path.parent / f".{path.name}.{secrets.token_hex(8)}{BUILDING}"
         file = open(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b")
         if not _lock(file, wait=True) or _is(file, name):
             return file, name

@@ -131,7 +131,7 @@ def profile_of(profile: Any, experts: Mapping[int, int]) -> dict[int, list[int]]
         try:
             profile = json.loads(Path(profile).read_text())
         except OSError as error:
-            raise ValueError(f"{OP}: profile={str(profile)!r} cannot be read: {error}") from error
+            raise ValueError(f"{OP}: profile={str(profile)!r} cannot be read: {error.strerror or error}") from error
         except ValueError as error:
             raise ValueError(f"{OP}: the profile is no JSON of Engine.profile(): {error}") from error
     if not isinstance(profile, Mapping) or not isinstance(profile.get("counts"), Mapping):

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ..say import Problem, console, ends_like_ctrl_c
+from .checks import check, prompts, stretched
 from .show import Shown
 
 WRONG, INTERRUPTED = 1, 130
+_KEYWORD = re.compile(r"\b(budget|cache|device|format|guard|prefill|profile|threads)=(?=[\w'])")
+_FUNCTION = re.compile(r"^(offload(\.\w+)?|ExpertStore\.\w+): ")
 
 
 def run(given: dict[str, Any]) -> int:
     """The whole command; returns the exit status."""
-    prompts = _prompts(given)
-    _check(given)
+    texts = prompts(given)
+    check(given)
     show = Shown(console(stderr=True), stream=given["stream"], as_json=given["json"])
-    command = Command(given, prompts, show)
+    command = Command(given, texts, show)
     status = 0
     try:
-        with ends_like_ctrl_c(), _no_pipe_is_the_end():
+        with ends_like_ctrl_c(), _no_pipe_is_the_end(), _warnings_in_words(show):
             status = command.carry_out()
     except KeyboardInterrupt:
         show.interrupted(bool(command.made and command.made.tokens))
@@ -42,8 +45,8 @@ def run(given: dict[str, Any]) -> int:
 class Command:
     """One run: the model and its engine, the text, the figures."""
 
-    def __init__(self, given: dict[str, Any], prompts: list[str], show: Shown):
-        self.given, self.prompts, self.show = given, prompts, show
+    def __init__(self, given: dict[str, Any], texts: list[str], show: Shown):
+        self.given, self.prompts, self.show = given, texts, show
         self.held: Any = None
         self.made: Any = None
         self.error: dict[str, Any] | None = None
@@ -57,7 +60,7 @@ class Command:
             from ...hf.offload import text
             from ...hf.offload.load import folder
             from ...offload.attach import from_pretrained
-            from ...offload.errors import RoutingError
+            from ...offload.errors import RoutingError, StoreError
             from ...offload.report import NumericsError
             from ...offload.settings import parse_budget
         except ImportError as error:
@@ -75,11 +78,12 @@ class Command:
         try:
             with self.show.doing("reading the tokenizer"):
                 place = folder(given["model"])
+                config = _config(place)
                 tokenizer = text.tokenizer_of(place)
                 inputs = text.encoded(tokenizer, self.prompts, chat=given["chat"])
             with self.show.doing("loading the model") as told:
                 rows, width = inputs["input_ids"].shape
-                self._check_length(place, width)
+                self._check_length(config, width)
                 room = {"batch": rows, "max_length": width + given["max_new_tokens"]}
                 options = room | self._engine_options()
                 self.held = from_pretrained(place, store=given["store"], progress=told, **options)
@@ -107,8 +111,10 @@ class Command:
             ) from error
         except BrokenPipeError:
             raise
+        except StoreError as error:
+            raise Problem(self._about_store(error)) from error
         except (OSError, ValueError, TypeError, ImportError) as error:
-            raise Problem(f"MODEL {given['model']}: {_sentence(error)}") from error
+            raise Problem(self._about(error)) from error
         return 0
 
     def end(self) -> None:
@@ -162,13 +168,27 @@ class Command:
                 f"become longer than the {most:,} that the model was made for."
             )
 
-    def _check_length(self, place: Path, width: int) -> None:
-        """Before the model is loaded: a prompt that it has no positions for would be hours of noise."""
-        from transformers import AutoConfig
+    def _about(self, error: Exception) -> str:
+        """In a sentence, after the option that it is about: the model, if no other is named."""
+        text, store = _sentence(error), self.given["store"]
+        if text.startswith("--"):
+            return text
+        if store is not None and getattr(error, "filename", None) in (str(store), str(store.parent)):
+            return f"--store {store}: {text}"
+        return f"MODEL {self.given['model']}: {text}"
 
-        config = AutoConfig.from_pretrained(place).get_text_config()
+    def _about_store(self, error: Exception) -> str:
+        from ...offload.errors import StoreCorrupt
+
+        text, store = _sentence(error), self.given["store"]
+        where = f"--store {store}: " if store is not None and str(store) not in text else ""
+        way = " Delete it: the next run makes it anew." if isinstance(error, StoreCorrupt) else ""
+        return f"{where}{text}{way}"
+
+    def _check_length(self, config: Any, width: int) -> None:
+        """Before the model is loaded: a prompt that it has no positions for would be hours of noise."""
         most = getattr(config, "max_position_embeddings", None)
-        if most is not None and width > most and not _stretched(config):
+        if most is not None and width > most and not stretched(config):
             raise Problem(
                 f"A prompt has {width:,} tokens, and the model was made for at most {most:,} (max_position_embeddings "
                 "of its config.json): shorten the prompt."
@@ -194,52 +214,6 @@ class Command:
             raise Problem(f"--profile {path} could not be written: {error.strerror or error}.") from error
 
 
-def _prompts(given: dict[str, Any]) -> list[str]:
-    found = list(given["prompt"] or [])
-    name = given["prompt_file"]
-    if name == "-":
-        found.append(sys.stdin.read())
-    elif name is not None:
-        try:
-            found.append(Path(name).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise Problem(f"--prompt-file {name} cannot be read: {reason}.") from error
-    if not found:
-        raise Problem("There is nothing to go on from: give --prompt TEXT, or --prompt-file FILE (- is stdin).")
-    return found
-
-
-def _check(given: dict[str, Any]) -> None:
-    for name in ("top_p", "top_k"):
-        if given[name] is not None and given["temperature"] == 0:
-            option = "--" + name.replace("_", "-")
-            raise Problem(f"{option} is about drawing, and --temperature 0 draws nothing: give --temperature 0.8, say.")
-    if given["top_p"] is not None and not 0 < given["top_p"] <= 1:
-        raise Problem(f"--top-p is {given['top_p']}, wanted a share above 0 and at most 1.")
-    if not math.isfinite(given["temperature"]):
-        raise Problem(f"--temperature is {given['temperature']}, wanted a finite number, 0 or more.")
-    if not -(2**63) <= given["seed"] < 2**64:
-        raise Problem(f"--seed is {given['seed']}, wanted a whole number from -2^63 to 2^64 - 1.")
-    trace = given["trace"]
-    if trace is not None and (trace.is_dir() or not trace.parent.is_dir()):
-        why = "it is a folder" if trace.is_dir() else f"there is no folder {trace.parent}"
-        raise Problem(f"--trace {trace} cannot be written: {why}.")
-    if given["prefill"] not in ("auto", "cpu", "stream", "split") and not given["prefill"].isdecimal():
-        raise Problem(f"--prefill is {given['prefill']}, wanted auto, cpu, stream, split or a number of tokens.")
-    if given["cache"] == "static" and given["profile"] is None:
-        raise Problem("--cache static keeps the experts that a profile names: give --profile FILE, as a run wrote it.")
-    if given["json"] and given["stream"]:
-        raise Problem("--json prints one object and nothing else: leave --stream out.")
-
-
-def _stretched(config: Any) -> bool:
-    """Whether positions are scaled (YaRN and others), so that there may be more of them than the config says."""
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    ways = [found, *(value for value in found.values() if isinstance(value, dict))]
-    return any(way.get("rope_type", way.get("type", "default")) != "default" for way in ways)
-
-
 @contextlib.contextmanager
 def _no_pipe_is_the_end() -> Iterator[None]:
     """Whoever reads the text has gone (`| head`): no more is made, and that is no error."""
@@ -250,16 +224,59 @@ def _no_pipe_is_the_end() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+@contextlib.contextmanager
+def _warnings_in_words(show: Shown) -> Iterator[None]:
+    """What goldsmith warns of is said as everything else is; --stats says it of a calibration on a busy machine."""
+    with warnings.catch_warnings():
+        plain = warnings.showwarning
+
+        def told(
+            message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:  # fmt: skip
+            if category.__module__.startswith("goldsmith") or str(message).startswith("offload."):
+                show.note(_words(str(message)))
+            else:
+                plain(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = told
+        warnings.filterwarnings("ignore", "offload.calibrate: others took", RuntimeWarning)
+        yield
+
+
 def _quiet() -> None:
-    """Figures and errors are all that is said beside the text; --stats says it of a calibration on a busy machine."""
+    """Figures and errors are all that is said beside the text."""
     from transformers.utils import logging
 
-    warnings.filterwarnings("ignore", "offload.calibrate: others took", RuntimeWarning)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
 
+def _config(place: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(place).get_text_config()
+    except OSError as error:
+        raise ValueError(f"its config.json cannot be read: {error}") from error
+
+
 def _sentence(error: BaseException) -> str:
-    text = str(error).strip().removeprefix("offload: ")
-    text = " ".join(text.split()) or type(error).__name__
+    """What an error says, without what a program would want of it: a number, the name of a function."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+        if error.filename is not None and str(error.filename) not in text:
+            text += f": {error.filename}"
+    text = _words(text) or type(error).__name__
     return text if text.endswith((".", "?", "!")) else text + "."
+
+
+def _words(text: str) -> str:
+    """Keywords of the functions as the options that they come from."""
+    text = (
+        _FUNCTION.sub("", " ".join(text.split()))
+        .replace("gpu_budget=", "budget=")
+        .replace("give store=", "give --store")
+    )
+    return _KEYWORD.sub(r"--\1 ", text)

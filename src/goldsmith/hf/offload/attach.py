@@ -189,7 +189,7 @@ def _check_given(store: ExpertStore, source: Source, cpu_format: str, exact: boo
     if exact and not store.exact:
         raise ValueError(
             f"offload: the store {store.path} holds {store.format}, which is not exactly what the model's weights are: "
-            "give exact=False, or leave store= out"
+            "give exact=False (--format of the command line), or name no store"
         )
     # "auto" takes a store of these weights in any format; whether a lossy one is allowed is said above
     format = None if cpu_format == "auto" else cpu_format

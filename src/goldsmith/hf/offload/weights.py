@@ -59,7 +59,7 @@ def from_checkpoint(source: Checkpoint, layer: Layer, dtype: torch.dtype) -> Wei
     Raises ValueError for a missing or a strange tensor, and for shapes that are not the config's.
     """
     form, names = layer.form, source.below(layer.path)
-    if {"gate_up_proj", "down_proj"} <= names:
+    if names & {"gate_up_proj", "down_proj"}:
         check_all_read(source, layer.path, names, set(STACKED))
         return _fused(source, layer, dtype)
     found = by_expert(source, layer.path, form, names)
@@ -99,7 +99,7 @@ def _fused(source: Checkpoint, layer: Layer, dtype: torch.dtype) -> Weights:
     for name in names:
         key = f"{layer.path}.{name.replace('gate_up', 'gate_up_proj').replace('down', 'down_proj')}"
         if key not in source.names:
-            raise ValueError(f"{source.folder}: {key} is missing")
+            raise ValueError(f"{source.folder}: {key} is in none of its files")
         tensor = source.get(key)  # the file's own pages: nothing is read yet
         upright, shape = (form.num_experts, *wanted[name]), tuple(tensor.shape)
         turned = (*upright[:1], *upright[:0:-1])
