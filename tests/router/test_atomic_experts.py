@@ -312,7 +312,6 @@ def test_activations_have_their_limits_at_large_finite_numbers(activation, size,
 
 
 def test_auto_takes_the_strategy_of_the_shapes(seed, monkeypatch):
-    tensors = drawn(seed)
     taken = []
     inner = ATOMIC_EXPERTS.reference.forward
 
@@ -321,11 +320,10 @@ def test_auto_takes_the_strategy_of_the_shapes(seed, monkeypatch):
         return inner(*args, **options)
 
     monkeypatch.setattr(ATOMIC_EXPERTS.reference, "forward", spy)
-    for n in (20, 5000):
-        w_in, w_out = torch.randn(n, 12), torch.randn(n, 12)
-        experts(tensors[0], w_in, w_out, *tensors[3:])
-        assert taken[-1] == router.choose_strategy(9, 5, n, 12, torch.float32, "cpu")
-    assert len(set(taken)) == 2
+    for tokens, n in ((70, 20), (70, 5000), (9, 20)):
+        experts(*drawn(seed, T=tokens, N=n))
+        assert taken[-1] == router.choose_strategy(tokens, 5, n, 12, torch.float32, "cpu")
+    assert taken == ["dense", "gather", "gather"]
 
 
 def test_results_are_repeated_bit_for_bit(seed):

@@ -108,6 +108,32 @@ def test_atomic_experts_refuses(error, text, changed):
     says(error, f"router.atomic_experts: {text}", router.atomic_experts, *tensors, **given)
 
 
+SHAPES = {"tokens": 4, "k": 2, "num_experts": 9, "hidden": 8, "dtype": torch.float32, "device": "cpu"}
+DTYPES = "torch.bfloat16, torch.float16, torch.float32, torch.float64"
+
+
+@pytest.mark.parametrize(
+    "error, text, changed",
+    [
+        (ValueError, "tokens=-1, wanted at least 0", {"tokens": -1}),
+        (TypeError, "k=True is of type bool, wanted a whole number", {"k": True}),
+        (TypeError, "tokens=4.0 is of type float, wanted a whole number", {"tokens": 4.0}),
+        (ValueError, "num_experts=0, wanted at least 1", {"num_experts": 0}),
+        (ValueError, "hidden=0, wanted at least 1", {"hidden": 0}),
+        (TypeError, f"dtype='float32', wanted one of: {DTYPES}", {"dtype": "float32"}),
+        (TypeError, f"dtype=torch.int32, wanted one of: {DTYPES}", {"dtype": torch.int32}),
+        (TypeError, "device=0 is of type int, wanted a torch.device or its name", {"device": 0}),
+        (ValueError, "device='gpu' is no device of torch; wanted one such as 'cpu' or 'cuda'", {"device": "gpu"}),
+    ],
+)
+def test_choose_strategy_refuses(error, text, changed):
+    says(error, f"router.choose_strategy: {text}", router.choose_strategy, **SHAPES | changed)
+
+
+def test_no_tokens_and_no_experts_of_each_have_a_strategy():
+    assert router.choose_strategy(**SHAPES | {"tokens": 0, "k": 0}) == "gather"
+
+
 @pytest.mark.parametrize("name", ["router.product_topk", "router.atomic_experts"])
 def test_what_is_named_in_place_of_a_second_derivative_can_be_called_as_it_says(name):
     op = Op.all()[name]

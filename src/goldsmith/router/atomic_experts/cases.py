@@ -129,6 +129,15 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
     "usual": ({"T": 1024, "D": 1024, "N": 65_536, "K": 32}, "OmniMoE's size"),
     "usual_skew": ({"T": 4096, "D": 256, "N": 4096, "K": 32, "kind": "skew"}, "an expert with 65,536 pairs"),
     "usual_sorted": ({"T": 4096, "D": 512, "N": 4096, "K": 64, "strategy": "sorted"}, "64 pairs an expert"),
+    "tiles_of_dense": (
+        {"T": 4200, "D": 64, "N": 9000, "K": 16, "kind": "holes", "strategy": "dense"},
+        "more tokens and more experts than are at hand at a time",
+    ),
+    "a_sixteenth": ({"T": 16, "D": 256, "N": 65_536, "K": 4096}, "as many of all experts as dense is for, gathered"),
+    "a_sixteenth_dense": (
+        {"T": 16, "D": 256, "N": 65_536, "K": 4096, "strategy": "dense"},
+        "as many of all experts as dense is for",
+    ),
     "usual_dense": ({"T": 512, "D": 512, "N": 2048, "K": 256, "strategy": "dense"}, "an eighth of all experts"),
 }
 _EVERY_PROBE = ("gelu", "sorted_holes")

@@ -41,7 +41,8 @@ def atomic_experts(
 
     h [..., D], w_in [N, D], w_out [N, E] in one dtype; weights [..., K] in that dtype or float32; indices [..., K] in
     int32 or int64 -> y [..., E] in h's dtype, summed in float32 (float64 for float64) and rounded once. w_in=None is
-    a product-key memory: y = sum_j weights[j] * w_out[e_j]. activation: "silu", "gelu", "gelu_tanh", "relu", "relu2", "identity".
+    a product-key memory: y = sum_j weights[j] * w_out[e_j]. activation: "silu", "gelu", "gelu_tanh", "relu", "relu2",
+    "identity".
 
     An expert that a token lists twice counts twice. -1 is skipped: nothing is read, whatever its weight. Any other
     index outside [0, N) raises IndexError on a CPU; on a GPU, where that would wait for the card, it is skipped and
