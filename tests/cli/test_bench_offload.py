@@ -106,6 +106,22 @@ def test_the_tables_of_the_documents_say_what_the_rows_say(tmp_path, monkeypatch
     assert "tiny, calibrated: GB/s cpu 1, link 1, dram 4, device 1e+03" in said
 
 
+def test_what_a_store_takes_is_told_without_a_calibration(monkeypatch):
+    monkeypatch.setattr(run, "calibrate", None)
+    _, (row,) = bench("store")
+    figures = row["figures"]
+    assert row["op"] == "offload.store" and "verified" not in row
+    assert {name for name in figures if name.endswith("_s")} == {
+        "build_s", "key_s", "find_s", "compare_s", "verify_s", "open_s"
+    }  # fmt: skip
+    assert (
+        all(value > 0 for value in figures.values())
+        and figures["store"] > figures["weights"] == 2 * 8 * 3 * 64 * 64 * 2
+    )
+    result = CliRunner().invoke(app, ["bench", "offload", "store", "--device", "cpu", "--layers", "1"])
+    assert result.exit_code == 0 and "KiB" in result.stdout and " s" in result.stdout.split("verify", 2)[-1]
+
+
 def test_an_engine_that_computes_something_else_is_not_timed(monkeypatch):
     whole = Engine._piece
     monkeypatch.setattr(Engine, "_piece", lambda self, *given: whole(self, *given) * 1.1)

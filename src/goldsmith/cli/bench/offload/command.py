@@ -23,8 +23,8 @@ def offload(
         list[str] | None,
         typer.Argument(
             metavar="WHAT",
-            help="calls (of the experts alone), steps (of a model's layers), guard (what it costs), memory. Default: "
-            "all.",
+            help="calls (of the experts alone), steps (of a model's layers), guard (what it costs), memory, store (the "
+            "time to build, find, verify and open it). Default: all.",
             show_default=False,
         ),
     ] = None,

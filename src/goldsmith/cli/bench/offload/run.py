@@ -22,11 +22,11 @@ from ....offload.calibrate import Calibration, calibrate
 from ...say import Problem, console
 from ..command import INTERRUPTED, _device, _open
 from ..rows import Conditions
-from . import calls, guard, show, steps
+from . import calls, guard, show, steps, store
 from .rows import Row
 from .shapes import SHAPES, Layers
 
-PARTS = ("calls", "steps", "guard", "memory")
+PARTS = ("calls", "steps", "guard", "memory", "store")
 TOKENS = {"cuda": (1, 512, 4096), "cpu": (1, 32)}
 BUSY = 1.5  # processes that are running or waiting, on average over a minute
 SHORT = 1024  # of steps and of the guard: longer prompts are timed as calls alone
@@ -138,6 +138,10 @@ def _calibrated(request: Request, layers: Layers) -> Calibration:
 def _cases(request: Request, layers: Layers, measure: Callable[[], Calibration]) -> Iterator[Case]:
     """Decoding first, since most hangs on it, and calibrated for each: others of a shared host come and go."""
     parts = request.parts or PARTS
+    if "store" in parts:
+        yield f"{layers.shape.name}: store", partial(store.rows, layers)
+    if set(parts) <= {"store"}:
+        return
     common: dict[str, Any] = {"seconds": request.seconds, "calibration": measure(), "threads": request.threads}
     name, cases = layers.shape.name, 0
     for tokens in sorted(request.tokens or TOKENS[layers.device.type]):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from ...generate.show import size
 from .rows import Row
 
 LEGEND = (
@@ -30,7 +31,7 @@ def table(rows: Sequence[Row]) -> Table:
     for row in rows:
         if row.median_us is None:
             for name, value in row.figures.items():
-                made.add_row(name, f"{value:,.6g}")
+                made.add_row(name.removesuffix("_s"), f"{value:.3g} s" if name.endswith("_s") else size(int(value)))
             if not row.figures:
                 made.add_row(row.peer, escape((row.note or row.verified_by)[:60]))
             continue
