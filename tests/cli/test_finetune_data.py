@@ -91,6 +91,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_where_the_answers_pla
     "row, said",
     [
         ("{not json", "no JSON: .*; a row is"),
+        ("[" * 100_000, "no JSON: it is nested too deeply; a row is"),
         ("[1]", "a list; a row is"),
         ('{"txt": "a"}', "has the keys 'txt'; a row is"),
         ('{"text": "a", "prompt": "b", "completion": "c"}', "has the keys 'text', 'prompt', 'completion'"),

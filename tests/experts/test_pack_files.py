@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 import struct
 
@@ -130,8 +131,10 @@ def test_a_full_disk_leaves_the_file_before_as_it_was(tmp_path, monkeypatch, roo
     before = path.read_bytes()
     real = open
     monkeypatch.setattr(files, "open", lambda *a, **k: Full(real(*a, **k), room), raising=False)
-    with pytest.raises(OSError, match="No space left on device"):
+    told = r"PackedExperts\.save: No space left on device; the file takes \d+\.\d MB; what was there is as it was: "
+    with pytest.raises(OSError, match=f"{told}{re.escape(repr(str(path)))}") as caught:
         base_of("int4").save(path)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["f"]
 
 

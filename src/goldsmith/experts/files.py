@@ -97,7 +97,7 @@ def save(base: PackedExperts, path: str | os.PathLike[str]) -> None:
     layout = base.layout
     biases = {name: getattr(base, name) for name in BIASES if getattr(base, name) is not None}
     entries = entries_of(layout, {name: (bias.dtype, tuple(bias.shape)) for name, bias in biases.items()})
-    with _replacing(path) as file:
+    with _told(path, sum(entry.nbytes for entry in entries.values())), _replacing(path) as file:
         start = file.write(_header(layout, entries))  # checksums still 0: they take the same room
         for name, bias in biases.items():
             _write(file, start, entries[name], 0, bias)
@@ -132,6 +132,17 @@ def _header(layout: Layout, entries: dict[str, Entry]) -> bytes:
     text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % 64)
     return len(text).to_bytes(8, "little") + text
+
+
+@contextlib.contextmanager
+def _told(path: str | os.PathLike[str], size: int) -> Iterator[None]:
+    """What the system refuses, with the file's name and what it takes: the temporary file's says nothing to anybody."""
+    try:
+        yield
+    except OSError as error:
+        before = "; what was there is as it was" if os.path.exists(path) else ""
+        said = f"PackedExperts.save: {error.strerror or error}; the file takes {size / 1e6:.1f} MB{before}"
+        raise OSError(error.errno, said, os.fspath(path)) from error
 
 
 @contextlib.contextmanager

@@ -153,8 +153,9 @@ def _parsed(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             row = json.loads(raw)
-        except ValueError as error:
-            raise DataError(path, f"no JSON: {error}; a row is {SHAPES}", line) from error
+        except (ValueError, RecursionError) as error:
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise DataError(path, f"no JSON: {why}; a row is {SHAPES}", line) from error
         if not isinstance(row, dict):
             raise DataError(path, f"{_a(row)}; a row is {SHAPES}", line)
         yield line, row
