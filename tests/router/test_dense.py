@@ -63,6 +63,23 @@ def test_a_chunk_is_a_whole_number_of_blocks():
     assert all(dense.EXPERTS % block_k == 0 for block_k in blocks)
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_float32_takes_tf32_only_where_torch_is_told_so(dtype, allowed, monkeypatch):
+    launched = []
+    monkeypatch.setattr(dense, "run", lambda kernel, grid, *arguments, **meta: launched.append(arguments))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    try:
+        table = torch.zeros(3, 4, dtype=dtype)
+        dense.product(torch.zeros(2, 3), table, torch.empty(2, 4))
+        dense.product(torch.zeros(2, 3, dtype=dtype), table, torch.empty(2, 4))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    wanted = "tf32" if allowed and dtype == torch.float32 else "ieee"
+    assert [wanted in arguments for arguments in launched] == [True, True]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_token_is_the_same_bits_in_every_batch_on_a_gpu(dtype):

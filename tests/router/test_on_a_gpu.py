@@ -1,15 +1,30 @@
 """What only a GPU shows: tables and rows beyond 2^31 elements, more experts than a grid counts, no waiting, capture."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from goldsmith import router
+from goldsmith import assay, router
+from goldsmith.cli.targets import op_dtypes, op_target
 from goldsmith.router.atomic_experts.op import ATOMIC_EXPERTS
 from router.layers import D, layer
 from router.test_memory import CHUNKS, PER_EXPERT, PER_PAIR, ROWS
 
 pytestmark = pytest.mark.gpu
 STRATEGIES = ("gather", "sorted", "dense")
+
+
+SMALL_CASES = [case for case in ATOMIC_EXPERTS.cases if "large" not in case.tags]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("case", SMALL_CASES, ids=str)
+def test_every_strategy_computes_every_case(case, strategy):
+    target, forced = op_target(ATOMIC_EXPERTS, "triton", device="cuda"), {**case.sizes, "strategy": strategy}
+    for dtype in op_dtypes(ATOMIC_EXPERTS):
+        probes = ("values", "ensemble", "second_call")
+        assay.check(target, replace(case, sizes=forced), dtype=dtype, device="cuda", probes=probes)
 
 
 def experts(h, w_in, w_out, weights, indices, strategy):

@@ -48,13 +48,16 @@ def inputs(
 ) -> dict[str, Any]:
     """What atomic_experts takes; T is a number of tokens, or all leading dimensions; memory: w_in is None.
 
-    layout "strided": h and both tables are every second column of wider tensors, as slices of a fused projection are.
+    layout "strided": h and both tables are every second column of wider tensors, as slices of a fused projection are;
+    "transposed": all three lie column by column.
     sparse: the tables' gradients are row-sparse.
     """
     batch, E = T if isinstance(T, tuple) else (T,), D if E is None else E
     step = 2 if layout == "strided" else 1
 
     def drawn(*shape: int, std: float) -> Tensor:
+        if layout == "transposed":
+            return make.normal(*shape[:-2], shape[-1], shape[-2], std=std).mT
         return make.normal(*shape[:-1], shape[-1] * step, std=std)[..., ::step]
 
     indices = routing(make, batch, K, N, kind)
@@ -108,6 +111,10 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
     "leading_dimensions": ({"T": (2, 1, 3), "D": 6, "N": 9, "K": 3}, "leading dimensions as they come"),
     "no_leading_dimension": ({"T": (), "D": 6, "N": 9, "K": 3}, "one token without a batch"),
     "strided": ({"T": 5, "D": 6, "N": 9, "K": 3, "layout": "strided"}, "h and tables are slices of wider tensors"),
+    "transposed": (
+        {"T": 5, "D": 6, "N": 9, "K": 3, "E": 4, "layout": "transposed"},
+        "h and tables lie column by column: neighbours in a row are not neighbours in memory",
+    ),
     "sorted": ({"T": 13, "D": 8, "N": 10, "K": 5, "strategy": "sorted"}, "pairs by expert"),
     "sorted_holes": (
         {"T": 9, "D": 6, "N": 7, "K": 5, "kind": "holes", "strategy": "sorted", "activation": "relu"},
@@ -117,6 +124,10 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
     "dense_twice": (
         {"T": 35, "D": 5, "N": 6, "K": 5, "E": 7, "kind": "twice", "strategy": "dense", "activation": "gelu"},
         "duplicates add up in the mask; more tokens than a tile",
+    ),
+    "dense_transposed": (
+        {"T": 5, "D": 6, "N": 9, "K": 3, "E": 4, "layout": "transposed", "strategy": "dense"},
+        "matrix products with tables that lie column by column",
     ),
     "dense_holes": (
         {"T": 9, "D": 6, "N": 7, "K": 5, "kind": "holes", "strategy": "dense", "memory": True},
