@@ -6,6 +6,7 @@ Names are those of a run: outputs `y`, saved results `saved.h`, stages `h`, grad
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import bounds, ensemble, golden, jitter, kinks, ladder, limits
+from .births import Births
 from .memory import aliases
 from .results import TargetError
 from .run import Material, Run, name_gradients, names_of, only_tensors
@@ -70,13 +72,16 @@ class References:
             for name in wanted:
                 placed[name].requires_grad_()
             supply = {**placed, **self.material.scalars}
-            named = self._named(target.bound("golden", supply)(supply))
+            births = Births() if len(run.outputs) + len(run.saved) > 1 else nullcontext()
+            with births:
+                named = self._named(target.bound("golden", supply)(supply))
+            first = births.sorted(named) if isinstance(births, Births) else list(named)
             named = {n: self._store(n, t) for n, t in named.items()}
             self.outputs = tuple(f"saved.{n}" if n in target.saved else n for n in named)
             if gradients:
                 self.differentiable = frozenset(n for n, t in named.items() if t.requires_grad)
             found = {f"saved.{n}" if n in target.saved else n: t for n, t in named.items()}
-            order = [*tracer.records, *found]
+            order = [*tracer.records, *(f"saved.{n}" if n in target.saved else n for n in first)]
             if sent:
                 found.update(self._gradients(supply, named, leaves, sent, wanted, tracer))
         self.asked |= tracer.substituted

@@ -47,6 +47,7 @@ def begin(session: Session, report: Report) -> Evidence:
         scalars={n: v for n, v in session.material.scalars.items()},
         sizes=dict(session.material.sizes),
         dtype=str(session.dtype).removeprefix("torch."),
+        unused=_unused(session),
     )
     first = surest(report)
     if first is not None:
@@ -58,6 +59,21 @@ def begin(session: Session, report: Report) -> Evidence:
         evidence.error = f"{type(done.error).__name__}: {said}"[:300]
         evidence.first_wrong = evidence.tensor = done.phase
     return evidence
+
+
+def _unused(session: Session) -> dict[str, list[int]]:
+    """Of indices: the groups that nothing belongs to, as far as a size says how many there are."""
+    found = {}
+    for name, t in session.material.inputs.items():
+        if t.is_floating_point() or t.dtype == torch.bool or not t.numel() or int(t.min()) < 0:
+            continue
+        top = int(t.max())
+        sizes = [n for n in session.material.sizes.values() if isinstance(n, int) and top < n <= 2 * top + 2]
+        known = set(t.flatten().tolist())
+        left = [i for i in range(min(sizes, default=top + 1)) if i not in known]
+        if left and len(left) < len(known) + 2:
+            found[name] = left
+    return found
 
 
 @dataclass(frozen=True)
@@ -220,6 +236,7 @@ def _what_if(
     if found is not None:
         _tried(evidence, found, _WHAT_IF, spent)
         evidence.operators = found.operators
+        evidence.alike = found.alike
     return found
 
 

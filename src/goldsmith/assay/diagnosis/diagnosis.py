@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -69,6 +69,9 @@ def diagnose(
     report, failing, later = _failing(target, cases, dtype, device, seed, selected, budget_s)
     found = Diagnosis(report.verdict, report, partial=report.partial)
     state = torch.random.get_rng_state()
+    if failing is not None and not report.partial:
+        failing, report = _rather_numbers(target, cases, failing, report, seed, selected, clock)
+        found = Diagnosis(report.verdict, report, partial=report.partial)
     if failing is not None:
         try:
             if failing.case.name != cases[0].name:
@@ -118,6 +121,33 @@ def _failing(
     if _nothing_found(report) and {"second_call", "repeats"} <= selected and not report.partial:
         return report, *_further(report, target, cases[0], dtype, device, seed, selected, share)
     return report, sessions[0] if sessions else None, {}
+
+
+def _rather_numbers(
+    target: Target, cases: list[Case], failing: Session, report: Report, seed: int, selected: frozenset[str],
+    clock: _Clock,
+) -> tuple[Session, Report]:  # fmt: skip
+    """Where a case raises, what fails with numbers says more: the forward alone, or another case."""
+    error = None if failing._first is None else failing._first.error
+    if error is None or clock.spent(_CHECKING / 2):
+        return failing, report
+    share = None if clock.seconds is None else _CHECKING / 2 * clock.seconds
+    tries = [(target, [c for c in cases if c.name != failing.case.name])]
+    if failing._first is not None and failing._first.phase == "backward":
+        tries.insert(0, (replace(target, backward=None, golden_backward=None, grads=None), [failing.case]))
+    raised = [f for f in report.findings if "raised" in f.text]
+    for other, left in tries:
+        if not left:
+            continue
+        found, sessions = examine(
+            other, left, failing.dtype, failing.device, seed, selected & frozenset(catalogue.QUICK), share,
+            until_failing=True,
+        )  # fmt: skip
+        first = sessions[0]._first if sessions else None
+        if found.verdict == FAIL and first is not None and first.error is None:
+            found.findings += raised
+            return sessions[0], found
+    return failing, report
 
 
 def _nothing_found(report: Report) -> bool:

@@ -137,6 +137,7 @@ class Influence:
     Ranges are inclusive. `outputs` are the results in which it shows. `none`: the input has no influence at all, and
     should (`missing` is empty then: nothing is cut short). `elsewhere`: those of `extra` that fail to reach some
     of what they reach in the golden: they come out at other places. `length`: of the axis, 0 where it is not known.
+    `foreign`: the golden's results in `outputs` are not made of that input at all.
     """
 
     input: str
@@ -147,6 +148,7 @@ class Influence:
     none: bool = False
     elsewhere: tuple[tuple[int, int], ...] = ()
     length: int = 0
+    foreign: bool = False
 
     @property
     def throughout(self) -> bool:
@@ -242,6 +244,8 @@ class Evidence:
     left_out              steps that could not be taken, and why
     map                   the first wrong tensor as a small picture
     born, carried         where it left the finite numbers; which output gradients make it wrong
+    alike                 another tensor of the golden whose very numbers it holds; "" where there is none
+    unused                integer inputs -> numbers that they leave out, below a size of the case
     """
 
     report: Report
@@ -268,6 +272,8 @@ class Evidence:
     map: ErrorMap | None = None
     born: Born | None = None
     carried: Carried | None = None
+    alike: str = ""
+    unused: dict[str, list[int]] = field(default_factory=dict)
 
     def stage(self, name: str) -> StageState | None:
         """The stage of that name, if it is in the table."""

@@ -62,6 +62,7 @@ class _Axis:
         self.missing: list[tuple[int, int]] = []
         self.extra: list[tuple[int, int]] = []
         self.elsewhere: list[tuple[int, int]] = []
+        self.related = False  # whether the golden's results move with any slice
 
     def find(self) -> Influence | None:
         ends = [(0, 0), (self.length - 1, self.length - 1)]
@@ -79,7 +80,7 @@ class _Axis:
             return Influence(self.name, self.axis, (), _joined(self.extra), tuple(sorted(self.outputs)), none=True)
         return Influence(
             self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)),
-            elsewhere=_joined(self.elsewhere), length=self.length,
+            elsewhere=_joined(self.elsewhere), length=self.length, foreign=not self.related,
         )  # fmt: skip
 
     def _halve(self, lo: int, hi: int, before: str, after: str) -> None:
@@ -145,6 +146,7 @@ class _Axis:
         if after is None or before is None or mine is None or bounded is None or after.shape != tensor.shape:
             return False
         goes = after != before
+        self.related |= bool(goes.any())
         still = tensor == mine
         if bool((goes & still).any()):
             return True

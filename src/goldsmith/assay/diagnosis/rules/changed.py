@@ -30,7 +30,10 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
         }
         if evidence.tensor.startswith("saved.") and "wrong_saved_tensor" in found:
             out["wrong_saved_tensor"] = found["wrong_saved_tensor"]
-    kept = evidence.tensor.startswith("saved.")
+    kept = evidence.tensor.startswith("saved.") and not _computed(evidence, best)
+    if evidence.tensor.startswith("saved.") and not kept and "wrong_saved_tensor" in out:
+        said = out["wrong_saved_tensor"]
+        out["wrong_saved_tensor"] = Match(min(said.score, _CAP), said.sentences, said.params)
     for what in reversed(evidence.whatif):
         match = _match(what, best, evidence.whatif)
         if kept:  # how what was saved came about matters less than that it is another tensor
@@ -50,6 +53,15 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
                 text = f"the same change, called otherwise: {match.sentences[0]}"
                 out[id] = Match(match.score - 0.1 - 0.02 * place, (text,), match.params)
     return out
+
+
+_REARRANGED = frozenset("permuted shifted transposed swapped_results wrong_saved_tensor wrong_stride".split())
+
+
+def _computed(evidence: Evidence, best: WhatIf) -> bool:
+    """Whether what was saved is no other tensor, and not in another order, but its own formula with a mistake in it."""
+    formula = best.cause not in _REARRANGED and "function" not in best.params
+    return best.exact and best.whole and formula and not evidence.alike
 
 
 def _simple(id: str, match: Match) -> bool:

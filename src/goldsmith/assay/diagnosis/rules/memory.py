@@ -88,6 +88,15 @@ def use_after_free(r: Reading) -> Match | None:
     return Match(FAINT, (over.text,), {}) if over is not None else None
 
 
+_OUT = re.compile(r"index (-?\d+) is out of bounds for \w+ \d+ with size (\d+)")
+
+
+def one_beyond(r: Reading) -> bool:
+    """Whether an index was refused that is one beyond the last."""
+    found = _OUT.search(r.e.error or "")
+    return found is not None and int(found[1]) == int(found[2])
+
+
 def invalid_index(r: Reading) -> Match | None:
     """An index outside its range: refused, chosen, or wrapped to the neighbour's place."""
     chosen = r.said("an index out of range", "decisions")
@@ -96,7 +105,7 @@ def invalid_index(r: Reading) -> Match | None:
     error = (r.e.error or "").lower()
     if "index" in error and ("out of range" in error or "out of bounds" in error):
         empty = any(isinstance(v, int) and v == 0 for v in r.e.sizes.values())
-        return Match(HINT if empty else SEEN, (r.e.error or "",), {})
+        return Match(HINT if empty else LIKELY if one_beyond(r) else SEEN, (r.e.error or "",), {})
     if r.pair is None or r.wrong is None or not r.spans or not r.block and len(r.spans) != 1:
         return None
     y, g = r.pair

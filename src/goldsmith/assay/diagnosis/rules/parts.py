@@ -164,6 +164,11 @@ def empty_group(r: Reading) -> Match | None:
     if empty:
         what = r.e.error or f"the case has {', '.join(f'{k} = 0' for k in empty)}"
         return Match(SEEN + 0.03, (what,), {"sizes": empty})
+    if r.e.error and r.e.unused and "out of" in r.e.error:
+        name, left = next(iter(r.e.unused.items()))
+        last = any(n == max(left) + 1 for n in r.e.sizes.values() if isinstance(n, int))
+        text = f"{name} leaves out {', '.join(map(str, left[:4]))}" + (", the last one among them" if last else "")
+        return Match(SEEN + 0.02 if last else LIKELY, (r.e.error, text), {"unused": left})
     if r.y is None or r.g is None or r.wrong is None or not r.wrong_count:
         return None
     rows = [s for axis, s in r.spans.items() if axis == 0]

@@ -156,6 +156,11 @@ def swapped_results(r: Reading) -> Match | None:
         if not bool((got != 0).any()) and close(r.y, golden + r.g, r.unit) and float(golden.norm()) > 0:
             text = f"{name} is zero, and {r.e.tensor} holds its share as well"
             return Match(EXACT + 0.03, (text,), {"with": name})
+    if r.foreign:
+        text = (
+            f"{r.foreign} has influence, and the golden makes {r.e.tensor} without it: it is read in place of another"
+        )
+        return Match(HINT + 0.1, (text,), {"with": r.foreign})
     return None
 
 

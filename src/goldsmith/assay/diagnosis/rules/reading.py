@@ -247,6 +247,11 @@ class Reading:
         """Without inputs that have no influence at all: no reduction over a part of them is to blame."""
         return [i for i in self.e.influence.values() if not self.absent(i)]
 
+    @property
+    def foreign(self) -> str:
+        """An input that the golden makes the wrong tensor without, and the candidate with; "" where none is."""
+        return next((i.input for i in self.influences if i.foreign and i.extra), "")
+
     def reached_by(self, i: Influence) -> bool:
         """Whether an input's missing slices are those of the result's own wrong ones: nothing is summed over them."""
         return bool(i.missing) and any(list(i.missing) == spans for spans in self.spans.values())

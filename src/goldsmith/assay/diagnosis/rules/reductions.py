@@ -7,10 +7,12 @@ import re
 import torch
 
 from ..evidence import Influence
+from .memory import one_beyond
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, half_open, label, plain, say
 
 _NORMALISED = frozenset(("_softmax", "_log_softmax", "logsumexp"))
 _RUNNING = frozenset(("exp", "amax"))
+_SIZES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 _FROM_ROW = re.compile(r"\[axis [^\]]*= (\d+)\] reaches ")
 
 
@@ -58,6 +60,10 @@ def off_by_one(r: Reading) -> Match | None:
     beyond = _next_row(r)
     if beyond is not None:
         return beyond
+    if one_beyond(r):
+        return Match(SEEN, (r.e.error or "", "it is the place behind the last one"), {})
+    if "list index out of range" in (r.e.error or "") or _one_apart(r.e.error or ""):
+        return Match(HINT + 0.1, (r.e.error or "",), {})
     fact = r.memory("overrun")
     if fact is not None and any(f"{n} bytes written past" in fact.text for n in (2, 4, 8)):
         return Match(LIKELY, (fact.text, "one element past the end"), {"tensor": fact.tensor})
@@ -69,6 +75,12 @@ def off_by_one(r: Reading) -> Match | None:
                 HINT, (f"only the {which} index of axis {axis} is wrong",), {"axis": axis, "index": spans[0][0]}
             )
     return None
+
+
+def _one_apart(error: str) -> bool:
+    """Whether two sizes that should be one are one apart."""
+    found = _SIZES.search(error)
+    return found is not None and abs(int(found[1]) - int(found[2])) == 1
 
 
 def _next_row(r: Reading) -> Match | None:
@@ -136,7 +148,7 @@ def wrong_axis(r: Reading) -> Match | None:
             said = text + "golden does not have: the term is reduced along that axis"
             return Match(EXACT + 0.01, (said,), {"input": i.input, "axis": i.axis})
     for i in r.influences:
-        if i.throughout and not i.elsewhere and not i.missing:
+        if i.throughout and not i.elsewhere and not i.missing and not i.foreign:
             text = f"every index of {i.input}[axis {i.axis}] has influence that it has not in the golden"
             along = (text, "what is reduced goes along that axis, too")
             return Match(HINT + 0.1, along, {"input": i.input, "axis": i.axis})

@@ -128,7 +128,13 @@ def _told(r: Reading, fitted: Match | None) -> Match | None:
 def _added(r: Reading) -> Match | None:
     """An addend that the golden is not known to have: a hint, since it may stand for a changed factor."""
     fitted = _fitted(r, "added")
-    return None if fitted is None else replace(fitted, score=fitted.score * HINT)
+    if fitted is None:
+        return None
+    foreign = r.foreign
+    if foreign and foreign in fitted.params["term"] and not fitted.params["also"]:
+        text = f"the golden does not use {foreign} there"
+        return replace(fitted, score=LIKELY, sentences=(*fitted.sentences, text))
+    return replace(fitted, score=fitted.score * HINT)
 
 
 def _given(r: Reading, named: str) -> bool:

@@ -49,7 +49,8 @@ def not_computed(r: Reading) -> Match | None:
     missing = r.said("no tensor came") or r.said("the candidate returns no gradient")
     if missing is not None:
         lost = "look for detach(), no_grad() or .data on the way from the input" if r.e.tensor.endswith(".grad") else ""
-        return Match(EXACT + 0.02, (missing.text, lost) if lost else (missing.text,), {})
+        score = EXACT + 0.02 if missing.tensor == r.e.tensor else HINT  # what is wrong before it may be why
+        return Match(score, (missing.text, lost) if lost else (missing.text,), {})
     if r.y is None or r.g is None or not r.wrong_count:
         return None
     if r.zeros == 1.0 and math.isclose(r.relative, 1.0):

@@ -62,6 +62,7 @@ class Change:
     group    (index, what it returns): several operators are changed alike, instead of the one; with `free`, of a number
     saved    of all forward tensors: those that the backward reads otherwise, and what it reads
     also     other causes that the same mistake may be called by, the likeliest first
+    scalars  for at = -1: number of the case -> what it is instead
     """
 
     cause: str
@@ -76,6 +77,7 @@ class Change:
     group: tuple[tuple[int, Callable[..., Any]], ...] = ()
     saved: Instead | None = None
     also: tuple[str, ...] = ()
+    scalars: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Listening(TorchDispatchMode):
@@ -148,6 +150,9 @@ class Listening(TorchDispatchMode):
             call = Call(index, name, before, kwargs, out, operands, self.backward, made, line, func, owns, read)
             self.calls.append(call)
         self.alive.append((args, out))
+        for made in out if isinstance(out, list | tuple) else ():
+            if isinstance(made, Tensor) and made.numel():
+                self.keys.setdefault(made.untyped_storage().data_ptr(), index)
         if isinstance(out, Tensor) and out.numel():
             place = out.untyped_storage().data_ptr()
             if place not in self.keys:

@@ -70,6 +70,9 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
             yield Change(cause, f"{call.said} {text}", call.index, instead(make), {}, 0.6)
     if call.name in _SKIPPED:
         yield _skipped(call)
+    if call.name == "_log_softmax":
+        text = f"the logarithm of the sum is left out of {call.said}"
+        yield Change("missing_term", text, call.index, instead(lambda x, *a: x.clone()), {"term": "logsumexp"}, 0.6)
     if call.name in _CLAMPS:
         text = f"the limits of {call.said} are not applied"
         yield Change("wrong_mask", text, call.index, instead(lambda x, *a, **k: x.clone()), {}, 0.6)

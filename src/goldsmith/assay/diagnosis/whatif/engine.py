@@ -17,20 +17,30 @@ from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known, name
 from . import (
+    addends,
     again,
     borders,
+    convolutions,
     elementwise,
+    functions,
     groups,
+    late,
     leaves,
+    masks,
     moves,
     online,
+    operands,
     ordered,
     padding,
+    pieces,
     readers,
     saved,
+    scalars,
     slopes,
+    spans,
     sums,
     survivors,
+    tiles,
     turns,
 )
 from .calls import Call, Change, Changed, Instead, Listening, behind
@@ -46,7 +56,12 @@ _OF_A_CALL = (
     ("elementwise", elementwise.changes),
     ("sums", sums.changes),
     ("online", online.changes),
+    ("functions", functions.changes),
+    ("convolutions", convolutions.changes),
     ("moves", moves.changes),
+    ("masks", masks.changes),
+    ("tiles", tiles.changes),
+    ("late", late.changes),
 )
 _ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
 _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, of a share of the other results)
@@ -96,7 +111,8 @@ class Search:
         self.left_out: dict[str, str] = {}
         self.behind: set[int] = set()  # the operators that the wrong tensor is made of
         self.operators: frozenset[str] = frozenset()  # their names
-        self.golden = Golden(session.ref)
+        self.alike = ""  # another tensor of the golden with the very numbers of the wrong one
+        self.golden = Golden(session.ref, opened=not tensor.endswith(".grad"))
         self.leaves = session.ref.leaves
         material = session.material
         self.numbers = known(material.scalars, material.sizes, material.inputs)
@@ -106,6 +122,7 @@ class Search:
         self._seen: set[tuple[str, str]] = set()
         self._settled = 0.0  # changes of that prior, or less, need not be tried
         self._witnesses: list[Witness] | None = None
+        self._vanishing: dict[int, Changed] = {}  # operators whose result is 0 for every input
 
     def run(self, spent: Callable[[], bool]) -> list[WhatIf]:
         """All that is found by then, the best first.
@@ -143,17 +160,25 @@ class Search:
         key = -1 if made is None else mode.key_of(made)
         self.behind = set(range(len(calls))) if key == -1 else behind(calls, key)
         self.operators = frozenset(call.name for call in calls if call.index in self.behind)
+        self._vanishing = addends.vanishing(calls, self.behind)
+        others = (c for c in calls if isinstance(c.out, Tensor) and c.index != key)
+        self.alike = next((c.said for c in others if self.judge.explained(c.out.detach())[1]), "")
         return calls
 
     def _all(self, calls: list[Call]) -> Iterator[Change]:
         """Leaves first, then operators that reach what is wrong, the common mistakes of all before the rare ones."""
         waiting = self._offered("leaves", leaves.changes, self.session, self.leaves)
+        waiting += self._offered("scalars", scalars.changes, self.session.material.scalars)
+        waiting += self._offered("pieces", pieces.changes, calls, self.behind)
+        waiting += self._offered("operands", operands.changes, calls, self.behind, self._known())
         waiting += self._offered("saved", saved.changes, calls, self.session.target.saved)
         waiting += self._offered("slopes", slopes.changes, calls)
         waiting += self._offered("ordered", ordered.changes, calls)
         waiting += [c for c in self._offered("padding", padding.changes, calls) if c.at in self.behind]
         waiting += self._offered("readers", readers.changes, calls, self.behind)
         waiting += self._offered("turns", turns.changes, calls, self.behind)
+        waiting += self._offered("addends", addends.changes, calls, self.behind)
+        waiting += self._offered("spans", spans.in_addends, calls, self.behind)
         turning = groups.turning([call for call in calls if call.index in self.behind])
         by_call: dict[int, list[Change]] = {}
         for call in calls:
@@ -168,7 +193,7 @@ class Search:
         waiting += self._offered("groups", groups.grouped, calls, by_call)
         waiting += self._offered("again", again.changes, calls, by_call, self.tensor)
         waiting += self._offered("borders", borders.changes, calls, by_call, self.judge.wrong_at)
-        waiting += self._offered("survivors", survivors.changes, calls, self.judge.golden, self.judge.got)
+        waiting += self._offered("survivors", survivors.changes, calls, self.judge)
         reached: dict[int, bool] = {}
         for change in sorted(filter(self._asked, waiting), key=lambda c: -c.prior):
             if change.at >= 0 and not change.group:
@@ -177,6 +202,13 @@ class Search:
                 if not reached[change.at]:
                     continue
             yield change
+
+    def _known(self) -> dict[str, Tensor]:
+        """Inputs and stages of the forward by name."""
+        values = self.session.ref.values
+        made = [n for n in self.session.ref.order if not n.endswith(".grad") and n != self.tensor]
+        stages = {n: values[n].double() for n in made if n in values and values[n].is_floating_point()}
+        return {**{n: t for n, t in self.leaves.items() if not n.startswith("grad_")}, **stages}
 
     def _offered(self, kind: str, source: Callable[..., Iterable[Change]], *given: Any) -> list[Change]:
         """The changes of one kind; what it stumbles over is left out and said, and the others are still tried."""
@@ -212,12 +244,12 @@ class Search:
     def _run(
         self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None, until: str,
         wrap: str = "", saved: Instead | None = None, group: tuple[tuple[int, Changed], ...] = (),
-        golden: Golden | None = None,
+        golden: Golden | None = None, scalars: Mapping[str, Any] | None = None,
     ) -> dict[str, Tensor] | None:  # fmt: skip
         changes = dict(group) if group else {at: change} if change is not None else {}
         mode = Listening(changes, wrap=wrap, saved=saved)
         try:
-            return (golden or self.golden).run_under(mode, self.leaves if given is None else given, until)
+            return (golden or self.golden).run_under(mode, self.leaves if given is None else given, until, scalars)
         except Exception:  # noqa: BLE001 - shapes that no longer fit: the candidate has not done this
             return None
 
@@ -227,7 +259,9 @@ class Search:
             given = {**given, **change.leaves(given)} if change.leaves is not None else given
         except (RuntimeError, ZeroDivisionError):  # numbers that the input's dtype does not have
             return None
-        return self._run(change.at, change.change, given, until, change.wrap, change.saved, change.group, golden)
+        return self._run(
+            change.at, change.change, given, until, change.wrap, change.saved, change.group, golden, change.scalars
+        )
 
     def _holds(self, change: Change) -> bool:
         """Whether it makes what came of other draws as well, where the first one has too few numbers to tell."""
@@ -246,6 +280,12 @@ class Search:
         if value is None or not bool(value.count_nonzero()):
             return None
         share, exact = self.judge.explained(value)
+        if share < _EXPLAINED and self._vanishing and change.leaves is None and change.at not in self._vanishing:
+            change = replace(change, group=(*self._vanishing.items(), *change.all))
+            value = (self._made(change, self.tensor) or {}).get(self.tensor)
+            share, exact = self.judge.explained(value)
+        if value is None:
+            return None
         text, whole = change.text, True
         if share < _EXPLAINED:
             share, exact = self.judge.explained_where_wrong(value)
@@ -309,7 +349,7 @@ class Search:
         """What the number that fits best means."""
         if change.free == 1.0 and not 1e-4 < number < 1e6:
             return None  # a term that is missing, or all there is: another change says so
-        said = name(number, 1e-3 * abs(number), self.numbers) if change.free == 1.0 else None
+        said = name(number, 1e-3 * min(abs(number), abs(number - 1)), self.numbers) if change.free == 1.0 else None
         called = said.name if said is not None else ""
         cause, prior = change.cause, change.prior - 0.1
         if change.free == 1.0:
@@ -324,13 +364,15 @@ class Search:
 
     def _ordered(self, found: list[tuple[Change, WhatIf]]) -> list[WhatIf]:
         """Exact ones first, then those that make the other results, too, then the common ones."""
-        for better in (lambda w: w.exact, lambda w: w.whole):
+        named = (lambda w: w.exact, lambda w: w.whole, lambda w: "value" not in w.params or w.params.get("named"))
+        for better in named:  # a number that nothing in the case explains may stand for what a plain change makes
             if any(better(w) for _, w in found):
                 found = [(c, w) for c, w in found if better(w)]
         scored = [(self._others(c), w) for c, w in found[: 4 * _KEPT]]
         best = max((s for s, _ in scored), default=0.0)
         kept = [replace(w, others=s) for s, w in scored if s >= best - 1e-9]
-        kept.sort(key=lambda w: (-w.exact, -w.prior, -w.match))
+        # a term that is gone altogether is simpler than a factor whose loss makes a sum vanish
+        kept.sort(key=lambda w: (-w.exact, -w.prior, w.cause != "missing_term", -w.match))
         return kept[:_KEPT]
 
     def _others(self, change: Change) -> float:

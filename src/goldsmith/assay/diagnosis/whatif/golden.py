@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from ...golden import default_dtype
 from ...reference import References
 from .calls import Listening
+from .opened import Opened
 
 
 class _Reached(Exception):
@@ -21,10 +24,15 @@ class _Reached(Exception):
 
 
 class Golden(References):
-    """The golden, which ends where the wanted stage is reached, and tells names to who listens."""
+    """The golden, which ends where the wanted stage is reached, and tells names to who listens.
 
-    def __init__(self, ref: References):
+    opened: what torch has in one piece runs in smaller steps, with autograd's backward of them. A gradient that is
+    wrong while the forward is right is better looked for in torch's own backward, which kernels write by hand.
+    """
+
+    def __init__(self, ref: References, *, opened: bool = False):
         super().__init__(ref.material, ref.run, ref.decisions, ref.seed)
+        self.opened = opened
         self.until = ""
         self.mode: Listening | None = None
 
@@ -41,16 +49,20 @@ class Golden(References):
             self.mode.backward = True
         return super()._gradients(*args)
 
-    def run_under(self, mode: Listening, leaves: Mapping[str, Tensor], until: str = "") -> dict[str, Tensor]:
+    def run_under(
+        self, mode: Listening, leaves: Mapping[str, Tensor], until: str = "", scalars: Mapping[str, Any] | None = None
+    ) -> dict[str, Tensor]:
         """Everything of a run, or `until` alone."""
         self.mode, self.until = mode, until.removeprefix("saved.")
+        own = self.material
+        self.material = replace(own, scalars={**own.scalars, **scalars}) if scalars else own
         supply = {n: t.clone() for n, t in leaves.items()}
         for n, t in supply.items():
             mode.call_it(t, n, leaf=True)
         try:
-            with default_dtype(torch.float64), mode:
+            with default_dtype(torch.float64), Opened() if self.opened else nullcontext(), mode:
                 return self.evaluate(supply)
         except _Reached as reached:
             return {until: reached.value}
         finally:
-            self.mode, self.until = None, ""
+            self.mode, self.until, self.material = None, "", own

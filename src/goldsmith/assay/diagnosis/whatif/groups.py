@@ -32,7 +32,7 @@ def _reading(calls: Sequence[Call], call: Call) -> tuple:
     return call.name, call.line, call.backward, shapes
 
 
-def _made_alike(calls: Sequence[Call], call: Call) -> tuple:
+def made_alike(calls: Sequence[Call], call: Call) -> tuple:
     """The same, with who makes what is read; of what is no tensor, the value."""
     makers = []
     for key in call.made:
@@ -61,7 +61,7 @@ def grouped(calls: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -> I
         if changes.get(call.index):
             if call.line:
                 groups.setdefault((call.name, call.line, str(call.backward)), []).append(call)
-                groups.setdefault(_made_alike(calls, call), []).append(call)
+                groups.setdefault(made_alike(calls, call), []).append(call)
             if any(call.operands):
                 groups.setdefault((call.name, call.said, str(call.backward)), []).append(call)
             indexed = _indexed_alike(call)

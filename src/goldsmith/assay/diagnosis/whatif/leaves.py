@@ -75,7 +75,28 @@ def _numbered(name: str, t: Tensor) -> Iterator[Change]:
                 yield _change("shifted", text, moved, {"input": name, "axis": axis, "step": step}, 0.4)
     for bits, wrap in wraps(t):
         yield _change("index_overflow", f"{name} wraps at {bits} bits", _one(name, wrap), {"input": name}, 0.6)
+    yield from _orders(name, t)
     yield _change("wrong_stride", f"{name} is halved", _one(name, lambda t: t // 2), {"input": name}, 0.5)
+
+
+def _orders(name: str, t: Tensor) -> Iterator[Change]:
+    """Another order of the same indices; offsets whose inner ones are off by one."""
+    if t.dim() != 1 or len(t) < 3:
+        return
+    own = torch.arange(len(t), device=t.device)
+    if torch.equal(t.sort().values.long(), own) and not torch.equal(t.long(), own):
+        inverse = _one(name, lambda t: t.argsort().to(t.dtype))
+        yield _change("permuted", f"{name} is read as the order that it undoes", inverse, {"input": name}, 0.55)
+        ignored = _one(name, lambda t: torch.arange(len(t), device=t.device).to(t.dtype))
+        yield _change("permuted", f"{name} is not applied", ignored, {"input": name}, 0.55)
+    if bool((t.diff() >= 0).all()) and int(t[0]) < int(t[-1]):
+        for step in (1, -1):
+            inner = _one(name, lambda t, s=step: torch.cat([t[:1], (t[1:-1] + s).clamp(t[0], t[-1]), t[-1:]]))
+            text = f"{name} is {step:+d} but for its ends"
+            yield _change("off_by_one", text, inner, {"input": name}, 0.5)
+    elif int(t.min()) < int(t.max()):
+        first = _one(name, lambda t: t[:1].expand(len(t)).clone())
+        yield _change("wrong_stride", f"the first of {name} stands for all", first, {"input": name}, 0.5)
 
 
 def _change(cause: str, text: str, leaves: Callable[..., Leaves], params: dict, prior: float) -> Change:
@@ -102,6 +123,8 @@ def _rearranged(name: str, t: Tensor) -> Iterator[Change]:
             text = f"{name} is shifted by {step:+d} along axis {axis}"
             yield _change("shifted", text, _one(name, lambda t, s=step, d=axis: t.roll(s, d)),
                           {"operand": name, "axis": axis, "step": step}, 0.6)  # fmt: skip
+            yield _change("shifted", f"{text}, zeros come in", _one(name, lambda t, s=step, d=axis: _come_in(t, s, d)),
+                          {"operand": name, "axis": axis, "step": step}, 0.5)  # fmt: skip
             yield _change("shifted", f"{text}, its end repeated", _one(name, lambda t, s=step, d=axis: _slid(t, s, d)),
                           {"operand": name, "axis": axis, "step": step}, 0.5)  # fmt: skip
         text = f"{name} is reversed along axis {axis}"
@@ -128,6 +151,12 @@ def _halved(t: Tensor, axis: int, half: int) -> Tensor:
     return torch.cat([first, first, rest], axis)
 
 
+def _come_in(t: Tensor, step: int, axis: int) -> Tensor:
+    moved = t.roll(step, axis)
+    moved.select(axis, 0 if step > 0 else -1).zero_()
+    return moved
+
+
 def _slid(t: Tensor, step: int, axis: int) -> Tensor:
     n = t.shape[axis]
     return t.index_select(axis, (torch.arange(n, device=t.device) - step).clamp(0, n - 1))
@@ -139,6 +168,7 @@ def _valued(name: str) -> Iterator[Change]:
         ("counts as one", torch.ones_like, 0.55),
         ("counts as zero", torch.zeros_like, 0.5),
         ("is squared", torch.square, 0.4),
+        ("is taken with one added", lambda t: t + 1, 0.45),
         ("is taken without its sign", torch.abs, 0.3),
     ):
         cause = "sign_flip" if "other sign" in text else "missing_term" if "zero" in text else "wrong_factor"

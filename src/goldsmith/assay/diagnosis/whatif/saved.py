@@ -63,13 +63,19 @@ def _read_instead(calls: list[Call], what: Key, by: Key, name: str, other: str) 
         if maker.name in ("add", "sub"):
             cause, params = "missing_term", {"term": left_out}
 
+    also: tuple[str, ...] = ()
+    whole = calls[by] if isinstance(by, int) and 0 <= by < len(calls) else None
+    if cause == "wrong_saved_tensor" and whole is not None and what in whole.made and whole.name in ("mul", "div"):
+        cause, also = "wrong_factor", ("wrong_saved_tensor",)  # a product read in place of its factor
+        params = {"factor": whole.said}
+
     def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         old, new = held.get(what), held.get(by)
         if old is None or new is None or old.numel() != new.numel():
             return {}
         return followed(calls, {what: new.reshape(old.shape)}, _MOVES)
 
-    return Change(cause, text, -1, None, {"saved": name, "by": other, **params}, 0.5, saved=instead)
+    return Change(cause, text, -1, None, {"saved": name, "by": other, **params}, 0.5, saved=instead, also=also)
 
 
 def _reordered(

@@ -27,7 +27,8 @@ def changes(calls: Sequence[Call]) -> Iterator[Change]:
         readers = read.get(call.index, [])
         if readers and all(_on_elements(call, reader) for reader in readers):
             continue
-        for by in _before(call, known)[:_MOST]:
+        before = _before(call, known)
+        for by in before if len(before) <= _MOST else (*before[: _MOST // 2], *before[-_MOST // 2 :]):
             text = f"{by.said} passes on in place of {call.said}: a slope is dropped"
             yield Change("wrong_factor", text, call.index, _passes(by.out), {"factor": "slope"}, 0.55)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import bases
+from . import bases, spans
 from .calls import Call, Change, floating, given, instead, moved, replaced
 
 _REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
@@ -19,6 +19,7 @@ _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "dot": (0, 0), "mv": (1, 0), "addmm": 
 def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     if call.name in _REDUCES and call.args and floating(call.args[0]):
         yield from _reductions(call)
+        yield from spans.changes(call, calls)
     if call.name in _PRODUCTS:
         yield from _products(call)
     if call.name in ("_softmax", "_log_softmax"):
@@ -60,7 +61,7 @@ def _axes(call: Call) -> list[int]:
     return [a % x.dim() for a in axes] if x.dim() and axes else list(range(x.dim()))
 
 
-def _cut(name: str, operand: str, axis: int, n: int) -> Iterator[tuple[str, str, int, int, dict, float]]:
+def cut(name: str, operand: str, axis: int, n: int) -> Iterator[tuple[str, str, int, int, dict, float]]:
     """(cause, text, lo, hi, params, prior): what of [0, n) is left."""
     of = f"over {operand}" if operand else ""
     for k, why in cuts(n).items():
@@ -93,7 +94,7 @@ def _reductions(call: Call) -> Iterator[Change]:
     operand, fill = call.operand(0), _neutral(call.name)
     for axis in axes:
         n = x.shape[axis]
-        for cause, text, lo, hi, params, prior in _cut(call.name, operand, axis, n):
+        for cause, text, lo, hi, params, prior in cut(call.name, operand, axis, n):
 
             def part(args: tuple, axis: int = axis, lo: int = lo, hi: int = hi) -> tuple:
                 return replaced(args, 0, _only(args[0], axis, lo, hi, fill))
@@ -172,6 +173,7 @@ def _more_or_fewer(call: Call, axes: list[int]) -> Iterator[Change]:
     """Along all axes in place of some, along one in place of several; what is left broadcasts."""
     x, reduce = call.args[0], _WHOLE.get(call.name)
     others = [[a] for a in range(x.dim())] if len(axes) > 1 else [list(range(x.dim()))]
+    others += [sorted([*axes, a]) for a in range(x.dim()) if a not in axes and len(axes) + 1 < x.dim()]
     if reduce is None or not isinstance(call.out, Tensor) or len(axes) == x.dim() == 1:
         return
     for other in others:
@@ -180,7 +182,8 @@ def _more_or_fewer(call: Call, axes: list[int]) -> Iterator[Change]:
             out = reduce(x, dim=other, keepdim=True)
             return out.expand(x.shape).amax(axes).reshape(like.shape) if len(other) > len(axes) else out
 
-        where = "all axes" if len(other) == x.dim() else f"axis {other[0]}"
+        some = f"ax{'i' if len(other) == 1 else 'e'}s {', '.join(map(str, other))}"
+        where = "all axes" if len(other) == x.dim() else some
         text = f"{call.said} runs along {where} instead of {', '.join(map(str, axes))}"
         params = {"input": call.operand(0), "axis": other[0], "golden_axis": axes[0]}
         yield Change("wrong_axis", text, call.index, instead(along), params, 0.65)
@@ -225,7 +228,7 @@ def _products(call: Call) -> Iterator[Change]:
         return
     n = a.shape[left]
     operand = call.operand(first) or call.operand(first + 1)
-    for cause, text, lo, hi, params, prior in _cut(call.name, operand, left, n):
+    for cause, text, lo, hi, params, prior in cut(call.name, operand, left, n):
 
         def part(args: tuple, lo: int = lo, hi: int = hi) -> tuple:
             args = replaced(args, first, _only(args[first], left, lo, hi, 0.0))
@@ -278,7 +281,7 @@ def _softmax(call: Call) -> Iterator[Change]:
     x, axis = call.args[0], call.args[1] % max(call.args[0].dim(), 1)
     n, name = x.shape[axis], call.name
     log = name == "_log_softmax"
-    for cause, text, lo, hi, params, prior in _cut("the sum of the softmax", call.operand(0), axis, n):
+    for cause, text, lo, hi, params, prior in cut("the sum of the softmax", call.operand(0), axis, n):
 
         def part(x: Tensor, *args: Any, lo: int = lo, hi: int = hi) -> Tensor:
             total = torch.logsumexp(x.narrow(axis, lo, hi - lo), axis, keepdim=True)
@@ -303,7 +306,7 @@ def _softmax(call: Call) -> Iterator[Change]:
         yield Change("wrong_axis", text, call.index, other, {"axis": (axis - 1) % x.dim(), "golden_axis": axis}, 0.65)
     if not log:
         keep = instead(lambda x, *a: torch.exp(x - x.amax(axis, keepdim=True)))
-        yield Change("wrong_factor", f"{call.said} is not divided by its sum", call.index, keep, {}, 0.5)
+        yield Change("wrong_factor", f"{call.said} is not divided by its sum", call.index, keep, {}, 0.55)
 
 
 def _widths(n: int) -> Iterator[int]:

@@ -83,7 +83,7 @@ def _sequences(calls: Sequence[Call], among: set[int]) -> Iterator[Sequence_]:
             made = (maker.name, maker.line) if maker is not None and not maker.backward else ("", "")
             if len(lines.get(made, ())) >= _LEAST:
                 kind: tuple = (*reader, made)
-                place = lines[made].index(key)
+                place = lines[made].index(int(key))
             elif a._is_view() or a.storage_offset() or isinstance(key, str):
                 kind, place = (*reader, key, a.stride()), a.storage_offset()
             else:

@@ -50,4 +50,5 @@ def _witness(session: Session, tensor: str, own: Run, salt: int) -> Witness | No
         return None
     if bounded is None or bounded.value.shape != got.shape:
         return None
-    return Witness(Golden(ref), ref.leaves, Judge(got.detach(), bounded.value, bounded.bound))
+    golden = Golden(ref, opened=not tensor.endswith(".grad"))
+    return Witness(golden, ref.leaves, Judge(got.detach(), bounded.value, bounded.bound))

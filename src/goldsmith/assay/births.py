@@ -1,0 +1,35 @@
+"""In which order a function makes what it returns: the order of the names in its `return` says nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Births(TorchDispatchMode):
+    """Counts operators, and knows of a tensor's memory which of them was the last to fill it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.filled: dict[int, int] = {}  # address -> number of the operator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.count += 1
+        seen = set() if func._schema.is_mutable else _places((args, kwargs))
+        for place in _places(out) - seen:  # neither a view nor handed through
+            self.filled[place] = self.count
+        return out
+
+    def sorted(self, named: Mapping[str, Tensor]) -> list[str]:
+        """The names, first made first; inputs that are handed through come before all."""
+        return sorted(named, key=lambda n: max((self.filled.get(p, 0) for p in _places(named[n])), default=0))
+
+
+def _places(value: Any) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in tree_leaves(value) if isinstance(t, Tensor) and t.numel()}

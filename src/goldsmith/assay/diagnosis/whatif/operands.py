@@ -1,0 +1,37 @@
+"""An operator of the forward reads another tensor of the same shape: an input, a stage, the state before its update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from .calls import Call, Change, floating, given, replaced
+
+_NEVER = frozenset("detach alias clone copy_ view expand t transpose permute unsqueeze squeeze".split())
+_MOST = 400
+
+
+def changes(calls: Sequence[Call], among: set[int], known: Mapping[str, Tensor]) -> Iterator[Change]:
+    """`among`: the operators that the wrong tensor is made of; `known`: inputs and stages by name."""
+    found = (c for call in calls if _asked(call, among) for c in _read_otherwise(call, known))
+    for _, change in zip(range(_MOST), found, strict=False):
+        yield change
+
+
+def _asked(call: Call, among: set[int]) -> bool:
+    return not call.backward and call.index in among and call.name not in _NEVER
+
+
+def _read_otherwise(call: Call, known: Mapping[str, Tensor]) -> Iterator[Change]:
+    for i, a in enumerate(call.args):
+        if not floating(a) or a.numel() < 2:
+            continue
+        mine = call.operand(i)
+        for name, other in known.items():
+            if name != mine and other.shape == a.shape and other.dtype == a.dtype and other is not a:
+                text = f"{call.said} reads {name} in place of {mine or 'an operand'}"
+                change = given(lambda args, i=i, other=other: replaced(args, i, other))
+                params = {"operand": mine, "exchanged": [mine, name], "factor": name, "named": name}
+                yield Change("swapped_results", text, call.index, change, params, 0.33,
+                             also=("wrong_saved_tensor", "stale_state"))  # fmt: skip
