@@ -1,10 +1,12 @@
 """The cache: who leaves when another comes, what counts as cached, and what the plan makes of it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
+from goldsmith.offload import assign as assignment
 from goldsmith.offload.assign import assign
 from goldsmith.offload.budget import spend
 from goldsmith.offload.cache import Cache
@@ -174,6 +176,18 @@ def test_where_only_the_split_is_dear_experts_are_brought_until_all_are_there(st
     assert given.uploads == (2, 3)  # 0 and 1 are there
     given = assigned(store, counts, tokens, "split", held=used, split_latency=1.0, link_latency=1.0)
     assert (given.cached, given.cpu) == (used, ())
+
+
+@pytest.mark.parametrize("tokens, count", [(1, 1), (3, 2), (400, 99)])
+@pytest.mark.parametrize("prefill", ["auto", "split", 1000])
+def test_where_the_device_is_the_cpu_the_short_way_is_that_of_the_plan(store, monkeypatch, tokens, count, prefill):
+    same = dict(device_bytes_per_s=1e9, device_flops=1e11, cpu_latency=1e-5, device_latency=2e-5, shared=True)
+    counts = [0, *[count] * 7, count + 1, 0, 0, 1]
+    given = assigned(store, counts, tokens, prefill, held=[1, 2], **same)
+    monkeypatch.setattr(assignment, "_cpu_is_all", lambda costs: False)
+    wanted = assigned(store, counts, tokens, prefill, held=[1, 2], **same)
+    assert given == replace(wanted, predicted=pytest.approx(wanted.predicted), times=given.times)
+    assert given.cpu == (*range(1, 9), 11) and not given.uploads
 
 
 def test_experts_that_are_brought_meanwhile_change_no_bit(store):

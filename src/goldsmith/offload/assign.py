@@ -44,6 +44,9 @@ def _planned(
     counts: Sequence[int], used: Sequence[int], tokens: int, cache: Cache, settings: Settings, costs: Costs
 ) -> Assignment:
     prompt = tokens > PREFILL
+    if settings.prefill in ("auto", "split") and _cpu_is_all(costs):
+        found = _alone(tuple(sorted([counts[e] for e in used])), costs)
+        return Assignment(cpu=tuple(used), predicted=found.predicted, limiting=found.limiting, times=found.lane_times)
     if not prompt and not isinstance(settings.prefill, int):
         return _decoded(counts, used, cache, costs)
     resident = cache.resident()
@@ -61,8 +64,9 @@ def _planned(
         held = tuple(e for e in used if e in resident)
         predicted = predict_stream(counts, resident, costs)
         return Assignment(held, tuple(missing), (), (), True, predicted, "link", found.lane_times)
-    helps = _device_helps(tuple(sorted(counts[e] for e in used)), costs)
-    return _as_planned(found, _uploads(found.cpu, counts, cache, found, costs) if helps else ())
+    uploads = _uploads(found.cpu, counts, cache, found, costs)
+    helps = uploads and _device_helps(tuple(sorted(counts[e] for e in used)), costs)
+    return _as_planned(found, uploads if helps else ())
 
 
 def _as_planned(found: Plan, uploads: tuple[int, ...] = ()) -> Assignment:
@@ -103,10 +107,22 @@ def _ones(held: int, missing: int, costs: Costs) -> Plan:
     return quickest([1] * (held + missing), range(held), costs)
 
 
+@lru_cache(maxsize=64)
+def _cpu_is_all(costs: Costs) -> bool:
+    """Whether no call can be quicker elsewhere: the device is the CPU, and comes after it."""
+    same = costs.device_bytes_per_s <= costs.cpu_bytes_per_s and costs.device_flops <= costs.cpu_flops
+    return costs.shared and same and costs.device_latency >= costs.cpu_latency
+
+
+@lru_cache(maxsize=4096)
+def _alone(tokens: tuple[int, ...], costs: Costs) -> Plan:
+    return on_cpu(tokens, costs)
+
+
 @lru_cache(maxsize=4096)
 def _device_helps(tokens: tuple[int, ...], costs: Costs) -> bool:
     """Whether such a call would be quicker than on the CPU alone if one, half or all of its experts were cached."""
-    alone, count = on_cpu(tokens, costs).predicted, len(tokens)
+    alone, count = _alone(tokens, costs).predicted, len(tokens)
     return any(plan(tokens, range(held), costs).predicted < alone for held in {1, max(1, count // 2), count})
 
 
