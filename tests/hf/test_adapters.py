@@ -126,6 +126,16 @@ def test_gate_and_up_of_different_scaling_share_one_and_mean_the_same(tmp_path):
     assert all(torch.equal(w, wanted[name]) for name, w in merged_by_us(again).items())
 
 
+@pytest.mark.parametrize("alpha", [{"gate": 0, "up": 2, "down": 2}, {"gate": 2, "up": 0, "down": 0}, 0], ids=str)
+def test_what_is_scaled_by_0_is_written_and_adds_nothing(alpha, tmp_path):
+    ours = made(lora={"rank": 2, "alpha": alpha})
+    hf.save_adapter(ours, tmp_path)
+    wanted = merged_by_us(ours)
+    assert all(torch.equal(w, wanted[name]) for name, w in merged_by_peft(stock("qwen3_moe", tmp_path)).items())
+    again = hf.load_adapter(hf.convert(models.model("qwen3_moe"), format="fp32"), tmp_path)
+    assert all(torch.equal(w, wanted[name]) for name, w in merged_by_us(again).items())
+
+
 def test_what_stock_peft_trained_further_is_read_as_it_stands(tmp_path):
     """Its B is full: the zeros that gate and up of their own would have are gone, and both share all of A."""
     hf.save_adapter(made(lora={"rank": 2}), tmp_path)

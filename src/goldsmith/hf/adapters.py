@@ -63,19 +63,19 @@ def join(
 ) -> Half | None:
     """gate and up as peft's one pair for gate_up_proj; None when both are off.
 
-    One scaling serves both: where they differ, the ratio goes into up's B.
+    One scaling serves both: where they differ, the ratio goes into up's B, or into gate's where gate's scaling is 0.
     """
     given = {name: factors[name] for name in ("gate", "up") if name in factors and factors[name][0].shape[1]}
     if not given:
         return None
-    scale = scaling["gate" if "gate" in given else "up"]
+    scale = next((scaling[name] for name in given if scaling[name]), 0.0)
     some = next(iter(given.values()))[1]
     experts, blocks = some.shape[0], []
     for name in ("gate", "up"):
         if name not in given:
             blocks.append(some.new_zeros(experts, intermediate_size, 0))
         else:
-            ratio = scaling[name] / scale
+            ratio = scaling[name] / scale if scale else 1.0
             blocks.append(given[name][1] if ratio == 1 else given[name][1] * ratio)
     if shared and len(given) == 2:
         return Half(given["gate"][0], _rows(blocks[0], blocks[1], interleaved), scale)
