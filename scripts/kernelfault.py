@@ -57,7 +57,7 @@ def strangers(table: Table) -> str:
     rows = [[f"batch {i}: {_size(group)}"] + [show.percent(group[key]) for key in titles]
             for i, group in enumerate(groups, 1)]  # fmt: skip
     whole = {k: sum(group[k] for group in groups) for k in ("faults", "hosts")}
-    rows.append([f"**both: {_size(whole)}**", *(show.percent(_pooled([g[key] for g in groups])) for key in titles)])
+    rows.append([f"**all: {_size(whole)}**", *(show.percent(_pooled([g[key] for g in groups])) for key in titles)])
     known = results()["rates"]
     rows += [
         [f"{name}, as measured above"] + [show.percent(known[name][key]) for key in titles]
