@@ -75,6 +75,7 @@ def _candidates(value: float, numbers: Mapping[str, float]) -> Iterator[tuple[st
             yield f"1/({n}*{m})", 1 / (v * w)
             yield f"{n}/{m}", v / w
             yield f"{m}/{n}", w / v
+            yield f"1-{n}*{m}", 1 - v * w
     if value and math.isfinite(value):
         power = math.log2(abs(value - 1)) if value != 1 else 0.0
         if power == power and abs(power) < 64 and round(power) < -1:

@@ -129,7 +129,7 @@ def mask_shift(r: Reading) -> Match | None:
                 text = f"{what}; all but an end of axis {axis} is wrong"
                 return Match(SEEN + 0.02, (text,), {"input": i.input, "axis": i.axis, kind: half_open(spans)})
     if axis is not None and r.pair is not None and r.share > 0.5 and not r.e.fits and r.ratio() is None:
-        return Match(HINT - 0.05, (f"every index of axis {axis} is wrong but one at its end",), {"axis": axis})
+        return Match(FAINT - 0.1, (f"every index of axis {axis} is wrong but one at its end",), {"axis": axis})
     return None
 
 

@@ -161,7 +161,7 @@ class Search:
         self.behind = set(range(len(calls))) if key == -1 else behind(calls, key)
         self.operators = frozenset(call.name for call in calls if call.index in self.behind)
         self._vanishing = addends.vanishing(calls, self.behind)
-        others = (c for c in calls if isinstance(c.out, Tensor) and c.index != key)
+        others = [c for c in calls if isinstance(c.out, Tensor) and c.index != key]
         self.alike = next((c.said for c in others if self.judge.explained(c.out.detach())[1]), "")
         return calls
 
@@ -353,7 +353,7 @@ class Search:
         called = said.name if said is not None else ""
         cause, prior = change.cause, change.prior - 0.1
         if change.free == 1.0:
-            near = abs(number - 1) < 2.0**-5
+            near = abs(number - 1) < 2.0**-5 and not any(n in called for n in self.numbers)
             cause = "scale_bias" if near else cause
             prior -= 0.2 * near
             if cause == "repeated_term" and abs(number - round(number)) > 1e-3:

@@ -25,6 +25,7 @@ def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
             yield from _formats(session, name)
         elif whole(t) and t.numel():
             yield from _numbered(name, t)
+    yield from _together(leaves)
     yield from _sorted_by(leaves)
     for (a, s), (b, t) in combinations(leaves.items(), 2):
         if s.shape == t.shape and s.dtype == t.dtype and s.numel() and not torch.equal(s, t):
@@ -39,6 +40,23 @@ def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
             yield _change("swapped_results", f"{a} is read in place of {b}", twice, {"exchanged": [a, b]}, 0.5)
             yield _change("swapped_results", f"{b} is read in place of {a}",
                           lambda now, a=a, b=b: {a: now[b]}, {"exchanged": [a, b]}, 0.5)  # fmt: skip
+
+
+def _together(leaves: Leaves) -> Iterator[Change]:
+    """Inputs of one shape, such as cosines and sines, that are read at the same wrong place."""
+    alike: dict[torch.Size, list[str]] = {}
+    for name, t in leaves.items():
+        if floating(t) and t.dim() and not name.startswith("grad_"):
+            alike.setdefault(t.shape, []).append(name)
+    for shape, names in alike.items():
+        for axis in range(len(shape)) if len(names) > 1 else ():
+            for step in (1, -1) if shape[axis] > 1 else ():
+
+                def moved(now: Leaves, names: list[str] = names, s: int = step, d: int = axis) -> Leaves:
+                    return {n: now[n].roll(s, d) for n in names}
+
+                text = f"{' and '.join(names)} are shifted by {step:+d} along axis {axis}"
+                yield _change("shifted", text, moved, {"operand": names[0], "axis": axis, "step": step}, 0.5)
 
 
 def _sorted_by(leaves: Leaves) -> Iterator[Change]:
