@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -73,12 +74,12 @@ def _backward(call: Call) -> Iterator[Change]:
     mask = call.args[10]
     if mask[_DX]:
         for cause, text, other, prior in _kernels(call.args[2]):
-            change = _one(_DX, lambda func, args, kw, f=other: func(*replaced(args, 2, f(args[2])), **kw)[_DX])
+            change = _one(_DX, partial(_of_kernel, other))
             yield Change(cause, f"the gradient of the input takes the kernel {text}", call.index, change, {}, prior)
         for last in (True, False):
             which = "last" if last else "first"
             text = f"the gradient of the input is stored where it should be added: the {which} tap is left"
-            change = _one(_DX, lambda func, args, kw, last=last: _stored(func, args, kw, last))
+            change = _one(_DX, partial(_stored, last))
             yield Change("overwritten_accumulator", text, call.index, change, {"left": which}, 0.7)
     if mask[_DW]:
         for cause, text, pick in _batches(call.args[0].shape[0], "the gradient of the kernel"):
@@ -116,14 +117,18 @@ def _one(which: int, make: Callable[[Any, tuple, dict], Tensor]) -> Changed:
     return run
 
 
-def _stored(func: Any, args: tuple, kwargs: dict, last: bool) -> Tensor:
+def _of_kernel(other: Callable[[Tensor], Tensor], func: Any, args: tuple, kwargs: dict) -> Tensor:
+    return func(*replaced(args, 2, other(args[2])), **kwargs)[_DX]
+
+
+def _stored(last: bool, func: Any, args: tuple, kwargs: dict) -> Tensor:
     """Of the taps that reach a place of the input, one: that which comes last, or first, in the kernel's order."""
     w = args[2]
     out = torch.zeros_like(args[1])
     taps = list(product(*(range(n) for n in w.shape[2:])))
     for tap in taps if last else reversed(taps):
         alone, reach = torch.zeros_like(w), torch.zeros_like(w)
-        at = (slice(None), slice(None), *tap)
+        at: Any = (slice(None), slice(None), *tap)
         alone[at], reach[at] = w[at], 1
         value = func(*replaced(args, 2, alone), **kwargs)[_DX]
         reached = func(*replaced(replaced(args, 2, reach), 0, torch.ones_like(args[0])), **kwargs)[_DX]
