@@ -266,3 +266,26 @@ def test_ranks_of_which_some_are_missing_in_every_chunk(cause, far):
 
     told = found_for(ring, reduced, ranks)
     assert told.cause == cause and "missing_partition" in told.also
+
+
+@assay.case(V=[5], D=[3], T=[14])
+def words(make, V, D, T):
+    return {"table": make.normal(V, D), "word": make.integers(0, V, T)}
+
+
+@pytest.mark.parametrize(
+    "golden", [lambda table, word: table[word], torch.nn.functional.embedding], ids=["index", "embedding"]
+)
+def test_of_the_gradients_of_a_row_one_is_left(golden):
+    """Which one, no order of the golden's says."""
+
+    def read(table, word):
+        return golden(table, word) if golden.__name__ == "<lambda>" else golden(word, table)
+
+    def backward(table, word, grad_y):
+        found = torch.zeros_like(table)
+        for i in torch.randperm(len(word), generator=torch.Generator().manual_seed(1)).tolist():
+            found[word[i]] = grad_y[i]
+        return {"table": found}
+
+    assert found_for(read, read, words, "table.grad", backward).cause == "lost_update"

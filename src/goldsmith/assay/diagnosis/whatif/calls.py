@@ -79,6 +79,11 @@ class Change:
     also: tuple[str, ...] = ()
     scalars: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def all(self) -> tuple[tuple[int, Callable[..., Any]], ...]:
+        """The operators that it changes."""
+        return self.group or (((self.at, self.change),) if self.change is not None else ())
+
 
 class Listening(TorchDispatchMode):
     """Counts the operators of a run, records them when asked to, and changes some."""

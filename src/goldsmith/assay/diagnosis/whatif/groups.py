@@ -85,7 +85,16 @@ def together(members: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -
             text = f"{first.text}, and so {len(members)} times"
             if first.free is not None:  # the number that is sought comes after it
                 text = f"as {len(members) - 1} more of them, {first.text}"
-            yield replace(first, text=text, group=group, prior=first.prior - 0.05)
+            cause, also = first.cause, first.also
+            if cause == "missing_term" and _running(members):  # what was there before is dropped, in every turn
+                cause, also = "overwritten_accumulator", ("missing_term", "lost_update")
+            yield replace(first, cause=cause, text=text, group=group, prior=first.prior - 0.05, also=also)
+
+
+def _running(members: Sequence[Call]) -> bool:
+    """Whether each adds to what the one before it made."""
+    chained = zip(members, members[1:], strict=False)
+    return members[0].name in ("add", "add_") and all(a.index in b.made for a, b in chained)
 
 
 def _kinds(call: Call, changes: Sequence[Change]) -> dict[tuple[str, str, int], Change]:

@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, moved
+from .calls import Call, Change, floating, moved, whole
 from .judge import Judge
 
 _MOST = 64  # updates of one place
@@ -22,8 +22,9 @@ def changes(calls: Sequence[Call], judge: Judge) -> Iterator[Change]:
     for call in calls:
         if not floating(call.out) or not call.out.numel():
             continue
-        if call.name in ("index_add", "index_add_") and torch.equal(call.out.reshape(-1), golden.reshape(-1)):
-            yield from _at_indices(call, got.reshape(call.out.shape))
+        updates = _updates(call) if torch.equal(call.out.reshape(-1), golden.reshape(-1)) else None
+        if updates is not None:
+            yield from _at_indices(call, *updates, got.reshape(call.out.shape))
         if call.name == "sum":
             yield from _of_a_sum(call, calls, golden, got, bound)
 
@@ -51,9 +52,9 @@ def _for_each(call: Call, calls: Sequence[Call], golden: Tensor, got: Tensor, bo
     scale = golden / kept if torch.broadcast_shapes(kept.shape, golden.shape) == golden.shape else golden[:0]
     if not scale.numel() or float(scale.max() - scale.min()) > 1e-12 * float(scale.abs().max()):
         return
-    whole = [c.index for c in calls if floating(c.out) and c.owns and torch.equal(c.out, golden)]
+    made = [c.index for c in calls if floating(c.out) and c.owns and torch.equal(c.out, golden)]
     found = _some(x.movedim(axis, -1).unsqueeze(axis).expand(*golden.shape, n) * scale.mean(), golden, got, bound)
-    if found is None or not whole:
+    if found is None or not made:
         return
     value, sizes = found
     how = "one" if sizes == {1} else f"all but one of {n}" if sizes == {n - 1} else "some"
@@ -61,7 +62,7 @@ def _for_each(call: Call, calls: Sequence[Call], golden: Tensor, got: Tensor, bo
     text = f"of the addends of {call.said} {how} are left at each place, not the same ones everywhere"
     also = ("missing_partition", "lost_update") if sizes == {1} else ("missing_partition", "missing_term")
     params = {"addends": n, "left": sorted(sizes)}
-    yield Change(cause, text, whole[-1], moved(lambda out, v=value: v.clone()), params, 0.5, also=also)
+    yield Change(cause, text, made[-1], moved(lambda out, v=value: v.clone()), params, 0.5, also=also)
 
 
 def _some(addends: Tensor, golden: Tensor, got: Tensor, bound: Tensor) -> tuple[Tensor, set[int]] | None:
@@ -80,13 +81,28 @@ def _some(addends: Tensor, golden: Tensor, got: Tensor, bound: Tensor) -> tuple[
     return (best, left) if left and bool(((best - got).abs() <= 16 * bound).all()) else None
 
 
-def _at_indices(call: Call, got: Tensor) -> Iterator[Change]:
+def _updates(call: Call) -> tuple[Tensor, Tensor] | None:
+    """(rows, what is added to them) of an addition at indices to zeros, gradients of rows that were read among them."""
+    a = call.args
+    if call.name in ("index_add", "index_add_") and not a[1] % max(call.out.dim(), 1) and not bool(a[0].any()):
+        return (a[2], a[3]) if a[2].dim() == 1 else None
+    added = call.name in ("index_put", "index_put_") and len(a) > 3 and a[3] and len(a[1]) == 1
+    if added and whole(a[1][0]) and not bool(a[0].any()):
+        index, source = a[1][0].reshape(-1), a[2]
+    elif call.name == "embedding_dense_backward":
+        index, source = a[1].reshape(-1), a[0]
+    else:
+        return None
+    rows = (len(index), *call.out.shape[1:])
+    return (index, source.reshape(rows)) if source.numel() == call.out[:1].numel() * len(index) else None
+
+
+def _at_indices(call: Call, index: Tensor, source: Tensor, got: Tensor) -> Iterator[Change]:
     """The same of an addition at indices: which of several updates of a place is left depends on their order."""
-    index, source = call.args[2], call.args[3]
-    if index.dim() != 1 or call.args[1] % max(call.out.dim(), 1) or not len(index):
+    if not len(index) or int(index.min()) < 0:
         return
     most = int(torch.bincount(index).max())
-    if not 1 < most <= _MOST or bool(call.args[0].any()):
+    if not 1 < most <= _MOST:
         return
     addends = torch.zeros(*call.out.shape, most, dtype=call.out.dtype, device=call.out.device)
     seen = [0] * len(call.out)
@@ -96,7 +112,8 @@ def _at_indices(call: Call, got: Tensor) -> Iterator[Change]:
     left = _left(addends, got)
     if left is not None:
         text = f"of several updates of one place by {call.said} one is left: a store stands where an addition should"
-        yield Change("lost_update", text, call.index, moved(lambda out, v=left: v.reshape(out.shape)), {}, 0.55)
+        change = moved(lambda out, v=left: v.reshape(out.shape))
+        yield Change("lost_update", text, call.index, change, {}, 0.55, also=("overwritten_accumulator",))
 
 
 def _left(addends: Tensor, got: Tensor) -> Tensor | None:

@@ -100,3 +100,8 @@ def _indices(
             return i[at]
 
         yield Change(cause, text, call.index, read(moved), {"step": step}, 0.45, also=(also,))
+
+        def around(i: Tensor, step: int = step) -> Tensor:
+            return i.roll(step, 0)
+
+        yield Change(cause, f"{text}, around", call.index, read(around), {"step": step}, 0.44, also=(also,))

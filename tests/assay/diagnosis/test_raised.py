@@ -1,0 +1,83 @@
+"""Kernels that raise: which mistake makes the error, and what fails with numbers before it or beside it."""
+
+import pytest
+import torch
+
+from goldsmith import assay
+
+
+@assay.case(T=[9], E=[4], D=[3])
+def rows(make, T, E, D):
+    return {"x": make.normal(T, D), "w": make.normal(E, D), "which": torch.arange(T) % E}
+
+
+def golden(x, w, which):
+    return x * w[which]
+
+
+@pytest.mark.parametrize(
+    "first, kernel",
+    [
+        ("off_by_one", lambda x, w, which: x * w[which + 1]),
+        ("invalid_index", lambda x, w, which: x * w[which * 3]),
+        ("off_by_one", lambda x, w, which: x[:-1] * w[which]),
+    ],
+    ids=["one_beyond", "far_beyond", "sizes_one_apart"],
+)
+def test_an_error_names_its_mistake(first, kernel):
+    found = assay.diagnose(assay.Target(kernel, golden, cases=rows, name="kernel", backward=None))
+    assert found.first_wrong_stage == "forward"
+    named = [c.id for c in found.causes]
+    assert first in named[:3] and "exception" in named
+    assert first == named[0] or first == "off_by_one"
+
+
+@assay.case(T=[5], E=[4])
+def idle(make, T, E):
+    return {"x": make.normal(T), "which": torch.tensor([0, 1, 2, 1, 0])}
+
+
+def sums(x, which):
+    return torch.zeros(4, dtype=x.dtype).index_add(0, which, x)
+
+
+def counted(x, which):
+    counts = torch.bincount(which).tolist()
+    order = which.argsort(stable=True)
+    at = [sum(counts[:e]) for e in range(5)]
+    return torch.stack([x[order[at[e] : at[e] + counts[e]]].sum() for e in range(4)])
+
+
+def test_a_group_that_nothing_belongs_to_and_has_no_count():
+    found = assay.diagnose(assay.Target(counted, sums, cases=idle, name="kernel", backward=None))
+    assert found.causes[0].id == "empty_group" and found.causes[0].params["unused"] == [3]
+
+
+def backward_raises(x, w, which, grad_y):
+    raise RuntimeError("index -4 is out of bounds for dimension 0 with size 4")
+
+
+def test_what_is_wrong_before_the_backward_raises_comes_first():
+    target = assay.Target(
+        lambda x, w, which: -x * w[which], golden, cases=rows, name="kernel", backward=backward_raises
+    )
+    found = assay.diagnose(target)
+    assert (found.first_wrong_stage, found.causes[0].id) == ("y", "sign_flip")
+    assert "exception" in [c.id for c in found.causes] or any("raised" in f.text for f in found.report.findings)
+
+
+@assay.case(T=[4, 6], E=[4], D=[3])
+def two(make, T, E, D):
+    return {"x": make.normal(T, D), "w": make.normal(E, D), "which": torch.arange(T) % E}
+
+
+def short(x, w, which):
+    if len(x) == 4:
+        raise IndexError("list index out of range")
+    return x * w[which.flip(0)]
+
+
+def test_a_case_that_fails_with_numbers_says_more_than_one_that_raises():
+    found = assay.diagnose(assay.Target(short, golden, cases=two, name="kernel", backward=None))
+    assert found.first_wrong_stage == "y" and found.examined["sizes"]["T"] == 6
+    assert found.causes[0].id == "permuted"
