@@ -196,12 +196,11 @@ class Search:
         waiting += self._offered("survivors", survivors.changes, calls, self.judge)
         reached: dict[int, bool] = {}
         for change in sorted(filter(self._asked, waiting), key=lambda c: -c.prior):
-            if change.at >= 0 and not change.group:
-                if change.at not in reached:
-                    reached[change.at] = self._reaches(calls[change.at])
-                if not reached[change.at]:
-                    continue
-            yield change
+            alone = change.at >= 0 and not change.group
+            if alone and change.at not in reached:
+                reached[change.at] = self._reaches(calls[change.at])
+            if not alone or reached[change.at]:
+                yield change
 
     def _known(self) -> dict[str, Tensor]:
         """Inputs and stages of the forward by name."""
