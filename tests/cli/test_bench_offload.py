@@ -114,9 +114,9 @@ def test_what_a_store_takes_is_told_without_a_calibration(monkeypatch):
     assert {name for name in figures if name.endswith("_s")} == {
         "build_s", "key_s", "find_s", "compare_s", "verify_s", "open_s"
     }  # fmt: skip
+    assert all(value > 0 for value in figures.values())
     assert (
-        all(value > 0 for value in figures.values())
-        and figures["store"] > figures["weights"] == 2 * 8 * 3 * 64 * 64 * 2
+        figures["weights"] == pytest.approx(2 * 8 * 3 * 64 * 64 * 2, rel=1e-4) and figures["store"] > figures["weights"]
     )
     result = CliRunner().invoke(app, ["bench", "offload", "store", "--device", "cpu", "--layers", "1"])
     assert result.exit_code == 0 and "KiB" in result.stdout and " s" in result.stdout.split("verify", 2)[-1]

@@ -230,7 +230,7 @@ def test_progress_counts_bytes_up_to_all(tmp_path):
     done, totals, texts = zip(*said)
     assert list(done) == sorted(done) and len(said) == 8
     assert done[-1] == totals[-1] and set(totals) == {done[-1]} and store.nbytes > done[-1]
-    assert texts[0] == "layer 0, expert 0" and texts[-1] == "layer 1, expert 3"
+    assert texts[0] == "writing layer 0, expert 0" and texts[-1] == "writing layer 1, expert 3"
     said.clear()
     ExpertStore.build(iter(source().items()), tmp_path / "t", progress=lambda *what: said.append(what))
     assert {total for _, total, _ in said} == {None}  # how many layers will come is not known

@@ -203,7 +203,7 @@ class _Writer:
         self._done += blocks.stride
         if self._progress is not None:
             total = self._total if self._total and self._total >= self._done else None
-            self._progress(self._done, total, f"layer {entry.layer}, expert {entry.experts - 1}")
+            self._progress(self._done, total, f"writing layer {entry.layer}, expert {entry.experts - 1}")
 
     def finish(self) -> None:
         self._end_layer()

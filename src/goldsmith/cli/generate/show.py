@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from ..say import duration
 
@@ -40,7 +41,7 @@ class Shown:
             yield Lines(self.err).told
             return
         with Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(binary_units=True),
+            TextColumn("{task.description}"), BarColumn(bar_width=24), Amount(binary_units=True),
             TimeRemainingColumn(), console=self.err, transient=True,
         ) as bar:  # fmt: skip
             task = bar.add_task(what, total=None)
@@ -71,7 +72,8 @@ class Shown:
             rows.append(("tokens per second", f"{made.tokens_per_s:.1f}"))
         experts = {lane: stats.get(f"experts_{lane}", 0) for lane in ("cpu", "copied", "cached")}
         rows.append(("experts by lane", ", ".join(f"{lane} {number:,}" for lane, number in experts.items())))
-        rows.append(("hit rate", _share(stats.get("hit_rate"))))
+        cache = experts["cached"] or stats.get("uploads")
+        rows.append(("hit rate", _share(stats.get("hit_rate")) if cache else "- (nothing was in the cache)"))
         rows.append(("bytes to the GPU, back", f"{size(stats.get('bytes_h2d'))}, {size(stats.get('bytes_d2h'))}"))
         rows.append(("bytes read of the store", size(stats.get("bytes_store_read"))))
         rows.append(("share of the bound", _share(stats.get("bound_share"))))
@@ -79,6 +81,13 @@ class Shown:
         for name, value in rows:
             self.err.print(f"{name:23} {value}", soft_wrap=True, markup=False)
         self.err.print(explained, soft_wrap=True, markup=False)
+
+
+class Amount(DownloadColumn):
+    """Bytes done and in all; nothing where there are none to count."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total is not None or task.completed else Text()
 
 
 class Lines:
