@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from goldsmith.experts._native_abi import Call
 from goldsmith.offload import lane
 from goldsmith.offload.kernel import Kernels
 from offload import stores
@@ -55,6 +56,18 @@ def test_the_same_buffers_may_hold_another_call(cpu, store):
         cpu.begin(x, ids, base, rows, flags)
         cpu.end()
         assert torch.equal(rows, wanted(store, x, ids, base, rows, flags))
+
+
+@pytest.mark.parametrize("T", [3, 100])
+def test_what_the_other_thread_reads_is_kept_until_the_end(cpu, store, T):
+    """Also the arguments of a call with many routes, which nobody else has."""
+    call = given(store, T)
+    if cpu._native is None:
+        pytest.skip("the thread of Python holds what it is given")
+    cpu.begin(*call)
+    assert isinstance(cpu._busy[0], Call) and all(mine is its for mine, its in zip(call, cpu._busy[1:], strict=True))
+    cpu.end()
+    assert cpu._busy is None and torch.equal(call[3], wanted(store, *call))
 
 
 def test_an_error_is_raised_at_the_end_and_the_next_call_is_right(cpu, store):

@@ -48,9 +48,9 @@ class Kernels:
     def call(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> Call:
         """The arguments of the library's call that does so, until the next one is asked for
 
-        Whoever calls keeps the tensors alive.
+        Whoever calls keeps them and the tensors alive until it is done.
         """
-        if ids.numel() > FEW:
+        if ids.numel() > FEW or not x.is_contiguous():
             return self._made((x, ids, rows, flags), base)
         key = (base.gate_up.data_ptr(), x.shape, x.dtype, ids.shape, ids.stride(), ids.dtype)
         found = self._calls.get(key)

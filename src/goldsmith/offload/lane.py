@@ -45,7 +45,7 @@ class Lane:
             return
         call = self._kernels.call(x, ids, base, rows, flags)
         native.check(native.library().gs_lane_begin(self._native, byref(call.args)))
-        self._busy = x, ids, base, rows, flags  # alive until its end
+        self._busy = call, x, ids, base, rows, flags  # what the library's thread reads is there until the end
 
     def end(self) -> tuple[float, float]:
         """Waits; when the kernel began and ended, of time.perf_counter(). Raises what went wrong in it."""
