@@ -289,3 +289,27 @@ def test_of_the_gradients_of_a_row_one_is_left(golden):
         return {"table": found}
 
     assert found_for(read, read, words, "table.grad", backward).cause == "lost_update"
+
+
+def average(x, a):
+    h, out = torch.zeros_like(x[0]), []
+    for t in range(len(x)):
+        h = a[t] * h + (1 - a[t]) * x[t]
+        out.append(h)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("cause, tensor", [("missing_term", "a.grad"), ("wrong_factor", "x.grad")])
+def test_every_turn_of_a_backward_is_wrong_alike(cause, tensor):
+    """The last turn's gradient comes from elsewhere than the others'."""
+
+    def backward(x, a, y, grad_y):
+        dx, da, dh = torch.empty_like(x), torch.empty_like(a), torch.zeros_like(x[0])
+        for t in reversed(range(len(x))):
+            dh = dh + grad_y[t]
+            before = y[t - 1] if t else torch.zeros_like(dh)
+            dx[t], da[t] = (1 - a[t]) * dh, dh * (before if tensor == "a.grad" else before - x[t])
+            dh = dh if tensor == "x.grad" else dh * a[t]
+        return {"x": dx, "a": da}
+
+    assert found_for(average, average, steps, tensor, backward).cause == cause

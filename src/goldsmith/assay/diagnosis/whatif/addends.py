@@ -15,6 +15,7 @@ from .groups import made_alike
 
 _SUMS = frozenset("add add_ sub sub_".split())
 _PRODUCTS = frozenset("mul mm bmm mv".split())
+_PLACING = frozenset("select_backward slice_backward neg expand unsqueeze_copy sum".split())
 _ADDENDS, _FACTORS = 12, 24
 _LEAST = 1e-12  # of the addends' size: a sum that is smaller vanishes identically
 
@@ -53,6 +54,7 @@ def _left_out(calls: Sequence[Call], backward: Sequence[Call]) -> Iterator[Chang
             if maker is not None and floating(maker.out):
                 ways.setdefault((call.line, call.name, i, maker.name, maker.line), {})[maker.index] = maker
                 ways.setdefault((maker.name, maker.line), {})[maker.index] = maker
+                ways.setdefault((maker.name, *made_alike(calls, _source(calls, maker))), {})[maker.index] = maker
         if call.name in _PRODUCTS and call.owns and floating(call.out):
             ways.setdefault(made_alike(calls, call), {})[call.index] = call
     told = set()
@@ -68,6 +70,16 @@ def _left_out(calls: Sequence[Call], backward: Sequence[Call]) -> Iterator[Chang
         more = {"term": first.said}
         prior = 0.55 if first.name in _PRODUCTS else 0.6
         yield Change("missing_term", text, at[0], group[0][1], more, prior, group=group if len(group) > 1 else ())
+
+
+def _source(calls: Sequence[Call], call: Call) -> Call:
+    """What a gradient is that only takes its place in a larger one."""
+    while call.name in _PLACING and call.made:
+        before = _made(calls, call.made[0])
+        if before is None:
+            break
+        call = before
+    return call
 
 
 def _made(calls: Sequence[Call], key: Key) -> Call | None:

@@ -37,7 +37,9 @@ def made_alike(calls: Sequence[Call], call: Call) -> tuple:
     makers = []
     for key in call.made:
         maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
-        makers.append(str(key) if maker is None else f"{maker.name} {maker.line}")
+        given = str(key) if maker is None else f"{maker.name} {maker.line}"
+        sent = given.startswith("grad_") if maker is None else maker.backward
+        makers.append("a gradient" if sent else given)  # the last turn's comes from elsewhere
     rest = tuple(str(a) for a in call.args if not isinstance(a, Tensor))
     return (*_reading(calls, call), tuple(makers), rest if call.name not in _PLACED else ())
 
