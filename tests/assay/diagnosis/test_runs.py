@@ -103,3 +103,20 @@ def test_an_edge_anywhere(cut):
 
     session = of(kernel)
     assert influence(session, {"y"})["x[1]"].missing == ((cut, 19),)
+
+
+@pytest.mark.parametrize(
+    "kernel, is_rounding",
+    [
+        (lambda x: (x.bfloat16() * 3).sum(-1, dtype=torch.bfloat16).float(), True),
+        (lambda x: 3 * x.sum(-1) * (1 + 0.01 * torch.tanh(x[:, 0])), False),
+    ],
+    ids=["narrow", "formula"],
+)
+def test_errors_of_a_formula_stay_where_inputs_move_a_little_and_rounding_does_not(kernel, is_rounding):
+    case = {"x": torch.rand(64, 40, generator=torch.Generator().manual_seed(1))}
+    target = assay.Target(kernel, lambda x: 3 * x.sum(-1), cases=case, backward=None)
+    alike = facts(session_of(target), only=("nudged",))[0]["nudged"].alike["y"]
+    assert (abs(alike) < 0.5) is is_rounding
+    causes = [c.id for c in assay.diagnose(target).causes]
+    assert ("low_precision_accumulation" in causes) is is_rounding

@@ -112,6 +112,7 @@ class RunFact:
     late          bytes of the candidate's own buffers that were written after it had returned, where that was watched
     nan           results and stages that hold NaN where the golden has none
     stale         inputs that, as they were in the first run, make the golden give what came; None: not asked
+    alike         where inputs are a little off: of a wrong tensor, how its errors correlate with the first run's
     """
 
     name: str
@@ -124,6 +125,7 @@ class RunFact:
     late: int = 0
     nan: tuple[str, ...] = ()
     stale: tuple[str, ...] | None = None
+    alike: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def right(self) -> bool:

@@ -26,6 +26,8 @@ PROBE = "runs"
 LINGERING, _LINGER = "watched afterwards", 0.2  # seconds
 OTHERS = "other inputs"
 FRESH = "fresh start"  # only where it is asked for: its caller has had the candidate forget what it kept
+NUDGED = "nudged"  # inputs a little off: rounding is then another, and what a formula gets wrong is the same
+_NUDGE = 2.0**-6
 NUMBERS = "numbers beside"  # the buffers, where NaN lay before: tried where a result holds NaN
 _OPEN = 0.1  # share of open bounds beyond which "right" would only mean "not judged"
 GOLDEN_SAVED = "golden saved"  # the gradients alone are judged: what was saved is as wrong as before
@@ -88,6 +90,7 @@ def _plan(session: Session, repeats: int, only: tuple[str, ...] | None) -> Itera
     sent = {n: c.flatten()[:1].reshape([1] * c.dim()).expand(c.shape) for n, c in first.cotangents.items() if c.numel()}
     if sent:
         yield "layout stride0", How(cotangents=sent), same
+    yield NUDGED, How(), _changed(same, _nudge)
     for exponent in (12, -12):
         yield f"scale 2^{exponent}", How(), _changed(same, partial(torch.mul, other=2.0**exponent))
     yield "offset", How(), _changed(same, lambda t: t + 128)
@@ -97,6 +100,11 @@ def _plan(session: Session, repeats: int, only: tuple[str, ...] | None) -> Itera
 def _changed(material: Material, change: Callable[[Tensor], Tensor]) -> Material:
     moved = {n: change(t) for n, t in material.inputs.items() if t.is_floating_point() and t.numel()}
     return material.with_inputs({n: t for n, t in moved.items() if bool(torch.isfinite(t).all())})
+
+
+def _nudge(t: Tensor) -> Tensor:
+    noise = torch.rand(t.shape, generator=torch.Generator().manual_seed(t.numel())) * 2 - 1
+    return (t.double() * (1 + _NUDGE * noise.double().to(t.device))).to(t.dtype)
 
 
 def _fact(session: Session, name: str, how: How, material: Material) -> RunFact | None:
@@ -135,7 +143,27 @@ def _fact(session: Session, name: str, how: How, material: Material) -> RunFact 
         text += f"; {done.late} bytes of its own buffers were written after the call had returned"
     nan = _nan_in(done, ref)
     stale = _stale(session, done, material, wrong) if name == OTHERS else None
-    return RunFact(name, tuple(wrong), same, apart, text=text, first=first, late=done.late, nan=nan, stale=stale)
+    alike = _alike(session, done, ref, wrong) if name == NUDGED else {}
+    return RunFact(
+        name, tuple(wrong), same, apart, text=text, first=first, late=done.late, nan=nan, stale=stale, alike=alike
+    )
+
+
+def _alike(session: Session, done: Run, ref: References, wrong: list[str]) -> dict[str, float]:
+    """Of each wrong tensor the correlation of its errors with those of the first run."""
+    found = {}
+    for tensor in wrong:
+        a, b = _error(session.first, session.ref, tensor), _error(done, ref, tensor)
+        if a is not None and b is not None and a.shape == b.shape and float(a.norm()) and float(b.norm()):
+            found[tensor] = float(a @ b) / float(a.norm() * b.norm())
+    return found
+
+
+def _error(done: Run, ref: References, tensor: str) -> Tensor | None:
+    got, golden = named(done).get(tensor, ("", None))[1], ref.values.get(tensor)
+    if got is None or golden is None or got.shape != golden.shape:
+        return None
+    return (got.double() - golden.double()).nan_to_num(0, 0, 0).flatten()
 
 
 def _stale(session: Session, done: Run, material: Material, wrong: list[str]) -> tuple[str, ...]:

@@ -228,6 +228,9 @@ def lost_update(r: Reading) -> Match | None:
     return None
 
 
+_FORMULA = 0.7  # correlation of errors before and after inputs move a little, from which it is no rounding
+
+
 def low_precision_accumulation(r: Reading) -> Match | None:
     """Errors like rounding, but larger: no place, no slope, no term."""
     ratio = r.ratio()
@@ -254,6 +257,9 @@ def low_precision_accumulation(r: Reading) -> Match | None:
     nudged = next(r.runs("nudged"), None)
     alike = 0.0 if nudged is None else nudged.alike.get(r.e.tensor, 0.0)
     if alike > 0.7:  # a formula is off, and not its rounding: inputs that are a little off leave the error as it is
+        return None
+    nudged = next(r.runs("nudged"), None)
+    if nudged is not None and nudged.alike.get(r.e.tensor, 0.0) > _FORMULA:
         return None
     bits = -torch.tensor(r.relative).log2().item()
     return Match(

@@ -159,6 +159,11 @@ def _sums(call: Call) -> Iterator[Change]:
         )
 
 
+def _masks(value: Any) -> bool:
+    """Whether a factor holds 0 and 1 alone, and both."""
+    return isinstance(value, Tensor) and value.unique().tolist() == [0, 1]
+
+
 def _products(call: Call) -> Iterator[Change]:
     """a b and a / b: a factor missing, twice, or dividing where it should multiply."""
     division = call.name.startswith("div")
@@ -178,9 +183,9 @@ def _products(call: Call) -> Iterator[Change]:
                 return args[keep].expand(torch.broadcast_shapes(*shapes)).clone()
 
             params = {"factor": name, "named": inverse}
-            yield Change(
-                "wrong_factor", f"{name} is left out of {call.said}", call.index, instead(dropped), params, 0.8
-            )
+            cause, also = ("wrong_mask", ("wrong_factor",)) if _masks(value) else ("wrong_factor", ())
+            text = f"{name} is left out of {call.said}"
+            yield Change(cause, text, call.index, instead(dropped), params, 0.8, also=also)
 
         def again(func: Any, args: tuple, kwargs: dict, other: int = other) -> Any:
             out = func(*args, **kwargs)

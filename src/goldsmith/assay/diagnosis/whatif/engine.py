@@ -44,13 +44,13 @@ from . import (
     turns,
 )
 from .calls import Call, Change, Changed, Instead, Listening, behind
+from .fitting import fitting
 from .golden import Golden
 from .judge import Judge
 from .witness import Witness, called
 
 _EXPLAINED = 0.999  # of the error's squares
 _MOST = 4000  # changes that are tried
-_STEPS = 14  # of the search for a number
 _KEPT = 12
 _OF_A_CALL = (
     ("elementwise", elementwise.changes),
@@ -297,7 +297,7 @@ class Search:
         )
 
     def _sought(self, change: Change) -> WhatIf | None:
-        """Gauss and Newton in one number, a factor by its logarithm; a step that does not help is halved."""
+        """With the number that fits best; a factor is sought by its logarithm."""
         if change.change is None or change.free is None:
             return None
         make, factor = change.change, change.free == 1.0
@@ -308,41 +308,13 @@ class Search:
             value = (self._run(change.at, make(number), None, self.tensor, group=group) or {}).get(self.tensor)
             return value if value is not None and value.shape == self.judge.got.shape else None
 
-        t, step = (0.0, 0.0) if factor else (change.free, 0.0)
-        best: tuple[float, float, bool] | None = None
-        halved = 0
-        for _ in range(_STEPS):
-            value = at(t)
-            share, exact = self.judge.explained(value)
-            if value is None or (best is not None and share <= best[1]):
-                if best is None or halved > 3 or best[2]:
-                    break
-                halved, step = halved + 1, step / 2
-                t = best[0] + step
-                continue
-            best = t, share, exact
-            step = self._step(at, t, value)
-            if abs(step) < 1e-9 * max(abs(t), 1e-9) or not abs(step) < 1e9:
-                break
-            step = max(-3.0, min(3.0, step)) if factor else step
-            t += step
-        if best is None or best[1] < _EXPLAINED or best[0] == (0.0 if factor else change.free):
+        begin = 0.0 if factor else change.free
+        best = fitting(at, self.judge, begin, 3.0 if factor else math.inf)
+        if best is None or best.share < _EXPLAINED or best.at == begin:
             return None
-        number = math.exp(best[0]) if factor else best[0]
+        number = math.exp(best.at) if factor else best.at
         made = replace(change, change=make(number), free=None, group=tuple((i, of(number)) for i, of in change.group))
-        return self._number(change, number, *best[1:]) if self._holds(made) else None
-
-    def _step(self, at: Callable[[float], Tensor | None], t: float, value: Tensor) -> float:
-        small = 1e-5 * max(1.0, abs(t)) if t else 1e-7
-        further = at(t + small)
-        if further is None:
-            return 0.0
-        left = self.judge.residual(value)
-        slope = (further - value).flatten() / small / self.judge.bound.flatten()
-        good = torch.isfinite(slope) & torch.isfinite(left)
-        slope, left = slope[good], left[good]
-        size = float(slope.square().sum())
-        return float((slope * left).sum()) / size if size else 0.0
+        return self._number(change, number, best.share, best.exact) if self._holds(made) else None
 
     def _number(self, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:
         """What the number that fits best means."""

@@ -88,6 +88,11 @@ def _constants(call: Call, number: float) -> Iterator[Change]:
 
 
 def _put_in(call: Call) -> Iterator[Change]:
+    if bool(((call.out >= 0) & (call.out <= 1)).all()):  # a share, of which the other part is taken
+        text = f"1 - {call.said} stands in place of {call.said}"
+        params = {"factor": call.said, "term": call.said}
+        change = moved(lambda t: 1 - t)
+        yield Change("swapped_results", text, call.index, change, params, 0.45, also=("wrong_factor", "missing_term"))
     for name, cause, f in _PUT_IN:
         if not call.name.startswith(name):
             text = f"{name} is taken of {call.said}, and the golden takes none"

@@ -187,6 +187,7 @@ def _valued(name: str) -> Iterator[Change]:
         ("counts as zero", torch.zeros_like, 0.5),
         ("is squared", torch.square, 0.4),
         ("is taken with one added", lambda t: t + 1, 0.45),
+        ("counts as one less itself", lambda t: 1 - t, 0.45),
         ("is taken without its sign", torch.abs, 0.3),
     ):
         cause = "sign_flip" if "other sign" in text else "missing_term" if "zero" in text else "wrong_factor"
