@@ -194,6 +194,8 @@ def test_nodes_are_shared_by_neighbours(monkeypatch):
         (0, None, ValueError, "PackedExperts.partition: partitions=0, wanted a whole number of at least 1"),
         (1, 0, TypeError, "nodes=0 is an int, wanted a list with a node for each slice"),
         (65537, None, ValueError, "partitions=65537, wanted at most 65536"),
+        (1, [0.0], TypeError, "nodes=[0.0] holds a float, wanted the number of a node"),
+        (1, [False], TypeError, "nodes=[False] holds a bool, wanted the number of a node"),
         (2, [0], ValueError, "nodes=[0] has 1 entries, wanted one for each of 2 slices"),
         (2, [0, 999], ValueError, "nodes=[0, 999]: this machine has no node 999; it has ["),
         (True, None, TypeError, "partitions=True is a bool"),

@@ -265,6 +265,8 @@ def check_nodes(op: str, partitions: int, nodes: Sequence[int] | None) -> tuple[
             f"{op}: nodes={list(nodes)} has {len(nodes)} entries, wanted one for each of {partitions} slices"
         )
     for node in nodes:
+        if isinstance(node, bool) or not isinstance(node, int):
+            raise TypeError(f"{op}: nodes={list(nodes)} holds {kind(node)}, wanted the number of a node for each slice")
         if node not in known:
             raise ValueError(f"{op}: nodes={list(nodes)}: this machine has no node {node}; it has {known}")
     return tuple(nodes)
