@@ -19,6 +19,7 @@ from ..numbers import known, name
 from . import (
     addends,
     again,
+    blocks,
     borders,
     convolutions,
     elementwise,
@@ -56,6 +57,7 @@ _OF_A_CALL = (
     ("elementwise", elementwise.changes),
     ("sums", sums.changes),
     ("online", online.changes),
+    ("blocks", blocks.changes),
     ("functions", functions.changes),
     ("convolutions", convolutions.changes),
     ("moves", moves.changes),

@@ -70,11 +70,19 @@ def grouped(calls: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -> I
             if indexed is not None:
                 groups.setdefault(indexed, []).append(call)
     told = set()
-    for members in groups.values():
+    for members in [*groups.values(), *_in_turn(groups)]:
         key = tuple(c.index for c in members)
         if 1 < len(members) <= _MOST and key not in told:
             told.add(key)
             yield from together(members, changes)
+
+
+def _in_turn(groups: Mapping[tuple, Sequence[Call]]) -> Iterator[Sequence[Call]]:
+    """Of a line that calls an operator several times in each turn of a loop: one of those calls, in all turns."""
+    for (_, where, *_), members in groups.items():
+        for each in (2, 3, 4) if ":" in str(where) else ():
+            if len(members) >= 2 * each and len(members) % each == 0:
+                yield from (members[i::each] for i in range(each))
 
 
 def together(members: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:

@@ -1,0 +1,73 @@
+"""Changed goldens: moments merged block by block, and one of several calls that a loop's line makes in every turn."""
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.whatif import explain
+
+BLOCK = 8
+
+
+def best(target, tensor="y"):
+    session = session_of(target, ("values", "ensemble"))
+    found = explain(session, tensor, dict(session.first.outputs, **session.first.grads)[tensor], session.first)
+    assert found, f"nothing explains {tensor}"
+    return found[0]
+
+
+@assay.case(T=[5], N=[29])
+def rows(make, T, N):
+    return {"x": make.normal(T, N)}
+
+
+def moments(x, *, weighed=True, apart=True):
+    """Variance by merging the blocks' means and spreads."""
+    count, mean, spread = 0, torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])
+    for part in x.split(BLOCK, 1):
+        n = part.shape[1] if weighed else BLOCK
+        step = part.mean(1) - mean
+        spread = spread + (part - part.mean(1, keepdim=True)).square().sum(1)
+        spread = spread + step.square() * count * n / (count + n) * apart
+        mean, count = mean + step * n / (count + n), count + n
+    return mean, spread / x.shape[1]
+
+
+@pytest.mark.parametrize(
+    "merged, which, cause, said",
+    [
+        ({"weighed": False}, 0, "wrong_factor", "blocks of 8 weigh alike in mean(x), the last one with 5 as well"),
+        ({"apart": False}, 1, "missing_term", "blocks of 8 have their own means"),
+    ],
+)
+def test_blocks_are_merged_with_the_wrong_weight_or_without_their_distance(merged, which, cause, said):
+    goldens = (lambda x: x.mean(1), lambda x: (x - x.mean(1, keepdim=True)).square().mean(1))
+    found = best(assay.Target(lambda x: moments(x, **merged)[which], goldens[which], cases=rows))
+    assert (found.cause, found.exact) == (cause, True) and said in found.text
+
+
+def test_right_moments_are_right():
+    golden = assay.Target(lambda x: moments(x)[1], lambda x: (x - x.mean(1, keepdim=True)).square().mean(1), cases=rows)
+    assert assay.check(golden, raises=False).ok
+
+
+@assay.case(T=[6], H=[5])
+def steps(make, T, H):
+    return {"r": make.normal(T, H), "z": make.normal(T, H), "h": make.normal(H)}
+
+
+def gated(r, z, h, *, share=lambda z: z):
+    out = []
+    for a, b in zip(r, z, strict=True):
+        forget, keep = torch.exp(-a * a), torch.exp(-b * b)
+        keep = share(keep)
+        h = (1 - keep) * torch.tanh(forget * h) + keep * h
+        out.append(h)
+    return torch.stack(out)
+
+
+def test_one_of_two_calls_of_a_line_is_another_in_every_turn():
+    found = best(assay.Target(lambda r, z, h: gated(r, z, h, share=lambda z: 1 - z), gated, cases=steps))
+    assert (found.cause, found.exact) == ("swapped_results", True)
+    assert found.text.startswith("1 - exp(") and found.text.endswith("and so 6 times")
