@@ -165,6 +165,7 @@ TABLE = (
     ("truncated_reduction", "the end is missing", lambda: cut(slice(0, 32), (32, 39))),
     ("off_by_one", "the last one is missing", lambda: cut(slice(0, 39), (39, 39))),
     ("wrong_mask", "the tail is wrong", lambda: pair(put(3.0, slice(8, 12)), G)),
+    ("wrong_mask", "what should be 0 is filled", lambda: pair(A, A.tril())),
     ("wrong_mask", "other=0 for a maximum", lambda: pair(_max0(A - 2), (A - 2).amax(1))),
     ("wrong_axis", "normalised along the other axis", separable),
     ("overwritten_accumulator", "the last block alone", lambda: cut(slice(32, 40), (0, 31))),
