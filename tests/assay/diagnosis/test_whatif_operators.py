@@ -215,3 +215,17 @@ def test_an_input_that_the_golden_does_not_use_there():
     assert found.causes[0].id == "wrong_factor"
     assert any("the golden does not use p there" in said for said in found.causes[0].evidence)
     assert not any(cause.id == "wrong_axis" for cause in found.causes)
+
+
+def test_a_mask_that_one_of_its_readers_does_not_apply():
+    def pooled(x, kept, *, counted=True):
+        shares = kept if counted else torch.ones_like(kept)
+        return (x * kept[:, None]).sum(0) / shares.sum()
+
+    case = {"x": torch.randn(9, 4), "kept": (torch.arange(9) % 3 > 0).float()}
+    found = best(lambda x, kept: pooled(x, kept, counted=False), lambda x, kept: pooled(x, kept), case, backward=None)
+    assert (found.cause, found.text, found.exact) == (
+        "wrong_mask",
+        "kept is not applied where sum(kept) reads it",
+        True,
+    )

@@ -310,5 +310,10 @@ def floating(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype in (torch.float64, torch.float32)
 
 
+def masks(x: Any) -> bool:
+    """Whether a tensor holds 0 and 1 alone, and both."""
+    return floating(x) and bool(((x == 0) | (x == 1)).all()) and bool((x != x.flatten()[:1]).any())
+
+
 def whole(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

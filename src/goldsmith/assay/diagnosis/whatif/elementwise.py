@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, given, instead, moved, replaced
+from .calls import Call, Change, floating, given, instead, masks, moved, replaced
 
 _ADDS = ("add", "add_", "sub", "sub_", "rsub")
 _SCALES = ("mul", "mul_", "div", "div_")
@@ -159,11 +159,6 @@ def _sums(call: Call) -> Iterator[Change]:
         )
 
 
-def _masks(value: Any) -> bool:
-    """Whether a factor holds 0 and 1 alone, and both."""
-    return isinstance(value, Tensor) and value.unique().tolist() == [0, 1]
-
-
 def _products(call: Call) -> Iterator[Change]:
     """a b and a / b: a factor missing, twice, or dividing where it should multiply."""
     division = call.name.startswith("div")
@@ -183,7 +178,7 @@ def _products(call: Call) -> Iterator[Change]:
                 return args[keep].expand(torch.broadcast_shapes(*shapes)).clone()
 
             params = {"factor": name, "named": inverse}
-            cause, also = ("wrong_mask", ("wrong_factor",)) if _masks(value) else ("wrong_factor", ())
+            cause, also = ("wrong_mask", ("wrong_factor",)) if masks(value) else ("wrong_factor", ())
             text = f"{name} is left out of {call.said}"
             yield Change(cause, text, call.index, instead(dropped), params, 0.8, also=also)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from .calls import Call, Change, floating, given, replaced
+from .calls import Call, Change, floating, given, masks, replaced
 
 _NEVER = frozenset("detach alias clone copy_ view expand t transpose permute unsqueeze squeeze".split())
 _MOST = 400
@@ -28,6 +28,10 @@ def _read_otherwise(call: Call, known: Mapping[str, Tensor]) -> Iterator[Change]
         if not floating(a) or a.numel() < 2:
             continue
         mine = call.operand(i)
+        if masks(a):
+            text = f"{mine or 'a mask'} is not applied where {call.said} reads it"
+            every = given(lambda args, i=i: replaced(args, i, args[i].new_ones(args[i].shape)))
+            yield Change("wrong_mask", text, call.index, every, {"operand": mine}, 0.5, also=("wrong_factor",))
         for name, other in known.items():
             if name != mine and other.shape == a.shape and other.dtype == a.dtype and other is not a:
                 text = f"{call.said} reads {name} in place of {mine or 'an operand'}"
