@@ -236,3 +236,18 @@ def test_an_overflow_that_is_right_has_not_been_moved_by_another_slice():
 
     report = told(lambda x: x * 2, lambda x: x * 2, large_at_a_place, torch.float16)
     assert report.verdict == "pass", str(report)
+
+
+def test_a_softmax_over_an_empty_segment_is_no_fault_of_the_golden():
+    def by_segments(x, offsets):
+        ends = offsets.tolist()
+        return torch.cat([x[lo:hi].softmax(0) for lo, hi in zip(ends, ends[1:], strict=False)])
+
+    def golden(x, offsets):
+        ends = offsets.tolist()
+        parts = [x[lo:hi] for lo, hi in zip(ends, ends[1:], strict=False)]
+        return torch.cat([p.log_softmax(0).exp() + 0 * p.logsumexp(0).clamp(min=-9) for p in parts])
+
+    case = {"x": torch.randn(7, 3), "offsets": torch.tensor([0, 2, 2, 7])}
+    report = assay.check(assay.Target(by_segments, golden, cases=case), raises=False)
+    assert report.verdict == "pass", str(report)

@@ -208,7 +208,7 @@ def attention_backward(g, q, k, v, out, lse, dropout_p=0.0, is_causal=False, *, 
 
 def softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
     """exp(x - max) / sum(exp(x - max))"""
-    if x.dim() == 0:
+    if x.dim() == 0 or not x.numel():
         return torch.ones_like(x)
     p = torch.exp(x - x.amax(dim, keepdim=True))
     return p / p.sum(dim, keepdim=True)
@@ -216,7 +216,7 @@ def softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
     """x - max - log(sum(exp(x - max)))"""
-    if x.dim() == 0:
+    if x.dim() == 0 or not x.numel():
         return torch.zeros_like(x)
     d = x - x.amax(dim, keepdim=True)
     return d - torch.log(torch.exp(d).sum(dim, keepdim=True))
@@ -235,6 +235,8 @@ def log_softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype=None) -> Tenso
 def logsumexp(x: Tensor, dim, keepdim: bool = False) -> Tensor:
     """max + log(sum(exp(x - max))); Inf and -Inf come back as they are"""
     dims = _dims(x, dim)
+    if not x.numel():
+        return x.sum(dims, keepdim=keepdim).log()
     peak = x.amax(dims, keepdim=True)
     peak = torch.where(torch.isfinite(peak), peak, torch.zeros_like(peak))
     out = torch.log(torch.exp(x - peak).sum(dims, keepdim=True)) + peak
