@@ -71,3 +71,49 @@ def test_one_of_two_calls_of_a_line_is_another_in_every_turn():
     found = best(assay.Target(lambda r, z, h: gated(r, z, h, share=lambda z: 1 - z), gated, cases=steps))
     assert (found.cause, found.exact) == ("swapped_results", True)
     assert found.text.startswith("1 - exp(") and found.text.endswith("and so 6 times")
+
+
+# running sums
+
+
+def blocks_of(x, scan, *, carry):
+    """By blocks, each of which takes over `carry` of the blocks before it."""
+    parts, out = x.split(BLOCK, 1), []
+    for i, part in enumerate(parts):
+        before = carry(parts[:i])
+        whole = part if before is None else torch.cat([before, part], 1)
+        out.append(scan(whole, 1)[:, whole.shape[1] - part.shape[1] :])
+    return torch.cat(out, 1)
+
+
+def joined(parts):
+    return torch.cat(parts, 1) if parts else None
+
+
+@pytest.mark.parametrize("scan", [torch.cumsum, torch.logcumsumexp])
+@pytest.mark.parametrize(
+    "carry, cause",
+    [
+        (lambda parts: None, "missing_term"),
+        (lambda parts: joined(parts[-1:]), "overwritten_accumulator"),
+    ],
+)
+def test_a_running_sum_takes_too_little_over_from_earlier_blocks(scan, carry, cause):
+    golden = lambda x: scan(x, 1)  # noqa: E731
+    assert assay.check(assay.Target(lambda x: blocks_of(x, scan, carry=joined), golden, cases=rows), raises=False).ok
+    found = best(assay.Target(lambda x: blocks_of(x, scan, carry=carry), golden, cases=rows))
+    assert (found.cause, found.exact, found.params["block"]) == (cause, True, BLOCK)
+
+
+@pytest.mark.parametrize(
+    "kernel, cause",
+    [
+        (lambda x: x.cumsum(1) - x, "off_by_one"),
+        (lambda x: x.flip(1).cumsum(1).flip(1), "permuted"),
+        (lambda x: torch.cat([x.new_zeros(len(x), 15), x], 1).unfold(1, 16, 1).sum(-1), "truncated_reduction"),
+    ],
+    ids=["exclusive", "backwards", "a_round_short"],
+)
+def test_a_running_sum_is_made_of_others(kernel, cause):
+    found = best(assay.Target(kernel, lambda x: x.cumsum(1), cases=rows))
+    assert (found.cause, found.exact) == (cause, True)

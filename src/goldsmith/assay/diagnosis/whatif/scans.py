@@ -1,0 +1,78 @@
+"""Running sums, products and log-sums that a kernel makes in blocks: what a block takes over from those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .calls import Call, Change, floating, instead
+from .sums import BLOCKS
+
+_NEUTRAL = {"cumsum": 0.0, "cumprod": 1.0, "logcumsumexp": -torch.inf}
+_WHOLE: dict[str, Callable[..., Tensor]] = {"cumsum": torch.sum, "cumprod": torch.prod, "logcumsumexp": torch.logsumexp}
+
+
+def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+    if call.name not in _NEUTRAL or len(call.args) < 2 or not floating(call.args[0]) or not call.args[0].dim():
+        return
+    axis = call.args[1] % call.args[0].dim()
+    n = call.args[0].shape[axis]
+    for block in (2, 4, *BLOCKS):
+        if block < n:
+            yield from _carried(call, axis, block)
+            yield _windowed(call, axis, block)
+    if n > 1:
+        yield from _moved(call, axis)
+
+
+def _carried(call: Call, axis: int, block: int) -> Iterator[Change]:
+    """Nothing is taken over, or what the block before made alone."""
+
+    def begun_anew(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return torch.cat([call.func(part, axis) for part in x.split(block, axis)], axis)
+
+    def from_one(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        parts = x.split(block, axis)
+        both = [call.func(torch.cat(pair, axis), axis) for pair in zip(parts, parts[1:], strict=False)]
+        return torch.cat(
+            [call.func(parts[0], axis), *(b.narrow(axis, block, b.shape[axis] - block) for b in both)], axis
+        )
+
+    params = {"axis": axis, "block": block}
+    text = f"{call.said} begins anew in every block of {block}"
+    yield Change("missing_term", text, call.index, instead(begun_anew), params, 0.6,
+                 also=("truncated_reduction", "overwritten_accumulator"))  # fmt: skip
+    text = f"a block of {block} of {call.said} takes over what the one before it made alone"
+    yield Change("overwritten_accumulator", text, call.index, instead(from_one), params, 0.6,
+                 also=("truncated_reduction", "missing_term"))  # fmt: skip
+
+
+def _windowed(call: Call, axis: int, width: int) -> Change:
+    """A scan by doubling whose later rounds do not run."""
+    neutral, whole = _NEUTRAL[call.name], _WHOLE[call.name]
+
+    def window(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        before = x.new_full([width - 1 if d == axis else s for d, s in enumerate(x.shape)], neutral)
+        return whole(torch.cat([before, x], axis).unfold(axis, width, 1), -1)
+
+    text = f"{call.said} reaches back over {width} places alone: a scan that lacks its last rounds"
+    return Change("truncated_reduction", text, call.index, instead(window), {"axis": axis, "reach": width}, 0.55,
+                  also=("off_by_one", "missing_term"))  # fmt: skip
+
+
+def _moved(call: Call, axis: int) -> Iterator[Change]:
+    def exclusive(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        made = call.func(x, axis).roll(1, axis)
+        made.select(axis, 0).fill_(_NEUTRAL[call.name])
+        return made
+
+    def backwards(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return call.func(x.flip(axis), axis).flip(axis)
+
+    text = f"{call.said} leaves out each place's own number"
+    yield Change("off_by_one", text, call.index, instead(exclusive), {"axis": axis}, 0.6, also=("shifted",))
+    text = f"{call.said} runs from the end"
+    yield Change("permuted", text, call.index, instead(backwards), {"axis": axis}, 0.5, also=("transposed",))
