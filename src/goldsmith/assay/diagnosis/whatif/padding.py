@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from .calls import Call, Change, floating, moved
+from .sums import BLOCKS
 
 _ON_ELEMENTS = frozenset(
     """add sub rsub mul div pow square abs neg exp sigmoid tanh silu gelu relu sqrt rsqrt log softplus sin cos
     clamp clamp_min clamp_max maximum minimum""".split()
 )
-_BLOCKS = (8, 16, 32, 64, 128, 256)
 _DEPTH = 8  # operators between the load and the sum
 
 
@@ -34,7 +34,7 @@ def changes(calls: Sequence[Call]) -> Iterator[Change]:
             continue
         keep = len(call.args) > 2 and bool(call.args[2])
         lane = lane if keep else lane.squeeze(axis)
-        for width in sorted({1 << (n - 1).bit_length(), *(n + -n % block for block in _BLOCKS)} - {n}):
+        for width in sorted({1 << (n - 1).bit_length(), *(n + -n % block for block in BLOCKS)} - {n}):
             added = lane * (width - n) / (n if call.name == "mean" else 1)
             text = f"{width - n} lanes beyond the end of {n} enter {call.said}, and are not 0 there"
             params = {"axis": axis, "padded": width}

@@ -28,6 +28,11 @@ def missing() -> str | None:
 
 
 def prepare(subject: Subject) -> Variant | None:
+    return looked_up(subject, NAME, lookup, "gathers [T, k, D]; weights in the tables' dtype")
+
+
+def looked_up(subject: Subject, name: str, lookup: Callable[..., Tensor], note: str) -> Variant | None:
+    """Atomic experts by another `lookup` of the same arguments; None for what such a peer does not do."""
     if subject.name != "router.atomic_experts" or subject.options["sparse_grad"]:
         return None
     tensors: dict[str, Any] = subject.fresh_leaves()
@@ -35,8 +40,7 @@ def prepare(subject: Subject) -> Variant | None:
         return None  # it has no entry that is skipped
     leaves = [t for t in tensors.values() if t is not None and t.requires_grad]
     activation = subject.options["activation"]
-    note = "gathers [T, k, D]; weights in the tables' dtype"
-    return Variant(NAME, lambda: lookup(**tensors, activation=activation), leaves, note=note)
+    return Variant(name, lambda: lookup(**tensors, activation=activation), leaves, note=note)
 
 
 def lookup(h: Tensor, w_in: Tensor | None, w_out: Tensor, weights: Tensor, indices: Tensor, activation: str) -> Tensor:

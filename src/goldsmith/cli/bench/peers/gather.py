@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..subject import Subject, Variant
-from .embedding_bag import ACTIVATE
+from .embedding_bag import ACTIVATE, looked_up
 
 NAME = "gather"
 CHUNK_BYTES = 64 * 2**20  # of gathered rows of a table
@@ -20,15 +18,8 @@ def missing() -> str | None:
 
 
 def prepare(subject: Subject) -> Variant | None:
-    if subject.name != "router.atomic_experts" or subject.options["sparse_grad"]:
-        return None
-    tensors: dict[str, Any] = subject.fresh_leaves()
-    if bool((tensors["indices"] < 0).any()):
-        return None  # it has no entry that is skipped
-    leaves = [t for t in tensors.values() if t is not None and t.requires_grad]
-    activation = subject.options["activation"]
     note = f"gathers {CHUNK_BYTES >> 20} MiB of rows at a time; autograd keeps them all"
-    return Variant(NAME, lambda: lookup(**tensors, activation=activation), leaves, note=note)
+    return looked_up(subject, NAME, lookup, note)
 
 
 def lookup(h: Tensor, w_in: Tensor | None, w_out: Tensor, weights: Tensor, indices: Tensor, activation: str) -> Tensor:
