@@ -1,11 +1,13 @@
 """A golden that cannot be trusted is named before any kernel is; one that can is left alone."""
 
+import math
+
 import pytest
 import torch
 
 from goldsmith.assay.bounds import running_bounds
 from goldsmith.assay.ensemble import legal_runs
-from goldsmith.assay.golden import deciding, default_dtype, self_check, storage
+from goldsmith.assay.golden import _rounded_apart, deciding, default_dtype, self_check, storage
 
 F64 = torch.float64
 
@@ -238,3 +240,32 @@ def test_what_is_made_while_deciding_is_exact_and_may_be_narrow():
         assert all(torch.equal(run["y"], runs[0]["y"]) for run in runs)
     assert outcomes == {"open": True, "decided": False}
     assert not self_check(lambda own: golden(own, lambda: deciding("float32")), None, {"x": x}).problems
+
+
+@pytest.mark.gpu
+def test_sums_by_atomics_are_no_fault_of_a_golden():
+    """The gradient of index_select is added with atomics on a card, and that of gather as well."""
+    at = torch.randint(0, 7, (4096,), device="cuda")
+    leaves = {"x": torch.randn(7, 65, dtype=torch.float64, device="cuda")}
+
+    def forward(L):
+        return {"y": L["x"].index_select(0, at), "z": L["x"].gather(0, at.unsqueeze(1).expand(-1, 65))}
+
+    def gradient(L, cotangents):
+        x = L["x"].requires_grad_()
+        y, z = forward({"x": x}).values()
+        return {"x": torch.autograd.grad([y, z], [x], [cotangents["grad_y"], cotangents["grad_z"]])[0]}
+
+    found = self_check(forward, gradient, leaves)
+    assert found.problems == []
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_rounding_is_told_from_another_result():
+    y = torch.tensor([1e3, -2.0, math.nan, math.inf], dtype=torch.float64)
+    assert _rounded_apart(y, y * (1 + 1e-15))
+    assert _rounded_apart(y, y + torch.tensor([0, 1e-12, 0, 0]))  # a sum of terms as large as the largest
+    assert not _rounded_apart(y, y + torch.tensor([0, 1e-9, 0, 0]))
+    assert not _rounded_apart(y, y.nan_to_num(nan=0.0))
+    assert not _rounded_apart(y, y.nan_to_num(posinf=1.0, nan=math.nan))
+    assert not _rounded_apart(y.long(), y.long() + 1)

@@ -8,7 +8,7 @@ import torch
 from goldsmith import assay
 from goldsmith.assay.probes import LEVELS, NAMES
 from goldsmith.cli.targets import op_dtypes
-from goldsmith.cli.verify import select
+from goldsmith.cli.verify import select, work
 from goldsmith.cli.verify.select import CONTRACT, EVERY_PROBE, USUAL, VALUES, Job, choose, choose_own, examined
 from goldsmith.core.op import Op
 
@@ -135,3 +135,20 @@ def test_the_typical_case_is_the_one_of_about_the_usual_size():
     assert select._typical(cases).name == "probed"
     kept = select._spread([case(str(k), k) for k in range(30)] + cases, cases[1])
     assert len(kept) == select.INTERPRETED_CASES and cases[1] in kept
+
+
+@pytest.mark.parametrize(
+    "asked, able, wanted",
+    [
+        (None, {"cpu", "cuda"}, ("cuda", None)),
+        (None, {"cpu"}, ("cpu", None)),  # native kernels, on a machine that has a card as well
+        ("cuda", {"cpu"}, ("cuda", "not on cuda")),
+        (None, set(), ("cuda", "not on cuda")),
+    ],
+)
+def test_what_runs_on_a_cpu_alone_is_proved_there_unless_a_device_is_named(monkeypatch, asked, able, wanted):
+    monkeypatch.setattr(work, "device_of", lambda request: request["device"] or "cuda")
+    monkeypatch.setattr(
+        work, "machine_reason", lambda op, backend, device: None if device in able else f"not on {device}"
+    )
+    assert work.place(Op.get("experts.moe"), "native", {"device": asked}) == wanted

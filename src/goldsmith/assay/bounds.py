@@ -27,7 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _python_dispatch as modes
 
 from .bounds_twins import Twin, slots, tensors, view_key
-from .golden import default_dtype, is_deciding, threads_for
+from .golden import default_dtype, in_one_order, is_deciding, threads_for
 
 Error = Tensor | float  # a float64 tensor that broadcasts to the value, or 0.0 for exact
 # second-order terms that the rules leave out; |y - value| > SLACK * bound is more than the roundings of the golden's
@@ -111,7 +111,7 @@ def _run(fn, leaves, compute, stores, dot, careful) -> tuple[dict[str, Bounded],
     leaves = {name: t.detach().clone() for name, t in leaves.items()}  # a golden that writes on them harms nobody
     for leaf in leaves.values():
         mode.error_of(leaf)  # before anything can escape
-    with default_dtype(torch.float64), threads_for(leaves):
+    with default_dtype(torch.float64), threads_for(leaves), in_one_order(leaves):
         with mode:
             results = fn(leaves)
         return _collect(mode, results, compute, stores)

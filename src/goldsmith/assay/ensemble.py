@@ -27,7 +27,7 @@ from . import ensemble_orders as orders
 from .bounds import smallest_subnormal, unit_roundoff
 from .bounds_composed import REDUCTIONS, softmax_backward
 from .bounds_plan import plan_of
-from .golden import default_dtype, is_deciding, threads_for
+from .golden import default_dtype, in_one_order, is_deciding, threads_for
 
 # tiles: sums of 16..256 permuted terms, added up; mixed: another of the four for every reduction
 STYLES = ("as_stored", "permuted", "tiles", "pairwise", "mixed", "permuted", "tiles", "pairwise")
@@ -64,7 +64,7 @@ def legal_runs(
             narrowed = {name: _nudged(t, compute, seed * 1009 + member) for name, t in narrowed.items()}
         style = STYLES[member % len(STYLES)]
         mode = LegalOrder(style, compute, dot, seed * 1009 + member, list(narrowed.values()), dithers=member % 2 == 1)
-        with default_dtype(compute), threads_for(leaves), mode:
+        with default_dtype(compute), threads_for(leaves), in_one_order(leaves), mode:
             results = fn(narrowed)
         runs.append({name: mode.as_stored(t.detach(), stores.get(name, compute)) for name, t in results.items()})
     return runs

@@ -21,7 +21,7 @@ from ...core.device import machine
 from ...core.op import Op
 from ..targets import UnknownName, find, load_targets, op_target
 from ..verify.select import choose
-from ..verify.work import device_of, machine_reason
+from ..verify.work import device_of, place
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -98,7 +98,7 @@ class _Subject:
             members = ", ".join(n.name for n in named)
             raise UnknownName(f"{name!r} is a family; one operator is diagnosed at a time: {members}.")
         op = named[0].op
-        backend = _backend(op, request["backend"], self.device)
+        backend, self.device = _backend(op, request)
         interpreted = backend == "triton" and machine().interpreter
         self.target = _narrowed(op, backend, self.device, interpreted, request)
         self.dtype = dtype or self.target.dtypes[0]
@@ -124,16 +124,17 @@ def _own(name: str) -> assay.Target:
     return targets[0]
 
 
-def _backend(op: Op, wanted: str | None, device: str) -> str:
-    """The backend asked for, if it can run here; else the first that can."""
+def _backend(op: Op, request: dict[str, Any]) -> tuple[str, str]:
+    """The backend asked for, if it can run here; else the first that can; and on which device."""
+    wanted = request["backend"]
     if wanted is not None and wanted not in op.backends:
         raise UnknownName(f"unknown backend {wanted!r}; {op.name} has: {', '.join(op.backends)}")
-    reasons = {b: machine_reason(op, b, device) for b in op.backends if wanted in (None, b)}
-    able = [b for b, reason in reasons.items() if not reason]
+    places = {b: place(op, b, request) for b in op.backends if wanted in (None, b)}
+    able = [(b, device) for b, (device, reason) in places.items() if not reason]
     if not able:
-        why = "; ".join(f"{b}: {reason}" for b, reason in reasons.items())
+        why = "; ".join(f"{b}: {reason}" for b, (_, reason) in places.items())
         raise UnknownName(f"{op.name} cannot run here: {why}")
-    return able[0]
+    return min(able, key=lambda found: found[1] != device_of(request))
 
 
 def _narrowed(op: Op, backend: str, device: str, interpreted: bool, request: dict[str, Any]) -> assay.Target:

@@ -51,16 +51,16 @@ class Session:
         return {"proofs": proofs, "machine": machine().to_json(), "device": device_of(request)}
 
     def _proofs(self, named: Named, request: dict[str, Any]) -> list[dict[str, Any]]:
-        device, size, dtype = device_of(request), request["size"], request["dtype"]
+        size, dtype = request["size"], request["dtype"]
         if named.target is not None:
             choice = choose_own(named.target, size, dtype)
-            return [_proof(named.name, "", device, choice, "", "", named.source, named.index)]
+            return [_proof(named.name, "", device_of(request), choice, "", "", named.source, named.index)]
         op = named.op
         if op is None:
             raise ValueError(f"{named.name} is neither operator nor target")
         proofs = []
         for backend in (b for b in op.backends if request["backend"] in (None, b)):
-            reason = machine_reason(op, backend, device)
+            device, reason = place(op, backend, request)
             interpreted = backend == "triton" and machine().interpreter
             choice = Choice([], []) if reason else choose(op, backend, device, interpreted, size, dtype)
             if not reason and not choice.jobs:
@@ -184,6 +184,15 @@ def device_of(request: dict[str, Any]) -> str:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UnknownName(f"--device {wanted}: there are {torch.cuda.device_count()} CUDA devices, counted from 0.")
     return str(device)
+
+
+def place(op: Op, backend: str, request: dict[str, Any]) -> tuple[str, str | None]:
+    """Where a backend is proved, and why it cannot be: where no device was named, on the CPU what runs there alone."""
+    device = device_of(request)
+    reason = machine_reason(op, backend, device)
+    if reason and request["device"] is None and device != "cpu" and machine_reason(op, backend, "cpu") is None:
+        return "cpu", None
+    return device, reason
 
 
 def machine_reason(op: Op, backend: str, device: str) -> str | None:
