@@ -16,6 +16,7 @@ from goldsmith.router.atomic_experts.op import ATOMIC_EXPERTS
 
 STRATEGIES = ("gather", "sorted", "dense")
 NAMES = ("h", "w_in", "w_out", "weights", "indices")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there the kernels run through the interpreter
 SMALL = [case for case in CASES if "large" not in case.tags]
 
 
@@ -158,15 +159,15 @@ def test_what_is_skipped_is_not_read(strategy, seed):
 @pytest.mark.parametrize("backend", ATOMIC_EXPERTS.backends)
 def test_what_is_skipped_has_gradient_0_whatever_arrives(backend, strategy, bad, seed):
     """Token 1 has nothing but skipped experts, and h and dy of it are not finite."""
-    h, w_in, w_out, weights, indices = drawn(seed, T=4)
+    h, w_in, w_out, weights, indices = (t.to(DEVICE) for t in drawn(seed, T=4))
     h[1], indices[1], indices[2, 3] = bad, -1, -1
-    dy = torch.randn(4, 12)
+    dy = torch.randn(4, 12, device=DEVICE)
     dy[1:3] = bad
     own = leaves([h, w_in, w_out, weights])
     y = router.atomic_experts(*own, indices, strategy=strategy, backend=backend)
     dh, dw_in, dw_out, dweights = torch.autograd.grad(y, own, dy)
     assert (y[1] == 0).all() and (dh[1] == 0).all() and (dweights[1] == 0).all() and dweights[2, 3] == 0
-    used = torch.zeros(len(w_in), dtype=torch.bool)
+    used = torch.zeros(len(w_in), dtype=torch.bool, device=DEVICE)
     used[indices[2][indices[2] >= 0].long()] = True
     assert dw_in[~used].isfinite().all() and dw_out[~used].isfinite().all()
 
@@ -302,13 +303,13 @@ def test_activations_are_those_of_torch(seed):
 @pytest.mark.parametrize("size", [200.0, 1e13, 3e38])
 def test_activations_have_their_limits_at_large_finite_numbers(activation, size, backend):
     """a or 0, and slope 1 or 0 ("identity": always a and 1)."""
-    a = torch.tensor([[size], [-size]])
-    own, table = a.clone().requires_grad_(), torch.ones(1, 1)
-    weights, indices = torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int32)
+    a = torch.tensor([[size], [-size]], device=DEVICE)
+    own, table = a.clone().requires_grad_(), torch.ones(1, 1, device=DEVICE)
+    weights, indices = torch.ones(2, 1, device=DEVICE), torch.zeros(2, 1, dtype=torch.int32, device=DEVICE)
     y = router.atomic_experts(own, table, table, weights, indices, activation=activation, backend=backend)
     y.sum().backward()
     low = 1.0 if activation == "identity" else 0.0
-    assert torch.equal(own.grad, torch.tensor([[1.0], [low]])) and torch.equal(y, a * own.grad)
+    assert torch.equal(own.grad, torch.tensor([[1.0], [low]], device=DEVICE)) and torch.equal(y, a * own.grad)
 
 
 def test_auto_takes_the_strategy_of_the_shapes(seed, monkeypatch):

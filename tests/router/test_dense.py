@@ -9,6 +9,7 @@ from goldsmith.router.atomic_experts.cases import inputs
 
 NAMES = ("h", "w_in", "w_out", "weights", "indices")
 T, D, N, K = 40, 40, 150, 6
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there the kernels run through the interpreter
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -26,12 +27,12 @@ def drawn(seed, dtype, memory=False):
     return [values[name] for name in NAMES], torch.randn(T, 37).to(dtype)
 
 
-def by_token(tensors, dy, rows, device="cpu"):
+def by_token(tensors, dy, rows):
     """y, and the gradients of h and weights, of these tokens alone."""
-    h, w_in, w_out, weights, indices = (t if t is None else t.to(device) for t in tensors)
+    h, w_in, w_out, weights, indices = (t if t is None else t.to(DEVICE) for t in tensors)
     h, weights = (t[rows].clone().requires_grad_() for t in (h, weights))
     y = router.atomic_experts(h, w_in, w_out, weights, indices[rows], strategy="dense", backend="triton")
-    return y.detach(), *torch.autograd.grad(y, [h, weights], dy.to(device)[rows])
+    return y.detach(), *torch.autograd.grad(y, [h, weights], dy.to(DEVICE)[rows])
 
 
 def batches():
@@ -93,8 +94,8 @@ def test_a_token_is_the_same_bits_in_every_batch_on_a_gpu(dtype):
         torch.randint(-1, experts, (tokens, chosen), device="cuda", dtype=torch.int32),
     ]
     dy = torch.randn(tokens, dim, device="cuda").to(dtype)
-    whole = by_token(tensors, dy, torch.arange(tokens, device="cuda"), "cuda")
+    whole = by_token(tensors, dy, torch.arange(tokens, device="cuda"))
     for size in (1, 2, 16, 100, 129, 1000, dense.TOKENS, dense.TOKENS + 1):
         rows = torch.randperm(tokens, device="cuda")[:size]
-        some = by_token(tensors, dy, rows, "cuda")
+        some = by_token(tensors, dy, rows)
         assert all(torch.equal(part, full[rows]) for part, full in zip(some, whole, strict=True)), size

@@ -217,7 +217,7 @@ def test_the_weight_exp_of_infinity_is_infinity(k, dtype):
     x, y = torch.zeros(2, 1, 12, dtype=dtype)
     x[0, 3], y[0, 1:] = torch.inf, -torch.inf
     for backend in PRODUCT_TOPK.backends:
-        weights, indices = router.product_topk(x, y, k, weights="exp", backend=backend)
+        weights, indices = router.product_topk(x.to(DEVICE), y.to(DEVICE), k, weights="exp", backend=backend)
         assert indices[0, 0] == 3 * 12
         assert weights[0, 0] == torch.inf and weights[0, 1:].isfinite().all(), (backend, weights)
 
@@ -229,8 +229,8 @@ def test_a_masked_entry_of_a_row_with_nan_has_weight_0_and_no_gradient(weights, 
     x[0, 1], y[0, 4] = torch.nan, 0.0
     x[0, 2:] = -torch.inf
     for backend in PRODUCT_TOPK.backends:
-        own = x.clone().requires_grad_()
-        scores, indices = router.product_topk(own, y, k, weights=weights, backend=backend)
+        own = x.clone().to(DEVICE).requires_grad_()
+        scores, indices = router.product_topk(own, y.to(DEVICE), k, weights=weights, backend=backend)
         assert indices[0, :3].tolist() == [1 * 9 + 4, 4, -1], backend
         assert (scores[0, 2:] == wanted).all() and scores[0, 0].isnan(), (backend, scores)
         scores.backward(torch.full_like(scores, torch.nan))

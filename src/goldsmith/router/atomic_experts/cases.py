@@ -146,7 +146,7 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a_sixteenth": ({"T": 16, "D": 256, "N": 65_536, "K": 4096}, "as many of all experts as dense is for, gathered"),
     "a_sixteenth_dense": (
-        {"T": 16, "D": 256, "N": 65_536, "K": 4096, "strategy": "dense"},
+        {"T": 16, "D": 256, "N": 8192, "K": 512, "strategy": "dense"},
         "as many of all experts as dense is for",
     ),
     "usual_dense": ({"T": 512, "D": 512, "N": 2048, "K": 256, "strategy": "dense"}, "an eighth of all experts"),
