@@ -20,7 +20,7 @@ class Dense:
 
 
 # from rows of `goldsmith bench`; docs/router.md shows them, and tests/router/test_strategies.py holds the rule to them
-DENSE = {"cpu": Dense(tokens=64, one_in=16), "cuda": Dense(tokens=4096, one_in=32)}
+DENSE = {"cpu": Dense(tokens=64, one_in=16), "cuda": Dense(tokens=1024, one_in=32)}
 
 
 def choose_strategy(
