@@ -230,6 +230,23 @@ def test_sparse_gradients_are_the_rows_of_the_dense_ones_bit_for_bit(kind, dtype
             assert torch.equal(a, b), name
 
 
+@pytest.mark.filterwarnings("error:Sparse invariant")
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_a_sparse_gradient_warns_of_nothing(backend, seed):
+    """torch 2.11 says that invariants are not checked, to whoever asks it not to check them, once in a process."""
+    tensors = [t.to(DEVICE) for t in drawn(seed, T=2, D=3, N=6, K=2)]
+    reason = ATOMIC_EXPERTS.why_not(backend, *tensors, activation="silu", strategy="gather", sparse_grad=True)
+    if reason is not None:
+        pytest.skip(f"{backend}: {reason}")
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        found = gradients(tensors, torch.ones(2, 3, device=DEVICE), backend=backend, sparse_grad=True)
+    finally:
+        torch.set_warn_always(before)
+    assert all(t.is_sparse and t.is_coalesced() and t.device.type == DEVICE for t in found[2:4])
+
+
 def test_optimisers_of_sparse_gradients_take_them(seed):
     h, w_in, w_out, weights, indices = drawn(seed, N=200)
     dy = torch.randn(9, 12)

@@ -16,6 +16,7 @@ from .._kernels.dense import dense_dots, dense_sums
 from .._kernels.lookup import dots, gate, gate_backward, sums
 from .._kernels.tables import ByExpert
 from .._pairs import Pairs
+from .few_rows import few_rows
 
 DOTS = {"gather": dots, "sorted": dots, "dense": dense_dots}
 SUMS = {"gather": sums, "sorted": sums, "dense": dense_sums}
@@ -74,9 +75,5 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         sums = pairs.sums([(*jobs[name], tensors[name].dtype) for name in names])
         experts = pairs.used() if sparse else None
         for name, grad in zip(names, sums.tables(experts), strict=True):
-            found[name] = stage(f"d{name}", grad if experts is None else _sparse(grad, experts, tensors[name]))
+            found[name] = stage(f"d{name}", grad if experts is None else few_rows(grad, experts, tensors[name]))
     return found
-
-
-def _sparse(rows: Tensor, experts: Tensor, table: Tensor) -> Tensor:
-    return torch.sparse_coo_tensor(experts.unsqueeze(0), rows, table.shape, is_coalesced=True, check_invariants=False)
