@@ -51,6 +51,17 @@ def gradients(function, x, parameters):
     return [y.detach(), *torch.autograd.grad(y, [x, *parameters], cotangent)]
 
 
+def precisions(backend):
+    """What a network is held in, as options of a target: float32, and bfloat16 where stores of a backend round.
+
+    In bfloat16 a network keeps h_in, the norm of it and the layer's result as h_in is, and computes with what it kept:
+    that is declared. A wrong factor shows in float32, to which no such room is given.
+    """
+    yield {"dtypes": (torch.float32,)}
+    if backend == "reference" or torch.cuda.is_available():  # the interpreter truncates where hardware rounds
+        yield {"dtypes": (torch.bfloat16,), "compute": torch.bfloat16}
+
+
 def held_to_formulas(
     module, connections, *, tokens=(2, 3), n=4, dim=DIM, iterations=20, through=None, meaning=None, **options
 ):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from goldsmith import BackendUnavailable, mhc
-from mhc.networks import DIM, connection, gradients, held_to_formulas
+from mhc.networks import DIM, connection, gradients, held_to_formulas, precisions
 from mhc.wrong import check
 
 GPU = torch.cuda.is_available()
@@ -118,8 +118,8 @@ def test_a_connection_is_born_on_the_device_that_is_named():
 def test_a_connection_and_all_its_gradients_are_held_to_the_formulas(backend, recompute):
     tokens, iterations = ((2, 3), 20) if backend == "reference" else ((2,), 3)
     made = connection(backend=backend, recompute=recompute, iterations=iterations)
-    dtypes = (torch.float32, torch.bfloat16) if GPU else (torch.float32,)
-    check(held_to_formulas(made, [""], tokens=tokens, iterations=iterations, dtypes=dtypes), device=DEVICE)
+    for precision in precisions(backend):
+        check(held_to_formulas(made, [""], tokens=tokens, iterations=iterations, **precision), device=DEVICE)
 
 
 @pytest.mark.parametrize("gamma", [False, True])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from goldsmith import mhc
-from mhc.networks import DIM, connection, gradients, held_to_formulas
+from mhc.networks import DIM, connection, gradients, held_to_formulas, precisions
 from mhc.wrong import check, equal
 
 GPU = torch.cuda.is_available()
@@ -21,9 +21,9 @@ def stack(count=3, **options):
 def test_a_stack_and_all_its_gradients_are_held_to_the_formulas(backend):
     tokens, iterations = ((2, 3), 20) if backend == "reference" else ((1,), 2)
     made = stack(2, backend=backend, iterations=iterations)
-    dtypes = (torch.float32, torch.bfloat16) if GPU else (torch.float32,)
     prefixes = ["connections_0_", "connections_1_"]
-    check(held_to_formulas(made, prefixes, tokens=tokens, iterations=iterations, dtypes=dtypes), device=DEVICE)
+    for precision in precisions(backend):
+        check(held_to_formulas(made, prefixes, tokens=tokens, iterations=iterations, **precision), device=DEVICE)
 
 
 def test_gradients_of_a_deep_stack_in_float64_are_those_that_central_differences_confirm():
