@@ -198,6 +198,8 @@ def test_autocast_changes_nothing_inside(op, case):
 @pytest.mark.gpu
 @pytest.mark.parametrize("op, case", USUAL, ids=ids(USUAL))
 def test_a_cuda_graph_replays_it(op, case):
+    if op.backends.keys() == {"native", "reference"}:
+        pytest.skip(f"{op.name}: its kernels are the CPU's, and on a card its reference waits for the host")
     tensors, options = drawn(op, case, dtype=torch.bfloat16)
     with torch.no_grad():
         eager = as_tuple(op(*tensors, **options))
