@@ -1,9 +1,4 @@
-"""The golden is checked before anybody is accused: float64 inside, repeatable, inputs unwritten, gradients its own.
-
-The derivative of L(t) = sum_j <c_j, y_j(x + t d)> at 0 is compared with <gradient, d> for random directions d:
-
-    D(h) = (L(h) - L(-h)) / 2h,   R = (4 D(h/2) - D(h)) / 3 = L'(0) + O(h^4),   h = eps^(1/3)
-"""
+"""The golden is checked before anybody is accused: float64 inside, repeatable, inputs unwritten, gradients its own."""
 
 from __future__ import annotations
 
@@ -20,12 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from . import inplace, limits
+from . import golden_gradient, inplace, limits
 from .results import TargetError
 
-_STEP = torch.finfo(torch.float64).eps ** (1 / 3)
-_RELATIVE = 1e-6
-_ASIDE, _BESIDE = 1e-3, 3  # how far (in rms), and at how many points beside a tie the gradient is looked at
 _SMALL = 2**17  # elements of all inputs together up to which one thread is faster than two
 _inside = threading.local()
 
@@ -130,6 +122,7 @@ def self_check(
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     sent: Collection[str] | None = None,
+    surrogate: Collection[str] = (),
     seed: int = 0,
 ) -> SelfCheck:
     """Section 4: float64 everywhere, twice bit-equal, inputs unwritten, gradients against central differences.
@@ -138,15 +131,16 @@ def self_check(
     {input: gradient} for the differentiable inputs (None: forward only). leaves: float64 inputs (integers as they are).
     shapes: output -> shape of the candidate's output, compared with the golden's.
     sent: the outputs that `gradient` takes a cotangent of (None: every floating one); others are no part of L.
+    surrogate: inputs whose gradient is no derivative, and is not held to differences.
     """
     check = SelfCheck()
     leaves = {name: t.detach() for name, t in leaves.items()}
     with default_dtype(torch.float64), threads_for(leaves), in_one_order(leaves):
-        _checks(check, forward, gradient, leaves, shapes or {}, sent, seed)
+        _checks(check, forward, gradient, leaves, shapes or {}, sent, surrogate, seed)
     return check
 
 
-def _checks(check: SelfCheck, forward, gradient, leaves, shapes, sent, seed) -> None:
+def _checks(check: SelfCheck, forward, gradient, leaves, shapes, sent, surrogate, seed) -> None:
     watch = _NarrowerThanFloat64()
     seen = _attempt(check, "the golden", watch, forward, leaves)
     if seen is None:
@@ -172,7 +166,7 @@ def _checks(check: SelfCheck, forward, gradient, leaves, shapes, sent, seed) -> 
     _twice(check, "the golden", forward, leaves)
     grads = None if gradient is None else _twice(check, "the golden's backward", backward, leaves)
     if grads is not None and not check.problems:
-        _differences(check, forward, backward, grads, cotangents, leaves, generator)
+        golden_gradient.confirm(check, forward, backward, grads, cotangents, leaves, generator, surrogate)
 
 
 def _twice(check: SelfCheck, what: str, call, leaves) -> dict[str, Tensor] | None:
@@ -273,139 +267,3 @@ class _NarrowerThanFloat64(TorchDispatchMode):
 
 
 _NARROW = {torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2}
-
-
-# gradients against differences
-
-
-def _differences(check, forward, backward, grads, cotangents, leaves, generator, directions: int = 2) -> None:
-    names = [name for name in grads if name in leaves and leaves[name].is_floating_point() and leaves[name].numel()]
-    for name in names:
-        if grads[name].shape != leaves[name].shape:
-            came, wanted = list(grads[name].shape), list(leaves[name].shape)
-            check.problems.append(f"the gradient of {name} has shape {came}, the input {wanted}")
-            return
-    for _ in range(directions if names else 0):
-        line = _Line(forward, cotangents, leaves, _direction(leaves, names, generator))
-        if not _confirms(line, grads):
-            others = [line.along(_direction(leaves, names, generator)) for _ in range(2)]
-            _explain(check, line, others, grads, backward)
-            return
-
-
-def _direction(leaves, names, generator) -> dict[str, Tensor]:
-    """A random direction, each input in proportion to its own rms."""
-    out = {}
-    for name in names:
-        draw = torch.randn(leaves[name].shape, generator=generator, dtype=torch.float64)
-        out[name] = draw.to(leaves[name].device) * _scale(leaves[name])
-    return out
-
-
-def _scale(t: Tensor) -> float:
-    scale = float(t.double().square().mean().sqrt())
-    return scale if scale > 0 and scale < float("inf") else 1.0
-
-
-class _Line:
-    """L along x + t d, remembered; `noise` is what rounding leaves of a difference of two values."""
-
-    def __init__(self, forward, cotangents, leaves, direction):
-        self._forward, self._cotangents = forward, cotangents
-        self.leaves, self.direction = leaves, direction
-        self._known: dict[float, float] = {}
-        self.noise = 0.0
-
-    def __call__(self, t: float) -> float:
-        if t not in self._known:
-            moved = {
-                name: x + t * self.direction[name] if name in self.direction else x.clone()
-                for name, x in self.leaves.items()
-            }
-            with torch.no_grad():
-                results = self._forward(moved)
-            terms = [results[name.removeprefix("grad_")] * c for name, c in self._cotangents.items()]
-            self._known[t] = sum(float(term.sum()) for term in terms)
-            size = sum(float(term.abs().sum()) for term in terms)
-            self.noise = max(self.noise, 8 * torch.finfo(torch.float64).eps * size)
-        return self._known[t]
-
-    def along(self, direction: dict[str, Tensor]) -> _Line:
-        """The same function along another direction."""
-        return _Line(self._forward, self._cotangents, self.leaves, direction)
-
-    def at(self, leaves: dict[str, Tensor]) -> _Line:
-        """The same direction through another point."""
-        return _Line(self._forward, self._cotangents, leaves, self.direction)
-
-    def told(self, grads: dict[str, Tensor]) -> tuple[float, float]:
-        """<gradient, d>, and the size that it has when its terms have random signs."""
-        products = [grads[name] * d for name, d in self.direction.items()]
-        return sum(float(p.sum()) for p in products), sum(float(p.square().sum()) for p in products) ** 0.5
-
-    def slope(self, h: float) -> float:
-        return (self(h) - self(-h)) / (2 * h)
-
-    def richardson(self, h: float) -> float:
-        return (4 * self.slope(h / 2) - self.slope(h)) / 3
-
-    def bends(self, h: float) -> bool:
-        """One-sided slopes differ by as much at h / 8 as at h: a kink. A smooth function's come eight times closer."""
-        wide, narrow = (abs(self(s) - 2 * self(0.0) + self(-s)) / s for s in (h, h / 8))
-        return narrow > 0.5 * wide and narrow > 16 * self.noise / h
-
-
-def _confirms(line: _Line, grads: dict[str, Tensor]) -> bool:
-    """Some step agrees: the usual one, or a smaller one when a kink lies within the usual one."""
-    told, size = line.told(grads)
-    for h in (_STEP, _STEP / 64, _STEP / 1024):
-        measured = line.richardson(h)
-        tolerance = _RELATIVE * max(size, abs(told)) + 3 * line.noise / h
-        if abs(measured - told) <= tolerance:
-            return True
-    return False
-
-
-def _beside(line: _Line, grads: dict[str, Tensor], backward) -> bool | None:
-    """Whether the gradient is right at points beside the inputs, where no tie is; None when those are no smoother."""
-    smooth = False
-    generator = torch.Generator().manual_seed(_BESIDE)
-    for _ in range(_BESIDE):
-        away = _direction(line.leaves, list(line.direction), generator)
-        moved = {n: t + _ASIDE * away[n] if n in away else t.clone() for n, t in line.leaves.items()}
-        there = line.at(moved)
-        if _confirms(there, backward(moved)):
-            return True
-        smooth = smooth or not there.bends(_STEP / 16)
-    return False if smooth else None
-
-
-def _explain(check: SelfCheck, line: _Line, others: list[_Line], grads: dict[str, Tensor], backward) -> None:
-    """A kink or tie at the point is a note, an unsmooth function likewise; otherwise the gradient is wrong.
-
-    others: further directions, since the two sides of a kink may agree along one by chance.
-    """
-    (told, size), measured = line.told(grads), line.richardson(_STEP)
-    if not all(abs(v) < float("inf") for v in (measured, told)):
-        check.notes.append("the golden's gradient is not confirmed: NaN or Inf along the way")
-        return
-    beside = _beside(line, grads, backward)
-    for bent in (o for o in (line, *others) if beside is not False and o.bends(_STEP / 16)):
-        h = _STEP / 128
-        left, right = (bent(0.0) - bent(-h)) / h, (bent(h) - bent(0.0)) / h
-        check.notes.append(f"a kink: the golden's slope is {left:.6g} on one side and {right:.6g} on the other")
-        return
-    if abs(line.richardson(_STEP / 4) - measured) > 1e-2 * abs(measured - told) + _RELATIVE * size:
-        check.notes.append("the golden's gradient is not confirmed: differences at two step sizes disagree")
-        return
-    if beside:
-        text = f"a tie: the golden's slope is {told:.6g}, differences give {measured:.6g}; beside it they agree"
-        check.notes.append(text)
-        return
-    wrong = []
-    for name, d in line.direction.items():
-        own = line.along({name: d})
-        if not _confirms(own, grads):
-            wrong.append(f"{name} (backward {own.told(grads)[0]:.9g}, differences {own.richardson(_STEP):.9g})")
-    which = ", ".join(wrong) or f"all inputs together (backward {told:.9g}, differences {measured:.9g})"
-    check.problems.append(f"the golden's gradient disagrees with central differences along a random direction: {which}")

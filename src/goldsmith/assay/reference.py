@@ -331,7 +331,13 @@ class References:
         shapes = {n: tuple(self.run.outputs[n].shape) for n in visible}
         sent = self.run.cotangents  # an output of the candidate that carries no gradient gets none in the golden either
         return golden.self_check(
-            forward, gradient if sent else None, inputs, shapes=shapes, sent=tuple(sent), seed=self.material.seed
+            forward,
+            gradient if sent else None,
+            inputs,
+            shapes=shapes,
+            sent=tuple(sent),
+            surrogate=self.material.target.surrogate,
+            seed=self.material.seed,
         )
 
     def _decided(self) -> References:

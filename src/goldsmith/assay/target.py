@@ -36,6 +36,7 @@ class Target:
     backward        "auto" (autograd), None (forward only), or a callable of inputs, scalars, outputs and grad_<output>
     golden_backward likewise; without it float64 autograd through the golden
     grads           inputs whose gradients are wanted; default every floating-point input
+    surrogate       those among them whose gradient is no derivative of the golden (straight-through estimators)
     decisions       {result: assay.topk(...) | argmax | sign | given}
     stored          {stage: input}: stages that the candidate may round to that input's dtype, seen or unseen
     segments        {tensor: {name: (lo, hi) on the last axis, or (axis, lo, hi)}}, or a function of the sizes
@@ -57,6 +58,7 @@ class Target:
     backward: Any = "auto"
     golden_backward: Callable | None = None
     grads: tuple[str, ...] | None = None
+    surrogate: tuple[str, ...] = ()
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     stored: Mapping[str, str] = field(default_factory=dict)
     segments: Mapping[str, Any] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class Target:
         self._set("outputs", None if self.outputs is None else _names("outputs", self.outputs))
         if self.outputs == ():
             raise TargetError("outputs: () names none; leave it out, or name what the candidate returns")
-        for argument in ("saved", "mutates"):
+        for argument in ("saved", "mutates", "surrogate"):
             self._set(argument, _names(argument, getattr(self, argument)))
         self._set("grads", None if self.grads is None else _names("grads", self.grads))
         if self.outputs is not None:
@@ -126,6 +128,7 @@ class Target:
         floating = [n for n, t in inputs.items() if t.is_floating_point()]
         _known("grads", self.grads or (), floating, "floating-point inputs")
         _known("mutates", self.mutates, inputs, "inputs")
+        _known("surrogate", self.surrogate, floating if self.grads is None else self.grads, "inputs with gradients")
         _known("stored", tuple(self.stored.values()), floating, "floating-point inputs")
         if self.outputs is not None:
             taken = [n for n in self.outputs if n in supply]

@@ -1,0 +1,158 @@
+"""The golden's gradient against central differences, along random directions and away from kinks and ties.
+
+The derivative of L(t) = sum_j <c_j, y_j(x + t d)> at 0 is compared with <gradient, d> for random directions d:
+
+    D(h) = (L(h) - L(-h)) / 2h,   R = (4 D(h/2) - D(h)) / 3 = L'(0) + O(h^4),   h = eps^(1/3)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_STEP = torch.finfo(torch.float64).eps ** (1 / 3)
+_RELATIVE = 1e-6
+_ASIDE, _BESIDE = 1e-3, 3  # how far (in rms), and at how many points beside a tie the gradient is looked at
+
+
+def confirm(check, forward, backward, grads, cotangents, leaves, generator, surrogate=(), directions: int = 2) -> None:
+    """Problems and notes of `check`: shapes of all gradients, and whether those that are derivatives are right.
+
+    forward, backward: as in golden.self_check, of the leaves alone; grads: what backward gave at them; surrogate: names
+    of gradients that are no derivatives, as those of a straight-through estimator.
+    """
+    names = [name for name in grads if name in leaves and leaves[name].is_floating_point() and leaves[name].numel()]
+    for name in names:
+        if grads[name].shape != leaves[name].shape:
+            came, wanted = list(grads[name].shape), list(leaves[name].shape)
+            check.problems.append(f"the gradient of {name} has shape {came}, the input {wanted}")
+            return
+    declared = [name for name in names if name in surrogate]
+    if declared:
+        check.notes.append(f"declared as surrogate, and not held to differences: the gradient of {', '.join(declared)}")
+    names = [name for name in names if name not in surrogate]
+    for _ in range(directions if names else 0):
+        line = _Line(forward, cotangents, leaves, _direction(leaves, names, generator))
+        if not _confirms(line, grads):
+            others = [line.along(_direction(leaves, names, generator)) for _ in range(2)]
+            _explain(check, line, others, grads, backward)
+            return
+
+
+def _direction(leaves, names, generator) -> dict[str, Tensor]:
+    """A random direction, each input in proportion to its own rms."""
+    out = {}
+    for name in names:
+        draw = torch.randn(leaves[name].shape, generator=generator, dtype=torch.float64)
+        out[name] = draw.to(leaves[name].device) * _scale(leaves[name])
+    return out
+
+
+def _scale(t: Tensor) -> float:
+    scale = float(t.double().square().mean().sqrt())
+    return scale if scale > 0 and scale < float("inf") else 1.0
+
+
+class _Line:
+    """L along x + t d, remembered; `noise` is what rounding leaves of a difference of two values."""
+
+    def __init__(self, forward, cotangents, leaves, direction):
+        self._forward, self._cotangents = forward, cotangents
+        self.leaves, self.direction = leaves, direction
+        self._known: dict[float, float] = {}
+        self.noise = 0.0
+
+    def __call__(self, t: float) -> float:
+        if t not in self._known:
+            moved = {
+                name: x + t * self.direction[name] if name in self.direction else x.clone()
+                for name, x in self.leaves.items()
+            }
+            with torch.no_grad():
+                results = self._forward(moved)
+            terms = [results[name.removeprefix("grad_")] * c for name, c in self._cotangents.items()]
+            self._known[t] = sum(float(term.sum()) for term in terms)
+            size = sum(float(term.abs().sum()) for term in terms)
+            self.noise = max(self.noise, 8 * torch.finfo(torch.float64).eps * size)
+        return self._known[t]
+
+    def along(self, direction: dict[str, Tensor]) -> _Line:
+        """The same function along another direction."""
+        return _Line(self._forward, self._cotangents, self.leaves, direction)
+
+    def at(self, leaves: dict[str, Tensor]) -> _Line:
+        """The same direction through another point."""
+        return _Line(self._forward, self._cotangents, leaves, self.direction)
+
+    def told(self, grads: dict[str, Tensor]) -> tuple[float, float]:
+        """<gradient, d>, and the size that it has when its terms have random signs."""
+        products = [grads[name] * d for name, d in self.direction.items()]
+        return sum(float(p.sum()) for p in products), sum(float(p.square().sum()) for p in products) ** 0.5
+
+    def slope(self, h: float) -> float:
+        return (self(h) - self(-h)) / (2 * h)
+
+    def richardson(self, h: float) -> float:
+        return (4 * self.slope(h / 2) - self.slope(h)) / 3
+
+    def bends(self, h: float) -> bool:
+        """One-sided slopes differ by as much at h / 8 as at h: a kink. A smooth function's come eight times closer."""
+        wide, narrow = (abs(self(s) - 2 * self(0.0) + self(-s)) / s for s in (h, h / 8))
+        return narrow > 0.5 * wide and narrow > 16 * self.noise / h
+
+
+def _confirms(line: _Line, grads: dict[str, Tensor]) -> bool:
+    """Some step agrees: the usual one, or a smaller one when a kink lies within the usual one."""
+    told, size = line.told(grads)
+    for h in (_STEP, _STEP / 64, _STEP / 1024):
+        measured = line.richardson(h)
+        tolerance = _RELATIVE * max(size, abs(told)) + 3 * line.noise / h
+        if abs(measured - told) <= tolerance:
+            return True
+    return False
+
+
+def _beside(line: _Line, grads: dict[str, Tensor], backward) -> bool | None:
+    """Whether the gradient is right at points beside the inputs, where no tie is; None when those are no smoother."""
+    smooth = False
+    generator = torch.Generator().manual_seed(_BESIDE)
+    for _ in range(_BESIDE):
+        away = _direction(line.leaves, list(line.direction), generator)
+        moved = {n: t + _ASIDE * away[n] if n in away else t.clone() for n, t in line.leaves.items()}
+        there = line.at(moved)
+        if _confirms(there, backward(moved)):
+            return True
+        smooth = smooth or not there.bends(_STEP / 16)
+    return False if smooth else None
+
+
+def _explain(check, line: _Line, others: list[_Line], grads: dict[str, Tensor], backward) -> None:
+    """A kink or tie at the point is a note, an unsmooth function likewise; otherwise the gradient is wrong.
+
+    others: further directions, since the two sides of a kink may agree along one by chance.
+    """
+    (told, size), measured = line.told(grads), line.richardson(_STEP)
+    if not all(abs(v) < float("inf") for v in (measured, told)):
+        check.notes.append("the golden's gradient is not confirmed: NaN or Inf along the way")
+        return
+    beside = _beside(line, grads, backward)
+    for bent in (o for o in (line, *others) if beside is not False and o.bends(_STEP / 16)):
+        h = _STEP / 128
+        left, right = (bent(0.0) - bent(-h)) / h, (bent(h) - bent(0.0)) / h
+        check.notes.append(f"a kink: the golden's slope is {left:.6g} on one side and {right:.6g} on the other")
+        return
+    if abs(line.richardson(_STEP / 4) - measured) > 1e-2 * abs(measured - told) + _RELATIVE * size:
+        check.notes.append("the golden's gradient is not confirmed: differences at two step sizes disagree")
+        return
+    if beside:
+        text = f"a tie: the golden's slope is {told:.6g}, differences give {measured:.6g}; beside it they agree"
+        check.notes.append(text)
+        return
+    bad = {name: line.along({name: d}) for name, d in line.direction.items()}
+    bad = {name: own for name, own in bad.items() if not _confirms(own, grads)}
+    wrong = [f"{n} (backward {o.told(grads)[0]:.9g}, differences {o.richardson(_STEP):.9g})" for n, o in bad.items()]
+    which = ", ".join(wrong) or f"all inputs together (backward {told:.9g}, differences {measured:.9g})"
+    check.problems.append(
+        f"the golden's gradient disagrees with central differences along a random direction: {which}; if it is meant "
+        f"to be none (straight-through), declare surrogate={tuple(bad) or tuple(line.direction)!r}"
+    )
