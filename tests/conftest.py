@@ -5,6 +5,8 @@ import importlib.util
 import os
 import random
 import signal
+import subprocess
+import sys
 from functools import partial
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -35,6 +37,13 @@ def _has_amx() -> bool:
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers",
+        "forks: children of a fork use autograd, which torch refuses once it knows a card: then a process without one",
+    )
 
 
 def pytest_report_header(config):
@@ -80,10 +89,23 @@ def _roomy(test, **arguments):
 _roomy.__code__ = _roomy.__code__.replace(co_stacksize=1 << 16)
 
 
+def _without_a_card(item, **arguments):
+    """The test once more, in a process of its own that sees no card; its verdict is the test's."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    slow = ["--slow"] if item.config.getoption("--slow") else []
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *slow, item.nodeid],
+        cwd=item.config.rootpath, env=environment | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.fail(done.stdout + done.stderr, pytrace=False)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
     test = pyfuncitem.obj
-    pyfuncitem.obj = partial(_roomy, test)
+    elsewhere = HAS_GPU and "forks" in pyfuncitem.keywords
+    pyfuncitem.obj = partial(_without_a_card, pyfuncitem) if elsewhere else partial(_roomy, test)
     try:
         return (yield)
     finally:

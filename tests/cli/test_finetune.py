@@ -147,6 +147,7 @@ def test_gpt_oss_with_its_biases_and_masks_is_trained_as_well(place, tmp_path):
     goldens.check_alike(ours, peft)
 
 
+@pytest.mark.forks
 def test_after_kill_9_in_the_middle_of_a_step_the_same_command_ends_with_the_same_bits(place, whole, tmp_path):
     real = Trainer._clipped
 
@@ -157,9 +158,11 @@ def test_after_kill_9_in_the_middle_of_a_step_the_same_command_ends_with_the_sam
 
     child = os.fork()
     if child == 0:
-        Trainer._clipped = clipped
-        run(*command(place, tmp_path))
-        os._exit(0)
+        try:
+            Trainer._clipped = clipped
+            run(*command(place, tmp_path))
+        finally:
+            os._exit(0)
     while len(rows(tmp_path / "log.jsonl")) < 3:
         assert os.waitpid(child, os.WNOHANG) == (0, 0)
         time.sleep(0.005)

@@ -68,9 +68,11 @@ def killed(*words, when):
     """Begins, and ends by kill -9 as soon as `when` says so; the status of the process."""
     child = os.fork()
     if child == 0:
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
-            CliRunner().invoke(app, command(*words))
-        os._exit(0)
+        try:
+            with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+                CliRunner().invoke(app, command(*words))
+        finally:
+            os._exit(0)
     while not when():
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -100,6 +102,7 @@ def test_stock_transformers_loads_it_and_it_knows_more_than_how_often_each_token
     assert text.startswith("**MACBETH**  \nIs this a dagger which I see") and len(set(text.split()[10:])) > 3, text
 
 
+@pytest.mark.forks
 def test_a_play_is_learnt_through_kill_9_and_stock_peft_speaks_it(text, tmp_path):
     more = ("--steps", "8", "--eval-every", "8")
     finished(text, tmp_path / "whole", *more)
@@ -124,6 +127,7 @@ def test_a_play_is_learnt_through_kill_9_and_stock_peft_speaks_it(text, tmp_path
     assert going_on(peft) == going_on(ours)
 
 
+@pytest.mark.forks
 @pytest.mark.slow
 def test_kill_9_at_random_moments_changes_no_bit(text, tmp_path, seed):
     more, draw = ("--steps", "24", "--dropout", "0.1", "--lora-modules", "q_proj,v_proj"), random.Random(seed)

@@ -236,6 +236,7 @@ def killed_after(folder, calls, steps=6):
     return in_a_child(work)
 
 
+@pytest.mark.forks
 def test_kill_9_at_any_touch_of_a_file_and_the_same_command_has_the_same_end(tmp_path, whole):
     ended, calls = signal.SIGKILL, 0
     while ended == signal.SIGKILL:
@@ -249,6 +250,7 @@ def test_kill_9_at_any_touch_of_a_file_and_the_same_command_has_the_same_end(tmp
     assert ended == 0 and calls > 20
 
 
+@pytest.mark.forks
 def test_a_run_that_is_killed_again_and_again_still_has_the_same_end(tmp_path, whole):
     ended, calls = signal.SIGKILL, 14
     while ended == signal.SIGKILL:

@@ -97,8 +97,12 @@ def test_a_forked_child_can_forget_it(cpu, store):
     cpu.begin(*given(store))
     child = os.fork()
     if child == 0:
-        if cpu._native is not None:
-            cpu._finalizer()
-        os._exit(0)
+        status = 1
+        try:
+            if cpu._native is not None:
+                cpu._finalizer()
+            status = 0
+        finally:
+            os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     cpu.end()

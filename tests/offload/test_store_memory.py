@@ -74,11 +74,13 @@ def test_two_processes_use_no_more_memory_than_one(tmp_path):
         ready, go = os.pipe(), os.pipe()
         child = os.fork()
         if not child:
-            with ExpertStore.open(store.path, verify="full") as other:  # a mapping of its own
-                store.close()
-                os.write(ready[1], b"%d" % pss_of(other.path))
-                os.read(go[0], 1)
-            os._exit(0)
+            try:
+                with ExpertStore.open(store.path, verify="full") as other:  # a mapping of its own
+                    store.close()
+                    os.write(ready[1], b"%d" % pss_of(other.path))
+                    os.read(go[0], 1)
+            finally:
+                os._exit(0)
         os.read(ready[0], 20)
         together = pss_of(store.path) + pss_of(store.path, child)
         os.write(go[1], b"x")
