@@ -218,3 +218,50 @@ def scan(x, a):
 def test_an_exponential_that_overflows_in_float32_alone_is_no_leak():
     report = assay.check(assay.Target(scan, scan, cases=decaying, name="scan"), raises=False)
     assert report.verdict == "pass", str(report)
+
+
+# -- NaN by products with a mask's zeros ------------------------------------------------------------------------------
+
+
+def padded_attention(masked: bool):
+    """Attention whose last three keys are padding; its backward takes exp(-inf - logsumexp) for them, as is usual."""
+
+    def scores(q, k):
+        bar = torch.arange(k.shape[-2], device=k.device) >= k.shape[-2] - 3
+        return (q @ k.mT).masked_fill(bar, -torch.inf)
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            s = scores(q, k)
+            lse = s.logsumexp(-1, keepdim=True)
+            y = (s - lse).exp() @ v
+            ctx.save_for_backward(q, k, v, y, lse)
+            return y
+
+        @staticmethod
+        def backward(ctx, dy):
+            q, k, v, y, lse = ctx.saved_tensors
+            p = ((scores(q, k) if masked else q @ k.mT) - lse).exp()
+            ds = p * (dy @ v.mT - (dy * y).sum(-1, keepdim=True))
+            return ds @ k, ds.mT @ q, p.mT @ dy
+
+    def draw(make, T=9, D=5):
+        return {"q": make.normal(2, T, D), "k": make.normal(2, T, D), "v": make.normal(2, T, 4)}
+
+    def golden(q, k, v):
+        return scores(q, k).softmax(-1) @ v
+
+    return assay.Target(Attention.apply, golden, cases=[assay.Case("padded", draw, {})], name="padded attention")
+
+
+def test_nan_that_a_mask_of_zeros_spreads_is_a_note(seed):
+    """Into the gradients of padded keys, which no number reaches; in the golden it comes out beside these."""
+    report = assay.check(padded_attention(True), seed=seed, device="cpu")
+    assert {n.id for n in report.notes} == {"nan_spread"} and "k.grad" in report.notes[0].text
+
+
+def test_where_numbers_go_there_as_well_it_is_a_wrong_mask(seed, monkeypatch):
+    monkeypatch.setattr("goldsmith.assay.probes.values.judge", lambda *a, **k: set())  # which sees it at once
+    report = assay.check(padded_attention(False), seed=seed, device="cpu", probes="taint", raises=False)
+    assert any("reaches k.grad" in said and "a wrong mask" in said for said in texts(report, "taint"))
