@@ -94,17 +94,17 @@ def held(level, probes, names):
     before = native.isa()
     if LEVELS.index(level) > LEVELS.index(before):
         pytest.skip(f"this machine has {before}")
-    target, found = op_target(MOE, "native"), {}
+    target, tried = op_target(MOE, "native"), 0
     native.check(native.library().gs_set_level(LEVELS.index(level)))
     try:
         assert native.isa() == level
         for name in names:
             for dtype in target.dtypes:
-                report = assay.check(target, name, dtype=dtype, raises=False, probes=probes)
-                found[f"{name} {dtype}"] = report.verdict
+                assay.check(target, name, dtype=dtype, probes=probes)
+                tried += 1
     finally:
         native.check(native.library().gs_set_level(LEVELS.index(before)))
-    assert len(found) == 2 * len(names) and set(found.values()) == {"pass"}, found
+    assert tried == 2 * len(names)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -131,4 +131,4 @@ def test_a_broken_gradient_would_be_seen(monkeypatch):
 
     monkeypatch.setattr(_native, "backward", broken)
     report = assay.check(op_target(MOE, "native"), "few_tokens", dtype=torch.float32, raises=False, probes=VALUES)
-    assert {f.tensor for f in report.findings} == {"gate_a.grad"}
+    assert {f.tensor for f in report.findings} == {"gate_a.grad"}, str(report)
