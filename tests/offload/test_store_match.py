@@ -1,12 +1,13 @@
 """Whether a store is of these weights, and where it is found again."""
 
 import os
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from goldsmith.offload import ExpertStore, StoreMismatch, contents
+from goldsmith.offload import ExpertStore, StoreError, StoreMismatch, contents
 from goldsmith.offload.folder import cache_folder, cached_store, fingerprint_of, store_path
 from offload.stores import build, weights
 
@@ -118,27 +119,56 @@ def test_a_store_is_compared_whole_where_that_is_asked_for(tmp_path):
             store.check_source(source, whole=True)
 
 
+def saved(folder, layers):
+    """A checkpoint of these layers."""
+    folder.mkdir(exist_ok=True)
+    names = {"gate_up": "gate_up_proj", "down": "down_proj"}
+    found = {f"model.layers.{n}.mlp.experts.{names[k]}": t for n, w in layers.items() for k, t in w.items()}
+    save_file(found, folder / "model.safetensors")
+    return folder
+
+
+def test_a_store_under_the_name_of_another_models_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+    folders = [saved(tmp_path / f"model{seed}", {0: weights(seed=seed)}) for seed in (1, 2)]
+    with cached_store(folders[0]) as one, cached_store(folders[1]) as two:
+        paths, prints = [one.path, two.path], [one.fingerprint, two.fingerprint]
+    shutil.copy(paths[1], paths[0])
+    with cached_store(folders[0]) as again:
+        assert again.path == paths[0] and again.fingerprint == prints[0] != prints[1]
+
+
+def test_files_that_change_between_the_key_and_the_store_leave_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+    folder, plain = saved(tmp_path / "model", {0: weights(seed=1)}), ExpertStore.build
+
+    def build(source, path, **options):
+        saved(folder, {0: weights(seed=2)})
+        return plain(source, path, **options)
+
+    monkeypatch.setattr(ExpertStore, "build", build)
+    with pytest.raises(StoreError, match="files of .*model changed while they were read; run it again"):
+        cached_store(folder)
+    assert not list((tmp_path / "cache" / "stores").glob("*.experts"))
+    monkeypatch.undo()
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+    with cached_store(folder) as store:
+        store.check_source(folder, whole=True)
+
+
 def test_a_folder_is_read_whole_once_and_again_when_its_files_have_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     source = {layer: weights(seed=layer) for layer in (0, 1)}
-    folder = tmp_path / "model"
-    folder.mkdir()
-
-    def save(layers):
-        names = {"gate_up": "gate_up_proj", "down": "down_proj"}
-        found = {f"model.layers.{n}.mlp.experts.{names[k]}": t for n, w in layers.items() for k, t in w.items()}
-        save_file(found, folder / "model.safetensors")
-
     read = []
     monkeypatch.setattr(contents, "_digest", lambda piece, plain=contents._digest: read.append(1) or plain(piece))
-    save(source)
+    folder = saved(tmp_path / "model", source)
     with cached_store(folder) as first, cached_store(source) as same:
         assert first.path == same.path and read
     read.clear()
     with cached_store(folder) as again:
         assert again.path == first.path and not read
     was = (folder / "model.safetensors").stat()
-    save(outside_of_the_sample(source))
+    saved(folder, outside_of_the_sample(source))
     os.utime(folder / "model.safetensors", ns=(was.st_atime_ns, was.st_mtime_ns))  # as `cp -p` and archives leave it
     with cached_store(folder) as edited:
         assert edited.path != first.path and read

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .build import Progress
 from .contents import state_of, surveyed
-from .errors import StoreError
+from .errors import StoreError, StoreMismatch
 from .publish import published
 from .store import ExpertStore, opened_source
 
@@ -64,36 +64,64 @@ def cached_store(
 
     It lies under a key of every byte of the source. The source is read twice (first for its key), so it is a mapping or
     the folder of a checkpoint. The key of a checkpoint is kept beside the stores, and holds as long as its files are as
-    they were. A file that is there but damaged or of another version is replaced: for a source in memory it is compared
-    with the source to the last byte, for one on disk its header is looked at.
+    they were. A file that is there but damaged, of another version or of other weights is replaced: for a source in
+    memory it is compared with the source to the last byte, for one on disk by its fingerprint, the sample of every
+    expert. StoreError: the source's files changed while the store was made; nothing of it is left.
     """
     source = opened_source(source)
     if not isinstance(source, Mapping):
         raise TypeError(f"{_OP}: source is a {type(source).__name__}, wanted a mapping or a folder, to read it twice")
-    said: dict[str, Any] = {
-        "format": format, "group_size": group_size, "activation": activation, "alpha": alpha, "limit": limit
-    }  # fmt: skip
+    options: dict[str, Any] = {"activation": activation, "alpha": alpha, "limit": limit}
+    said = {"format": format, "group_size": group_size} | options
     files: list[Path] | None = getattr(source, "files", None)
-    path = store_path(_key(source, files, said, progress))
-    if path.exists():
-        with contextlib.suppress(StoreError):  # it is made again below
-            found = ExpertStore.open(path)
-            try:
-                if files is None and found.exact:
-                    found.check_source(source, whole=True, activation=activation, alpha=alpha, limit=limit)
-                return found
-            except BaseException:
-                found.close()
-                raise
+    if files is None:
+        path = store_path(surveyed(_OP, source, said, whole=True, progress=progress)[1])
+
+        def compare(store: ExpertStore) -> None:
+            if store.exact:
+                store.check_source(source, whole=True, **options)
+
+        return _opened(path, compare) or _built(source, path, said, progress)
+    own, sampled = surveyed(_OP, source, said, whole=False)
+    state = state_of(files, sampled)
+    path = store_path(_key(source, files, said, sampled, progress))
+
+    def compare_samples(store: ExpertStore) -> None:
+        if store.fingerprint != own:
+            raise StoreMismatch(f"{_OP}: {store.path} holds other weights than {files[0].parent}")
+
+    found = _opened(path, compare_samples)
+    if found is None:
+        found = _built(source, path, said, progress)
+        if state_of(files, sampled) != state:  # what was built is not what the key was made of
+            found.close()
+            path.unlink(missing_ok=True)
+            raise StoreError(f"{_OP}: files of {files[0].parent} changed while they were read; run it again")
+    return found
+
+
+def _opened(path: Path, compare: Callable[[ExpertStore], None]) -> ExpertStore | None:
+    """The store that is there, if `compare` raises no StoreError."""
+    if not path.exists():
+        return None
+    with contextlib.suppress(StoreError):
+        found = ExpertStore.open(path)
+        try:
+            compare(found)
+            return found
+        except BaseException:
+            found.close()
+            raise
+    return None
+
+
+def _built(source: Any, path: Path, said: dict[str, Any], progress: Progress | None) -> ExpertStore:
     _make(path.parent)
     return ExpertStore.build(source, path, **said, overwrite=True, progress=progress)
 
 
-def _key(source: Any, files: list[Path] | None, said: dict[str, Any], progress: Progress | None) -> str:
-    """Of every byte of the source; of files that were read before and have not been touched since, as it was then."""
-    if files is None:
-        return surveyed(_OP, source, said, whole=True, progress=progress)[1]
-    sampled = surveyed(_OP, source, said, whole=False)[1]
+def _key(source: Any, files: list[Path], said: dict[str, Any], sampled: str, progress: Progress | None) -> str:
+    """Of every byte of the files; of those that were read before and have not been touched since, as it was then."""
     state = state_of(files, sampled)
     kept = cache_folder() / "keys" / state
     with contextlib.suppress(OSError, UnicodeDecodeError):
