@@ -81,7 +81,7 @@ def test_boundary_is_post_and_then_pre_bit_for_bit(name, backend, dtype):
 
 @pytest.mark.parametrize("backend, dtype", BACKENDS)
 def test_pre_without_sinkhorn_and_then_sinkhorn_is_pre(backend, dtype):
-    """Bit for bit, but for h_res on a card: there two kernels, laid out otherwise, add three numbers in other orders."""
+    """Bit for bit, but for h_res on a card, where two kernels that are laid out otherwise add in other orders."""
     op = Op.get("mhc.pre")
     case = next(c for c in op.cases if c.name == "three_streams")
 
