@@ -1,6 +1,7 @@
 """`goldsmith bench offload`: held to float64 before it is timed, every rule its own split, rows with conditions."""
 
 import json
+import re
 import time
 from dataclasses import replace
 
@@ -106,6 +107,21 @@ def test_the_tables_of_the_documents_say_what_the_rows_say(tmp_path, monkeypatch
     assert "tiny, calibrated: GB/s cpu 1, link 1, dram 4, device 1e+03" in said
 
 
+def test_what_a_calibration_takes_is_a_row_of_its_own(monkeypatch):
+    def busy(store, **_):
+        time.sleep(0.01)
+        return Calibration(stores.costs(store), {}, {}, "none", others=0.25)
+
+    monkeypatch.setattr(run, "calibrate", busy)
+    result, rows = bench("memory")
+    first, memory = rows
+    assert (first["op"], memory["op"]) == ("offload.calibrate", "offload.memory") and "verified" not in first
+    assert first["case"].startswith("first") and "others took 25% of the processors' time" in first["note"]
+    assert first["figures"]["calibrate_s"] >= 0.01
+    result = CliRunner().invoke(app, ["bench", "offload", "memory", "--device", "cpu", "--layers", "1"])
+    assert result.exit_code == 0 and re.search(r"calibrate +[0-9.]+ s", result.stdout)
+
+
 def test_what_a_store_takes_is_told_without_a_calibration(monkeypatch):
     monkeypatch.setattr(run, "calibrate", None)
     _, (row,) = bench("store")
@@ -127,9 +143,10 @@ def test_an_engine_that_computes_something_else_is_not_timed(monkeypatch):
     monkeypatch.setattr(Engine, "_piece", lambda self, *given: whole(self, *given) * 1.1)
     result, rows = bench("calls", "--tokens", "1", "--cached", "0")
     assert result.exit_code == 1
+    _, *rows = rows  # after the calibration
     assert [(row["peer"], row["verified"], row.get("median_us")) for row in rows] == [("goldsmith", False, None)]
-    result, rows = bench("steps", "--tokens", "1", "--no-peers")
-    assert result.exit_code == 1 and not any(row["verified"] for row in rows)
+    result, (_, *rows) = bench("steps", "--tokens", "1", "--no-peers")
+    assert result.exit_code == 1 and rows and not any(row["verified"] for row in rows)
 
 
 def test_fiddlers_rule_takes_what_is_quicker_alone(tmp_path):
@@ -158,7 +175,7 @@ def test_a_busy_machine_is_said_and_stands_in_the_rows(monkeypatch):
     monkeypatch.setattr(run.os, "getloadavg", lambda: (7.5, 0.0, 0.0))
     result, rows = bench("memory", "--tokens", "1")
     assert "Others use this machine (load 7.5)" in " ".join(result.stderr.split())
-    assert [row["load"] for row in rows] == [7.5]
+    assert [(row["op"], row["load"]) for row in rows] == [("offload.calibrate", 7.5), ("offload.memory", 7.5)]
 
 
 def test_no_case_is_begun_after_the_limit():

@@ -14,10 +14,11 @@ PACKAGES = ("accelerate",)
 
 @dataclass(frozen=True)
 class Row:
-    """One timing of a way to compute a case, or figures of a case (op "offload.memory").
+    """One timing of a way to compute a case, or figures of a case (op "offload.memory" and the like).
 
     op        offload.calls: one call of the experts, of several layers in turn; offload.step: a forward of the model's
-              layers; offload.guard: calls with the guard, `ratio` to those without; offload.memory: bytes and seconds
+              layers; offload.guard: calls with the guard, `ratio` to those without; offload.memory: bytes and seconds;
+              offload.calibrate: seconds of measuring this machine
     bound_us  the plan's own prediction, by the calibrated costs; hardware_us: the same plan's at the rates at which
               this machine reads memory, copies and multiplies. A share is the bound over the median
     overlap   the busiest lane's time over the whole; cpu, link and device: the share of the time that each was busy

@@ -130,25 +130,38 @@ def _late(request: Request, began: float) -> bool:
     return request.limit is not None and time.monotonic() - began > request.limit
 
 
-def _calibrated(request: Request, layers: Layers) -> Calibration:
+def _calibrated(request: Request, layers: Layers, case: str) -> tuple[Calibration, Row]:
+    """The costs of this machine, measured anew, and a row that says how long that took."""
     layers.say("calibrating")
-    return calibrate(layers.store, device=layers.device, threads=request.threads, force=True)
+    began = time.perf_counter()
+    found = calibrate(layers.store, device=layers.device, threads=request.threads, force=True)
+    figures = {"calibrate_s": time.perf_counter() - began}
+    shape, others = layers.shape, found.others
+    return found, Row(
+        "offload.calibrate", shape.name, case,
+        {"H": shape.H, "I": shape.I, "E": shape.E, "k": shape.k, "layers": layers.count}, "bfloat16",
+        layers.store.format, calls.OURS, figures=figures, threads=request.threads,
+        note="seconds" + ("" if others is None else f"; others took {others:.0%} of the processors' time meanwhile"),
+    )  # fmt: skip
 
 
-def _cases(request: Request, layers: Layers, measure: Callable[[], Calibration]) -> Iterator[Case]:
+def _cases(request: Request, layers: Layers, measure: Callable[[str], tuple[Calibration, Row]]) -> Iterator[Case]:
     """Decoding first, since most hangs on it, and calibrated for each: others of a shared host come and go."""
     parts = request.parts or PARTS
     if "store" in parts:
         yield f"{layers.shape.name}: store", partial(store.rows, layers)
     if set(parts) <= {"store"}:
         return
-    common: dict[str, Any] = {"seconds": request.seconds, "calibration": measure(), "threads": request.threads}
+    found, row = measure("first, with what a process compiles and imports once")
+    yield f"{layers.shape.name}: calibration", partial(list, [row])
+    common: dict[str, Any] = {"seconds": request.seconds, "calibration": found, "threads": request.threads}
     name, cases = layers.shape.name, 0
     for tokens in sorted(request.tokens or TOKENS[layers.device.type]):
         shares = request.cached if tokens == 1 else (0.0,)
         for share in shares if "calls" in parts else ():
             if tokens == 1 and cases and layers.device.type == "cuda":
-                common["calibration"] = measure()
+                common["calibration"], row = measure("again")
+                yield f"{name}: calibration", partial(list, [row])
             cases += 1
             make = partial(calls.rows, layers, tokens, share, peers=request.peers, **common)
             yield f"{name}: calls of {tokens} tokens, {share:.0%} cached", make
