@@ -334,3 +334,39 @@ def test_room_is_kept_for_all_prompts_and_a_gpu_that_is_full_is_a_paragraph(mode
     said = " ".join(done.stderr.split())
     assert done.exit_code == 2 and "fewer prompts" in said and "ran out of memory in a call of 9 tokens" in said
     assert given["batch"] == 2 and given["max_length"] > STEPS
+
+
+needs_a_full_disk = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+
+
+@needs_a_full_disk
+@pytest.mark.parametrize("option", ["--trace", "--profile"])
+def test_a_disk_that_is_full_at_the_end_costs_no_text(model, option):
+    done = run(model, "--prompt", "By chance", "--json", option, "/dev/full")
+    assert done.exit_code == 2
+    assert done.stderr.split() == f"{option} /dev/full could not be written: No space left on device.".split()
+    assert len(json.loads(done.stdout)["outputs"][0]["tokens"]) == STEPS
+
+
+@needs_a_full_disk
+@pytest.mark.parametrize("words", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize(
+    "where, said",
+    [(">/dev/full", "stdout cannot be written to: No space left on device."), (">&-", "stdout is closed")],
+    ids=["full", "closed"],
+)
+def test_stdout_that_takes_nothing_is_said_in_a_sentence(model, words, where, said):
+    line = [sys.executable, "-m", "goldsmith.cli", "generate", str(model), "--prompt", "By", "--max-new-tokens", "1"]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {where}', "sh", *line, *words, "--device", "cpu"],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_prompt_from_stdin_that_is_no_text_is_said_as_that_of_a_file(model, tmp_path):
+    (tmp_path / "prompt").write_bytes(b"\xff\xfe")
+    for name, stdin in (("-", b"\xff\xfe"), (tmp_path / "prompt", None)):
+        done = run(model, "--prompt-file", name, stdin=stdin)
+        assert done.exit_code == 2
+        assert " ".join(done.stderr.split()) == f"--prompt-file {name} cannot be read: it is not UTF-8 text."

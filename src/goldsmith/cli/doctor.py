@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import sys
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from .. import __version__
 from ..core import native
 from ..core.device import interpreter_unavailable, machine
 from ..core.op import Op
-from .say import console
+from .say import console, put_json
 from .verify.select import elements
 
 PACKAGES = ("numpy", "transformers", "peft", "tokenizers", "liger-kernel")
@@ -34,7 +32,7 @@ def run(*, as_json: bool = False) -> None:
         "operators": [_operator(op, device) for _, op in sorted(Op.all().items())],
     }
     if as_json:
-        sys.stdout.write(json.dumps(report) + "\n")
+        put_json(report)
     else:
         _show(report)
 

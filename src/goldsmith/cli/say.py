@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
+import os
 import shutil
 import signal
 import sys
@@ -55,6 +58,27 @@ def ends_like_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def put(text: str) -> None:
+    """Text to stdout, at once. Problem: it cannot be written there; BrokenPipeError: whoever read it has gone."""
+    if sys.stdout is None:
+        raise Problem("stdout is closed, so that nothing can be written to it.")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError, ValueError):  # so that Python's own flush at its end has somewhere to go
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise Problem(f"stdout cannot be written to: {error.strerror or error}.") from error
+
+
+def put_json(result: Any) -> None:
+    """One line of JSON; nothing where whoever read it has gone."""
+    with contextlib.suppress(BrokenPipeError):
+        put(json.dumps(result) + "\n")
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -52,4 +52,7 @@ class Trace:
                 {"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": i, "args": {"name": lane}}
                 for i, lane in enumerate(LANES)
             ]
-            path.write_text(json.dumps({"traceEvents": names + (events or []), "displayTimeUnit": "ms"}))
+            try:
+                path.write_text(json.dumps({"traceEvents": names + (events or []), "displayTimeUnit": "ms"}))
+            except OSError as error:  # a disk that is full names no file
+                raise OSError(error.errno, error.strerror, str(path)) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..say import Problem, console, duration, ends_like_ctrl_c
+from ..say import Problem, console, duration, ends_like_ctrl_c, put_json
 from ..verify.command import INTERRUPTED, writable
 from ..verify.pool import Died, Pool, WorkersFailed
 
@@ -60,8 +59,7 @@ def run(request: Request, json_to: str | None = None) -> int:
     for path in reply["pages"]:
         out.print(f"Page  {path}", markup=False, soft_wrap=True)
     if json_to == "-":
-        sys.stdout.write(json.dumps(reply["json"]) + "\n")
-        sys.stdout.flush()
+        put_json(reply["json"])
     if reply["interrupted"] and reply["verdict"] in ("pass", "unjudged"):
         return INTERRUPTED
     return STATUS[reply["verdict"]]

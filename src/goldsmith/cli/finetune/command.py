@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-from ..say import Problem, console, count
+from ..say import Problem, console, count, put_json
 from .record import Record
 from .show import Shown
 
@@ -51,8 +49,7 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
         show.stopped()
         result = {"status": "interrupted"}
     if as_json:
-        sys.stdout.write(json.dumps(result) + "\n")
-        sys.stdout.flush()
+        put_json(result)
     return {"diverged": DIVERGED, "interrupted": INTERRUPTED}.get(result.get("status", ""), 0)
 
 

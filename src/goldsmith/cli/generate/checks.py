@@ -15,17 +15,21 @@ from ..say import Problem
 def prompts(given: dict[str, Any]) -> list[str]:
     found = list(given["prompt"] or [])
     name = given["prompt_file"]
-    if name == "-":
-        found.append(sys.stdin.read())
-    elif name is not None:
+    if name is not None:
         try:
-            found.append(Path(name).read_text(encoding="utf-8"))
+            found.append(_stdin() if name == "-" else Path(name).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise Problem(f"--prompt-file {name} cannot be read: {reason}.") from error
     if not found:
         raise Problem("There is nothing to go on from: give --prompt TEXT, or --prompt-file FILE (- is stdin).")
     return found
+
+
+def _stdin() -> str:
+    """Whatever the locale is; a program that stands in for stdin may have text alone."""
+    raw = getattr(sys.stdin, "buffer", None)
+    return sys.stdin.read() if raw is None else str(raw.read(), "utf-8")
 
 
 def check(given: dict[str, Any]) -> None:

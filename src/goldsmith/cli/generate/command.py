@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..say import Problem, console, ends_like_ctrl_c
+from ..say import Problem, console, ends_like_ctrl_c, put_json
 from .checks import check, prompts, stretched
 from .show import Shown
 
@@ -27,18 +25,21 @@ def run(given: dict[str, Any]) -> int:
     check(given)
     show = Shown(console(stderr=True), stream=given["stream"], as_json=given["json"])
     command = Command(given, texts, show)
-    status = 0
+    status, problems = 0, list[Problem]()
     try:
-        with ends_like_ctrl_c(), _no_pipe_is_the_end(), _warnings_in_words(show):
-            status = command.carry_out()
+        with ends_like_ctrl_c(), contextlib.suppress(BrokenPipeError), _warnings_in_words(show):
+            status = command.carry_out()  # where whoever reads the text has gone (`| head`) no more is made
     except KeyboardInterrupt:
         show.interrupted(bool(command.made and command.made.tokens))
         status = INTERRUPTED
+    except Problem as problem:
+        problems.append(problem)
     finally:
-        command.end()
-    if given["json"]:
-        sys.stdout.write(json.dumps(command.result()) + "\n")
-        sys.stdout.flush()
+        problems += command.end()
+    if given["json"] and (command.made and command.made.tokens or not problems):
+        put_json(command.result())  # what was made, before what went wrong after it
+    if problems:
+        raise problems[0]
     return status
 
 
@@ -117,18 +118,23 @@ class Command:
             raise Problem(self._about(error)) from error
         return 0
 
-    def end(self) -> None:
-        """The figures of what was done, the profile, and the engine closed."""
+    def end(self) -> list[Problem]:
+        """The figures of what was done, the profile, and the engine closed; what of it could not be written."""
         if self.held is None:
-            return
+            return []
+        problems = []
         with contextlib.suppress(KeyboardInterrupt):
             explained = self.held.explain()
             self._stats, self._explain = self.held.stats().to_dict(), explained.to_dict()
             if self.given["stats"] and self.made is not None:
                 self.show.stats(self.made, self._stats, str(explained))
             if self.given["profile"] is not None and self.given["cache"] != "static":
-                self._write_profile()
+                try:
+                    self._write_profile()
+                except Problem as problem:
+                    problems.append(problem)
         self.held.close()
+        return problems
 
     def result(self) -> dict[str, Any]:
         """What --json prints."""
@@ -173,8 +179,11 @@ class Command:
         text, store = _sentence(error), self.given["store"]
         if text.startswith("--"):
             return text
-        if store is not None and getattr(error, "filename", None) in (str(store), str(store.parent)):
+        file = getattr(error, "filename", None)
+        if store is not None and file in (str(store), str(store.parent)):
             return f"--store {store}: {text}"
+        if file is not None and file == str(self.given["trace"]):
+            return f"--trace {file} could not be written: {error.strerror or error}."  # type: ignore[attr-defined]
         return f"MODEL {self.given['model']}: {text}"
 
     def _about_store(self, error: Exception) -> str:
@@ -212,16 +221,6 @@ class Command:
             path.write_text(json.dumps(self.held.profile()) + "\n")
         except OSError as error:
             raise Problem(f"--profile {path} could not be written: {error.strerror or error}.") from error
-
-
-@contextlib.contextmanager
-def _no_pipe_is_the_end() -> Iterator[None]:
-    """Whoever reads the text has gone (`| head`): no more is made, and that is no error."""
-    try:
-        yield
-    except BrokenPipeError:
-        with contextlib.suppress(OSError):  # so that Python's own flush at its end has somewhere to go
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..say import duration
+from ..say import duration, put
 
 LINES = 10.0  # seconds between lines of progress in a log that is no terminal
 
@@ -129,8 +128,7 @@ class Page:
             self._write(f"--- {row + 1} of {len(self._texts)}\n")
 
     def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        put(text)
 
 
 def size(number: int | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from rich.markup import escape
 
 from ... import __version__
-from ..say import Problem, console, count, duration, ends_like_ctrl_c
+from ..say import Problem, console, count, duration, ends_like_ctrl_c, put_json
 from ..source import digest
 from . import show
 from .pool import Died, Pool, WorkersFailed
@@ -124,8 +123,7 @@ def run(request: Request, *, html: Path | None = None, json_to: str | None = Non
         out.print(f"JSON: {json_to}", soft_wrap=True)
     out.print(show.conclusion(outcome))
     if json_to == "-":
-        sys.stdout.write(json.dumps(outcome.to_json()) + "\n")
-        sys.stdout.flush()
+        put_json(outcome.to_json())
     return outcome.status
 
 
