@@ -1,6 +1,7 @@
 """Calibration: what is measured, how long that takes, and where it is kept. And how bytes reach a device."""
 
 import ctypes
+import inspect
 import json
 import math
 import time
@@ -340,10 +341,22 @@ def test_every_way_to_a_gpu_brings_the_same_bytes(store, mode):
     assert torch.ones(3, device="cuda").sum().item() == 3  # no error was left for whoever comes next
 
 
-@pytest.mark.gpu
-def test_a_gpu_is_calibrated_in_five_seconds_beside_compiling(store):
-    first = calibrate(store, device="cuda")
-    begin = time.perf_counter()
-    again = calibrate(store, device="cuda", force=True)
-    assert time.perf_counter() - begin < 5
-    assert again.key == first.key and again.costs.device_bytes_per_s > 0
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_its_measurements_have_five_seconds_together(store, device, monkeypatch):
+    """What they are given; a clock around them would tell of whoever else computes, and of compiling."""
+    given = []
+    for place, name in ((measure, "_times"), (measure.HostBench, "together_with"), (overhead, "_beside")):
+
+        def noted(*args, whole=getattr(place, name), **named):
+            asked = inspect.signature(whole).bind(*args, **named)
+            given.append(asked.arguments["seconds"])
+            asked.arguments["seconds"] /= 50
+            return whole(*asked.args, **asked.kwargs)
+
+        monkeypatch.setattr(place, name, noted)
+    first = calibrate(store, device=device)
+    assert len(given) > 5 and 0 < sum(given) <= 5
+    again = calibrate(store, device=device, force=True)
+    assert again.key == first.key and again.measured != first.measured
+    for rate in ("cpu_bytes_per_s", "cpu_flops", "link_bytes_per_s", "device_bytes_per_s", "device_flops"):
+        assert getattr(again.costs, rate) > 0, rate
