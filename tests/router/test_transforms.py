@@ -87,3 +87,23 @@ def test_a_layer_has_gradients_for_each_sample():
     each = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, h)
     whole = torch.func.grad(loss)(parameters, h)
     assert all(grad.shape == (B, *whole[name].shape) and grad.any() for name, grad in each.items())
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap", "jvp", "functionalize"])
+def test_what_a_transform_wraps_is_kept_for_nobody(transform):
+    """torch.compile of a layer of the same sizes reads the list of candidates that the transform's call made."""
+    k = 6 + ["grad", "vmap", "jvp", "functionalize"].index(transform)  # sizes that nothing else has used here
+    module = router.OmniMoE(8, 16, k, intermediate_size=4)
+    h = torch.randn(3, 5, 8)
+
+    def loss(h):
+        return module(h).square().sum()
+
+    {
+        "grad": lambda: torch.func.grad(loss)(h),
+        "vmap": lambda: torch.vmap(loss)(h),
+        "jvp": lambda: torch.func.jvp(loss, (h,), (h,)),
+        "functionalize": lambda: torch.func.functionalize(loss)(h),
+    }[transform]()
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(h[0]), module(h[0]))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...assay.golden import deciding
 from ...assay.stage import stage
+from ...core.autograd import transformed
 from .._common import add_at, chunk_bytes, flat, wide
 
 NEG_INF = -math.inf
@@ -74,14 +75,21 @@ def canonical(t: Tensor) -> Tensor:
     return torch.where(t.isnan(), math.nan, t + 0.0)
 
 
-@functools.lru_cache(maxsize=64)
 def candidates(k: int, sx: int, sy: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Ranks (a, b) with (a + 1)(b + 1) <= k, in lexical order."""
+    make = _candidates if transformed() else _kept  # a transform wraps what is made in it, and ends before it is used
+    return make(k, sx, sy, device)
+
+
+def _candidates(k: int, sx: int, sy: int, device: torch.device) -> tuple[Tensor, Tensor]:
     cpu = torch.device("cpu")  # whatever torch.device is the default now
     widths = torch.tensor([min(sy, k // (a + 1)) for a in range(min(sx, k))], device=cpu)
     a = torch.arange(len(widths), device=cpu).repeat_interleave(widths)
     b = torch.arange(len(a), device=cpu) - (widths.cumsum(0) - widths)[a]
     return a.to(device), b.to(device)
+
+
+_kept = functools.lru_cache(maxsize=64)(_candidates)
 
 
 def split(indices: Tensor, sy: int) -> tuple[Tensor, Tensor, Tensor]:
