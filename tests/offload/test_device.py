@@ -12,6 +12,7 @@ from goldsmith.offload.report import NumericsError
 from goldsmith.offload.testing import inject
 from offload import stores
 from offload.goldens import decode, inputs, target
+from offload.processes import interpreter
 
 LANES = ("cpu", "copied", "cached", "mixed")
 
@@ -20,6 +21,9 @@ class Simulation(Engine):
     """An Engine whose lanes are a GPU's."""
 
     def _machine(self):
+        reason = interpreter()
+        if reason is not None:
+            pytest.skip(f"a GPU's lanes are simulated by Triton's interpreter: {reason}")
         self._deferred = True
         return machine.Simulated()
 

@@ -1,5 +1,6 @@
 """Models that offload does not take: each refusal names the class and the property, and changes nothing."""
 
+import functools
 import importlib
 import sys
 from types import SimpleNamespace
@@ -19,9 +20,10 @@ import goldsmith.hf as hf
 from goldsmith.hf.offload.budget import check_fits, dense_bytes
 from goldsmith.hf.offload.layers import layers_of
 from goldsmith.offload import attach
-from goldsmith.offload.attach import from_pretrained, offload
 from goldsmith.offload.errors import UnsupportedModel
 from hf import checkpoints, models
+
+offload, from_pretrained = (functools.partial(make, device="cpu") for make in (attach.offload, attach.from_pretrained))
 
 
 @pytest.fixture(autouse=True)

@@ -7,16 +7,21 @@ from goldsmith import assay
 from goldsmith.experts._kernels import panels
 from goldsmith.experts.slots import reference
 from offload import stores
+from offload.processes import interpreter
 
 E, K = 3, 2
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+kernels = pytest.mark.skipif(not GPU and interpreter() is not None, reason=f"kernels on a CPU: {interpreter()}")
+on_a_cpu = pytest.mark.skipif(interpreter() is not None, reason=f"bits of the interpreter's sums: {interpreter()}")
 FORMATS = ("fp32", "bf16", "int8", "int4", "int4_asym", "mxfp4", "fp8_block")
 
 
 def target(store, most=None):
     """Rows [T, K, H] of an arena in which the experts lie in another order; most: what the kernels are picked for."""
     numbers = [store.dequantize(0, e) for e in range(E)]
-    stacked = {name: torch.stack([n[name] for n in numbers]) for name in numbers[0]}
-    arena = store.raw_layer(0).flip(0).contiguous()
+    stacked = {name: torch.stack([n[name] for n in numbers]).to(DEVICE) for name in numbers[0]}
+    arena = store.raw_layer(0).flip(0).to(DEVICE)
     base = store.blocks.base(arena)
 
     def candidate(x, ids):
@@ -26,9 +31,9 @@ def target(store, most=None):
         config = panels.pick(most or max(counts))
         starts = [sum(counts[:e]) for e in range(E)]
         tiles = panels.tiles_of([E - 1 - e for e in range(E)], counts, starts, config.rows)
-        h, y = torch.empty(len(flat), store.intermediate_size), torch.empty(len(flat), store.hidden_size)
-        tokens = (order // K).int()
-        panels.panels_forward(x, tokens, torch.tensor(tiles, dtype=torch.int32), base, h, y, config, **store.options)
+        h, y = (x.new_empty(len(flat), n, dtype=torch.float32) for n in (store.intermediate_size, store.hidden_size))
+        tokens, tiles = (order // K).int(), torch.tensor(tiles, dtype=torch.int32, device=x.device)
+        panels.panels_forward(x, tokens, tiles, base, h, y, config, **store.options)
         return torch.empty_like(y).index_copy_(0, order, y).view(*ids.shape, -1)
 
     def golden(x, ids):
@@ -45,6 +50,7 @@ def target(store, most=None):
     return assay.Target(candidate, golden, cases=few, backward=None)
 
 
+@kernels
 @pytest.mark.parametrize("most", [None, 1000], ids=["few", "many"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_holds_to_the_golden(tmp_path, format, most):
@@ -52,24 +58,27 @@ def test_every_format_holds_to_the_golden(tmp_path, format, most):
     width = 160 if format == "fp8_block" else 32  # more than a block of 128
     options = {"bias": True, "activation": "swiglu_oai", "limit": 7.0} if format == "mxfp4" else {}
     store = stores.build(tmp_path / "a.store", (0,), format=format, group_size=group, E=E, H=width, I=32, **options)
-    assay.check(target(store, most), probes=["values"])
+    assay.check(target(store, most), device=DEVICE, probes=["values"])
 
 
+@kernels
 @pytest.mark.parametrize("format, group", [("int8", 8), ("int4_asym", 48)])
 def test_a_prompt_has_groups_of_any_size(tmp_path, format, group):
     """Of 8: too few to be multiplied together. Of 48: 16 at a time."""
     store = stores.build(tmp_path / "a.store", (0,), format=format, group_size=group, E=E, H=96, I=48)
     for dtype in (torch.float32, torch.float16):
         assert panels._product(store.blocks.layout, dtype)["PARTS"] == (group > 8 and dtype == torch.float16)
-        assay.check(target(store, 1000), dtype=dtype, probes=["values"])
+        assay.check(target(store, 1000), dtype=dtype, device=DEVICE, probes=["values"])
 
 
+@kernels
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu2"])
 def test_every_activation_holds_to_the_golden(tmp_path, activation):
     store = stores.build(tmp_path / "a.store", (0,), activation=activation, E=E, H=35, I=19)
-    assay.check(target(store), probes=["values"])
+    assay.check(target(store), device=DEVICE, probes=["values"])
 
 
+@on_a_cpu
 def test_a_row_has_the_same_bits_whatever_the_rows_of_a_tile(tmp_path):
     store = stores.build(tmp_path / "a.store", (0,), E=E, H=35, I=19)
     x, ids, _ = stores.call(store, 0, 5, K, dtype=torch.bfloat16)
