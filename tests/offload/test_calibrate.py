@@ -345,15 +345,18 @@ def test_every_way_to_a_gpu_brings_the_same_bytes(store, mode):
 def test_its_measurements_have_five_seconds_together(store, device, monkeypatch):
     """What they are given; a clock around them would tell of whoever else computes, and of compiling."""
     given = []
-    for place, name in ((measure, "_times"), (measure.HostBench, "together_with"), (overhead, "_beside")):
 
-        def noted(*args, whole=getattr(place, name), **named):
+    def noting(whole):
+        def noted(*args, **named):
             asked = inspect.signature(whole).bind(*args, **named)
             given.append(asked.arguments["seconds"])
             asked.arguments["seconds"] /= 50
             return whole(*asked.args, **asked.kwargs)
 
-        monkeypatch.setattr(place, name, noted)
+        return noted
+
+    for place, name in ((measure, "_times"), (measure.HostBench, "together_with"), (overhead, "_beside")):
+        monkeypatch.setattr(place, name, noting(getattr(place, name)))
     first = calibrate(store, device=device)
     assert len(given) > 5 and 0 < sum(given) <= 5
     again = calibrate(store, device=device, force=True)
