@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .costs import Costs
+from .costs import Costs, slower
 
 _WEIGHT = 0.1  # of the newest call in the mean
 _MOST = 8.0  # a correction is within 1/8 and 8: beyond that a timing is an accident
@@ -30,6 +30,9 @@ class Adapting:
             cpu_bytes_per_s=given.cpu_bytes_per_s / self._cpu,
             cpu_flops=given.cpu_flops / self._cpu,
             link_bytes_per_s=given.link_bytes_per_s / self._link,
+            cpu_curve=slower(given.cpu_curve, self._cpu),
+            cpu_beside_curve=slower(given.cpu_beside_curve, self._cpu),
+            link_beside_bytes_per_s=given.link_beside_bytes_per_s and given.link_beside_bytes_per_s / self._link,
         )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import compress
 
+import numpy as np
+
 from .budget import Spending
 from .cache import Cache, most_used_first
 from .call import Assignment
@@ -110,8 +112,10 @@ def _ones(held: int, missing: int, costs: Costs) -> Plan:
 @lru_cache(maxsize=64)
 def _cpu_is_all(costs: Costs) -> bool:
     """Whether no call can be quicker elsewhere: the device is the CPU, and comes after it."""
-    same = costs.device_bytes_per_s <= costs.cpu_bytes_per_s and costs.device_flops <= costs.cpu_flops
-    return costs.shared and same and costs.device_latency >= costs.cpu_latency
+    if not costs.shared or costs.device_latency < costs.cpu_latency:
+        return False
+    bends = np.concatenate([costs.cpu[0], costs.device[0]])
+    return bool((np.interp(bends, *costs.device) >= np.interp(bends, *costs.cpu)).all())
 
 
 @lru_cache(maxsize=4096)

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
 
 _RATES = (
     "cpu_bytes_per_s", "cpu_flops", "link_bytes_per_s", "dram_bytes_per_s", "device_bytes_per_s", "device_flops",
+    "link_beside_bytes_per_s",
 )  # fmt: skip
+_CURVES = ("cpu_curve", "cpu_beside_curve", "device_curve")
 _OP = "offload.Costs"
+_FAR = 1e12  # tokens: a curve goes on as its last piece until here
+
+Curve = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """An expert of S = expert_bytes bytes takes max(S / bytes_per_s, n f / flops) for n tokens of f = flops_per_token
+    """An expert of S = expert_bytes bytes takes t(n) seconds for n tokens of f = flops_per_token operations each:
+
+        t(n) = max(S / bytes_per_s, n f / flops)                 without a curve
+        t(n) = the line through the two points beside n          with one: constant before its first point, and
+                                                                 beyond its last one as its last piece goes on
 
     cpu_bytes_per_s, cpu_flops        the CPU's kernel, all its threads: weights read, work done
     link_bytes_per_s                  a copy of one expert to the device
@@ -23,8 +36,12 @@ class Costs:
     cpu_latency, link_latency, device_latency    what a call takes beside its experts, where that lane decides
     split_latency    what a call takes at least that has experts both on the CPU and on the device: one of each
     shared           the device is the CPU itself (device="cpu"): its experts come after the CPU's, not beside them
+    cpu_curve, device_curve    points (n, seconds), as they were measured; (): the formula of rates
+    cpu_beside_curve           the CPU's while copies run, and link_beside_bytes_per_s a copy's rate while the CPU
+                               computes; () and None: neither slows the other down, but for dram_bytes_per_s
 
-    Rates are above 0 and may be infinite, the rest is at least 0: ValueError otherwise, TypeError for no number.
+    Rates are above 0 and may be infinite, the rest is at least 0; a curve's n rise and its seconds do not fall, and
+    nothing is quicker beside something else than alone: ValueError otherwise, TypeError for no number.
     """
 
     expert_bytes: float
@@ -40,6 +57,10 @@ class Costs:
     device_latency: float
     split_latency: float = 0.0
     shared: bool = False
+    cpu_curve: Curve = ()
+    cpu_beside_curve: Curve = ()
+    device_curve: Curve = ()
+    link_beside_bytes_per_s: float | None = None
     _hash: ClassVar[int]
 
     def __hash__(self) -> int:
@@ -51,12 +72,113 @@ class Costs:
             if name == "shared":
                 if not isinstance(value, bool):
                     raise TypeError(f"{_OP}: shared={value!r}, wanted True or False")
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{_OP}: {name}={value!r} is of type {type(value).__name__}, wanted a number")
-            if name in _RATES:
-                if not value > 0:
-                    raise ValueError(f"{_OP}: {name}={value!r}, wanted a rate above 0")
-            elif not 0 <= value < math.inf:
-                raise ValueError(f"{_OP}: {name}={value!r}, wanted a finite number of at least 0")
+            elif name in _CURVES:
+                object.__setattr__(self, name, _curve(name, value))
+            elif value is not None or name != "link_beside_bytes_per_s":
+                _check_number(name, value)
+        self._check_beside()
         object.__setattr__(self, "_hash", hash(tuple(getattr(self, field.name) for field in fields(self))))
+
+    def _check_beside(self) -> None:
+        if (self.link_beside_bytes_per_s or 0.0) > self.link_bytes_per_s:
+            raise ValueError(
+                f"{_OP}: link_beside_bytes_per_s={self.link_beside_bytes_per_s!r} is above link_bytes_per_s="
+                f"{self.link_bytes_per_s!r}: nothing is quicker beside something else"
+            )
+        if not self.cpu_beside_curve:
+            return
+        if not self.cpu_curve:
+            raise ValueError(f"{_OP}: cpu_beside_curve without cpu_curve, to which it is compared")
+        for n in sorted({n for n, _ in (*self.cpu_curve, *self.cpu_beside_curve)}):
+            beside, alone = np.interp(n, *self.cpu_beside), np.interp(n, *self.cpu)
+            if beside < alone * (1 - 1e-12):
+                raise ValueError(
+                    f"{_OP}: {beside} s of cpu_beside_curve for {n:g} tokens are less than the {alone} of cpu_curve: "
+                    "nothing is quicker beside something else"
+                )
+
+    @cached_property
+    def cpu(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where t(n) of the CPU bends, and t there: `numpy.interp(tokens, *costs.cpu)` is t."""
+        return _bends(self.cpu_curve, *self._roof("cpu"))
+
+    @cached_property
+    def cpu_beside(self) -> tuple[np.ndarray, np.ndarray]:
+        """The same while copies run."""
+        n, seconds = _bends(self.cpu_beside_curve or self.cpu_curve, *self._roof("cpu"))
+        seconds[-1] = max(seconds[-1], self.cpu[1][-1])
+        return n, seconds
+
+    @cached_property
+    def device(self) -> tuple[np.ndarray, np.ndarray]:
+        """The same of the device."""
+        return _bends(self.device_curve, *self._roof("device"))
+
+    @cached_property
+    def contended(self) -> bool:
+        """Whether the CPU or the link is slower while the other works."""
+        return bool(self.cpu_beside_curve or self.link_beside_bytes_per_s)
+
+    def _roof(self, lane: str) -> tuple[float, float]:
+        """S / bytes_per_s and f / flops."""
+        return (
+            self.expert_bytes / getattr(self, f"{lane}_bytes_per_s"),
+            self.flops_per_token / getattr(self, f"{lane}_flops"),
+        )
+
+    def break_even(self) -> float:
+        """n* tokens, from which on the CPU takes longer for an expert than its copy: 0 for all, infinite for none."""
+        copy = self.expert_bytes / self.link_bytes_per_s
+        if not self.cpu_curve:
+            return self.cpu_flops * self.expert_bytes / (self.flops_per_token * self.link_bytes_per_s)
+        n, seconds = self.cpu
+        if seconds[0] >= copy:
+            return 0.0
+        if seconds[-1] <= copy:
+            return math.inf
+        after = int(np.searchsorted(seconds, copy))
+        share = (copy - seconds[after - 1]) / (seconds[after] - seconds[after - 1])
+        return float(n[after - 1] + share * (n[after] - n[after - 1]))
+
+
+def slower(curve: Curve, factor: float) -> Curve:
+    """The curve of a lane that takes so many times as long."""
+    return tuple((n, factor * seconds) for n, seconds in curve)
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{_OP}: {name}={value!r} is of type {type(value).__name__}, wanted a number")
+    if name in _RATES:
+        if not value > 0:
+            raise ValueError(f"{_OP}: {name}={value!r}, wanted a rate above 0")
+    elif not 0 <= value < math.inf:
+        raise ValueError(f"{_OP}: {name}={value!r}, wanted a finite number of at least 0")
+
+
+def _curve(name: str, given: Iterable[Iterable[float]]) -> Curve:
+    """The points as a tuple of pairs, which a file has as lists."""
+    try:
+        points = tuple((float(n), float(seconds)) for n, seconds in given)
+    except (TypeError, ValueError):
+        raise TypeError(f"{_OP}: {name}={given!r}, wanted pairs (tokens, seconds)") from None
+    before_n, before = 0.0, 0.0
+    for n, seconds in points:
+        if not before_n < n < _FAR or not max(before, 1e-300) <= seconds < math.inf:
+            raise ValueError(
+                f"{_OP}: {name} has the point ({n:g}, {seconds!r}) behind ({before_n:g}, {before!r}): tokens are "
+                "above 0 and rise, seconds are above 0 and do not fall"
+            )
+        before_n, before = n, seconds
+    return points
+
+
+def _bends(curve: Curve, floor: float, each: float) -> tuple[np.ndarray, np.ndarray]:
+    """Of a curve, or of max(floor, n each), up to _FAR tokens."""
+    if curve:
+        n, seconds = (list(values) for values in zip(*curve, strict=True))
+        slope = (seconds[-1] - seconds[-2]) / (n[-1] - n[-2]) if len(n) > 1 else 0.0
+        return np.array([*n, _FAR]), np.array([*seconds, seconds[-1] + slope * (_FAR - n[-1])])
+    if not each or floor >= each * _FAR:
+        return np.array([0.0, _FAR]), np.array([floor, floor])
+    return np.array([0.0, floor / each, _FAR]), np.array([floor, floor, each * _FAR])

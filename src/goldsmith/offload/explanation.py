@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .assign import PREFILL
+from .costs import slower
 from .plan import quickest
 from .statistics import Counts
 
@@ -15,9 +16,13 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 PROMPT = 512  # tokens of the prompt that is spoken of
-_FASTER = {"cpu": ("cpu_bytes_per_s", "cpu_flops"), "link": ("link_bytes_per_s",), "dram": ("dram_bytes_per_s",)}
+_FASTER: dict[str, tuple[str, ...]] = {
+    "cpu": ("cpu_bytes_per_s", "cpu_flops"),
+    "link": ("link_bytes_per_s", "link_beside_bytes_per_s"),
+}
+_FASTER |= {"dram": ("dram_bytes_per_s",), "device": ("device_bytes_per_s", "device_flops")}
+_CURVES = {"cpu": ("cpu_curve", "cpu_beside_curve"), "device": ("device_curve",)}
 _LIMITS = {"both": "what a call takes that goes to the CPU and to the device"}
-_FASTER |= {"device": ("device_bytes_per_s", "device_flops")}
 
 
 @dataclass(frozen=True)
@@ -93,20 +98,29 @@ def _costs(costs: Costs, experts: int, used: int, hits: float) -> dict[str, Any]
         "decode": ([1] * used + [0] * (experts - used), range(round(hits * used))),
         "prefill": ([each] * experts, range(0)),
     }
-    least = costs.cpu_flops * costs.expert_bytes / (costs.flops_per_token * costs.link_bytes_per_s)
-    found: dict[str, Any] = {"costs": asdict(costs), "stream_tokens_per_expert": least}
+    least = costs.break_even()
+    told = {name: [list(point) for point in value] if isinstance(value, tuple) else value
+            for name, value in asdict(costs).items()}  # fmt: skip
+    found: dict[str, Any] = {"costs": told, "stream_tokens_per_expert": least}
     found["stream_tokens"] = least * experts / used
     for name, (counts, cached) in calls.items():
         now = quickest(counts, cached, costs)
         gains = {}
-        for lane, rates in _FASTER.items():
-            faster = replace(costs, **{rate: 2 * getattr(costs, rate) for rate in rates})
+        for lane in _FASTER:
+            faster = _twice(costs, lane)
             gains[lane] = now.predicted / quickest(counts, cached, faster).predicted - 1
         found[name] = {"predicted": now.predicted, "limiting": now.limiting, "twice_as_fast": gains}
         found[name] |= {"experts": {"cpu": len(now.cpu), "copied": len(now.copied), "cached": len(now.cached)}}
     found["cpu_alone"] = not any(quickest(counts, held, costs).cached for counts, _ in calls.values()
                                  for held in (range(1), range(used), range(experts)))  # fmt: skip
     return found
+
+
+def _twice(costs: Costs, lane: str) -> Costs:
+    """A machine one of whose lanes needs half the time."""
+    changes: dict[str, Any] = {rate: 2 * getattr(costs, rate) for rate in _FASTER[lane] if getattr(costs, rate)}
+    changes |= {name: slower(getattr(costs, name), 0.5) for name in _CURVES.get(lane, ())}
+    return replace(costs, **changes)
 
 
 def _told(found: dict[str, Any], prefill: Any) -> list[str]:

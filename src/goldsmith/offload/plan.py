@@ -1,25 +1,33 @@
 """The scheduler as a pure function: which of a call's experts are computed where.
 
-S bytes of an expert, f operations a token, n_e tokens; g(n) = max(S / device_bytes_per_s, f n / device_flops)
+S bytes of an expert, n_e tokens; t(n) and g(n) seconds of one on the CPU and on the device, t'(n) on the CPU while
+copies run, c and c' = S / (bytes per second) of a copy and of one while the CPU computes (`Costs` has them all).
 
-    T_cpu  = cpu_latency    + sum over cpu of max(S / cpu_bytes_per_s, f n_e / cpu_flops)          0 if none
-    T_link = link_latency   + |copied| S / link_bytes_per_s + g(min n over copied)                  0 if none
+    C, C'  = sums over cpu of t(n_e) and of t'(n_e);  L, L' = |copied| c and |copied| c'
+    T_cpu  = cpu_latency    + min(C', C + L' (1 - C / C'))                                         0 if none
+    T_link = link_latency   + min(L', L + C' (1 - L / L')) + g(min n over copied)                   0 if none
     T_dram = (|cpu| + |copied|) S / dram_bytes_per_s
     T_dev  = device_latency + sum over cached and copied of g(n_e)                                  0 if none
     T_both = split_latency, and where the device is the CPU T_cpu + T_dev if that is more           0 if either is
     T      = max(T_cpu, T_link, T_dram, T_dev, T_both)
 
+Where nothing slows another lane down, C' = C and L' = L, and T_cpu and T_link are those sums. Else both begin at once
+and are slow until the first of them is done: the CPU has then done C L' / C' of its work, or the link L C' / L', and
+does the rest alone.
+
 Of the experts that are not cached, sorted by falling n, the first i are copied and the rest stays on the CPU, for the i
-of least T (the fewest copies of equal ones). That is the best of all splits where T_dev does not decide; where it does,
-and the device has at least 5 times the CPU's bytes per second and 10 times its operations, T was at most 8 % above the
-best of all splits in 12000 random draws (tests/offload/test_plan.py draws again, and holds it to 10 %).
+of least T (the fewest copies of equal ones). Of all ways to copy i experts that leaves the CPU the least C and the
+least C', since t and t' do not fall with n; T_cpu and T_link do not fall with C and C'; and nothing else of T depends
+on which they are but g. So it is the best of all splits where the device takes no time. Where T_dev decides, T was at
+most 8 % above the best of all splits in 12000 random draws of rates, the device's at least 5 times the CPU's bytes and
+10 times its operations, and at most 5 % in 12000 of curves, the device's at most a tenth of the CPU's
+(tests/offload/test_plan.py draws again, and holds both to 10 %).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -67,23 +75,25 @@ def plan(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], cos
     missing, tokens = missing[falling], tokens[falling]
     ids, count = missing.tolist(), len(missing)
 
-    floors, each, per_copy, per_read = _terms(costs)
-    both = tokens * each  # on the CPU, on the device
-    np.maximum(both, floors, out=both)
-    sums = np.zeros((2, count + 1))
-    both[0].cumsum(out=sums[0, 1:])  # one by one: along an axis it takes 6 us more
-    both[1].cumsum(out=sums[1, 1:])
-    of_held = float(np.maximum(n[held] * each[1], floors[1]).sum()) if len(held) else 0.0
+    size = costs.expert_bytes
+    per_copy, device_each = size / costs.link_bytes_per_s, np.interp(tokens, *costs.device)
+    computed, sent = np.interp(tokens, *costs.cpu).cumsum(), device_each.cumsum()  # of the first 1, 2, .. experts
+    of_held = float(np.interp(n[held], *costs.device).sum()) if len(held) else 0.0
 
     times = np.zeros((5 if costs.split_latency or costs.shared else 4, count + 1))
     cpu, link, dram, device = times[:4]
-    np.subtract(sums[0, -1] + costs.cpu_latency, sums[0], out=cpu)
-    cpu[-1] = 0.0
-    np.multiply(_upto(count), per_copy, out=link[1:])
-    link[1:] += both[1]
-    link[1:] += costs.link_latency
-    dram += count * per_read
-    np.add(sums[1], of_held + costs.device_latency, out=device)
+    if count:
+        cpu[0] = computed[-1]
+        np.subtract(computed[-1], computed[:-1], out=cpu[1:-1])
+        np.multiply(_upto(count), per_copy, out=link[1:])
+        if count > 1 and costs.contended:
+            _slowed(cpu[1:-1], link[1:-1], tokens, costs)
+        cpu[:-1] += costs.cpu_latency
+        link[1:] += device_each
+        link[1:] += costs.link_latency
+        dram += count * size / costs.dram_bytes_per_s
+    device += of_held + costs.device_latency
+    device[1:] += sent
     if not len(held):
         device[0] = 0.0
 
@@ -108,13 +118,15 @@ def _upto(count: int) -> np.ndarray:
     return _UP[:count] if count <= len(_UP) else np.arange(1, count + 1, dtype=np.float64)
 
 
-@lru_cache(maxsize=64)
-def _terms(costs: Costs) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """On the CPU and on the device: seconds an expert takes at least, and by token; by copy, and by read of DRAM."""
-    size, work = costs.expert_bytes, costs.flops_per_token
-    floors = np.array([[size / costs.cpu_bytes_per_s], [size / costs.device_bytes_per_s]])
-    each = np.array([[work / costs.cpu_flops], [work / costs.device_flops]])
-    return floors, each, size / costs.link_bytes_per_s, size / costs.dram_bytes_per_s
+def _slowed(cpu: np.ndarray, link: np.ndarray, tokens: np.ndarray, costs: Costs) -> None:
+    """C and L of each split that has both become min(C', C + L' (1 - C / C')) and min(L', L + C' (1 - L / L'))."""
+    beside = np.interp(tokens, *costs.cpu_beside).cumsum()
+    cpu_beside = beside[-1] - beside[:-1]
+    alone = costs.link_beside_bytes_per_s / costs.link_bytes_per_s if costs.link_beside_bytes_per_s else 1.0
+    link_beside = link / alone
+    slow_cpu = cpu + link_beside * (1.0 - cpu / cpu_beside)
+    np.minimum(link_beside, link + cpu_beside * (1.0 - alone), out=link)
+    np.minimum(cpu_beside, slow_cpu, out=cpu)
 
 
 def on_cpu(counts: Sequence[int] | Tensor | np.ndarray, costs: Costs) -> Plan:
@@ -124,9 +136,8 @@ def on_cpu(counts: Sequence[int] | Tensor | np.ndarray, costs: Costs) -> Plan:
     lanes = dict.fromkeys(_LANES[:4], 0.0)
     if not len(ids):
         return Plan((), (), (), 0.0, lanes, "none")
-    floors, each, _, per_read = _terms(costs)
-    lanes["cpu"] = costs.cpu_latency + float(np.maximum(n[ids] * each[0], floors[0]).sum())
-    lanes["dram"] = len(ids) * per_read
+    lanes["cpu"] = costs.cpu_latency + float(np.interp(n[ids], *costs.cpu).sum())
+    lanes["dram"] = len(ids) * costs.expert_bytes / costs.dram_bytes_per_s
     limiting = max(lanes, key=lanes.__getitem__)
     return Plan((), (), tuple(ids.tolist()), lanes[limiting], lanes, limiting)
 
@@ -148,8 +159,7 @@ def predict_stream(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable
     moved = float(len(n) - np.count_nonzero(there)) * costs.expert_bytes
     used = n[n > 0]
     link = costs.link_latency + moved / costs.link_bytes_per_s if moved else 0.0
-    floors, each, _, _ = _terms(costs)
-    device = costs.device_latency + float(np.maximum(used * each[1], floors[1]).sum()) if len(used) else 0.0
+    device = costs.device_latency + float(np.interp(used, *costs.device).sum()) if len(used) else 0.0
     return max(link, moved / costs.dram_bytes_per_s, device)
 
 

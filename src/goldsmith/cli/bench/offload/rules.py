@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,14 +41,12 @@ def fixed_ratio(counts: Sequence[int], tokens: int, cache: Cache, *_: object) ->
 
 def fiddlers_cpu(counts: Sequence[int], held: frozenset[int], costs: Costs) -> set[int]:
     """Experts that Fiddler's rule leaves to the CPU: each goes where it alone takes less time (arXiv 2402.07033)."""
-    S, f = costs.expert_bytes, costs.flops_per_token
-    chosen = set[int]()
+    copy, chosen = costs.link_latency + costs.expert_bytes / costs.link_bytes_per_s, set[int]()
     for e, n in enumerate(counts):
         if not n or e in held:
             continue
-        cpu = costs.cpu_latency + max(S / costs.cpu_bytes_per_s, f * n / costs.cpu_flops)
-        device = costs.device_latency + max(S / costs.device_bytes_per_s, f * n / costs.device_flops)
-        if cpu <= costs.link_latency + S / costs.link_bytes_per_s + device:
+        cpu = costs.cpu_latency + np.interp(n, *costs.cpu)
+        if cpu <= copy + costs.device_latency + np.interp(n, *costs.device):
             chosen.add(e)
     return chosen
 
