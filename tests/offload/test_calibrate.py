@@ -34,7 +34,7 @@ def quick(monkeypatch):
     """The same measurements, too short to be worth anything."""
     times, both = measure._times, measure.HostBench.together_with
     monkeypatch.setattr(measure, "_times", lambda run, seconds: times(run, seconds / 50))
-    monkeypatch.setattr(measure.HostBench, "together_with", lambda self, copy, seconds: both(self, copy, seconds / 50))
+    monkeypatch.setattr(measure.HostBench, "together_with", lambda self, copy, s, *n: both(self, copy, s / 50, *n))
 
 
 def kept(tmp_path):
@@ -57,10 +57,12 @@ def test_its_costs_are_those_of_the_store_and_plan_takes_them(store, quick):
     costs = found.costs
     assert costs.expert_bytes == store.blocks.stride
     assert costs.flops_per_token == 6 * store.hidden_size * store.intermediate_size
-    assert all(math.isfinite(value) for value in asdict(costs).values())
+    rates = {name: value for name, value in asdict(costs).items() if isinstance(value, float)}
+    assert "cpu_flops" in rates and all(map(math.isfinite, rates.values()))
     assert costs.dram_bytes_per_s >= max(costs.cpu_bytes_per_s, costs.link_bytes_per_s)
     assert (costs.device_bytes_per_s, costs.device_flops) == (costs.cpu_bytes_per_s, costs.cpu_flops)
-    assert {"cpu_1", "cpu_4", "cpu_16", "cpu_64", "copy", "together", "cpu_latency"} <= set(found.measured)
+    assert {"cpu_1", "cpu_4", "cpu_24", "cpu_240", "copy", "together", "cpu_latency"} <= set(found.measured)
+    assert [n for n, _ in costs.cpu_curve] == list(measure.COUNTS) and costs.device_curve == costs.cpu_curve
     assert plan([1] * 5, (), costs).predicted > 0
 
 
@@ -78,6 +80,16 @@ def test_what_a_call_takes_beside_its_lanes_is_what_they_leave_of_it(store, monk
     monkeypatch.setattr(overhead, "Engine", Engine)
     monkeypatch.setattr(overhead, "free_on_host", lambda: 1 << 12)
     assert overhead.overheads(store, torch.device("cpu"), 1, 0.0, 1e-3) == {}  # no room for slots
+
+
+def test_what_a_route_of_a_prompt_takes_is_what_more_tokens_take_beside_the_kernel(store, monkeypatch):
+    monkeypatch.setattr(overhead, "_PROMPTS", (70, 200))
+    beside = {1: [4.0, 5.0, 6.0], 70: [3.0, 1.0, 2.0], 200: [9.0, 3.6]}
+    monkeypatch.setattr(overhead, "_beside", lambda engine, layer, turns, way, seconds, tokens=1: beside[tokens])
+    given = store, torch.device("cpu"), 1, 1.0, 1e-3
+    assert "route" not in overhead.overheads(*given) and "route" not in overhead.overheads(*given, 1e-2)
+    found = overhead.overheads(*given, 1e-6)
+    assert found["route"] == pytest.approx((3.6 - 1.0) / 130) and found["cpu"] == 5.0
 
 
 def test_of_two_experts_none_is_split(tmp_path):
@@ -114,18 +126,21 @@ def test_another_number_of_threads_or_another_store_is_measured_by_itself(store,
     assert len(kept(tmp_path)) == 3
 
 
-@pytest.mark.parametrize("what", ["damaged", "of another machine", "rates of zero"])
+@pytest.mark.parametrize("what", ["damaged", "of another machine", "of an older version", "rates of zero"])
 def test_a_file_that_does_not_fit_is_made_anew(store, tmp_path, what, quick):
     calibrate(store, device="cpu")
     (path,) = kept(tmp_path)
     content = json.loads(path.read_text())
     if what == "of another machine":
         content["key"]["cpu"] = "another"
+    if what == "of an older version":
+        content["key"]["version"] -= 1
+        content["costs"] = {name: value for name, value in content["costs"].items() if "curve" not in name}
     if what == "rates of zero":
         content["costs"]["cpu_flops"] = 0
     path.write_text("{" if what == "damaged" else json.dumps(content))
     found = calibrate(store, device="cpu")
-    assert found.key["cpu"] != "another" and found.costs.cpu_flops > 0
+    assert found.key["cpu"] != "another" and found.costs.cpu_flops > 0 and found.costs.cpu_curve
     assert Calibration.load(path) == found
 
 
@@ -192,6 +207,10 @@ def test_a_saved_calibration_is_loaded_to_the_last_bit(store, tmp_path, quick):
     (tmp_path / "no.json").write_text('{"costs": {}}')
     with pytest.raises(ValueError, match=r"no\.json is not a calibration"):
         Calibration.load(tmp_path / "no.json")
+    old = {**found.to_dict(), "key": {**found.key, "version": 5}}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    with pytest.raises(ValueError, match=r"old\.json is not a calibration \(it is of version 5, .*make it anew"):
+        Calibration.load(tmp_path / "old.json")
     with pytest.raises(FileNotFoundError):
         Calibration.load(tmp_path / "none.json")
 

@@ -6,19 +6,21 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..core import native
 from ..core.device import machine
 from ..core.processors import worth
 from ..experts.memory import frozen
-from .costs import Costs
+from .costs import Costs, Curve
 from .folder import cache_folder
-from .measure import COUNTS, LARGE, DeviceBench, HostBench
+from .measure import BESIDE, ON_DEVICE, DeviceBench, HostBench
 from .others import BUSY, Others, busy
 from .overhead import overheads
 from .publish import published
@@ -26,7 +28,7 @@ from .store import ExpertStore
 from .transport import Transport
 
 _OP = "offload.calibrate"
-VERSION = 5
+VERSION = 6  # of what is measured and of what the costs mean: an older file is made anew
 _CALLS = 0.6  # seconds for the engine's own calls
 
 
@@ -67,11 +69,13 @@ class Calibration:
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             transport, key, measured = content["transport"], content["key"], content["measured"]
+            if key.get("version", VERSION) != VERSION:
+                raise ValueError(f"it is of version {key['version']}, and this goldsmith measures version {VERSION}")
             if not isinstance(transport, str) or not isinstance(key, dict) or not isinstance(measured, dict):
                 raise TypeError("transport, key or measured is not what it should be")
             others = content.get("others")
             return cls(Costs(**content["costs"]), key, measured, transport, None if others is None else float(others))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"Calibration.load: {path} is not a calibration ({error}); make it anew") from None
 
 
@@ -82,12 +86,12 @@ def calibrate(
 
     (What the first Engine of a process imports comes besides, and on a GPU its kernel's compilation.)
 
-    The CPU's kernel at 1, 4, 16 and 64 tokens an expert, copies, the device's kernel, the CPU's kernel with copies
+    The CPU's kernel at 1 to 240 tokens an expert, copies, the device's kernel at 1 to 512, the CPU's kernel with copies
     running, and latencies: all that a call of the engine takes beside a lane's own work, and what one takes at least
-    that has experts on the CPU and on the device. Kept as JSON in the cache folder ($GOLDSMITH_CACHE) under machine,
-    torch, format, sizes, threads and device; a file of another key or a damaged one is made anew, and so is any with
-    force=True. One that was made while others used the processors says so (`busy`, and
-    a RuntimeWarning), and is made anew as soon as it is asked for on a quiet machine.
+    that has experts on the CPU and on the device. Kept as JSON in the cache folder ($GOLDSMITH_CACHE) under version,
+    machine, torch, format, sizes, threads and device; a file of another key or a damaged one is made anew, and so is
+    any with force=True. One that was made while others used the processors says so (`busy`, and a RuntimeWarning), and
+    is made anew as soon as it is asked for on a quiet machine.
 
     device    "auto" (a GPU if there is one), or a torch.device; on "cpu" copies go from memory to memory and the
               device's kernel is the CPU's
@@ -159,71 +163,133 @@ def _path(key: dict[str, Any]) -> Path:
 
 
 def _measured(store: ExpertStore, device: torch.device, threads: int, key: dict[str, Any]) -> Calibration:
-    host = HostBench(store, threads)
-    measured: dict[str, float] = {"cpu_latency": host.latency(0.1)}
-    size, work = store.blocks.stride, 6.0 * store.hidden_size * store.intermediate_size
-    for n in COUNTS:
-        measured[f"cpu_{n}"] = host.kernel(n, 0.35)
-    cpu = _rates(measured, "cpu", size, work, host.together, COUNTS[-1])
-    if device.type == "cuda":
-        link, on_device, transport, calls = _gpu(store, host, device, measured, size, work)
-    else:
-        measured["copy"] = measured["copy_pageable"] = host.copy(0.3)
-        measured["together"] = host.together_with(host.copier(torch.empty(2, size, dtype=torch.uint8)), 0.4)
-        calls = overheads(store, device, threads, _CALLS, size / cpu[0])
-        link = size / measured["copy"], max(0.0, calls.get("link", 0.0) - size / cpu[0])
-        least = measured["cpu_latency"] + calls.get("cpu", 0.0)  # all that a call on the CPU does is done there as well
-        on_device = *cpu, max(least, calls.get("device", 0.0) - size / cpu[0])
-        transport = Transport(store, device).why
+    host = HostBench(store, threads, lane=device.type == "cuda")
+    try:
+        measured: dict[str, float] = {"cpu_latency": host.latency(0.1)}
+        cpu = host.curve(0.2)
+        measured |= {f"cpu_{n}": seconds for n, seconds in cpu.items()}
+        found = (_gpu if device.type == "cuda" else _no_gpu)(store, host, device, measured, cpu)
+    finally:
+        host.close()
+    size, work = float(store.blocks.stride), 6.0 * store.hidden_size * store.intermediate_size
+    link, calls, curve = size / measured["copy"], found.calls, _rising(cpu)
+    route = calls.get("route", 0.0)
     measured |= {f"call_{way}": seconds for way, seconds in calls.items()}
+    (_, one), (n, many), (_, one_there), (m, many_there) = curve[0], curve[-1], found.device[0], found.device[-1]
     costs = Costs(
-        expert_bytes=float(size), flops_per_token=work, cpu_bytes_per_s=cpu[0], cpu_flops=cpu[1],
-        link_bytes_per_s=link[0], dram_bytes_per_s=max(measured["together"], cpu[0], link[0]),
-        device_bytes_per_s=on_device[0], device_flops=on_device[1],
-        cpu_latency=measured["cpu_latency"] + calls.get("cpu", 0.0), link_latency=link[1], device_latency=on_device[2],
-        split_latency=calls.get("split", 0.0), shared=device.type == "cpu",
+        expert_bytes=size, flops_per_token=work, cpu_bytes_per_s=size / one, cpu_flops=work * n / many,
+        link_bytes_per_s=link, dram_bytes_per_s=max(measured["together"], size / one, link),
+        device_bytes_per_s=size / one_there, device_flops=work * m / many_there,
+        cpu_latency=measured["cpu_latency"] + calls.get("cpu", 0.0), link_latency=found.link_latency,
+        device_latency=found.device_latency, split_latency=calls.get("split", 0.0), shared=device.type == "cpu",
+        cpu_curve=_with(curve, route), cpu_beside_curve=_with(found.beside, route),
+        device_curve=_with(found.device, route if device.type == "cpu" else 0.0), **found.link_beside,
     )  # fmt: skip
-    return Calibration(costs, key, measured, transport)
+    return Calibration(costs, key, measured, found.transport)
+
+
+@dataclass
+class _Found:
+    """What a device gives to the costs; calls: see `overheads`."""
+
+    device: Curve
+    link_latency: float
+    device_latency: float
+    transport: str
+    calls: dict[str, float]
+    beside: Curve  # of the CPU, while copies run
+    link_beside: dict[str, float]
+
+
+def _rising(times: Mapping[int, float]) -> Curve:
+    """Points (n, seconds) that do not fall, the nearest to these in squares: more tokens take no less time
+
+    Neighbours that fall, which a noisy machine gives, become their mean, until none does.
+    """
+    pools = list[tuple[float, list[int]]]()
+    for n, seconds in sorted(times.items()):
+        pools.append((seconds, [n]))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (last, some), (before, others) = pools.pop(), pools.pop()
+            mean = (last * len(some) + before * len(others)) / (len(some) + len(others))
+            pools.append((mean, others + some))
+    return tuple((float(n), seconds) for seconds, pool in pools for n in pool)
+
+
+def _token(times: Mapping[int, float]) -> float:
+    """Seconds of one of many tokens."""
+    return times[max(times)] / max(times)
+
+
+def _with(curve: Curve, route: float) -> Curve:
+    """A curve of the kernel and so many seconds a token."""
+    return tuple((n, seconds + n * route) for n, seconds in curve)
+
+
+def _no_gpu(
+    store: ExpertStore, host: HostBench, device: torch.device, measured: dict[str, float], cpu: dict[int, float]
+) -> _Found:
+    """The device is the CPU, after its own lane: nothing runs beside anything."""
+    measured["copy"] = measured["copy_pageable"] = host.copy(0.3)
+    copier = host.copier(torch.empty(2, store.blocks.stride, dtype=torch.uint8))
+    measured["together"] = _bytes(store, host.together_with(copier, 0.4))
+    calls = overheads(store, device, host.threads, _CALLS, cpu[1], _token(cpu))
+    least = measured["cpu_latency"] + calls.get("cpu", 0.0)  # all that a call on the CPU does is done there as well
+    return _Found(
+        _rising(cpu), max(0.0, calls.get("link", 0.0) - cpu[1]), max(least, calls.get("device", 0.0) - cpu[1]),
+        Transport(store, device).why, calls, (), {},
+    )  # fmt: skip
 
 
 def _gpu(
-    store: ExpertStore, host: HostBench, device: torch.device, measured: dict[str, float], size: int, work: float
-) -> tuple[tuple[float, float], tuple[float, float, float], str, dict[str, float]]:
-    """(bytes a second, latency) of the link; (bytes, operations, latency) of the device; how bytes get there; and
-    `overheads`."""
-    bench = DeviceBench(store, host, device)
+    store: ExpertStore, host: HostBench, device: torch.device, measured: dict[str, float], cpu: dict[int, float]
+) -> _Found:
+    bench, size = DeviceBench(store, host, device), store.blocks.stride
     try:
         measured["copy"] = bench.copy(0.25)
-        measured["copy_pageable"] = bench.pageable(0.2)
+        measured["copy_pageable"] = bench.pageable(0.15)
         page = measured["link_latency"] = bench.link_latency(0.1)
         one = measured["device_one"] = bench.kernel(1, 0.2, experts=1)
-        measured["device_1"] = bench.kernel(1, 0.2)
-        measured[f"device_{LARGE}"] = bench.kernel(LARGE, 0.3)
+        calls = {n: bench.kernel(n, 0.15) for n in ON_DEVICE}
         # from one expert to several, what is added is bytes, which memory does not give any faster than to a copy; what
         # a call takes beyond that is the call itself
         more = bench.together - 1
-        each = (measured["device_1"] - one) / more if more else one
+        each = (calls[1] - one) / more if more else one
         measured["device_memory"] = bench.memory(0.05)
         each = max(each, size / measured["device_memory"])
-        latency = measured["device_latency"] = max(0.0, min(one - each, measured["device_1"] - bench.together * each))
-        rates = _rates(measured, "device", size, work, bench.together, LARGE)
-        measured["together"] = host.together_with(bench.copier(), 0.4)
+        latency = measured["device_latency"] = max(0.0, min(one - each, calls[1] - bench.together * each))
+        curve = {n: max(call - latency, 0.1 * call) / bench.together for n, call in calls.items()}
+        measured |= {f"device_{n}": seconds for n, seconds in curve.items()}
+        beside = _beside(store, host, bench, measured, cpu)
         bench.give_way()
-        calls = overheads(store, device, host.threads, _CALLS, measured["cpu_1"] / host.together)
-        link = size / measured["copy"], max(page, calls.get("link", 0.0) - each)
-        on_device = *rates, max(latency, calls.get("device", 0.0) - each)
-        return link, on_device, bench.transport.why, calls
+        spent = overheads(store, device, host.threads, _CALLS, cpu[1], _token(cpu))
+        return _Found(
+            _rising(curve), max(page, spent.get("link", 0.0) - each), max(latency, spent.get("device", 0.0) - each),
+            bench.transport.why, spent, *beside,
+        )  # fmt: skip
     finally:
         bench.close()
 
 
-def _rates(
-    measured: dict[str, float], lane: str, size: int, work: float, experts: int, large: int
-) -> tuple[float, float]:
-    """(bytes, operations) a second, of calls at one token and at many, less what a call takes by itself."""
+def _beside(
+    store: ExpertStore, host: HostBench, bench: Any, measured: dict[str, float], cpu: dict[int, float]
+) -> tuple[Curve, dict[str, float]]:
+    """The CPU's curve while copies run, and the rate of copies while it computes
 
-    def each(tokens: int) -> float:
-        call = measured[f"{lane}_{tokens}"]
-        return max(call - measured[f"{lane}_latency"], 0.1 * call) / experts
+    What an expert takes more is that of a token up to one token, that of a prompt from BESIDE[-1] tokens on, and never
+    less for more tokens, between them on a line.
+    """
+    times = {n: host.together_with(bench.copier(), 0.25, n, cpu[n]) for n in BESIDE if n in cpu}
+    measured |= {f"cpu_{n}_beside": seconds for n, (seconds, _) in times.items()}
+    measured |= {f"copy_beside_{n}": seconds for n, (_, seconds) in times.items()}
+    measured["together"] = _bytes(store, times[1])
+    at, extra = zip(*_rising({n: seconds - cpu[n] for n, (seconds, _) in times.items()}), strict=True)
+    curve = tuple((n, seconds + max(0.0, float(np.interp(n, at, extra)))) for n, seconds in _rising(cpu))
+    copy = sum(seconds for _, seconds in times.values()) / len(times)
+    link = store.blocks.stride / max(measured["copy"], copy)
+    return curve, {"link_beside_bytes_per_s": link}
 
-    return size / each(1), work * large / each(large)
+
+def _bytes(store: ExpertStore, seconds: tuple[float, float]) -> float:
+    """A second, of experts and copies that take so long side by side."""
+    return sum(store.blocks.stride / each for each in seconds)

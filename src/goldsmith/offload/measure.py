@@ -1,8 +1,8 @@
 """What a machine does with experts of a store, measured: seconds of kernels and of copies.
 
-Rates are medians and latencies the quickest of calls, over experts in turn, more of them than the last-level cache
-holds; each stops at its share of the time. The store's own pages are used where they are many enough and in memory,
-else copies of them.
+Times of work are medians and latencies the quickest of calls, over experts in turn, more of them than the last-level
+cache holds, so that each expert's weights come from memory; each stops at its share of the time. The store's own pages
+are used where they are many enough and in memory, else copies of them.
 """
 
 from __future__ import annotations
@@ -20,48 +20,86 @@ from torch import Tensor
 from ..experts import PackedExperts
 from ..experts.memory import empty_pages
 from .kernel import Kernels, loaded
+from .lane import Lane
 from .store import ExpertStore
 from .transport import Transport, move
 
-COUNTS = (1, 4, 16, 64)  # tokens of an expert
-LARGE = 512  # on a GPU, where 64 do not fill the device
-_TOGETHER = 8  # experts of a call
+# Tokens of an expert: in the middle of the steps that tiles of 16 and 32 rows make, so that a line between two of them
+# is as often above the stairs as below. One more row than 32 took 16 % longer, and the 15 rows before it 11 % together.
+COUNTS = (1, 4, 12, 24, 48, 112, 240)
+BESIDE = (1, 24)  # the same, while copies run
+ON_DEVICE = (1, 32, 128, 512)  # on a GPU, which 64 do not fill
+_TOGETHER, _PROMPT = 8, 32  # experts of a call of a token, and of a prompt
+_CALLS = 5  # for each of which there should be time
+_UNDER_WAY = 4  # copies
 _MOST = 384 << 20  # bytes of experts that are read in turn
 _PATIENCE = 0.8  # seconds for bringing the store's pages into memory
 
 
 class HostBench:
-    """The CPU's kernel and copies, over `base`, blocks that together exceed the last-level cache."""
+    """The CPU's kernel and copies, over `base`, blocks that together exceed the last-level cache
 
-    def __init__(self, store: ExpertStore, threads: int) -> None:
+    lane   True: the kernel is called in the thread that the engine has for it beside a GPU, each route by itself, and
+           timed there. False: in this thread, as on device="cpu"
+    """
+
+    def __init__(self, store: ExpertStore, threads: int, *, lane: bool = False) -> None:
         self.store, self.threads, self._kernels = store, threads, Kernels(store.options, threads)
+        self._lane = Lane(store.options, threads) if lane else None
         self.blocks = beyond_cache(store)
         self.base: PackedExperts = store.blocks.base(self.blocks)
         self.together = min(_TOGETHER, len(self.blocks))
         self.dtype = torch.bfloat16 if store.dtype == torch.bfloat16 else torch.float32
         self._turn = 0
 
-    def kernel(self, tokens: int, seconds: float) -> float:
-        """Seconds of a call in which each of a few experts has that many tokens."""
-        return median(self.call(tokens, self.together), seconds)
+    def curve(self, seconds: float) -> dict[int, float]:
+        """{tokens: seconds of an expert that has so many, in a call of several}, of COUNTS, each in its `seconds`
+
+        Less what a call takes whose slots are all skipped. Counts that would take much longer are left out.
+        """
+        call, found = self.latency(seconds / 2), dict[int, float]()
+        for tokens in COUNTS:
+            experts = self.together
+            if found:  # no more than in proportion to the tokens
+                n, each = next(reversed(found.items()))
+                if each * tokens / n > seconds:
+                    break
+                experts = max(1, min(_PROMPT, len(self.blocks), int(seconds / (_CALLS * each * tokens / n))))
+            taken = median(self.call(tokens, experts), seconds)
+            found[tokens] = max(taken - call, 0.1 * taken) / experts
+        return found
 
     def latency(self, seconds: float) -> float:
         """Seconds of a call in which every slot is skipped."""
         return quickest(self.call(1, 0), seconds)
 
-    def call(self, tokens: int, experts: int) -> Callable[[], None]:
-        """Such a call, over other experts every time; experts=0: every slot is skipped."""
+    def call(self, tokens: int, experts: int) -> Callable[[], float | None]:
+        """Such a call, over other experts every time, which says what it took if it knows better than a clock around it
+
+        experts=0: every slot is skipped.
+        """
         wide = max(1, experts)
         x = torch.randn(tokens, self.store.hidden_size).to(self.dtype)
         rows, flags = torch.empty(tokens * wide, self.store.hidden_size), torch.empty(tokens * wide, dtype=torch.uint8)
-        skipped = torch.full((tokens, wide), -1)
+        apart = self._lane is not None and tokens > 1  # as the engine's lane has them, sorted by expert
+        if apart:
+            x = x.repeat(wide, 1)
 
-        def run() -> None:
-            ids = skipped
-            if experts:
-                ids = ((torch.arange(wide) + self._turn) % len(self.blocks)).expand(tokens, wide).contiguous()
-                self._turn = (self._turn + wide) % len(self.blocks)
-            self._kernels.rows(x, ids, self.base, rows, flags)
+        def ids(first: int) -> Tensor:
+            chosen = (torch.arange(wide) + first) % len(self.blocks) if experts else torch.full((wide,), -1)
+            return chosen.repeat_interleave(tokens)[:, None] if apart else chosen.expand(tokens, wide).contiguous()
+
+        turns = [ids(first) for first in range(0, len(self.blocks), wide)]
+
+        def run() -> float | None:
+            self._turn += 1
+            given = x, turns[self._turn % len(turns)], self.base, rows, flags
+            if self._lane is None:
+                self._kernels.rows(*given)
+                return None
+            self._lane.begin(*given)
+            begin, end = self._lane.end()
+            return end - begin
 
         return run
 
@@ -79,27 +117,39 @@ class HostBench:
 
         return run
 
-    def together_with(self, copy: Callable[[], None], seconds: float) -> float:
-        """Bytes a second that the kernel at one token and copies read together of memory, both as fast as they can."""
-        kernel, copied, stop = self.call(1, self.together), 0, threading.Event()
+    def together_with(
+        self, copy: Callable[[], int | None], seconds: float, tokens: int = 1, each: float = 0.0
+    ) -> tuple[float, float]:
+        """(seconds of an expert of so many tokens, seconds of a copy of one), both as fast as they can be side by side
+
+        copy()   makes copies and says how many; None is one. each: seconds of such an expert alone, if known
+        """
+        experts = self.together if tokens == 1 else min(_PROMPT, len(self.blocks))
+        if each:
+            experts = max(1, min(experts, int(seconds / (_CALLS * each))))
+        kernel, copied, stop = self.call(tokens, experts), 0, threading.Event()
 
         def copying() -> None:
             nonlocal copied
             while not stop.is_set():
-                copy()
-                copied += 1
+                done = copy()
+                copied += 1 if done is None else done
 
         kernel()
         thread = threading.Thread(target=copying, daemon=True)
         thread.start()
-        computed, begin = 0, time.perf_counter()
-        while time.perf_counter() - begin < seconds:
-            kernel()
-            computed += self.together
-        spent = time.perf_counter() - begin
+        times, begin = list[float](), time.perf_counter()
+        while (now := time.perf_counter()) - begin < seconds or len(times) < 2:
+            taken = kernel()
+            times.append(time.perf_counter() - now if taken is None else taken)
+        spent, done = time.perf_counter() - begin, copied
         stop.set()
         thread.join()
-        return (computed + copied) * self.store.blocks.stride / spent
+        return statistics.median(times) / experts, spent / max(1, done)
+
+    def close(self) -> None:
+        if self._lane is not None:
+            self._lane.close()
 
 
 class DeviceBench:
@@ -132,26 +182,26 @@ class DeviceBench:
         return self._copies(seconds, lambda _, out: out.copy_(source))
 
     def _copies(self, seconds: float, copy: Callable[[Tensor, Tensor], object]) -> float:
-        few = 4
-
         def run() -> None:
-            for i in range(few):
+            for i in range(_UNDER_WAY):
                 expert = (self._turn + i) % self.store.num_experts(self._first)
                 copy(self.store.raw(self._first, expert), self.arena[i % len(self.arena)])
-            self._turn += few
+            self._turn += _UNDER_WAY
             torch.cuda.synchronize(self.device)
 
-        return median(run, seconds) / few
+        return median(run, seconds) / _UNDER_WAY
 
-    def copier(self) -> Callable[[], None]:
-        """A copy of one expert, waited for, on a stream of its own."""
+    def copier(self) -> Callable[[], int]:
+        """Copies of a few experts, waited for, on a stream of their own."""
         stream = torch.cuda.Stream(self.device)
 
-        def run() -> None:
-            self._turn += 1
-            expert = self._turn % self.store.num_experts(self._first)
-            self.transport.copy(self.store.raw(self._first, expert), self.arena[0], stream)
+        def run() -> int:
+            for _ in range(_UNDER_WAY):
+                self._turn += 1
+                expert = self._turn % self.store.num_experts(self._first)
+                self.transport.copy(self.store.raw(self._first, expert), self.arena[0], stream)
             stream.synchronize()
+            return _UNDER_WAY
 
         return run
 
@@ -218,27 +268,31 @@ class DeviceBench:
         self.transport.close()
 
 
-def median(run: Callable[[], object], seconds: float) -> float:
+Timed = Callable[[], object]  # what it returns, if it is a float, is the time that it took
+
+
+def median(run: Timed, seconds: float) -> float:
     """The median time of a call, after one to warm up; at least three calls, or one where it takes that long."""
     return statistics.median(_times(run, seconds))
 
 
-def quickest(run: Callable[[], object], seconds: float) -> float:
+def quickest(run: Timed, seconds: float) -> float:
     """The least time of a call, for latencies: whatever else the machine does only adds to them."""
     return min(_times(run, seconds))
 
 
-def _times(run: Callable[[], object], seconds: float) -> list[float]:
-    begin = time.perf_counter()
-    run()
-    first = time.perf_counter() - begin
+def _times(run: Timed, seconds: float) -> list[float]:
+    def timed() -> float:
+        begin = time.perf_counter()
+        taken = run()
+        return taken if isinstance(taken, float) else time.perf_counter() - begin
+
+    begin, first = time.perf_counter(), timed()
     if first > seconds:
         return [first]
     times: list[float] = []
     while len(times) < 3 or time.perf_counter() - begin < seconds:
-        at = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - at)
+        times.append(timed())
     return times
 
 

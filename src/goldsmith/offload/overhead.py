@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from typing import Any
@@ -17,18 +18,22 @@ from .transport import free_memory as free_on_host
 _TOGETHER = 8  # experts of a call
 _SLOTS = 48  # of the device, beside one a layer: enough for all that copies ever go through
 _CALLS, _LEAST = 12, 3  # calls of a sample at most, and samples at least
+_PROMPTS = (128, 1024)  # tokens of calls whose x does not come to the CPU with the ids
 # the lane of each, and the experts of its calls: of "mixed" 0 is computed on the CPU and 2 is cached
 _WAYS = {"cpu": ("cpu", None), "link": ("copied", None), "device": ("cached", [0]), "split": ("mixed", [0, 2])}
 
 
 def overheads(
-    store: ExpertStore, device: torch.device, threads: int, seconds: float, expert_seconds: float
-) -> dict[str, float]:
+    store: ExpertStore, device: torch.device, threads: int, seconds: float, expert_seconds: float,
+    token_seconds: float = math.inf,
+) -> dict[str, float]:  # fmt: skip
     """Seconds of a call of one token beside the kernel of the CPU ("cpu"), beside its copies ("link"), of a call whose
-    one expert is on the device ("device"), and of one that has an expert on the CPU and one on the device ("split")
+    one expert is on the device ("device"), and of one that has an expert on the CPU and one on the device ("split");
+    and what each further route of a prompt takes beside the CPU's kernel ("route"): its numbers go there and back
 
-    In `seconds` together, where an expert takes the CPU `expert_seconds`; of slow ones few are computed. Nothing where
-    the device has no room for it, and no "split" of less than three experts.
+    In `seconds` together, where an expert takes the CPU `expert_seconds`, and `token_seconds` for each of many tokens;
+    of slow ones few are computed. Nothing where the device has no room for it, no "split" of less than three experts,
+    and no "route" where the CPU is too slow for it to matter.
     """
     layer = max(store.layers, key=store.num_experts)
     experts = store.num_experts(layer)
@@ -44,7 +49,10 @@ def overheads(
             turns = [ids] if ids else [[(i + turn * k) % experts for i in range(k)] for turn in range(_CALLS)]
             asked: dict[str, Any] = {"lanes": lanes, "threads": threads, "gpu_budget": _budget(store, device)}
             with Engine(store, device=device, exact=False, guard="off", **asked) as engine:
-                found[way] = _beside(engine, layer, turns, way, share)
+                found[way] = statistics.median(_beside(engine, layer, turns, way, share))
+                if way == "cpu" and _PROMPTS[-1] * token_seconds < share / 4:
+                    few, many = (min(_beside(engine, layer, [[0]], way, share / 2, tokens)) for tokens in _PROMPTS)
+                    found["route"] = max(0.0, many - few) / (_PROMPTS[-1] - _PROMPTS[0])
     except (ValueError, MemoryError):
         return {}
     return found
@@ -57,10 +65,14 @@ def _budget(store: ExpertStore, device: torch.device) -> int:
     return wanted if free is None else min(wanted, free // 2)
 
 
-def _beside(engine: Engine, layer: int, turns: list[list[int]], way: str, seconds: float) -> float:
+def _beside(
+    engine: Engine, layer: int, turns: list[list[int]], way: str, seconds: float, tokens: int = 1
+) -> list[float]:
+    """Seconds of a call, of some samples."""
     store, device = engine.store, engine.device
-    x = torch.randn(1, store.hidden_size).to(device, torch.bfloat16 if store.dtype == torch.bfloat16 else torch.float32)
-    given = [torch.tensor([ids], device=device) for ids in turns]
+    dtype = torch.bfloat16 if store.dtype == torch.bfloat16 else torch.float32
+    x = torch.randn(tokens, store.hidden_size).to(device, dtype)
+    given = [torch.tensor([ids] * tokens, device=device) for ids in turns]
     weights = torch.full(given[0].shape, 1 / len(turns[0]), device=device)
 
     def sample(calls: int) -> float:
@@ -80,4 +92,4 @@ def _beside(engine: Engine, layer: int, turns: list[list[int]], way: str, second
         until, found = begin + seconds, list[float]()
         while len(found) < _LEAST or time.perf_counter() < until:
             found.append(sample(calls))
-    return statistics.median(found)
+    return found
