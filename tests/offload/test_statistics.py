@@ -103,6 +103,22 @@ def test_the_explanation_says_what_there_is(store):
     assert json.loads(json.dumps(facts)) == facts
 
 
+def test_the_explanation_has_the_curve_that_the_plan_was_made_by(store):
+    curve, slow = ((1.0, 1e-4), (24.0, 3e-4), (240.0, 2e-3)), ((1.0, 2e-4), (24.0, 4e-4), (240.0, 2.5e-3))
+    rates = dict(link_bytes_per_s=1e7, link_beside_bytes_per_s=5e6)
+    given = stores.calibration(store, cpu_curve=curve, cpu_beside_curve=slow, **rates)
+    with engine_of(store, calibration=given) as engine:
+        explained = engine.explain()
+    assert "us of an expert on the CPU, by its tokens: 1: 100, 24: 300, 240: 2e+03" in str(explained)
+    assert "us of an expert on the CPU while copies run, by its tokens: 1: 200, 24: 400" in str(explained)
+    facts = explained.to_dict()
+    assert json.loads(json.dumps(facts)) == facts
+    copy = given.costs.expert_bytes / 1e7
+    assert 3e-4 < copy < 2e-3  # the line through the last two points is there at n*
+    assert facts["stream_tokens_per_expert"] == pytest.approx(24 + 216 * (copy - 3e-4) / 1.7e-3)
+    assert facts["decode"]["twice_as_fast"]["cpu"] > 0.2  # a faster CPU is one whose curves are half as high
+
+
 def test_a_faster_link_helps_where_the_link_limits(store):
     with engine_of(store, calibration=stores.calibration(store, cpu_bytes_per_s=1e7)) as engine:
         facts = engine.explain().to_dict()

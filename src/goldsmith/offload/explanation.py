@@ -116,6 +116,18 @@ def _costs(costs: Costs, experts: int, used: int, hits: float) -> dict[str, Any]
     return found
 
 
+def _curves(costs: dict[str, Any]) -> list[str]:
+    """What an expert takes on the CPU, where that was measured by tokens."""
+    found = []
+    for name, when in (("cpu_curve", ""), ("cpu_beside_curve", " while copies run")):
+        points = costs[name]
+        if points:
+            few = points[:: max(1, (len(points) - 1) // 3)]
+            told = ", ".join(f"{n:.0f}: {seconds * 1e6:.3g}" for n, seconds in few)
+            found.append(f"          us of an expert on the CPU{when}, by its tokens: {told}")
+    return found
+
+
 def _twice(costs: Costs, lane: str) -> Costs:
     """A machine one of whose lanes needs half the time."""
     changes: dict[str, Any] = {rate: 2 * getattr(costs, rate) for rate in _FASTER[lane] if getattr(costs, rate)}
@@ -129,6 +141,7 @@ def _told(found: dict[str, Any], prefill: Any) -> list[str]:
     even = f"{found['stream_tokens_per_expert']:.0f} tokens an expert, about {found['stream_tokens']:.0f} in all"
     lines = [
         f"costs     GB/s: {rates}; CPU {costs['cpu_flops'] / 1e12:.3g} TFLOP/s",
+        *_curves(costs),
         f"prompts   calls of more than {PREFILL} tokens, prefill={prefill!r}; link and CPU break even at {even}",
     ]
     for name in ("decode", "prefill"):
