@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from goldsmith.router._common import FLOATS, named
 from goldsmith.router._strategy import DENSE
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
@@ -57,8 +58,8 @@ def milliseconds(microseconds: float) -> str:
 
 def gather_or_dense(table: Table) -> str:
     """The rule, and a table of the rows of each machine that it comes from."""
-    rule = [[NAMES[d], f"{at.tokens:,}", f"N / {at.one_in}"] for d, at in DENSE.items()]
-    text = table(["device", "dense from as many tokens", "and from k ="], rule)
+    rule = [[NAMES[d], f"{at.tokens:,}", f"N / {at.one_in}", every(at.dtypes)] for d, at in DENSE.items()]
+    text = table(["device", "dense from as many tokens", "and from k =", "in"], rule)
     machines: dict[tuple, list[tuple[Place, Times]]] = {}
     for place, times in measured().items():
         machines.setdefault((place.device, place.machine), []).append((place, times))
@@ -68,6 +69,10 @@ def gather_or_dense(table: Table) -> str:
         text += "\n" + one_machine(table, timed)
         text += f"\n{machine}, {dates}; {kinds}, uniform routing, {HOW[device]}.\n"
     return text
+
+
+def every(dtypes: tuple) -> str:
+    return "every dtype" if dtypes == FLOATS else ", ".join(named(dtype) for dtype in dtypes)
 
 
 def one_machine(table: Table, timed: list[tuple[Place, Times]]) -> str:

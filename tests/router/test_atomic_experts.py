@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from goldsmith import assay, router
 from goldsmith.router import _common
+from goldsmith.router._strategy import DENSE, Dense
 from goldsmith.router.atomic_experts import reference
 from goldsmith.router.atomic_experts.cases import CASES, inputs
 from goldsmith.router.atomic_experts.op import ATOMIC_EXPERTS
@@ -342,6 +343,10 @@ def test_auto_takes_the_strategy_of_the_shapes(seed, monkeypatch):
         experts(*drawn(seed, T=tokens, N=n))
         assert taken[-1] == router.choose_strategy(tokens, 5, n, 12, torch.float32, "cpu")
     assert taken == ["dense", "gather", "gather"]
+    monkeypatch.setitem(DENSE, "cpu", Dense(tokens=64, one_in=16, dtypes=(torch.bfloat16,)))  # as on a card
+    for dtype in (torch.float32, torch.bfloat16):
+        experts(*drawn(seed, dtype, T=70, N=20))
+    assert taken[3:] == ["gather", "dense"]
 
 
 def test_results_are_repeated_bit_for_bit(seed):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from goldsmith import Op, router
+from goldsmith.router._common import FLOATS
 from repo.tree import ROOT
 
 SLOWER = 1.25  # of the quicker strategy's time: nearer the crossing either will do
@@ -32,6 +33,16 @@ def wrong(measured, both_ways):
 
 def test_auto_takes_the_quicker_strategy_where_both_were_timed(strategies):
     assert wrong(strategies.measured(), strategies.both_ways) == []
+
+
+def test_dense_is_chosen_on_a_card_in_the_dtypes_alone_in_which_rows_have_it_ahead(strategies):
+    ahead = set()
+    for place, times in strategies.measured().items():
+        total = {name: strategies.both_ways(both) for name, both in times.items()}
+        if place.device == "cuda" and total["dense"] < total["gather"]:
+            ahead.add(getattr(torch, place.dtype))
+    taken = {d for d in FLOATS if router.choose_strategy(2**20, 4096, 4096, 1024, d, "cuda") == "dense"}
+    assert taken == ahead != set()
 
 
 @pytest.mark.parametrize("per_pair, right", [(1e-3, True), (1e-2, False), (1e-4, False)])

@@ -17,19 +17,25 @@ class Dense:
 
     tokens: int
     one_in: int
+    dtypes: tuple[torch.dtype, ...] = FLOATS
 
 
 # from rows of `goldsmith bench`; docs/router.md shows them, and tests/router/test_strategies.py holds the rule to them
-DENSE = {"cpu": Dense(tokens=64, one_in=16), "cuda": Dense(tokens=1024, one_in=32)}
+DENSE = {
+    "cpu": Dense(tokens=64, one_in=16),  # timed in float32, which both strategies make of 16-bit rows
+    # rows have "dense" ahead in bfloat16 alone: products of float32 are IEEE float32, and float16's weighed sum has
+    # such; at 512 tokens and k = N / 16 of float32 it took four times as long forward as "gather"
+    "cuda": Dense(tokens=1024, one_in=32, dtypes=(torch.bfloat16,)),
+}
 
 
 def choose_strategy(
     tokens: int, k: int, num_experts: int, hidden: int, dtype: torch.dtype, device: torch.device | str
 ) -> str:
-    """ "dense" where tokens and k / num_experts are at least those of the device's rule, else "gather"
+    """ "dense" where tokens and k / num_experts are at least those of the device's rule, in its dtypes, else "gather"
 
     For `tokens` tokens with k of num_experts experts each, rows of `hidden` numbers of `dtype`, on a device such as
-    "cuda". A pure function of the shapes; the rule, and the measurements behind it, are a table in docs/router.md.
+    "cuda". A pure function of its arguments; the rule, and the measurements behind it, are a table in docs/router.md.
     "sorted" is never chosen. Raises TypeError and ValueError that name the argument.
     """
     op = "router.choose_strategy"
@@ -49,9 +55,10 @@ def choose_strategy(
         raise ValueError(
             f"{op}: device={device!r} is no device of torch; wanted one such as 'cpu' or 'cuda'"
         ) from error
-    return chosen(tokens, k, num_experts, kind)
+    return chosen(tokens, k, num_experts, dtype, kind)
 
 
-def chosen(tokens: int, k: int, num_experts: int, kind: str) -> str:
+def chosen(tokens: int, k: int, num_experts: int, dtype: torch.dtype, kind: str) -> str:
     rule = DENSE.get(kind, DENSE["cuda"])
-    return "dense" if tokens >= rule.tokens and k * rule.one_in >= num_experts else "gather"
+    many = tokens >= rule.tokens and k * rule.one_in >= num_experts
+    return "dense" if many and dtype in rule.dtypes else "gather"

@@ -47,8 +47,8 @@ def atomic_experts(
     An expert that a token lists twice counts twice. -1 is skipped: nothing is read, whatever its weight. Any other
     index outside [0, N) raises IndexError on a CPU; on a GPU, where that would wait for the card, it is skipped and
     that token's y and dh are NaN. Differentiable in h, w_in, w_out and weights. strategy: "gather", "sorted", "dense",
-    or "auto", which is choose_strategy of the shapes; each gives the same within rounding ("dense" multiplies by 0
-    what was not selected: NaN in any expert spoils every token). Of one strategy a token's y, and its gradients of h
+    or "auto", which is choose_strategy of shapes and dtype; each gives the same within rounding ("dense" multiplies by
+    0 what was not selected: NaN in any expert spoils every token). Of one strategy a token's y, and its gradients of h
     and weights, are the same bits in every batch. sparse_grad=True: the tables' gradients are coalesced sparse tensors
     of the rows used, equal bit for bit to those of the dense ones (for torch.optim.SparseAdam and SGD; the backward
     then waits for the device once).
@@ -59,7 +59,7 @@ def atomic_experts(
     check_choice("router.atomic_experts", "strategy", strategy, STRATEGIES)
     if strategy == "auto" and isinstance(h, Tensor) and isinstance(w_out, Tensor) and isinstance(indices, Tensor):
         k, experts = (t.shape[axis] if t.dim() else 0 for t, axis in ((indices, -1), (w_out, 0)))
-        strategy = chosen(h.shape[:-1].numel(), k, experts, h.device.type)
+        strategy = chosen(h.shape[:-1].numel(), k, experts, h.dtype, h.device.type)
     if sparse_grad and torch.compiler.is_compiling() and torch.is_grad_enabled():
         raise NotImplementedError(
             "router.atomic_experts: sparse_grad=True cannot be compiled with gradients: how many rows they have "
