@@ -314,7 +314,7 @@ def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_pat
 
 
 def test_it_takes_less_than_ten_seconds_of_a_processor_from_the_shell():
-    words = ["generate", str(SHAKESPEARE), "--prompt", "O", "--max-new-tokens", "24"]
+    words = ["generate", str(SHAKESPEARE), "--device", "cpu", "--prompt", "O", "--max-new-tokens", "24"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-m", "goldsmith", *words], capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from goldsmith import assay
 
@@ -14,6 +15,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::RuntimeWarning"
 )  # the interpreter's, about the NaN that the assay feeds
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "verify_your_own.py"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def example():
 
 
 def verdict(target: assay.Target, case: str) -> assay.Report:
-    return assay.check(target, case, probes="values", raises=False)
+    return assay.check(target, case, device=DEVICE, probes="values", raises=False)
 
 
 def test_the_wrong_kernel_is_right_where_a_row_fills_its_block(example):
