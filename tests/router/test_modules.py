@@ -1,6 +1,7 @@
 """OmniMoE and PEER: one graph, any precision, recomputation, causality, and where gradients go."""
 
 import copy
+import math
 from functools import partial
 
 import numpy as np
@@ -176,15 +177,28 @@ def test_a_seeded_initialisation_repeats(name):
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
-def test_at_initialisation_the_routed_branch_is_about_as_large_as_the_shared_one():
+def routed_over_shared(k, **options):
+    """RMS of the routed branch over that of the shared one, for h of RMS 1."""
     torch.manual_seed(0)
-    for k in (4, 32):
-        module = router.OmniMoE(256, 4096, k, intermediate_size=512, backend="reference")
-        h = torch.randn(200, 256)
-        h = h / h.square().mean(-1, keepdim=True).sqrt()
-        shared = module.shared_down(functional.silu(module.shared_gate(h)) * module.shared_up(h))
-        ratio = ((module(h) - shared).square().mean() / shared.square().mean()).sqrt().item()
-        assert 0.1 < ratio < 10
+    module = router.OmniMoE(256, 4096, k, intermediate_size=512, strategy="gather", backend="reference", **options)
+    h = torch.randn(100, 256)
+    h = h / h.square().mean(-1, keepdim=True).sqrt()
+    shared = module.shared_down(functional.silu(module.shared_gate(h)) * module.shared_up(h))
+    return ((module(h) - shared).square().mean() / shared.square().mean()).sqrt().item()
+
+
+def test_at_initialisation_the_routed_branch_is_within_a_tenth_and_ten_times_the_shared_one_for_every_k():
+    ratios = [routed_over_shared(k) for k in (1, 4, 32, 256, 1024)]
+    assert all(0.1 < ratio < 10 for ratio in ratios), ratios
+    assert max(ratios) / min(ratios) < math.e, "sum of squared weights is between 1 / k and e^2 / k"
+
+
+def test_the_papers_experts_begin_as_torchs_embeddings_do(seed):
+    for k in (1, 256):
+        module = router.OmniMoE.paper(8, 4096, k, intermediate_size=4)
+        torch.manual_seed(seed)
+        module.reset_parameters()
+        assert abs(module.w_out.std().item() - 1) < 4 / math.sqrt(2 * module.w_out.numel())  # 4 sigma of a sample's
 
 
 @pytest.mark.parametrize("s, k, total", [(64, 16, 0.094), (256, 32, 0.027), (1024, 32, 0.0043)])

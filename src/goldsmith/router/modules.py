@@ -26,6 +26,7 @@ from .product_topk.op import WEIGHTS, product_topk
 
 NORM_EPS = 1e-5
 ROUTER_NORMS = ("layer", "none", "batch")
+UNIT_AT = 32  # experts a token at which the initial w_out is N(0, 1), as what docs/router.md shows was trained from
 
 
 class OmniMoE(nn.Module):
@@ -105,11 +106,16 @@ class OmniMoE(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Unit-RMS h gives preactivations of variance 1, and a routed branch about as large as the shared one."""
+        """Unit-RMS h gives logits and preactivations of variance 1; w_out is N(0, k / 32), or N(0, 1) without softmax
+
+        The RMS of the routed branch is then sqrt(k / 32 * sum_j weights_j^2) of the shared one's (activation silu).
+        The sum is 1 / k of k equal weights, and at most about e^2 / k of a softmax over sums of variance 2: whatever k
+        is, the routed branch is 0.18 to 0.48 times as large as the shared one.
+        """
         for linear in (m for m in self.children() if isinstance(m, nn.Linear)):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
         nn.init.normal_(self.w_in, std=self.hidden_size**-0.5)
-        nn.init.normal_(self.w_out)
+        nn.init.normal_(self.w_out, std=math.sqrt(self.k / UNIT_AT) if self.weights == "softmax" else 1.0)
         for norm in (m for m in self.children() if isinstance(m, nn.BatchNorm1d)):
             norm.reset_running_stats()
 
