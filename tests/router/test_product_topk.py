@@ -84,6 +84,28 @@ def test_sums_that_need_all_their_bits_are_put_in_order_by_all(k, seed):
     assert torch.equal(found.cpu(), topk(x, y, k)[1])
 
 
+def on_every_backend(x, y, k):
+    """(backend, indices); the interpreter itself flushes subnormal numbers where it widens bfloat16."""
+    for backend in ("reference", *PRODUCT_TOPK.backends):
+        if backend == "reference" or DEVICE == "cuda" or x.dtype != torch.bfloat16:
+            yield backend, router.product_topk(x.to(DEVICE), y.to(DEVICE), k, backend=backend)[1].cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_subnormal_logits_are_numbers_and_not_zeros(dtype, seed):
+    tiny = torch.finfo(dtype).tiny * 2.0**-7
+    x, y = torch.zeros(1, 1, dtype=dtype), torch.tensor([[0.0, 0.0, tiny, -tiny]], dtype=dtype)
+    assert y[0, 2] > 0
+    for backend, found in on_every_backend(x, y, 4):
+        assert found.tolist() == [[2, 0, 1, 3]], backend
+        assert torch.equal(found, full_sort.indices(x, y, 4))
+    x, y = ((assay.Make(torch.float32, "cpu", seed + s).integers(-9, 10, 1, s) * tiny).to(dtype) for s in (5, 36))
+    for k in (9, 40, 70):
+        wanted = full_sort.indices(x, y, k)
+        for backend, found in on_every_backend(x, y, k):
+            assert torch.equal(found, wanted), backend
+
+
 @pytest.mark.parametrize("fill", FILLS)
 def test_neither_log_softmax_nor_weights_change_the_selection(fill, seed):
     x, y = drawn(seed, torch.float32, 16, 12, fill=fill), drawn(seed + 1, torch.float32, 16, 9, fill=fill)
