@@ -4,6 +4,8 @@ import copy
 import functools
 import gc
 import json
+import math
+import warnings
 import weakref
 
 import pytest
@@ -17,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from goldsmith.hf.offload.budget import automatic, cache_bytes
 from goldsmith.offload import attach
 from goldsmith.offload.errors import StoreMismatch
+from goldsmith.offload.report import NumericsError, NumericsWarning
 from goldsmith.offload.store import ExpertStore
 from hf import checkpoints, models
 from offload.whole_models import (
@@ -33,6 +36,7 @@ from repo.tree import ROOT
 
 # the lanes are bit-identical on a CPU alone; the GPU has a test of its own below
 offload, from_pretrained = (functools.partial(make, device="cpu") for make in (attach.offload, attach.from_pretrained))
+ONE = torch.tensor([1])
 LANES = ("cpu", "copied", "cached", "mixed", "auto")
 CALLS = {
     "one row": {},
@@ -365,3 +369,27 @@ def test_on_a_gpu_the_small_checkpoint_says_the_same_through_every_lane(lanes):
     with attach.from_pretrained(folder, **given) as held:
         came = greedy(held.model, ids, 24)[0]
     assert_same_ids(plain, came, ids, steps=24)
+
+
+@pytest.mark.parametrize("where, value", [("model.norm.weight", math.nan), ("lm_head.weight", math.inf)])
+def test_what_is_not_finite_after_the_last_experts_is_told_too(where, value):
+    ids, broken = padded()[0], models.model("qwen3_moe")
+    broken.get_parameter(where).data.fill_(value)
+    with offload(copy.deepcopy(broken)) as held, torch.no_grad():
+        for call in (held.model, held.model.generate):
+            with pytest.raises(NumericsError, match="after the last layer of experts") as raised:
+                call(ids)
+            report = raised.value.report
+            assert (report.layer, report.cause, report.experts, report.num_rows) == (None, "after", (), len(ids))
+    with offload(broken, guard="warn") as held, torch.no_grad():
+        with pytest.warns(NumericsWarning, match="after the last layer of experts"):
+            held.model(ids)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            held.model(ids)  # it has been said
+
+
+def test_a_head_may_mask_words_with_infinity():
+    with offload(models.model("qwen3_moe")) as held, torch.no_grad():
+        held.model.lm_head.register_forward_hook(lambda module, given, made: made.index_fill(-1, ONE, -torch.inf))
+        assert held.model(padded()[0]).logits.isneginf().any()

@@ -27,6 +27,7 @@ _ADVICE = {
     "overflow": "Numbers outgrow their dtype: check the scale of the weights and of the input, or use a wider dtype.",
     "transfer": "Bytes changed on their way: check memory and bus (ECC, cables, overclocking), and report this.",
     "merge": "A row was never computed: this is an error of the engine; please report it with this message.",
+    "after": "Look at what comes after them: what stands beside them in their layer, the last norm, the head.",
     "race": "The same inputs give finite numbers now: look for who writes these buffers, and check the memory.",
 }
 
@@ -46,7 +47,7 @@ class Finding:
 class Guard:
     def __init__(self, store: ExpertStore, faults: Faults, mode: str) -> None:
         self.store, self.faults, self.mode = store, faults, mode
-        self._said: set[tuple[int, str]] = set()
+        self._said: set[tuple[int | None, str]] = set()
         self._dirty: int | None = None  # the last layer that was not clean, in the current pass through the layers
         self._last = -1
 
@@ -72,14 +73,31 @@ class Guard:
         first = self._dirty is None
         if found is None:
             return
-        report = self._report(call, found, first)
         self._dirty = call.layer
+        self._say(self._report(call, found, first))
+
+    def look_after(self, made: Tensor, calls: int) -> None:
+        """Raises or warns where what a model makes of its last experts is NaN or +Inf; a head may mask with -inf."""
+        bad = (torch.isnan(made) | torch.isposinf(made)).any(1)
+        if self._dirty is not None or not bool(bad.any()):  # else it has been told already
+            return
+        rows = bad.nonzero()[:, 0].tolist()
+        told = tuple(rows[:MOST_ROWS])
+        kind = "nan" if bool(torch.isnan(made).any()) else "inf"
+        said = ("every call of the experts made finite numbers of finite ones.",)
+        self._say(
+            NumericsReport(
+                None, "after", "after", kind, (), told, len(rows), (), None, calls, True, said, _ADVICE["after"]
+            )
+        )
+
+    def _say(self, report: NumericsReport) -> None:
         if self.mode == "raise":
             self.begin()
             raise NumericsError(report)
         if (report.layer, report.cause) not in self._said:
             self._said.add((report.layer, report.cause))
-            warnings.warn(NumericsWarning(report), stacklevel=5)
+            warnings.warn(NumericsWarning(report), stacklevel=6)
 
     # -- stage by stage -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ MOST_ROWS = 1000
 
 @dataclass(frozen=True)
 class NumericsReport:
-    """layer, stage, cause    the earliest stage whose result is not finite while its inputs are, and why
+    """layer, stage, cause    the earliest stage whose result is not finite while its inputs are, and why;
+               layer None, stage and cause "after": what the model makes of its last experts
 
     kind       "nan" or "inf"
     experts    that are hit, ascending; empty where it is not theirs
@@ -23,7 +24,7 @@ class NumericsReport:
     advice     what to do
     """
 
-    layer: int
+    layer: int | None
     stage: str
     cause: str
     kind: str
@@ -47,6 +48,8 @@ class NumericsReport:
         where = f" (positions {_few(self.positions)})" if self.positions else ""
         rows = f"{self.num_rows} row{'s' * (self.num_rows != 1)}: {_few(self.rows)}{where}"
         facts = " ".join(self.evidence)
+        if self.layer is None:
+            return f"{what} after the last layer of experts; call {self.call}, {rows}: {facts} {self.advice}"
         return (
             f"{what} in layer {self.layer}, stage {self.stage!r}, cause {self.cause!r}{of}{on}; call {self.call}, "
             f"{rows}. {facts} {self.advice}"

@@ -99,7 +99,7 @@ class Attached:
             release(module)
         self._hooks = [
             self.model.register_forward_pre_hook(self._begin_forward, with_kwargs=True),
-            self.model.register_forward_hook(lambda *_: self.engine.end_forward()),
+            self.model.register_forward_hook(lambda module, given, made: self.engine.end_forward(_last(made))),
         ]
         experts = {id(layer.module) for layer in self.layers}
         for module in self.model.modules():  # whoever of these is asked has experts below
@@ -142,6 +142,15 @@ class Attached:
         for module in self.model.modules():
             if id(module) not in experts:
                 module._apply(lambda t: t if t.is_meta else t.to(device), recurse=False)
+
+
+def _last(made: Any) -> Tensor | None:
+    """Of a model's output the logits, or without a head the states, of every row's last token."""
+    for name in ("logits", "last_hidden_state"):
+        found = getattr(made, name, None)
+        if isinstance(found, Tensor) and found.dim() == 3 and found.shape[1]:
+            return found[:, -1]
+    return None
 
 
 def _no_state(*_: Any) -> None:
