@@ -183,7 +183,7 @@ def _measured(store: ExpertStore, device: torch.device, threads: int, key: dict[
         cpu_latency=measured["cpu_latency"] + calls.get("cpu", 0.0), link_latency=found.link_latency,
         device_latency=found.device_latency, split_latency=calls.get("split", 0.0), shared=device.type == "cpu",
         cpu_curve=_with(curve, route), cpu_beside_curve=_with(found.beside, route),
-        device_curve=_with(found.device, route if device.type == "cpu" else 0.0), **found.link_beside,
+        device_curve=found.device, **found.link_beside,
     )  # fmt: skip
     return Calibration(costs, key, measured, found.transport)
 
@@ -229,11 +229,11 @@ def _with(curve: Curve, route: float) -> Curve:
 def _no_gpu(
     store: ExpertStore, host: HostBench, device: torch.device, measured: dict[str, float], cpu: dict[int, float]
 ) -> _Found:
-    """The device is the CPU, after its own lane: nothing runs beside anything."""
+    """The device is the CPU, after its own lane: nothing runs beside anything, and nothing goes to and fro."""
     measured["copy"] = measured["copy_pageable"] = host.copy(0.3)
     copier = host.copier(torch.empty(2, store.blocks.stride, dtype=torch.uint8))
     measured["together"] = _bytes(store, host.together_with(copier, 0.4))
-    calls = overheads(store, device, host.threads, _CALLS, cpu[1], _token(cpu))
+    calls = overheads(store, device, host.threads, _CALLS, cpu[1])
     least = measured["cpu_latency"] + calls.get("cpu", 0.0)  # all that a call on the CPU does is done there as well
     return _Found(
         _rising(cpu), max(0.0, calls.get("link", 0.0) - cpu[1]), max(least, calls.get("device", 0.0) - cpu[1]),
