@@ -190,6 +190,19 @@ def test_where_the_device_is_the_cpu_the_short_way_is_that_of_the_plan(store, mo
     assert given.cpu == (*range(1, 9), 11) and not given.uploads
 
 
+def test_a_device_is_only_the_cpu_once_more_where_it_is_quicker_for_no_count(store):
+    curve = ((1.0, 1e-5), (24.0, 4e-5), (240.0, 2e-4))
+    same = stores.costs(store, cpu_curve=curve, device_curve=curve, shared=True)
+    assert assignment._cpu_is_all(same)
+    assert not assignment._cpu_is_all(replace(same, shared=False))
+    for quicker in (
+        ((24.0, 4e-5), (240.0, 1e-4)),
+        ((1.0, 5e-6), *curve[1:]),
+        ((1.0, 1e-5), (24.0, 3e-5), (240.0, 2e-4)),
+    ):
+        assert not assignment._cpu_is_all(replace(same, device_curve=quicker))
+
+
 def test_experts_that_are_brought_meanwhile_change_no_bit(store):
     dear = stores.calibration(store, split_latency=1.0, link_latency=1.0)
     with Engine(store, device="cpu", gpu_budget="4MiB", calibration=dear) as engine, Engine(store, device="cpu") as cpu:
@@ -243,6 +256,13 @@ def test_adaptive_costs_follow_the_lanes_and_others_stay(store):
         adapting.learn(expected, 3e-3, 4, 2 * given.expert_bytes / given.link_bytes_per_s)
     assert given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s == pytest.approx(3, rel=0.01)
     assert adapting.costs.link_bytes_per_s / given.link_bytes_per_s == pytest.approx(2, rel=0.01)
+    curves = dict(cpu_curve=[(1, 1e-5), (24, 4e-5)], cpu_beside_curve=[(1, 2e-5), (24, 6e-5)])
+    adapting = Adapting(replace(given, **curves, link_beside_bytes_per_s=given.link_bytes_per_s / 2))
+    for _ in range(100):
+        adapting.learn(adapting.costs.cpu_curve[0][1], 3e-5, 4, 2 * given.expert_bytes / given.link_bytes_per_s * 4)
+    assert [t for _, t in adapting.costs.cpu_curve] == pytest.approx([3e-5, 12e-5], rel=0.01)
+    assert [t for _, t in adapting.costs.cpu_beside_curve] == pytest.approx([6e-5, 18e-5], rel=0.01)
+    assert adapting.costs.link_bytes_per_s / adapting.costs.link_beside_bytes_per_s == pytest.approx(2)
     for adaptive in (False, True):
         with engine_of(store, adaptive=adaptive) as engine:
             for call in zipf(store, 20):
