@@ -195,7 +195,14 @@ def test_a_disk_that_becomes_full_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_told_in_the_callers_words(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "number, said",
+    [
+        (errno.ENOSPC, "the disk became full; nothing is left behind"),
+        (errno.EFBIG, "no file that large can be written there; nothing is left behind"),
+    ],
+)
+def test_a_full_disk_is_told_in_the_callers_words(number, said, tmp_path, monkeypatch):
     real = publish._create
 
     class Full:
@@ -212,14 +219,14 @@ def test_a_full_disk_is_told_in_the_callers_words(tmp_path, monkeypatch):
             return getattr(self._file, name)
 
         def write(self, data):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(number, os.strerror(number))
 
     def create(path):
         file, name = real(path)
         return Full(file), name
 
     monkeypatch.setattr(publish, "_create", create)
-    with pytest.raises(OSError, match="the disk became full; nothing is left behind"):
+    with pytest.raises(OSError, match=rf"{said}.* give store= on another disk \(or set GOLDSMITH_CACHE\)"):
         ExpertStore.build(source(), tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
 

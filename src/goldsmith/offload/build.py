@@ -29,6 +29,7 @@ from .publish import BUILDING, published
 from .source import Coded, Floats, encode, experts_of, layers_of
 
 _OP = "ExpertStore.build"
+_ELSEWHERE = "give store= on another disk (or set GOLDSMITH_CACHE)"
 Progress = Callable[[int, int | None, str], None]  # bytes written, bytes in all as far as known, what was written last
 
 
@@ -238,7 +239,7 @@ class _Writer:
             raise OSError(
                 errno.ENOSPC,
                 f"{_OP}: {self._path.parent} has {_amount(free)} free, and {_amount(rest)} are still to be "
-                "written; make room, or choose a format with fewer bytes per weight",
+                f"written; make room, {_ELSEWHERE}, or choose a format with fewer bytes per weight",
                 os.fspath(self._path),
             )
 
@@ -250,7 +251,11 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and _OP not in str(error):
-            text = f"{_OP}: the disk became full; nothing is left behind. Make room, or choose a narrower format"
+            way = f"Make room, {_ELSEWHERE}, or choose a narrower format"
+            text = f"{_OP}: the disk became full; nothing is left behind. {way}"
+            raise OSError(error.errno, text, os.fspath(path)) from error
+        if error.errno == errno.EFBIG:
+            text = f"{_OP}: no file that large can be written there; nothing is left behind. To go on, {_ELSEWHERE}"
             raise OSError(error.errno, text, os.fspath(path)) from error
         if str(error.filename or "").endswith(BUILDING):
             text = f"{_OP}: no file can be made there ({error.strerror}); choose another path"

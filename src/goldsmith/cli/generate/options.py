@@ -103,9 +103,9 @@ def generate(
     """Generate text with a mixture-of-experts model whose experts need not fit on the GPU.
 
     Experts lie in a file that is made at first use; some are computed on the CPU where they lie, some on the GPU. The
-    text is that of the plain model, up to ties of logits that are rounded to 16 bits. Ctrl-C keeps what there is. Exit
-    status: 0 all is well, 1 a NaN or Inf appeared (where it was born is said), 2 the command cannot be carried out,
-    130 interrupted.
+    text is that of the plain model, up to ties that 16 bits make, of logits or in a router. Ctrl-C keeps what there is.
+    Exit status: 0 all is well, 1 a NaN or Inf appeared (where it was born is said), 2 the command cannot be carried
+    out, 130 interrupted.
     """
     from .command import run
 
