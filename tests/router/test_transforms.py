@@ -79,6 +79,38 @@ def test_vmap_selects_as_a_batch_does():
     assert all(map(torch.equal, torch.vmap(select)(x, y), select(x, y)))
 
 
+@pytest.mark.parametrize("kind", ["marginal", "joint"])
+def test_each_sample_has_a_balance_loss_and_a_gradient_of_its_own(kind, seed):
+    make = assay.Make(torch.float32, "cpu", seed)
+    given = {"x": make.normal(B, T, 8), "y": make.normal(B, T, 7), "indices": make.integers(-1, 56, B, T, K)}
+    given["indices"][1, 2] = -1  # a row that is left out, in one sample
+
+    def loss(x, y, indices):
+        return router.load_balance_loss(x, y, indices, kind=kind)
+
+    def alone(x, y, indices):
+        own = [(loss(*one), torch.func.grad(loss)(*one)) for one in zip(x, y, indices, strict=True)]
+        return torch.stack([torch.cat((each.view(1), grad.flatten())) for each, grad in own])
+
+    def mapped(x, y, indices):
+        each, grad = torch.vmap(loss)(x, y, indices), torch.vmap(torch.func.grad(loss))(x, y, indices)
+        return torch.cat((each.unsqueeze(1), grad.flatten(1)), 1)
+
+    checked(mapped, alone, given)
+
+
+def test_each_sample_has_a_usage_of_its_own(seed):
+    given = drawn(seed)
+    indices, weights = given["indices"], given["weights"].softmax(-1)
+    measured = lambda i, w: vars(router.usage(i, N, weights=w))  # noqa: E731
+    found = torch.vmap(measured)(indices, weights)
+    for b in range(B):
+        one = measured(indices[b], weights[b])
+        assert all(torch.equal(found[name][b], one[name]) for name in ("counts", "mass"))
+    indices[1, 2, 0] = N
+    assert torch.vmap(lambda i: router.usage(i, N).counts)(indices)[1].sum() == (indices[1] >= 0).sum() - 1
+
+
 def test_a_layer_has_gradients_for_each_sample():
     layer = router.OmniMoE(D, 16, 3, intermediate_size=4)
     parameters = {name: p.detach() for name, p in layer.named_parameters()}

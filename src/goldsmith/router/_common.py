@@ -60,6 +60,14 @@ def same_dtype(op: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
             )
 
 
+def answers(t: Tensor) -> bool:
+    """Whether it may be asked what it holds: only a CPU answers at once, and vmap not for many samples at a time."""
+    if t.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return all(level.key() != torch._C._functorch.TransformType.Vmap for level in levels)
+
+
 def add_at(values: Tensor, at: Tensor, size: int) -> Tensor:
     """[rows, size]: values [rows, k] summed into the places `at` of their row, in ascending order."""
     out = values.new_zeros(values.shape[0], size)

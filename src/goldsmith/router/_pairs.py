@@ -9,12 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ._common import chunk_bytes
-
-
-def _under_vmap() -> bool:
-    levels = torch._C._functorch.get_interpreter_stack() or ()
-    return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
+from ._common import answers, chunk_bytes
 
 
 class Pairs:
@@ -27,8 +22,7 @@ class Pairs:
         self.at = flat.masked_fill(self.skipped, 0)
         self._wrong = (flat < -1) | (flat >= n)
         self.lost = self._wrong.any(-1, keepdim=True)
-        # only a CPU is asked, which answers at once; vmap has no answer for many routings at a time
-        self._asked = flat.device.type == "cpu" and not _under_vmap()
+        self._asked = answers(flat)
         self._holes = not self._asked or bool(self.skipped.any())
         self._indices = indices
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
-from ._common import FLOATS, check_count, same_dtype, wide
+from ._common import FLOATS, answers, check_count, same_dtype, wide
 from ._common import flat as rows_of
 
 KINDS = ("marginal", "joint")
@@ -66,7 +66,8 @@ def usage(indices: Tensor, num_experts: int, *, weights: Tensor | None = None) -
 
     indices: any shape, int32 or int64, -1 is left out; weights: the same shape, any float. The result repeats bit for
     bit, also on a GPU, and nothing waits for the device. OmniMoE measures with counts, PEER with weights. Raises
-    ShapeError, TypeError, ValueError, and IndexError on a CPU (a GPU leaves out what is not in [0, num_experts)).
+    ShapeError, TypeError, ValueError, and IndexError on a CPU (a GPU leaves out what is not in [0, num_experts), and so
+    does vmap).
     """
     op = "router.usage"
     check_count(op, "num_experts", num_experts)
@@ -83,9 +84,9 @@ def usage(indices: Tensor, num_experts: int, *, weights: Tensor | None = None) -
     mass = torch.zeros(num_experts + 1, dtype=torch.float64, device=indices.device)
     values = weights.reshape(-1).double()
     if mass.is_cuda:
-        mass.index_put_((at,), values, accumulate=True)  # sorts, and so repeats; index_add_ would not
+        mass = mass.index_put((at,), values, accumulate=True)  # sorts, and so repeats; index_add would not
     else:
-        mass.index_add_(0, at, values)
+        mass = mass.index_add(0, at, values)
     return Usage(counts, mass[:num_experts].clone())
 
 
@@ -99,8 +100,8 @@ def load_balance_loss(x: Tensor, y: Tensor, indices: Tensor, *, kind: str = "mar
 
     x [..., sx], y [..., sy] as product_topk took them, indices [..., k] as it gave them -> a float32 number (float64
     for float64), computed so; rows without a valid index are left out, and without any row it is 0. Differentiable in
-    x and y. Raises ShapeError, TypeError, ValueError, IndexError (on a CPU). Source: Fedus et al. 2021, arXiv
-    2101.03961, on each axis.
+    x and y. Raises ShapeError, TypeError, ValueError, IndexError (on a CPU, not under vmap). Source: Fedus et al. 2021,
+    arXiv 2101.03961, on each axis.
     """
     op = "router.load_balance_loss"
     sx, sy = _check_loss(op, x, y, indices, kind)
@@ -135,11 +136,11 @@ def _check_loss(op: str, x: Tensor, y: Tensor, indices: Tensor, kind: str) -> tu
 
 
 def _entries(op: str, indices: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """(flat, valid): the indices in int64, 0 where not valid. A CPU is asked whether all of them are in range."""
+    """(flat, valid): the indices in int64, 0 where not valid; whether all are in range is asked where that is quick."""
     check_tensor(op, "indices", indices)
     check_dtype(op, "indices", indices, (torch.int32, torch.int64))
     flat = indices.reshape(-1).long()
-    if flat.device.type == "cpu" and not torch.compiler.is_compiling() and bool(((flat < -1) | (flat >= n)).any()):
+    if answers(flat) and bool(((flat < -1) | (flat >= n)).any()):
         raise IndexError(
             f"{op}: indices has {int(flat.min())}..{int(flat.max())}, wanted -1 (left out) or 0 <= index < {n}"
         )
