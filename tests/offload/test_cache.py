@@ -44,6 +44,7 @@ def test_lfu_keeps_what_is_used_often_and_forgets_with_time():
     often = [[0], [0], [0], [1], [1], [2], [2]]
     assert filled("lfu", [*often, [3]]).resident() == {0, 1, 2}  # once is less than twice
     assert 0 not in filled("lfu", [*often, *([[3], [4], [1], [2]] * 8)]).resident()
+    assert 0 not in filled("lfu", [*([[0]] * 20), *([[3], [4], [1], [2]] * 8)]).resident()  # 20 of old, 8 of late
 
 
 def test_static_holds_what_it_was_told_and_nothing_else():
