@@ -116,6 +116,33 @@ def test_missing_and_unknown_keys_are_listed(name):
         load([], **options)
 
 
+INTEGERS = torch.zeros(25, 12, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    "text, call",
+    [
+        ("from_peer_pytorch: weight_up_embed.weight is int64, wanted one of: bfloat16, float16, float32, float64",
+         lambda: router.from_peer_pytorch(
+             peers.peer_state() | {"weight_up_embed.weight": INTEGERS}, k=3, heads_compete=True)),
+        ("from_omnimoe: down_embed.weight is bfloat16, but up_embed.weight is float32; convert one: down_embed.weight",
+         lambda: router.from_omnimoe(peers.omnimoe_state() | {"down_embed.weight": INTEGERS.bfloat16()}, k=3)),
+        ("from_omnimoe: router_norm_y.running_var is float16, but up_embed.weight is float32; convert one",
+         lambda: router.from_omnimoe(
+             peers.omnimoe_state() | {"router_norm_y.running_var": torch.ones(5).half()}, k=3)),
+        ("from_omnimoe: router_norm_x.num_batches_tracked is float32, wanted one of: int64",
+         lambda: router.from_omnimoe(
+             peers.omnimoe_state() | {"router_norm_x.num_batches_tracked": torch.tensor(7.0)}, k=3)),
+        ("from_product_key_memory: norm.bias is float64, but values.weight is float32; convert one: norm.bias.to",
+         lambda: router.from_product_key_memory(
+             peers.memory_state() | {"norm.bias": torch.ones(4, dtype=torch.float64)}, k=3)),
+    ],
+)  # fmt: skip
+def test_tensors_of_a_wrong_dtype_are_named_before_anything_is_made(text, call):
+    with pytest.raises(TypeError, match=f"^router.{text}"):
+        call()
+
+
 @pytest.mark.parametrize(
     "error, text, call",
     [

@@ -2,7 +2,7 @@
 
 `from_*` gives a module with copies of the tensors, `to_*` a state dict under their names; there and back is the same
 bit for bit. Unknown or missing keys, tensors of the wrong shape and options that our modules do not have raise
-ValueError and name what was found.
+ValueError and name what was found, tensors of another dtype than the first one's TypeError.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..core.shapes import check_tensor, kind
-from ._common import check_count, check_flag
+from ..core.shapes import check_dtype, check_tensor, kind
+from ._common import FLOATS, check_count, check_flag, same_dtype, wide
 from ._layers import Float32BatchNorm
 from .modules import PAPER, OmniMoE
 from .peer import PEER
@@ -193,9 +193,22 @@ def _renamed(function: str, state: Mapping[str, Tensor], names: Mapping[str, str
     if missing or unknown:
         text = "; ".join(f"{what}: {', '.join(k)}" for what, k in (("missing", missing), ("unknown", unknown)) if k)
         raise ValueError(f"router.{function}: {text} (of {len(state)} keys; wanted {', '.join(names.values())})")
-    for theirs in names.values():
-        check_tensor(f"router.{function}", theirs, state[theirs])
+    _same_dtype(f"router.{function}", {theirs: state[theirs] for theirs in names.values()})
     return {ours: state[theirs].detach() for ours, theirs in names.items()}
+
+
+def _same_dtype(op: str, state: State) -> None:
+    """Floats of the first one's dtype, but for a BatchNorm, which may be in float32; its count is an int64."""
+    first, like = next(iter(state.items()))
+    for name, tensor in state.items():
+        check_tensor(op, name, tensor)
+        if name.endswith("num_batches_tracked"):
+            check_dtype(op, name, tensor, (torch.int64,))
+            continue
+        check_dtype(op, name, tensor, FLOATS)
+        of_batches = name.startswith(("router_norm_", "norm.fn."))
+        if not (of_batches and tensor.dtype == wide(like.dtype)):
+            same_dtype(op, [(first, like), (name, tensor)])
 
 
 def _keyed(function: str, given: State) -> tuple[int, int, int, int]:
