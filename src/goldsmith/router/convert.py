@@ -1,8 +1,9 @@
 """Weights of other projects' layers, to and from ours.
 
-`from_*` gives a module with copies of the tensors, `to_*` a state dict under their names; there and back is the same
-bit for bit. Unknown or missing keys, tensors of the wrong shape and options that our modules do not have raise
-ValueError and name what was found, tensors of another dtype than the first one's TypeError.
+`from_*` gives a module and `to_*` a state dict under their names, both with copies of the tensors; there and back is
+the same bit for bit, but that a BatchNorm's tensors in a 16-bit dtype come back in float32, where our modules keep
+them, their values equal. Unknown or missing keys, tensors of the wrong shape and options that our modules do not have
+raise ValueError and name what was found, tensors of another dtype than the first one's TypeError.
 """
 
 from __future__ import annotations
@@ -73,14 +74,13 @@ def from_omnimoe(state_dict: Mapping[str, Tensor], *, k: int, activation: str = 
 
 
 def to_omnimoe(module: OmniMoE) -> State:
-    """The state dict of OmniMoE's layer; the module must be one of `OmniMoE.paper`'s form, with a shared expert"""
+    """Copies as the state dict of OmniMoE's layer; the module must be of `OmniMoE.paper`'s form, with a shared expert"""
     _instance("to_omnimoe", module, OmniMoE)
     wanted = {name: (getattr(module, name), value) for name, value in PAPER.items()}
     _form("to_omnimoe", {**wanted, "num_experts": (module.sizes, (module.sizes[0],) * 2)})
     if not module.intermediate_size:
         raise ValueError("router.to_omnimoe: intermediate_size=0, but OmniMoE always has a shared expert")
-    own = module.state_dict()
-    return {theirs: own[ours] for ours, theirs in _OMNIMOE.items()}
+    return _copied(module, _OMNIMOE)
 
 
 def from_peer_pytorch(
@@ -122,7 +122,7 @@ def from_peer_pytorch(
 
 
 def to_peer_pytorch(module: PEER) -> State:
-    """PEER-pytorch's state dict; num_experts_per_head there is module.k, non_competing_scores is weights="relu" """
+    """Copies as PEER-pytorch's state dict; num_experts_per_head is module.k there, non_competing_scores weights="relu" """
     _instance("to_peer_pytorch", module, PEER)
     form = {"query_norm": (module.query_norm, "none"), "values_only": (module.values_only, False)}
     form["output_norm"] = (module.output_norm is not None, False)
@@ -167,7 +167,7 @@ def from_product_key_memory(
 
 
 def to_product_key_memory(module: PEER) -> State:
-    """product-key-memory's state dict, of a module with values_only, a query_norm and one table"""
+    """Copies as product-key-memory's state dict, of a module with values_only, a query_norm and one table"""
     function = "to_product_key_memory"
     _instance(function, module, PEER)
     _form(function, {"values_only": (module.values_only, True), "separate_tables": (module.separate_tables, False)})
@@ -224,10 +224,14 @@ def _keyed(function: str, given: State) -> tuple[int, int, int, int]:
     return heads, s, dim, key_dim
 
 
-def _exported(module: PEER, names: Mapping[str, str]) -> State:
+def _copied(module: nn.Module, names: Mapping[str, str]) -> State:
     own = module.state_dict()
-    found = {theirs: own[ours] for ours, theirs in names.items()}
-    return found | {"keys": own["keys"].permute(1, 2, 0, 3).contiguous()}
+    return {theirs: own[ours].clone(memory_format=torch.contiguous_format) for ours, theirs in names.items()}
+
+
+def _exported(module: PEER, names: Mapping[str, str]) -> State:
+    found = _copied(module, {**names, "keys": "keys"})
+    return found | {"keys": found["keys"].permute(1, 2, 0, 3).contiguous()}
 
 
 Module = TypeVar("Module", bound=nn.Module)
