@@ -129,6 +129,9 @@ def test_a_faster_link_helps_where_the_link_limits(store):
 def test_a_lane_that_is_off_is_explained(store):
     with engine_of(store, gpu_budget=0) as engine:
         assert "device    off: gpu_budget=0: everything is computed on the CPU" in str(engine.explain())
+        assert "copies" not in str(engine.explain())  # of a lane that is off
+    with engine_of(store, gpu_budget="auto") as engine:  # nobody asked for 0
+        assert "device    off: no GPU is used, and gpu_budget='auto' takes nothing else" in str(engine.explain())
     with Engine(store, device="cpu") as engine:
         assert "none were asked for: no choice hangs on them here" in str(engine.explain())
 

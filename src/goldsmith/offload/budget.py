@@ -62,9 +62,11 @@ def spend(budget: int, settings: Settings, slot_bytes: int, experts: Mapping[int
         rows = max(_ROWS[1], min(_ROWS[0], budget // 4 // row_bytes))
         left -= rows * row_bytes + SPARE
     if left < 2 * slot_bytes:
-        what = "gpu_budget=0" if budget == 0 else f"gpu_budget={budget} bytes are too little for two slots"
         need = 2 * slot_bytes + (_ROWS[1] * row_bytes + SPARE if row_bytes else 0)
+        what = "gpu_budget=0" if budget == 0 else f"gpu_budget={budget} bytes are too little for two slots"
         why = f"{what}: everything is computed on the CPU (two slots need {need} bytes)"
+        if budget == 0 and settings.gpu_budget is None:
+            why = "no GPU is used, and gpu_budget='auto' takes nothing else: everything is computed on the CPU"
         return Spending(budget, slot_bytes, 0, off, why_off=why)
     slots = left // slot_bytes
     staging = min(STAGING, max(2, slots // 4), 2 * most)

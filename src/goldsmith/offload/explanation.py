@@ -51,8 +51,9 @@ def explain(engine: Engine) -> Explanation:
         f"store     {store.path}: {len(store.layers)} layers in {store.format}, {_size(store.nbytes)}",
         f"CPU lane  {engine.threads} threads, experts where they are mapped",
         *_budget(engine),
-        f"copies    {transport}: {why}",
     ]
+    if engine.spending.device_lane:
+        lines.append(f"copies    {transport}: {why}")
     costs = getattr(engine.calibration, "costs", None)
     if costs is None:
         lines.append("costs     none were asked for: no choice hangs on them here")
