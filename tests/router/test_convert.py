@@ -161,6 +161,14 @@ def test_tensors_of_a_wrong_dtype_are_named_before_anything_is_made(text, call):
          lambda: router.from_omnimoe(peers.omnimoe_state() | {"down_embed.weight": torch.zeros(25, 9)}, k=3)),
         (ValueError, r"keys is \[3, 5, 4\], wanted \[heads, s, 2, key_dim\]", lambda: router.from_peer_pytorch(
             peers.peer_state() | {"keys": torch.zeros(3, 5, 4)}, k=3, heads_compete=True)),
+        (ValueError, r"router.from_omnimoe: k=26, but there are only 5 \* 5 experts",
+         lambda: router.from_omnimoe(peers.omnimoe_state(), k=26)),
+        (ValueError, r"router.from_peer_pytorch: k=26, but there are only 5 \* 5",
+         lambda: router.from_peer_pytorch(peers.peer_state(), k=26, heads_compete=True)),
+        (TypeError, "router.from_product_key_memory: k=True", lambda: router.from_product_key_memory(
+            peers.memory_state(), k=True)),
+        (ValueError, "router.from_peer_pytorch: activation='tanh' is unknown",
+         lambda: router.from_peer_pytorch(peers.peer_state(), k=2, heads_compete=True, activation="tanh")),
         (ValueError, "to_omnimoe: router_norm='layer', but there it is always 'batch'",
          lambda: router.to_omnimoe(router.OmniMoE(8, 9, 2, intermediate_size=4))),
         (ValueError, "to_omnimoe: intermediate_size=0", lambda: router.to_omnimoe(

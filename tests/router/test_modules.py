@@ -148,7 +148,10 @@ def test_the_batch_norm_is_not_causal_in_training_and_the_docstring_says_so():
         assert "not\ncausal in training" in owner.__doc__.lower().replace("    ", "") or (
             "not causal in training" in " ".join(owner.__doc__.lower().split())
         )
-    with pytest.raises(ValueError, match="a BatchNorm over the tokens needs at least 2 of them in training, got 1"):
+    said = (
+        "router.OmniMoE: router_norm='batch': a BatchNorm over the tokens needs at least 2 of them in training, got 1"
+    )
+    with pytest.raises(ValueError, match=said):
         layer("omnimoe_paper")(torch.randn(1, D))
 
 
@@ -294,6 +297,16 @@ def test_any_leading_dimensions_are_taken(batch):
          lambda: layer("omnimoe")(torch.ones(3, D, dtype=torch.bfloat16))),
         (TypeError, "router.PEER: h is float64, but the layer is float32; convert one",
          lambda: layer("peer")(torch.ones(3, D, dtype=torch.float64))),
+        (ValueError, "router.OmniMoE: device='gpu' is no device of torch; wanted one such as 'cpu' or 'cuda'",
+         lambda: layer("omnimoe", device="gpu")),
+        (TypeError, "router.PEER: device=1.0 is of type float, wanted a torch.device",
+         lambda: layer("peer", device=1.0)),
+        (TypeError, "router.OmniMoE: return_router='no' is of type str, wanted True or False",
+         lambda: layer("omnimoe")(torch.ones(3, D), return_router="no")),
+        (TypeError, "router.PEER: return_router=1 is of type int",
+         lambda: layer("peer")(torch.ones(3, D), return_router=1)),
+        (ValueError, "router.PEER: query_norm='batch': a BatchNorm .* got 0; use query_norm='layer', or .eval",
+         lambda: layer("peer_memory")(torch.ones(0, D))),
         (ShapeError, r"OmniMoE: h is \[3, 7\], expected \[\*batch, 24\]", lambda: layer("omnimoe")(torch.ones(3, 7))),
         (TypeError, "router.PEER: h is a list, wanted a torch.Tensor", lambda: layer("peer")([1.0])),
     ],

@@ -45,6 +45,19 @@ def check_fraction(op: str, name: str, value: object) -> None:
         raise ValueError(f"{op}: {name}={value!r}, wanted 0 <= {name} < 1")
 
 
+def check_device(op: str, device: object) -> torch.device:
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(
+            f"{op}: device={device!r} is of type {type(device).__name__}, wanted a torch.device or its name"
+        )
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{op}: device={device!r} is no device of torch; wanted one such as 'cpu' or 'cuda'"
+        ) from error
+
+
 def named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..core.shapes import ShapeError, check_choice, kind
-from ._common import FLOATS, check_count, check_flag, named
+from ._common import FLOATS, check_count, check_device, check_flag, named
 from ._strategy import STRATEGIES
 from .atomic_experts.op import ACTIVATIONS, ATOMIC_EXPERTS, atomic_experts
 from .product_topk.op import MOST_PAIRS, PRODUCT_TOPK
@@ -51,13 +51,13 @@ def computed_again() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def over_tokens(norm: nn.BatchNorm1d, values: Tensor) -> Tensor:
+def over_tokens(name: str, option: str, norm: nn.BatchNorm1d, values: Tensor) -> Tensor:
     """A BatchNorm of the last dimension, all leading ones being tokens; nothing to learn from no tokens."""
     rows = values.reshape(math.prod(values.shape[:-1]), values.shape[-1])
     if norm.training and rows.shape[0] < 2:
         raise ValueError(
-            f"a BatchNorm over the tokens needs at least 2 of them in training, got {rows.shape[0]}; "
-            "use a router_norm (query_norm) of 'layer', or .eval()"
+            f"{name}: {option}='batch': a BatchNorm over the tokens needs at least 2 of them in training, got "
+            f"{rows.shape[0]}; use {option}='layer', or .eval()"
         )
     precise = values.dtype if norm.running_var is None else norm.running_var.dtype
     with torch.autocast(values.device.type, enabled=False):
@@ -105,14 +105,17 @@ def check_experts(name: str, activation: Any, strategy: Any, sparse_grad: Any, b
     check_choice(name, "backend", backend, tuple(known))
 
 
-def check_made(name: str, dtype: Any) -> None:
+def check_made(name: str, device: Any, dtype: Any) -> None:
+    if device is not None and type(device) is not int:  # torch takes the number of a card, too
+        check_device(name, device)
     if dtype is not None and dtype not in FLOATS:
         wanted = ", ".join(named(one) for one in FLOATS)
         raise TypeError(f"{name}: dtype={dtype!r}, wanted None or one of: {wanted}")
 
 
-def check_h(name: str, h: Tensor, hidden_size: int, weight: Any) -> None:
+def check_h(name: str, h: Tensor, hidden_size: int, weight: Any, return_router: Any) -> None:
     """weight: of the first projection, whose dtype h must have but under autocast."""
+    check_flag(name, "return_router", return_router)
     if not isinstance(h, Tensor):
         raise TypeError(f"{name}: h is {kind(h)}, wanted a torch.Tensor")
     if h.dim() == 0 or h.shape[-1] != hidden_size:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ._common import FLOATS, check_count, named
+from ._common import FLOATS, check_count, check_device, named
 
 STRATEGIES = ("auto", "gather", "sorted", "dense")
 
@@ -45,17 +45,7 @@ def choose_strategy(
         check_count(op, name, value)
     if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
         raise TypeError(f"{op}: dtype={dtype!r}, wanted one of: {', '.join(f'torch.{named(d)}' for d in FLOATS)}")
-    if not isinstance(device, (str, torch.device)):
-        raise TypeError(
-            f"{op}: device={device!r} is of type {type(device).__name__}, wanted a torch.device or its name"
-        )
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise ValueError(
-            f"{op}: device={device!r} is no device of torch; wanted one such as 'cpu' or 'cuda'"
-        ) from error
-    return chosen(tokens, k, num_experts, dtype, kind)
+    return chosen(tokens, k, num_experts, dtype, check_device(op, device).type)
 
 
 def chosen(tokens: int, k: int, num_experts: int, dtype: torch.dtype, kind: str) -> str:

@@ -15,9 +15,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..core.shapes import check_dtype, check_tensor, kind
+from ..core.shapes import check_choice, check_dtype, check_tensor, kind
 from ._common import FLOATS, check_count, check_flag, same_dtype, wide
-from ._layers import Float32BatchNorm
+from ._layers import Float32BatchNorm, check_k
+from .atomic_experts.op import ACTIVATIONS
 from .modules import PAPER, OmniMoE
 from .peer import PEER
 
@@ -69,12 +70,13 @@ def from_omnimoe(state_dict: Mapping[str, Tensor], *, k: int, activation: str = 
     shapes |= {"shared_gate.weight": (wide, dim), "shared_up.weight": (wide, dim)}
     shapes |= {f"router_norm_{axis}.{name}": (s,) for axis in "xy" for name in ("running_mean", "running_var")}
     _shapes("from_omnimoe", given, shapes, _OMNIMOE)
+    _options("from_omnimoe", k, s, activation)
     module = OmniMoE.paper(dim, (s, s), k, intermediate_size=wide, activation=activation, device="meta")
     return _filled(module, given)
 
 
 def to_omnimoe(module: OmniMoE) -> State:
-    """Copies as the state dict of OmniMoE's layer; the module must be of `OmniMoE.paper`'s form, with a shared expert"""
+    """Copies as OmniMoE's state dict; the module must be of `OmniMoE.paper`'s form, with a shared expert"""
     _instance("to_omnimoe", module, OmniMoE)
     wanted = {name: (getattr(module, name), value) for name, value in PAPER.items()}
     _form("to_omnimoe", {**wanted, "num_experts": (module.sizes, (module.sizes[0],) * 2)})
@@ -113,6 +115,7 @@ def from_peer_pytorch(
     separate = rows == heads * s * s and heads > 1
     shapes = {name: (s * s * (heads if separate else 1), dim) for name in ("w_in", "w_out")}
     _shapes(function, given, {**shapes, "pre_norm.gamma": (dim,)}, names)
+    _options(function, k, s, activation)
     module = PEER(
         dim, s * s, k, heads=heads, key_dim=key_dim, activation=activation,
         weights="softmax" if heads_compete else "relu", separate_tables=separate,
@@ -122,7 +125,7 @@ def from_peer_pytorch(
 
 
 def to_peer_pytorch(module: PEER) -> State:
-    """Copies as PEER-pytorch's state dict; num_experts_per_head is module.k there, non_competing_scores weights="relu" """
+    """Copies as PEER-pytorch's state dict; num_experts_per_head is k there, non_competing_scores weights="relu" """
     _instance("to_peer_pytorch", module, PEER)
     form = {"query_norm": (module.query_norm, "none"), "values_only": (module.values_only, False)}
     form["output_norm"] = (module.output_norm is not None, False)
@@ -159,6 +162,7 @@ def from_product_key_memory(
     heads, s, dim, key_dim = _keyed(function, given)
     shapes = {name: (dim if name.startswith(("pre", "output")) else key_dim,) for name in names if "norm" in name}
     _shapes(function, given, {**shapes, "norm.num_batches_tracked": (), "w_out": (s * s, dim)}, names)
+    _options(function, k, s)
     module = PEER(
         dim, s * s, k, heads=heads, key_dim=key_dim, weights="softmax" if compete else "relu", values_only=True,
         query_norm="batch" if batch else "layer", pre_norm="layer" if pre else "none", output_norm=out, device="meta",
@@ -222,6 +226,12 @@ def _keyed(function: str, given: State) -> tuple[int, int, int, int]:
         raise _wrong(function, "to_queries", given["query.weight"], f"2 * {heads} * {key_dim} rows, as keys have them")
     given["keys"] = keys.permute(2, 0, 1, 3)
     return heads, s, dim, key_dim
+
+
+def _options(function: str, k: object, s: int, activation: str = "silu") -> None:
+    """What the module would refuse in its own name."""
+    check_k(f"router.{function}", k, (s, s))
+    check_choice(f"router.{function}", "activation", activation, ACTIVATIONS)
 
 
 def _copied(module: nn.Module, names: Mapping[str, str]) -> State:

@@ -74,7 +74,7 @@ class OmniMoE(nn.Module):
         check_choice(name, "weights", weights, WEIGHTS)
         check_flag(name, "log_softmax", log_softmax)
         check_experts(name, activation, strategy, sparse_grad, backend)
-        check_made(name, dtype)
+        check_made(name, device, dtype)
         self.hidden_size, self.k, self.intermediate_size = hidden_size, k, intermediate_size
         self.activation, self.router_norm, self.strategy = activation, router_norm, strategy
         self.log_softmax, self.weights, self.sparse_grad, self.backend = log_softmax, weights, sparse_grad, backend
@@ -120,7 +120,7 @@ class OmniMoE(nn.Module):
             norm.reset_running_stats()
 
     def forward(self, h: Tensor, *, return_router: bool = False) -> Any:
-        check_h("router.OmniMoE", h, self.hidden_size, self.router_x.weight)
+        check_h("router.OmniMoE", h, self.hidden_size, self.router_x.weight, return_router)
         x = self._normalised(self.router_x(h), "x")
         y = self._normalised(self.router_y(h), "y")
         weights, indices = product_topk(
@@ -136,7 +136,7 @@ class OmniMoE(nn.Module):
         if self.router_norm == "layer":
             return functional.layer_norm(logits, logits.shape[-1:], eps=NORM_EPS)
         if self.router_norm == "batch":
-            return over_tokens(getattr(self, f"router_norm_{axis}"), logits)
+            return over_tokens("router.OmniMoE", "router_norm", getattr(self, f"router_norm_{axis}"), logits)
         return logits
 
     def extra_repr(self) -> str:

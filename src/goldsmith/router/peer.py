@@ -85,7 +85,7 @@ class PEER(nn.Module):
         check_flag(name, "values_only", values_only)
         check_experts(name, activation, strategy, sparse_grad, backend)
         check_fraction(name, "dropout", dropout)
-        check_made(name, dtype)
+        check_made(name, device, dtype)
         self.hidden_size, self.size, self.k, self.heads, self.key_dim = hidden_size, sizes[0], k, heads, key_dim
         self.activation, self.weights, self.query_norm, self.pre_norm_kind = activation, weights, query_norm, pre_norm
         self.separate_tables, self.values_only, self.dropout = separate_tables, values_only, dropout
@@ -119,7 +119,7 @@ class PEER(nn.Module):
                 norm.reset_parameters()
 
     def forward(self, h: Tensor, *, return_router: bool = False) -> Any:
-        check_h("router.PEER", h, self.hidden_size, self.query.weight)
+        check_h("router.PEER", h, self.hidden_size, self.query.weight, return_router)
         normed = h if self.pre_norm is None else self.pre_norm(h)
         x, y = self._logits(normed)
         soft = self.weights == "softmax"
@@ -134,7 +134,7 @@ class PEER(nn.Module):
         """[..., heads, s] of each axis, in float32."""
         queries = self.query(h).unflatten(-1, (2, self.heads, self.key_dim))
         if self.query_norm == "batch":
-            queries = over_tokens(self.norm, queries)
+            queries = over_tokens("router.PEER", "query_norm", self.norm, queries)
         elif self.norm is not None:
             queries = self.norm(queries)
         logits = torch.einsum("...ahd,ahsd->...ahs", queries, self.keys.to(queries.dtype))
