@@ -30,8 +30,8 @@ struct Backward : Call {
           gate_span(span(a.slices[0].gate.format)),
           inner_pieces(pieces(down_span)),
           dx_panels((outer + gate_span - 1) / gate_span),
-          pieces_at_once(together(p.segment_count * inner_pieces, WIDEST / down_span)),
-          panels_at_once(together(p.chunk_count * dx_panels, WIDEST / gate_span)),
+          pieces_at_once(together(p.segment_count * inner_pieces, BLOCKS * STRIPE / down_span)),
+          panels_at_once(together(p.chunk_count * dx_panels, BLOCKS * STRIPE / gate_span)),
           x_gate(want_thin(a.gate, given(a.gate.db))),
           x_up(want_thin(a.up, given(a.up.db))),
           h_down(want_thin(a.down, given(a.down.db))),
@@ -53,8 +53,8 @@ struct Backward : Call {
         parallel_for(plan.segment_count * items, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
             const int64_t first = item % items * pieces_at_once, left = inner_pieces - first;
-            inside(plan.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once, desk(worker),
-                   worker);
+            inside(plan.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once,
+                   after_segment(item, items, pieces_at_once), desk(worker), worker);
         });
         if (given(args.dweights)) give_weights();
         second_thin();
@@ -63,7 +63,7 @@ struct Backward : Call {
                 [[maybe_unused]] const Tiles tiles;
                 const int64_t first = item % groups() * panels_at_once, left = dx_panels - first;
                 give_dx(plan.chunks[item / groups()], first, left < panels_at_once ? left : panels_at_once,
-                        desk(worker), worker, rows.data(worker));
+                        after_chunk(item, groups(), panels_at_once), desk(worker), worker, rows.data(worker));
             });
         give_sums();
         arena.check();
@@ -95,6 +95,11 @@ private:
         thin_phase(args.down, true, outer, true, dy_down, [&](const Segment& s, int64_t k, int64_t end, float* left) {
             gather_routes(dy, s, k, end, nullptr, left);
         });
+        if (given(args.gate.db) && given(args.up.db) && thin_together()) {
+            float* const outs[] = {x_gate.data(), x_up.data()};
+            return parallel_for(plan.segment_count,
+                                [&](int64_t item, int worker) { thin_x(plan.segments[item], desk(worker), outs); });
+        }
         thin_phase(
             args.gate, given(args.gate.db), outer, false, x_gate,
             [&](const Segment& s, int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &gate, left); });
@@ -118,7 +123,7 @@ private:
     }
 
     // `count` pieces of down_span features from the one numbered `first` on
-    void inside(const Segment& s, int64_t first, int64_t count, const Desk& desk, int worker) {
+    void inside(const Segment& s, int64_t first, int64_t count, const After& after, const Desk& desk, int worker) {
         const int stripes = down_span / STRIPE;
         for (int64_t i = 0; i < count * stripes; ++i) clear(block(desk, i), s.count);
         const bool quick = few(s) && packed(args.slices[0].down);
@@ -130,12 +135,23 @@ private:
                                desk.stripes, block(desk, i * stripes));
             }
         }
+        // what comes after piece i and outputs from k on
+        const auto next_of = [&](int64_t k, int64_t i) -> Next {
+            const bool more = i + 1 < count, last = !more && k + DEPTH >= outer;
+            const Columns c = piece(more ? first + i + 1 : last ? after.first : first, down_span);
+            return {&args.slices[c.slice].down, last ? after.expert : s.expert,
+                    more   ? k
+                    : last ? 0
+                           : k + DEPTH,
+                    outer, c.first};
+        };
         for (int64_t k = quick ? outer : 0; k < outer; k += DEPTH) {
             const int64_t end = k + DEPTH < outer ? k + DEPTH : outer;
             const Left left = lay_routes(dy, s, k, end, args.slices[0].down, desk);
             for (int64_t i = 0; i < count; ++i) {
                 const Columns c = piece(first + i, down_span);
-                add_inputs(args.slices[c.slice].down, s, k, end, c.first, left, desk, block(desk, i * stripes));
+                add_inputs(args.slices[c.slice].down, s, k, end, c.first, left, desk, block(desk, i * stripes),
+                           next_of(k, i));
             }
         }
         const Dropout mask = dropout_of(args, DOWN);
@@ -207,16 +223,23 @@ private:
     }
 
     // `count` times gate_span inputs from the one numbered `first` on; found: [routes of the chunk][those]
-    void give_dx(const Chunk& chunk, int64_t first, int64_t count, const Desk& desk, int worker, float* found) {
+    void give_dx(const Chunk& chunk, int64_t first, int64_t count, const After& later, const Desk& desk, int worker,
+                 float* found) {
         const int64_t stripes = count * gate_span / STRIPE, all = count * gate_span, col = first * gate_span;
         const int64_t width = outer - col < all ? outer - col : all;
         const Dropout gate = dropout_of(args, GATE), up = dropout_of(args, UP);
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
             const Segment& s = plan.parts[at];
             for (int64_t i = 0; i < stripes; ++i) clear(block(desk, i), s.count);
+            const After after = at + 1 < chunk.last ? After{plan.parts[at + 1].expert, first} : later;
             for (int64_t i = 0; i < args.slice_count; ++i) {
-                add_slice(s, args.slices[i], args.slices[i].gate, places(dg), col, count, desk, worker);
-                add_slice(s, args.slices[i], args.slices[i].up, places(du), col, count, desk, worker);
+                const gs_slice &slice = args.slices[i], &next = args.slices[i + 1 < args.slice_count ? i + 1 : 0];
+                add_slice(s, slice, slice.gate, places(dg), col, count, {&slice.up, s.expert, 0, slice.up.rows, col},
+                          desk, worker);
+                add_slice(s, slice, slice.up, places(du), col, count,
+                          {&next.gate, i + 1 < args.slice_count ? s.expert : after.expert, 0, next.gate.rows,
+                           i + 1 < args.slice_count ? col : after.first * gate_span},
+                          desk, worker);
             }
             const gs_matrix& any = args.slices[0].gate;  // up's format is the same
             for (int64_t i = 0; i < count && !(few(s) && packed(any)); ++i)
@@ -230,7 +253,7 @@ private:
                     std::memcpy(found + (plan.order[s.begin + i] - chunk.begin * slots) * all + k * STRIPE,
                                 block(desk, k) + i * STRIPE, STRIPE * 4);
         }
-        alignas(64) float total[WIDEST];
+        alignas(64) float total[BLOCKS * STRIPE];
         for (int64_t t = chunk.begin; t < chunk.end; ++t) {
             std::memset(total, 0, sizeof total);
             for (int64_t route = t * slots; route < (t + 1) * slots; ++route) {
@@ -242,9 +265,9 @@ private:
         }
     }
 
-    // sums += d W, for gate or up of a slice
+    // sums += d W, for gate or up of a slice; `after`: what is multiplied then
     void add_slice(const Segment& s, const gs_slice& slice, const gs_matrix& m, const Rows& d, int64_t col,
-                   int64_t count, const Desk& desk, int worker) const {
+                   int64_t count, const Next& after, const Desk& desk, int worker) const {
         if (few(s) && packed(m)) {
             const FloatLines lines = lay_few_floats(d, nullptr, s, slice.begin, slice.end - slice.begin, worker);
             for (int64_t i = 0; i < count; ++i)
@@ -255,8 +278,12 @@ private:
         for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += DEPTH) {
             const int64_t end = k + DEPTH < size ? k + DEPTH : size;
             const Left left = lay_places(d, s, slice.begin + k, slice.begin + end, m, desk);
-            for (int64_t i = 0; i < count; ++i)
-                add_inputs(m, s, k, end, col + i * gate_span, left, desk, block(desk, i * gate_span / STRIPE));
+            for (int64_t i = 0; i < count; ++i) {
+                const bool more = i + 1 < count;
+                const Next here{&m, s.expert, more ? k : end, size, col + (more ? i + 1 : 0) * gate_span};
+                add_inputs(m, s, k, end, col + i * gate_span, left, desk, block(desk, i * gate_span / STRIPE),
+                           more || end < size ? here : after);
+            }
         }
     }
 

@@ -6,62 +6,9 @@
 
 #include "../arena.h"
 #include "../pool.h"
-#include "activation.h"
-#include "few_back.h"
+#include "desk.h"
 
 namespace gs::GS_LEVEL {
-
-inline bool given(const gs_tensor& t) { return t.dtype != GS_NONE; }
-
-inline float weight_at(const gs_moe_args& args, int64_t route) {
-    return matrix_of(args.weights).at(route / args.slots, route % args.slots);
-}
-
-// <dy, bd> of a route: what a bias of the rows of down adds to the gradient of the route's weight.
-inline float dot_bias(const gs_moe_args& args, const Rows& dy, int64_t expert, int64_t route) {
-    const Factor bias = matrix_of(args.down_bias);
-    alignas(64) float values[DEPTH];
-    float total = 0;
-    for (int64_t k = 0; k < args.hidden; k += DEPTH) {
-        const int64_t end = k + DEPTH < args.hidden ? k + DEPTH : args.hidden;
-        float sum = 0;
-        read(dy.at(route, k), dy.bf16, end - k, values);
-        for (int64_t j = k; j < end; ++j) sum += values[j - k] * bias.at(expert, j);
-        total += sum;
-    }
-    return total;
-}
-
-// Scratch of one worker.
-struct Desk {
-    float *left, *stripes, *sums, *more;
-    uint32_t* words;
-};
-
-// 32 intermediate features (or `width`) of one slice.
-struct Columns {
-    int64_t slice, first, width, begin;  // first: in the slice; begin: in the whole
-};
-
-constexpr int STRIPES = WIDEST / STRIPE;
-
-// How many bfloat16 hold a weight of this matrix, and so how many products of pairs there are; 0: no more than floats
-// cost. Codes of 4 bits with their sign times a scale of 8 or 11 bits have 15 at most, those of int8 7 + 8.
-inline int cuts(const gs_matrix& m) {
-    const bool bf16_scale = m.scale_dtype == GS_BF16, short_scale = bf16_scale || m.scale_dtype == GS_F16;
-    switch (m.format) {
-        case GS_PLAIN_BF16:
-        case GS_PACKED_BF16:
-        case GS_MXFP4: return 1;
-        case GS_INT4:
-        case GS_INT4_ASYM: return !HAS_TILES ? 0 : short_scale ? 2 : 3;
-        case GS_INT8: return !HAS_TILES ? 0 : bf16_scale ? 2 : 3;
-        default: return HAS_TILES ? 3 : 0;
-    }
-}
-
-// Elements of a row that tiles read: a multiple of their 32, and rows that do not fall on each other's cache sets.
-inline int64_t sheet_columns(int64_t columns) { return padded(columns) + STEP; }
 
 struct Call {
     const gs_moe_args& args;
@@ -82,7 +29,7 @@ struct Call {
           x(rows_of(a.x, a.hidden, a.slots)),
           left_(arena.each<float>(ROWS * LEFT_STRIDE)),
           stripes_(arena.each<float>(STRIPES * DEPTH * STRIPE)),
-          sums_(arena.each<float>(STRIPES * ROWS * STRIPE)),
+          sums_(arena.each<float>(BLOCKS * ROWS * STRIPE)),
           more_(arena.each<float>(ROWS * STRIPE)),
           words_(arena.each<uint32_t>(HAS_PAIRS ? DEPTH / 2 * STRIPE : 0)),
           sheet_(arena.shared<char>(tiled ? (p.routes + 16) * sheet_columns(outer) * 2 : 0)),
@@ -228,11 +175,9 @@ struct Call {
         return lines;
     }
 
-    static bool packed(const gs_matrix& m) { return m.format != GS_PLAIN_F32 && m.format != GS_PLAIN_BF16; }
-
     // sums += left W^T over inputs [begin, end), 32 outputs from `row` on
     void add_outputs(const gs_matrix& m, const Segment& s, int64_t row, int64_t begin, int64_t end, const Left& left,
-                     const Desk& desk, float* sums) const {
+                     const Desk& desk, float* sums, const Coming& ahead) const {
         with_code(m.format, [&](auto code) {
             using Code = decltype(code);
             if constexpr (HAS_PAIRS && Code::per_word == 2) {
@@ -240,15 +185,15 @@ struct Call {
                     return multiply_pairs(left, s.count, outputs_pairs<Code>(m, s.expert, row, begin, end, desk.words),
                                           end - begin, sums);
             }
-            outputs_stripe<Code>(m, s.expert, row, begin, end, desk.stripes);
-            multiply_stripe(m, left, s.count, desk.stripes, end - begin, desk, sums);
+            outputs_stripe<Code>(m, s.expert, row, begin, end, !paired(m), desk.stripes);
+            multiply_stripe(m, left, s.count, desk.stripes, end - begin, desk, sums, ahead);
         });
     }
 
     // sums[i] += left W over outputs [begin, end), the i-th 32 of `span` inputs from `col` on: in the order of
     // inputs_stripes until order_inputs has put them in that of the inputs
     void add_inputs(const gs_matrix& m, const Segment& s, int64_t begin, int64_t end, int64_t col, const Left& left,
-                    const Desk& desk, float* sums) const {
+                    const Desk& desk, float* sums, const Next& next) const {
         with_code(m.format, [&](auto code) {
             using Code = decltype(code);
             if constexpr (HAS_PAIRS && Code::per_word == 2) {
@@ -258,11 +203,12 @@ struct Call {
             }
             for (int64_t k = begin; k < end; k += OUTPUTS<Code>) {
                 const int64_t to = k + OUTPUTS<Code> < end ? k + OUTPUTS<Code> : end;
-                inputs_stripes<Code>(m, s.expert, k, to, col, desk.stripes);
+                inputs_stripes<Code>(m, s.expert, k, to, col, !paired(m), desk.stripes);
+                const Coming ahead = inputs_ahead<Code>(to < end ? Next{&m, s.expert, to, end, col} : next);
                 const Left part{static_cast<const char*>(left.rows) + (k - begin) * (paired(m) ? 2 : 4), left.stride};
                 for (int i = 0; i < span(m.format) / STRIPE; ++i)
                     multiply_stripe(m, part, s.count, desk.stripes + i * OUTPUTS<Code> * STRIPE, to - k, desk,
-                                    sums + i * ROWS * STRIPE);
+                                    sums + i * ROWS * STRIPE, i == 0 ? ahead : Coming{});
             }
         });
     }
@@ -296,6 +242,39 @@ struct Call {
         }
     }
 
+    // Two of at most 16 columns each, of the same rows.
+    template <class Gather>
+    void thin_pair(const Segment& s, int64_t depth, const Factor (&factors)[2], const int64_t (&ranks)[2],
+                   const Gather& gather_left, const Desk& desk, float* const (&outs)[2]) const {
+        clear(desk.sums, s.count);
+        for (int64_t k = 0; k < depth; k += DEPTH) {
+            const int64_t end = k + DEPTH < depth ? k + DEPTH : depth;
+            gather_left(k, end, desk.left);
+            factor_stripe(factors[1], k, end, 0, ranks[1], desk.stripes + 16, 16);
+            factor_stripe(factors[0], k, end, 0, ranks[0], desk.stripes, 16);
+            multiply(desk.left, s.count, desk.stripes, end - k, desk.sums);
+        }
+        for (int64_t i = 0; i < s.count; ++i)
+            for (int which = 0; which < 2; ++which)
+                std::memcpy(outs[which] + (s.begin + i) * ranks[which], desk.sums + i * STRIPE + 16 * which,
+                            static_cast<size_t>(ranks[which]) * 4);
+    }
+
+    // Whether A_gate x and A_up x are one product: the rows are the same, and there are many.
+    bool thin_together() const {
+        const int64_t ranks_of[] = {ranks(args.gate), ranks(args.up)};
+        return args.dropout == 0 && ranks_of[0] > 0 && ranks_of[1] > 0 && ranks_of[0] <= 16 && ranks_of[1] <= 16 &&
+               !all_few(plan);
+    }
+    void thin_x(const Segment& s, const Desk& desk, float* const (&outs)[2]) const {
+        const Factor factors[] = {transposed(factor_of(args.gate.a, s.expert)),
+                                  transposed(factor_of(args.up.a, s.expert))};
+        const int64_t ranks_of[] = {ranks(args.gate), ranks(args.up)};
+        const auto lay = [&](int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, nullptr, left); };
+        if (!few(s)) return thin_pair(s, outer, factors, ranks_of, lay, desk, outs);
+        for (int i = 0; i < 2; ++i) thin(s, outer, factors[i], ranks_of[i], lay, desk, outs[i]);
+    }
+
     // The same for few rows and a factor whose columns lie in one run of memory each.
     template <class Gather>
     void few_thin(const Segment& s, int64_t depth, const Factor& factor, int64_t ranks, const Gather& gather_left,
@@ -316,12 +295,26 @@ struct Call {
               int64_t columns, const Desk& desk, float* sums) const {
         for (int64_t r = 0; r < ranks; r += DEPTH) {
             const int64_t end = r + DEPTH < ranks ? r + DEPTH : ranks;
-            for (int64_t i = 0; i < s.count; ++i)
-                for (int64_t k = r; k < end; ++k)
-                    desk.left[i * LEFT_STRIDE + k - r] = static_cast<float>(scale) * thin[(s.begin + i) * ranks + k];
+            for (int64_t i = 0; i < s.count; ++i) {  // what is written beyond the last one is not read
+                const float* from = thin + (s.begin + i) * ranks;
+                float* to = desk.left + i * LEFT_STRIDE;
+                for (int64_t k = r; k < end; k += LANES)
+                    store(to + k - r, all(static_cast<float>(scale)) * load_some(from + k, end - k));
+            }
             factor_stripe(factor, r, end, col, columns, desk.stripes);
             multiply(desk.left, s.count, desk.stripes, end - r, sums);
         }
+    }
+
+    // Of items that are `each` a segment or a chunk, `step` apart: the one that this worker may well take after `item`.
+    After after_segment(int64_t item, int64_t each, int64_t step) const {
+        const int64_t next = item + threads() < plan.segment_count * each ? item + threads() : item;
+        return {plan.segments[next / each].expert, next % each * step};
+    }
+    After after_chunk(int64_t item, int64_t each, int64_t step) const {
+        const int64_t next = item + threads() < plan.chunk_count * each ? item + threads() : item;
+        const Chunk& chunk = plan.chunks[next / each];
+        return {chunk.first < chunk.last ? plan.parts[chunk.first].expert : 0, next % each * step};
     }
 
     // The i-th 32 columns of sums of a desk.
@@ -360,8 +353,8 @@ private:
     }
 
     void multiply_stripe(const gs_matrix& m, const Left& left, int64_t rows, float* stripe, int64_t depth,
-                         const Desk& desk, float* sums) const {
-        if (!paired(m)) return multiply(static_cast<const float*>(left.rows), rows, stripe, depth, sums);
+                         const Desk& desk, float* sums, const Coming& ahead) const {
+        if (!paired(m)) return multiply(static_cast<const float*>(left.rows), rows, stripe, depth, sums, ahead);
         if constexpr (HAS_PAIRS)
             for (int cut = cuts(m); cut > 0; --cut)
                 multiply_pairs(left, rows, peel(stripe, depth, desk.words), depth, sums);

@@ -20,8 +20,8 @@ struct Forward : Call {
     Forward(const gs_moe_args& a, const Plan& p)
         : Call(a, p),
           panels((outer + STRIPE - 1) / STRIPE),
-          pieces_at_once(together(p.segment_count * pieces(STRIPE), STRIPES / 2, all_few(p) ? 16 : 2)),
-          panels_at_once(together(p.chunk_count * panels, STRIPES, all_few(p) ? 16 : 2)),
+          pieces_at_once(together(p.segment_count * pieces(STRIPE), BLOCKS / 2, all_few(p) ? 16 : 2)),
+          panels_at_once(together(p.chunk_count * panels, BLOCKS, all_few(p) ? 16 : 2)),
           gate_thin(arena.shared<float>(p.routes * ranks(a.gate))),
           up_thin(arena.shared<float>(p.routes * ranks(a.up))),
           down_thin(arena.shared<float>(p.routes * ranks(a.down))),
@@ -44,8 +44,8 @@ struct Forward : Call {
         parallel_for(plan.segment_count * items, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
             const int64_t first = item % items * pieces_at_once, left = all - first;
-            hidden(plan.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once, desk(worker),
-                   worker);
+            hidden(plan.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once,
+                   after_segment(item, items, pieces_at_once), desk(worker), worker);
         });
         const Rows hs = places(h);
         if (int8.on()) int8.round_h(hs);
@@ -62,8 +62,8 @@ struct Forward : Call {
         parallel_for(plan.chunk_count * groups, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
             const int64_t first = item % groups * panels_at_once, left = panels - first;
-            output(plan.chunks[item / groups], first, left < panels_at_once ? left : panels_at_once, desk(worker),
-                   worker, rows.data(worker));
+            output(plan.chunks[item / groups], first, left < panels_at_once ? left : panels_at_once,
+                   after_chunk(item, groups, panels_at_once), desk(worker), worker, rows.data(worker));
         });
         if (given(args.flags)) join_flags();
         arena.check();
@@ -82,7 +82,10 @@ private:
 
     void first_thin() {
         const gs_lora* loras[] = {&args.gate, &args.up};
-        float* outs[] = {gate_thin.data(), up_thin.data()};
+        float* const outs[] = {gate_thin.data(), up_thin.data()};
+        if (thin_together())
+            return parallel_for(plan.segment_count,
+                                [&](int64_t item, int worker) { thin_x(plan.segments[item], desk(worker), outs); });
         parallel_for(2 * plan.segment_count, [&](int64_t item, int worker) {
             const gs_lora& lora = *loras[item % 2];
             if (!ranks(lora)) return;
@@ -96,17 +99,27 @@ private:
     }
 
     // `count` pieces of 32 features from the one numbered `first` on
-    void hidden(const Segment& s, int64_t first, int64_t count, const Desk& desk, int worker) {
+    void hidden(const Segment& s, int64_t first, int64_t count, const After& after, const Desk& desk, int worker) {
         for (int64_t i = 0; i < 2 * count; ++i) clear(block(desk, i), s.count);
         if (few(s) && !int8.on()) add_few_hidden(s, first, count, desk, worker);
         const int64_t step = step_of(args.slices[0].gate);
+        const auto reach = [&](int64_t k) { return k + step < outer ? k + step : outer; };
+        // what comes after the weights of up in piece i and inputs from k on
+        const auto ahead_of = [&](int64_t k, int64_t i) {
+            const bool more = i + 1 < count, last = !more && k + step >= outer;
+            const int64_t expert = last ? after.expert : s.expert, from = more ? k : last ? 0 : k + step;
+            const Columns c = piece(more ? first + i + 1 : last ? after.first : first, STRIPE);
+            return outputs_ahead(args.slices[c.slice].gate, expert, c.first, from, reach(from));
+        };
         for (int64_t k = int8.on() || few(s) ? outer : 0; k < outer; k += step) {
-            const int64_t end = k + step < outer ? k + step : outer;
+            const int64_t end = reach(k);
             const Left left = lay_routes(x, s, k, end, args.slices[0].gate, desk);
             for (int64_t i = 0; i < count; ++i) {
                 const Columns c = piece(first + i, STRIPE);
-                add_outputs(args.slices[c.slice].gate, s, c.first, k, end, left, desk, block(desk, 2 * i));
-                add_outputs(args.slices[c.slice].up, s, c.first, k, end, left, desk, block(desk, 2 * i + 1));
+                const gs_slice& slice = args.slices[c.slice];
+                add_outputs(slice.gate, s, c.first, k, end, left, desk, block(desk, 2 * i),
+                            outputs_ahead(slice.up, s.expert, c.first, k, end));
+                add_outputs(slice.up, s, c.first, k, end, left, desk, block(desk, 2 * i + 1), ahead_of(k, i));
             }
         }
         for (int64_t i = 0; i < count; ++i) {
@@ -167,7 +180,8 @@ private:
     }
 
     // `count` times 32 features of y from the panel numbered `first` on; found: [count][routes of the chunk][32]
-    void output(const Chunk& chunk, int64_t first, int64_t count, const Desk& desk, int worker, float* found) {
+    void output(const Chunk& chunk, int64_t first, int64_t count, const After& later, const Desk& desk, int worker,
+                float* found) {
         const int64_t routes = plan.chunk_routes;
         const Rows hs = places(h);
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
@@ -175,8 +189,8 @@ private:
             if (at + 1 < chunk.last && few(plan.parts[at + 1]))
                 fetch_few(args.slices[0].down, plan.parts[at + 1].expert, first * STRIPE);
             for (int64_t i = 0; i < count; ++i) clear(block(desk, i), s.count);
-            const int64_t next = at + 1 < chunk.last ? plan.parts[at + 1].expert : s.expert;
-            for (int64_t i = 0; i < args.slice_count; ++i) add_slice(s, next, i, hs, first, count, desk, worker);
+            const After after = at + 1 < chunk.last ? After{plan.parts[at + 1].expert, first} : later;
+            for (int64_t i = 0; i < args.slice_count; ++i) add_slice(s, after, i, hs, first, count, desk, worker);
             for (int64_t i = 0; i < count; ++i)
                 finish(s, chunk, (first + i) * STRIPE, desk, block(desk, i), found + i * routes * STRIPE);
         }
@@ -189,15 +203,14 @@ private:
         }
     }
 
-    // `next`: the expert of the segment after this one
-    void add_slice(const Segment& s, int64_t next, int64_t index, const Rows& hs, int64_t first, int64_t count,
+    void add_slice(const Segment& s, const After& after, int64_t index, const Rows& hs, int64_t first, int64_t count,
                    const Desk& desk, int worker) {
         const gs_slice& slice = args.slices[index];
         if (int8.on()) {
             for (int64_t i = 0; i < count; ++i) {
                 const bool last = i + 1 == count;
-                int8.down(s, index, (first + i) * STRIPE, last ? next : s.expert, (first + (last ? 0 : i + 1)) * STRIPE,
-                          worker, block(desk, i));
+                int8.down(s, index, (first + i) * STRIPE, last ? after.expert : s.expert,
+                          (last ? after.first : first + i + 1) * STRIPE, worker, block(desk, i));
             }
             return;
         }
@@ -207,12 +220,21 @@ private:
                 add_few(slice.down, s.expert, (first + i) * STRIPE, lines, s.count, block(desk, i));
             return;
         }
-        const int64_t step = step_of(slice.down);
-        for (int64_t k = 0, size = slice.end - slice.begin; k < size; k += step) {
-            const int64_t end = k + step < size ? k + step : size;
-            const Left left = lay_places(hs, s, slice.begin + k, slice.begin + end, slice.down, desk);
+        const int64_t step = step_of(slice.down), size = slice.end - slice.begin;
+        const auto reach = [&](int64_t k) { return k + step < size ? k + step : size; };
+        // what comes after panel i and inputs from k on; of the slice after the last one, what this one's place would
+        // be
+        const auto ahead_of = [&](int64_t k, int64_t i) {
+            const bool more = i + 1 < count, last = !more && k + step >= size;
+            const int64_t expert = last ? after.expert : s.expert, from = more ? k : last ? 0 : k + step;
+            const int64_t panel = more ? first + i + 1 : last ? after.first : first;
+            return outputs_ahead(slice.down, expert, panel * STRIPE, from, reach(from));
+        };
+        for (int64_t k = 0; k < size; k += step) {
+            const Left left = lay_places(hs, s, slice.begin + k, slice.begin + reach(k), slice.down, desk);
             for (int64_t i = 0; i < count; ++i)
-                add_outputs(slice.down, s, (first + i) * STRIPE, k, end, left, desk, block(desk, i));
+                add_outputs(slice.down, s, (first + i) * STRIPE, k, reach(k), left, desk, block(desk, i),
+                            ahead_of(k, i));
         }
     }
 

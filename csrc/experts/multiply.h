@@ -1,7 +1,7 @@
 // sums[t][c] += sum_k left[t][k] * stripe[k][c]: the one loop in which all the time goes.
 #pragma once
 
-#include "weights.h"
+#include "soon.h"
 
 namespace gs::GS_LEVEL {
 
@@ -24,7 +24,8 @@ constexpr int AT_ONCE = 2, ABREAST = 1;
 
 // The first COLUMNS columns of M rows. Each chain of additions begins at 0 and is added once: shorter chains round
 // less, and cost no more.
-template <int M, int COLUMNS> void multiply_rows(const float* left, const float* stripe, int64_t depth, float* sums) {
+template <int M, int COLUMNS>
+void multiply_rows(const float* left, const float* stripe, int64_t depth, float* sums, Soon soon) {
     constexpr int wide = COLUMNS < 16 * ABREAST ? 1 : ABREAST;
     for (int column = 0; column < COLUMNS; column += 16 * wide) {
         Floats sum[M][wide];
@@ -33,17 +34,22 @@ template <int M, int COLUMNS> void multiply_rows(const float* left, const float*
 #pragma GCC unroll 2
             for (int c = 0; c < wide; ++c) sum[t][c] = zero();
         const float* right = stripe + column;
-        for (int64_t k = 0; k < depth; ++k, right += STRIPE) {
-            Floats b[wide];
+        for (int64_t k = 0; k < depth; soon.at += soon.jump) {
+            const int64_t end = k + soon.chunk < depth ? k + soon.chunk : depth;
+            for (; k < end; ++k, right += STRIPE, soon.at += soon.step) {
+                Floats b[wide];
 #pragma GCC unroll 2
-            for (int c = 0; c < wide; ++c) b[c] = load(right + 16 * c);
+                for (int c = 0; c < wide; ++c) b[c] = load(right + 16 * c);
+                __builtin_prefetch(soon.at, 0, 2);
 #pragma GCC unroll 16
-            for (int t = 0; t < M; ++t) {
-                const Floats a = all(left[t * LEFT_STRIDE + k]);
+                for (int t = 0; t < M; ++t) {
+                    const Floats a = all(left[t * LEFT_STRIDE + k]);
 #pragma GCC unroll 2
-                for (int c = 0; c < wide; ++c) sum[t][c] = fma(a, b[c], sum[t][c]);
+                    for (int c = 0; c < wide; ++c) sum[t][c] = fma(a, b[c], sum[t][c]);
+                }
             }
         }
+        soon = {reinterpret_cast<const char*>(stripe), 0, 0, depth};
 #pragma GCC unroll 16
         for (int t = 0; t < M; ++t)
 #pragma GCC unroll 2
@@ -54,7 +60,7 @@ template <int M, int COLUMNS> void multiply_rows(const float* left, const float*
     }
 }
 
-using MultiplyRows = void (*)(const float*, const float*, int64_t, float*);
+using MultiplyRows = void (*)(const float*, const float*, int64_t, float*, Soon);
 template <int... M> struct Counts {};
 template <int N, int... M> struct UpTo : UpTo<N - 1, N, M...> {};
 template <int... M> struct UpTo<0, M...> : Counts<M...> {};
@@ -65,13 +71,15 @@ template <int COLUMNS, int... M> MultiplyRows pick(Counts<M...>, int rows) {
 
 // left [rows][LEFT_STRIDE], stripe [depth][STRIPE], sums [rows][STRIPE], of which COLUMNS are wanted
 template <int COLUMNS = STRIPE>
-void multiply(const float* left, int64_t rows, const float* stripe, int64_t depth, float* sums) {
+void multiply(const float* left, int64_t rows, const float* stripe, int64_t depth, float* sums,
+              const Coming& ahead = {}) {
     // blocks of about equal height: 13 rows are 7 and 6, not 12 and 1
     const int64_t blocks = (rows + AT_ONCE - 1) / AT_ONCE;
+    if (blocks == 1) ahead.fetch_half(1);
     for (int64_t i = 0, begin = 0; i < blocks; ++i) {
         const int64_t end = rows * (i + 1) / blocks;
         const MultiplyRows run = pick<COLUMNS>(UpTo<AT_ONCE>{}, static_cast<int>(end - begin));
-        run(left + begin * LEFT_STRIDE, stripe, depth, sums + begin * STRIPE);
+        run(left + begin * LEFT_STRIDE, stripe, depth, sums + begin * STRIPE, ahead.soon(i, depth, stripe));
         begin = end;
     }
 }

@@ -87,34 +87,48 @@ inline Factor matrix_of(const gs_tensor& t) {
 
 inline Factor transposed(Factor f) { return {f.data, f.column, f.row, f.bf16}; }
 
+// Values in one run of memory, the first `count` of sixteen, then zeros.
+inline Floats read_some(const char* from, bool bf16, int64_t count) {
+    if (!bf16) return load_some(reinterpret_cast<const float*>(from), count);
+    uint16_t values[LANES] = {};
+    std::memcpy(values, from, static_cast<size_t>(count < LANES ? count : LANES) * 2);
+    return bfloat16s(values);
+}
+
 // The same where neighbours in memory go down a column: 16 x 16 at a time through registers.
-inline void turned_stripe(const Factor& factor, int64_t begin, int64_t end, int64_t col, int64_t width, float* stripe) {
+inline void turned_stripe(const Factor& factor, int64_t begin, int64_t end, int64_t col, int64_t width, float* stripe,
+                          int64_t all) {
     alignas(64) float block[16][16];
     alignas(64) uint32_t turned[16][16];
     for (int64_t i = begin; i < end; i += 16) {
         const int64_t height = end - i < 16 ? end - i : 16;
-        for (int64_t j = 0; j < STRIPE; j += 16) {
-            std::memset(block, 0, sizeof block);
-            for (int64_t k = 0; k < 16 && j + k < width; ++k)
-                read(factor.place(i, col + j + k), factor.bf16, height, block[k]);
+        for (int64_t j = 0; j < all; j += 16) {
+            float* out = stripe + (i - begin) * STRIPE + j;
+            if (j >= width) {
+                for (int64_t k = 0; k < height; ++k) store(out + k * STRIPE, zero());
+                continue;
+            }
+            for (int64_t k = 0; k < 16; ++k)
+                store(block[k], j + k < width ? read_some(factor.place(i, col + j + k), factor.bf16, height) : zero());
             transpose(reinterpret_cast<const char*>(block), 64, turned[0]);
-            for (int64_t k = 0; k < height; ++k) std::memcpy(stripe + (i - begin + k) * STRIPE + j, turned[k], 64);
+            for (int64_t k = 0; k < height; ++k)
+                store(out + k * STRIPE, load(reinterpret_cast<const float*>(turned[k])));
         }
     }
 }
 
-// stripe[i - begin][j - col] = factor[i, j], zero beyond `columns`
-inline void factor_stripe(const Factor& factor, int64_t begin, int64_t end, int64_t col, int64_t columns,
-                          float* stripe) {
-    const int64_t width = columns - col < STRIPE ? columns - col : STRIPE;
-    if (factor.row == 1 && factor.column != 1) return turned_stripe(factor, begin, end, col, width, stripe);
+// stripe[i - begin][j - col] = factor[i, j], zero beyond `columns`; of its columns, the first `all`
+inline void factor_stripe(const Factor& factor, int64_t begin, int64_t end, int64_t col, int64_t columns, float* stripe,
+                          int64_t all = STRIPE) {
+    const int64_t width = columns - col < all ? columns - col : all;
+    if (factor.row == 1 && factor.column != 1) return turned_stripe(factor, begin, end, col, width, stripe, all);
     for (int64_t i = begin; i < end; ++i, stripe += STRIPE) {
         if (factor.column == 1) {
             read(factor.place(i, col), factor.bf16, width, stripe);
         } else {
             for (int64_t j = 0; j < width; ++j) stripe[j] = factor.at(i, col + j);
         }
-        for (int64_t j = width; j < STRIPE; ++j) stripe[j] = 0;
+        for (int64_t j = width; j < all; ++j) stripe[j] = 0;
     }
 }
 

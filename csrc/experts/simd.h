@@ -41,6 +41,10 @@ struct Words {
 inline Floats zero() { return {_mm512_setzero_ps()}; }
 inline Floats all(float a) { return {_mm512_set1_ps(a)}; }
 inline Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
+// the first `count` of sixteen, then zeros
+inline Floats load_some(const float* p, int64_t count) {
+    return {_mm512_maskz_loadu_ps(static_cast<__mmask16>(count < 16 ? (1u << count) - 1 : 0xffffu), p)};
+}
 inline void store(float* p, Floats a) { _mm512_storeu_ps(p, a.v); }
 inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -142,6 +146,12 @@ inline Floats all(float x) {
     return {v, v};
 }
 inline Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline Floats load_some(const float* p, int64_t count) {
+    const __m256i low = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), high = _mm256_add_epi32(low, _mm256_set1_epi32(8));
+    const __m256i all = _mm256_set1_epi32(static_cast<int>(count));
+    return {_mm256_maskload_ps(p, _mm256_cmpgt_epi32(all, low)),
+            _mm256_maskload_ps(p + 8, _mm256_cmpgt_epi32(all, high))};
+}
 inline void store(float* p, Floats x) {
     _mm256_storeu_ps(p, x.a);
     _mm256_storeu_ps(p + 8, x.b);
@@ -246,6 +256,7 @@ struct Words {
 inline Floats zero() { return {}; }
 inline Floats all(float a) { EACH(Floats, a); }
 inline Floats load(const float* p) { EACH(Floats, p[i]); }
+inline Floats load_some(const float* p, int64_t count) { EACH(Floats, i < count ? p[i] : 0); }
 inline void store(float* p, Floats a) { std::memcpy(p, a.v, sizeof a.v); }
 inline Floats operator+(Floats a, Floats b) { EACH(Floats, a.v[i] + b.v[i]); }
 inline Floats operator-(Floats a, Floats b) { EACH(Floats, a.v[i] - b.v[i]); }

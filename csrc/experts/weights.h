@@ -186,7 +186,8 @@ inline void fetch(const char* at, int64_t bytes, int rows) {
 
 // stripe[k - begin][n - row] = W[n, k] for 32 outputs from `row` on and inputs [begin, end); begin is a tile's.
 template <class Code>
-void outputs_stripe(const gs_matrix& m, int64_t expert, int64_t row, int64_t begin, int64_t end, float* stripe) {
+void outputs_stripe(const gs_matrix& m, int64_t expert, int64_t row, int64_t begin, int64_t end, bool fetched,
+                    float* stripe) {
     constexpr int e = Code::per_word;
     for (int half = 0; half < 2; ++half) {
         const int64_t first = row + 16 * half;
@@ -202,10 +203,9 @@ void outputs_stripe(const gs_matrix& m, int64_t expert, int64_t row, int64_t beg
         for (int64_t tile = begin / (16 * e); tile * 16 * e < end; ++tile) {
             const uint32_t* words = tile_by_word<Code>(m, panel, tile, scratch);
             constexpr int64_t ahead = DEPTH / (16 * e);  // tiles
-            if constexpr (Code::plain)
-                fetch(panel.data + 64 * (tile + ahead), m.panel_bytes, panel.rows);
-            else
-                fetch(panel.data + TILE * (tile + ahead), 64, 16);
+            if (!fetched)
+                fetch(panel.data + (Code::plain ? 64 : TILE) * (tile + ahead), Code::plain ? m.panel_bytes : 64,
+                      panel.rows);
             for (int64_t word = 0, k = tile * 16 * e; word < 16 && k < end; ++word, k += e) {
                 if constexpr (Code::scaled) {
                     if (k >= next) {
@@ -264,7 +264,8 @@ template <class Code> constexpr int64_t OUTPUTS = Code::per_word < 4 ? DEPTH : D
 // stripes[c / 32][n - begin][c % 32] = W[n, k] for `span` inputs from `col` on and outputs [begin, end), in the order
 // of their places in words: c = 16 j + w is place j of word w, k = col + per_word w + j.
 template <class Code>
-void inputs_stripes(const gs_matrix& m, int64_t expert, int64_t begin, int64_t end, int64_t col, float* stripes) {
+void inputs_stripes(const gs_matrix& m, int64_t expert, int64_t begin, int64_t end, int64_t col, bool fetched,
+                    float* stripes) {
     constexpr int e = Code::per_word, width = 16 * e, tiles = e == 1 ? 2 : 1;
     uint32_t words[256];
     alignas(64) float scale[16][16], offset[16][16];
@@ -282,10 +283,10 @@ void inputs_stripes(const gs_matrix& m, int64_t expert, int64_t begin, int64_t e
             if constexpr (Code::zeros)
                 by_output(m, first, e, [&](int64_t group) { return zeros_of(m, panel, group); }, offset);
             const Block block = tile_by_row<Code>(m, panel, first / width, words);
-            if constexpr (Code::plain)
-                fetch(panel.data + DEPTH * m.panel_bytes + 64 * (first / width), m.panel_bytes, 16);
-            else
-                fetch(panel.data + DEPTH / 16 * m.panel_bytes + TILE * (first / width), 64, 16);
+            if (!fetched)
+                fetch(panel.data + DEPTH / (Code::plain ? 1 : 16) * m.panel_bytes +
+                          (Code::plain ? 64 : TILE) * (first / width),
+                      Code::plain ? m.panel_bytes : 64, 16);
             for (int n = 0; n < 16; ++n) {
                 Floats value[e];
                 Code::unit(load_words(block.row(n)), value);
