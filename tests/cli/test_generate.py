@@ -75,9 +75,9 @@ def test_it_says_what_the_plain_model_says_and_figures_go_to_stderr():
 
 def test_wherever_the_text_is_said_to_be_the_plain_models_the_ties_are_said_too():
     for page in (ROOT / "README.md", ROOT / "docs" / "offload.md", ROOT / "docs" / "commands.md"):
-        assert "up to ties of logits that are rounded to 16 bits" in " ".join(page.read_text().split()), page
+        assert "up to ties that 16 bits make, of logits or in a router" in " ".join(page.read_text().split()), page
     done = CliRunner().invoke(app, ["generate", "--help"], terminal_width=200)
-    assert "up to ties of logits" in " ".join(done.stdout.split())
+    assert "up to ties that 16 bits make" in " ".join(done.stdout.split())
 
 
 def test_json_is_one_object_and_nothing_else(model):

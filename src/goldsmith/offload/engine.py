@@ -174,8 +174,7 @@ class Engine:
         """A model's forward is over: raises what the guard found in its last layers, and in `made` ([rows, any])."""
         self._positions = 0
         self.flush()
-        if made is not None and self.settings.guard != "off":
-            self._guard.look_after(made, self._number)
+        self._guard.look_after(made, self._number)
 
     def _routed(self, layer: int, index: Tensor, x: Tensor, experts: int) -> tuple[Tensor, list[int], bool]:
         """ids [T, k] on the host with -1 where a slot is skipped, tokens of each expert, and whether any is skipped."""

@@ -76,8 +76,10 @@ class Guard:
         self._dirty = call.layer
         self._say(self._report(call, found, first))
 
-    def look_after(self, made: Tensor, calls: int) -> None:
+    def look_after(self, made: Tensor | None, calls: int) -> None:
         """Raises or warns where what a model makes of its last experts is NaN or +Inf; a head may mask with -inf."""
+        if made is None or self.mode == "off":
+            return
         bad = (torch.isnan(made) | torch.isposinf(made)).any(1)
         if self._dirty is not None or not bool(bad.any()):  # else it has been told already
             return

@@ -44,7 +44,8 @@ def pre(
 
     x [..., n, dim] in bfloat16, float16, float32 or float64 -> h_in [..., dim] in x's dtype (summed in float32, rounded
     once), h_post [..., n] and h_res [..., n, n] in float32 (float64 if x is). Shapes and keywords as in `coefficients`;
-    with sinkhorn=False (CANN's form) the third result is the logits; `mhc.sinkhorn` of them equals h_res bit for bit.
+    with sinkhorn=False (CANN's form) the third result is the logits; `mhc.sinkhorn` of them equals h_res bit for bit,
+    but on a GPU for n > 2, where the two kernels add in different orders.
 
     Differentiable in x, phi, alpha, bias and gamma; the backward keeps x and 4*(1 + M) bytes a token (100 at n=4).
     Raises ShapeError (the message lists what came and the likely mistake), TypeError, ValueError, BackendUnavailable.

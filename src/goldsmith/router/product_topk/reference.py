@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ...assay.golden import deciding
 from ...assay.stage import stage
-from ...core.autograd import transformed
 from .._common import add_at, chunk_bytes, flat, wide
 
 NEG_INF = -math.inf
@@ -77,8 +76,8 @@ def canonical(t: Tensor) -> Tensor:
 
 def candidates(k: int, sx: int, sy: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Ranks (a, b) with (a + 1)(b + 1) <= k, in lexical order."""
-    make = _candidates if transformed() else _kept  # a transform wraps what is made in it, and ends before it is used
-    return make(k, sx, sy, device)
+    wrapped = torch._C._functorch.peek_interpreter_stack() is not None  # by a transform, which ends before it is used
+    return (_candidates if wrapped else _kept)(k, sx, sy, device)
 
 
 def _candidates(k: int, sx: int, sy: int, device: torch.device) -> tuple[Tensor, Tensor]:
