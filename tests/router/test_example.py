@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -14,8 +15,9 @@ SMALL = ("--dim", "16", "--heads", "2", "--layers", "2", "--seq", "16", "--batch
 
 
 def run(*args):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    unset = ("TRITON_INTERPRET", "OMP_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment["PYTHONPATH"] = str(ROOT / "src")
     command = [sys.executable, str(ROOT / "examples" / "omnimoe_lm.py"), *SMALL, "--device", "cpu", *args]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
@@ -31,6 +33,8 @@ def trained(text, folder, *args):
     files = ("--json", str(folder / "lm.json"), "--plot", str(folder / "lm.svg"))
     done = run("--data", str(text), *files, *args)
     assert done.returncode == 0, done.stderr
+    assert "on cpu, 1 thread\n" in done.stdout, "the machine's threads wait for each other in small products"
+    assert re.search(r"^dense: step (\d+) of \1, loss \d\.\d{4}$", done.stderr, re.MULTILINE), done.stderr
     return done.stdout, json.loads((folder / "lm.json").read_text()), (folder / "lm.svg").read_text()
 
 
@@ -67,6 +71,7 @@ def test_norm_none_is_not_norm_layer(text, tmp_path):
         ("--experts 60", "--experts 60: wanted a square; the nearest are 49 and 64"),
         ("--k 40 --experts 16", "--k 40: there are only 16 experts"),
         ("--layer peer --k 9", "--k 9: --layer peer has heads of four experts"),
+        ("--threads 0", "--threads 0: at least 1 is needed"),
         ("--lr nan", "--lr nan: wanted a finite number"),
         ("--device nothing", "'nothing' cannot be used here"),
         ("--seq 4096", "omnimoe_lm: --data has 3520 bytes of text; --seq 4096 needs at least 81940"),
