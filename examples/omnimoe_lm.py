@@ -219,7 +219,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=5e-3, help="peak learning rate")
     parser.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=1, help="on a CPU; more pay in larger models alone")
+    parser.add_argument("--threads", type=int, default=1, help="on a CPU; small models take one")
     parser.add_argument("--json", metavar="FILE", help="write every loss, and the conditions")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw losses and usage")
     args = parser.parse_args(argv)
