@@ -277,9 +277,10 @@ def _reading(
     for value, said in ((-1.0, "missing"), (-2.0, "sign_flipped"), (1.0, "repeated")):
         if abs(relative - value) <= tolerance:
             return said, value * unit, f"{value:g}"
-    times = name(1 + relative, tolerance, numbers)
-    if times is not None and times.value > 1 and times.value == round(times.value) and golden is not None:
-        return "repeated", (times.value - 1) * unit, times.name
+    times, whole = name(1 + relative, tolerance, numbers), round(1 + relative)
+    if golden is not None and whole > 1 and abs(1 + relative - whole) <= tolerance:
+        said = times.name if times is not None and times.value == whole else str(whole)
+        return "repeated", (whole - 1) * unit, said  # a rank or block may add it that the case has no number of
     if golden is not None:
         exact = None if times is None else (times.value - 1) * unit
         return "factor", exact, "" if times is None else times.name

@@ -47,7 +47,7 @@ def _count(ratio: float, spread: float) -> int:
 
 def repeated_term(r: Reading) -> Match | None:
     """A term entered once more, or the whole several times."""
-    fitted = _fitted(r, "repeated")
+    fitted = _fitted(r, "repeated") or _whole_times(r)
     ratio = r.ratio()
     if ratio is None or ratio.scope == "row":
         return fitted
@@ -60,6 +60,16 @@ def repeated_term(r: Reading) -> Match | None:
         whole = Match(score, (text,), {"times": times, "named": ratio.named, "where": ratio.group})
         return max(filter(None, (fitted, whole)), key=lambda m: m.score)
     return fitted
+
+
+def _whole_times(r: Reading) -> Match | None:
+    """What the golden knows and seems to add, entered some times more: by every rank or block, for one."""
+    fit, fitted = r.fit("added"), _fitted(r, "added")
+    if fit is None or fitted is None or r.foreign or fit.factor not in ("", "1") or fit.also:
+        return None
+    if not fit.term.isidentifier() or fit.exact is None or fit.exact < 1 or fit.exact != round(fit.exact):
+        return None
+    return replace(fitted, score=SEEN)
 
 
 def _of_sizes(r: Reading, named: str) -> bool:

@@ -14,6 +14,8 @@ from .moves import wraps
 from .sums import strides_exchanged
 
 _ROWS = 1 << 16
+_BLOCK = 16  # the largest block that lengths are filled up to, in cases as small as those that are tried
+_BEYOND = ("stray_read", "overrun")
 Leaves = Mapping[str, Tensor]
 
 
@@ -86,15 +88,32 @@ def _numbered(name: str, t: Tensor) -> Iterator[Change]:
         yield _change(cause, f"{text}, within its range", held, {"input": name}, 0.5)
         around = _one(name, lambda t, s=step: (low + (t.long() + s - low) % (high - low + 1)).to(t.dtype))
         yield _change(cause, f"{text}, around", around, {"input": name}, 0.5)
+        plain = _one(name, lambda t, s=step: t + s)
+        yield _change("off_by_one", f"every number in {name} is {step:+d}", plain, {"input": name}, 0.55)
         for axis in range(t.dim()):
             if t.shape[axis] > 1:
                 moved = _one(name, lambda t, s=step, d=axis: t.roll(s, d))
                 text = f"{name} is shifted by {step:+d} along axis {axis}"
                 yield _change("shifted", text, moved, {"input": name, "axis": axis, "step": step}, 0.4)
+    yield from _lengths(name, t, low, high)
     for bits, wrap in wraps(t):
         yield _change("index_overflow", f"{name} wraps at {bits} bits", _one(name, wrap), {"input": name}, 0.6)
     yield from _orders(name, t)
     yield _change("wrong_stride", f"{name} is halved", _one(name, lambda t: t // 2), {"input": name}, 0.5)
+
+
+def _lengths(name: str, t: Tensor, low: int, high: int) -> Iterator[Change]:
+    """Lengths that are taken to the end of their block, or to that of the longest."""
+    if low < 0 or high < 2:
+        return
+    for block in range(2, min(high, _BLOCK) + 1):
+        up = _one(name, lambda t, b=block: -(-t // b) * b)
+        text = f"{name} is taken to the end of its block of {block}"
+        yield Change("wrong_mask", text, -1, None, {"input": name, "block": block}, 0.5, leaves=up, also=_BEYOND)
+    if low < high:
+        most = _one(name, lambda t: t.amax().expand(t.shape).clone())
+        text = f"the largest of {name} stands for all"
+        yield Change("wrong_mask", text, -1, None, {"input": name}, 0.45, leaves=most, also=_BEYOND)
 
 
 def _orders(name: str, t: Tensor) -> Iterator[Change]:
