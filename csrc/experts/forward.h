@@ -274,9 +274,7 @@ private:
             if (id_at(args, route) < 0) std::memset(row, 0, STRIPE * 4);
             write(static_cast<char*>(args.rows.data) + (route * outer + panel * STRIPE) * 4, false, width, row);
             if (!given(args.flags)) continue;
-            bool finite = true;
-            for (int64_t j = 0; j < width; ++j) finite = finite && row[j] - row[j] == 0;
-            bad.data()[panel * args.tokens * slots + route] = !finite;
+            bad.data()[panel * args.tokens * slots + route] = !all_finite(row, width);
         }
     }
 

@@ -34,6 +34,18 @@ inline void read(const char* from, bool bf16, int64_t count, float* to) {
     }
 }
 
+// Whether a row has no Inf and no NaN: without an early end, so that many numbers are looked at at a time. One by one
+// it took a tenth of a call of offload's CPU lane with 32 tokens an expert, and a fifth with 256 (a Xeon with AMX).
+inline bool all_finite(const float* row, int64_t count) {
+    uint32_t bad = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, row + i, 4);
+        bad |= (bits & 0x7f800000u) == 0x7f800000u ? 1u : 0u;
+    }
+    return bad == 0;
+}
+
 inline void write(char* to, bool bf16, int64_t count, const float* values) {
     if (bf16) {
         auto* out = reinterpret_cast<uint16_t*>(to);

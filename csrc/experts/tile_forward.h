@@ -273,10 +273,7 @@ private:
         for (int64_t route = t * slots; route < (t + 1) * slots; ++route) {
             float* row = static_cast<float*>(args.rows.data) + route * outer;
             if (id_at(args, route) < 0) std::memset(row, 0, static_cast<size_t>(outer) * 4);
-            if (!given(args.flags)) continue;
-            bool finite = true;
-            for (int64_t j = 0; j < outer; ++j) finite = finite && row[j] - row[j] == 0;
-            static_cast<uint8_t*>(args.flags.data)[route] = !finite;
+            if (given(args.flags)) static_cast<uint8_t*>(args.flags.data)[route] = !all_finite(row, outer);
         }
     }
 };
