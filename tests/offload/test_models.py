@@ -393,3 +393,16 @@ def test_a_head_may_mask_words_with_infinity():
     with offload(models.model("qwen3_moe")) as held, torch.no_grad():
         held.model.lm_head.register_forward_hook(lambda module, given, made: made.index_fill(-1, ONE, -torch.inf))
         assert held.model(padded()[0]).logits.isneginf().any()
+
+
+def test_the_rest_of_a_model_may_be_moved_and_experts_stay_where_they_are():
+    ids = padded()[0]
+    with offload(models.model("qwen3_moe")) as held, torch.no_grad():
+        before = held.model(ids).logits
+        assert torch.equal(held.model.to("cpu").to(torch.float32)(ids).logits, before)  # as a pipeline does
+        experts = next(m for name, m in held.model.named_modules() if name.endswith("mlp.experts"))
+        assert experts.to("cpu") is experts
+        copied = copy.deepcopy(held.model).to("cpu")
+        assert torch.equal(copied(ids).logits, before)
+        plain = held.detach()
+    assert plain.to(torch.float64)(ids).logits.dtype == torch.float64

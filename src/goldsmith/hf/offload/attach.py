@@ -58,6 +58,16 @@ class Call:
         return self  # a copy of the model computes through the same engine
 
 
+class _Stays:
+    """In the place of a module's `_apply`: model.to(...) passes by experts whose numbers are in the store."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __call__(self, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        return self._module
+
+
 class Attached:
     """A model whose experts an engine computes: what was changed in it, so that it can be undone."""
 
@@ -97,6 +107,7 @@ class Attached:
             module.config._experts_implementation_internal = NAME
             module.__dict__[ENGINE] = Call(self.engine, layer.index)
             release(module)
+            module.__dict__["_apply"] = _Stays(module)
         self._hooks = [
             self.model.register_forward_pre_hook(self._begin_forward, with_kwargs=True),
             self.model.register_forward_hook(lambda module, given, made: self.engine.end_forward(_last(made))),
@@ -123,6 +134,7 @@ class Attached:
     def detach(self) -> Any:
         """The plain model: experts out of the store, everything at its home."""
         for layer in self.layers:
+            layer.module.__dict__.pop("_apply", None)
             into_module(layer, self.store, self.home)
             layer.module.__dict__.pop(ENGINE, None)
             layer.module.config = self._configs[layer.index]
