@@ -21,7 +21,7 @@ def main(key: str, device: str = "cpu", page: str = "") -> int:
     fault = next(f for f in catalogue.faults() if f.key == key)
     with tempfile.TemporaryDirectory(prefix="kernelfault-") as folder:
         path = catalogue.copy(fault.host, fault.backend, fault, Path(folder))
-        sys.path.insert(0, str(path if fault.host.package else HERE.parents[1] / "src"))
+        worker.import_from(path if fault.host.package else HERE.parents[1] / "src")
         import loading
         import torch
 

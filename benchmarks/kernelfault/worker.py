@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
 
     done = {(case, seed) for case, seed in job["done"]}
     if job["kind"] == "clean":
-        _import_from(HERE.parents[1] / "src")
+        import_from(HERE.parents[1] / "src")
         _quiet()
         finished = {seed for _, seed in done}
         for seed in (s for s in job["draws"] if s not in finished):
@@ -53,7 +54,7 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
     host = catalogue.hosts()[job["host"]]
     fault = next((f for f in catalogue.faults() if f.key == job["fault"]), None)
     path = catalogue.copy(host, job["backend"], fault, folder)
-    _import_from(path if host.package else HERE.parents[1] / "src")
+    import_from(path if host.package else HERE.parents[1] / "src")
     _quiet()
     import loading
 
@@ -83,13 +84,25 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
     yield {"end": 0 if first else seeds}
 
 
-def _import_from(folder: Path) -> None:
+class _From(PathFinder):
+    """Finds our own package in one folder, before an editable install of the checkout, which finds it itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # type: ignore[override]
+        if name.partition(".")[0] != "goldsmith":
+            return None
+        return PathFinder.find_spec(name, [self._folder] if path is None else path, target)
+
+
+def import_from(folder: Path) -> None:
     """Our own package comes from there; a child that has it from elsewhere must not go on."""
     imported = sys.modules.get("goldsmith")
     if imported is not None and Path(imported.__file__).parent.parent != folder:
         raise RuntimeError(f"goldsmith was imported from {imported.__file__}, and is wanted from {folder}")
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    if imported is None:
+        sys.meta_path.insert(0, _From(folder))
 
 
 def _quiet() -> None:

@@ -1,6 +1,8 @@
 """KernelFault's faults: every edit fits, every copy is a module, and the truth names what exists."""
 
 import ast
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -68,3 +70,24 @@ def test_edits_that_no_longer_fit_are_all_told_before_anything_runs(monkeypatch)
     said = catalogue.unfit([stale, other])
     assert len(said) == 1 and said[0].startswith(f"{fault.key}: the text to replace occurs 0 times")
     assert catalogue.unfit([fault, other]) == []
+
+
+def test_a_copied_package_is_imported_before_an_editable_install_of_the_checkout(tmp_path):
+    """Such an install finds goldsmith before sys.path is looked at: every fault of a package passed then."""
+    program = """
+import sys
+from pathlib import Path
+import catalogue, worker
+host = catalogue.hosts()["experts_moe"]
+fault = next(f for f in catalogue.faults() if f.host.name == "experts_moe" and f.backend == "reference")
+copied = catalogue.copy(host, "reference", fault, Path(sys.argv[1]))
+worker.import_from(copied)
+import goldsmith
+from goldsmith.experts.moe import reference
+assert all(Path(m.__file__).is_relative_to(copied) for m in (goldsmith, reference)), (goldsmith, reference)
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "benchmarks" / "kernelfault")}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -80,7 +80,7 @@ def test_two_pieces_of_one_tensor_are_exchanged(golden, order, said):
 
 def test_an_operator_reads_the_state_from_before_its_update():
     found = best(lambda z, c: cell(z, c, old=True), cell, cells)
-    assert found.cause == "swapped_results" and "reads c in place of" in found.text
+    assert found.cause == "wrong_saved_tensor" and "reads c in place of" in found.text
     assert "stale_state" in found.also
 
 

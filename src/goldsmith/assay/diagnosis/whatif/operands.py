@@ -37,5 +37,5 @@ def _read_otherwise(call: Call, known: Mapping[str, Tensor]) -> Iterator[Change]
                 text = f"{call.said} reads {name} in place of {mine or 'an operand'}"
                 change = given(lambda args, i=i, other=other: replaced(args, i, other))
                 params = {"operand": mine, "exchanged": [mine, name], "factor": name, "named": name}
-                yield Change("swapped_results", text, call.index, change, params, 0.33,
-                             also=("wrong_saved_tensor", "stale_state"))  # fmt: skip
+                yield Change("wrong_saved_tensor", text, call.index, change, params, 0.33,
+                             also=("swapped_results", "stale_state"))  # fmt: skip
