@@ -5,7 +5,8 @@ import torch
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.whatif import explain
+from goldsmith.assay.diagnosis.whatif import explain, survivors
+from goldsmith.assay.diagnosis.whatif.calls import Call
 
 
 @assay.case(T=[13], V=[40])
@@ -131,3 +132,10 @@ def test_blocks_that_are_not_rescaled(candidate, golden, cases, which):
     found = explained(candidate, golden=golden, cases=cases)
     assert (found[0].cause, found[0].exact) == ("missing_rescale", True)
     assert found[0].params == {"block": BLOCK, "which": which}
+
+
+def test_a_sum_whose_shape_is_another_is_passed_by():
+    """It raised, and every what-if about sums was left out of the diagnosis."""
+    x, golden = torch.ones(3, 24), torch.ones(5, 4)
+    call = Call(0, "sum", (x, [0], True), {}, x.sum(0, keepdim=True), ("x",), backward=True)
+    assert list(survivors._for_each(call, [call], golden, golden + 1, golden)) == []

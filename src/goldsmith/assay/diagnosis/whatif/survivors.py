@@ -49,7 +49,9 @@ def _for_each(call: Call, calls: Sequence[Call], golden: Tensor, got: Tensor, bo
     if kept.dim() != golden.dim() or not 2 < n <= _SUBSETS or golden.shape[axis] < 2 or bool((kept == 0).any()):
         return
     x, kept = x.detach(), kept.detach()
-    scale = golden / kept if torch.broadcast_shapes(kept.shape, golden.shape) == golden.shape else golden[:0]
+    if any(one not in (1, of) for one, of in zip(kept.shape, golden.shape, strict=True)):
+        return
+    scale = golden / kept
     if not scale.numel() or float(scale.max() - scale.min()) > 1e-12 * float(scale.abs().max()):
         return
     made = [c.index for c in calls if floating(c.out) and c.owns and torch.equal(c.out, golden)]
