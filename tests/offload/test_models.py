@@ -2,11 +2,9 @@
 
 import copy
 import functools
-import gc
 import json
 import math
 import warnings
-import weakref
 
 import pytest
 
@@ -18,9 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldsmith.hf.offload.budget import automatic, cache_bytes
 from goldsmith.offload import attach
-from goldsmith.offload.errors import StoreMismatch
 from goldsmith.offload.report import NumericsError, NumericsWarning
-from goldsmith.offload.store import ExpertStore
 from hf import checkpoints, models
 from offload.whole_models import (
     CALIBRATION,
@@ -28,6 +24,7 @@ from offload.whole_models import (
     assert_same_ids,
     assert_same_text,
     check_alike,
+    expert_parameters,
     greedy,
     padded,
     slots,
@@ -52,10 +49,6 @@ CALLS = {
 def _cache(tmp_path_factory, monkeypatch):
     """Stores that nobody gives a path are this run's."""
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
-def experts_of(model):
-    return {name: p for name, p in model.named_parameters() if ".experts." in name}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -91,7 +84,7 @@ def test_a_model_in_bfloat16_says_the_same_from_memory_and_from_its_folder_and_c
     assert held.engine.store.format == "bf16" and held.engine.store.path == read.engine.store.path
     assert torch.equal(held.model(ids).logits, read.model(ids).logits)
     assert_same_text(plain, held.model, ids)
-    assert all(p.is_meta for p in experts_of(read.model).values()) and not read.model.training
+    assert all(p.is_meta for p in expert_parameters(read.model).values()) and not read.model.training
     for each in (held, read):
         model = each.detach()
         model.set_experts_implementation("eager")
@@ -206,56 +199,6 @@ def test_keys_by_expert_in_several_shards_are_the_same_store_as_one_fused_tensor
         assert torch.equal(apart.model(models.tokens()).logits, fused.model(models.tokens()).logits)
 
 
-def test_experts_leave_the_memory_and_the_store_is_found_again():
-    plain = models.model("qwen3_moe", mlp_only_layers=[], seed=9)
-    dying = [weakref.ref(p) for p in experts_of(plain).values()]
-    told = []
-    with offload(plain, progress=lambda *said: told.append(said)) as held:
-        gc.collect()
-        assert not any(ref() for ref in dying) and all(p.is_meta for p in experts_of(plain).values())
-        assert told[-1][0] > 0
-        again = copy.deepcopy(plain)  # computes through the same engine
-        assert torch.equal(again(models.tokens()).logits, held.model(models.tokens()).logits)
-    told.clear()
-    with offload(models.model("qwen3_moe", mlp_only_layers=[], seed=9), progress=lambda *said: told.append(said)):
-        assert not told
-    with pytest.raises(ValueError, match="closed"):
-        plain(models.tokens())
-
-
-def test_two_models_with_one_config_do_not_touch_each_other_nor_a_third():
-    first = models.model("qwen3_moe")
-    other = models.model("qwen3_moe", seed=1)
-    third = type(first)(first.config).eval()
-    assert third.config is first.config
-    ids = models.tokens()
-    with torch.no_grad():
-        wanted = [model(ids).logits for model in (first, other, third)]
-    with offload(first) as one, offload(other) as two:
-        with torch.no_grad():
-            assert torch.equal(third(ids).logits, wanted[2])  # its implementation is still its own
-        first.set_experts_implementation("eager")  # and the offloaded model's cannot be taken from it by a word
-        for held, plain in ((one, models.model("qwen3_moe")), (two, models.model("qwen3_moe", seed=1))):
-            assert_same_text(plain, held.model, ids)
-            assert held.stats().calls > 0
-        assert one.engine is not two.engine and one.engine.store.path != two.engine.store.path
-
-
-def test_a_store_that_is_given_is_opened_or_built_checked_and_left_open(tmp_path):
-    path = tmp_path / "mine.experts"
-    with offload(models.model("olmoe"), store=path) as held:
-        assert held.engine.store.path == path
-    assert held.engine.store.closed
-    with ExpertStore.open(path) as store:
-        with offload(models.model("olmoe"), store=store):
-            pass
-        assert not store.closed
-    other = models.model("olmoe", seed=1)
-    with pytest.raises(StoreMismatch, match="layer 0, expert 0"):
-        offload(other, store=path)
-    assert not any(p.is_meta for p in other.parameters()) and all(p.requires_grad for p in other.parameters())
-
-
 @pytest.mark.parametrize(
     "wrong, text",
     [
@@ -336,7 +279,7 @@ def test_a_model_that_is_on_the_gpu_already_gives_its_experts_away_and_gets_them
     plain = models.model("gpt_oss", dtype=torch.bfloat16).cuda()
     weights = {name: value.clone() for name, value in plain.state_dict().items()}
     with attach.offload(plain, store=tmp_path / "s", device="cuda", gpu_budget=0) as held:
-        assert all(p.is_meta for p in experts_of(plain).values())
+        assert all(p.is_meta for p in expert_parameters(plain).values())
         assert held.model.generate(models.tokens().cuda(), max_new_tokens=3, pad_token_id=0).is_cuda
         back = held.detach().state_dict()
     assert all(value.is_cuda and torch.equal(value, weights[name]) for name, value in back.items())
@@ -393,16 +336,3 @@ def test_a_head_may_mask_words_with_infinity():
     with offload(models.model("qwen3_moe")) as held, torch.no_grad():
         held.model.lm_head.register_forward_hook(lambda module, given, made: made.index_fill(-1, ONE, -torch.inf))
         assert held.model(padded()[0]).logits.isneginf().any()
-
-
-def test_the_rest_of_a_model_may_be_moved_and_experts_stay_where_they_are():
-    ids = padded()[0]
-    with offload(models.model("qwen3_moe")) as held, torch.no_grad():
-        before = held.model(ids).logits
-        assert torch.equal(held.model.to("cpu").to(torch.float32)(ids).logits, before)  # as a pipeline does
-        experts = next(m for name, m in held.model.named_modules() if name.endswith("mlp.experts"))
-        assert experts.to("cpu") is experts
-        copied = copy.deepcopy(held.model).to("cpu")
-        assert torch.equal(copied(ids).logits, before)
-        plain = held.detach()
-    assert plain.to(torch.float64)(ids).logits.dtype == torch.float64

@@ -19,6 +19,10 @@ COSTS = Costs(
 CALIBRATION = SimpleNamespace(costs=COSTS)
 
 
+def expert_parameters(model):
+    return {name: p for name, p in model.named_parameters() if ".experts." in name}
+
+
 def check_alike(ours, plain):
     """The logits held to those of the plain model in float64; neither has gradients."""
     wide = goldens.InItsDtype(plain)

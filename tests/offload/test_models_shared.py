@@ -1,0 +1,89 @@
+"""What a model whose experts went to a store shares, and with whom: memory, configurations, stores, and a move."""
+
+import copy
+import functools
+import gc
+import weakref
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+pytest.importorskip("peft", reason="comes with the extra hf")
+
+import torch
+
+from goldsmith.offload import attach
+from goldsmith.offload.errors import StoreMismatch
+from goldsmith.offload.store import ExpertStore
+from hf import models
+from offload.whole_models import assert_same_text, expert_parameters, padded
+
+offload = functools.partial(attach.offload, device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+
+
+def test_experts_leave_the_memory_and_the_store_is_found_again():
+    plain = models.model("qwen3_moe", mlp_only_layers=[], seed=9)
+    dying = [weakref.ref(p) for p in expert_parameters(plain).values()]
+    told = []
+    with offload(plain, progress=lambda *said: told.append(said)) as held:
+        gc.collect()
+        assert not any(ref() for ref in dying) and all(p.is_meta for p in expert_parameters(plain).values())
+        assert told[-1][0] > 0
+        again = copy.deepcopy(plain)  # computes through the same engine
+        assert torch.equal(again(models.tokens()).logits, held.model(models.tokens()).logits)
+    told.clear()
+    with offload(models.model("qwen3_moe", mlp_only_layers=[], seed=9), progress=lambda *said: told.append(said)):
+        assert not told
+    with pytest.raises(ValueError, match="closed"):
+        plain(models.tokens())
+
+
+def test_two_models_with_one_config_do_not_touch_each_other_nor_a_third():
+    first = models.model("qwen3_moe")
+    other = models.model("qwen3_moe", seed=1)
+    third = type(first)(first.config).eval()
+    assert third.config is first.config
+    ids = models.tokens()
+    with torch.no_grad():
+        wanted = [model(ids).logits for model in (first, other, third)]
+    with offload(first) as one, offload(other) as two:
+        with torch.no_grad():
+            assert torch.equal(third(ids).logits, wanted[2])  # its implementation is still its own
+        first.set_experts_implementation("eager")  # and the offloaded model's cannot be taken from it by a word
+        for held, plain in ((one, models.model("qwen3_moe")), (two, models.model("qwen3_moe", seed=1))):
+            assert_same_text(plain, held.model, ids)
+            assert held.stats().calls > 0
+        assert one.engine is not two.engine and one.engine.store.path != two.engine.store.path
+
+
+def test_a_store_that_is_given_is_opened_or_built_checked_and_left_open(tmp_path):
+    path = tmp_path / "mine.experts"
+    with offload(models.model("olmoe"), store=path) as held:
+        assert held.engine.store.path == path
+    assert held.engine.store.closed
+    with ExpertStore.open(path) as store:
+        with offload(models.model("olmoe"), store=store):
+            pass
+        assert not store.closed
+    other = models.model("olmoe", seed=1)
+    with pytest.raises(StoreMismatch, match="layer 0, expert 0"):
+        offload(other, store=path)
+    assert not any(p.is_meta for p in other.parameters()) and all(p.requires_grad for p in other.parameters())
+
+
+def test_the_rest_of_a_model_may_be_moved_and_experts_stay_where_they_are():
+    ids = padded()[0]
+    with offload(models.model("qwen3_moe")) as held, torch.no_grad():
+        before = held.model(ids).logits
+        assert torch.equal(held.model.to("cpu").to(torch.float32)(ids).logits, before)  # as a pipeline does
+        experts = next(m for name, m in held.model.named_modules() if name.endswith("mlp.experts"))
+        assert experts.to("cpu") is experts
+        copied = copy.deepcopy(held.model).to("cpu")
+        assert torch.equal(copied(ids).logits, before)
+        plain = held.detach()
+    assert plain.to(torch.float64)(ids).logits.dtype == torch.float64
