@@ -3,6 +3,8 @@
 import json
 import re
 import time
+from collections import Counter
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -25,11 +27,12 @@ from repo.tree import ROOT
 pytestmark = pytest.mark.skipif(native.reason() is not None, reason="needs the native library")
 
 
-def at_once(given, seconds):
+def at_once(given, seconds, around=nullcontext):
     """Every way is called twice, and takes 100, 200, ... us."""
-    for call in given.values():
-        call()
-        call()
+    for name, call in given.items():
+        with around(name):
+            call()
+            call()
     return {name: Timing(100.0 * k, 90.0 * k, 120.0 * k, 2) for k, name in enumerate(given, 1)}
 
 
@@ -191,14 +194,27 @@ def test_the_layers_are_those_of_the_models():
         assert config.num_hidden_layers == 2 + shape.dense and config.num_experts_per_tok == shape.k
 
 
-def test_ways_take_turns_and_a_slow_one_is_timed_a_few_times():
+@pytest.mark.parametrize("long, untimed", [(1.0, clock.LEAST), (0.01, 1)])
+def test_ways_take_turns_and_a_slow_one_is_timed_a_few_times(long, untimed, monkeypatch):
+    monkeypatch.setattr(clock, "LONG", long)
     seen = []
 
     def slow():
         seen.append("slow")
         time.sleep(0.02)
 
-    found = clock.take_turns({"slow": slow, "quick": lambda: seen.append("quick")}, 0.01)
+    @contextmanager
+    def around(name):
+        before = seen.count(name)
+        yield
+        timed[name] += seen.count(name) - before
+
+    timed = Counter()
+    found = clock.take_turns({"slow": slow, "quick": lambda: seen.append("quick")}, 0.01, around)
+    assert timed == {name: each.runs for name, each in found.items()}
+    assert (
+        seen.count("slow") == clock.LEAST + untimed and seen.count("quick") == timed["quick"] + clock.TURNS
+    )  # untimed ones
     assert found["slow"].runs == clock.LEAST and 2e4 <= found["slow"].median < 1e6
     assert found["quick"].runs > clock.LEAST and found["quick"].median < 2e4
     assert seen.index("quick") < len(seen) - seen[::-1].index("slow")  # not one after the other

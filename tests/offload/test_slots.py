@@ -85,6 +85,14 @@ def test_12_buffers_hold_bytes_and_every_dtype_comes_back_whole():
         assert kept.dtype == values.dtype and torch.equal(kept, values)
 
 
+def test_a_prompt_of_a_little_more_finds_its_buffer_large_enough():
+    allocated = []
+    transit = Transit(lambda nbytes: allocated.append(nbytes) or torch.empty(nbytes, dtype=torch.uint8), 1)
+    for rows in (600, 601, 700, 1024, 599):
+        assert transit.take((rows, 16), torch.float32).shape == (rows, 16)
+    assert allocated == [65536]
+
+
 def test_14_an_exception_goes_to_whoever_waits_and_the_worker_goes_on(worker):
     worker.run(lambda: 1 / 0)
     worker.run(lambda: pytest.fail("what comes behind a failure is left out"))

@@ -40,7 +40,8 @@ class Transit:
         if self._buffers[self._at].numel() < nbytes:
             views.clear()
             with torch.inference_mode(False):
-                self._buffers[self._at] = self._allocate(max(4096, nbytes))
+                # a power of two, as torch takes for pinned memory anyway: the next prompt of a little more finds it
+                self._buffers[self._at] = self._allocate(max(4096, 1 << (nbytes - 1).bit_length()))
         if len(views) > 1024:
             views.clear()
         views[shape, dtype] = found = self._buffers[self._at][:nbytes].view(dtype).view(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from ....offload.budget import _ROWS, SPARE, STAGING
 from ....offload.calibrate import Calibration
 from ....offload.costs import Costs
 from ....offload.engine import Engine
+from ....offload.statistics import Counts
 from ..timing import Timing
 from . import hardware, rules
 from .clock import take_turns
@@ -187,7 +189,8 @@ def _timed(
             for _ in range(WARM if len(given) > FEW else 1):
                 call()
         layers.say("timing")
-        timings = take_turns(calls, seconds)
+        lanes = {v.name: Counts() for v in variants if v.name == OURS or v.rule is not None}
+        timings = take_turns(calls, seconds, lambda name: _counted(engine, lanes.get(name)))
         layers.say("the hardware")
         link = engine.calibration.costs.link_bytes_per_s
         hard = hardware.rates(engine, link)
@@ -197,8 +200,8 @@ def _timed(
             row = replace(row, error=errors[v.name], hardware_us=floor, hardware_share=floor / (row.median_us or 1.0))
             if v.name == OURS:
                 row = replace(row, verified=True, verified_by=proof)
-            if v.name == OURS or v.rule is not None:
-                row = _with_lanes(row, engine, partial(passes, v), len(given), counts)
+            if v.name in lanes:
+                row = _with_lanes(row, lanes[v.name])
             if v.name == OURS:
                 row = replace(row, figures=_constants(engine.calibration.costs, hard))
             yield row
@@ -209,19 +212,28 @@ def _filled(base: Row, timing: Timing, counts: int, variant: Variant) -> Row:
     return replace(base, peer=variant.name, median_us=median, p10=p10, p90=p90, runs=timing.runs, note=variant.note)
 
 
-def _with_lanes(row: Row, engine: Engine, call: Callable[[], None], turns: int, counts: int) -> Row:
-    """What the lanes did in as many passes as there are inputs; shares of the median time."""
+@contextmanager
+def _counted(engine: Engine, into: Counts | None) -> Iterator[None]:
+    """What the lanes do meanwhile is added to `into`; its t_wall is the whole, the device's last work with it."""
     engine.reset_stats()
-    for _ in range(turns):
-        call()
-    stats, n = engine.stats(), turns * counts
-    whole = (row.median_us or 0.0) * 1e-6 * n
-    cpu, link, busy = stats.t_cpu / whole, stats.t_link / whole, stats.t_device / whole
-    bound = 1e6 * stats.bound / n if stats.bound else None
+    began = time.perf_counter()
+    yield
+    whole = time.perf_counter() - began
+    if into is not None:
+        did = engine.stats()
+        did.t_wall = whole
+        into.add(did)
+
+
+def _with_lanes(row: Row, did: Counts) -> Row:
+    """What the lanes did in the calls that were timed; their times are shares of those calls' whole."""
+    n, whole = did.calls, did.t_wall
+    cpu, link, busy = (t / whole for t in (did.t_cpu, did.t_link, did.t_device))
+    bound = 1e6 * did.bound / n if did.bound else None
     return replace(
-        row, hit_rate=stats.hit_rate, on_cpu=stats.experts_cpu / n, copied=stats.experts_copied / n,
-        cached=stats.experts_cached / n, bound_us=bound, bound_share=bound and bound / (row.median_us or 1.0),
-        limiting=stats.limiting, overlap=max(cpu, link, busy), cpu=cpu, link=link, device_busy=busy,
+        row, hit_rate=did.hit_rate, on_cpu=did.experts_cpu / n, copied=did.experts_copied / n,
+        cached=did.experts_cached / n, bound_us=bound, bound_share=bound and bound / (row.median_us or 1.0),
+        limiting=did.limiting, overlap=max(cpu, link, busy), cpu=cpu, link=link, device_busy=busy,
     )  # fmt: skip
 
 
