@@ -17,6 +17,7 @@ from ..run import Run
 from ..session import Session
 from .cotangents import carried
 from .evidence import CULPRIT, INHERITED, OBSERVED, Evidence, MemoryFact
+from .filled import filled
 from .fits import fit
 from .influence import influence
 from .isolate import Isolation, handed_in, isolate, named
@@ -107,6 +108,8 @@ def collect(
     first = surest(evidence.report)
     unjudged = session._first is None or session._first.error is not None or session._ref is None
     if evidence.report.verdict == REFERENCE_FAULT or first is None or unjudged:
+        if evidence.error and not spent():
+            evidence.filled = _step(evidence, "filled groups", lambda: filled(session)) or ""
         return Isolation()
     table = _step(evidence, "isolation", lambda: isolate(session)) or Isolation()
     evidence.stages, evidence.first_wrong = table.stages, table.first_wrong or first.tensor

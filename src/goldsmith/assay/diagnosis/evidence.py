@@ -248,6 +248,7 @@ class Evidence:
     born, carried         where it left the finite numbers; which output gradients make it wrong
     alike                 another tensor of the golden whose very numbers it holds; "" where there is none
     unused                integer inputs -> numbers that they leave out, below a size of the case
+    filled                which groups are empty, where an error goes away once they are not
     """
 
     report: Report
@@ -276,6 +277,7 @@ class Evidence:
     carried: Carried | None = None
     alike: str = ""
     unused: dict[str, list[int]] = field(default_factory=dict)
+    filled: str = ""
 
     def stage(self, name: str) -> StageState | None:
         """The stage of that name, if it is in the table."""

@@ -27,14 +27,27 @@ def wrong_decision(r: Reading) -> Match | None:
     for f in r.findings("decisions"):
         if "not a legal choice" in f.text or "wrong side" in f.text or "drops" in f.text:
             score = LIKELY if "out of range" in f.text else EXACT + 0.03
+            if _inherited(r, f.tensor):
+                return Match(
+                    FAINT, (f.text, f"it is made of {r.e.first_wrong}, which is wrong"), {"decision": f.tensor}
+                )
             return Match(score, (f.text,), {"decision": f.tensor})
     return None
+
+
+def _inherited(r: Reading, decision: str) -> bool:
+    """Whether something before the choice is wrong on right inputs: the choice may be right for what it was given."""
+    first = r.e.stage(r.e.first_wrong or "")
+    names = [s.name for s in r.e.stages]
+    if first is None or first.state != CULPRIT or first.kind != "stage" or decision not in names:
+        return False
+    return names.index(first.name) < names.index(decision)
 
 
 def wrong_saved_tensor(r: Reading) -> Match | None:
     """The outputs are right, and the backward works on other tensors than the golden's."""
     grads = r.e.tensor.endswith(".grad")
-    if grads and r.right("golden saved"):
+    if grads and r.right("golden saved") and r.plain_wrong:  # else it is right on its own ones, too
         return Match(EXACT + 0.02, ("on the golden's saved tensors the backward is right",), {})
     saved = [s for s in r.e.stages if s.kind == "saved" and s.state == CULPRIT]
     outputs = [s for s in r.e.stages if s.kind == "output" and s.state not in ("ok", "not judged")]
@@ -164,6 +177,8 @@ def empty_group(r: Reading) -> Match | None:
     if empty:
         what = r.e.error or f"the case has {', '.join(f'{k} = 0' for k in empty)}"
         return Match(SEEN + 0.03, (what,), {"sizes": empty})
+    if r.e.error and r.e.filled:
+        return Match(SEEN + 0.04, (r.e.error, r.e.filled), {"unused": next(iter(r.e.unused.values()), [])})
     if r.e.error and r.e.unused and "out of" in r.e.error:
         name, left = next(iter(r.e.unused.items()))
         last = any(n == max(left) + 1 for n in r.e.sizes.values() if isinstance(n, int))

@@ -19,6 +19,7 @@ from ..numbers import known, name
 from . import (
     addends,
     again,
+    arrivals,
     blocks,
     borders,
     convolutions,
@@ -198,6 +199,7 @@ class Search:
         waiting += self._offered("again", again.changes, calls, by_call, self.tensor)
         waiting += self._offered("borders", borders.changes, calls, by_call, self.judge.wrong_at)
         waiting += self._offered("survivors", survivors.changes, calls, self.judge)
+        waiting += self._offered("arrivals", arrivals.changes, calls, self.behind, self.judge)
         reached: dict[int, bool] = {}
         for change in sorted(filter(self._asked, waiting), key=lambda c: -c.prior):
             alone = change.at >= 0 and not change.group
