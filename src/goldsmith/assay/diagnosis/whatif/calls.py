@@ -63,6 +63,7 @@ class Change:
     saved    of all forward tensors: those that the backward reads otherwise, and what it reads
     also     other causes that the same mistake may be called by, the likeliest first
     scalars  for at = -1: number of the case -> what it is instead
+    composed for at = -1: of the leaves, and of a run of the golden with others: results put together of several runs
     """
 
     cause: str
@@ -78,6 +79,7 @@ class Change:
     saved: Instead | None = None
     also: tuple[str, ...] = ()
     scalars: Mapping[str, Any] = field(default_factory=dict)
+    composed: Callable[..., Mapping[str, Tensor]] | None = None
 
     @property
     def all(self) -> tuple[tuple[int, Callable[..., Any]], ...]:

@@ -22,6 +22,7 @@ from . import (
     arrivals,
     blocks,
     borders,
+    composed,
     convolutions,
     elementwise,
     functions,
@@ -174,6 +175,9 @@ class Search:
         """Leaves first, then operators that reach what is wrong, the common mistakes of all before the rare ones."""
         waiting = self._offered("leaves", leaves.changes, self.session, self.leaves)
         waiting += self._offered("scalars", scalars.changes, self.session.material.scalars)
+        material = self.session.material
+        numbers = {**material.sizes, **material.scalars}
+        waiting += self._offered("composed", composed.changes, self.leaves, self.tensor, numbers)
         waiting += self._offered("pieces", pieces.changes, calls, self.behind)
         waiting += self._offered("operands", operands.changes, calls, self.behind, self._known())
         waiting += self._offered("saved", saved.changes, calls, self.session.target.saved)
@@ -264,6 +268,8 @@ class Search:
             given = {**given, **change.leaves(given)} if change.leaves is not None else given
         except (RuntimeError, ZeroDivisionError):  # numbers that the input's dtype does not have
             return None
+        if change.composed is not None:
+            return composed.made(change, given, lambda other: self._run(-1, None, other, until, golden=golden), until)
         return self._run(
             change.at, change.change, given, until, change.wrap, change.saved, change.group, golden, change.scalars
         )
@@ -285,7 +291,7 @@ class Search:
         if value is None or not bool(value.count_nonzero()):
             return None
         share, exact = self.judge.explained(value)
-        if share < _EXPLAINED and self._vanishing and change.leaves is None and change.at not in self._vanishing:
+        if share < _EXPLAINED and self._vanishing and change.all and change.at not in self._vanishing:
             change = replace(change, group=(*self._vanishing.items(), *change.all))
             value = (self._made(change, self.tensor) or {}).get(self.tensor)
             share, exact = self.judge.explained(value)
@@ -345,18 +351,27 @@ class Search:
         for better in named:  # a number that nothing in the case explains may stand for what a plain change makes
             if any(better(w) for _, w in found):
                 found = [(c, w) for c, w in found if better(w)]
-        scored = [(self._others(c), w) for c, w in found[: 4 * _KEPT]]
-        best = max((s for s, _ in scored), default=0.0)
+        found = found[: 4 * _KEPT]
+        if any(c.composed for c, _ in found):  # these make no gradients: the forward alone is compared first
+            found = self._best(found, [self._others(c, forward=True) for c, _ in found])
+        scored = [(self._others(c), w) for c, w in found]
+        best = max((s for (s, w), (c, _) in zip(scored, found, strict=True) if not c.composed), default=0.0)
         kept = [replace(w, others=s) for s, w in scored if s >= best - 1e-9]
         # a term that is gone altogether is simpler than a factor whose loss makes a sum vanish
         kept.sort(key=lambda w: (-w.exact, -w.prior, w.cause != "missing_term", -w.match))
         return kept[:_KEPT]
 
-    def _others(self, change: Change) -> float:
-        """The share of the candidate's other results that the change makes as well."""
+    @staticmethod
+    def _best(found: list[tuple[Change, WhatIf]], shares: list[float]) -> list[tuple[Change, WhatIf]]:
+        return [f for f, s in zip(found, shares, strict=True) if s >= max(shares) - 1e-9]
+
+    def _others(self, change: Change, *, forward: bool = False) -> float:
+        """The share of the candidate's other results, or of those of the forward, that the change makes as well."""
         if change.free is not None:
             return 1.0
-        values = self._made(change, "")
+        one_by_one = change.composed is not None  # its gradients would have to be put together as well
+        forward |= one_by_one
+        values = self._made(change, "") if not one_by_one else {}
         if values is None:
             return 0.0
         same = total = 0
@@ -364,8 +379,9 @@ class Search:
             bounded = self.session.ref.bounded.get(other)
             if bounded is None or mine is None or not mine.is_floating_point() or other == self.tensor:
                 continue
-            if mine.shape != bounded.value.shape or not mine.numel():
+            if mine.shape != bounded.value.shape or not mine.numel() or forward and other.endswith(".grad"):
                 continue
+            values = self._made(change, other) or {} if one_by_one else values
             total += 1
             judge = Judge(mine.detach(), bounded.value, bounded.bound)
             same += judge.explained(values.get(other))[1]
