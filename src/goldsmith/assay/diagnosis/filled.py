@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ def filled(session: Session) -> str:
     return ""
 
 
-def _fuller(given: Tensor, sizes: dict) -> Iterator[tuple[str, Tensor]]:
+def _fuller(given: Tensor, sizes: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     flat = given.flatten()
     steps = flat.diff()
     if given.dim() == 1 and int(flat[0]) == 0 and int(flat[-1]) >= len(steps) and bool((steps >= 0).all()):

@@ -22,6 +22,8 @@ from . import (
     arrivals,
     blocks,
     borders,
+    carries,
+    chunks,
     composed,
     convolutions,
     elementwise,
@@ -40,11 +42,13 @@ from . import (
     saved,
     scalars,
     scans,
+    shares,
     slopes,
     spans,
     sums,
     survivors,
     tiles,
+    turned,
     turns,
 )
 from .calls import Call, Change, Changed, Instead, Listening, behind
@@ -204,6 +208,8 @@ class Search:
         waiting += self._offered("borders", borders.changes, calls, by_call, self.judge.wrong_at)
         waiting += self._offered("survivors", survivors.changes, calls, self.judge)
         waiting += self._offered("arrivals", arrivals.changes, calls, self.behind, self.judge)
+        if self.tensor.endswith(".grad"):
+            waiting += self._in_backward(calls)
         reached: dict[int, bool] = {}
         for change in sorted(filter(self._asked, waiting), key=lambda c: -c.prior):
             alone = change.at >= 0 and not change.group
@@ -211,6 +217,15 @@ class Search:
                 reached[change.at] = self._reaches(calls[change.at])
             if not alone or reached[change.at]:
                 yield change
+
+    def _in_backward(self, calls: list[Call]) -> list[Change]:
+        """What only kernels' hand-written backwards get wrong."""
+        material = self.session.material
+        numbers = {**material.sizes, **material.scalars}
+        waiting = self._offered("carries", carries.changes, calls, self.behind, self.leaves)
+        waiting += self._offered("shares", shares.changes, calls, self.behind, numbers)
+        waiting += self._offered("chunks", chunks.changes, calls, self.behind)
+        return waiting + self._offered("turned", turned.changes, calls, self.behind, numbers)
 
     def _known(self) -> dict[str, Tensor]:
         """Inputs and stages of the forward by name."""

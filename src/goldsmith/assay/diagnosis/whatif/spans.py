@@ -100,7 +100,7 @@ def in_addends(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
         if not isinstance(axes, list | tuple) or not x.is_contiguous() or bool((call.out == 0).any()):
             continue
         own = tuple(sorted(a % x.dim() for a in axes))
-        addend = _addend_of(calls, call, among)
+        addend = addend_of(calls, call, among)
         rows = _rows(calls, x, own)
         golden = x.sum(own, keepdim=True)
         if addend is None:
@@ -139,7 +139,7 @@ def _rows(calls: Sequence[Call], x: Tensor, own: tuple[int, ...]) -> list[Tensor
     return [t for t in found if t.numel() > 1 and not bool((t == 0).any())][-_ROWS:]
 
 
-def _addend_of(calls: Sequence[Call], call: Call, among: set[int]) -> Call | None:
+def addend_of(calls: Sequence[Call], call: Call, among: set[int]) -> Call | None:
     """The first addend as large as what is summed that the sum is a factor of."""
     made: set[Key] = {call.index}
     size = call.args[0].numel()
