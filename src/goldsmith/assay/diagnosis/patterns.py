@@ -38,7 +38,8 @@ def patterns(
     wrong = torch.where(finite, y - golden, 0.0)
     if bool(finite.all()) and not bool((wrong.abs() > 1.02 * allowed).any()):
         return []
-    found = [] if not bool(finite.all()) else _rearrangements(tensor, y, golden, allowed, others or {})
+    whole = bool(finite.all()) and bool(torch.isfinite(golden).all())  # from an infinity any other number is as far
+    found = [] if not whole else _rearrangements(tensor, y, golden, allowed, others or {})
     return [*found, *_half_filled(tensor, y, golden, allowed), *_widths(tensor, got, golden)]
 
 
@@ -207,7 +208,7 @@ def _widths(tensor: str, got: Tensor, g: Tensor) -> Iterator[Pattern]:
         # a narrower dtype fills the first part of the buffer; what follows belongs to nobody
         a, b = read[:count], flat[:count]
         scale = float(b.square().mean()) ** 0.5
-        if count < 2 or not scale or not bool(torch.isfinite(a).all()):
+        if count < 2 or not 0 < scale < torch.inf or not bool(torch.isfinite(a).all()):
             continue
         near = (a - b).abs() <= 2 * precision * b.abs() + 1e-6 * scale + precision * 1e-2 * scale
         share = float(near.double().mean())

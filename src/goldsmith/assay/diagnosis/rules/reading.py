@@ -322,4 +322,4 @@ def half_open(spans: tuple[tuple[int, int], ...]) -> list[list[int]]:
 def close(a: Tensor, b: Tensor, unit: float, tolerance: float = 1e-3) -> bool:
     """Whether two tensors are the same but for a thousandth of their size (more where rounding is coarser)."""
     size = float(b.norm())
-    return a.shape == b.shape and size > 0 and float((a - b).norm()) <= max(tolerance, 8 * unit) * size
+    return a.shape == b.shape and 0 < size < torch.inf and float((a - b).norm()) <= max(tolerance, 8 * unit) * size

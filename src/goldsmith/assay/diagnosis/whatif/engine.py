@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -15,11 +14,12 @@ from ...run import Run
 from ...session import Session
 from ..evidence import WhatIf
 from ..isolate import named
-from ..numbers import known, name
+from ..numbers import known
 from . import (
     addends,
     again,
     arrivals,
+    before,
     blocks,
     borders,
     carries,
@@ -45,6 +45,7 @@ from . import (
     shares,
     slopes,
     spans,
+    spread,
     sums,
     survivors,
     tiles,
@@ -52,12 +53,11 @@ from . import (
     turns,
 )
 from .calls import Call, Change, Changed, Instead, Listening, behind
-from .fitting import fitting
 from .golden import Golden
 from .judge import Judge
+from .sought import EXPLAINED, sought
 from .witness import Witness, called
 
-_EXPLAINED = 0.999  # of the error's squares
 _MOST = 4000  # changes that are tried
 _KEPT = 12
 _OF_A_CALL = (
@@ -72,6 +72,7 @@ _OF_A_CALL = (
     ("masks", masks.changes),
     ("tiles", tiles.changes),
     ("late", late.changes),
+    ("spread", spread.changes),
 )
 _ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
 _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, of a share of the other results)
@@ -190,6 +191,7 @@ class Search:
         waiting += [c for c in self._offered("padding", padding.changes, calls) if c.at in self.behind]
         waiting += self._offered("readers", readers.changes, calls, self.behind)
         waiting += self._offered("turns", turns.changes, calls, self.behind)
+        waiting += self._offered("before", before.changes, calls, self.behind)
         waiting += self._offered("addends", addends.changes, calls, self.behind)
         waiting += self._offered("spans", spans.in_addends, calls, self.behind)
         turning = groups.turning([call for call in calls if call.index in self.behind])
@@ -262,10 +264,10 @@ class Search:
     def _value(
         self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None = None
     ) -> Tensor | None:
-        found = self._run(at, change, given, self.tensor)
+        found = self.made_by(at, change, given, self.tensor)
         return None if found is None else found.get(self.tensor)
 
-    def _run(
+    def made_by(
         self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None, until: str,
         wrap: str = "", saved: Instead | None = None, group: tuple[tuple[int, Changed], ...] = (),
         golden: Golden | None = None, scalars: Mapping[str, Any] | None = None,
@@ -284,81 +286,46 @@ class Search:
         except (RuntimeError, ZeroDivisionError):  # numbers that the input's dtype does not have
             return None
         if change.composed is not None:
-            return composed.made(change, given, lambda other: self._run(-1, None, other, until, golden=golden), until)
-        return self._run(
+            return composed.made(
+                change, given, lambda other: self.made_by(-1, None, other, until, golden=golden), until
+            )
+        return self.made_by(
             change.at, change.change, given, until, change.wrap, change.saved, change.group, golden, change.scalars
         )
 
-    def _holds(self, change: Change) -> bool:
+    def holds(self, change: Change) -> bool:
         """Whether it makes what came of other draws as well, where the first one has too few numbers to tell."""
         if self._witnesses is None:
             self._witnesses = called(self.session, self.tensor, self.own, self.judge)
         for draw in self._witnesses:
             share, exact = draw.judge.explained((self._made(change, self.tensor, draw) or {}).get(self.tensor))
-            if share < _EXPLAINED and not exact:
+            if share < EXPLAINED and not exact:
                 return False
         return True
 
     def _tried(self, change: Change) -> WhatIf | None:
         if change.free is not None:
-            return self._sought(change)
+            return sought(self, change)
         value = (self._made(change, self.tensor) or {}).get(self.tensor)
         if value is None or not bool(value.count_nonzero()):
             return None
         share, exact = self.judge.explained(value)
-        if share < _EXPLAINED and self._vanishing and change.all and change.at not in self._vanishing:
+        if share < EXPLAINED and self._vanishing and change.all and change.at not in self._vanishing:
             change = replace(change, group=(*self._vanishing.items(), *change.all))
             value = (self._made(change, self.tensor) or {}).get(self.tensor)
             share, exact = self.judge.explained(value)
         if value is None:
             return None
         text, whole = change.text, True
-        if share < _EXPLAINED:
+        if share < EXPLAINED:
             share, exact = self.judge.explained_where_wrong(value)
             text, whole = f"{text}, in the wrong part alone", False
-        if share < _EXPLAINED or not self._holds(change):
+        if share < EXPLAINED or not self.holds(change):
             return None
         params = dict(change.params)
         return WhatIf(
             change.cause, text, self.tensor, share, exact, params, whole, prior=change.prior, also=change.also
         )
-
-    def _sought(self, change: Change) -> WhatIf | None:
-        """With the number that fits best; a factor is sought by its logarithm."""
-        if change.change is None or change.free is None:
-            return None
-        make, factor = change.change, change.free == 1.0
-
-        def at(t: float) -> Tensor | None:
-            number = math.exp(t) if factor else t
-            group = tuple((i, of(number)) for i, of in change.group)
-            value = (self._run(change.at, make(number), None, self.tensor, group=group) or {}).get(self.tensor)
-            return value if value is not None and value.shape == self.judge.got.shape else None
-
-        begin = 0.0 if factor else change.free
-        best = fitting(at, self.judge, begin, 3.0 if factor else math.inf)
-        if best is None or best.share < _EXPLAINED or best.at == begin:
-            return None
-        number = math.exp(best.at) if factor else best.at
-        made = replace(change, change=make(number), free=None, group=tuple((i, of(number)) for i, of in change.group))
-        return self._number(change, number, best.share, best.exact) if self._holds(made) else None
-
-    def _number(self, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:
-        """What the number that fits best means."""
-        if change.free == 1.0 and not 1e-4 < number < 1e6:
-            return None  # a term that is missing, or all there is: another change says so
-        said = name(number, 1e-3 * min(abs(number), abs(number - 1)), self.numbers) if change.free == 1.0 else None
-        called = said.name if said is not None else ""
-        cause, prior = change.cause, change.prior - 0.1
-        if change.free == 1.0:
-            near = abs(number - 1) < 2.0**-5 and not any(n in called for n in self.numbers)
-            cause = "scale_bias" if near else cause
-            prior -= 0.2 * near
-            if cause == "repeated_term" and abs(number - round(number)) > 1e-3:
-                cause = "wrong_factor"
-        text = f"{change.text} {number:.6g}" + (f" = {called}" if called and called != f"{number:g}" else "")
-        params = {**change.params, "value": number, "named": called}
-        return WhatIf(cause, text, self.tensor, share, exact, params, prior=prior, also=change.also)
 
     def _ordered(self, found: list[tuple[Change, WhatIf]]) -> list[WhatIf]:
         """Exact ones first, then those that make the other results, too, then the common ones."""

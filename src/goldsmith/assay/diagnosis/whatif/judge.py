@@ -10,6 +10,7 @@ from ...bounds import SLACK
 _EXACT = 4.0  # times the bound: both are rounded, and the changed golden's bound is not known
 _ALL = 1 - 1e-8  # of them: elements that rounding alone moves farther are forgiven
 _NEAR = 0.8  # of the elements have to be the candidate's, within rounding
+_APART = 1e6  # squares of the bound, that a number and an infinity are apart
 _PART = 6  # wrong elements, and right ones, at least, for a change in a part of a tensor
 
 
@@ -20,14 +21,17 @@ class Judge:
         self.got, self.finite = got.double(), torch.isfinite(got)
         self.wrong_at = ~((self.got - golden).abs() <= SLACK * bound) & ~((got == golden) | (got != got))
         scale = float(golden[torch.isfinite(golden)].abs().mean()) if golden.numel() else 0.0
-        floor = 1e-13 * (golden.abs() + scale) + 1e-300
-        self.bound = torch.where(torch.isfinite(bound), bound, 1e-6 * golden.abs()).clamp_min(floor)
+        size = torch.where(torch.isfinite(golden), golden.abs(), scale)  # an infinity allows no number beside it
+        self.bound = torch.where(torch.isfinite(bound + golden), bound, 1e-6 * size).clamp_min(
+            1e-13 * (size + scale) + 1e-300
+        )
         self.error = self._units(golden)
         self.golden = golden
 
     def _units(self, value: Tensor) -> float:
-        away = torch.where(self.finite & torch.isfinite(value), (self.got - value) / self.bound, 0.0)
-        return float(away.square().sum())
+        finite = torch.isfinite(value)
+        away = torch.where(self.finite & finite, (self.got - value) / self.bound, 0.0)
+        return float(away.square().sum()) + _APART * int((self.finite != finite).sum())
 
     def residual(self, value: Tensor) -> Tensor:
         return torch.where(self.finite, (self.got - value) / self.bound, 0.0).flatten()
