@@ -18,6 +18,7 @@ from .saved import followed
 _MOST = 600  # changes
 _RARER = 0.08
 _SUMS = frozenset(("_softmax", "_log_softmax", "logsumexp"))
+_MASKS = frozenset("masked_fill where tril triu".split())
 
 
 def changes(calls: Sequence[Call], made: Mapping[int, Sequence[Change]], tensor: str) -> Iterator[Change]:
@@ -34,6 +35,7 @@ def changes(calls: Sequence[Call], made: Mapping[int, Sequence[Change]], tensor:
         if call.func._schema.is_mutable or not isinstance(call.out, Tensor):
             continue
         below = call.name in _SUMS or _summed_below(calls, call)
+        masks = _in_backward(calls, call) if call.name in _MASKS else ()
         for change in made.get(call.index, ()):
             if change.change is None or change.free is not None or change.group or change.wrap:
                 continue
@@ -43,12 +45,21 @@ def changes(calls: Sequence[Call], made: Mapping[int, Sequence[Change]], tensor:
                     change, text=change.text + how, at=-1, change=None, saved=_remade(calls, call, change, kept),
                     prior=change.prior - _RARER - 0.01 * (below and not kept), group=inner if kept else (),
                 ))  # fmt: skip
+                if masks:  # which a kernel takes from the same line: nothing cuts the gradient either
+                    found.append(replace(found[-1], group=(*found[-1].group, *masks)))
     yield from sorted(found, key=lambda c: -c.prior)[:_MOST]
 
 
 def _old_inner(calls: Sequence[Call]) -> tuple[tuple[int, Changed], ...]:
     """Gradients of softmax whose inner product is the right one: kernels take it from the output, not from weights."""
     return tuple((c.index, _with_inner(c)) for c in calls if c.name == "_softmax_backward_data" and c.backward)
+
+
+def _in_backward(calls: Sequence[Call], call: Call) -> tuple[tuple[int, Changed], ...]:
+    """What cuts the gradient to the mask of an operator of the forward, and no longer does."""
+    alike = [c for c in calls if c.backward and c.line and c.line == call.line and c.name in _MASKS]
+    passing = instead(lambda *args, **kwargs: next(a for a in args if floating(a) and a.numel() > 1).clone())
+    return tuple((c.index, passing) for c in alike)
 
 
 def _with_inner(call: Call) -> Changed:

@@ -24,6 +24,11 @@ def _inner(g: Tensor, y: Tensor, dim: int) -> Tensor:
     return (g * y).sum(dim, keepdim=True)
 
 
+def _phi(x: Tensor) -> Tensor:
+    return 0.5 * (1 + torch.erf(x / 2**0.5))
+
+
+_TURN = (2 * torch.pi) ** 0.5
 Slope = tuple[str, str, Callable[..., Tensor]]
 # backward operators that torch has in one piece, as kernels write them out
 _SLOPES: dict[str, tuple[Slope, ...]] = {
@@ -47,9 +52,22 @@ _SLOPES: dict[str, tuple[Slope, ...]] = {
     ),
     "silu_backward": (
         ("missing_term", "lacks the slope of the sigmoid", lambda g, x: g * torch.sigmoid(x)),
+        ("missing_term", "lacks the sigmoid itself", lambda g, x: g * x * torch.sigmoid(x) * (1 - torch.sigmoid(x))),
         ("wrong_factor", "lacks the factor x", lambda g, x: g * torch.sigmoid(x) * (2 - torch.sigmoid(x))),
         ("sign_flip", "has the other sign in its slope",
          lambda g, x: g * torch.sigmoid(x) * (1 - x * (1 - torch.sigmoid(x)))),
+        ("wrong_factor", "is not applied", lambda g, x: g.clone()),
+    ),
+    "gelu_backward": (
+        ("missing_term", "lacks the density", lambda g, x, **k: g * _phi(x)),
+        ("missing_term", "lacks the distribution itself", lambda g, x, **k: g * x * torch.exp(-x * x / 2) / _TURN),
+        ("wrong_factor", "lacks the factor x", lambda g, x, **k: g * (_phi(x) + torch.exp(-x * x / 2) / _TURN)),
+        ("wrong_factor", "is not applied", lambda g, x, **k: g.clone()),
+    ),
+    "softplus_backward": (
+        ("wrong_factor", "is not applied", lambda g, *a, **k: g.clone()),
+        ("wrong_factor", "has the slope of the sigmoid",
+         lambda g, x, *a, **k: g * torch.sigmoid(x) * (1 - torch.sigmoid(x))),
     ),
 }  # fmt: skip
 

@@ -29,6 +29,7 @@ from . import (
     elementwise,
     functions,
     groups,
+    inner,
     late,
     leaves,
     masks,
@@ -51,6 +52,7 @@ from . import (
     tiles,
     turned,
     turns,
+    weighed,
 )
 from .calls import Call, Change, Changed, Instead, Listening, behind
 from .golden import Golden
@@ -211,7 +213,7 @@ class Search:
         waiting += self._offered("survivors", survivors.changes, calls, self.judge)
         waiting += self._offered("arrivals", arrivals.changes, calls, self.behind, self.judge)
         if self.tensor.endswith(".grad"):
-            waiting += self._in_backward(calls)
+            waiting += self._in_backward(calls, by_call)
         reached: dict[int, bool] = {}
         for change in sorted(filter(self._asked, waiting), key=lambda c: -c.prior):
             alone = change.at >= 0 and not change.group
@@ -220,14 +222,17 @@ class Search:
             if not alone or reached[change.at]:
                 yield change
 
-    def _in_backward(self, calls: list[Call]) -> list[Change]:
+    def _in_backward(self, calls: list[Call], by_call: Mapping[int, list[Change]]) -> list[Change]:
         """What only kernels' hand-written backwards get wrong."""
         material = self.session.material
         numbers = {**material.sizes, **material.scalars}
         waiting = self._offered("carries", carries.changes, calls, self.behind, self.leaves)
         waiting += self._offered("shares", shares.changes, calls, self.behind, numbers)
         waiting += self._offered("chunks", chunks.changes, calls, self.behind)
-        return waiting + self._offered("turned", turned.changes, calls, self.behind, numbers)
+        waiting += self._offered("turned", turned.changes, calls, self.behind, numbers)
+        waiting += self._offered("weighed", weighed.changes, calls, self.behind, self.judge)
+        alone = [c for index in by_call if calls[index].backward for c in by_call[index]]
+        return waiting + self._offered("inner", inner.changes, calls, self.behind, [*waiting, *alone])
 
     def _known(self) -> dict[str, Tensor]:
         """Inputs and stages of the forward by name."""

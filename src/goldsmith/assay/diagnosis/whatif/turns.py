@@ -86,6 +86,8 @@ def _sequences(calls: Sequence[Call], among: set[int]) -> Iterator[Sequence_]:
                 place = lines[made].index(int(key))
             elif a._is_view() or a.storage_offset() or isinstance(key, str):
                 kind, place = (*reader, key, a.stride()), a.storage_offset()
+                if isinstance(key, str) and not a._is_view() and not a.storage_offset():
+                    loose.setdefault(reader, []).append((call, i))  # an input may be what the first turn reads
             else:
                 loose.setdefault(reader, []).append((call, i))
                 continue
