@@ -113,6 +113,7 @@ class RunFact:
     nan           results and stages that hold NaN where the golden has none
     stale         inputs that, as they were in the first run, make the golden give what came; None: not asked
     alike         where inputs are a little off: of a wrong tensor, how its errors correlate with the first run's
+    computed      on zeroed memory: results with numbers other than 0 wherever the first run holds NaN
     """
 
     name: str
@@ -126,6 +127,7 @@ class RunFact:
     nan: tuple[str, ...] = ()
     stale: tuple[str, ...] | None = None
     alike: Mapping[str, float] = field(default_factory=dict)
+    computed: tuple[str, ...] = ()
 
     @property
     def right(self) -> bool:

@@ -24,7 +24,7 @@ from .isolate import named, order
 
 PROBE = "runs"
 LINGERING, _LINGER = "watched afterwards", 0.2  # seconds
-OTHERS = "other inputs"
+ZEROED, OTHERS = "zeroed memory", "other inputs"
 FRESH = "fresh start"  # only where it is asked for: its caller has had the candidate forget what it kept
 NUDGED = "nudged"  # inputs a little off: rounding is then another, and what a formula gets wrong is the same
 _NUDGE = 2.0**-6
@@ -67,7 +67,7 @@ def _plan(session: Session, repeats: int, only: tuple[str, ...] | None) -> Itera
     first, same = session.first, session.material
     if only is not None and FRESH in only:
         yield FRESH, How(), same
-    yield "zeroed memory", How(fill=ZERO_FILL), same
+    yield ZEROED, How(fill=ZERO_FILL), same
     if _nan_in(first, session.ref):
         yield NUMBERS, How(beside=1), same
     if any(f.probe == "poison" for f in session.findings) or _nan_in(first, session.ref):
@@ -144,9 +144,11 @@ def _fact(session: Session, name: str, how: How, material: Material) -> RunFact 
     nan = _nan_in(done, ref)
     stale = _stale(session, done, material, wrong) if name == OTHERS else None
     alike = _alike(session, done, ref, wrong) if name == NUDGED else {}
+    computed = _computed(session, done) if name == ZEROED else ()
     return RunFact(
-        name, tuple(wrong), same, apart, text=text, first=first, late=done.late, nan=nan, stale=stale, alike=alike
-    )
+        name, tuple(wrong), same, apart, text=text, first=first, late=done.late, nan=nan, stale=stale, alike=alike,
+        computed=computed,
+    )  # fmt: skip
 
 
 def _alike(session: Session, done: Run, ref: References, wrong: list[str]) -> dict[str, float]:
@@ -180,6 +182,17 @@ def _stale(session: Session, done: Run, material: Material, wrong: list[str]) ->
         if all(a is not None and ladder.judge(n, got[n][1], a, probe=PROBE).ok for n, a in against.items()):
             return names
     return ()
+
+
+def _computed(session: Session, done: Run) -> tuple[str, ...]:
+    """Results that hold a number other than 0 wherever the first run holds NaN and the golden none."""
+    now, found = named(done), []
+    for name in _nan_in(session.first, session.ref):
+        first, got = named(session.first)[name][1], now.get(name, ("", None))[1]
+        if first is not None and got is not None and got.shape == first.shape:
+            there = got[torch.isnan(first) & ~torch.isnan(session.ref.values[name])]
+            found += [name] if bool((there != 0).all()) else []
+    return tuple(found)
 
 
 def _nan_in(done: Run, ref: References) -> tuple[str, ...]:

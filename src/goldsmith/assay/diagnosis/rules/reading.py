@@ -164,6 +164,11 @@ class Reading:
         return any(label(f) in ("", "values", "debug outputs") for f in found)
 
     @cached_property
+    def made_of_nothing(self) -> bool:
+        """Whether what holds NaN was written, with what was made of memory that nobody wrote."""
+        return any(self.e.tensor in run.computed for run in self.runs("zeroed memory"))
+
+    @cached_property
     def explained(self) -> bool:
         """Whether terms, a ratio or a rearrangement make up the whole error."""
         return any(f.r2 > 0.98 for f in self.e.fits) or self.ratio() is not None or bool(self.e.permutations)

@@ -202,7 +202,8 @@ def uninitialised_accumulator(r: Reading) -> Match | None:
     if r.right("zeroed memory"):
         return Match(EXACT, (text, "on zeroed memory the result is right: it is added to what was there"), {})
     if r.fails("zeroed memory"):
-        return Match(FAINT, (text,), {})
+        made = "on zeroed memory there is another number than 0: it is made of what was there"
+        return Match(EXACT - 0.01, (text, made), {}) if r.made_of_nothing else Match(FAINT, (text,), {})
     whole = where is None or where.fraction >= 1
     return Match(LIKELY + 0.02 if whole else HINT, (text, "every element is concerned" if whole else "in part"), {})
 

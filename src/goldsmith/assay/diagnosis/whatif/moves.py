@@ -143,7 +143,7 @@ def _transformed(n: int, width: int) -> Iterator[tuple[str, str, Callable[[Tenso
     yield "wrong_stride", "halved: a stride of half the size", lambda i: i // 2, 0.55
     yield "wrong_stride", "doubled: a stride of twice the size", lambda i: i * 2 % n, 0.55
     yield "invalid_index", "at most the last but one", lambda i: i.clamp(max=n - 2) if n > 1 else i, 0.3
-    yield "wrong_stride", "its own place in order: the index is ignored", _own_place, 0.4
+    yield "wrong_stride", _IGNORED, _own_place, 0.4
     yield "permuted", "in reverse order", lambda i: i.flip(-1), 0.4
     yield "permuted", "sorted", lambda i: i.sort(-1).values, 0.4
     yield "permuted", "the order that it undoes", _inverse, 0.5
@@ -154,6 +154,16 @@ def _transformed(n: int, width: int) -> Iterator[tuple[str, str, Callable[[Tenso
                 return (i * width).to(dtype).long().remainder(n * width) // width
 
             yield "index_overflow", f"wrapped at {bits} bits", wrapped, 0.6
+
+
+_IGNORED = "its own place in order: the index is ignored"
+
+
+def _of(cause: str, text: str, index: Tensor) -> tuple[str, tuple[str, ...]]:
+    """What a change of an index is called, and may be called: a table that names no place twice is an order."""
+    if text == _IGNORED and index.numel() > 1 and len(index.unique()) == index.numel():
+        return "permuted", ("invalid_index", "wrong_stride")
+    return cause, ("invalid_index",) if cause == "wrong_stride" else ()
 
 
 def _own_place(i: Tensor) -> Tensor:
@@ -176,7 +186,8 @@ def _indices(call: Call, at: int, n: int) -> Iterator[Change]:
     name = call.operand(at) or "the index"
     for cause, text, transform, prior in _transformed(n, max(width, 1)):
         change = given(lambda args, f=transform: replaced(args, at, f(args[at])))
-        yield Change(cause, f"{name} in {call.said} is {text}", call.index, change, {"index": name}, prior)
+        cause, also = _of(cause, text, index)
+        yield Change(cause, f"{name} in {call.said} is {text}", call.index, change, {"index": name}, prior, also=also)
 
 
 def _index(call: Call) -> Iterator[Change]:
@@ -194,7 +205,8 @@ def _index(call: Call) -> Iterator[Change]:
                 new = [f(i) if p == place else i for p, i in enumerate(args[1])]
                 return replaced(args, 1, new)
 
-            yield Change(cause, f"an index of {call.said} is {text}", call.index, given(other), {}, prior)
+            cause, also = _of(cause, text, index)
+            yield Change(cause, f"an index of {call.said} is {text}", call.index, given(other), {}, prior, also=also)
         if call.name == "index" and place == 0 and len([i for i in indices if i is not None]) == 1:
             yield from _flat(call, n, width)
     if call.name.startswith("index_put") and len(call.args) > 3 and call.args[3]:

@@ -81,8 +81,10 @@ def _whole_for_part(made: Call, readers: dict[Key, list[Place]]) -> Iterator[Cha
             if reader.index != made.index:
                 text = f"{reader.said} reads {made.said} in place of {made.operand(i) or 'its operand'}"
                 params = {"factor": other, "named": other} if product else {"term": other}
-                cause = "wrong_factor" if product else "repeated_term"
-                yield Change(cause, text, reader.index, _read(at, _laid(made.out, operand)), params, 0.55)
+                causes = ["repeated_term", "wrong_saved_tensor"]  # what adds to a sum takes the addend once more
+                cause, *also = ["wrong_factor"] if product else causes if reader.name in _SUMS else causes[::-1]
+                new = _read(at, _laid(made.out, operand))
+                yield Change(cause, text, reader.index, new, params, 0.55, also=tuple(also))
 
 
 def _without(calls: Sequence[Call], made: Call, depth: int) -> Iterator[tuple[str, Tensor]]:
