@@ -5,7 +5,7 @@ And what belongs to one place, as a label's share does, stands at the same place
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ def changes(calls: Sequence[Call], among: set[int], numbers: Mapping[str, Any]) 
         if call.index in among:
             yield from _strides(call, numbers)
     yield from _tiled(calls, among)
+    yield from _owners(calls, among)
 
 
 def _transposed(calls: Sequence[Call]) -> Iterator[Change]:
@@ -109,3 +110,37 @@ def _repeated(over: tuple[int, ...], block: int) -> Changed:
         return out
 
     return moved(made)
+
+
+def _owners(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+    """Whom each entry belongs to, in ascending order: the first of each group goes to the one before, or the last on."""
+    found: dict[tuple, list[tuple[Call, int | None, int]]] = {}
+    for call in calls:
+        if not call.backward or call.index not in among:
+            continue
+        for i, a in enumerate(call.args):
+            for place, index in enumerate(a) if isinstance(a, list | tuple) else ((None, a),):
+                if whole(index) and index.dim() == 1 and len(index) > 2 and bool((index.diff() >= 0).all()):
+                    found.setdefault((tuple(index.tolist()),), []).append((call, place, i))
+    for (told,), members in found.items():
+        if len(set(told)) < 2:
+            continue
+        index = torch.tensor(told)
+        for new, text in (
+            (torch.cat((index[:1], index[:-1])), "the first entry of each group belongs to the group before"),
+            (torch.cat((index[1:], index[-1:])), "the last entry of each group belongs to the group behind"),
+        ):
+            group = tuple((c.index, given(_with_index(i, place, new))) for c, place, i in members)
+            text = f"in {members[0][0].said} {text}"
+            yield Change("off_by_one", text, group[0][0], group[0][1], {}, 0.5,
+                         group=group if len(group) > 1 else (), also=("shifted", "invalid_index"))  # fmt: skip
+
+
+def _with_index(i: int, place: int | None, new: Tensor) -> Callable[[tuple], tuple]:
+    def put(args: tuple) -> tuple:
+        if place is None:
+            return (*args[:i], new.to(args[i]), *args[i + 1 :])
+        listed = [new.to(a) if j == place else a for j, a in enumerate(args[i])]
+        return (*args[:i], listed, *args[i + 1 :])
+
+    return put
