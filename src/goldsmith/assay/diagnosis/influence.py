@@ -20,6 +20,7 @@ from .isolate import named
 
 PROBE = "influence"
 SAME, EXTRA, ELSEWHERE, MISSING = _STATES = ("same", "extra", "elsewhere", "missing")
+_BORDERS = 4
 _RUNS = 24  # per axis: two edges of 2^9 slices and some more
 
 
@@ -72,6 +73,7 @@ class _Axis:
         if middle[0] <= middle[1]:
             self._halve(*middle, states[0], states[1])
         self._note(ends[1], states[1])
+        self._beside_borders()
         if self.spent():  # what is not known counted as right: the ranges say nothing
             return None
         if not self.missing and not self.extra:
@@ -82,6 +84,19 @@ class _Axis:
             self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)),
             elsewhere=_joined(self.elsewhere), length=self.length, foreign=not self.related,
         )  # fmt: skip
+
+    def _beside_borders(self) -> None:
+        """What lies on both sides of where a group begins, as far as an input says so: halving steps over it."""
+        for border in _borders(self.session, self.length):
+            for place, step in ((border, 1), (border - 1, -1)):
+                state = EXTRA
+                while 0 <= place < self.length and state != SAME and not self._known(place):
+                    state = self.state(place, place)
+                    self._note((place, place), state)
+                    place += step
+
+    def _known(self, place: int) -> bool:
+        return any(lo <= place <= hi for lo, hi in (*self.missing, *self.extra))
 
     def _halve(self, lo: int, hi: int, before: str, after: str) -> None:
         """Between two known ends: where both agree a slice in the middle speaks for all, else the edge is searched."""
@@ -171,6 +186,16 @@ class _Axis:
         if not bool(leaks.any()):
             return MISSING if bool(moves.any()) and bool(still[moves].all()) else SAME
         return ELSEWHERE if bool(still[moves].any()) else EXTRA
+
+
+def _borders(session: Session, length: int) -> list[int]:
+    """Where groups of slices of an axis begin, of offsets among the inputs that end where the axis ends."""
+    found: list[int] = []
+    for t in session.material.inputs.values():
+        offsets = not t.is_floating_point() and t.dtype != torch.bool and t.dim() == 1 and len(t) > 2
+        if offsets and int(t[-1]) == length and bool((t.diff() >= 0).all()):
+            found += [b for b in t.unique().tolist() if 0 < b < length]
+    return found[:_BORDERS]
 
 
 def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

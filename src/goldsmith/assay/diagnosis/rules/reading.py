@@ -234,8 +234,12 @@ class Reading:
         """
         if any(f.term == self.e.tensor and f.golden == 1.0 and f.exact == -1.0 and not f.where for f in self.e.fits):
             return None
-        found = [f for f in self.e.fits if f.reading == reading]
+        found = [f for f in self.e.fits if f.reading == reading and not self._nothing_left(f)]
         return max(found, key=lambda f: f.gain, default=None)
+
+    def _nothing_left(self, f: Fit) -> bool:
+        """Whether all of the tensor is gone in a part of an axis: that part is not made, and no term is missing."""
+        return f.term == self.e.tensor and f.golden == 1.0 and f.exact == -1.0 and f.where.startswith("axis")
 
     def ratio(self) -> Ratio | None:
         """A constant ratio, of the whole tensor before a segment's before a row's."""

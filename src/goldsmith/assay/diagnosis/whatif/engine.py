@@ -40,10 +40,10 @@ from . import (
     padding,
     pieces,
     readers,
-    restarts,
     saved,
     scalars,
     scans,
+    segments,
     shares,
     slopes,
     spans,
@@ -54,6 +54,7 @@ from . import (
     turned,
     turns,
     weighed,
+    windows,
 )
 from .calls import Call, Change, Changed, Instead, Listening, behind
 from .golden import Golden
@@ -76,6 +77,7 @@ _OF_A_CALL = (
     ("tiles", tiles.changes),
     ("late", late.changes),
     ("spread", spread.changes),
+    ("windows", windows.changes),
 )
 _ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
 _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, of a share of the other results)
@@ -194,6 +196,7 @@ class Search:
         waiting += [c for c in self._offered("padding", padding.changes, calls) if c.at in self.behind]
         waiting += self._offered("readers", readers.changes, calls, self.behind)
         waiting += self._offered("turns", turns.changes, calls, self.behind)
+        waiting += self._offered("segments", segments.changes, calls, self.behind, self.leaves)
         waiting += self._offered("before", before.changes, calls, self.behind)
         waiting += self._offered("addends", addends.changes, calls, self.behind)
         waiting += self._offered("spans", spans.in_addends, calls, self.behind)
@@ -228,7 +231,6 @@ class Search:
         material = self.session.material
         numbers = {**material.sizes, **material.scalars}
         waiting = self._offered("carries", carries.changes, calls, self.behind, self.leaves)
-        waiting += self._offered("restarts", restarts.changes, calls, self.behind)
         waiting += self._offered("shares", shares.changes, calls, self.behind, numbers)
         waiting += self._offered("chunks", chunks.changes, calls, self.behind)
         waiting += self._offered("turned", turned.changes, calls, self.behind, numbers)

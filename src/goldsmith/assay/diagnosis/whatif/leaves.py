@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import combinations
+from itertools import combinations, islice, product
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from .moves import wraps
 from .sums import strides_exchanged
 
 _ROWS = 1 << 16
+_MEANT = 8  # choices of axes of one length
 _BLOCK = 16  # the largest block that lengths are filled up to, in cases as small as those that are tried
 _BEYOND = ("stray_read", "overrun")
 Leaves = Mapping[str, Tensor]
@@ -29,6 +30,7 @@ def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
             yield from _numbered(name, t)
     yield from _together(leaves)
     yield from _sorted_by(leaves)
+    yield from _one_for_all(leaves)
     for (a, s), (b, t) in combinations(leaves.items(), 2):
         if s.shape == t.shape and s.dtype == t.dtype and s.numel() and not torch.equal(s, t):
 
@@ -59,6 +61,28 @@ def _together(leaves: Leaves) -> Iterator[Change]:
 
                 text = f"{' and '.join(names)} are shifted by {step:+d} along axis {axis}"
                 yield _change("shifted", text, moved, {"operand": names[0], "axis": axis, "step": step}, 0.5)
+
+
+def _one_for_all(leaves: Leaves) -> Iterator[Change]:
+    """One place of an axis stands for all: a number of a block, such as its scale, that is read after the loop."""
+    found: dict[tuple[tuple[str, int], ...], int] = {}
+    given = {n: t for n, t in leaves.items() if floating(t) and t.dim() and not n.startswith("grad_")}
+    for n in sorted({n for t in given.values() for n in t.shape if n > 1}):
+        axes = [[(m, d) for d, k in enumerate(t.shape) if k == n] for m, t in given.items() if n in t.shape]
+        together = islice(product(*axes), _MEANT)
+        for some in (*together, *((one,) for own in axes for one in own)):
+            found.setdefault(some, n)
+    for some in found:
+        for at, which, cause in ((-1, "last", "wrong_factor"), (0, "first", "wrong_stride")):
+
+            def stands(now: Leaves, some: tuple = some, at: int = at) -> Leaves:
+                return {m: now[m].select(d, at).unsqueeze(d).expand(now[m].shape).contiguous() for m, d in some}
+
+            of = " and ".join(f"axis {d} of {m}" for m, d in some)
+            also = ("missing_rescale", "overwritten_accumulator") if at else ("wrong_factor",)
+            params = {"operand": some[0][0], "factor": some[0][0], "axis": some[0][1]}
+            text = f"the {which} along {of} stands for all"
+            yield Change(cause, text, -1, None, params, 0.45, leaves=stands, also=also)
 
 
 def _sorted_by(leaves: Leaves) -> Iterator[Change]:

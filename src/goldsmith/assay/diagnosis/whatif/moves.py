@@ -323,6 +323,14 @@ def _offsets(call: Call) -> Iterator[Change]:
     start = call.args[2] if len(call.args) > 2 and call.args[2] is not None else 0
     size = 1 if call.name == "select" else call.out.shape[axis]
     n = x.shape[axis]
+    if call.name == "select" and x.dim() == 2 and min(x.shape) > 1:
+        text = f"{call.said} is read as if the axes of {call.operand(0) or 'what it reads'} lay in the other order"
+
+        def across(x: Tensor, dim: int, index: int) -> Tensor:
+            return x.reshape(x.shape[1], x.shape[0]).select(1 - axis, index)
+
+        params = {"operand": call.operand(0), "axis": axis}
+        yield Change("wrong_stride", text, call.index, instead(across), params, 0.5, also=("transposed", "permuted"))
     start = start % n if n else 0
     if size == n or not n:
         return

@@ -22,24 +22,29 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     n = call.args[0].shape[axis]
     for block in (2, 4, *BLOCKS):
         if block < n:
-            yield from _carried(call, axis, block)
+            yield from _carried(call, axis, block, 0)
+            yield from _carried(call, axis, block, 1)  # what it begins with stands before the first block
             yield _windowed(call, axis, block)
     if n > 1:
         yield from _moved(call, axis)
 
 
-def _carried(call: Call, axis: int, block: int) -> Iterator[Change]:
-    """Nothing is taken over, or what the block before made alone."""
+def _carried(call: Call, axis: int, block: int, first: int) -> Iterator[Change]:
+    """Nothing is taken over, or what the block before made alone; the first block is longer by `first`."""
+    n = call.args[0].shape[axis]
+    sizes = [min(block + first, n), *(min(block, n - at) for at in range(block + first, n, block))]
 
     def begun_anew(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return torch.cat([call.func(part, axis) for part in x.split(block, axis)], axis)
+        return torch.cat([call.func(part, axis) for part in x.split(sizes, axis)], axis)
 
     def from_one(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        parts = x.split(block, axis)
-        both = [call.func(torch.cat(pair, axis), axis) for pair in zip(parts, parts[1:], strict=False)]
-        return torch.cat(
-            [call.func(parts[0], axis), *(b.narrow(axis, block, b.shape[axis] - block) for b in both)], axis
-        )
+        parts = x.split(sizes, axis)
+        made = [call.func(parts[0], axis)]
+        for before, part in zip(parts, parts[1:], strict=False):
+            own = before.narrow(axis, before.shape[axis] - block, block)
+            both = call.func(torch.cat((own, part), axis), axis)
+            made.append(both.narrow(axis, block, part.shape[axis]))
+        return torch.cat(made, axis)
 
     params = {"axis": axis, "block": block}
     text = f"{call.said} begins anew in every block of {block}"

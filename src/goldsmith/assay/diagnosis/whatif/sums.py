@@ -47,6 +47,7 @@ def starts(n: int) -> dict[int, str]:
         found.setdefault((n - 1) // block * block, f"the last block of {block} alone")
         found.setdefault(block, f"without the first block of {block}")
     found.setdefault(n // 2, "the second half alone")
+    found.setdefault(n - 1, "the last one alone")
     return {k: why for k, why in found.items() if 0 < k < n}
 
 
@@ -276,6 +277,8 @@ def _across(t: Tensor) -> Tensor:
 
 # softmax
 
+_STORED = ("overwritten_accumulator", "truncated_reduction")
+
 
 def _softmax(call: Call) -> Iterator[Change]:
     x, axis = call.args[0], call.args[1] % max(call.args[0].dim(), 1)
@@ -291,6 +294,13 @@ def _softmax(call: Call) -> Iterator[Change]:
         alone = given(lambda args, lo=lo, hi=hi: replaced(args, 0, _only(args[0], axis, lo, hi, -torch.inf)))
         text = text.replace("the sum of the softmax", call.said)
         yield Change(cause, text, call.index, alone, params, prior)
+
+    def stored(x: Tensor, *args: Any) -> Tensor:
+        total = x.narrow(axis, n - 1, 1)
+        return x - total if log else torch.exp(x - total)
+
+    text = f"of the addends of the sum of {call.said} the last one is left: a store stands where an addition should"
+    yield Change("lost_update", text, call.index, instead(stored), {"axis": axis}, 0.6, also=_STORED)
     for width in dict.fromkeys(_widths(n)):
 
         def padded(x: Tensor, *args: Any, count: int = width - n) -> Tensor:
