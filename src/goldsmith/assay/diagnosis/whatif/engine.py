@@ -38,6 +38,7 @@ from . import (
     operands,
     ordered,
     padding,
+    parted,
     pieces,
     readers,
     saved,
@@ -197,6 +198,7 @@ class Search:
         waiting += self._offered("readers", readers.changes, calls, self.behind)
         waiting += self._offered("turns", turns.changes, calls, self.behind)
         waiting += self._offered("segments", segments.changes, calls, self.behind, self.leaves)
+        waiting += self._offered("parted", parted.changes, calls, self.behind)
         waiting += self._offered("before", before.changes, calls, self.behind)
         waiting += self._offered("addends", addends.changes, calls, self.behind)
         waiting += self._offered("spans", spans.in_addends, calls, self.behind)
