@@ -113,7 +113,10 @@ def _repeated(over: tuple[int, ...], block: int) -> Changed:
 
 
 def _owners(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
-    """Whom each entry belongs to, in ascending order: the first of each group goes to the one before, or the last on."""
+    """Whom each entry belongs to, in ascending order: a group's first goes to the one before, or its last to the next.
+
+    What is before the first group is itself, or, counted from the end, the last one.
+    """
     found: dict[tuple, list[tuple[Call, int | None, int]]] = {}
     for call in calls:
         if not call.backward or call.index not in among:
@@ -125,22 +128,24 @@ def _owners(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
     for (told,), members in found.items():
         if len(set(told)) < 2:
             continue
-        index = torch.tensor(told)
-        for new, text in (
-            (torch.cat((index[:1], index[:-1])), "the first entry of each group belongs to the group before"),
-            (torch.cat((index[1:], index[-1:])), "the last entry of each group belongs to the group behind"),
-        ):
-            group = tuple((c.index, given(_with_index(i, place, new))) for c, place, i in members)
+        for move, text in (
+            (lambda x, n: torch.cat((x[:1], x[:-1])), "the first entry of each group belongs to the group before"),
+            (lambda x, n: torch.cat((x.new_tensor([n - 1]), x[:-1])),
+             "the first entry of each group belongs to the group before, that of the first one to the last"),
+            (lambda x, n: torch.cat((x[1:], x[-1:])), "the last entry of each group belongs to the group behind"),
+        ):  # fmt: skip
+            group = tuple((c.index, given(_with_index(i, place, move))) for c, place, i in members)
             text = f"in {members[0][0].said} {text}"
             yield Change("off_by_one", text, group[0][0], group[0][1], {}, 0.5,
                          group=group if len(group) > 1 else (), also=("shifted", "invalid_index"))  # fmt: skip
 
 
-def _with_index(i: int, place: int | None, new: Tensor) -> Callable[[tuple], tuple]:
+def _with_index(i: int, place: int | None, move: Callable[[Tensor, int], Tensor]) -> Callable[[tuple], tuple]:
     def put(args: tuple) -> tuple:
+        rows = next(a.shape[0] for a in args if isinstance(a, Tensor) and floating(a) and a.dim())
         if place is None:
-            return (*args[:i], new.to(args[i]), *args[i + 1 :])
-        listed = [new.to(a) if j == place else a for j, a in enumerate(args[i])]
+            return (*args[:i], move(args[i], rows), *args[i + 1 :])
+        listed = [move(a, rows) if j == place else a for j, a in enumerate(args[i])]
         return (*args[:i], listed, *args[i + 1 :])
 
     return put
