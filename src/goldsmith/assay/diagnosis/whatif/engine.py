@@ -22,6 +22,7 @@ from . import (
     before,
     blocks,
     borders,
+    carried,
     carries,
     chunks,
     composed,
@@ -79,6 +80,7 @@ _OF_A_CALL = (
     ("late", late.changes),
     ("spread", spread.changes),
     ("windows", windows.changes),
+    ("carried", carried.changes),
 )
 _ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
 _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, of a share of the other results)
