@@ -36,7 +36,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
                 for kept in (False, True):
                     text = f"the backward begins each chunk of {chunk} turns with the state of another place, {which}"
                     yield Change("wrong_saved_tensor", text, -1, None, {"chunk": chunk, "step": step},
-                                 0.5, saved=_restarted(calls, readers, new, kept),
+                                 0.56, saved=_restarted(calls, readers, new, kept),
                                  also=("shifted", "off_by_one"))  # fmt: skip
 
 
