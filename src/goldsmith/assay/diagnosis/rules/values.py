@@ -122,7 +122,8 @@ def absolute_eps(r: Reading) -> Match | None:
     text = small.text or "with inputs times 2^-12 the result is wrong"
     if not r.plain_wrong or r.right("scale 2^12") and r.relative < 0.05 and not r.influences:
         return Match(SEEN + 0.02, (text, "with inputs times 2^12 it is right: a constant is added to what scales"), {})
-    return Match(FAINT, (text,), {})
+    # what is wrong as it is is wrong when it is small, too: that alone says nothing of an epsilon
+    return Match(FAINT, (text,), {}) if r.right("scale 2^12") else None
 
 
 def truncating_store(r: Reading) -> Match | None:
