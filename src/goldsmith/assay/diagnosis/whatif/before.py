@@ -41,7 +41,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
             count += 1
             if count > _CHANGES:
                 return
-            yield _changed(late, pairs)
+            yield _changed(calls, late, pairs)
 
 
 def _told(made: Call, j: int, read: Call, i: int) -> tuple:
@@ -71,7 +71,7 @@ def _operands(made: Call) -> Iterator[tuple[int, Key]]:
             yield j, key
 
 
-def _changed(late: bool, pairs: list[_Pair]) -> Change:
+def _changed(calls: Sequence[Call], late: bool, pairs: list[_Pair]) -> Change:
     held: dict[int, Tensor] = {}  # of the run that goes on, by who makes it
     group: dict[int, Changed] = {}
     for made, j, _, _ in pairs:
@@ -82,11 +82,18 @@ def _changed(late: bool, pairs: list[_Pair]) -> Change:
     name, other = made.operand(j) or "an operand", made.operand(1 - j) if len(made.operands) > 1 else ""
     text = f"in each of {len(pairs)} turns {read.said} reads "
     text += f"{made.said} in place of {name}" if late else f"{name} from before {made.said}"
-    product = made.name in ("mul", "div")
-    also = ("wrong_factor" if product else "missing_term", "stale_state")
+    product = made.name not in ("add", "sub")
+    also: tuple[str, ...]
+    cause, also = "wrong_saved_tensor", ("wrong_factor" if product else "missing_term", "stale_state")
+    if not late and not product:  # of a sum that goes on an addend is lost, and the last one where it is a loop's
+        key = next((k for n, k in _operands(made) if n == j), -1)
+        before = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+        running = before is not None and (before.name, before.line) == (made.name, made.line)
+        cause, also = "missing_term", ("wrong_saved_tensor", "stale_state")
+        cause, also = ("off_by_one", ("truncated_reduction", *also)) if running else (cause, also)
     params = {"operand": name, "factor": other} if product else {"operand": name, "term": other}
     at = next(iter(group))
-    return Change("wrong_saved_tensor", text, at, group[at], params, 0.5, group=tuple(group.items()), also=also)
+    return Change(cause, text, at, group[at], params, 0.5, group=tuple(group.items()), also=also)
 
 
 def _kept(index: int, j: int, held: dict[int, Tensor], late: bool) -> Changed:

@@ -174,6 +174,8 @@ def _rearranged(name: str, t: Tensor) -> Iterator[Change]:
             text = f"axes {i} and {j} of {name} are transposed"
             change = _one(name, lambda t, i=i, j=j: t.transpose(i, j).contiguous())
             yield _change("transposed", text, change, {"operand": name, "axes": [i, j]}, 0.75)
+    if t.dim() >= 2 and t.shape[-1] == t.shape[-2] > 2:
+        yield from _beside_the_diagonal(name, t)
     if t.dim() >= 2 and t.shape[-1] != t.shape[-2] and min(t.shape[-2:]) > 1:
         for text, read in strides_exchanged(name):
             yield _change("wrong_stride", text, _one(name, read), {"operand": name}, 0.65)
@@ -201,6 +203,22 @@ def _rearranged(name: str, t: Tensor) -> Iterator[Change]:
             text = f"the second half of axis {axis} of {name} is read as the first"
             change = _one(name, lambda t, d=axis, h=half: _halved(t, d, h))
             yield _change("missing_partition", text, change, {"operand": name, "axis": axis}, 0.45)
+
+
+def _beside_the_diagonal(name: str, t: Tensor) -> Iterator[Change]:
+    """Sums over what is known, of a triangular matrix, that end one early or take the diagonal for ones."""
+    one = torch.eye(t.shape[-1], dtype=torch.bool, device=t.device)
+    i, j = torch.nonzero(torch.ones_like(one), as_tuple=True)
+    for step, where in ((-1, "below"), (1, "above")):
+        beside = ((j - i) == step).reshape(one.shape)
+        if bool((t * beside).any()):
+            change = _one(name, lambda t, m=beside: t.masked_fill(m, 0.0))
+            text = f"the places of {name} just {where} its diagonal are left out"
+            yield Change("off_by_one", text, -1, None, {"input": name}, 0.45, leaves=change,
+                         also=("truncated_reduction", "mask_shift"))  # fmt: skip
+    change = _one(name, lambda t: t.masked_fill(one, 1.0))
+    params = {"factor": name}
+    yield _change("wrong_factor", f"the diagonal of {name} counts as ones", change, params, 0.45)
 
 
 def _places(t: Tensor, axis: int) -> Tensor:

@@ -25,6 +25,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
             yield from _carried(call, axis, block, 0)
             yield from _carried(call, axis, block, 1)  # what it begins with stands before the first block
             yield _windowed(call, axis, block)
+            yield from (_short(call, axis, block, first) for first in (0, 1) if block > 2)
     if n > 1:
         yield from _moved(call, axis)
 
@@ -53,6 +54,24 @@ def _carried(call: Call, axis: int, block: int, first: int) -> Iterator[Change]:
     text = f"a block of {block} of {call.said} takes over what the one before it made alone"
     yield Change("overwritten_accumulator", text, call.index, instead(from_one), params, 0.6,
                  also=("truncated_reduction", "missing_term"))  # fmt: skip
+
+
+def _short(call: Call, axis: int, block: int, first: int) -> Change:
+    """Blocks are scanned by doubling without the last round, and carry on what stands at their ends."""
+    neutral, whole, reach = _NEUTRAL[call.name], _WHOLE[call.name], block // 2
+
+    def rounds(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        made = [x.narrow(axis, 0, first)] if first else []
+        for part in x.narrow(axis, first, x.shape[axis] - first).split(block, axis):
+            before = part.new_full([reach - 1 if d == axis else s for d, s in enumerate(part.shape)], neutral)
+            own = whole(torch.cat([before, part], axis).unfold(axis, reach, 1), -1)
+            carry = made[-1].narrow(axis, made[-1].shape[axis] - 1, 1).expand(own.shape) if made else None
+            made.append(own if carry is None else whole(torch.stack((own, carry)), 0))
+        return torch.cat(made, axis)
+
+    text = f"in blocks of {block} {call.said} lacks its last round: what lies {reach} back or farther does not arrive"
+    return Change("truncated_reduction", text, call.index, instead(rounds), {"axis": axis, "block": block}, 0.55,
+                  also=("off_by_one", "missing_term"))  # fmt: skip
 
 
 def _windowed(call: Call, axis: int, width: int) -> Change:
