@@ -21,9 +21,20 @@ def weights(E=6, H=64, I=32, *, dtype=torch.bfloat16, seed=0, bias=False, scale=
     return found
 
 
-def build(path: Path, layers=(0, 1), *, format="auto", group_size=None, activation="silu", limit=None, **sizes):
+def build(
+    path: Path,
+    layers=(0, 1),
+    *,
+    overwrite=False,
+    format="auto",
+    group_size=None,
+    activation="silu",
+    limit=None,
+    **sizes,
+):
     source = {layer: weights(seed=layer, **sizes) for layer in layers}
-    return ExpertStore.build(source, path, format=format, group_size=group_size, activation=activation, limit=limit)
+    options = {"format": format, "group_size": group_size, "activation": activation, "limit": limit}
+    return ExpertStore.build(source, path, overwrite=overwrite, **options)
 
 
 def call(store, layer, T, k, *, dtype=torch.bfloat16, seed=0):

@@ -3,6 +3,8 @@
 import copy
 import functools
 import gc
+import io
+import pickle
 import weakref
 
 import pytest
@@ -87,3 +89,27 @@ def test_the_rest_of_a_model_may_be_moved_and_experts_stay_where_they_are():
         assert torch.equal(copied(ids).logits, before)
         plain = held.detach()
     assert plain.to(torch.float64)(ids).logits.dtype == torch.float64
+
+
+def test_parameters_that_layers_share_are_shared_again_after_detach():
+    model = models.model("qwen3_moe", mlp_only_layers=[])
+    first, second, *_ = (m for name, m in model.named_modules() if name.endswith("mlp.experts"))
+    second.gate_up_proj = first.gate_up_proj
+    second.down_proj = torch.nn.Parameter(first.down_proj.detach().clone())
+    wanted = {name: p.detach().clone() for name, p in model.named_parameters()}
+    plain = offload(model).detach()
+    assert second.gate_up_proj is first.gate_up_proj and second.down_proj is not first.down_proj
+    assert torch.equal(second.down_proj, first.down_proj) and all(p.requires_grad for p in second.parameters())
+    found = dict(plain.named_parameters())
+    assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_an_offloaded_model_is_not_pickled_and_says_what_to_do():
+    with offload(models.model("qwen3_moe")) as held:
+        experts = next(m for name, m in held.model.named_modules() if name.endswith("mlp.experts"))
+        for what in (held, held.model, experts):
+            for send in (pickle.dumps, lambda what: torch.save(what, io.BytesIO())):
+                with pytest.raises(TypeError, match=r"cannot be pickled, nor the model .* detach\(\)"):
+                    send(what)
+        plain = held.detach()
+    assert torch.equal(pickle.loads(pickle.dumps(plain))(models.tokens()).logits, plain(models.tokens()).logits)

@@ -2,7 +2,9 @@
 
 import json
 import os
+import socket
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from goldsmith import ShapeError, experts
 from goldsmith.experts.formats import FORMATS
 from goldsmith.offload import ExpertStore, StoreCorrupt, StoreError, StoreMismatch
 from goldsmith.offload.blocks import PAGE
+from offload.processes import linux
 from offload.stores import build, weights
 
 
@@ -302,7 +305,7 @@ def test_a_changed_byte_is_found_and_named(file):
 
 def test_every_byte_of_the_header_is_guarded(file):
     size, begin = file.stat().st_size, struct.unpack_from("<Q", file.read_bytes(), 24)[0]
-    for at in [*range(8, 96), begin, begin + 1, (begin + size) // 2, size - 1]:
+    for at in [*range(8, 108), 2000, PAGE - 1, begin, begin + 1, (begin + size) // 2, size - 1]:
         flip(file, at)
         with pytest.raises(StoreError):
             ExpertStore.open(file)
@@ -336,6 +339,27 @@ def test_a_newer_version_or_another_kind_of_file_says_so(file, tmp_path):
         ExpertStore.open(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="verify='some' is unknown; choose one of: 'none', 'header', 'full'"):
         ExpertStore.open(file, verify="some")
+
+
+@linux
+@pytest.mark.parametrize("what", ["a pipe", "a device", "a socket", "a link to itself"])
+def test_what_is_no_file_is_not_waited_for_and_not_replaced(what, tmp_path):
+    path = {"a device": Path("/dev/null")}.get(what, tmp_path / "p")
+    if what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    elif what == "a link to itself":
+        path.symlink_to(path)
+    said = "Too many levels" if what == "a link to itself" else f"path is {what}, wanted a regular file: '{path}'"
+    with pytest.raises(OSError, match=said) as told:
+        ExpertStore.open(path)
+    assert told.value.filename == str(path)
+    if what != "a device":  # this machine's own
+        with pytest.raises(OSError, match=said):
+            build(path, overwrite=True)
+        assert os.path.lexists(path) and not path.is_file()
 
 
 def test_verify_none_reads_no_checksum(file):

@@ -1,18 +1,21 @@
 """A store in memory: how little a build holds, one copy for all who read, nothing to write to, and how it is closed."""
 
+import copy
 import faulthandler
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from goldsmith import experts
-from goldsmith.offload import ExpertStore
+from goldsmith.offload import ExpertStore, StoreMismatch
 from offload.processes import in_a_child, linux
 from offload.stores import build
 
@@ -134,15 +137,29 @@ def test_views_keep_the_mapping_and_the_last_one_lets_it_go(tmp_path):
     store.close()
     assert store.closed and mapped(store.path) and torch.equal(view, kept)
     assert torch.equal(experts.slots(torch.ones(1, 64), torch.zeros(1, 1, dtype=torch.long), base), wanted)
-    for use in (lambda: store.raw(0, 0), lambda: store.experts(1), lambda: store.verify(), lambda: store.nbytes):
+    for use in (lambda: store.raw(0, 0), lambda: store.experts(1), lambda: store.verify(), store.whole):
         with pytest.raises(ValueError, match="was closed; open it again"):
             use()
+    assert store.nbytes == store.path.stat().st_size  # what needs no page is told still
     del view
     gc.collect()
     assert mapped(store.path)
     del base
     gc.collect()
     assert not mapped(store.path)
+
+
+def test_a_pickle_is_the_way_to_the_file_and_not_its_bytes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with build(Path("s")) as store:
+        sent = pickle.dumps(store)
+        assert len(sent) < 1000 < store.nbytes
+        monkeypatch.chdir(tmp_path.parent)
+        with pickle.loads(sent) as other, copy.deepcopy(store) as third:
+            assert torch.equal(other.raw(1, 2), store.raw(1, 2)) and torch.equal(third.raw(1, 2), store.raw(1, 2))
+    build(tmp_path / "s", layers=(0, 2), overwrite=True).close()
+    with pytest.raises(StoreMismatch, match="s holds other weights than when it was pickled"):
+        pickle.loads(sent)
 
 
 def test_a_with_block_closes_and_none_is_made_by_hand(tmp_path):

@@ -139,6 +139,23 @@ def test_what_is_at_the_path_stays_unless_it_is_to_be_replaced(tmp_path):
         ExpertStore.build(source(), tmp_path / "no" / "s")
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_link_is_followed_to_the_disk_that_it_leads_to(tmp_path, there):
+    (tmp_path / "disk").mkdir()
+    link, file = tmp_path / "link", tmp_path / "disk" / "a.store"
+    link.symlink_to(file)
+    if there:
+        build(file).close()
+        with pytest.raises(FileExistsError):
+            build(link)
+    with build(link, layers=(0, 4), overwrite=there) as store, ExpertStore.open(file) as same:
+        assert store.layers == same.layers == (0, 4)
+    assert link.is_symlink() and sorted(os.listdir(tmp_path / "disk")) == ["a.store"]
+    shutil.rmtree(tmp_path / "disk")
+    with pytest.raises(FileNotFoundError, match="there is no such folder; make it first: .*disk"):
+        build(link)
+
+
 def test_two_builders_of_one_path_both_succeed(tmp_path):
     meet = threading.Barrier(2)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .engine import Engine
+from .settings import not_sent
 from .store import ExpertStore
 
 ADAPTER = "goldsmith.hf.offload"  # by name, and when it is needed: this floor imports no transformers
@@ -83,6 +84,9 @@ class Offloaded:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise not_sent()
 
     def __repr__(self) -> str:
         store = self.engine.store

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,9 @@ from .source import Coded, Floats, encode, experts_of, layers_of
 
 _OP = "ExpertStore.build"
 _ELSEWHERE = "give store= on another disk (or set GOLDSMITH_CACHE)"
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"),
+)  # fmt: skip
 Progress = Callable[[int, int | None, str], None]  # bytes written, bytes in all as far as known, what was written last
 
 
@@ -46,8 +50,9 @@ def build(
 ) -> None:
     """The file at `path`; nothing there when it fails."""
     check_flag(_OP, "overwrite", overwrite)
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, f"{_OP}: path is a folder, wanted the name of a file", os.fspath(path))
+    if path.is_symlink():  # the disk that somebody chose for it, and not that of the link
+        path = Path(os.path.realpath(path))
+    check_kind(_OP, path)
     if path.exists() and not overwrite:
         raise FileExistsError(errno.EEXIST, f"{_OP}: path exists; open it, or overwrite=True", os.fspath(path))
     if not path.parent.is_dir():
@@ -62,6 +67,21 @@ def build(
                 del expert
             del weights
         writer.finish()
+
+
+def check_kind(op: str, path: Path) -> None:
+    """OSError where no store can be: a folder, a link to itself, a pipe (which would be waited for), a device."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OSError(error.errno, f"{op}: path cannot be looked at ({error.strerror})", os.fspath(path)) from error
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, f"{op}: path is a folder, wanted a store's file", os.fspath(path))
+    if not stat.S_ISREG(mode):
+        kind = next((word for is_it, word in _KINDS if is_it(mode)), "no regular file")
+        raise OSError(errno.EINVAL, f"{op}: path is {kind}, wanted a regular file", os.fspath(path))
 
 
 class Recipe:

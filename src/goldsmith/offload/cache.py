@@ -78,6 +78,10 @@ class Cache:
             slot.drop()
             self._free.append(slot)
 
+    def close(self) -> None:
+        """Without slots from now on; what was counted stays."""
+        self._free, self._held = [], {}
+
     def clear(self) -> None:
         for expert in list(self._held):
             self.forget(expert)

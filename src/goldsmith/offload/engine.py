@@ -17,21 +17,19 @@ from torch import Tensor
 
 from .adapting import Adapting
 from .assign import PREFILL, assign
-from .budget import Spending, spend
 from .cache import Cache, counts_of
 from .call import Assignment, Call, Outcome
 from .chosen import chosen_calibration, chosen_experts
 from .device import DeviceLanes
 from .explanation import Explanation, explain
 from .faults import Faults
-from .filling import Streaming
 from .guard import Guard
 from .host import HostLanes
 from .kernel import kernel_dtype
 from .machine import Cuda
+from .memory import Memory, spent
 from .routing import check_call, counted
-from .settings import OP, check_store, free_memory, settings
-from .slots import Arena, Ring
+from .settings import OP, check_store, not_sent, settings
 from .statistics import Counts, Stats
 from .store import ExpertStore
 from .trace import Trace
@@ -88,7 +86,7 @@ class Engine:
         self.device = self.settings.device
         self.threads = self.settings.threads
         chosen = chosen_experts(store, self.settings, profile)
-        self.spending = self._spending()
+        self.spending = spent(store, self.settings, self._row_bytes())
         self.calibration, locked = chosen_calibration(store, self.settings, self.spending, calibration)
         self._costs = getattr(self.calibration, "costs", None)
         self._adapting = Adapting(self._costs) if self._costs is not None and self.settings.adaptive else None
@@ -97,14 +95,13 @@ class Engine:
         self._lock, self._pid, self._number, self._closed = threading.RLock(), os.getpid(), 0, False
         self._positions = 0
         self._assign = assign  # benchmarks put other rules here
-        self._caches: dict[int, Cache] = {}
-        self._arenas: list[Arena] = []
         self._guard = Guard(store, self._faults, self.settings.guard)
         self._entry = torch.compiler.disable(Engine._call)  # here: it brings in torch's compiler, which takes a second
         # a GPU's flags are read one call later; without a device lane it has no rows, and all of a call is the host's
         self._deferred = self.device.type == "cuda" and self.spending.device_lane
         self._on_host = self.device.type == "cuda" and not self._deferred  # no memory there at all: x comes over
         self._lanes = self._allocate(chosen)
+        self._transport = self._lanes.transport
         del locked  # pages that were locked to calibrate are the machine's now
 
     # -- a call -------------------------------------------------------------------------------------------------------
@@ -137,6 +134,8 @@ class Engine:
         if self._on_host:
             x, top_k_index, top_k_weights = x.cpu(), top_k_index.cpu(), top_k_weights.cpu()
         with self._lock:
+            if self._closed:  # by another thread, while this one waited
+                self._usable()
             with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
                 out = self._made(begin, experts, layer, x, top_k_index, top_k_weights)
         return out.to(self.device) if self._on_host else out
@@ -301,10 +300,11 @@ class Engine:
     @property
     def transport(self) -> tuple[str, str]:
         """How experts reach the device ("registered", "ring", "memory"), and why so."""
-        return self._lanes.transport
+        return self._transport
 
     def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """`with engine.trace("t.json"):` writes what every lane did meanwhile, for Chrome's trace viewer."""
+        self._usable()
         return self._trace.recording(path, self._lanes.settle)
 
     def profile(self) -> dict[str, Any]:
@@ -329,9 +329,10 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-            if os.getpid() == self._pid:
+            if os.getpid() == self._pid:  # a fork has neither the threads nor the GPU
                 self._lanes.close()
-            self._caches, self._arenas = {}, []
+                del self._lanes  # what it keeps for the next call holds the arenas
+                self._memory.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -339,19 +340,11 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        raise not_sent()
+
     def __repr__(self) -> str:
         return f"Engine({self.store!r}, device={str(self.device)!r}, lanes={self.settings.lanes!r})"
-
-    def _spending(self) -> Spending:
-        experts = {layer: self.store.num_experts(layer) for layer in self.store.layers}
-        block = max(self.store.expert_nbytes(layer) for layer in self.store.layers)
-        budget = self.settings.gpu_budget
-        if budget is None:
-            budget = free_memory(self.device)
-        found = spend(budget, self.settings, block, experts, self._row_bytes())
-        if self.settings.lanes in ("copied", "cached", "mixed") and not found.device_lane:
-            raise ValueError(f"{OP}: lanes={self.settings.lanes!r} cannot run: {found.why_off}; raise gpu_budget")
-        return found
 
     def _row_bytes(self) -> int:
         """Of the workspace on a GPU, a route: its row, h, and its places in lists."""
@@ -360,33 +353,13 @@ class Engine:
         return 4 * (self.store.hidden_size + self.store.intermediate_size) + 24
 
     def _allocate(self, chosen: Mapping[int, list[int]]) -> HostLanes | DeviceLanes:
-        spending = self.spending
-        count = spending.staging + sum(spending.cache.values())
-        with torch.inference_mode(False):
-            try:
-                self._arenas = [self._arena(count)] if count else []
-                streamed = [self._arena(spending.arena // spending.slot_bytes) for _ in range(spending.arenas)]
-            except torch.OutOfMemoryError as error:
-                raise MemoryError(
-                    f"{OP}: {spending.total} bytes could not be had on {self.device}; lower gpu_budget, or free memory "
-                    f"there: {error}"
-                ) from error
-        slots = self._arenas[0].slots if count else []
-        ring = Ring(slots[: spending.staging]) if count else None
-        at = spending.staging
-        for layer in self.store.layers:
-            size = spending.cache.get(layer, 0)
-            self._caches[layer] = Cache(
-                self.settings.cache, slots[at : at + size], self.store.num_experts(layer), chosen.get(layer, ())
-            )
-            at += size
-        self._arenas += streamed
-        streaming, keep = Streaming(streamed) if streamed else None, self.settings.lanes == "auto"
-        of_all = (self.threads, keep, self._faults, self._trace, self._tallies.__getitem__)
+        memory = self._memory = Memory(self.store, self.settings, self.spending, chosen)
+        self._arenas, self._caches = memory.arenas, memory.caches
+        of_all = (self.threads, self.settings.lanes == "auto", self._faults, self._trace, self._tallies.__getitem__)
         machine = self._machine()
         if machine is None:
-            return HostLanes(self.store, ring, streaming, *of_all)
-        return DeviceLanes(self.store, machine, spending, ring, streaming, *of_all, self._look)
+            return HostLanes(self.store, memory.ring, memory.streaming, *of_all)
+        return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, self._look)
 
     def _machine(self) -> Any:
         return Cuda(self.store, self.device) if self._deferred else None
@@ -394,7 +367,3 @@ class Engine:
     def _look(self, call: Call, outcome: Outcome, wrong: bool) -> None:
         if self.settings.guard != "off":
             self._guard.look(call, outcome, wrong)
-
-    def _arena(self, slots: int) -> Arena:
-        data = torch.empty(slots, self.spending.slot_bytes, dtype=torch.uint8, device=self.device)
-        return Arena(data, self.store.blocks.base(data))

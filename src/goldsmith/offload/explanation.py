@@ -68,6 +68,9 @@ def explain(engine: Engine) -> Explanation:
     facts["achieved"] = {"calls": stats.calls, "predicted": stats.bound, "seconds": stats.t_bound}
     facts["achieved"] |= {"bound_share": stats.bound_share, "hit_rate": stats.hit_rate, "limiting": stats.limiting}
     lines.append(_achieved(stats, engine.spending.device_lane))
+    facts["closed"] = engine.closed
+    if engine.closed:
+        lines.append("closed    the engine was closed, and computes no more: the lines above are of the time before")
     return Explanation(tuple(lines), facts)
 
 
@@ -173,7 +176,8 @@ def _achieved(stats: Counts, device: bool) -> str:
 
 
 def _size(nbytes: float) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
+            amount = nbytes / size
+            return f"{amount:,.0f} {unit}" if amount >= 1000 else f"{amount:.3g} {unit}"
     return f"{nbytes:.0f} bytes"

@@ -95,7 +95,7 @@ def cached_store(
         found = _built(source, path, said, progress)
         if state_of(files, sampled) != state:  # what was built is not what the key was made of
             found.close()
-            path.unlink(missing_ok=True)
+            path.resolve().unlink(missing_ok=True)  # not the link that somebody put there for it
             raise StoreError(f"{_OP}: files of {files[0].parent} changed while they were read; run it again")
     return found
 

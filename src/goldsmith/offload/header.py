@@ -120,6 +120,8 @@ def read(data: memoryview, path: Any, *, check: bool) -> Header:
     written = bytes(data[_PREFIX.size : _PREFIX.size + 32])
     if written != hashlib.sha256(data[: _PREFIX.size]).digest():
         raise _corrupt(path, "its first page does not match its checksum")
+    if check and bytes(data[_PREFIX.size + 32 : PAGE]).strip(b"\0"):
+        raise _corrupt(path, "the rest of its first page is not as it was written")
     if len(data) != size:
         raise _corrupt(path, f"it has {len(data)} bytes and was written with {size}: it is cut off or was appended to")
     if begin + length != size or begin % PAGE or begin < PAGE:

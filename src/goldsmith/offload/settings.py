@@ -75,6 +75,15 @@ def check_store(store: Any, exact: Any) -> None:
         )
 
 
+def not_sent() -> TypeError:
+    """Why an engine, and a model that has one, cannot be pickled, and what to do instead."""
+    return TypeError(
+        f"{OP}: it cannot be pickled, nor the model whose experts it computes: its threads and its memory are this "
+        "process's. In another one, make an Engine over ExpertStore.open(path), or call offload.from_pretrained: they "
+        "share the store's pages. To save the model, detach() of what offload() returned gives the plain one first"
+    )
+
+
 def parse_budget(value: Any) -> int | None:
     """Bytes of "6GiB", "6GB", "500MiB" or a whole number; None for "auto"; ValueError for anything else."""
     if isinstance(value, str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import warnings
@@ -19,8 +18,8 @@ from ..experts.layout import unpack_expert
 from . import header as headers
 from . import samples
 from .blocks import Blocks
-from .build import Progress, build
-from .errors import StoreCorrupt
+from .build import Progress, build, check_kind
+from .errors import StoreCorrupt, StoreMismatch
 from .header import DIGEST, LayerEntry, checksum
 
 
@@ -96,13 +95,10 @@ class ExpertStore:
         """
         check_choice("ExpertStore.open", "verify", verify, ("none", "header", "full"))
         store = object.__new__(cls)
-        store._path = Path(path)
-        if store._path.is_dir():
-            raise IsADirectoryError(
-                errno.EISDIR, "ExpertStore.open: path is a folder, wanted a store's file", str(path)
-            )
+        store._path, store._absolute = Path(path), os.path.abspath(path)
+        check_kind("ExpertStore.open", store._path)
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+            store._nbytes = size = os.fstat(file.fileno()).st_size
             if not size:
                 raise headers.foreign(path, memoryview(b""))
             pages = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
@@ -117,8 +113,10 @@ class ExpertStore:
         return store
 
     _path: Path
+    _absolute: str  # as it was when the file was opened, whatever folder is the current one later
     _header: headers.Header
     _bytes: Tensor | None
+    _nbytes: int
     _entries: dict[int, LayerEntry]
     _bases: dict[int, PackedExperts]
 
@@ -157,7 +155,7 @@ class ExpertStore:
 
     @property
     def nbytes(self) -> int:
-        return self._open().numel()
+        return self._nbytes
 
     def expert_nbytes(self, layer: int) -> int:
         """Bytes of an expert's block: what one copy moves, a multiple of 4096."""
@@ -316,6 +314,10 @@ class ExpertStore:
         self._bytes = None  # the mapping goes with the last tensor that refers to it: nothing here unmaps it
         self._bases.clear()
 
+    def __reduce__(self) -> Any:
+        """What pickle sends is the path, not the bytes: another process maps the same pages."""
+        return _reopened, (self._absolute, self.fingerprint)
+
     def __enter__(self) -> ExpertStore:
         return self
 
@@ -335,6 +337,14 @@ class ExpertStore:
         if expert is not None and not 0 <= expert < entry.experts:
             raise IndexError(f"ExpertStore: layer {layer} has no expert {expert}; they are 0..{entry.experts - 1}")
         return entry
+
+
+def _reopened(path: str, fingerprint: str) -> ExpertStore:
+    store = ExpertStore.open(path)
+    if store.fingerprint == fingerprint:
+        return store
+    store.close()
+    raise StoreMismatch(f"ExpertStore: {path} holds other weights than when it was pickled")
 
 
 def opened_source(source: Any) -> Any:

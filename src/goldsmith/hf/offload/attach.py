@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...experts import PackedExperts
 from ...offload.engine import Engine
 from ...offload.folder import cached_store
-from ...offload.settings import chosen_device
+from ...offload.settings import chosen_device, not_sent
 from ...offload.store import ExpertStore
 from ..dispatch import ENGINE, NAME, register
 from .budget import automatic
@@ -57,6 +57,9 @@ class Call:
     def __deepcopy__(self, memo: dict[int, Any]) -> Call:
         return self  # a copy of the model computes through the same engine
 
+    def __reduce__(self) -> Any:
+        raise not_sent()
+
 
 class _Stays:
     """In the place of a module's `_apply`: model.to(...) passes by experts whose numbers are in the store."""
@@ -95,6 +98,7 @@ class Attached:
 
     def _put_in(self) -> None:
         register()
+        released: dict[int, nn.Parameter] = {}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:  # inference only: x of the engine then needs no gradient, also outside no_grad
                 self._trained.append(name)
@@ -106,11 +110,11 @@ class Attached:
             module.config = copy.copy(module.config)
             module.config._experts_implementation_internal = NAME
             module.__dict__[ENGINE] = Call(self.engine, layer.index)
-            release(module)
+            release(module, released)
             module.__dict__["_apply"] = _Stays(module)
         self._hooks = [
             self.model.register_forward_pre_hook(self._begin_forward, with_kwargs=True),
-            self.model.register_forward_hook(lambda module, given, made: self.engine.end_forward(_last(made))),
+            self.model.register_forward_hook(self._end_forward),
         ]
         experts = {id(layer.module) for layer in self.layers}
         for module in self.model.modules():  # whoever of these is asked has experts below
@@ -124,6 +128,9 @@ class Attached:
     def __deepcopy__(self, memo: dict[int, Any]) -> Attached:
         return self  # a copied model's hooks tell the same engine
 
+    def __reduce__(self) -> Any:
+        raise not_sent()
+
     def _begin_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tells the engine which token a row of its calls is, for what the guard reports."""
         given = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]]
@@ -131,11 +138,15 @@ class Attached:
         if tokens is not None and tokens.dim() >= 2:
             self.engine.begin_forward(tokens.shape[0], tokens.shape[1])
 
+    def _end_forward(self, model: nn.Module, args: tuple[Any, ...], made: Any) -> None:
+        self.engine.end_forward(_last(made))
+
     def detach(self) -> Any:
         """The plain model: experts out of the store, everything at its home."""
+        made: dict[int, nn.Parameter] = {}
         for layer in self.layers:
             layer.module.__dict__.pop("_apply", None)
-            into_module(layer, self.store, self.home)
+            into_module(layer, self.store, self.home, made)
             layer.module.__dict__.pop(ENGINE, None)
             layer.module.config = self._configs[layer.index]
         for hook in self._hooks:
@@ -173,11 +184,14 @@ def _no_state(*_: Any) -> None:
     )
 
 
-def release(module: nn.Module) -> None:
-    """The module's parameters without their numbers."""
+def release(module: nn.Module, released: dict[int, nn.Parameter]) -> None:
+    """The module's parameters without their numbers; what layers share they share then too (`released`, by id)."""
     for name, parameter in module._parameters.items():
         if parameter is not None and not parameter.is_meta:
-            module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+            if id(parameter) not in released:
+                empty = torch.empty_like(parameter, device="meta")
+                released[id(parameter)] = nn.Parameter(empty, requires_grad=False)
+            module._parameters[name] = released[id(parameter)]
 
 
 def opened(

@@ -136,14 +136,18 @@ def _held(tensor: Tensor, dtype: torch.dtype) -> Tensor | OneByOne:
     return OneByOne(lambda e: tensor[e].to("cpu", kept), tensor.shape, kept)
 
 
-def into_module(layer: Layer, store: ExpertStore, device: torch.device) -> None:
-    """The module's parameters anew, from the store's numbers: the inverse of `from_module`."""
+def into_module(layer: Layer, store: ExpertStore, device: torch.device, shared: dict[int, nn.Parameter]) -> None:
+    """The module's parameters anew, from the store's numbers: the inverse of `from_module`
+
+    shared: what was made of a parameter without numbers, by its id, for layers that share it.
+    """
     form, module = layer.form, layer.module
     names = {"gate_up": "gate_up_proj", "down": "down_proj"}
     if form.biased:
         names |= {"gate_up_bias": "gate_up_proj_bias", "down_bias": "down_proj_bias"}
-    made = {name: torch.empty_like(module._parameters[own], device=device) for name, own in names.items()}
-    for e in range(form.num_experts):
+    empty = {name: module._parameters[own] for name, own in names.items()}
+    made = {name: torch.empty_like(old, device=device) for name, old in empty.items() if id(old) not in shared}
+    for e in range(form.num_experts if made else 0):
         numbers = store.dequantize(layer.index, e)
         for name, tensor in made.items():
             target = tensor[e]
@@ -155,5 +159,7 @@ def into_module(layer: Layer, store: ExpertStore, device: torch.device) -> None:
                 target[1::2].copy_(up)
             else:
                 target.copy_(numbers[name])
+    for name, tensor in made.items():
+        shared[id(empty[name])] = nn.Parameter(tensor, requires_grad=False)
     for name, own in names.items():
-        module._parameters[own] = nn.Parameter(made[name], requires_grad=False)
+        module._parameters[own] = shared[id(empty[name])]
