@@ -7,11 +7,12 @@ after. The latter is left out wherever a chunk ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating, moved
+from .calls import Call, Change, Changed, floating, instead, moved
 
 CHUNKS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32, 64, 128)  # turns
 _LEAST, _MOST = 3, 2048  # turns; operators of a run, for which who depends on whom is asked
@@ -21,6 +22,9 @@ _ADDS = frozenset("add add_".split())
 
 def changes(calls: Sequence[Call], among: set[int], leaves: Mapping[str, Tensor]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
+    for call in calls:
+        if call.backward and call.index in among and call.name in ("cumsum", "logcumsumexp") and call.args[0].dim():
+            yield from _of_running_sums(call)
     turns = _turns(calls, among) if len(calls) <= 8 * _MOST else {}
     for edges in list(turns.values())[:_KINDS]:
         n = len(edges)
@@ -112,3 +116,25 @@ def _reach(calls: Sequence[Call]) -> list[int]:
 
 def _nothing() -> Changed:
     return moved(torch.zeros_like)
+
+
+def _of_running_sums(call: Call) -> Iterator[Change]:
+    """A running sum that the backward takes from the end, in chunks that are counted from the beginning."""
+    axis = call.args[1] % call.args[0].dim()
+    n = call.args[0].shape[axis]
+    for chunk in (c for c in CHUNKS if c < n and n % c):
+        sizes = [n % chunk, *[chunk] * (n // chunk)]
+
+        def afresh(x: Tensor, *args: Any, sizes: list[int] = sizes, **kwargs: Any) -> Tensor:
+            return torch.cat([call.func(part, axis) for part in x.split(sizes, axis)], axis)
+
+        def from_one(x: Tensor, *args: Any, sizes: list[int] = sizes, **kwargs: Any) -> Tensor:
+            parts = x.split(sizes, axis)
+            both = [call.func(torch.cat(pair, axis), axis) for pair in zip(parts, parts[1:], strict=False)]
+            own = [b.narrow(axis, size, b.shape[axis] - size) for b, size in zip(both, sizes, strict=False)]
+            return torch.cat([call.func(parts[0], axis), *own], axis)
+
+        for made, how in ((afresh, "begins anew"), (from_one, "takes over what the one after it made alone")):
+            text = f"in the backward each chunk of {chunk} of {call.said} {how}"
+            yield Change("overwritten_accumulator", text, call.index, instead(made), {"axis": axis, "chunk": chunk},
+                         0.58, also=("truncated_reduction", "missing_term"))  # fmt: skip

@@ -33,6 +33,20 @@ def changes(calls: Sequence[Call], among: set[int], judge: Judge) -> Iterator[Ch
                 if change is not None:
                     yield change
                 break
+        else:
+            yield from _scaled(calls, call, judge)
+
+
+def _scaled(calls: Sequence[Call], call: Call, judge: Judge) -> Iterator[Change]:
+    """The same where the gradient is the product times something on each place."""
+    out = call.out.detach()
+    if bool((out == 0).any()) or bool((judge.golden == 0).any()):
+        return
+    times = judge.golden.reshape(out.shape) / out
+    got, bound = judge.got.reshape(out.shape) / times, judge.bound.reshape(out.shape) / times.abs()
+    change = _weighed(calls, call, got, bound)
+    if change is not None:
+        yield change
 
 
 def _weighed(calls: Sequence[Call], call: Call, got: Tensor, bound: Tensor) -> Change | None:
