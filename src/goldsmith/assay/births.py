@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -11,12 +11,16 @@ from torch.utils._pytree import tree_leaves
 
 
 class Births(TorchDispatchMode):
-    """Counts operators, and knows of a tensor's memory which of them was the last to fill it."""
+    """Counts operators, and knows of a tensor's memory which of them was the last to fill it.
 
-    def __init__(self) -> None:
+    made: number of an operator -> what is to be done with its result before anything reads it.
+    """
+
+    def __init__(self, made: Mapping[int, Callable[[Tensor], object]] | None = None) -> None:
         super().__init__()
         self.count = 0
         self.filled: dict[int, int] = {}  # address -> number of the operator
+        self.made = made or {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -24,11 +28,22 @@ class Births(TorchDispatchMode):
         seen = set() if func._schema.is_mutable else _places((args, kwargs))
         for place in _places(out) - seen:  # neither a view nor handed through
             self.filled[place] = self.count
+        if self.count in self.made and isinstance(out, Tensor):
+            self.made[self.count](out)
         return out
+
+    def numbered(self, named: Mapping[str, Tensor]) -> dict[str, int]:
+        """Of each tensor that is all that an operator made, the operator; of inputs and of parts of others nothing."""
+        numbers = {n: self.filled.get(t.untyped_storage().data_ptr(), 0) for n, t in named.items() if _whole(t)}
+        return {n: number for n, number in numbers.items() if number}
 
     def sorted(self, named: Mapping[str, Tensor]) -> list[str]:
         """The names, first made first; inputs that are handed through come before all."""
         return sorted(named, key=lambda n: max((self.filled.get(p, 0) for p in _places(named[n])), default=0))
+
+
+def _whole(t: Tensor) -> bool:
+    return bool(t.numel()) and t.is_contiguous() and t.untyped_storage().nbytes() == t.numel() * t.element_size()
 
 
 def _places(value: Any) -> set[int]:

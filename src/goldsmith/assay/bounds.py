@@ -78,16 +78,18 @@ def running_bounds(
     compute: torch.dtype,
     stores: Mapping[str, torch.dtype],
     dot: str = "ieee",
+    read_back: torch.dtype | None = None,
 ) -> dict[str, Bounded]:
     """Every result of `fn(leaves)` with a proven rounding bound; `fn` may call torch.autograd.grad inside.
 
     leaves: float64 tensors holding the candidate's already rounded inputs (exact: error 0), and output gradients.
     stores: result name -> dtype in which the candidate stores it (default: `compute`).
     dot: "tf32" adds the rounding of both operands of every matrix product.
+    read_back: dtype of outputs that a backward may find again, rounded: attention's takes sum(g p) as sum(dy y).
     """
-    bounded, clean = _run(fn, leaves, compute, stores, dot, careful=False)
+    bounded, clean = _run(fn, leaves, compute, stores, dot, read_back, careful=False)
     if not clean:  # NaN or Inf on the way: once more with rules that look past them, about twice the cost
-        bounded, _ = _run(fn, leaves, compute, stores, dot, careful=True)
+        bounded, _ = _run(fn, leaves, compute, stores, dot, read_back, careful=True)
     return bounded
 
 
@@ -104,10 +106,10 @@ def stored(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value
 
 
-def _run(fn, leaves, compute, stores, dot, careful) -> tuple[dict[str, Bounded], bool]:
+def _run(fn, leaves, compute, stores, dot, read_back, careful) -> tuple[dict[str, Bounded], bool]:
     if dot not in ("ieee", "tf32"):
         raise ValueError(f"unknown dot {dot!r}; known: ieee, tf32")
-    mode = RunningErrors(compute, dot, careful)
+    mode = RunningErrors(compute, dot, careful, read_back)
     leaves = {name: t.detach().clone() for name, t in leaves.items()}  # a golden that writes on them harms nobody
     for leaf in leaves.values():
         mode.error_of(leaf)  # before anything can escape
@@ -148,10 +150,14 @@ def _store_error(value: Tensor, error: Tensor, dtype: torch.dtype) -> Tensor:
 class RunningErrors(modes.TorchDispatchMode):
     """The mode behind `running_bounds`; the rules call it as `v, e = m(argument)`."""
 
-    def __init__(self, compute: torch.dtype, dot: str = "ieee", careful: bool = False):
+    def __init__(
+        self, compute: torch.dtype, dot: str = "ieee", careful: bool = False, read_back: torch.dtype | None = None
+    ):
         super().__init__()
         self.compute, self.careful = compute, careful
         self.u = unit_roundoff(compute)
+        self.read_back = unit_roundoff(read_back) if read_back is not None else 0.0
+        self.least_back = torch.finfo(read_back).smallest_normal if read_back is not None else 0.0
         # Tensor cores read float32 operands by dropping 13 bits, without rounding: 2^-10 instead of tf32's 2^-11.
         self.operand_unit = 2.0**-10 if dot == "tf32" else 0.0
         self.tiny = torch.finfo(compute).smallest_normal
@@ -191,6 +197,11 @@ class RunningErrors(modes.TorchDispatchMode):
     def terms_of(self, x: Any) -> int:
         """Of the sum that made a tensor; 0 of anything else."""
         return self._twin(x).terms if isinstance(x, Tensor) and x.is_floating_point() else 0
+
+    def size_of(self, t: Tensor) -> Tensor:
+        """The sum of |a_i b_i| of a product, if it is one and outputs are read back; of anything else |t|."""
+        size = self._twin(t).size
+        return t.abs() if size is None else size.as_strided(t.shape, t.stride(), t.storage_offset())
 
     def notes_of(self, t: Tensor) -> frozenset[str]:
         return self._twin(t).notes | self.poisoned
@@ -253,6 +264,8 @@ class RunningErrors(modes.TorchDispatchMode):
                 self._record(out, error, notes)
                 if plan.terms is not None:
                     self._twin(out).terms = plan.terms(self, *args)
+                if self.read_back and plan.size is not None and out.is_contiguous() and slots(out) == out.numel():
+                    self._twin(out).size = plan.size(self, *args).expand_as(out).reshape(-1)
         return y
 
     def _inplace(self, func, plan, args, kwargs, notes):
@@ -311,7 +324,7 @@ class RunningErrors(modes.TorchDispatchMode):
         """An overwritten region of a storage that may hold more than `t`."""
         twin = self._twin(t)
         twin.notes = twin.notes | notes
-        twin.terms = 0
+        twin.terms, twin.size = 0, None
         twin.stores.clear()
         if twin.error is None:
             if isinstance(error, float) and error == 0.0:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from . import bounds_moves, bounds_rules, bounds_sums
@@ -29,6 +30,7 @@ class Plan:
     inplace: bool = False
     reads_target: bool = True
     terms: Callable[..., int] | None = None  # of the sum that its result is
+    size: Callable[..., Tensor] | None = None  # of that sum's terms
 
 
 @cache
@@ -53,8 +55,8 @@ def plan_of(func: OpOverload) -> Plan:
     if name in bounds_moves.UNSEEN and not inplace:
         return Plan(label, unseen=True)
     if name in RULES:
-        terms = None if inplace else bounds_sums.TERMS.get(name)
-        return Plan(label, rule=RULES[name], inplace=inplace, reads_target=reads, terms=terms)
+        terms, size = (None, None) if inplace else (bounds_sums.TERMS.get(name), bounds_sums.SIZES.get(name))
+        return Plan(label, rule=RULES[name], inplace=inplace, reads_target=reads, terms=terms, size=size)
     composed = COMPOSED.get(name) or (None if inplace else _decomposition(func))
     return Plan(label, composed=composed, inplace=inplace)
 

@@ -210,7 +210,11 @@ def _logsumexp(m, y, x, dim, keepdim=False):
 
 
 def _softmax_backward(m, y, grad, p, dim, *_):
-    """p (g - s), s = sum(g p); kernels that compute p g - p s are as legal, hence the roundings of both products."""
+    """p (g - s), s = sum(g p); kernels that compute p g - p s are as legal, hence the roundings of both products.
+
+    In attention g = dy v^T and y = p v, so s = sum(dy y): of a y read back in 16 bits, off by u |y| in each term, and
+    so by u sum(p |dy| |v|^T) at most. FlashAttention's backward has it so.
+    """
     (vg, eg), (vp, ep) = m(grad), m(p)
     if vg.dim() == 0 or vg.numel() == 0:
         return total(scaled(vg, ep), m.rounding(y))
@@ -218,6 +222,8 @@ def _softmax_backward(m, y, grad, p, dim, *_):
     s = (vg * vp).sum(dim, keepdim=True)
     e_gp = total(scaled(vg, ep), scaled(vp, eg), 0.0 if exact(eg) or exact(ep) else eg * ep)
     e_s = total(m.gamma(vg.shape[dim]) * total(gp, e_gp), e_gp).sum(dim, keepdim=True)
+    if m.read_back:
+        e_s = e_s + m.read_back * (m.size_of(grad) * vp.abs()).sum(dim, keepdim=True)
     outer = vp.abs() * total(eg, e_s) + scaled((vg - s).abs() + e_s, ep)
     return outer + 3 * m.u * (gp + vp.abs() * s.abs())
 
@@ -288,6 +294,23 @@ RULES: dict[str, Callable] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
 }  # fmt: skip
+
+
+def _product_size(m: RunningErrors, a: Tensor, b: Tensor) -> Tensor:
+    """Numbers below the smallest normal one round as that does."""
+    return a.abs() @ b.abs() + m.least_back * a.abs().sum(-1, keepdim=True)
+
+
+# sums of |a_i b_i|, for what reads a product back through another one
+SIZES: dict[str, Callable[..., Tensor]] = {
+    "mm": _product_size,
+    "bmm": _product_size,
+    "mul": lambda m, a, b: _size_or_number(m, a) * _size_or_number(m, b),
+}
+
+
+def _size_or_number(m: RunningErrors, x: Any) -> Any:
+    return m.size_of(x) if isinstance(x, Tensor) else abs(x)
 
 
 def _terms_with(m: RunningErrors, a: Any, b: Any, *_: Any) -> int:

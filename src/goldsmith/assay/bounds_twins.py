@@ -17,6 +17,7 @@ class Twin:
     notes: frozenset[str]
     stores: set[tuple] = field(default_factory=set)  # the views whose error holds the rounding of a store already
     terms: int = 0  # of the sum that made it
+    size: Tensor | None = None  # of a product, and of what it was scaled to: sum_i |a_i b_i|, flat
 
 
 def slots(t: Tensor) -> int:

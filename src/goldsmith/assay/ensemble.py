@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from . import ensemble_orders as orders
 from .bounds import smallest_subnormal, unit_roundoff
@@ -44,12 +44,14 @@ def legal_runs(
     seed: int = 0,
     dot: str = "ieee",
     nudged: bool = False,
+    read_back: torch.dtype | None = None,
 ) -> list[dict[str, Tensor]]:
     """k runs of `fn` in `compute` precision, each with every reduction in its own random legal order.
 
     leaves: float64 tensors (they are cast to `compute`; integer and bool tensors are passed as they are).
     fn(leaves) -> {name: tensor}: outputs, stages, saved results and gradients; it may call torch.autograd.grad.
     stores: name -> dtype in which the candidate stores that result (names not in it keep `compute`).
+    read_back: dtype of outputs that a backward may find again, rounded (`_softmax_backward`).
     nudged: every run takes the leaves one rounding higher or lower at random: what a backward stable formula may do.
     Returns k dicts; every tensor is rounded once to its store dtype, detached, on the leaves' device.
     """
@@ -63,7 +65,9 @@ def legal_runs(
         if nudged:
             narrowed = {name: _nudged(t, compute, seed * 1009 + member) for name, t in narrowed.items()}
         style = STYLES[member % len(STYLES)]
-        mode = LegalOrder(style, compute, dot, seed * 1009 + member, list(narrowed.values()), dithers=member % 2 == 1)
+        mode = LegalOrder(
+            style, compute, dot, seed * 1009 + member, list(narrowed.values()), member % 2 == 1, read_back
+        )
         with default_dtype(compute), threads_for(leaves), in_one_order(leaves), mode:
             results = fn(narrowed)
         runs.append({name: mode.as_stored(t.detach(), stores.get(name, compute)) for name, t in results.items()})
@@ -89,10 +93,12 @@ class LegalOrder(TorchDispatchMode):
     """Runs every operator in `compute` precision, and those that add things up in one style of legal order."""
 
     def __init__(
-        self, style: str, compute: torch.dtype, dot: str, seed: int, leaves: list[Tensor], dithers: bool = False
-    ):
+        self, style: str, compute: torch.dtype, dot: str, seed: int, leaves: list[Tensor], dithers: bool = False,
+        read_back: torch.dtype | None = None,
+    ):  # fmt: skip
         super().__init__()
         self.style, self.compute, self.dot, self.dithers = style, compute, dot, dithers
+        self.read_back = read_back or compute
         self.random = random.Random(seed)
         self.truncates = self.random.random() < 0.5  # tensor cores drop tf32's bits, conversions round them
         self.exp_as_exp2, self.divides_by_reciprocal = (self.random.random() < 0.5 for _ in range(2))
@@ -114,6 +120,10 @@ class LegalOrder(TorchDispatchMode):
             return value  # an input, which came rounded
         if _place(value) in self._nearest:
             return value
+        with _disable_current_modes():  # what is done here is no operator of the golden's
+            return self._rounded(value, dtype)
+
+    def _rounded(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         data = value.data
         overlaps = any(stride == 0 and size > 1 for stride, size in zip(data.stride(), data.shape, strict=True))
         if overlaps:
@@ -292,8 +302,9 @@ def _softmax_backward(m: LegalOrder, grad: Tensor, y: Tensor, dim: int, dtype=No
     """y (g - s); by formula y g - y s, with an s that was rounded apart from g.
 
     Attention kernels take s from sum(g_out out), other sums than those that g = g_out v^T consists of: where p = 1
-    their g - s is rounding, and not the 0 that g - sum(g p) gives. Where the terms of a row's sums cancel, its numbers
-    do not show how large the terms were: those of the other rows do.
+    their g - s is rounding, and not the 0 that g - sum(g p) gives. An `out` in 16 bits is off by its own rounding; it
+    averages values, and random signs make the same of sum(g p) as of such an average. Where the terms of a row's sums
+    cancel, its numbers do not show how large the terms were: those of the other rows do.
     """
     if not (m.by_formula and y.dim() and y.numel()):
         with m:
@@ -304,7 +315,7 @@ def _softmax_backward(m: LegalOrder, grad: Tensor, y: Tensor, dim: int, dtype=No
     if grad.dim() > 1:
         across = (dim, -2 if dim % grad.dim() == grad.dim() - 1 else -1)
         size = torch.maximum(size, grad.square().mean(across, keepdim=True).sqrt())
-    apart = grad + signs * (torch.finfo(grad.dtype).eps / 2) * size
+    apart = grad + signs * max(unit_roundoff(grad.dtype), unit_roundoff(m.read_back)) * size
     return y * grad - y * orders.reduce(apart * y, dim, True, m.order())
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import cycle
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import bounds, ensemble, golden, jitter, kinks, ladder, limits
+from .axes import axis_names
 from .births import Births
 from .memory import aliases
 from .results import TargetError
@@ -57,12 +59,18 @@ class References:
         self.stores.update(stored or {})
         self.compute = compute or material.target.compute_dtype(material.inputs)
         self.unable = ""  # why the golden has no runs in 16 bits although they are declared
+        self._births: dict[str, int] = {}  # of outputs that are all that an operator of the golden made: which one
         self._written: dict[bool, dict[str, Tensor]] = {}
 
     # the golden as one function of its leaves
 
-    def evaluate(self, leaves: Mapping[str, Tensor], *, gradients: bool = True) -> dict[str, Tensor]:
-        """Outputs, stages and gradients of the golden, in the precision of `leaves`."""
+    def evaluate(
+        self, leaves: Mapping[str, Tensor], *, gradients: bool = True, early: bool = False
+    ) -> dict[str, Tensor]:
+        """Outputs, stages and gradients of the golden, in the precision of `leaves`.
+
+        early: outputs are stored when they are made, and what the golden makes of them is made of what was stored.
+        """
         target, run = self.material.target, self.run
         sent = [n for n in run.cotangents if gradients]
         wanted = target.wanted_grads(self.material.inputs) if target.backward is not None and gradients else ()
@@ -72,10 +80,11 @@ class References:
             for name in wanted:
                 placed[name].requires_grad_()
             supply = {**placed, **self.material.scalars}
-            births = Births() if len(run.outputs) + len(run.saved) > 1 else nullcontext()
+            births = Births(self._stores_early if early else None) if self._several else nullcontext()
             with births:
                 named = self._named(target.bound("golden", supply)(supply))
             first = births.sorted(named) if isinstance(births, Births) else list(named)
+            self._births = births.numbered(named) if isinstance(births, Births) else {}
             named = {n: self._store(n, t) for n, t in named.items()}
             self.outputs = tuple(f"saved.{n}" if n in target.saved else n for n in named)
             if gradients:
@@ -92,6 +101,27 @@ class References:
             if f"saved.{name}" not in found and name in tracer.records:
                 found[f"saved.{name}"] = tracer.records[name]
         return {n: t.detach() for n, t in found.items()}
+
+    @property
+    def _several(self) -> bool:
+        return len(self.run.outputs) + len(self.run.saved) > 1
+
+    @property
+    def read_back(self) -> torch.dtype | None:
+        """The dtype of outputs that are coarser than what is computed in: honest kernels read them again, rounded."""
+        dtypes = [t.dtype for t in self.run.outputs.values() if t.dtype.is_floating_point]
+        coarsest = max(dtypes, key=bounds.unit_roundoff, default=self.compute)
+        return coarsest if bounds.unit_roundoff(coarsest) > bounds.unit_roundoff(self.compute) else None
+
+    @cached_property
+    def _stores_early(self) -> dict[int, Callable[[Tensor], object]]:
+        """By the number of the golden's operator that makes an output: its store."""
+        if not self._several or self.read_back is None:
+            return {}
+        self._count("plain")
+        with golden.default_dtype(torch.float64):
+            self.evaluate(self.leaves, gradients=False)
+        return {number: partial(self._store, name) for name, number in self._births.items()}
 
     def _store(self, name: str, value: Tensor) -> Tensor:
         first = name.partition("#")[0]  # a stage that comes again is stored as it was before
@@ -177,8 +207,9 @@ class References:
         with _blaming_the_golden():
             try:
                 return bounds.running_bounds(
-                    self.evaluate, self.leaves, compute=self.compute, stores=self.stores, dot=self.material.target.dot
-                )
+                    partial(self.evaluate, early=True), self.leaves, compute=self.compute, stores=self.stores,
+                    dot=self.material.target.dot, read_back=self.read_back,
+                )  # fmt: skip
             except (GoldenError, TargetError):
                 raise
             except Exception as error:
@@ -213,10 +244,12 @@ class References:
             return self._runs(torch.float32, k, seed, dot, nudged)
 
     def _runs(self, compute: torch.dtype, k: int, seed: int, dot: str, nudged: bool) -> list[dict[str, Tensor]]:
+        early = cycle((False, True))
         with _blaming_the_golden():
             return ensemble.legal_runs(
-                self.evaluate, self.leaves, compute=compute, stores=self.stores, k=k, seed=seed, dot=dot, nudged=nudged
-            )
+                lambda leaves: self.evaluate(leaves, early=next(early)), self.leaves, compute=compute,
+                stores=self.stores, k=k, seed=seed, dot=dot, nudged=nudged, read_back=self.read_back,
+            )  # fmt: skip
 
     @cached_property
     def swings(self) -> dict[str, kinks.Swing]:
@@ -365,16 +398,3 @@ def _exact(tensor: Tensor) -> Tensor:
     """A contiguous float64 copy of a floating tensor, a plain copy of any other."""
     tensor = tensor.detach()
     return (tensor.double() if tensor.is_floating_point() else tensor).clone(memory_format=torch.contiguous_format)
-
-
-def axis_names(shape: torch.Size, sizes: Mapping[str, Any]) -> tuple[str, ...]:
-    """Axes called by the size that gave them their length, where exactly one did and no axis shares it; else 0, 1."""
-    lengths = list(shape)
-
-    def name(axis: int) -> str:
-        fitting = [k for k, v in sizes.items() if isinstance(v, int) and not isinstance(v, bool) and v == lengths[axis]]
-        return (
-            fitting[0] if len(fitting) == 1 and lengths.count(lengths[axis]) == 1 and lengths[axis] > 1 else str(axis)
-        )
-
-    return tuple(name(i) for i in range(len(lengths)))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..axes import axis_names
 from ..ladder_noise import ulps
-from ..reference import axis_names
 from ..results import FAIL, PASS, REFERENCE_FAULT, ErrorMap
 from . import svg, view
 from .maps import map_view

@@ -96,6 +96,8 @@ def _held(
         return done, material
     reference = decisions.settle(session, done, session.references(material, done))
     open_ends = {n for n, b in reference.bounded.items() if not bool(torch.isfinite(b.value).all())}
+    if reference.read_back is not None and any(_overflows(reference, n) for n in done.outputs):
+        open_ends |= {n for n in reference.bounded if n.endswith(".grad")}  # a backward may read such an output again
     before, drawn = list(session.findings), dict(session.maps)
     try:
         failed = values.judge(
@@ -126,6 +128,12 @@ def _held(
             text = ", ".join(sorted(names))
             session.note("compute_range", text, f"{text}: {why} at {label}; not judged there")
     return done, material
+
+
+def _overflows(reference: References, name: str) -> bool:
+    """Whether a number of the golden's is Inf in the dtype in which it is stored."""
+    known = reference.bounded.get(name)
+    return known is not None and bool(torch.isinf(known.value.to(reference.stores[name])).any())
 
 
 def _rounds_so(reference: References, name: str, done: Run) -> bool:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..axes import axis_names
 from ..bounds import SLACK
-from ..reference import References, axis_names
+from ..reference import References
 from ..results import CERTAIN
 from ..run import How, Material, Run
 from ..session import Session

@@ -1,0 +1,21 @@
+"""What the axes of a result are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def axis_names(shape: torch.Size, sizes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Axes called by the size that gave them their length, where exactly one did and no axis shares it; else 0, 1."""
+    lengths = list(shape)
+
+    def name(axis: int) -> str:
+        fitting = [k for k, v in sizes.items() if isinstance(v, int) and not isinstance(v, bool) and v == lengths[axis]]
+        return (
+            fitting[0] if len(fitting) == 1 and lengths.count(lengths[axis]) == 1 and lengths[axis] > 1 else str(axis)
+        )
+
+    return tuple(name(i) for i in range(len(lengths)))

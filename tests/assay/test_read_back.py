@@ -1,0 +1,141 @@
+"""Outputs in 16 bits that a kernel reads again, rounded, as FlashAttention's backward does: they are not a fault."""
+
+import functools
+
+import pytest
+import torch
+
+from goldsmith import assay
+from goldsmith.assay.bounds import running_bounds
+
+NARROW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+
+
+def attention(q, k, v):
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+
+def flash(q, k, v, fault=None):
+    """delta = rowsum(dy y), with the y that was returned."""
+
+    class Flash(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            s = q.float() @ k.float().mT * q.shape[-1] ** -0.5
+            lse = torch.logsumexp(s, -1, keepdim=True)
+            y = (torch.exp(s - lse) @ v.float()).to(q.dtype)
+            ctx.save_for_backward(q, k, v, y, lse)
+            return y
+
+        @staticmethod
+        def backward(ctx, dy):
+            q, k, v, y, lse = (t.float() for t in ctx.saved_tensors)
+            dy, c = dy.float(), q.shape[-1] ** -0.5
+            p = torch.exp(q @ k.mT * c - lse)
+            each = dy * y
+            delta = (each[..., 1:] if fault == "one column short" else each).sum(-1, keepdim=True)
+            if fault == "of the next row":
+                delta = delta.roll(-1, -2)
+            ds = p * (dy @ v.mT - delta)
+            return tuple(t.to(ctx.saved_tensors[0].dtype) for t in (ds @ k * c, ds.mT @ q * c, p.mT @ dy))
+
+    return Flash.apply(q, k, v)
+
+
+@assay.case(B=[2], T=[9], D=[16])
+def heads(make, B, T, D):
+    return {name: make.normal(B, T, D) for name in "qkv"}
+
+
+def add_norm(x, residual, w):
+    h = x + residual
+    return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * w, h
+
+
+def fused_add_norm(x, residual, w, fault=None):
+    """The backward reads h as it was returned, and 1 / rms as it was computed."""
+
+    class Fused(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, residual, w):
+            h = x.float() + residual.float()
+            r = torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)
+            ctx.save_for_backward(h.to(x.dtype), w, r, x)
+            return (h * r * w.float()).to(x.dtype), h.to(x.dtype)
+
+        @staticmethod
+        def backward(ctx, dy, dh):
+            h, w, r, x = (t.float() for t in ctx.saved_tensors)
+            normed, g = (x if fault == "without the residual" else h) * r, dy.float() * w
+            dx = r * (g - normed * (g * normed).mean(-1, keepdim=True)) + dh.float()
+            return tuple(t.to(dy.dtype) for t in (dx, dx, (dy.float() * normed).sum(0)))
+
+    return Fused.apply(x, residual, w)
+
+
+@assay.case(N=[4], C=[24])
+def tokens(make, N, C):
+    return {"x": make.normal(N, C), "residual": make.normal(N, C), "w": make.normal(C)}
+
+
+def verdicts(kernel, golden, cases, dtype, **how):
+    target = assay.Target(functools.partial(kernel, **how), golden, cases=cases, dtypes=(dtype,))
+    return [assay.check(target, raises=False, seed=seed).verdict for seed in range(3)]
+
+
+@NARROW
+@pytest.mark.parametrize("kernel, golden, cases", [(flash, attention, heads), (fused_add_norm, add_norm, tokens)])
+def test_a_backward_may_read_what_was_returned(kernel, golden, cases, dtype):
+    assert verdicts(kernel, golden, cases, dtype) == ["pass"] * 3
+
+
+@NARROW
+@pytest.mark.parametrize(
+    "kernel, golden, cases, fault",
+    [
+        (flash, attention, heads, "one column short"),
+        (flash, attention, heads, "of the next row"),
+        (fused_add_norm, add_norm, tokens, "without the residual"),
+    ],
+)
+def test_what_reads_something_else_is_found(kernel, golden, cases, fault, dtype):
+    assert verdicts(kernel, golden, cases, dtype, fault=fault) == ["fail"] * 3
+
+
+def test_in_float32_nothing_is_rounded_on_the_way():
+    """There y is as good as what was computed: y in bfloat16 is a fault."""
+
+    def rounded(q, k, v):
+        return flash(q.bfloat16(), k.bfloat16(), v.bfloat16()).float()
+
+    assert verdicts(rounded, attention, heads, torch.float32) == ["fail"] * 3
+
+
+def test_the_bound_holds_for_the_worst_rounding_of_an_output():
+    """Every y off by u |y| to the side that moves the gradient most; without read_back that is beyond the bound."""
+    make = torch.Generator().manual_seed(0)
+    s, v, dy = (torch.randn(3, *shape, generator=make).double() for shape in ((5, 7), (7, 4), (5, 4)))
+    u = 2.0**-8
+
+    def fn(leaves):
+        p = torch.softmax(leaves["s"], -1)
+        return {"ds": torch.ops.aten._softmax_backward_data(leaves["dy"] @ leaves["v"].mT, p, -1, torch.float64)}
+
+    p, g = torch.softmax(s, -1), dy @ v.mT
+    worst = p * (u * (dy * (p @ v)).abs().sum(-1, keepdim=True))
+    leaves = {"s": s, "v": v, "dy": dy}
+    found = [running_bounds(fn, leaves, compute=torch.float32, stores={"ds": torch.float32}, read_back=read)["ds"]
+             for read in (torch.bfloat16, None)]  # fmt: skip
+    assert torch.allclose(found[0].value, p * (g - (p * g).sum(-1, keepdim=True)))
+    assert bool((worst <= found[0].bound).all()) and not bool((worst <= found[1].bound).any())
+    assert bool((found[0].bound <= 20 * worst + found[1].bound).all())
+
+
+def test_an_output_beyond_float16_makes_no_demands_of_the_gradients_that_read_it():
+    """Values times 2^12 do not fit: y is Inf then, and so it should be."""
+
+    @assay.case(B=[2], T=[9], D=[16])
+    def large(make, B, T, D):
+        return {"q": make.normal(B, T, D), "k": make.normal(B, T, D), "v": 12 + make.normal(B, T, D)}
+
+    assert verdicts(flash, attention, large, torch.float16) == ["pass"] * 3
