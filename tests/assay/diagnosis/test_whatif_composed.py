@@ -1,0 +1,210 @@
+"""Changed goldens: those of blocks put together, places taken in turn, reads from before an update, factors parted."""
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.whatif import explain
+
+BLOCK = 4
+
+
+def best(target, tensor="y"):
+    session = session_of(target, ("values", "ensemble"))
+    found = explain(session, tensor, dict(session.first.outputs, **session.first.stages)[tensor], session.first)
+    assert found, f"nothing explains {tensor}"
+    return found[0]
+
+
+# blocks
+
+
+@assay.case(T=[3], N=[11])
+def rows(make, T, N):
+    return {"x": make.normal(T, N) + 1}
+
+
+def spread(x):
+    """A variance that no operator of torch makes in one piece."""
+    return ((x - x.sum(1, keepdim=True) / x.shape[1]) ** 2).sum(1) / x.shape[1]
+
+
+def parts(x):
+    return [(spread(part), part.shape[1]) for part in x.split(BLOCK, 1)]
+
+
+@pytest.mark.parametrize(
+    "kernel, cause, said",
+    [
+        (lambda x: parts(x)[-1][0], "overwritten_accumulator", "the last one replaces all before it"),
+        (lambda x: torch.stack([v for v, _ in parts(x)]).mean(0), "wrong_factor", "all weigh alike"),
+        (lambda x: sum(v * n for v, n in parts(x)) / x.shape[1], "missing_term", "what lies between the blocks"),
+        (lambda x: spread(x) - spread(x[:, :8]) * 8 / 11, "overwritten_accumulator", "what the last one adds"),
+    ],
+    ids=["last", "alike", "averaged", "last_step"],
+)
+def test_results_of_blocks_are_put_together_wrongly(kernel, cause, said):
+    assert assay.check(assay.Target(spread, spread, cases=rows, backward=None), raises=False).ok
+    found = best(assay.Target(kernel, spread, cases=rows, backward=None))
+    assert (found.cause, found.exact, found.params["block"]) == (cause, True, BLOCK) and said in found.text
+
+
+@assay.case(T=[10], D=[3])
+def steps(make, T, D):
+    return {"x": make.normal(T, D), "keep": make.uniform(T, D)}
+
+
+def recurrence(x, keep, *, chunk=99):
+    out, h = [], torch.zeros_like(x[0])
+    for t in range(len(x)):
+        h = torch.tanh(keep[t] * (h if t % chunk else torch.zeros_like(h)) + x[t])
+        out.append(h)
+    return torch.stack(out)
+
+
+def test_a_recurrence_begins_anew_in_every_chunk():
+    kernel = lambda x, keep: recurrence(x, keep, chunk=BLOCK)  # noqa: E731
+    found = best(assay.Target(kernel, lambda x, keep: recurrence(x, keep), cases=steps, backward=None))
+    assert (found.cause, found.exact) == ("missing_term", True)
+
+
+def test_sums_that_go_on_where_the_one_before_stopped():
+    found = best(assay.Target(lambda x: x.sum(1).cumsum(0), lambda x: (x * 1).sum(1), cases=rows, backward=None))
+    assert (found.cause, found.exact) == ("uninitialised_accumulator", True) and "set to zero once" in found.text
+    assert "stale_state" in found.also
+
+
+# places in turn
+
+
+@assay.case(H=[6], KV=[2], T=[5], D=[3])
+def heads(make, H, KV, T, D):
+    return {"q": make.normal(H, D), "k": make.normal(KV, T, D)}
+
+
+def test_heads_are_taken_in_turn():
+    def attend(q, k, head):
+        return torch.stack([torch.softmax(k[head(h, len(q), len(k))] @ q[h], 0) for h in range(len(q))])
+
+    golden = lambda q, k: attend(q, k, lambda h, n, kv: h // (n // kv))  # noqa: E731
+    kernel = lambda q, k: attend(q, k, lambda h, n, kv: h % kv)  # noqa: E731
+    found = best(assay.Target(kernel, golden, cases=heads, backward=None))
+    assert (found.cause, found.exact) == ("permuted", True) and "taken in turn by 2" in found.text
+    assert set(found.also) == {"wrong_stride", "invalid_index"}
+
+
+@assay.case(T=[5], D=[8])
+def features(make, T, D):
+    return {"x": make.normal(T, D), "turn": make.uniform(T, D // 2)}
+
+
+def test_pairs_of_features_are_taken_from_halves():
+    def turned(a, b, turn):
+        return a * turn.cos() - b * turn.sin(), b * turn.cos() + a * turn.sin()
+
+    def golden(x, turn):
+        return torch.stack(turned(x[:, 0::2], x[:, 1::2], turn), -1).flatten(1)
+
+    def kernel(x, turn):
+        return torch.cat(turned(*x.chunk(2, 1), turn), 1)
+
+    found = best(assay.Target(kernel, golden, cases=features, backward=None))
+    assert (found.cause, found.exact) == ("permuted", True) and "axis 1 of x" in found.text
+
+
+@assay.case(T=[7], G=[3], E=[12])
+def groups(make, T, G, E):
+    return {"x": make.normal(T, E), "open": make.normal(T, G)}
+
+
+def test_groups_open_places_in_turn_and_infinities_stand_elsewhere():
+    def golden(x, open):
+        return x.masked_fill((open < 0).repeat_interleave(4, 1), -torch.inf)
+
+    def kernel(x, open):
+        return x.masked_fill((open < 0).repeat(1, 4), -torch.inf)
+
+    found = best(assay.Target(kernel, golden, cases=groups, backward=None))
+    assert (found.cause, found.exact) == ("permuted", True) and "h % 3" in found.text
+    back = best(assay.Target(golden, kernel, cases=groups, backward=None))
+    assert (back.cause, back.exact) == ("permuted", True) and "h // 4" in back.text
+    zero = best(assay.Target(lambda x, open: golden(x, open).clamp(min=-99) * (golden(x, open) > -99), golden,
+                             cases=groups, backward=None))  # fmt: skip
+    assert (zero.cause, zero.exact) == ("wrong_mask", True) and "hold 0 instead of -inf" in zero.text
+
+
+# before an update
+
+
+@assay.case(T=[6], D=[4])
+def states(make, T, D):
+    return {"fade": make.uniform(T, D), "x": make.normal(T, D), "s": make.normal(D)}
+
+
+def corrected(fade, x, s, *, early):
+    out = []
+    for t in range(len(x)):
+        faded = fade[t] * s
+        s = faded + torch.tanh(x[t] - (s if early else faded))
+        out.append(s)
+    return torch.stack(out)
+
+
+def test_in_every_turn_the_state_is_read_before_it_fades():
+    kernel = lambda fade, x, s: corrected(fade, x, s, early=True)  # noqa: E731
+    found = best(assay.Target(kernel, lambda fade, x, s: corrected(fade, x, s, early=False), cases=states,
+                              backward=None))  # fmt: skip
+    assert (found.cause, found.exact, found.whole) == ("wrong_saved_tensor", True, True)
+    assert "in each of 6 turns" in found.text and "from before" in found.text
+    late = best(assay.Target(lambda fade, x, s: corrected(fade, x, s, early=False),
+                             lambda fade, x, s: corrected(fade, x, s, early=True), cases=states,
+                             backward=None))  # fmt: skip
+    assert (late.cause, late.exact) == ("wrong_saved_tensor", True) and "in place of" in late.text
+
+
+@assay.case(N=[7], D=[3])
+def triangle(make, N, D):
+    return {"L": make.normal(N, N).tril() + 3 * torch.eye(N), "b": make.normal(N, D)}
+
+
+def solved(L, b, short=0):
+    rows = []
+    for i in range(len(b)):
+        known = sum((L[i, j] * rows[j] for j in range(i - short)), torch.zeros_like(b[i]))
+        rows.append((b[i] - known) / L[i, i])
+    return torch.stack(rows)
+
+
+def test_a_sum_over_what_is_known_ends_one_early():
+    found = best(assay.Target(lambda L, b: solved(L, b, 1), lambda L, b: solved(L, b), cases=triangle, backward=None))
+    assert (found.cause, found.exact) == ("off_by_one", True)
+
+
+# a factor of one addend alone
+
+
+@assay.case(T=[5], D=[4])
+def gated(make, T, D):
+    return {
+        "x": make.normal(T, D),
+        "r": make.normal(T, D),
+        "w": make.normal(D, D),
+        "b": make.normal(D),
+        "h": make.normal(D),
+    }
+
+
+@pytest.mark.parametrize("turns", [1, 5])
+def test_a_gate_multiplies_the_product_and_not_its_bias(turns):
+    def gru(x, r, w, b, h, *, apart):
+        for t in range(turns):
+            p = h @ w
+            h = torch.tanh(x[t] + (r[t] * p + b if apart else r[t] * (p + b)))
+        return h + x
+
+    kernel = lambda x, r, w, b, h: gru(x, r, w, b, h, apart=True)  # noqa: E731
+    golden = lambda x, r, w, b, h: gru(x, r, w, b, h, apart=False)  # noqa: E731
+    found = best(assay.Target(kernel, golden, cases=gated, backward=None))
+    assert (found.cause, found.exact) == ("wrong_factor", True)
+    assert found.params["term"] == "b" and "added behind" in found.text
