@@ -16,12 +16,13 @@ from torch import Tensor
 from .calls import Call, Change, Key, floating, moved
 from .judge import Judge
 
-_SENT, _PLACES = 1024, 8192  # numbers that come down, and that come out, at most
+_SENT, _PLACES, _PAIRS = 1024, 8192, 2**21  # numbers that come down, that come out, and one with another, at most
 _ALL = 8  # addends of which every choice is tried; of more of them beginnings, ends, one, and all but one
 _MOST = 64
 _WRONG = 3  # places, at least
 _CHANCE = 1e-3  # of a number that some of the addends make by accident
 _AT_INDICES = frozenset("index_put index_put_ index_add index_add_ scatter_add embedding_dense_backward".split())
+_SCALED = _AT_INDICES | {"mm", "bmm", "unfold_backward"}
 
 
 def changes(calls: Sequence[Call], among: set[int], judge: Judge) -> Iterator[Change]:
@@ -30,11 +31,16 @@ def changes(calls: Sequence[Call], among: set[int], judge: Judge) -> Iterator[Ch
         last = call.backward and call.index in among and floating(call.out)
         if not last or call.out.numel() != judge.golden.numel() or call.out.numel() > _PLACES:
             continue
-        if torch.equal(call.out.reshape(-1), judge.golden.reshape(-1)):
-            at = next((i for i, a in enumerate(call.args) if _linear(calls, call, i, a)), None)
-            change = None if at is None else _change(call, at, judge)
-            if change is not None:
-                yield change
+        out, golden = call.out.detach().reshape(-1), judge.golden.reshape(-1)
+        times = torch.ones_like(golden)
+        if not torch.equal(out, golden):  # what is made of it may be scaled on each place
+            if call.name not in _SCALED or bool(((out == 0) != (golden == 0)).any()):
+                continue
+            times = torch.where(golden == 0, times, golden / out)
+        at = next((i for i, a in enumerate(call.args) if _linear(calls, call, i, a)), None)
+        change = None if at is None else _change(call, at, judge, times)
+        if change is not None:
+            yield change
 
 
 def _linear(calls: Sequence[Call], call: Call, i: int, a: object) -> bool:
@@ -55,8 +61,10 @@ def _made(call: Call, i: int, t: Tensor) -> Tensor:
     return call.func(*args, **call.kwargs)
 
 
-def _change(call: Call, at: int, judge: Judge) -> Change | None:
+def _change(call: Call, at: int, judge: Judge, times: Tensor) -> Change | None:
     sent = call.args[at].detach()
+    if sent.numel() * call.out.numel() > _PAIRS:
+        return None
     units = torch.zeros_like(sent, memory_format=torch.contiguous_format)
     rows = []
     for i in range(sent.numel()):
@@ -70,8 +78,8 @@ def _change(call: Call, at: int, judge: Judge) -> Change | None:
         return None
     source = (addends != 0).double().sort(dim=1, descending=True, stable=True).indices[:, :most]
     addends = addends.gather(1, source)
-    got, bound = judge.got.reshape(-1)[wrong], judge.bound.reshape(-1)[wrong]
-    choices = _choices(most)
+    got, bound = (judge.got.reshape(-1) / times)[wrong], (judge.bound.reshape(-1) / times.abs())[wrong]
+    choices = _choices(most).to(addends.device)
     if float((bound / addends.abs().amax(1).clamp_min(1e-300)).median()) * len(choices) > _CHANCE:
         return None
     made = addends @ choices.T
@@ -102,6 +110,9 @@ def _read(addends: Tensor, kept: Tensor, source: Tensor, at_indices: bool) -> tu
     there = addends != 0
     left, lost = there & (kept > 0), there & (kept == 0)
     count = left.sum(1)
+    gone, come = (set(source[t].tolist()) for t in (lost, left))
+    if at_indices and come and min(gone) > max(come):
+        return "truncated_reduction", "the last updates never arrive", ("lost_update", "missing_term")
     if bool((count == 0).any()):
         return "missing_term", "none are left at some places", ("truncated_reduction", "wrong_mask")
     place = torch.arange(addends.shape[1], device=addends.device).expand_as(addends)
@@ -116,7 +127,6 @@ def _read(addends: Tensor, kept: Tensor, source: Tensor, at_indices: bool) -> tu
         how = "the last one is left" if bool((count == 1).all()) else "the last ones are left"
         also: tuple[str, ...] = ("overwritten_accumulator", "truncated_reduction")
         return "lost_update", f"{how} at each place: a store stands where an addition should", also
-    gone, come = (set(source[t].tolist()) for t in (lost, left))
     if not at_indices and not gone & come:
         return "missing_term", f"{len(gone)} never arrive, wherever they belong", ("truncated_reduction", "wrong_mask")
     also = ("overwritten_accumulator", "missing_term")
