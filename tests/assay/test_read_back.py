@@ -102,6 +102,21 @@ def test_what_reads_something_else_is_found(kernel, golden, cases, fault, dtype)
     assert verdicts(kernel, golden, cases, dtype, fault=fault) == ["fail"] * 3
 
 
+def test_weights_in_16_bits_are_told_as_what_they_are():
+    """torch's own attention on a CPU rounds them: no epsilon has to do with it, though it is right for large inputs."""
+
+    def rounding(q, k, v):
+        p = torch.softmax(q.float() @ k.float().mT * q.shape[-1] ** -0.5, -1).to(q.dtype)
+        return (p.float() @ v.float()).to(q.dtype)
+
+    def golden(q, k, v):
+        return assay.stage("p", torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)) @ v
+
+    found = assay.diagnose(assay.Target(rounding, golden, cases=heads, dtypes=(torch.bfloat16,), backward=None))
+    assert found.first_wrong_stage == "y" and found.causes[0].id == "low_precision_accumulation"
+    assert "rounds stage p to bfloat16" in found.causes[0].evidence[0]
+
+
 def test_in_float32_nothing_is_rounded_on_the_way():
     """There y is as good as what was computed: y in bfloat16 is a fault."""
 
