@@ -32,19 +32,21 @@ def _from_the_beginning(leaves: Leaves) -> Iterator[Change]:
         n = int(offsets[-1])
         if int(offsets[0]) or not 2 < n <= _ROWS:
             continue
-        place = torch.arange(n, device=offsets.device)
-        within = place - offsets[torch.searchsorted(offsets, place, right=True) - 1]
-        if torch.equal(within, place):
-            continue
         for name, t in leaves.items():
             if name != by and t.dim() and t.shape[0] == n:
 
-                def read(now: Leaves, name: str = name, at: Tensor = within) -> Leaves:
-                    return {name: now[name].index_select(0, at.to(now[name].device))}
+                def read(now: Leaves, name: str = name, by: str = by) -> Leaves:
+                    return {name: now[name].index_select(0, _within(now[by]).to(now[name].device))}
 
                 text = f"{name} is read from its beginning in every segment: what {by} says is not added"
                 yield Change("invalid_index", text, -1, None, {"operand": name, "axis": 0}, 0.55, leaves=read,
                              also=("wrong_stride", "shifted"))  # fmt: skip
+
+
+def _within(offsets: Tensor) -> Tensor:
+    """Of every row its place in its own segment."""
+    place = torch.arange(int(offsets[-1]), device=offsets.device)
+    return place - offsets[torch.searchsorted(offsets, place, right=True) - 1]
 
 
 def _unmoved(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:

@@ -296,7 +296,7 @@ def _softmax(call: Call) -> Iterator[Change]:
         yield Change(cause, text, call.index, alone, params, prior)
 
     def stored(x: Tensor, *args: Any) -> Tensor:
-        total = x.narrow(axis, n - 1, 1)
+        total = x.narrow(axis, x.shape[axis] - 1, 1)
         return x - total if log else torch.exp(x - total)
 
     text = f"of the addends of the sum of {call.said} the last one is left: a store stands where an addition should"
