@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from goldsmith import assay
 from goldsmith.assay.bounds import running_bounds
 from goldsmith.assay.ensemble import legal_runs
 from goldsmith.assay.golden import _rounded_apart, deciding, default_dtype, self_check, storage
@@ -122,6 +123,21 @@ def test_a_golden_that_computes_in_a_narrow_dtype_is_named_with_operator_and_lin
     text = found.problems[0]
     assert text.startswith(f"the golden computes in {str(narrow)[6:]}: aten._to_copy made it at ")
     assert f"test_golden.py:{forward.__code__.co_firstlineno + 1};" in text
+
+
+def test_random_numbers_are_drawn_in_the_candidates_dtype():
+    """In float64 torch has others: a dropout held to itself would be called wrong."""
+
+    def drop(x, seed, dtype):
+        return x * (torch.rand(x.shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) > 0.5) * 2
+
+    cases = {"x": torch.randn(5, 8), "seed": 3}
+    own = {dtype: lambda x, seed, d=dtype: drop(x, seed, d) for dtype in (None, torch.float32, F64)}
+    assert assay.check(assay.Target(own[torch.float32], own[torch.float32], cases=cases)).verdict == "pass"
+    found = assay.check(assay.Target(own[None], own[None], cases=cases), raises=False)
+    assert found.verdict == "reference_fault" and "draws random numbers in float64: aten.rand made it" in str(found)
+    wide = {**cases, "x": cases["x"].double()}
+    assert assay.check(assay.Target(own[F64], own[F64], cases=wide, dtypes=(F64,))).verdict == "pass"
 
 
 def test_a_narrow_backward_is_named_too():

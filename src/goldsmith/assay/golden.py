@@ -123,6 +123,7 @@ def self_check(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     sent: Collection[str] | None = None,
     surrogate: Collection[str] = (),
+    wide: bool = False,
     seed: int = 0,
 ) -> SelfCheck:
     """Section 4: float64 everywhere, twice bit-equal, inputs unwritten, gradients against central differences.
@@ -132,16 +133,17 @@ def self_check(
     shapes: output -> shape of the candidate's output, compared with the golden's.
     sent: the outputs that `gradient` takes a cotangent of (None: every floating one); others are no part of L.
     surrogate: inputs whose gradient is no derivative, and is not held to differences.
+    wide: the candidate computes in float64, too, and draws the random numbers that the golden draws there.
     """
     check = SelfCheck()
     leaves = {name: t.detach() for name, t in leaves.items()}
     with default_dtype(torch.float64), threads_for(leaves), in_one_order(leaves):
-        _checks(check, forward, gradient, leaves, shapes or {}, sent, surrogate, seed)
+        _checks(check, forward, gradient, leaves, shapes or {}, sent, surrogate, wide, seed)
     return check
 
 
-def _checks(check: SelfCheck, forward, gradient, leaves, shapes, sent, surrogate, seed) -> None:
-    watch = _NarrowerThanFloat64()
+def _checks(check: SelfCheck, forward, gradient, leaves, shapes, sent, surrogate, wide, seed) -> None:
+    watch = _NarrowerThanFloat64(wide)
     seen = _attempt(check, "the golden", watch, forward, leaves)
     if seen is None:
         return
@@ -242,28 +244,44 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 class _NarrowerThanFloat64(TorchDispatchMode):
-    """Names every operator that made a floating tensor narrower than float64, outside `storage(...)`."""
+    """Names every operator that made a floating tensor narrower than float64, outside `storage(...)`.
 
-    def __init__(self):
+    Random numbers are not computed: in float32 they are those that a candidate draws, and in float64 torch has others.
+    """
+
+    def __init__(self, wide: bool = False):
         super().__init__()
         self.found: list[str] = []
+        self.wide = wide
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         y = func(*args, **(kwargs or {}))
         if not getattr(_inside, "storage", ()):
             for out in y if isinstance(y, tuple | list) else (y,):
-                if isinstance(out, Tensor) and out.dtype in _NARROW:
-                    self._report(func, out)
+                if not isinstance(out, Tensor):
+                    continue
+                if func._schema.name in _DRAWS:
+                    if out.dtype == torch.float64 and not self.wide:
+                        self._report(
+                            func,
+                            out,
+                            "draws random numbers",
+                            "torch has other ones there than in the "
+                            "candidate's dtype: give dtype=torch.float32 in both, or make them an input",
+                        )
+                elif out.dtype in _NARROW:
+                    self._report(func, out, "computes", "the golden must stay in float64")
         return y
 
-    def _report(self, func, out: Tensor) -> None:
+    def _report(self, func, out: Tensor, does: str, why: str) -> None:
         dtype = str(out.dtype).removeprefix("torch.")
         frame = next((f for f in reversed(traceback.extract_stack()) if not _internal(f.filename)), None)
         place = f" at {_from_here(frame.filename)}:{frame.lineno}" if frame else ""
         name = f"{func.namespace}.{func._schema.name.split('::')[-1]}"
-        text = f"the golden computes in {dtype}: {name} made it{place}; the golden must stay in float64"
+        text = f"the golden {does} in {dtype}: {name} made it{place}; {why}"
         if not any(f" {dtype}:" in known for known in self.found):  # the first of each dtype; the rest follow from it
             self.found.append(text)
 
 
+_DRAWS = {f"aten::{name}" for name in ("rand", "randn", "rand_like", "randn_like", "normal", "bernoulli")}
 _NARROW = {torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2}

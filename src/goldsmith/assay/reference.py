@@ -364,14 +364,10 @@ class References:
         shapes = {n: tuple(self.run.outputs[n].shape) for n in visible}
         sent = self.run.cotangents  # an output of the candidate that carries no gradient gets none in the golden either
         return golden.self_check(
-            forward,
-            gradient if sent else None,
-            inputs,
-            shapes=shapes,
-            sent=tuple(sent),
-            surrogate=self.material.target.surrogate,
-            seed=self.material.seed,
-        )
+            forward, gradient if sent else None, inputs, shapes=shapes, sent=tuple(sent),
+            surrogate=self.material.target.surrogate, seed=self.material.seed,
+            wide=any(t.dtype == torch.float64 for t in self.material.inputs.values()),
+        )  # fmt: skip
 
     def _decided(self) -> References:
         """The golden held to its own decisions, so that none of them flips along a difference."""
