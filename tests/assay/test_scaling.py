@@ -140,12 +140,17 @@ def test_zero_times_inf_at_a_masked_element_is_an_accident_of_the_goldens_formul
         assay.check(one, probes="scaling", seed=seed)
 
 
-def test_nan_where_the_golden_is_finite_is_certain():
-    def mean_of_all(x, w, eps):
+def test_nan_where_the_golden_is_finite_is_certain_where_numbers_go_as_well():
+    def with_all(x, w, eps):
+        return rmsnorm(x, w, eps) + torch.clamp(x.amax() - 500 * x.abs().mean(), min=0)
+
+    def nothing_of_all(x, w, eps):
         return rmsnorm(x, w, eps) + 0 * x.sum()
 
-    report = scaled(mean_of_all, rmsnorm)
-    assert any(t.startswith("values:nan: y is not finite where the golden is: ") for t in texts(report, "scaling"))
+    said = "values:nan: y is not finite where the golden is: "
+    assert any(t.startswith(said) for t in texts(scaled(with_all, rmsnorm), "scaling"))
+    report = scaled(nothing_of_all, rmsnorm)
+    assert report.ok and {n.id for n in report.notes} == {"nan_spread"}
 
 
 def test_a_division_by_zero_on_equal_values_is_found_and_the_goldens_own_is_not():

@@ -110,7 +110,7 @@ def swings(
     runs = []
     for number in range(NUDGES):
         far = HAIR if number < TIES else ROUNDINGS * unit
-        moved = {n: nudged(t, n, number, far) for n, t in inputs.items() if t.is_floating_point()}
+        moved = {n: nudged(t, n, number, far) for n, t in inputs.items() if t.is_floating_point() and not binary(t)}
         runs.append(gradients({**leaves, **moved}))
     found = {}
     for name, value in golden.items():
@@ -125,6 +125,11 @@ def swings(
             several = (nearest > ALONE * (high - low)).any(0)
             found[name] = Swing(value, low, high, jump, several, inputs.get(name.removesuffix(".grad")))
     return found
+
+
+def binary(t: Tensor) -> bool:
+    """Whether a floating input holds zeros and ones alone: a mask, a choice. Other numbers are none of its values."""
+    return t.is_floating_point() and t.numel() > 0 and bool(((t == 0) | (t == 1)).all())
 
 
 def nudged(t: Tensor, name: str, number: int, unit: float) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from . import ladder_patterns as patterns
+from . import other_formula
 from .bounds import SLACK, Bounded
 from .ladder_noise import Noise, quantile, ulps
 from .ladder_where import locate, looks_like, worst
@@ -40,6 +41,7 @@ class Reference:
     compute: precision promised for sums; tensor_cores: True where products may be truncated (GPU), which turns a bias
     toward zero inside the bound into QUALITY.
     honest: runs of the golden in compute precision that say where it overflows itself, beside the ensemble's.
+    terms: the size of what may cancel in another formula (other_formula.terms).
     """
 
     name: str
@@ -52,6 +54,7 @@ class Reference:
     compute: torch.dtype = torch.float32
     tensor_cores: bool = False
     honest: list[Tensor] = field(default_factory=list)
+    terms: float = 0.0
 
     @cached_property
     def noise(self) -> Noise:
@@ -127,12 +130,26 @@ class _Held:
         if ref.store.is_floating_point and bool(over.any()):
             tiny = torch.finfo(ref.store).smallest_normal
             self.flushed = over & (self.y == 0) & (b.value.abs() < tiny) & ~b.structural_zero
-        self.over = over & ~self.flushed
+        over = over & ~self.flushed
+        self.cancelled = torch.zeros_like(over)
+        if ref.store.is_floating_point and bool(over.any()):
+            self.cancelled = over & self.cancels
+        self.over = over & ~self.cancelled
         self.special = self._special()
 
     @cached_property
+    def cancels(self) -> Tensor:
+        return other_formula.cancels(self.ref.bounded, self.error, self.ref.compute, self.ref.terms)
+
+    @cached_property
+    def beyond(self) -> Tensor:
+        """Elements beyond the noise, which another formula does not explain."""
+        out = self.ref.noise.excess(self.r) > self.ref.noise.limit()
+        return out & ~self.cancels if self.ref.store.is_floating_point and bool(out.any()) else out
+
+    @cached_property
     def r(self) -> Tensor:
-        return self.ref.noise.relative(self.y)
+        return self.ref.noise.relative(torch.where(self.cancelled, self.ref.bounded.value, self.y))
 
     def _special(self) -> dict[str, Tensor]:
         """NaN and Inf that differ from the golden's, by kind."""
@@ -188,7 +205,7 @@ class _Held:
     def ratio(self) -> float:
         """max |y - g| / e over finite elements whose bound is not open; 0 / 0 counts as 0."""
         b = self.ref.bounded
-        keep = self.y_finite & self.g_finite & ~b.open & (self.error > 0) & ~self.flushed
+        keep = self.y_finite & self.g_finite & ~b.open & (self.error > 0) & ~self.flushed & ~self.cancelled
         return float(torch.where(keep, self.error / b.bound, 0.0).max()) if keep.numel() else 0.0
 
     # the table
@@ -198,6 +215,13 @@ class _Held:
         if bool(self.flushed.any()):
             text = f"{self.name}: {int(self.flushed.sum())} subnormal results are flushed to 0"
             out.append(Note("flushes_subnormals", self.name, text, case))
+        if bool(self.cancelled.any()):
+            off, most = float(self.error[self.cancelled].max()), float(b.value[self.g_finite].abs().max())
+            text = (
+                f"{self.name}: {int(self.cancelled.sum())} elements are off by up to {off:.2g} where the golden is 0 or"
+            )
+            text += f" next to nothing beside {most:.2g}: rounding of another formula, whose sums cancel there"
+            out.append(Note("cancels", self.name, text, case))
         share = float(b.open.double().mean()) if b.open.numel() else 0.0
         if b.notes and share:
             text = f"{self.name}: not proven: {', '.join(b.notes)}; no error rule, so rung 1 is silent"
@@ -252,7 +276,7 @@ def _alarms(held: _Held, confirm: Confirm, probe: str, case: str) -> list[Findin
 
 
 def _beyond(held: _Held) -> bool:
-    return bool((held.ref.noise.excess(held.r) > held.ref.noise.limit()).any())
+    return bool(held.beyond.any())
 
 
 def _statistical(held: _Held, repeats: Callable[[], _Held], probe: str, case: str) -> Finding | None:
@@ -262,9 +286,9 @@ def _statistical(held: _Held, repeats: Callable[[], _Held], probe: str, case: st
         text = f"{held.name} is biased toward zero, as products truncated in tensor cores are; a fresh seed repeats it"
         return Finding(QUALITY, probe, held.name, None, patterns.slope(held.r, held.ref.noise).value, None, text, case)
     excess, limit = held.ref.noise.excess(held.r), held.ref.noise.limit()
-    bad = excess > limit
+    bad = held.beyond
     place = locate(held.name, bad, held.ref)
-    measured = float(excess.max())
+    measured = float(excess[bad].max())
     looks = "".join(f"; it looks like {t}" for t in looks_like(held.y, held.ref) if t.startswith("the golden"))
     text = (
         f"{held.name} errs by {measured:.3g} times the noise of honest implementations (limit {limit:.3g}): "

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from .. import ladder
-from ..bounds import SLACK
+from ..kinks import binary
 from ..memory import distinct
 from ..reference import References
 from ..results import CERTAIN
 from ..run import How, Material, Run
 from ..session import Session, decided
-from . import decisions, scaling_exact, values
+from . import decisions, reach, scaling_exact, values
 from .layouts import REFUSALS
 
 NAME = "scaling"
@@ -48,7 +48,9 @@ def run(session: Session) -> None:
 
 
 def _floating(session: Session) -> list[str]:
-    return [n for n, t in session.material.inputs.items() if t.is_floating_point() and t.numel()]
+    """The inputs whose values are changed: not those that hold zeros and ones alone, which have no other values."""
+    inputs = session.material.inputs
+    return [n for n, t in inputs.items() if t.is_floating_point() and t.numel() and not binary(t)]
 
 
 def _scaled(t: Tensor, exponent: int) -> Tensor:
@@ -200,18 +202,20 @@ def _special(session: Session, label: str, value: float, there: Callable[[Tensor
 def _leaked(
     session: Session, golden: References, label: str, leak: dict[str, Tensor], there: Callable[[Tensor], Tensor]
 ) -> None:
-    from . import taint  # it builds on this module
-
     for name, mask in leak.items():
         honest = golden.honest.get(name)
         mask = mask if honest is None else mask & ~there(honest)
         mask = mask & ~golden.also(name, there)
-        if bool(mask.any()) and (name.endswith(".grad") or taint.partly_mixed(session, name)):
-            mask = _reached(session, label, name, mask)
-        if bool(mask.any()):
-            where = session.locate(name, mask)
+        if not bool(mask.any()):
+            continue
+        wrong = _reached(session, label, name, mask)
+        if bool(wrong.any()):
+            where = session.locate(name, wrong)
             text = f"{label}: {name} is not finite where the golden is: {where.text}; {_said(session)}"
             session.find(CERTAIN, NAME, name, text, where=where)
+        else:
+            text = f"{label}: NaN spreads farther in {name} than in the golden; numbers do not"
+            session.note("nan_spread", name, text)
 
 
 def _said(session: Session) -> str:
@@ -222,20 +226,28 @@ def _said(session: Session) -> str:
 
 
 def _reached(session: Session, label: str, name: str, mask: Tensor) -> Tensor:
-    """Those elements that a large finite number at the same places makes wrong as well.
+    """Those elements that finite numbers at the same places reach or make wrong as well.
 
-    A product with masked zeros makes NaN of NaN, and a backward that computes its probabilities again may take
-    exp(-inf - NaN), where the golden writes a zero.
+    A product with masked zeros makes NaN of NaN, a cumulative sum NaN of NaN - NaN, and a backward that computes its
+    probabilities again may take exp(-inf - NaN), where the golden writes a zero. What is made of the planted element
+    may be NaN with it, where a comparison of the golden drops it.
     """
-    material = _planted(session, _places(session), None)
+
+    def changed(times: float) -> Material:
+        return _planted(session, _places(session), None, times)
+
+    material = changed(1.0)
     done = session.execute(NAME, f"{label}, a finite number in its place", material=material, look=False)
     got = {n: t for n, _, t in done.results()}.get(name)
     if done.error is not None or got is None or got.shape != mask.shape:
-        return mask
-    against = session.references(material, done, taken(session, done)).bounded[name]
-    wrong = mask & ~((got.double() - against.value).abs() <= SLACK * against.bound)
-    if not bool(wrong.any()):
-        session.note("nan_spread", name, f"{label}: NaN spreads farther in {name} than in the golden; numbers do not")
+        return torch.zeros_like(mask)
+    references = session.references(material, done, taken(session, done))
+    alone = mask & (references.values[name] == session.ref.values[name])  # the golden does not go there
+    wrong = torch.zeros_like(mask)
+    if bool(alone.any()):
+        wrong = reach.seen(session, {name: alone}, changed, f"{label}, a finite number")[name]
+    if bool((mask & ~alone).any()):
+        wrong = wrong | (mask & ~alone & reach.off(session, name, got, references))
     return wrong
 
 
@@ -272,10 +284,29 @@ def _swallowed(
             real[name] |= moves
     for name, mask in lost.items():
         mask = mask & real[name]
+        if name.endswith(".grad") and not any(bool(real[n].any()) for n in lost if not n.endswith(".grad")):
+            mask = _elsewhere(session, label, name, mask)
         if bool(mask.any()):
             where = session.locate(name, mask)
             text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}; {_said(session)}"
             session.find(CERTAIN, NAME, name, text, where=where)
+
+
+def _elsewhere(session: Session, label: str, name: str, mask: Tensor) -> Tensor:
+    """Without the gradient of the planted element itself, where every output is NaN as it should be.
+
+    A guard (where x > 20: x, else log1p(exp(min(x, 20)))) sends no gradient through the branch that it shuts, and the
+    clamp none to what is out of its range: the loss is NaN and says so.
+    """
+    place = _places(session).get(name.removesuffix(".grad"))
+    if place is None or not bool(mask.view(-1)[place]):
+        return mask
+    mask = mask.clone()
+    mask.view(-1)[place] = False
+    if not bool(mask.any()):
+        text = f"{label}: {name} is finite at the planted element itself, whose gradient is NaN in the golden; "
+        session.note("nan_gradient", name, text + "the outputs pass it on")
+    return mask
 
 
 def _nearby(session: Session, done: Run, input: str, place: int) -> dict[str, Tensor]:
@@ -294,12 +325,12 @@ def _places(session: Session) -> dict[str, int]:
     }
 
 
-def _planted(session: Session, places: dict[str, int], value: float | None) -> Material:
-    """The inputs with one element replaced; by a large finite number where value is None."""
+def _planted(session: Session, places: dict[str, int], value: float | None, times: float = 1.0) -> Material:
+    """The inputs with one element replaced; by a large finite number (times `times`) where value is None."""
     changed = {}
     for name, place in places.items():
         copy = session.material.inputs[name].clone(memory_format=torch.contiguous_format)
-        copy.view(-1)[place] = far(copy) if value is None else value
+        copy.view(-1)[place] = times * far(copy) if value is None else value
         changed[name] = copy
     return session.material.with_inputs(changed)
 

@@ -15,19 +15,23 @@ from torch import Tensor
 
 from ..axes import axis_names
 from ..bounds import SLACK
+from ..kinks import binary
 from ..reference import References
 from ..results import CERTAIN
 from ..run import How, Material, Run
 from ..session import Session
+from . import reach
 from .scaling import far, taken
 
 NAME = "taint"
-_OTHERS = (-1.0, 0.01, -0.01)  # of the large numbers: a softmax that one of them saturates shows another
 
 
 @dataclass(frozen=True)
 class Slice:
-    """One index of one axis of one input; `random` ones are tried with a finite number, the others with NaN."""
+    """One index of one axis of one input; `random` ones are tried with a finite number, the others with NaN.
+
+    Those of an input that holds zeros and ones alone are tried with ones and zeros.
+    """
 
     name: str
     axis: int
@@ -46,7 +50,9 @@ class Slice:
         material = material or session.material
         copy = material.inputs[self.name].clone(memory_format=torch.contiguous_format)
         part = self.of(copy)
-        if value is None:
+        if binary(copy):
+            part.copy_(1 - part)
+        elif value is None:
             generator = torch.Generator().manual_seed(session.seed + self.axis)
             part.copy_(times * spread(part, generator) * far(session.material.inputs[self.name]))
         else:
@@ -86,6 +92,8 @@ def slices(session: Session) -> list[Slice]:
             whole |= length == 1
             label = f"axis {names[axis]}" if tensor.dim() else "the scalar"
             wanted = [(i, False) for i in sorted({0, length - 1})] + [(middle, True)]
+            if binary(tensor):
+                wanted = [(i, True) for i in sorted({0, middle, length - 1})]
             out += [Slice(name, axis, i, f"{name}[{label} = {i}]", random) for i, random in wanted]
     return out
 
@@ -133,6 +141,7 @@ def _second_opinion(
         return
     done, references = made
     first = {n: t for n, _, t in session.first.results()}
+    leaks: dict[str, Tensor] = {}
     for name, silent, leaking in suspects:
         tensor = results(session, done).get(name)
         if tensor is None or name not in references.values:
@@ -141,58 +150,16 @@ def _second_opinion(
         _missing(session, part, name, silent & still, tensor, references)
         leaking &= references.values[name] == session.ref.values[name]
         if bool(leaking.any()):  # a convolution of torch's multiplies what it pads with, NaN too
-            leaking &= ~with_nan.also(name, torch.isnan)
-            stepped = leaking & _stepped(session, name, tensor)
-            if not bool(stepped.any()) and _by_zeros(session, part, name, leaking, with_nan):
-                said = f"NaN in {part.text} spreads farther in {name} than in the golden; numbers do not"
-                session.note("nan_spread", name, said)
-                continue
-            _extra(session, part, name, leaking, "NaN", references)
-
-
-def partly_mixed(session: Session, name: str) -> bool:
-    """Whether slices of some input reach several, and not all, indices of an axis of the result: there is a mask.
-
-    A kernel may multiply with the mask's zeros, which make NaN of NaN.
-    """
-    reach: dict[tuple[str, int, int], list[int]] = {}
-    for part in slices(session):
-        found = session.references(part.filled(session, float("nan")), session.first).values.get(name)
-        if found is None:
-            return False
-        for axis in range(found.dim()):
-            rows = torch.isnan(found).movedim(axis, 0).reshape(found.shape[axis], -1).any(-1)
-            reach.setdefault((part.name, part.axis, axis), []).append(int(rows.sum()))
-    return any(max(n) > 1 and min(n) < session.ref.values[name].shape[axis] for (_, _, axis), n in reach.items())
-
-
-def _by_zeros(session: Session, part: Slice, name: str, leaking: Tensor, with_nan: References) -> bool:
-    """Whether NaN spreads by products with a mask's zeros, as it may: where numbers do not go, whatever they are.
-
-    So spread, it comes out along all but one axis where it does in the golden; where it is narrower than that, other
-    numbers are tried as well. What should reach nothing at all is padding, which may well hold NaN.
-    """
-    reach, narrower = torch.isnan(with_nan.values[name]), 0
-    for axis in range(leaking.dim()):
-        mine, own = (t.movedim(axis, 0).reshape(t.shape[axis], -1).any(-1) for t in (leaking, reach))
-        narrower += bool((own & ~mine).any())
-    if not bool(reach.any()) or not partly_mixed(session, name):
-        return False
-    return narrower <= 1 or all(_stays_out(session, part, name, leaking, times) for times in _OTHERS)
-
-
-def _stays_out(session: Session, part: Slice, name: str, places: Tensor, times: float) -> bool:
-    made = ran(session, part.filled(session, None, times=times), f"taint:finite({part.text}, {times:g})")
-    tensor = None if made is None else results(session, made[0]).get(name)
-    return tensor is not None and not bool((places & _stepped(session, name, tensor)).any())
-
-
-def _stepped(session: Session, name: str, tensor: Tensor) -> Tensor:
-    """Where a result is another one than in the first run, by more than rounding explains."""
-    was = {n: t for n, _, t in session.first.results()}[name]
-    if was is None:
-        return torch.ones_like(tensor, dtype=torch.bool)
-    return ~((tensor.double() - was.double()).abs() <= 2 * SLACK * session.ref.bounded[name].bound)
+            leaks[name] = leaking & ~with_nan.also(name, torch.isnan)
+    leaks = {n: mask for n, mask in leaks.items() if bool(mask.any())}
+    said = f"taint:finite({part.text})"
+    reached = reach.seen(session, leaks, lambda times: part.filled(session, None, times=times), said) if leaks else {}
+    for name, mask in leaks.items():
+        if bool(reached[name].any()):
+            _extra(session, part, name, mask, "NaN", references)
+        else:  # 0 * NaN, NaN - NaN
+            said = f"NaN in {part.text} spreads farther in {name} than in the golden; numbers do not"
+            session.note("nan_spread", name, said)
 
 
 def _finite(session: Session, part: Slice) -> None:
@@ -208,15 +175,11 @@ def _finite(session: Session, part: Slice) -> None:
         change = (expected - before.value).abs()
         still = tensor == was
         _missing(session, part, name, still & (change > 0), tensor, references)
-        stepped = ~((tensor.double() - was.double()).abs() <= 2 * SLACK * before.bound)
-        stepped &= (change == 0) & ~still
-        if bool(stepped.any()):  # at these inputs rounding may be larger than at the first ones
-            now = references.bounded[name]
-            stepped &= ~((tensor.double() - now.value).abs() <= SLACK * now.bound)
-            infinite = ~torch.isfinite(tensor)
-            if bool((stepped & infinite).any()):  # exp overflows in float32 where it does not in float64
-                stepped &= ~(infinite & references.also(name, lambda t: ~torch.isfinite(t)))
-            _extra(session, part, name, stepped, "a large number", references)
+        stepped = (change == 0) & ~still & ~((tensor.double() - was.double()).abs() <= 2 * SLACK * before.bound)
+        if bool(stepped.any()):
+            said = f"taint:finite({part.text})"
+            found = reach.seen(session, {name: stepped}, lambda times: part.filled(session, None, times=times), said)
+            _extra(session, part, name, found[name], "a large number", references)
 
 
 def _beside(session: Session) -> None:

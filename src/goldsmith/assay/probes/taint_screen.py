@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import ladder
 from ..bounds import SLACK
+from ..kinks import binary
 from ..reference import References
 from ..run import Material, Run
 from ..session import Session
@@ -35,6 +36,7 @@ def remaining(session: Session, slices: list[Slice]) -> list[Slice]:
     left: set[Slice] = set()
     for axis in sorted({s.axis for s in slices}):
         left |= _without_influence(session, [s for s in slices if s.axis == axis], reach)
+    left |= {s for s in slices if binary(session.material.inputs[s.name])}  # NaN is none of their values
     left |= _leaking(session, [s for s in slices if s not in left], reach)
     return [s for s in slices if s in left]
 
@@ -82,6 +84,9 @@ def _changed(session: Session, slices: list[Slice]) -> Material:
         if part.name not in changed:
             changed[part.name] = tensor.clone(memory_format=torch.contiguous_format)
         place = part.of(changed[part.name])
+        if binary(tensor):
+            place.copy_(1 - part.of(tensor))
+            continue
         generator = torch.Generator().manual_seed(session.seed + 31 * part.index + part.axis)
         rms = float(tensor.double().square().mean().sqrt())
         # enough to show above the rounding of a store, and short of saturating what is not saturated

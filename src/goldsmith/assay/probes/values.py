@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .. import ladder
+from .. import ladder, other_formula
 from ..bounds import unit_roundoff
 from ..reference import GoldenError, References
 from ..results import CERTAIN, STATISTICAL, Finding, TargetError
@@ -85,7 +85,7 @@ def judge(
     for name, (kind, tensor) in got.items():
         if name in decided or name in skip:
             continue
-        against = reference.reference(name, kind, noise=noise)
+        against = _against(reference, name, kind, noise)
         if against is None:
             continue
         golden = against.bounded.value
@@ -121,6 +121,13 @@ def judge(
     else:
         maps.draw_run(session, done, reference, label, failed)
     return failed
+
+
+def _against(references: References, name: str, kind: str, noise: bool) -> ladder.Reference | None:
+    """What tensor `name` is judged by, with the size of what may cancel in it."""
+    found = references.reference(name, kind, noise=noise)
+    terms = 0.0 if found is None else other_formula.terms(name, references.bounded, references.leaves)
+    return found if found is None else replace(found, terms=terms)
 
 
 def _far_off(
@@ -183,7 +190,7 @@ class _Repeats:
                 self.made[attempt] = self._make(attempt)
             done, references = self.made[attempt]
             tensor = dict((n, t) for n, _, t in done.results()).get(name)
-            reference = references.reference(name, kind)
+            reference = _against(references, name, kind, True)
             if reference is None:
                 raise TargetError(f"{name}: the golden has it under one seed and not under another")
             if tensor is None:

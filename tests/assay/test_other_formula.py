@@ -1,0 +1,221 @@
+"""Right kernels by another formula than the golden's, whose rounding, NaN or range is another, beside wrong ones."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from assay.kernels import target, texts
+from goldsmith import assay
+
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+SEEDS = pytest.mark.parametrize("seed", range(2))
+
+
+def held(kernel, golden, cases, dtype=torch.float32, seed=0, **more):
+    return assay.check(target(kernel, golden, cases, dtypes=(dtype,), **more), seed=seed, raises=False)
+
+
+def notes(report):
+    return {n.id for n in report.notes}
+
+
+# -- decays as exponentials of differences of a cumulative sum ---------------------------------------------------------
+
+
+@assay.case(N=[7], D=[3], E=[2])
+def tokens(make, N, D, E):
+    return {"x": make.normal(N, D), "a": -make.uniform(N), "b": make.normal(N, E), "c": make.normal(N, E)}
+
+
+def recurrence(x, a, b, c):
+    state, rows = torch.zeros(b.shape[1], x.shape[1], dtype=x.dtype), []
+    for t in range(len(x)):
+        state = torch.exp(a[t]) * state + b[t][:, None] * x[t]
+        rows.append(c[t] @ state)
+    return torch.stack(rows)
+
+
+def chunked(x, a, b, c, chunk=4, past=0):
+    """Listing 1 of the Mamba-2 paper; past: so many positions too many are seen."""
+    dtype = x.dtype
+    x, a, b, c = (t.float() for t in (x, a, b, c))
+    state, rows = x.new_zeros(b.shape[1], x.shape[1]), []
+    for at in range(0, len(x), chunk):
+        xs, step, bs, cs = (t[at : at + chunk] for t in (x, a, b, c))
+        sums = torch.cumsum(step, 0)
+        later = ~torch.ones(len(xs), len(xs), dtype=torch.bool).tril(past)
+        decay = torch.exp((sums[:, None] - sums).masked_fill(later, -torch.inf))
+        rows.append(((cs @ bs.T) * decay) @ xs + torch.exp(sums)[:, None] * (cs @ state))
+        state = torch.exp(sums[-1]) * state + (bs * torch.exp(sums[-1] - sums)[:, None]).T @ xs
+    return torch.cat(rows).to(dtype)
+
+
+@BOTH
+@SEEDS
+def test_a_cumulative_sum_of_decays_is_right(dtype, seed):
+    """a[0] meets an empty state: its gradient is the difference of two equal sums, and NaN - NaN goes farther."""
+    report = held(chunked, recurrence, tokens, dtype, seed)
+    assert report.ok and "nan_spread" in notes(report), str(report)
+    assert dtype == torch.bfloat16 or "cancels" in notes(report)
+
+
+def test_a_cumulative_sum_that_sees_the_next_position_or_adds_to_a_zero_is_wrong():
+    def leaks(x, a, b, c):
+        return chunked(x, a, b, c, past=1)
+
+    class Adds(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, a, b, c):
+            ctx.save_for_backward(x, a, b, c)
+            return recurrence(x, a, b, c)
+
+        @staticmethod
+        def backward(ctx, g):
+            with torch.enable_grad():
+                inputs = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+                grads = list(torch.autograd.grad(recurrence(*inputs), inputs, g))
+            grads[1] = grads[1] + torch.zeros_like(grads[1]).index_fill(0, torch.tensor([0]), 1e-4)
+            return tuple(grads)
+
+    assert not held(leaks, recurrence, tokens).ok
+    said = texts(held(Adds.apply, recurrence, tokens), "values")
+    assert any("a.grad" in text and "nonzero where only 0 is possible" in text for text in said)
+
+
+# -- masks of zeros and ones -------------------------------------------------------------------------------------------
+
+
+@assay.case(N=[10], V=[7])
+def some_ignored(make, N, V):
+    t = make.integers(0, V, N)
+    t[::4] = -100
+    return {"z": make.normal(N, V), "t": t}
+
+
+def ignoring(z, t):
+    kept = (t != -100).to(z.dtype)
+    loss = -torch.log_softmax(z, -1).gather(1, t.clamp(min=0)[:, None])[:, 0]
+    return (loss * kept).sum() / kept.sum()
+
+
+@SEEDS
+def test_rows_that_are_ignored_by_a_factor_of_zero_are_a_note(seed):
+    report = held(ignoring, lambda z, t: F.cross_entropy(z, t), some_ignored, seed=seed)
+    assert report.ok and notes(report) == {"nan_spread"}, str(report)
+
+
+def test_rows_whose_large_numbers_arrive_are_not_ignored():
+    def clipped(z, t):
+        return ignoring(z, t) + torch.clamp(z[t == -100].amax() - 100, min=0)
+
+    said = texts(assay.check(target(clipped, lambda z, t: F.cross_entropy(z, t), some_ignored), raises=False), "taint")
+    assert any("reaches y" in text and "a wrong mask" in text for text in said), said
+
+
+@assay.case(B=[3], N=[6], C=[5])
+def masked_rows(make, B, N, C):
+    mask = torch.zeros(B, N)
+    for row, kept in enumerate((6, 3, 1)):
+        mask[row, :kept] = 1
+    return {"x": make.normal(B, N, C), "mask": mask.to(make.dtype)}
+
+
+def masked_mean(x, mask):
+    return torch.where(mask[..., None] > 0, x, 0).sum(1) / mask.sum(1, keepdim=True)
+
+
+def by_product(x, mask, eps=0.0):
+    mask = mask.float()
+    return ((x.float() * mask[..., None]).sum(1) / (mask.sum(1, keepdim=True) + eps)).to(x.dtype)
+
+
+@BOTH
+@SEEDS
+def test_a_mask_of_floats_keeps_to_zeros_and_ones(dtype, seed):
+    seen = []
+
+    def kernel(x, mask):
+        seen.append(bool(((mask == 0) | (mask == 1)).all()))
+        return by_product(x, mask)
+
+    report = held(kernel, masked_mean, masked_rows, dtype, seed, grads=("x",))
+    assert report.ok and all(seen), str(report)
+
+
+@BOTH
+@SEEDS
+def test_what_a_mask_hides_may_be_filled_by_a_product(dtype, seed):
+    def golden(x, mask):
+        return torch.where(mask[..., None] > 0, x, -3.0).square()
+
+    def kernel(x, mask):
+        mask = mask[..., None].float()
+        return (x.float() * mask + (1 - mask) * -3.0).square().to(x.dtype)
+
+    report = held(kernel, golden, masked_rows, dtype, seed, grads=("x",))
+    assert report.ok, str(report)
+
+
+def test_a_mask_that_is_not_read_or_is_cut_is_found():
+    def cut(x, mask):
+        return by_product(x[:, :-1], mask[:, :-1])
+
+    def ignores_its_end(x, mask):
+        return by_product(x, torch.cat([mask[:, :-1], torch.zeros_like(mask[:, -1:])], 1).clamp(min=0))
+
+    for wrong in (cut, ignores_its_end):
+        assert not held(wrong, masked_mean, masked_rows, grads=("x",)).ok
+
+
+def test_the_scale_of_what_is_masked_is_tried_all_the_same():
+    def golden(x, mask):
+        y = torch.where(mask[..., None] > 0, x, 0)
+        return y / (y.square().sum(1, keepdim=True) + 1e-12).sqrt()
+
+    def kernel(x, mask):
+        y = x * mask[..., None]
+        return y / (y.square().sum(1, keepdim=True) + 1e-9).sqrt()
+
+    said = texts(held(kernel, golden, masked_rows, grads=("x",)), "scaling")
+    assert any("2^-12" in text for text in said), said
+
+
+# -- NaN, and who passes it on -----------------------------------------------------------------------------------------
+
+
+@assay.case(N=[5], C=[6])
+def steps(make, N, C):
+    return {"x": make.normal(N, C)}
+
+
+def guarded(x):
+    z = x.float()
+    return torch.where(z > 20, z, torch.log1p(torch.exp(z.clamp(max=20)))).to(x.dtype)
+
+
+@BOTH
+@SEEDS
+def test_a_guard_that_stops_the_gradient_of_nan_alone_is_a_note(dtype, seed):
+    report = held(guarded, F.softplus, steps, dtype, seed)
+    assert report.ok and "nan_gradient" in notes(report), str(report)
+
+
+def test_nan_that_an_output_or_another_gradient_swallows_is_certain():
+    def output(x):
+        return torch.nan_to_num(guarded(x))
+
+    class Others(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            p = torch.softmax(x, -1)
+            ctx.save_for_backward(p)
+            return p
+
+        @staticmethod
+        def backward(ctx, g):
+            (p,) = ctx.saved_tensors
+            return torch.nan_to_num(p * (g - (g * p).sum(-1, keepdim=True)))
+
+    for kernel, golden in ((output, F.softplus), (Others.apply, lambda x: torch.softmax(x, -1))):
+        said = texts(held(kernel, golden, steps), "scaling")
+        assert any(text.startswith("values:nan is swallowed") for text in said), said
