@@ -256,3 +256,29 @@ def test_a_bias_that_is_seen_in_one_layout_alone_is_no_fault_of_the_layout():
         text = "y exceeds what noise explains (layout:transposed(x))"
         found.findings = [Finding(rung, "layouts", "y", None, None, None, text, "c")]
         assert ("layout_assumption" in {c.id for c in rank(pair(golden, golden, report=found), {})}) == named
+
+
+@assay.case(N=[5], C=[3])
+def saved_rows(make, N, C):
+    return {"x": make.normal(N, C)}
+
+
+def unit(x):
+    length = x.square().sum(1).sqrt()
+    return x / length[:, None], length
+
+
+def dense_gradient(x, y, length, grad_y):
+    g = grad_y.as_strided(x.shape, (x.shape[1], 1))
+    return {"x": (g - y * (g * y).sum(1, keepdim=True)) / length[:, None]}
+
+
+def test_a_gradient_read_as_dense_is_no_wrong_saved_tensor():
+    """On the golden's saved tensors it is right, as it is on its own: only another layout makes it wrong."""
+    target = assay.Target(
+        unit, unit, cases=saved_rows, name="unit", outputs=("y", "length"), saved=("length",), backward=dense_gradient
+    )
+    found = assay.diagnose(target)
+    assert found.first_wrong_stage == "x.grad"
+    assert found.causes[0].id in ("layout_assumption", "expanded_gradient")
+    assert "wrong_saved_tensor" not in [c.id for c in found.causes]

@@ -81,3 +81,34 @@ def test_a_case_that_fails_with_numbers_says_more_than_one_that_raises():
     found = assay.diagnose(assay.Target(short, golden, cases=two, name="kernel", backward=None))
     assert found.first_wrong_stage == "y" and found.examined["sizes"]["T"] == 6
     assert found.causes[0].id == "permuted"
+
+
+def bag_means(x, offsets):
+    owner = torch.repeat_interleave(torch.arange(len(offsets) - 1), offsets.diff())
+    total = torch.zeros(len(offsets) - 1, dtype=x.dtype).index_add(0, owner, x)
+    return total / offsets.diff().clamp(min=1)
+
+
+def first_counts(x, offsets):
+    """Reads the first element of every bag, also of one that has none."""
+    edges = list(zip(offsets.tolist(), offsets.tolist()[1:], strict=False))
+    firsts = [x[lo:hi][0] for lo, hi in edges]
+    return torch.stack(
+        [(first + x[lo + 1 : hi].sum()) / (hi - lo) for first, (lo, hi) in zip(firsts, edges, strict=True)]
+    )
+
+
+@pytest.mark.parametrize(
+    "index, first", [(torch.tensor([0, 5, 5, 8]), "empty_group"), (torch.tensor([0, 3, 5, 8]), "")]
+)
+def test_an_error_that_goes_away_with_something_in_every_bag_is_of_an_empty_one(index, first):
+    @assay.case(P=[8], G=[3])
+    def given(make, P, G):
+        return {"x": make.normal(P), "offsets": index}
+
+    found = assay.diagnose(assay.Target(first_counts, bag_means, cases=given, name="kernel", backward=None))
+    if not first:
+        assert found.ok
+        return
+    assert found.causes[0].id == first
+    assert any("offsets has nothing in group 1" in said for said in found.causes[0].evidence)

@@ -8,6 +8,10 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
 
+def density(x):
+    return torch.exp(-x * x / 2) / (2 * torch.pi) ** 0.5
+
+
 def inner(g, y, dim=-1):
     return (g * y).sum(dim, keepdim=True)
 
@@ -25,12 +29,24 @@ SLOPES = [
     ("tanh", "wrong_factor", "has 1 - y in place of 1 - y^2", lambda g, y, x: g * (1 - y)),
     ("tanh", "sign_flip", "has 1 + y^2 in place of 1 - y^2", lambda g, y, x: g * (1 + y * y)),
     ("silu", "missing_term", "lacks the slope of the sigmoid", lambda g, y, x: g * x.sigmoid()),
+    ("silu", "missing_term", "lacks the sigmoid itself", lambda g, y, x: g * x * x.sigmoid() * (1 - x.sigmoid())),
+    ("silu", "wrong_factor", "is not applied", lambda g, y, x: g.clone()),
+    ("gelu", "missing_term", "lacks the density", lambda g, y, x: g * 0.5 * (1 + torch.erf(x / 2**0.5))),
+    ("gelu", "missing_term", "lacks the distribution itself", lambda g, y, x: g * x * density(x)),
+    (
+        "gelu",
+        "wrong_factor",
+        "lacks the factor x",
+        lambda g, y, x: g * (0.5 * (1 + torch.erf(x / 2**0.5)) + density(x)),
+    ),
+    ("softplus", "wrong_factor", "has the slope of the sigmoid", lambda g, y, x: g * x.sigmoid() * (1 - x.sigmoid())),
     ("silu", "wrong_factor", "lacks the factor x", lambda g, y, x: g * x.sigmoid() * (2 - x.sigmoid())),
     ("silu", "sign_flip", "other sign in its slope", lambda g, y, x: g * x.sigmoid() * (1 - x * (1 - x.sigmoid()))),
 ]
 FORWARD = {
     "softmax": lambda x: torch.softmax(x, -1), "sigmoid": torch.sigmoid, "tanh": torch.tanh,
-    "silu": lambda x: torch.nn.functional.silu(x),
+    "silu": lambda x: torch.nn.functional.silu(x), "gelu": lambda x: torch.nn.functional.gelu(x),
+    "softplus": lambda x: torch.nn.functional.softplus(x),
 }  # fmt: skip
 
 
