@@ -217,6 +217,25 @@ def test_results_that_share_memory_are_found_unless_the_golden_returns_views_too
     assert quick(two, golden=two, backward=None).ok
 
 
+def test_one_gradient_for_both_addends_is_no_fault_and_two_that_overlap_are():
+    """Autograd itself hands the gradient of a + b to a and to b."""
+
+    def golden(a, b):
+        return a + b * 1  # whose gradients it does not share
+
+    def overlapping(a, b, grad_y):
+        both = torch.empty(len(a) + 1, *a.shape[1:])
+        both[1:], both[:-1] = grad_y, grad_y
+        return both[1:], both[:-1]
+
+    cases = {"a": torch.randn(5, 8), "b": torch.randn(5, 8)}
+    alike = {"autograd": "auto", "one": lambda a, b, grad_y: (grad_y, grad_y)}
+    for backward in alike.values():
+        assert assay.check(assay.Target(torch.add, golden, cases=cases, backward=backward)).verdict == "pass"
+    found = assay.check(assay.Target(torch.add, golden, cases=cases, backward=overlapping), raises=False)
+    assert "a.grad shares memory with b.grad: writing one changes the other" in texts(found, "alias")
+
+
 def test_overlap_is_exact_for_interleaved_views():
     base = torch.zeros(4, 6)
     assert overlap(base[:, :3], base[:, 2:4]) and overlap(base, base[1, 1:2])

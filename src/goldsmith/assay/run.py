@@ -335,6 +335,11 @@ def _gradients(named: dict[str, Any], who: str) -> dict[str, Tensor | None]:
 # memory
 
 
+def _one(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same numbers at the same place."""
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
+
+
 def _look_at_memory(run: Run, arena: Arena, target: Target, stages: Mapping[str, Tensor]) -> None:
     for results in (run.live, run.grads, run.again or {}, stages):
         arena.name({n: t for n, t in results.items() if t is not None})
@@ -346,7 +351,10 @@ def _look_at_memory(run: Run, arena: Arena, target: Target, stages: Mapping[str,
     placed = {n: b.tensor for n, b in arena.inputs.items() if n not in target.mutates}
     run.aliases = aliases(run.live, placed)
     if run.error is None:
-        run.aliases |= aliases({n: g for n, g in run.grads.items() if g is not None}, _inputs_only(placed))
+        grads = {n: g for n, g in run.grads.items() if g is not None}
+        shared = aliases(grads, _inputs_only(placed))
+        # autograd hands one tensor to both addends of a + b, and copies it where it keeps it
+        run.aliases |= {(n, o) for n, o in shared if o not in grads or not _one(grads[n], grads[o])}
     run.grads = {n: None if g is None else g.detach().clone() for n, g in run.grads.items()}
     if run.again is not None:
         run.again = {n: None if g is None else g.detach().clone() for n, g in run.again.items()}

@@ -1,0 +1,48 @@
+"""What rounds nothing has no legal orders: two runs of a copy, a gather or a power of two differ by a fault alone."""
+
+import pytest
+import torch
+
+from goldsmith import assay
+
+
+@assay.case()
+def rows(make):
+    return {"x": make.uniform(6, 8), "index": make.permutation(6)}
+
+
+def gather(x, index):
+    return x[index]
+
+
+def double(x, index):
+    return x * 2
+
+
+def one_row_leaks(x, index):
+    """Threads that share a row of scratch memory."""
+    y = x[index]
+    return y if torch.get_num_threads() == 1 else torch.where(torch.arange(len(y))[:, None] == 3, y.roll(1, 0), y)
+
+
+def more_with_threads(x, index):
+    return x * (2 if torch.get_num_threads() == 1 else 2.6)
+
+
+@pytest.mark.parametrize("kernel, golden", [(one_row_leaks, gather), (more_with_threads, double)])
+def test_a_race_that_stays_below_one_is_found(kernel, golden):
+    for seed in range(3):
+        found = assay.check(assay.Target(kernel, golden, cases=rows), seed=seed, raises=False)
+        assert found.verdict == "fail" and "with 2 threads the result is another" in found.findings[0].text
+
+
+@pytest.mark.parametrize("factor", [1.001, 1.1])
+def test_a_kernel_that_goes_wrong_later_is_told_as_that(factor):
+    calls = []
+
+    def drifts(x, index):
+        calls.append(0)
+        return x * 2 * (factor if len(calls) > 3 else 1)
+
+    found = assay.diagnose(assay.Target(drifts, double, cases=rows, reset=None))
+    assert found.causes[0].id == "stale_state"
