@@ -60,6 +60,19 @@ def test_a_fault_that_is_planted_is_named(store, stage, lanes):
         assert torch.equal(engine(3, x, ids, weights), clean)  # one call had it
 
 
+@pytest.mark.parametrize("stage", ["gate_up", "race"])
+def test_a_slot_that_was_filled_anew_since_is_not_taken_for_a_broken_transfer(store, stage):
+    x = torch.randn(9, store.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids = torch.arange(18).view(9, 2) % 6
+    size = store.expert_nbytes(3)
+    with Engine(store, device="cpu", gpu_budget=2 * size, lanes="copied") as engine:
+        assert engine.spending.staging == 2  # six experts through two slots: the first is gone when the guard looks
+        with inject(engine, stage, layer=3, expert=0):
+            report = told(engine, 3, x, ids, torch.full((9, 2), 0.5))
+    wanted = {"race": ("down", "race")}.get(stage, (stage, "overflow"))
+    assert (report.stage, report.cause, report.experts) == (*wanted, (0,))
+
+
 def test_an_infinity_is_called_so(store):
     x, ids, weights = stores.call(store, 1, 3, 2)
     with engine_of(store) as engine, inject(engine, "input", layer=1, rows=[1], value=math.inf):
@@ -88,6 +101,7 @@ def test_weights_that_were_damaged_since(tmp_path):
     with engine_of(store, "cpu") as engine:
         report = told(engine, 0, x, ids, weights)
     assert (report.stage, report.cause, report.experts) == ("weights", "weights", (4,))
+    assert "is not finite, and its bytes" in report.evidence[0] or "is finite in the store, but" in report.evidence[0]
     assert "not those that were written (section gate): damaged since" in report.evidence[0]
 
 
@@ -128,6 +142,7 @@ def test_nan_in_a_router_names_the_input_and_no_expert(store):
     with engine_of(store) as engine:
         report = told(engine, 1, x, ids, weights)
     assert (report.stage, report.cause, report.rows, report.experts) == ("routing", "input", (2,), ())
+    assert "the router is at fault. They came so; there is no layer" in str(report)
 
 
 def test_nothing_is_masked_with_warn_and_off(store):

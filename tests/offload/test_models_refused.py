@@ -208,8 +208,8 @@ def test_arguments_of_the_wrong_kind_are_named(tmp_path):
     for wrong, kind, text in (
         (lambda: from_pretrained(None), TypeError, "path is a NoneType, wanted the folder of a model"),
         (lambda: from_pretrained(""), ValueError, "there is no folder ''"),
-        (lambda: from_pretrained(tmp_path, store=3), TypeError, "store is a int, wanted an ExpertStore, the path"),
-        (lambda: offload(model, store=3), TypeError, "store is a int, wanted an ExpertStore, the path"),
+        (lambda: from_pretrained(tmp_path, store=3), TypeError, "store is an int, wanted an ExpertStore, the path"),
+        (lambda: offload(model, store=3), TypeError, "store is an int, wanted an ExpertStore, the path"),
         (lambda: offload(model, calibration="nosuch"), FileNotFoundError, "calibration= cannot be read .No such file"),
     ):
         with pytest.raises(kind, match=text):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from goldsmith.offload.engine import Engine
+from goldsmith.offload.explanation import _size
 from goldsmith.offload.statistics import Counts
 from offload import stores
 
@@ -109,7 +110,7 @@ def test_the_explanation_has_the_curve_that_the_plan_was_made_by(store):
     given = stores.calibration(store, cpu_curve=curve, cpu_beside_curve=slow, **rates)
     with engine_of(store, calibration=given) as engine:
         explained = engine.explain()
-    assert "us of an expert on the CPU, by its tokens: 1: 100, 24: 300, 240: 2e+03" in str(explained)
+    assert "us of an expert on the CPU, by its tokens: 1: 100, 24: 300, 240: 2,000" in str(explained)
     assert "us of an expert on the CPU while copies run, by its tokens: 1: 200, 24: 400" in str(explained)
     facts = explained.to_dict()
     assert json.loads(json.dumps(facts)) == facts
@@ -124,6 +125,15 @@ def test_a_faster_link_helps_where_the_link_limits(store):
         facts = engine.explain().to_dict()
     assert facts["decode"]["limiting"] == "link" and facts["decode"]["twice_as_fast"]["link"] > 0.5
     assert facts["decode"]["twice_as_fast"]["cpu"] == pytest.approx(0.0)
+
+
+def test_amounts_are_written_for_a_reader(store):
+    sizes = {5, 1536, 880640, 1021 * 2**30, 6 * 2**40, 5590 * 2**40}
+    assert [_size(n) for n in sorted(sizes)] == ["5 bytes", "1.5 KiB", "860 KiB", "1,021 GiB", "6 TiB", "5,590 TiB"]
+    quick = stores.calibration(store, device_bytes_per_s=2.96e12, cpu_bytes_per_s=99.96e9)
+    with Engine(store, device="cpu", gpu_budget="1MiB", calibration=quick) as engine:
+        text = str(engine.explain())
+    assert "GB/s: cpu 100, link 1, dram 4, device 2,960;" in text and "e+" not in text
 
 
 def test_a_lane_that_is_off_is_explained(store):

@@ -227,7 +227,7 @@ BAD = {
     "no pairs": ([1, 2], {}, TypeError, r"source gives 1, wanted pairs \(layer, weights\)"),
     "no layer": ({}, {}, ValueError, "source holds no layer"),
     "twice": ([(1, W), (1, W)], {}, ValueError, "source gives layer 1 twice"),
-    "negative": ({-1: W}, {}, ValueError, "source gives layer -1"),
+    "negative": ({-1: W}, {}, ValueError, "source gives layer -1, wanted numbers from 0 on"),
     "no down": ({2: {"gate_up": W["gate_up"]}}, {}, ValueError, "layer 2: the dict of weights has no 'down'"),
     "another key": ({2: {**W, "router": 1}}, {}, ValueError, "has the key 'router'; the keys are gate_up, down"),
     "no weights": ({2: None}, {}, TypeError, "layer 2: weights are a NoneType, wanted a dict"),

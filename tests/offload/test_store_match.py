@@ -156,6 +156,23 @@ def test_files_that_change_between_the_key_and_the_store_leave_none(tmp_path, mo
         store.check_source(folder, whole=True)
 
 
+def test_files_that_change_while_their_key_is_made_leave_no_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+    source = {0: weights(seed=1)}
+    folder, plain = saved(tmp_path / "model", source), contents.surveyed
+
+    def surveyed(*given, whole, **said):
+        found = plain(*given, whole=whole, **said)
+        if whole:
+            saved(folder, outside_of_the_sample(source))
+        return found
+
+    monkeypatch.setattr("goldsmith.offload.folder.surveyed", surveyed)
+    with pytest.raises(StoreError, match="changed while they were read"):
+        cached_store(folder)
+    assert not list((tmp_path / "cache").rglob("*.*")) and not list((tmp_path / "cache" / "keys").glob("*"))
+
+
 def test_a_folder_is_read_whole_once_and_again_when_its_files_have_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     source = {layer: weights(seed=layer) for layer in (0, 1)}

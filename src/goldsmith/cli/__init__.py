@@ -23,6 +23,9 @@ def __getattr__(name: str) -> Any:
         from .finetune import options as finetune
         from .generate import options as generate
         from .main import app
+
+        for each in (finetune, generate, kernelfault, offload):
+            each.register(app)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in NEEDED:
@@ -30,8 +33,6 @@ def __getattr__(name: str) -> Any:
         sys.stderr.write(f"goldsmith's commands need the package {package}, which is not installed here: ")
         sys.stderr.write(f"pip install {package}\n")
         raise SystemExit(2) from None
-    finetune.register(app)
-    generate.register(app)
-    kernelfault.register(app)
-    offload.register(app)
+    except KeyboardInterrupt:  # there is nothing to lose yet; once a command runs, it answers for itself
+        raise SystemExit(130) from None
     return app

@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .. import __version__
 from .say import Problem, in_a_paragraph
 
-app = typer.Typer(
+
+class Program(typer.Typer):
+    """The commands as they are called from a shell: Ctrl-C while they are put together is no traceback either."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+
+
+app = Program(
     name="goldsmith",
     help="Operators for mixture-of-experts and hyper-connected transformers, each with its proof.",
     invoke_without_command=True,

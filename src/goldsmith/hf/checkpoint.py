@@ -139,7 +139,7 @@ def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = (), pr
         value = _value(source, name, used)
         done += tensor.nbytes
         if progress is not None:
-            progress(done, total, "reading what is no expert")
+            progress(done, total, "reading all but the experts")
         if value is not None and value.shape != tensor.shape:
             raise ValueError(
                 f"{source.folder}: {name} is {list(value.shape)}, but the model's config says {list(tensor.shape)}"

@@ -127,7 +127,7 @@ def _curves(costs: dict[str, Any]) -> list[str]:
         points = costs[name]
         if points:
             few = points[:: max(1, (len(points) - 1) // 3)]
-            told = ", ".join(f"{n:.0f}: {seconds * 1e6:.3g}" for n, seconds in few)
+            told = ", ".join(f"{n:.0f}: {_number(seconds * 1e6)}" for n, seconds in few)
             found.append(f"          us of an expert on the CPU{when}, by its tokens: {told}")
     return found
 
@@ -141,10 +141,12 @@ def _twice(costs: Costs, lane: str) -> Costs:
 
 def _told(found: dict[str, Any], prefill: Any) -> list[str]:
     costs = found["costs"]
-    rates = ", ".join(f"{lane} {costs[f'{lane}_bytes_per_s'] / 1e9:.3g}" for lane in ("cpu", "link", "dram", "device"))
-    even = f"{found['stream_tokens_per_expert']:.0f} tokens an expert, about {found['stream_tokens']:.0f} in all"
+    rates = ", ".join(
+        f"{lane} {_number(costs[f'{lane}_bytes_per_s'] / 1e9)}" for lane in ("cpu", "link", "dram", "device")
+    )
+    even = f"{found['stream_tokens_per_expert']:.0f} tokens an expert, about {found['stream_tokens']:,.0f} in all"
     lines = [
-        f"costs     GB/s: {rates}; CPU {costs['cpu_flops'] / 1e12:.3g} TFLOP/s",
+        f"costs     GB/s: {rates}; CPU {_number(costs['cpu_flops'] / 1e12)} TFLOP/s",
         *_curves(costs),
         f"prompts   calls of more than {PREFILL} tokens, prefill={prefill!r}; link and CPU break even at {even}",
     ]
@@ -153,7 +155,7 @@ def _told(found: dict[str, Any], prefill: Any) -> list[str]:
         helps = ", ".join(f"{lane} 2x: {gain:+.0%}" for lane, gain in gains.items())
         split = ", ".join(f"{n} {lane}" for lane, n in of["experts"].items() if n)
         limit = _LIMITS.get(of["limiting"], of["limiting"])
-        lines.append(f"{name:9} {of['predicted'] * 1e3:.3g} ms a layer ({split}), limited by {limit}; {helps}")
+        lines.append(f"{name:9} {_number(of['predicted'] * 1e3)} ms a layer ({split}), limited by {limit}; {helps}")
     if found["cpu_alone"]:
         asked = f"a call with any expert elsewhere takes {costs['device_latency'] * 1e3:.2g} ms by itself"
         lines.append(
@@ -165,9 +167,9 @@ def _told(found: dict[str, Any], prefill: Any) -> list[str]:
 def _achieved(stats: Counts, device: bool) -> str:
     if not stats.calls:
         return "so far    no calls"
-    told = [f"{stats.calls} calls, {stats.t_wall * 1e3 / stats.calls:.3g} ms each"]
+    told = [f"{stats.calls} calls, {_number(stats.t_wall * 1e3 / stats.calls)} ms each"]
     if stats.bound_share is not None:
-        told.append(f"{stats.bound * 1e3 / stats.calls:.3g} ms predicted ({stats.bound_share:.0%} of the bound)")
+        told.append(f"{_number(stats.bound * 1e3 / stats.calls)} ms predicted ({stats.bound_share:.0%} of the bound)")
     if device and stats.hit_rate is not None:
         told.append(f"hit rate {stats.hit_rate:.0%} (it is the router's; random or tiny models have no locality)")
     if stats.limiting:
@@ -178,6 +180,10 @@ def _achieved(stats: Counts, device: bool) -> str:
 def _size(nbytes: float) -> str:
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= size:
-            amount = nbytes / size
-            return f"{amount:,.0f} {unit}" if amount >= 1000 else f"{amount:.3g} {unit}"
+            return f"{_number(nbytes / size)} {unit}"
     return f"{nbytes:.0f} bytes"
+
+
+def _number(value: float) -> str:
+    """Three digits, and no powers of ten for a reader."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..core.shapes import kind
 from .build import Progress
 from .contents import state_of, surveyed
 from .errors import StoreError, StoreMismatch
@@ -70,7 +71,7 @@ def cached_store(
     """
     source = opened_source(source)
     if not isinstance(source, Mapping):
-        raise TypeError(f"{_OP}: source is a {type(source).__name__}, wanted a mapping or a folder, to read it twice")
+        raise TypeError(f"{_OP}: source is {kind(source)}, wanted a mapping or a folder, to read it twice")
     options: dict[str, Any] = {"activation": activation, "alpha": alpha, "limit": limit}
     said = {"format": format, "group_size": group_size} | options
     files: list[Path] | None = getattr(source, "files", None)

@@ -86,7 +86,7 @@ class Guard:
         rows = bad.nonzero()[:, 0].tolist()
         told = tuple(rows[:MOST_ROWS])
         kind = "nan" if bool(torch.isnan(made).any()) else "inf"
-        said = ("every call of the experts made finite numbers of finite ones.",)
+        said = ("Every call of the experts made finite numbers of finite ones.",)
         self._say(
             NumericsReport(
                 None, "after", "after", kind, (), told, len(rows), (), None, calls, True, said, _ADVICE["after"]
@@ -111,7 +111,7 @@ class Guard:
         bad_w = ~torch.isfinite(call.weights).all(1)
         if bool(bad_w.any()):
             rows = bad_w.nonzero()[:, 0]
-            said = "x is finite, the routing weights are not: the router is at fault. " + self._before(call, "they")
+            said = "x is finite, the routing weights are not: the router is at fault. " + self._before(call, "They")
             return Finding("routing", "input", call.weights[bad_w], rows, (), (said,))
         flags = outcome.known_flags()
         routes = (flags != 0).nonzero()[:, 0]
@@ -151,11 +151,12 @@ class Guard:
         bad = next((name for name, w in weights.items() if not bool(torch.isfinite(w).all())), None)
         if bad is not None or damaged is not None:
             values = weights[bad] if bad else outcome.rows_of(routes[:1])
-            said = (f"{bad} of expert {e} in the store is not finite" if bad else f"expert {e} in the store") + (
-                f", and its bytes are not those that were written (section {damaged}): damaged since."
-                if damaged
-                else "; its checksum matches: it was so in the checkpoint."
-            )
+            said = f"{bad} of expert {e} in the store is not finite" if bad else f"Expert {e} is finite in the store"
+            if damaged:
+                said += f", {'and' if bad else 'but'} its bytes are "
+                said += f"not those that were written (section {damaged}): damaged since."
+            else:
+                said += "; its checksum matches: it was so in the checkpoint."
             return Finding("weights", "weights", values, tokens, (e,), (said,))
         moved = self._slot(call, outcome, e, tokens)
         if moved is not None:
@@ -180,7 +181,7 @@ class Guard:
         section = self.store.differs(slot.data, call.layer, e)
         if section is None:
             return None
-        said = f"expert {e} matches its checksum in the store, and does not in slot {slot.index} (section {section})."
+        said = f"Expert {e} matches its checksum in the store, and does not in slot {slot.index} (section {section})."
         return Finding("transfer", "transfer", torch.tensor([float("nan")]), tokens, (e,), (said,))
 
     def _not_repeated(self, call: Call, outcome: Outcome, e: int, routes: Tensor, tokens: Tensor) -> Finding:
@@ -189,7 +190,7 @@ class Guard:
             kept, at = outcome.host
             mine = torch.isin(at.cpu(), routes)
             if bool(mine.any()) and bool(torch.isfinite(kept[mine.to(kept.device)]).all()):
-                said = f"the rows of expert {e} were finite on the CPU, and are not on the device."
+                said = f"The rows of expert {e} were finite on the CPU, and are not on the device."
                 return Finding("transfer", "transfer", rows, tokens, (e,), (said,))
         said = (
             f"x, the weights of expert {e} and its checksum are fine, and a replay of its rows is finite in every "
@@ -207,7 +208,7 @@ class Guard:
         kept = (call.ids.view(-1)[routes] >= 0).to(call.weights.device)
         parts = (outcome.rows_of(routes) * call.weights.view(-1)[routes.to(call.weights.device)].unsqueeze(-1))[kept]
         said = (
-            f"all rows of the experts are finite; max |w y| = {_most(parts):.3g}, and their sum does not fit "
+            f"All rows of the experts are finite; max |w y| = {_most(parts):.3g}, and their sum does not fit "
             f"{str(call.given.dtype).removeprefix('torch.')}."
         )
         return Finding("merge", "overflow", outcome.out[bad], rows, (), (said,))

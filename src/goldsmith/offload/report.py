@@ -49,7 +49,7 @@ class NumericsReport:
         rows = f"{self.num_rows} row{'s' * (self.num_rows != 1)}: {_few(self.rows)}{where}"
         facts = " ".join(self.evidence)
         if self.layer is None:
-            return f"{what} after the last layer of experts; call {self.call}, {rows}: {facts} {self.advice}"
+            return f"{what} after the last layer of experts; call {self.call}, {rows}. {facts} {self.advice}"
         return (
             f"{what} in layer {self.layer}, stage {self.stage!r}, cause {self.cause!r}{of}{on}; call {self.call}, "
             f"{rows}. {facts} {self.advice}"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..core.processors import worth
-from ..core.shapes import check_choice
+from ..core.shapes import check_choice, kind
 
 OP = "offload.Engine"
 CACHES = ("lru", "lfu", "static", "none")
@@ -65,7 +65,7 @@ def check_store(store: Any, exact: Any) -> None:
     from .store import ExpertStore
 
     if not isinstance(store, ExpertStore):
-        raise TypeError(f"{OP}: store is a {type(store).__name__}, wanted an ExpertStore: ExpertStore.open(path)")
+        raise TypeError(f"{OP}: store is {kind(store)}, wanted an ExpertStore: ExpertStore.open(path)")
     if not isinstance(exact, bool):
         raise TypeError(f"{OP}: exact={exact!r}, wanted True or False")
     if exact and not store.exact:

@@ -63,7 +63,8 @@ def layers_of(source: Any, op: str) -> Iterator[tuple[int, Weights]]:
         layer, weights = pair
         del pair
         if layer < 0 or layer in seen:
-            raise ValueError(f"{op}: source gives layer {layer} {'twice' if layer in seen else ''}, wanted 0, 1, 2, ..")
+            again = " twice" if layer in seen else ""
+            raise ValueError(f"{op}: source gives layer {layer}{again}, wanted numbers from 0 on, each once")
         seen.add(layer)
         yield layer, weights
         del weights  # before the next layer is made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,12 @@ class Guard(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
     if not any(command.name == "generate" for command in app.registered_commands):
-        app.command("generate")(in_a_paragraph(generate))
+        app.command("generate", help=_joined(generate.__doc__ or ""))(in_a_paragraph(generate))
+
+
+def _joined(text: str) -> str:
+    """Paragraphs each in a line, for a terminal of whatever width: rich keeps line ends, and breaks lines besides."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(text).split("\n\n"))
 
 
 def generate(
@@ -104,6 +110,7 @@ def generate(
 
     Experts lie in a file that is made at first use; some are computed on the CPU where they lie, some on the GPU. The
     text is that of the plain model, up to ties that 16 bits make, of logits or in a router. Ctrl-C keeps what there is.
+
     Exit status: 0 all is well, 1 a NaN or Inf appeared (where it was born is said), 2 the command cannot be carried
     out, 130 interrupted.
     """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.shapes import check_choice
+from ...core.shapes import check_choice, kind
 from ...experts import PackedExperts
 from ...experts.formats import FORMATS
 from ...offload.contents import files_of
@@ -42,7 +42,7 @@ def attach(
     _check_words(cpu_format, batch, max_length)
     _check_store(store)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"offload: model is a {type(model).__name__}, wanted a model of transformers (torch.nn.Module)")
+        raise TypeError(f"offload: model is {kind(model)}, wanted a model of transformers (torch.nn.Module)")
     layers = layers_of(model)
     if any(ENGINE in layer.module.__dict__ for layer in layers):
         raise ValueError(
@@ -147,7 +147,7 @@ def _checked(options: dict[str, Any]) -> torch.device:
 
 def _check_store(store: Any) -> None:
     if not (store is None or isinstance(store, (ExpertStore, str, os.PathLike))):
-        raise TypeError(f"offload: store is a {type(store).__name__}, wanted an ExpertStore, the path of one, or None")
+        raise TypeError(f"offload: store is {kind(store)}, wanted an ExpertStore, the path of one, or None")
 
 
 def _check_words(cpu_format: Any, batch: Any, max_length: Any) -> None:
@@ -179,9 +179,7 @@ def check_exact(weights: Any, cpu_format: str) -> None:
 def folder(name: str | Path) -> Path:
     """Where the model lies: the folder itself, or the hub's copy that this machine has. ValueError for neither."""
     if not isinstance(name, (str, os.PathLike)):
-        raise TypeError(
-            f"offload: path is a {type(name).__name__}, wanted the folder of a model, or its name on the hub"
-        )
+        raise TypeError(f"offload: path is {kind(name)}, wanted the folder of a model, or its name on the hub")
     if str(name) and Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
             raise ValueError(f"offload: {name} has no config.json: it is no folder of a transformers model")
