@@ -1,0 +1,63 @@
+"""What was made of memory that nobody wrote is not what was never written; a choice among wrong scores is no cause."""
+
+import torch
+
+from goldsmith import assay
+
+
+@assay.case(T=[6], D=[5])
+def rows(make, T, D):
+    return {"x": make.normal(T, D), "used": torch.tensor([4, 2, 4, 4, 4, 4])}
+
+
+def golden(x, used):
+    return torch.stack([x[t, : used[t]].mean() for t in range(len(x))])
+
+
+def through_a_workspace(x, used):
+    out = torch.empty(len(x))
+    for t in range(len(x)):
+        work = torch.empty(4)
+        work[: used[t]] = x[t, : used[t]]
+        out[t] = work.mean()
+    return out
+
+
+def not_stored(x, used):
+    out = torch.empty(len(x))
+    for t in range(len(x)):
+        if used[t] > 2:
+            out[t] = x[t, : used[t]].mean()
+    return out
+
+
+def test_a_workspace_that_is_read_beyond_what_was_written():
+    found = assay.diagnose(assay.Target(through_a_workspace, golden, cases=rows, backward=None), budget_s=None)
+    assert found.causes[0].id == "uninitialised_accumulator"
+    assert any("it is made of what was there" in s for s in found.causes[0].evidence)
+
+
+def test_a_result_that_is_not_stored_stays_never_written():
+    found = assay.diagnose(assay.Target(not_stored, golden, cases=rows, backward=None), budget_s=None)
+    assert found.causes[0].id == "never_written"
+
+
+@assay.case(T=[9], G=[4])
+def scores(make, T, G):
+    return {"s": make.normal(T, 3 * G), "groups": G}
+
+
+def chosen(s, groups, count):
+    merit = assay.stage("merit", s.unflatten(1, (groups, -1)).topk(2, -1).values[..., :count].sum(-1))
+    best = assay.stage("best", merit.topk(2, -1).indices)
+    return merit.gather(1, best).sum(1)
+
+
+def test_a_choice_among_wrong_scores_is_not_what_is_wrong():
+    target = assay.Target(
+        lambda s, groups: chosen(s, groups, 1), lambda s, groups: chosen(s, groups, 2), cases=scores, backward=None,
+        decisions={"best": assay.topk(scores="merit", k=2)},
+    )  # fmt: skip
+    found = assay.diagnose(target, budget_s=None)
+    assert found.first_wrong_stage == "merit"
+    assert found.causes[0].id == "off_by_one" and all(c.id != "wrong_decision" or c.weak for c in found.causes)
