@@ -1,10 +1,10 @@
 """Where a candidate's tensors live while it runs: between guard bands, on poisoned memory, in any layout.
 
 Every buffer is `band | body | band` with the body aligned to 256 bytes (Triton compiles another kernel for less).
-Bands of floating tensors hold a NaN that arithmetic does not start from (0xFFFB in every 16 bits): a stray read shows
-in the results, a stray write in the bytes. `Poison` does the same for every tensor that the candidate makes with
-`torch.empty*`, `zeros*`, `ones*` and `full*`, forward and backward, and fills the body of the first with another such
-NaN, so that what is never written stays recognisable.
+Bands of floating tensors hold a NaN that arithmetic does not start from, each buffer's another (`marks`): a stray read
+shows in the results, and a stray write in the bytes, also where it writes what it read beside another buffer. `Poison`
+does the same for every tensor that the candidate makes with `torch.empty*`, `zeros*`, `ones*` and `full*`, forward and
+backward, and fills the body of the first with another such NaN, so that what is never written stays recognisable.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .marks import DIRT_FILL, NAN_FILL, ZERO_FILL, band_mark, band_read, fill_body, poison_left
+
+__all__ = [
+    "DIRT_FILL", "LAYOUTS", "NAN_FILL", "ZERO_FILL", "Arena", "Buffer", "Hit", "Poison", "aliases", "band_read",
+    "distinct", "overlap", "poison_left", "strides_for",
+]  # fmt: skip
 ALIGN = 256
 BAND_MIN, BAND_MAX = 1024, 1 << 20
-# as int16: a quiet NaN in bfloat16 and float16, and repeated in float32 and float64, whose exponent takes 11 bits;
-# arithmetic makes 0x7FC0, 0xFFC0 and 0xFFF8 by itself, vectorised code 0xFFFF
-BAND, POISON = 0xFFFB - 0x10000, 0xFFFD - 0x10000
-BYTE = 0xFF  # bands of integers (-1 where it is taken for an index) and of 8-bit floats
 # instead, where a comparison would swallow NaN: numbers of alternating sign that products and sums survive
 LARGE = {torch.float16: 2.0**13, torch.bfloat16: 2.0**20, torch.float32: 2.0**20, torch.float64: 2.0**20}
-NAN_FILL, DIRT_FILL, ZERO_FILL = "nan", "dirt", "zero"
 LAYOUTS = ("transposed", "stepped", "sliced")
 SCRATCH = "scratch buffer"
 
@@ -60,6 +61,8 @@ class Buffer:
     size: int
     tensor: Tensor
     label: str
+    mark: int  # of its bands, in units
+    unit: torch.dtype
     before: Tensor | None = None
     room: Tensor | None = None  # made early: on a GPU an allocation may wait for every stream
 
@@ -73,7 +76,7 @@ class Buffer:
 
     def hit(self) -> Hit | None:
         """The write outside the body, if there was one."""
-        mark, unit = band_mark(self.tensor.dtype)
+        mark, unit = self.mark, self.unit
         for side, part in (("past", slice(self.start + self.size, None)), ("before", slice(0, self.start))):
             different = self.raw[part].view(unit) != (mark if self.before is None else self.before[part].view(unit))
             if bool(different.any()):
@@ -108,6 +111,7 @@ class Arena:
     def __init__(self, fill: str = NAN_FILL, beside: int = 0, *, watched: bool = False):
         self.fill, self.beside, self.watched = fill, beside, watched
         self.buffers: list[Buffer] = []
+        self.made = 0  # buffers of the candidate's own
         self.inputs: dict[str, Buffer] = {}
 
     def allocate(
@@ -120,29 +124,32 @@ class Arena:
         shift: int = 0,
         *,
         first: bool = False,
+        given: bool = False,
     ) -> Buffer:
         """A new guarded buffer; `shift` moves its first element off the alignment, by so many elements.
 
         first: its storage_offset is 0, as that of `torch.empty` is; the band before it is out of `as_strided`'s reach.
+        given: it is for an input or an output gradient.
         """
         item = dtype.itemsize
         span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
         size = span * item
         reach = max(size, math.prod(shape) * item)  # a kernel may take what is expanded for dense
         band = min(max(BAND_MIN, -(-reach // ALIGN) * ALIGN), BAND_MAX)
-        mark, unit = band_mark(dtype)
+        mark, unit = band_mark(dtype, len(self.inputs) if given else self.made, given)
+        self.made += not given
         whole = size + 2 * band + ALIGN + shift * item
         raw = torch.full((whole // unit.itemsize,), mark, dtype=unit, device=device).view(torch.uint8)
         start = band + (-(raw.data_ptr() + band)) % ALIGN + shift * item
         self._numbers(raw, dtype)
-        _fill(raw[start : start + size], dtype, self.fill)
+        fill_body(raw[start : start + size], dtype, self.fill)
         storage, offset = raw.untyped_storage(), start // item
         if first:
             storage, offset = storage[start:], 0  # the same memory, which it keeps alive
         tensor = torch.empty(0, dtype=dtype, device=device)
         tensor.set_(storage, offset, tuple(shape), tuple(stride))
         before, room = raw.clone() if self.beside else None, torch.empty_like(raw) if self.watched else None
-        self.buffers.append(Buffer(raw, start, size, tensor, label, before, room))
+        self.buffers.append(Buffer(raw, start, size, tensor, label, mark, unit, before, room))
         return self.buffers[-1]
 
     def _numbers(self, raw: Tensor, dtype: torch.dtype) -> None:
@@ -154,10 +161,10 @@ class Arena:
         """A guarded copy of an input (or output gradient) in a layout; None keeps the strides it came with."""
         value = value.detach()
         stride, shift = strides_for(value, layout)
-        buffer = self.allocate(value.shape, stride, value.dtype, value.device, name, shift)
+        buffer = self.allocate(value.shape, stride, value.dtype, value.device, name, shift, given=True)
         if value.numel():
-            mark, unit = band_mark(value.dtype)
-            buffer.raw[buffer.start : buffer.start + buffer.size].view(unit).fill_(mark)  # gaps are like the bands
+            body = buffer.raw[buffer.start : buffer.start + buffer.size]
+            body.view(buffer.unit).fill_(buffer.mark)  # gaps are like the bands
             self._numbers(buffer.raw, value.dtype)
             own = distinct(buffer.tensor)
             own.copy_(value.as_strided(own.shape, value.stride()) if own.shape != value.shape else value)
@@ -190,44 +197,6 @@ class Arena:
     def forget(self, buffer: Buffer) -> None:
         """Look at a buffer's bands no longer."""
         self.buffers = [b for b in self.buffers if b is not buffer]
-
-
-def band_mark(dtype: torch.dtype) -> tuple[int, torch.dtype]:
-    """(what bands of that dtype hold, in which unit)"""
-    wide = (dtype.is_floating_point or dtype.is_complex) and dtype.itemsize > 1
-    return (BAND, torch.int16) if wide else (BYTE, torch.uint8)
-
-
-def _fill(body: Tensor, dtype: torch.dtype, fill: str) -> None:
-    """Poison: NaN for floats, 0x7f7f... for integers. Dirt is finite and plausible: 48.6 in float32."""
-    floating = dtype.is_floating_point or dtype.is_complex
-    if fill == ZERO_FILL:
-        body.zero_()
-    elif dtype == torch.bool:
-        body.fill_(1 if fill == NAN_FILL else 0)
-    elif fill == NAN_FILL and floating and dtype.itemsize > 1:
-        body.view(torch.int16).fill_(POISON)
-    elif fill == NAN_FILL:
-        body.fill_(BYTE if floating else 0x7F)
-    else:
-        body.fill_(0x42 if floating else 0x01)
-
-
-def poison_left(tensor: Tensor) -> Tensor | None:
-    """Which elements still hold the poison of uninitialised memory."""
-    return _holds(tensor, POISON) if tensor.element_size() > 1 else None
-
-
-def band_read(tensor: Tensor) -> Tensor | None:
-    """Which elements hold the bytes of a guard band."""
-    return _holds(tensor, BAND) if tensor.element_size() > 1 else None
-
-
-def _holds(tensor: Tensor, pattern: int) -> Tensor | None:
-    if not tensor.is_floating_point() or not bool(torch.isnan(tensor).any()):
-        return None
-    mask = (tensor.contiguous().unsqueeze(-1).view(torch.int16) == pattern).all(-1)
-    return mask if bool(mask.any()) else None
 
 
 def distinct(tensor: Tensor) -> Tensor:

@@ -119,6 +119,7 @@ class Session:
         done = execute(material or self.material, how)
         self.interpreted += done.interpreted.launches
         if interpreter.distrusted(done.interpreted, self.target.compute):
+            self._written_outside(run, done)  # where a kernel writes does not depend on what it computes
             self.note(NOT_JUDGED, self.target.name or "", interpreter.NO_BFLOAT16)
             raise Ended("bfloat16 in Triton's interpreter")
         if look:
@@ -237,9 +238,8 @@ class Session:
 
     def look(self, run: str, done: Run) -> None:
         """Guard bands, inputs, shared memory and poison of one run."""
+        self._written_outside(run, done)
         if "guard" in self.selected:
-            for hit in done.hits:
-                self.find(CERTAIN, "guard", _owner(hit.label), f"{hit.text} ({run})")
             for name, mask in done.strayed.items():
                 where = self.locate(name, mask)
                 text = f"{name} holds what lies outside of a buffer: {where.text} ({run}); a stray read"
@@ -253,6 +253,10 @@ class Session:
                     f"{name} holds uninitialised memory: {where.text} never written, or added to what was never written"
                 )
                 self.find(CERTAIN, "poison", name, text, where=where, measured=where.fraction, limit=0.0)
+
+    def _written_outside(self, run: str, done: Run) -> None:
+        for hit in done.hits:
+            self.find(CERTAIN, "guard", _owner(hit.label), f"{hit.text} ({run})")
 
     def _memory(self, run: str, done: Run) -> None:
         for name, mask in done.changed.items():
@@ -284,7 +288,7 @@ def _owner(label: str) -> str:
     return label if label.isidentifier() else label.split(" [")[0]
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else ""
     return text if len(text) <= 300 else text[:297] + "..."

@@ -272,7 +272,7 @@ def _memory(report: Report) -> list[MemoryFact]:
     found = []
     for f in report.findings:
         for probe, words, kind in _MEMORY:
-            if f.probe == probe and words in f.text:
+            if words in f.text and (f.probe == probe or words and f.probe == "float32"):
                 found.append(MemoryFact(kind, f.tensor, f.text, f.location))
                 break
     return found

@@ -1,0 +1,100 @@
+"""The bits that memory holds where nobody has written: those of guard bands, and those of uninitialised bodies.
+
+Every buffer's bands have bits of their own, so that a band that was copied over another one is seen: a kernel without
+its mask loads beyond an input and stores beyond its output, and NaN + NaN, NaN * 2 and a copy all keep the bits of NaN.
+
+    bfloat16, float16    0xFFC0 | p                            p: 6 bits, the buffer's own
+    float32              0xFFFB  0xFFC0 | p                    the highest 16 bits first
+    float64              0xFFFB  0xFFFB  0xFFFB  0xFFC0 | p    complex: its parts
+    others               a small negative number, -1 where it is an input's
+
+All are quiet NaN that arithmetic does not start from, in whatever width they are read: it makes 0x7FC0, 0xFFC0, 0xFFF8
+and 0x7FFF by itself, vectorised code 0xFFFF. Converted to a dtype of another width they are none of its marks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+NAN_FILL, DIRT_FILL, ZERO_FILL = "nan", "dirt", "zero"
+HEAD, NAN16 = 0xFFFB, 0xFFC0
+POISON = 0xFFFD - 0x10000  # of bodies, repeated: as int16
+# p: not what arithmetic makes (0x00, 0x38, 0x3F), nor poison (0x3D), nor the head (0x3B), nor what float16 makes of
+# float32 and float64 (0x1F)
+_OWN = [p for p in range(64) if p not in (0x00, 0x1F, 0x38, 0x3B, 0x3D, 0x3F)]
+_GIVEN = 18  # of these are for inputs and output gradients, the others for what the candidate makes
+# small: an integer that is taken for an index then stays near; no sum of two of the first is one of the others
+_NUMBERS = {True: (-1, -3), False: (-11, -13)}
+_UNITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+def band_mark(dtype: torch.dtype, number: int, given: bool) -> tuple[int, torch.dtype]:
+    """(what the bands of a buffer hold, in which unit); number: how many came before it of its kind.
+
+    given: it is an input or an output gradient; the marks of the others are never the same.
+    """
+    real = dtype.to_real() if dtype.is_complex else dtype
+    unit = _UNITS[real.itemsize]
+    if not wide(dtype):
+        numbers = (-1,) if given and real.is_floating_point else _NUMBERS[given]  # 0xFF is NaN in 8 bits
+        return numbers[number % len(numbers)], unit
+    own = _OWN[number % _GIVEN] if given else _OWN[_GIVEN + number % (len(_OWN) - _GIVEN)]
+    bits = NAN16 | own
+    for place in range(1, real.itemsize // 2):
+        bits |= HEAD << 16 * place
+    return bits - (1 << 8 * real.itemsize), unit
+
+
+def wide(dtype: torch.dtype) -> bool:
+    """Whether a dtype has room for NaN of many kinds."""
+    return (dtype.is_floating_point or dtype.is_complex) and dtype.itemsize > 1
+
+
+def fill_body(body: Tensor, dtype: torch.dtype, fill: str) -> None:
+    """Poison: NaN for floats, 0x7f7f... for integers. Dirt is finite and plausible: 48.6 in float32."""
+    floating = dtype.is_floating_point or dtype.is_complex
+    if fill == ZERO_FILL:
+        body.zero_()
+    elif dtype == torch.bool:
+        body.fill_(1 if fill == NAN_FILL else 0)
+    elif fill == NAN_FILL and wide(dtype):
+        body.view(torch.int16).fill_(POISON)
+    elif fill == NAN_FILL:
+        body.fill_(0xFF if floating else 0x7F)
+    else:
+        body.fill_(0x42 if floating else 0x01)
+
+
+def poison_left(tensor: Tensor) -> Tensor | None:
+    """Which elements still hold the poison of uninitialised memory."""
+    units = _units(tensor)
+    return None if units is None else _some((units == POISON).all(-1))
+
+
+def band_read(tensor: Tensor) -> Tensor | None:
+    """Which elements hold the bytes of a guard band, whichever buffer's; in 16 bits also what is cut off float32's."""
+    units = _units(tensor)
+    if units is None:
+        return None
+    head = units == HEAD - 0x10000
+    if units.shape[-1] == 1:
+        return _some((head | _is_own(units))[..., 0])
+    return _some(head[..., 1:].all(-1) & _is_own(units[..., 0]))
+
+
+def _units(tensor: Tensor) -> Tensor | None:
+    """A tensor that holds NaN, in 16 bits each, the lowest first."""
+    if not wide(tensor.dtype) or tensor.is_complex() or not bool(torch.isnan(tensor).any()):
+        return None
+    return tensor.contiguous().unsqueeze(-1).view(torch.int16)
+
+
+def _is_own(units: Tensor) -> Tensor:
+    known = torch.zeros(64, dtype=torch.bool, device=units.device)
+    known[_OWN] = True
+    return (units & 0xFFC0 - 0x10000 == NAN16 - 0x10000) & known[(units & 63).long()]
+
+
+def _some(mask: Tensor) -> Tensor | None:
+    return mask if bool(mask.any()) else None

@@ -1,0 +1,179 @@
+"""Kernels without their mask: what lies beyond an input is stored beyond the output, and no number of it is touched."""
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from goldsmith import assay
+from goldsmith.assay import marks
+from goldsmith.assay.marks import band_mark, band_read, poison_left
+
+BLOCK = 16
+DTYPES = (torch.float32, torch.bfloat16, torch.int32)
+WIDE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+UNITS = {8: (torch.int64, np.int64), 4: (torch.int32, np.int32), 2: (torch.int16, np.int16)}
+
+
+@triton.jit
+def _copy(x, w, y, sx, sy, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i))
+
+
+@triton.jit
+def _twice(x, w, y, sx, sy, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i) * 2)
+
+
+@triton.jit
+def _add(x, w, y, sx, sy, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i) + tl.load(w + i))
+
+
+def in_triton(kernel):
+    def candidate(x, w):
+        refuse(x, w)
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), BLOCK),)](x, w, y, 0, 0, BLOCK=BLOCK)
+        return y
+
+    return candidate
+
+
+def refuse(*tensors):
+    if not all(t.is_contiguous() for t in tensors):
+        raise ValueError("contiguous only")
+
+
+def memory(tensor, more):
+    kind = {torch.float32: ctypes.c_float, torch.int32: ctypes.c_int32, torch.bfloat16: ctypes.c_int16}[tensor.dtype]
+    return np.ctypeslib.as_array((kind * (tensor.numel() + more)).from_address(tensor.data_ptr()))
+
+
+def copied_in_c(x, w):
+    """A C loop that runs to n + 16."""
+    refuse(x, w)
+    y = torch.empty_like(x)
+    ctypes.memmove(y.data_ptr(), x.data_ptr(), (x.numel() + 16) * x.element_size())
+    return y
+
+
+def added_in_c(x, w):
+    refuse(x, w)
+    y = torch.empty_like(x)
+    with np.errstate(all="ignore"):
+        np.add(memory(x, 16), memory(w, 16), out=memory(y, 16))
+    return y
+
+
+def transposed_in_c(x, w):
+    """Whole tiles of 4 x 4, of a matrix whose number of rows is none."""
+    refuse(x, w)
+    rows, columns = x.shape
+    y = torch.empty(columns, rows, dtype=x.dtype)
+    beyond = (-rows % 4) * columns
+    source, goal = memory(x, beyond), memory(y, beyond)
+    tiles = source.reshape(-1, columns)  # rows rounded up
+    for column in range(columns):
+        goal[column * rows : column * rows + rows] = tiles[:rows, column]
+    goal[rows * columns :] = tiles[rows:].reshape(-1)
+    return y
+
+
+KERNELS = {
+    "triton copy": (in_triton(_copy), lambda x, w: x.clone()),
+    "triton x2": (in_triton(_twice), lambda x, w: x * 2),
+    "triton add": (in_triton(_add), lambda x, w: x + w),
+    "C copy": (copied_in_c, lambda x, w: x.clone()),
+    "C add": (added_in_c, lambda x, w: x + w),
+    "C transpose": (transposed_in_c, lambda x, w: x.T.contiguous()),
+}
+
+
+def overrunning(name, dtype):
+    kernel, golden = KERNELS[name]
+
+    @assay.case(N=[37])
+    def one(make, N):
+        def drawn():
+            return make.normal(N, 3) if dtype.is_floating_point else torch.arange(3 * N).view(N, 3).to(dtype)
+
+        return {"x": drawn(), "w": drawn()}
+
+    dtypes = (dtype,) if dtype.is_floating_point else (torch.float32,)
+    return assay.Target(kernel, golden, cases=one, name=name, backward=None, dtypes=dtypes, layouts="contiguous")
+
+
+# Triton's interpreter cannot multiply bfloat16, and numpy has none to add
+TRIED = [(n, d) for n in KERNELS for d in DTYPES if (n, d) not in [(m, torch.bfloat16) for m in ("triton x2", "C add")]]
+
+
+@pytest.mark.parametrize("name, dtype", TRIED, ids=lambda v: str(v).removeprefix("torch."))
+def test_a_band_that_is_copied_over_another_one_is_seen(name, dtype):
+    report = assay.check(overrunning(name, dtype), probes="quick", raises=False)
+    assert report.verdict == "fail"
+    assert any(f.probe == "guard" and "written past the end of y" in f.text for f in report.findings)
+
+
+@pytest.mark.parametrize("name", ["triton add", "C copy"])
+def test_it_is_told_as_an_overrun(name):
+    found = assay.diagnose(overrunning(name, torch.float32), budget_s=20)
+    assert found.verdict == "fail" and found.causes[0].id == "overrun" and found.causes[0].score > 0.9
+
+
+# the bits
+
+
+def every(dtype):
+    """All marks of a dtype, and those of inputs apart."""
+    given = [band_mark(dtype, n, True)[0] for n in range(64)]
+    made = [band_mark(dtype, n, False)[0] for n in range(64)]
+    return set(given), set(made), band_mark(dtype, 0, True)[1]
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_every_mark_is_a_nan_that_is_recognised_and_survives_arithmetic(dtype):
+    given, made, unit = every(dtype)
+    assert len(given) == 18 and len(made) >= 38 and not given & made
+    bits = torch.tensor(sorted(given | made), dtype=unit)
+    values = bits.view(dtype)
+    assert values.isnan().all() and band_read(values).all() and poison_left(values) is None
+    assert band_read(torch.full((3,), float("nan"), dtype=dtype)) is None
+    assert band_read(torch.full((3,), -1, dtype=unit).view(dtype)) is None  # what vectorised code makes
+    if dtype.itemsize > 2:  # torch computes 16 bits in float32, and rounds to a NaN of its own
+        assert torch.equal((values * 2).view(unit), bits) and torch.equal((values + 1).view(unit), bits)
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_a_mark_that_is_converted_is_none_of_the_other_width(dtype):
+    given, made, unit = every(dtype)
+    values = torch.tensor(sorted(given | made), dtype=unit).view(dtype)
+    for other in WIDE:
+        if other.itemsize == dtype.itemsize:
+            continue
+        its = every(other)
+        assert not (its[0] | its[1]) & set(values.to(other).view(its[2]).tolist())
+        if dtype != torch.bfloat16 != other:
+            number = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64}[other]
+            assert not (its[0] | its[1]) & set(values.numpy().astype(number).view(UNITS[other.itemsize][1]).tolist())
+
+
+def test_the_head_of_a_mark_is_recognised_where_it_was_cut_off():
+    mark, unit = band_mark(torch.float32, 3, True)
+    cut = torch.tensor([mark, 0], dtype=unit).view(torch.int16)[1::2].view(torch.bfloat16)
+    assert band_read(cut).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn, torch.uint8], ids=str)
+def test_bands_of_numbers_are_small_and_an_inputs_are_not_those_of_a_result(dtype):
+    given, made, unit = every(dtype)
+    assert unit.itemsize == dtype.itemsize and not given & made and min(given | made) >= -13
+    sums = {a + b for a in given | {0} for b in given | {0}} | {2 * a for a in given}
+    assert not made & sums
+    assert not marks.wide(dtype)
