@@ -10,9 +10,13 @@ from goldsmith.offload import assign as assignment
 from goldsmith.offload.assign import assign
 from goldsmith.offload.budget import spend
 from goldsmith.offload.cache import Cache
+from goldsmith.offload.call import Assignment, Call
 from goldsmith.offload.engine import Engine
+from goldsmith.offload.filling import Filling
 from goldsmith.offload.settings import settings
-from goldsmith.offload.slots import Slot
+from goldsmith.offload.slots import Ring, Slot
+from goldsmith.offload.statistics import Counts
+from goldsmith.offload.streams import Inline
 from offload import stores
 
 
@@ -202,6 +206,17 @@ def test_a_device_is_only_the_cpu_once_more_where_it_is_quicker_for_no_count(sto
         ((1.0, 1e-5), (24.0, 3e-5), (240.0, 2e-4)),
     ):
         assert not assignment._cpu_is_all(replace(same, device_curve=quicker))
+
+
+def test_what_is_brought_meanwhile_takes_no_slot_of_an_expert_that_the_call_uses():
+    for held, there in (((0, 1), {0, 1}), ((0, 3), {0, 2})):  # 3 is not used, and may leave for 2
+        cache = filled("lru", [held], count=2)
+        given = Assignment(cached=tuple(e for e in held if e < 2), cpu=(2,), uploads=(2,))
+        x = torch.zeros(3, 1)
+        call = Call(0, 1, x, x, torch.zeros(3, 1, dtype=torch.int64), x, [1, 1, 1], given, cache, Counts())
+        filling = Filling(call, Ring(slots(2)), Inline(), lambda *of: None, keep=True)
+        assert [[e for e, _ in wave] for wave in filling.waves(call.tally)] == [list(given.cached)]
+        assert cache.resident() == there
 
 
 def test_experts_that_are_brought_meanwhile_change_no_bit(store):

@@ -73,6 +73,19 @@ def test_a_slot_that_was_filled_anew_since_is_not_taken_for_a_broken_transfer(st
     assert (report.stage, report.cause, report.experts) == (*wanted, (0,))
 
 
+@pytest.mark.parametrize("left", ["cpu", "device"])
+def test_a_lane_that_writes_nothing_is_told_and_no_old_row_is_taken(store, left, monkeypatch):
+    x, ids, weights = stores.call(store, 3, 9, 6)
+    with engine_of(store) as engine:
+        engine(3, x, ids, weights)  # its rows are there still, and finite
+        lanes = engine._lanes
+        place = lanes._place
+        monkeypatch.setattr(lanes, "_place", lambda *of: None if of[-1] == left else place(*of))
+        report = told(engine, 3, x, ids, weights)
+    assert (report.stage, report.cause) == ("merge", "merge") and "were never written" in report.evidence[0]
+    assert report.experts and {e % 3 == 0 for e in report.experts} == {left == "cpu"}
+
+
 def test_an_infinity_is_called_so(store):
     x, ids, weights = stores.call(store, 1, 3, 2)
     with engine_of(store) as engine, inject(engine, "input", layer=1, rows=[1], value=math.inf):

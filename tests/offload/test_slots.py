@@ -9,7 +9,7 @@ import torch
 from goldsmith.offload import slots
 from goldsmith.offload.slots import Ring, Slot, begin_reading, end_reading
 from goldsmith.offload.streams import DONE, HostEvent, Inline, Worker
-from goldsmith.offload.transit import Transit
+from goldsmith.offload.transit import Packets, Transit
 
 
 @pytest.fixture
@@ -72,6 +72,23 @@ def test_2_a_buffer_is_handed_out_again_only_behind_its_event():
     assert time.perf_counter() - begin > 0.01
 
 
+def test_2_a_packet_is_filled_anew_only_behind_its_event():
+    packets = Packets(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), "cpu", 2, 8)
+
+    def send(*numbers):
+        (there,) = packets.send([list(numbers)], lambda host, device, stream: device.copy_(host), None)
+        return there
+
+    first, busy = send(1, 2), HostEvent()
+    packets.give_back(busy)
+    second = send(3, 4)
+    threading.Timer(0.02, busy.happened, [None]).start()
+    begin = time.perf_counter()
+    third = send(5, 6)
+    assert time.perf_counter() - begin > 0.01 and third.data_ptr() == first.data_ptr()
+    assert (second.tolist(), third.tolist()) == ([3, 4], [5, 6])
+
+
 def test_12_buffers_hold_bytes_and_every_dtype_comes_back_whole():
     transit = Transit(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), 1)
     for values in (
@@ -79,6 +96,7 @@ def test_12_buffers_hold_bytes_and_every_dtype_comes_back_whole():
         torch.arange(1000, dtype=torch.int32),
         torch.rand(7, 9),
         torch.rand(8).bfloat16(),
+        *(torch.arange(8).to(dtype) for dtype in (torch.int16, torch.float16, torch.float32, torch.int32)),
     ):
         kept = transit.take(tuple(values.shape), values.dtype)
         kept.copy_(values)
