@@ -118,6 +118,20 @@ def test_a_candidate_that_raises_is_a_failure_not_a_crash(phase):
     assert all(p.reason for p in report.probes if not p.ran)
 
 
+def test_a_candidate_that_ends_the_process_is_a_failure():
+    def kernel(x, w):
+        raise SystemExit(3)
+
+    report = assay.check(target(kernel), raises=False)
+    assert report.verdict == "fail" and "SystemExit: 3" in report.findings[0].text
+
+
+def test_what_shows_the_names_of_another_function_and_takes_positions_alone_is_called_so():
+    """functools.wraps gives torch.vmap's wrapper the signature of what it wraps."""
+    alone = torch.vmap(plain_sum, in_dims=(0, None))
+    assert assay.check(target(alone)).verdict == "pass"
+
+
 def test_an_interrupt_is_no_evidence():
     def kernel(x, w):
         raise KeyboardInterrupt
@@ -157,7 +171,7 @@ def test_wrong_shapes_nan_and_missing_results_are_certain():
         return texts(assay.check(target(kernel, backward=None), probes="values", raises=False))
 
     wrong_shape = texts_of(lambda x, w: plain_sum(x, w)[:, None])
-    assert wrong_shape == ["y: the golden's shape is [12], the candidate's [12, 1]"]
+    assert wrong_shape == ["y: the golden's shape is [12], the candidate's [12, 1]; one of the two is wrong"]
     (text,) = texts_of(lambda x, w: torch.where(torch.arange(12) == 3, torch.nan, plain_sum(x, w)))
     assert text.startswith("y has NaN where the golden is a number: axis T: 3; 1 of 12 elements")
     (text,) = texts_of(lambda x, w: plain_sum(x, w) / (torch.arange(12) != 3))
@@ -254,7 +268,9 @@ FAULTS = {
     "draws anew": (lambda x, w: plain_sum(x, w) + torch.rand(12), "the golden does not repeat: y differs between"),
     "writes its input": (lambda x, w: plain_sum(x.detach().mul_(2), w), "the golden wrote to its input x"),
     "raises": (lambda x, w: w @ x, "the golden raised"),
-    "another shape": (lambda x, w: (x * w).sum(), "y: the golden's shape is [], the candidate's [12]"),
+    "another shape": (
+        lambda x, w: (x * w).sum(), "y: the golden's shape is [], the candidate's [12]; one of the two is wrong"
+    ),
     "its gradient is not its own": (
         lambda x, w: plain_sum(x, w.detach()) + 0 * w.sum(), "the golden's gradient disagrees with central differences"
     ),

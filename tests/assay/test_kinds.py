@@ -34,6 +34,12 @@ def test_a_complex_result_is_refused_and_its_parts_are_judged():
     assert check(lambda x, w: parts(x, w, 1.01), parts).verdict == "fail"
 
 
+def test_a_result_in_8_bits_is_refused_and_its_numbers_are_judged():
+    narrow = lambda x, w: (x * w).to(torch.float8_e4m3fn)  # noqa: E731
+    with pytest.raises(assay.TargetError, match="'y' is float8_e4m3fn, which cannot be judged; return .float"):
+        check(narrow, plain, backward=None)
+
+
 def test_a_complex_stage_is_judged_by_its_parts_and_goes_on_as_it_came():
     def golden(x, w, wrong=1.0):
         h = assay.stage("h", torch.complex(x, wrong * x).conj())

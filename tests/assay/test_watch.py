@@ -50,6 +50,13 @@ def test_a_sound_run_has_no_event(model, sync):
     assert {row.step for row in w.rows} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("made", [torch.full, torch.zeros(1).new_full], ids=["full", "new_full"])
+def test_a_number_that_is_given_ends_no_step(made):
+    with assay.watch() as w:
+        made((2,), math.nan) * 2
+    assert w.first.op.startswith("aten::") and w.first.likely.evidence == f"{w.first.op} was given the number nan"
+
+
 @both
 def test_the_first_inf_is_born_in_the_operator_of_its_module(model, sync):
     equal_rows(model)

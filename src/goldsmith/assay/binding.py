@@ -1,4 +1,4 @@
-"""Calls a function with the values it names: by parameter name, or by position where a signature cannot be read."""
+"""Calls a function with the values it names: in its own order of parameters, by name behind one that is left out."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ def bind(what: str, fn: Callable, supply: Mapping[str, Any] | tuple[str, ...]) -
     positional: list[str] = []
     keywords: list[str] = []
     takes_rest = False
-    for p in parameters:
+    for at, p in enumerate(parameters):
         if p.kind is p.VAR_KEYWORD:
             takes_rest = True
         elif p.name in names:
-            (positional if p.kind is p.POSITIONAL_ONLY else keywords).append(p.name)
+            # what wraps a function may show its signature and take positions alone, as torch.vmap does
+            leading = at == len(positional) and p.kind is p.POSITIONAL_OR_KEYWORD
+            (positional if leading or p.kind is p.POSITIONAL_ONLY else keywords).append(p.name)
         elif p.default is p.empty:
             raise TargetError(
                 f"{what}: {_name(fn)} takes {p.name!r}, which nobody supplies; "

@@ -150,6 +150,7 @@ def _checks(check: SelfCheck, forward, gradient, leaves, shapes, sent, surrogate
     for name, shape in shapes.items():
         if name in seen and tuple(seen[name].shape) != tuple(shape):
             problem = f"{name}: the golden's shape is {list(seen[name].shape)}, the candidate's {list(shape)}"
+            problem += "; one of the two is wrong"
             check.problems.append(problem)
     generator = torch.Generator().manual_seed(seed)
     cotangents = {

@@ -73,7 +73,7 @@ class Run:
     stages: dict[str, Tensor] = field(default_factory=dict)
     cotangents: dict[str, Tensor] = field(default_factory=dict)
     saved: tuple[str, ...] = ()
-    error: Exception | None = None
+    error: Exception | SystemExit | None = None
     phase: str = "forward"
     hits: list[Hit] = field(default_factory=list)
     changed: dict[str, Tensor] = field(default_factory=dict)
@@ -164,6 +164,9 @@ def _judgeable(value: Tensor, what: str) -> None:
         raise TargetError(f"{what} is complex, which cannot be judged; return torch.view_as_real(...) of it")
     if value.layout != torch.strided or value.is_quantized or value.is_nested:
         raise TargetError(f"{what} is {_kind(value)}, which cannot be judged; return it as a plain dense tensor")
+    if value.is_floating_point() and value.dtype.itemsize == 1:
+        dtype = str(value.dtype).removeprefix("torch.")
+        raise TargetError(f"{what} is {dtype}, which cannot be judged; return .float() of it: no number changes")
 
 
 def _kind(value: Tensor) -> str:
@@ -188,7 +191,7 @@ def execute(material: Material, how: How | None = None) -> Run:
             torch.OutOfMemoryError,
         ):  # the user's mistake, the machine's limit: neither says the kernel is wrong
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a candidate raises is evidence about it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a candidate raises is evidence about it
             run.error = error
     run.asked = tracer.asked and not tracer.debug
     run.stages.update(tracer.records)

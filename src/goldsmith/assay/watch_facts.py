@@ -186,6 +186,9 @@ def cause(
 ) -> Likely:
     """The likely cause of a non-finite result of finite inputs: the operator once more, as it was and in float64."""
     tensors = [t for t in leaves((args, kwargs)) if plain(t)]
+    written = [v for v in leaves((args, kwargs)) if isinstance(v, float) and not math.isfinite(v)]
+    if written:
+        return Likely("unknown", f"{op} was given the number {written[0]}")
     if mutated or not op.startswith("aten::") or any(t.numel() > LARGEST for t in tensors) or out.numel() > LARGEST:
         return Likely("unknown", f"{op} made it of finite values")
     settle()

@@ -97,7 +97,7 @@ def _refused(session: Session, layout: str, names: list[str]) -> None:
         values.judge(session, done, session.ref, NAME, label, noise=False, repeat=None, skip=frozenset(session.bad))
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     text = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {text}"[:200]
 
