@@ -162,8 +162,8 @@ private:
             for (int j = 0; j < stripes && j * STRIPE < c.width; ++j)
                 add_lora(s, args.down, dy_down.data(), mask, c.begin + j * STRIPE, c.begin + c.width, desk,
                          sums + j * ROWS * STRIPE);
-            for (int64_t row = 0; row < s.count; ++row) derive(s, c, first + i, row, sums);
         }
+        derive(s, first, count, desk);
     }
 
     // sums += mask * (scale * thin A), columns from `col` on
@@ -177,6 +177,19 @@ private:
         const int64_t width = columns - col < STRIPE ? columns - col : STRIPE;
         mask_rows(s, col, col + width, &mask, desk.more, STRIPE);
         for (int64_t i = 0; i < s.count * STRIPE; ++i) sums[i] += desk.more[i];
+    }
+
+    // Row by row and not piece by piece: what is read and written of a row lies in one run of memory.
+    void derive(const Segment& s, int64_t first, int64_t count, const Desk& desk) const {
+        Columns pieces[BLOCKS];
+        for (int64_t k = 0; k < count; ++k) pieces[k] = piece(first + k, down_span);
+        const int64_t begin = pieces[0].begin,
+                      bytes = (pieces[count - 1].begin + pieces[count - 1].width - begin) * (bf16 ? 2 : 4);
+        for (int64_t i = 0; i < s.count; ++i) {
+            const int64_t soon = plan.order[s.begin + (i + 2 < s.count ? i + 2 : s.count - 1)];
+            fetch_row(hidden(args.g).at(soon, begin), bytes), fetch_row(hidden(args.u).at(soon, begin), bytes);
+            for (int64_t k = 0; k < count; ++k) derive(s, pieces[k], first + k, i, block(desk, k * down_span / STRIPE));
+        }
     }
 
     // From v of a row: its part of dw, h, dg and du.

@@ -132,8 +132,8 @@ private:
             if (ranks(args.up))
                 wide(s, up_thin.data(), ranks(args.up), args.up.scale, transposed(factor_of(args.up.b, s.expert)),
                      c.begin, inner, desk, u);
-            activate(s, c, g, u);
         }
+        activate(s, first, count, desk);
     }
 
     // A matrix after the other: each lies in one run of memory.
@@ -150,25 +150,38 @@ private:
             }
     }
 
-    void activate(const Segment& s, const Columns& c, float* g, float* u) const {
+    // Row by row and not piece by piece: what is written of a row lies in one run of memory.
+    void activate(const Segment& s, int64_t first, int64_t count, const Desk& desk) const {
+        Columns pieces[BLOCKS / 2];
+        for (int64_t k = 0; k < count; ++k) pieces[k] = piece(first + k, STRIPE);
+        const int64_t begin = pieces[0].begin, end = pieces[count - 1].begin + pieces[count - 1].width;
+        for (int64_t i = 0; i < s.count; ++i) {
+            const int64_t soon = plan.order[s.begin + (i + 2 < s.count ? i + 2 : s.count - 1)];
+            for (const gs_tensor* t : {&args.g, &args.u})
+                if (given(*t))
+                    fetch_row(place(static_cast<char*>(t->data), soon, begin), (end - begin) * (bf16 ? 2 : 4));
+            for (int64_t k = 0; k < count; ++k)
+                activate_row(s, pieces[k], i, block(desk, 2 * k) + i * STRIPE, block(desk, 2 * k + 1) + i * STRIPE);
+        }
+    }
+
+    void activate_row(const Segment& s, const Columns& c, int64_t i, float* g, float* u) const {
         const Activation act{args.activation, static_cast<float>(args.alpha), static_cast<float>(args.limit)};
         const Factor bias = matrix_of(args.gate_up_bias);
         alignas(64) float values[STRIPE];
-        for (int64_t i = 0; i < s.count; ++i, g += STRIPE, u += STRIPE) {
-            if (given(args.gate_up_bias))
-                for (int64_t j = 0; j < c.width; ++j)
-                    g[j] += bias.at(s.expert, c.begin + j), u[j] += bias.at(s.expert, inner + c.begin + j);
-            const int64_t route = plan.order[s.begin + i];
-            if (bf16) {  // the backward starts from what is saved: h is of these, too
-                round_row(g), round_row(u);
-            }
-            if (given(args.g)) {
-                write(place(static_cast<char*>(args.g.data), route, c.begin), bf16, c.width, g);
-                write(place(static_cast<char*>(args.u.data), route, c.begin), bf16, c.width, u);
-            }
-            for (int j = 0; j < STRIPE; j += LANES) store(values + j, act.value(load(g + j), load(u + j)));
-            write_inner(h, s.begin + i, c.begin, c.width, values);
+        if (given(args.gate_up_bias))
+            for (int64_t j = 0; j < c.width; ++j)
+                g[j] += bias.at(s.expert, c.begin + j), u[j] += bias.at(s.expert, inner + c.begin + j);
+        const int64_t route = plan.order[s.begin + i];
+        if (bf16) {  // the backward starts from what is saved: h is of these, too
+            round_row(g), round_row(u);
         }
+        if (given(args.g)) {
+            write(place(static_cast<char*>(args.g.data), route, c.begin), bf16, c.width, g);
+            write(place(static_cast<char*>(args.u.data), route, c.begin), bf16, c.width, u);
+        }
+        for (int j = 0; j < STRIPE; j += LANES) store(values + j, act.value(load(g + j), load(u + j)));
+        write_inner(h, s.begin + i, c.begin, c.width, values);
     }
 
     static void round_row(float* values) {

@@ -40,7 +40,7 @@ void multiply_rows(const float* left, const float* stripe, int64_t depth, float*
                 Floats b[wide];
 #pragma GCC unroll 2
                 for (int c = 0; c < wide; ++c) b[c] = load(right + 16 * c);
-                __builtin_prefetch(soon.at, 0, 2);
+                __builtin_prefetch(soon.at, 0, 3);
 #pragma GCC unroll 16
                 for (int t = 0; t < M; ++t) {
                     const Floats a = all(left[t * LEFT_STRIDE + k]);
@@ -75,11 +75,10 @@ void multiply(const float* left, int64_t rows, const float* stripe, int64_t dept
               const Coming& ahead = {}) {
     // blocks of about equal height: 13 rows are 7 and 6, not 12 and 1
     const int64_t blocks = (rows + AT_ONCE - 1) / AT_ONCE;
-    if (blocks == 1) ahead.fetch_half(1);
     for (int64_t i = 0, begin = 0; i < blocks; ++i) {
         const int64_t end = rows * (i + 1) / blocks;
         const MultiplyRows run = pick<COLUMNS>(UpTo<AT_ONCE>{}, static_cast<int>(end - begin));
-        run(left + begin * LEFT_STRIDE, stripe, depth, sums + begin * STRIPE, ahead.soon(i, depth, stripe));
+        run(left + begin * LEFT_STRIDE, stripe, depth, sums + begin * STRIPE, ahead.soon(i, blocks, depth, stripe));
         begin = end;
     }
 }

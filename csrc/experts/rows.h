@@ -23,6 +23,11 @@ inline Rows rows_of(const gs_tensor& t, int64_t columns, int64_t shared) {
     return {static_cast<const char*>(t.data), columns, columns, shared, t.dtype == GS_BF16};
 }
 
+// Into L1, a row's `bytes`.
+inline void fetch_row(const char* at, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i);
+}
+
 inline void read(const char* from, bool bf16, int64_t count, float* to) {
     int64_t i = 0;
     if (bf16) {

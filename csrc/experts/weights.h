@@ -12,8 +12,14 @@
 
 namespace gs::GS_LEVEL {
 
-constexpr int STRIPE = 32;   // columns of a stripe
-constexpr int DEPTH = 256;   // rows of a stripe: 32 KiB, and a multiple of every tile's inputs
+constexpr int STRIPE = 32;  // columns of a stripe
+// Rows of a stripe, a multiple of every tile's inputs. Where products are AVX-512's, 16 KiB: with 32 rows on the left
+// that is 32 of L1's 48, and decoding a stripe need not wait for lines that went to L2.
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+constexpr int DEPTH = 128;
+#else
+constexpr int DEPTH = 256;
+#endif
 constexpr int TILE = 1024;   // bytes
 constexpr int WIDEST = 128;  // inputs of a tile of 4-bit codes
 
@@ -258,8 +264,8 @@ void by_output(const gs_matrix& m, int64_t first, int inputs, const Find& of_gro
     transpose(reinterpret_cast<const char*>(words), 64, reinterpret_cast<uint32_t*>(values));
 }
 
-// How many outputs inputs_stripes takes at most: stripes of 32 KiB together, which stay in L1.
-template <class Code> constexpr int64_t OUTPUTS = Code::per_word < 4 ? DEPTH : DEPTH * 2 / Code::per_word;
+// How many outputs inputs_stripes takes at most: for codes, stripes of 32 KiB together.
+template <class Code> constexpr int64_t OUTPUTS = Code::per_word < 4 ? DEPTH : 512 / Code::per_word;
 
 // stripes[c / 32][n - begin][c % 32] = W[n, k] for `span` inputs from `col` on and outputs [begin, end), in the order
 // of their places in words: c = 16 j + w is place j of word w, k = col + per_word w + j.
