@@ -10,11 +10,15 @@ from goldsmith.assay.diagnosis.whatif import explain
 BLOCK = 4
 
 
-def best(target, tensor="y"):
+def explained(target, tensor="y"):
     session = session_of(target, ("values", "ensemble"))
-    found = explain(session, tensor, dict(session.first.outputs, **session.first.stages)[tensor], session.first)
+    found = explain(session, tensor, session.first.outputs[tensor], session.first)
     assert found, f"nothing explains {tensor}"
-    return found[0]
+    return found
+
+
+def best(target):
+    return explained(target)[0]
 
 
 # blocks
@@ -55,18 +59,24 @@ def steps(make, T, D):
     return {"x": make.normal(T, D), "keep": make.uniform(T, D)}
 
 
-def recurrence(x, keep, *, chunk=99):
-    out, h = [], torch.zeros_like(x[0])
+def decayed(x, keep):
+    """h[t] = keep[t] h[t-1] + x[t] as one product: there is no loop whose turns could be changed."""
+    log = keep.log().cumsum(0)
+    share = torch.exp(log[:, None] - log).masked_fill(torch.ones(len(x), len(x)).triu(1).bool()[..., None], 0)
+    return (share * x).sum(1)
+
+
+def in_chunks(x, keep):
+    out = []
     for t in range(len(x)):
-        h = torch.tanh(keep[t] * (h if t % chunk else torch.zeros_like(h)) + x[t])
-        out.append(h)
+        out.append(x[t] if t % BLOCK == 0 else keep[t] * out[-1] + x[t])
     return torch.stack(out)
 
 
 def test_a_recurrence_begins_anew_in_every_chunk():
-    kernel = lambda x, keep: recurrence(x, keep, chunk=BLOCK)  # noqa: E731
-    found = best(assay.Target(kernel, lambda x, keep: recurrence(x, keep), cases=steps, backward=None))
-    assert (found.cause, found.exact) == ("missing_term", True)
+    found = explained(assay.Target(in_chunks, decayed, cases=steps, backward=None))
+    assert found[0].cause == "missing_term" and found[0].exact
+    assert any(what.text == "in blocks of 4 of x and keep along axis 0 each begins anew" for what in found)
 
 
 def test_sums_that_go_on_where_the_one_before_stopped():
@@ -177,8 +187,10 @@ def solved(L, b, short=0):
 
 
 def test_a_sum_over_what_is_known_ends_one_early():
-    found = best(assay.Target(lambda L, b: solved(L, b, 1), lambda L, b: solved(L, b), cases=triangle, backward=None))
-    assert (found.cause, found.exact) == ("off_by_one", True)
+    target = assay.Target(lambda L, b: solved(L, b, 1), lambda L, b: solved(L, b), cases=triangle, backward=None)
+    found = explained(target)
+    assert found[0].cause == "off_by_one" and all(what.exact for what in found)
+    assert any("in each of 6 turns" in what.text for what in found)
 
 
 # a factor of one addend alone
