@@ -19,10 +19,15 @@ def _fitted(r: Reading, reading: str) -> Match | None:
     score = EXACT if fit.exact is not None and fit.r2 > 0.999 else LIKELY if fit.r2 > 0.98 else HINT * fit.r2 + 0.1
     score -= 0.1 * bool(fit.also)
     number = f"{fit.exact if fit.exact is not None else fit.coefficient:g}"
-    named = f" = {fit.named}" if fit.named and fit.named != number else ""
+    # of a factor the name is that of the whole: the golden's own share and the error
+    whole = fit.named if reading in ("factor", "repeated") and fit.golden is not None else ""
+    named = f" = {fit.named}" if fit.named and fit.named != number and not whole else ""
     factor = "" if fit.factor in ("", "1") else f" {fit.factor}"
     place = f" in {fit.where}" if fit.where else ""
-    said = [f"the error{place} is {number}{named} times{factor} {fit.term} (R^2 {fit.r2:.4f}, +- {fit.error:.1g})"]
+    weighs = f", which comes in {whole} times" if whole else ""
+    said = [
+        f"the error{place} is {number}{named} times{factor} {fit.term}{weighs} (R^2 {fit.r2:.4f}, +- {fit.error:.1g})"
+    ]
     if fit.also:
         said.append(f"cannot be told apart from {', '.join(fit.also)}")
     return Match(score, tuple(said), _params(fit))
