@@ -219,3 +219,81 @@ def test_nan_that_an_output_or_another_gradient_swallows_is_certain():
     for kernel, golden in ((output, F.softplus), (Others.apply, lambda x: torch.softmax(x, -1))):
         said = texts(held(kernel, golden, steps), "scaling")
         assert any(text.startswith("values:nan is swallowed") for text in said), said
+
+
+# -- torch's own functions, whose expression nobody can choose ---------------------------------------------------------
+
+
+@assay.case(N=[6], C=[37])
+def logits(make, N, C):
+    return {"x": make.normal(N, C, std=3.0), "t": make.uniform(N, C)}
+
+
+def losses():
+    def entropy(x, t):
+        return F.binary_cross_entropy_with_logits(x, t, reduction="none")
+
+    def textbook(x, t):
+        return x.clamp(min=0) - x * t + torch.log1p(torch.exp(-x.abs()))
+
+    def by_softplus(x, t):
+        return F.softplus(x) - x * t
+
+    def by_logarithms(x, t):
+        return -t * F.logsigmoid(x) - (1 - t) * F.logsigmoid(-x)
+
+    def added(x, t):
+        return x + F.softplus(t - x)
+
+    def clipped(x, t):
+        return x * (x + 3).clamp(0, 6) / 6
+
+    def hardswish(x, t):
+        return F.hardswish(x)
+
+    yield from (("bce", entropy, kernel) for kernel in (textbook, by_softplus, by_logarithms))
+    yield "logaddexp", torch.logaddexp, added
+    yield "hardswish", hardswish, clipped
+
+
+@BOTH
+@SEEDS
+@pytest.mark.parametrize(
+    "golden, kernel", [(g, k) for _, g, k in losses()], ids=[f"{n} {k.__name__}" for n, _, k in losses()]
+)
+def test_the_usual_formulas_of_a_function_of_torch_are_right(golden, kernel, dtype, seed):
+    def cast(x, t):
+        return kernel(x.float(), t.float()).to(x.dtype)
+
+    report = held(cast, golden, logits, dtype, seed, grads=("x",))
+    assert report.ok, str(report)
+
+
+def test_an_entropy_that_is_off_by_little_is_wrong():
+    def coarse(x, t):
+        return x.clamp(min=0) - x * t + torch.log(1 + 2.0**-18 + torch.exp(-x.abs()))
+
+    entropy = next(g for n, g, _ in losses() if n == "bce")
+    assert not held(coarse, entropy, logits, grads=("x",)).ok
+
+
+@assay.case(B=[2], L=[16])
+def signals(make, B, L):
+    return {"x": make.normal(B, L), "k": make.normal(L)}
+
+
+def test_a_transform_over_an_axis_has_no_mask_to_be_wrong():
+    """Every element rounds at the size of the largest: the check says that it rounds more, and no story of a leak."""
+
+    def golden(x, k):
+        rows = [(x[:, : t + 1] * k[: t + 1].flip(0)).sum(-1) for t in range(x.shape[1])]
+        return torch.stack(rows, 1)
+
+    def transform(x, k):
+        n = 2 * x.shape[1]
+        return torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(k, n), n)[:, : x.shape[1]]
+
+    for seed in range(3):
+        told = assay.diagnose(target(transform, golden, signals), seed=seed)
+        assert not {"wrong_mask", "wrong_axis"} & {c.id for c in told.causes[:1]}, str(told)
+        assert not texts(held(transform, golden, signals, seed=seed), "taint")

@@ -5,6 +5,7 @@ Each is the textbook formula, so that a reduction inside it (a variance's, a nor
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -94,6 +95,27 @@ def log_sigmoid(x: Tensor) -> Tensor:
     return torch.clamp(x, max=0) - torch.log1p(torch.exp(-x.abs()))
 
 
+def bce_with_logits(x: Tensor, t: Tensor, weight=None, pos_weight=None, reduction: int = 1, *, other=True) -> Tensor:
+    """(1 - t) x + w (log(1 + exp(-|x|)) + max(-x, 0)), w = (p - 1) t + 1; without p also max(x, 0) - t x + log(...)
+    and log(1 + exp(x)) - t x.
+
+    Nobody can write torch's own golden otherwise, so it has the widest bound of the three.
+    """
+    log = torch.log1p(torch.exp(-x.abs()))
+    scale = 1 if pos_weight is None else (pos_weight - 1) * t + 1
+    loss = (1 - t) * x + scale * (log + torch.clamp(-x, min=0))
+    if pos_weight is None:
+        textbook = torch.clamp(x, min=0) - x * t + log
+        loss = torch.maximum(torch.maximum(loss, textbook), softplus(x) - x * t) if other else textbook
+    loss = loss if weight is None else loss * weight
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+
+
+def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """0, g (x / 3 + 1 / 2) or g: a product also where the factor is 1, since g / 6 * 6 rounds"""
+    return torch.where(x <= -3, torch.zeros_like(grad), grad * torch.clamp(x / 3 + 0.5, max=1.0))
+
+
 def leaky_relu(x: Tensor, negative_slope=0.01) -> Tensor:
     return torch.where(x > 0, x, x * negative_slope)
 
@@ -103,7 +125,9 @@ def hardtanh(x: Tensor, low=-1, high=1) -> Tensor:
 
 
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
-    return torch.maximum(a, b) + torch.log1p(torch.exp(-(a - b).abs()))
+    """max(a, b) + log(1 + exp(-|a - b|)), or a + softplus(b - a): the wider bound of the two"""
+    log = torch.log1p(torch.exp(-(a - b).abs()))
+    return torch.maximum(torch.maximum(a, b) + log, a + (torch.clamp(b - a, min=0) + log))
 
 
 def tan(x: Tensor) -> Tensor:
@@ -261,7 +285,8 @@ COMPOSED: dict[str, Callable] = {
     "var": var, "var_mean": var_mean, "std": std, "native_layer_norm": native_layer_norm,
     "native_group_norm": native_group_norm, "gelu": gelu, "gelu_backward": gelu_backward,
     "softplus": softplus, "elu": elu, "leaky_relu": leaky_relu,
-    "glu": glu, "log_sigmoid": log_sigmoid,
+    "glu": glu, "log_sigmoid": log_sigmoid, "binary_cross_entropy_with_logits": bce_with_logits,
+    "hardswish_backward": hardswish_backward,
     "mish": mish, "celu": celu, "threshold": threshold, "xlogy": xlogy, "logit": logit, "huber_loss": huber_loss,
     "linalg_cross": linalg_cross, "addbmm": addbmm, "norm": norm,
     "hardtanh": hardtanh, "logaddexp": logaddexp, "tan": tan, "cosh": cosh, "addr": addr, "trace": trace,
@@ -272,4 +297,5 @@ COMPOSED: dict[str, Callable] = {
 REDUCTIONS: dict[str, Callable] = {
     "_softmax": softmax, "_log_softmax": log_softmax, "_softmax_backward_data": softmax_backward,
     "_log_softmax_backward_data": log_softmax_backward, "logsumexp": logsumexp, "linalg_vector_norm": vector_norm,
+    "binary_cross_entropy_with_logits": functools.partial(bce_with_logits, other=False),
 }  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..bounds import SLACK
+from ..probes.reach import rounding
 from ..probes.scaling import far, taken
 from ..reference import GoldenError, References
 from ..session import Session
@@ -89,9 +90,10 @@ class _Axis:
         """What lies on both sides of where a group begins, as far as an input says so: halving steps over it."""
         for border in _borders(self.session, self.length):
             for place, step in ((border, 1), (border - 1, -1)):
-                state = EXTRA
-                while 0 <= place < self.length and state != SAME and not self._known(place):
+                while 0 <= place < self.length and not self._known(place):
                     state = self.state(place, place)
+                    if state not in (EXTRA, ELSEWHERE):  # what every group lacks is told by its first and last one
+                        break
                     self._note((place, place), state)
                     place += step
 
@@ -183,6 +185,8 @@ class _Axis:
         moves = change > SLACK * (now.bound + before.bound)
         step = (tensor.double() - mine.double()).abs()
         leaks = (change == 0) & (step > 4 * SLACK * (now.bound + before.bound)) & torch.isfinite(step)
+        if bool(leaks.any()):  # a transform over a whole axis moves every element by the rounding of the largest
+            leaks &= ~(step <= rounding(self.session, name, ref))
         if not bool(leaks.any()):
             return MISSING if bool(moves.any()) and bool(still[moves].all()) else SAME
         return ELSEWHERE if bool(still[moves].any()) else EXTRA

@@ -72,10 +72,10 @@ def off(session: Session, name: str, tensor: Tensor, references: References) -> 
         out &= ~(infinite & references.also(name, lambda t: ~torch.isfinite(t)))
         if not all(bool(torch.isfinite(t).all()) for t in references.values.values() if t.is_floating_point()):
             out &= ~infinite  # the golden divides by 0, or overflows, and another formula's zeros meet that elsewhere
-    return out & ~(apart <= _rounding(session, name, references)) if bool(out.any()) else out
+    return out & ~(apart <= rounding(session, name, references)) if bool(out.any()) else out
 
 
-def _rounding(session: Session, name: str, references: References) -> Tensor:
+def rounding(session: Session, name: str, references: References) -> Tensor:
     """How far the rounding of another formula moves this result at these inputs, per element."""
     golden, compute = references.values[name], references.compute
     unit = other_formula.unit(golden, compute)
