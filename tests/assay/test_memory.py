@@ -217,6 +217,19 @@ def test_results_that_share_memory_are_found_unless_the_golden_returns_views_too
     assert quick(two, golden=two, backward=None).ok
 
 
+@pytest.mark.parametrize("make", [torch.zeros, torch.empty])
+def test_zero_that_is_added_beyond_the_end_is_found(make):
+    """As by an atomic addition whose mask ends one too late: NaN + 0 keeps its bits."""
+
+    def kernel(x, w):
+        y = make(x.shape).copy_(x * w)
+        y.as_strided((y.numel() + 1,), (1,))[-1].add_(0.0)
+        return y
+
+    found = assay.check(target(kernel, golden=lambda x, w: x * w, backward=None), raises=False)
+    assert any("4 bytes written past the end" in text for text in texts(found, "guard"))
+
+
 def test_one_gradient_for_both_addends_is_no_fault_and_two_that_overlap_are():
     """Autograd itself hands the gradient of a + b to a and to b."""
 

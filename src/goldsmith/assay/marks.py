@@ -8,6 +8,9 @@ its mask loads beyond an input and stores beyond its output, and NaN + NaN, NaN 
     float64              0xFFFB  0xFFFB  0xFFFB  0xFFC0 | p    complex: its parts
     others               a small negative number, -1 where it is an input's
 
+On dirt, which is finite, bands of what the candidate makes hold -0: NaN + 0 keeps its bits, and a kernel that adds what
+is masked to 0 to a neighbour's memory would go unseen.
+
 All are quiet NaN that arithmetic does not start from, in whatever width they are read: it makes 0x7FC0, 0xFFC0, 0xFFF8
 and 0x7FFF by itself, vectorised code 0xFFFF. Converted to a dtype of another width they are none of its marks.
 """
@@ -44,6 +47,12 @@ def band_mark(dtype: torch.dtype, number: int, given: bool) -> tuple[int, torch.
     for place in range(1, real.itemsize // 2):
         bits |= HEAD << 16 * place
     return bits - (1 << 8 * real.itemsize), unit
+
+
+def zero_mark(dtype: torch.dtype) -> tuple[int, torch.dtype]:
+    """The same of bands that hold -0, of a dtype that is `wide`; -0 + 0 is 0."""
+    real = dtype.to_real() if dtype.is_complex else dtype
+    return -(1 << 8 * real.itemsize - 1), _UNITS[real.itemsize]
 
 
 def wide(dtype: torch.dtype) -> bool:

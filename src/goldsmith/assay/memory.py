@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .marks import DIRT_FILL, NAN_FILL, ZERO_FILL, band_mark, band_read, fill_body, poison_left
+from .marks import DIRT_FILL, NAN_FILL, ZERO_FILL, band_mark, band_read, fill_body, poison_left, wide, zero_mark
 
 __all__ = [
     "DIRT_FILL", "LAYOUTS", "NAN_FILL", "ZERO_FILL", "Arena", "Buffer", "Hit", "Poison", "aliases", "band_read",
@@ -137,6 +137,8 @@ class Arena:
         reach = max(size, math.prod(shape) * item)  # a kernel may take what is expanded for dense
         band = min(max(BAND_MIN, -(-reach // ALIGN) * ALIGN), BAND_MAX)
         mark, unit = band_mark(dtype, len(self.inputs) if given else self.made, given)
+        if self.fill == DIRT_FILL and not given and wide(dtype):
+            mark, unit = zero_mark(dtype)
         self.made += not given
         whole = size + 2 * band + ALIGN + shift * item
         raw = torch.full((whole // unit.itemsize,), mark, dtype=unit, device=device).view(torch.uint8)

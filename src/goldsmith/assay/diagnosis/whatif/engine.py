@@ -42,6 +42,7 @@ from . import (
     parted,
     pieces,
     readers,
+    restarts,
     saved,
     scalars,
     scans,
@@ -235,6 +236,7 @@ class Search:
         material = self.session.material
         numbers = {**material.sizes, **material.scalars}
         waiting = self._offered("carries", carries.changes, calls, self.behind, self.leaves)
+        waiting += self._offered("restarts", restarts.changes, calls, self.behind)
         waiting += self._offered("shares", shares.changes, calls, self.behind, numbers)
         waiting += self._offered("chunks", chunks.changes, calls, self.behind)
         waiting += self._offered("turned", turned.changes, calls, self.behind, numbers)
