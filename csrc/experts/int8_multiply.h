@@ -2,21 +2,15 @@
 // and exact, so every level gives the same bits.
 #pragma once
 
-#include "int8_words.h"
-#include "multiply.h"
+#include "int8_rows.h"
 #include "tiles.h"
 
 namespace gs::GS_LEVEL {
 
-constexpr int64_t PART = UNIT == 64 ? 512 : 256;  // numbers of a row at a time: 8 or 16 KiB of weights stay in L1
-
 // `groups` groups of `length` numbers; or a part of one group, of which `first` and `last` say where it lies.
 struct Product {
-    const Octet* left;  // [rows][stride]: of a row, group by group
-    int64_t stride;
-    const float* scales;  // [rows][scale_stride]: of a row's groups; where their sums begin likewise
-    const int32_t* starts;
-    int64_t scale_stride, rows;
+    const Lot* left;
+    int64_t rows;
     const uint32_t* words;  // [groups * length / OCTETS][STRIPE]
     const float* weights;   // [groups][STRIPE]: their scales
     int64_t groups, length;
@@ -58,7 +52,7 @@ inline void multiply_octets(const Product p) {
         const bool both = p.rows - t > 16;
         int32_t *top = p.partial + t * STRIPE, *bottom = top + 16 * STRIPE;
         for (int64_t g = 0; g < p.groups; ++g) {
-            const Octet *upper = p.left + t * p.stride + g * p.length, *lower = upper + 16 * p.stride;
+            const Octet *upper = p.left[t].numbers + g * p.length, *lower = p.left[t + 16].numbers + g * p.length;
             const uint32_t* from = p.words + g * p.length / OCTETS * STRIPE;
             if (p.first) {
                 TILE_ZERO(0);
@@ -76,12 +70,12 @@ inline void multiply_octets(const Product p) {
             for (int64_t k = 0; k < p.length; k += UNIT, from += 16 * STRIPE) {
                 TILE_LOAD(6, from, wide);
                 TILE_LOAD(7, from + 16, wide);
-                TILE_LOAD(4, upper + k, p.stride);
+                TILE_LOAD(4, upper + k, sizeof(Lot));
                 TILE_DOT_BYTES(0, 4, 6);
                 TILE_DOT_BYTES(1, 4, 7);
                 TILE_ZERO(4);  // as soon as it has been used: tile_product.h says why
                 if (both) {
-                    TILE_LOAD(5, lower + k, p.stride);
+                    TILE_LOAD(5, lower + k, sizeof(Lot));
                     TILE_DOT_BYTES(2, 5, 6);
                     TILE_DOT_BYTES(3, 5, 7);
                     TILE_ZERO(5);
@@ -103,7 +97,7 @@ inline void multiply_octets(const Product p) {
                 for (int c = 0; c < 2; ++c) {
                     float* at = p.sums + i * STRIPE + LANES * c;
                     const Floats value = to_floats(load_words(p.partial + i * STRIPE + LANES * c)) * weights[c];
-                    store(at, load(at) + value * all(p.scales[i * p.scale_stride + g]));
+                    store(at, fused(value, all(p.left[i].groups[g].scale), load(at)));
                 }
         }
     }
@@ -111,22 +105,29 @@ inline void multiply_octets(const Product p) {
 
 #else
 
+constexpr int AT_ONCE_BY_GROUP = 7;  // 28 of 32 registers hold sums: whole numbers of a group, floats of all
+
+inline uint32_t word_of(const Lot& row, int64_t at) {
+    uint32_t word;
+    std::memcpy(&word, row.numbers + OCTETS * at, 4);
+    return word;
+}
+
 // M rows from row `begin` on; what lies from `soon` on is fetched, `step` bytes further every OCTETS numbers. The
 // arguments by value: what a store might write, the compiler would read again.
 template <int M> void multiply_octet_rows(const Product p, int64_t begin, const char* soon, int64_t step) {
-    const auto* row = reinterpret_cast<const char*>(p.left + begin * p.stride);
-    const int64_t bytes = p.stride * static_cast<int64_t>(sizeof(Octet)), count = p.length / OCTETS;
-    const int64_t first_scale = begin * p.scale_stride;
-    for (int64_t g = 0; g < p.groups; ++g, row += 4 * count)
+    const Lot* rows = p.left + begin;
+    const int64_t count = p.length / OCTETS;
+    for (int64_t g = 0; g < p.groups; ++g)
         for (int column = 0; column < STRIPE; column += 16 * ABREAST) {
+            const auto partial = [&](int t, int c) { return p.partial + (begin + t) * STRIPE + column + 16 * c; };
             Words sum[M][ABREAST];
 #pragma GCC unroll 16
             for (int t = 0; t < M; ++t)
 #pragma GCC unroll 2
                 for (int c = 0; c < ABREAST; ++c)
-                    sum[t][c] = p.first
-                                    ? all_words(static_cast<uint32_t>(p.starts[first_scale + t * p.scale_stride + g]))
-                                    : load_words(p.partial + (begin + t) * STRIPE + column + 16 * c);
+                    sum[t][c] =
+                        p.first ? all_words(static_cast<uint32_t>(rows[t].groups[g].start)) : load_words(partial(t, c));
             const uint32_t* words = p.words + g * count * STRIPE + column;
             for (int64_t k = 0; k < count; ++k, words += STRIPE) {
                 Words b[ABREAST];
@@ -135,8 +136,7 @@ template <int M> void multiply_octet_rows(const Product p, int64_t begin, const 
                 __builtin_prefetch(soon, 0, 2), soon += step;
 #pragma GCC unroll 16
                 for (int t = 0; t < M; ++t) {
-                    uint32_t a;
-                    std::memcpy(&a, row + t * bytes + 4 * k, 4);
+                    const uint32_t a = word_of(rows[t], g * count + k);
 #pragma GCC unroll 2
                     for (int c = 0; c < ABREAST; ++c) sum[t][c] = dot(sum[t][c], b[c], a);
                 }
@@ -145,9 +145,7 @@ template <int M> void multiply_octet_rows(const Product p, int64_t begin, const 
 #pragma GCC unroll 16
                 for (int t = 0; t < M; ++t)
 #pragma GCC unroll 2
-                    for (int c = 0; c < ABREAST; ++c)
-                        keep_words(reinterpret_cast<uint32_t*>(p.partial) + (begin + t) * STRIPE + column + 16 * c,
-                                   sum[t][c]);
+                    for (int c = 0; c < ABREAST; ++c) keep_words(reinterpret_cast<uint32_t*>(partial(t, c)), sum[t][c]);
                 continue;
             }
             Floats weights[ABREAST];
@@ -157,43 +155,40 @@ template <int M> void multiply_octet_rows(const Product p, int64_t begin, const 
 #pragma GCC unroll 2
                 for (int c = 0; c < ABREAST; ++c) {
                     float* at = p.sums + (begin + t) * STRIPE + column + 16 * c;
-                    const Floats scale = all(p.scales[first_scale + t * p.scale_stride + g]);
-                    store(at, load(at) + to_floats(sum[t][c]) * weights[c] * scale);
+                    const Floats scale = all(rows[t].groups[g].scale);
+                    store(at, fused(to_floats(sum[t][c]) * weights[c], scale, load(at)));
                 }
         }
 }
 
-// The same for whole groups: half as many rows, so that there is room for their sums as floats.
+// The same for whole groups: fewer rows, so that there is room for their sums as floats.
 template <int M> void multiply_octet_groups(const Product p, int64_t begin, const char* soon, int64_t step) {
-    const auto* row = reinterpret_cast<const char*>(p.left + begin * p.stride);
-    const int64_t bytes = p.stride * static_cast<int64_t>(sizeof(Octet)), count = p.length / OCTETS;
-    const int64_t first_scale = begin * p.scale_stride;
+    const Lot* rows = p.left + begin;
+    const int64_t count = p.length / OCTETS;
     const uint32_t* words = p.words;
     Floats total[M][2];
 #pragma GCC unroll 16
     for (int t = 0; t < M; ++t)
         for (int c = 0; c < 2; ++c) total[t][c] = load(p.sums + (begin + t) * STRIPE + 16 * c);
-    for (int64_t g = 0; g < p.groups; ++g, row += 4 * count) {
+    for (int64_t g = 0, at = 0; g < p.groups; ++g) {
         Words sum[M][2];
 #pragma GCC unroll 16
-        for (int t = 0; t < M; ++t)
-            sum[t][0] = sum[t][1] = all_words(static_cast<uint32_t>(p.starts[first_scale + t * p.scale_stride + g]));
-        for (int64_t k = 0; k < count; ++k, words += STRIPE) {
+        for (int t = 0; t < M; ++t) sum[t][0] = sum[t][1] = all_words(static_cast<uint32_t>(rows[t].groups[g].start));
+        for (const int64_t end = at + count; at < end; ++at, words += STRIPE) {
             const Words low = load_words(words), high = load_words(words + 16);
             __builtin_prefetch(soon, 0, 2), soon += step;
 #pragma GCC unroll 16
             for (int t = 0; t < M; ++t) {
-                uint32_t a;
-                std::memcpy(&a, row + t * bytes + 4 * k, 4);
+                const uint32_t a = word_of(rows[t], at);
                 sum[t][0] = dot(sum[t][0], low, a), sum[t][1] = dot(sum[t][1], high, a);
             }
         }
         const Floats low = load(p.weights + g * STRIPE), high = load(p.weights + g * STRIPE + 16);
 #pragma GCC unroll 16
         for (int t = 0; t < M; ++t) {
-            const Floats scale = all(p.scales[first_scale + t * p.scale_stride + g]);
-            total[t][0] = total[t][0] + to_floats(sum[t][0]) * low * scale;
-            total[t][1] = total[t][1] + to_floats(sum[t][1]) * high * scale;
+            const Floats scale = all(rows[t].groups[g].scale);
+            total[t][0] = fused(to_floats(sum[t][0]) * low, scale, total[t][0]);
+            total[t][1] = fused(to_floats(sum[t][1]) * high, scale, total[t][1]);
         }
     }
 #pragma GCC unroll 16
@@ -213,14 +208,14 @@ template <int... M> MultiplyOctets pick_octet_groups(Counts<M...>, int rows) {
 
 inline void multiply_octets(const Product& p) {
     const bool by_group = ABREAST == 2 && p.groups > 1;
-    const int64_t most = by_group ? AT_ONCE / 2 : AT_ONCE, blocks = (p.rows + most - 1) / most,
+    const int64_t most = by_group ? AT_ONCE_BY_GROUP : AT_ONCE, blocks = (p.rows + most - 1) / most,
                   times = p.groups * p.length / OCTETS, step = (p.soon_bytes + times - 1) / times;
     if (blocks == 1 && p.soon[1]) fetch(p.soon[1], 64, static_cast<int>(p.soon_bytes / 64));
     for (int64_t i = 0, begin = 0; i < blocks; ++i) {
         const int64_t end = p.rows * (i + 1) / blocks;
         const int rows = static_cast<int>(end - begin);
         const MultiplyOctets run =
-            by_group ? pick_octet_groups(UpTo<AT_ONCE / 2>{}, rows) : pick_octets(UpTo<AT_ONCE>{}, rows);
+            by_group ? pick_octet_groups(UpTo<AT_ONCE_BY_GROUP>{}, rows) : pick_octets(UpTo<AT_ONCE>{}, rows);
         // a panel during the first rows, the other one during the next ones, then what is there anyway
         const char* soon = i < 2 ? p.soon[i] : nullptr;
         run(p, begin, soon ? soon : reinterpret_cast<const char*>(p.words), soon ? step : 0);
