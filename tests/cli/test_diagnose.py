@@ -92,9 +92,10 @@ def test_a_bundle_of_our_own_operators_says_whose_it_is():
 def test_a_right_kernel_is_not_accused_and_every_run_is_told():
     reply, told = ask(name="own_kernels:target")
     assert reply["verdict"] == "pass" and reply["text"].startswith("PASS  scaled: nothing wrong was found")
-    assert told[0] == {"case": "rows[T=5]", "probe": "values", "run": "values", "runs": 1}
-    assert [t["runs"] for t in told] == list(range(1, len(told) + 1))
-    assert not work.hooks.RUNS
+    assert told[0] == {"case": "rows[T=5]", "probe": "values", "run": "values", "runs": 1, "seed": 0}
+    assert told[1] == {"over": 1}
+    assert [t.get("runs", t.get("over")) for t in told] == [n // 2 + 1 for n in range(len(told))]
+    assert not (work.hooks.RUNS or work.hooks.ENDED or work.hooks.STOPPED or work.hooks.RUNNING)
 
 
 def test_an_operator_is_diagnosed_on_the_backend_asked_for():
@@ -230,7 +231,8 @@ def test_what_does_not_stop_is_ended_after_a_while(monkeypatch):
     pool.interrupted = True
     with pytest.raises(KeyboardInterrupt):
         pool._next()
-    watcher = type("Watcher", (), {"last": {"case": "rows[T=5]", "run": "values", "probe": "values"}, "told": None})
+    last = {"case": "rows[T=5]", "run": "values", "probe": "values"}
+    watcher = type("Watcher", (), {"last": last, "told": None, "patience": command.unending.Patience(None)})
     monkeypatch.setattr(command.Pool, "run", lambda pool, jobs: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(command.Problem, match="values was running, and did not stop"):
         command._asked(command.Request("diagnose", "own_kernels:hanging"), watcher)

@@ -129,7 +129,7 @@ def examine(
                     report.environment[NO_MEMORY] = limits.told(error)
                     continue
                 try:
-                    with torch.inference_mode(False), torch.enable_grad():
+                    with torch.inference_mode(False), torch.enable_grad(), budget.ends(session):
                         _examine(session, budget, tally, only_values)
                 except KeyboardInterrupt as error:
                     report.partial, stopped = INTERRUPTED, error

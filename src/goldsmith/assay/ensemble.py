@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,6 +46,7 @@ def legal_runs(
     dot: str = "ieee",
     nudged: bool = False,
     read_back: torch.dtype | None = None,
+    lacks: Callable[[float], bool] | None = None,
 ) -> list[dict[str, Tensor]]:
     """k runs of `fn` in `compute` precision, each with every reduction in its own random legal order.
 
@@ -53,9 +55,10 @@ def legal_runs(
     stores: name -> dtype in which the candidate stores that result (names not in it keep `compute`).
     read_back: dtype of outputs that a backward may find again, rounded (`_softmax_backward`).
     nudged: every run takes the leaves one rounding higher or lower at random: what a backward stable formula may do.
+    lacks(seconds): whether there is no time for one more run, which takes so long; then there are none at all.
     Returns k dicts; every tensor is rounded once to its store dtype, detached, on the leaves' device.
     """
-    runs = []
+    runs, slowest = [], 0.0
     for member in range(k):
         narrowed = {
             name: t.detach().to(compute) if t.dtype == torch.float64 else t.clone() for name, t in leaves.items()
@@ -64,6 +67,9 @@ def legal_runs(
             narrowed = {name: t.clone() for name, t in narrowed.items()}
         if nudged:
             narrowed = {name: _nudged(t, compute, seed * 1009 + member) for name, t in narrowed.items()}
+        if lacks is not None and lacks(slowest):
+            return []
+        began = time.perf_counter()
         style = STYLES[member % len(STYLES)]
         mode = LegalOrder(
             style, compute, dot, seed * 1009 + member, list(narrowed.values()), member % 2 == 1, read_back
@@ -71,6 +77,7 @@ def legal_runs(
         with default_dtype(compute), threads_for(leaves), in_one_order(leaves), mode:
             results = fn(narrowed)
         runs.append({name: mode.as_stored(t.detach(), stores.get(name, compute)) for name, t in results.items()})
+        slowest = max(slowest, time.perf_counter() - began)
     return runs
 
 

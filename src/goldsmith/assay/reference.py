@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import bounds, ensemble, golden, jitter, kinks, ladder, limits
+from . import bounds, clock, ensemble, golden, jitter, kinks, ladder, limits
 from .axes import axis_names
 from .births import Births
 from .memory import aliases
@@ -23,6 +23,12 @@ from .run import Material, Run, name_gradients, names_of, only_tensors
 from .stage import Tracer, listening
 
 RUNS = 8  # legal orders in an ensemble
+Runs = list[dict[str, Tensor]]
+Lacks = Callable[[float], bool] | None
+
+
+def _no_time(seconds: float) -> bool:
+    return clock.lacks(seconds, "honest runs of the golden in other orders: only what is certain was judged")
 
 
 class GoldenError(Exception):
@@ -222,33 +228,31 @@ class References:
 
     @cached_property
     def ensemble(self) -> list[dict[str, Tensor]]:
-        """Legal runs of the golden in compute precision."""
+        """Legal runs of the golden in compute precision; none where there is no time for them."""
         self._count("ensemble", RUNS)
-        runs = self._legal(RUNS, self.seed, self.material.target.dot, self.material.nudged)
-        if (
-            runs and self.compute.itemsize == 2
-        ):  # torch's own operator may round less, or in other places, than a formula
+        runs = self._legal(RUNS, self.seed, self.material.target.dot, self.material.nudged, _no_time)
+        if runs and self.compute.itemsize == 2:  # torch's own operator may round less, or elsewhere, than a formula
             own = self.as_written(False)
             own = {n: t.to(self.stores.get(n, self.compute)) if t.is_floating_point() else t for n, t in own.items()}
             runs += [own] if own else []
         return runs
 
-    def _legal(self, k: int, seed: int, dot: str, nudged: bool = False) -> list[dict[str, Tensor]]:
+    def _legal(self, k: int, seed: int, dot: str, nudged: bool = False, lacks: Lacks = None) -> Runs:
         """Legal runs in compute precision; in float32 where the golden has an operator that 16 bits do not."""
         try:
-            return self._runs(self.compute, k, seed, dot, nudged)
+            return self._runs(self.compute, k, seed, dot, nudged, lacks)
         except (GoldenError, NotImplementedError) as error:
             if self.compute.itemsize != 2:
                 raise
             self.unable = str(error)
-            return self._runs(torch.float32, k, seed, dot, nudged)
+            return self._runs(torch.float32, k, seed, dot, nudged, lacks)
 
-    def _runs(self, compute: torch.dtype, k: int, seed: int, dot: str, nudged: bool) -> list[dict[str, Tensor]]:
+    def _runs(self, compute: torch.dtype, k: int, seed: int, dot: str, nudged: bool, lacks: Lacks) -> Runs:
         early = cycle((False, True))
         with _blaming_the_golden():
             return ensemble.legal_runs(
                 lambda leaves: self.evaluate(leaves, early=next(early)), self.leaves, compute=compute,
-                stores=self.stores, k=k, seed=seed, dot=dot, nudged=nudged, read_back=self.read_back,
+                stores=self.stores, k=k, seed=seed, dot=dot, nudged=nudged, read_back=self.read_back, lacks=lacks,
             )  # fmt: skip
 
     @cached_property
@@ -309,11 +313,8 @@ class References:
         """As many legal runs again; where "tf32" is promised, the first half of them keep all bits of their factors."""
         self._count("ensemble", RUNS)
         dots = dict.fromkeys(("ieee", self.material.target.dot))
-        return [
-            run
-            for at, dot in enumerate(dots)
-            for run in self._legal(RUNS // len(dots), self.seed + 7 + at, dot, self.material.nudged)
-        ]
+        each, nudged = RUNS // len(dots), self.material.nudged
+        return [run for at, dot in enumerate(dots) for run in self._legal(each, self.seed + 7 + at, dot, nudged)]
 
     @cached_property
     def jittered(self) -> list[dict[str, Tensor]]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from . import hooks, inplace, interpreter, ladder
+from . import clock, hooks, inplace, interpreter, ladder
 from .binding import inputs_and_scalars
 from .case import Case
 from .golden import _from_here
@@ -54,11 +55,24 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        return self.seconds is not None and time.perf_counter() - self.started > self.seconds
+        return self.seconds is not None and (time.perf_counter() - self.started > self.seconds or clock.cut())
 
     @property
     def said(self) -> str:
         return f"the budget of {self.seconds:g} s was spent"
+
+    @contextmanager
+    def ends(self, session: Session) -> Iterator[None]:
+        """Inside, what costs much is left out where there is no time for it, and noted."""
+        if self.seconds is None:
+            yield
+            return
+        with clock.until(self.started + self.seconds) as left_out:
+            try:
+                yield
+            finally:
+                for what in left_out:
+                    session.note("budget", what, f"{self.said}; left out: {what}")
 
 
 class Session:
@@ -114,9 +128,9 @@ class Session:
         how = how or How()
         if how.fill == NAN_FILL and "poison" not in self.selected:
             how = replace(how, fill=ZERO_FILL)
-        for told in hooks.RUNS:
-            told(self.label, probe, run)
-        done = execute(material or self.material, how)
+        material = material or self.material
+        with hooks.running(self.label, probe, run, self.seed, self.findings):
+            done = execute(material, how)
         self.interpreted += done.interpreted.launches
         if interpreter.distrusted(done.interpreted, self.target.compute):
             self._written_outside(run, done)  # where a kernel writes does not depend on what it computes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ from .. import probes as catalogue
 from ..arguments import examined
 from ..case import Case
 from ..check import INTERRUPTED, NARROW, examine
-from ..results import FAIL, NOT_RUN, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Report, _plain
+from ..clock import until
+from ..results import FAIL, NOT_RUN, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Note, Report, _plain
 from ..session import Session
 from ..target import Target
 from . import bundle
@@ -34,6 +36,7 @@ __all__ = ["PAGE", "Diagnosis", "diagnose"]
 _CHECKING = 0.5  # of the budget, at most, goes to finding a failing case
 _COLLECTING = 0.8  # of the budget is over when no further evidence is sought; the rest makes the case small
 _REPEATS = 10
+_SPENT = "the budget of {:g} s was spent"
 _SMALLER = 10.0  # seconds, at least, to make the case small; as many as everything before took where that is more
 _SURE = 0.75  # strength of the best match below which a 16-bit case is examined in float32, too
 
@@ -66,7 +69,7 @@ def diagnose(
     cases = _informative(list(target.cases)) if case is None else [target.case(case)]
     clock = _Clock(budget_s)
     kept = Kept(target)
-    report, failing, later = _failing(target, cases, dtype, device, seed, selected, budget_s)
+    report, failing, later = _failing(target, cases, dtype, device, seed, selected, clock)
     found = Diagnosis(report.verdict, report, partial=report.partial)
     state = torch.random.get_rng_state()
     if failing is not None and not report.partial:
@@ -83,11 +86,18 @@ def diagnose(
         finally:
             torch.random.set_rng_state(state)
     if clock.spent() and not found.partial:
-        found.partial = f"the budget of {budget_s:g} s was spent"
+        found.partial = _SPENT.format(budget_s)
+    found.traced += dict.fromkeys(f"Left out: {_what(n.text)}." for n in report.notes if n.id == "budget")
+    found.target = target
     found.seconds = time.perf_counter() - clock.started
     if out is not None and found.write_bundle is not None:
         found.save(out)
     return found
+
+
+def _what(note: str) -> str:
+    """Of a note on the budget: what there was no time for."""
+    return note.partition("; ")[2].removeprefix("left out: ").removeprefix("not run on this case: ")
 
 
 class _Clock:
@@ -96,8 +106,9 @@ class _Clock:
     def __init__(self, seconds: float | None):
         self.seconds, self.started = seconds, time.perf_counter()
 
-    def spent(self, share: float = 1.0) -> bool:
-        return self.seconds is not None and time.perf_counter() - self.started > share * self.seconds
+    def spent(self, share: float = 1.0, more: float = 0.0) -> bool:
+        """Whether so much of it is over, or would be after so many seconds more."""
+        return self.seconds is not None and time.perf_counter() - self.started + more > share * self.seconds
 
 
 def _informative(cases: list[Case]) -> list[Case]:
@@ -107,12 +118,17 @@ def _informative(cases: list[Case]) -> list[Case]:
 
 def _failing(
     target: Target, cases: list[Case], dtype: torch.dtype | None, device: str | torch.device, seed: int,
-    selected: frozenset[str], budget_s: float | None,
+    selected: frozenset[str], clock: _Clock,
 ) -> tuple[Report, Session | None, dict[str, RunFact]]:  # fmt: skip
     """The check that fails, cheap probes on all cases first, and what failed later; the last one where none does."""
     quick = selected & frozenset(catalogue.QUICK)
-    share = None if budget_s is None else _CHECKING * budget_s / 2
+    share = None if clock.seconds is None else _CHECKING * clock.seconds / 2
     report, sessions = examine(target, cases, dtype, device, seed, quick, share, until_failing=True)
+    if _nothing_found(report) and not report.partial and clock.spent(_CHECKING, more=report.seconds):
+        report.partial = _SPENT.format(clock.seconds) if report.verdict == PASS else ""
+        without = ", ".join([*sorted(selected - quick), "calls of other sizes"])  # they make the same references again
+        report.notes.append(Note("budget", "probes", f"{_SPENT.format(clock.seconds)}; left out: {without}"))
+        return report, None, {}
     if _nothing_found(report) and quick != selected and not report.partial:
         whole, sessions = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
         # where time ran out, the cheap probes judged every case, and these did not; after an interrupt nothing counts
@@ -164,7 +180,8 @@ def _further(
     state = torch.random.get_rng_state()
     session = Session(target, case, dtype or target.dtypes[0], device, seed, selected, case.name)
     try:
-        later = further(session, [c for c in target.cases if c.name != case.name], spent=clock.spent)
+        with until(clock.started + (share or math.inf)):
+            later = further(session, [c for c in target.cases if c.name != case.name], spent=clock.spent)
     except KeyboardInterrupt:
         report.partial, report.verdict = INTERRUPTED, UNJUDGED
         return None, {}

@@ -140,6 +140,8 @@ def _far_off(
     before = None if label == "values" or against.ensemble else session.ref.reference(name, against.kind)
     if before is None or tensor is None or probe == "scaling" or tensor.shape != against.bounded.value.shape:
         return None
+    if not before.ensemble:  # there was no time for it
+        return None
     size = max(_rms(before.bounded.value), _rms(against.bounded.value))  # the golden may vanish in one of the two runs
     noise = max((_rms((m.double() - before.bounded.value)[before.bounded.open]) for m in before.ensemble), default=0.0)
     measured = _rms((tensor.double() - against.bounded.value)[against.bounded.open])

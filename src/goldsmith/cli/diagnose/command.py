@@ -6,13 +6,17 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..say import Problem, console, duration, ends_like_ctrl_c, put_json
 from ..verify.command import INTERRUPTED, writable
 from ..verify.pool import Died, Pool, WorkersFailed
+from . import unending
+
+if TYPE_CHECKING:
+    from ...assay.diagnosis import Diagnosis
 
 STATUS = {"pass": 0, "fail": 1, "reference_fault": 1, "unjudged": 2}
 
@@ -48,7 +52,7 @@ def run(request: Request, json_to: str | None = None) -> int:
     with _Watcher(err, request) as watcher:
         reply = _asked(request, watcher)
     if isinstance(reply, Died):
-        reply = _died(request, reply, watcher.last, time.monotonic() - began)
+        reply = _died(request, reply, watcher, time.monotonic() - began)
     if "problem" in reply:
         raise Problem(reply["problem"])
     if "broken" in reply:
@@ -68,7 +72,10 @@ def run(request: Request, json_to: str | None = None) -> int:
 def _asked(request: Request, watcher: _Watcher) -> dict[str, Any] | Died:
     arguments = ("--interpret",) if request.interpret else ()
     try:
-        with ends_like_ctrl_c(), Pool(1, arguments=arguments, told=watcher.told, passes_on=True) as pool:
+        with (
+            ends_like_ctrl_c(),
+            Pool(1, arguments=arguments, told=watcher.told, passes_on=True, until=watcher.patience.until) as pool,
+        ):
             for _, reply in pool.run([asdict(request)]):
                 if isinstance(reply, dict) and "ended" in reply:
                     return _ended(request, reply, watcher.last, pool.interrupted)
@@ -93,8 +100,11 @@ def _ended(request: Request, reply: dict[str, Any], last: dict[str, Any], interr
     return _wrong(request, f"the candidate {said}", last, 0.0)
 
 
-def _died(request: Request, died: Died, last: dict[str, Any], seconds: float) -> dict[str, Any]:
+def _died(request: Request, died: Died, watcher: _Watcher, seconds: float) -> dict[str, Any]:
     """The death of the process as a diagnosis: what ended it, in which run, at which line."""
+    last = watcher.last
+    if last and watcher.stopped:
+        return _never_ended(request, {**last, "seconds": watcher.patience.seconds}, died.frame, watcher.found, seconds)
     said = f"the process ended {died.how}" + (f", {died.frame}" if died.frame else "")
     if not last:
         return {
@@ -107,8 +117,6 @@ def _died(request: Request, died: Died, last: dict[str, Any], seconds: float) ->
 def _wrong(request: Request, said: str, last: dict[str, Any], seconds: float) -> dict[str, Any]:
     from ...assay.diagnosis import Cause, Diagnosis
     from ...assay.diagnosis.rules import CATALOGUE
-    from ...assay.diagnosis.text import render
-    from ...assay.html import diagnosis_page
     from ...assay.results import CERTAIN, FAIL, Finding, Report
 
     place = f"in run {last['run']!r} of probe {last['probe']}"
@@ -119,12 +127,34 @@ def _wrong(request: Request, said: str, last: dict[str, Any], seconds: float) ->
     cause = Cause(
         known.id, 1.0, "", [f"{said}", f"{place}, case {last['case']}"], {}, f"{request.name} ends its process", mend
     )
-    found = Diagnosis(FAIL, report, causes=[cause], seconds=seconds)
+    return _reply(request, Diagnosis(FAIL, report, causes=[cause], seconds=seconds))
+
+
+def _never_ended(
+    request: Request, run: dict[str, Any], where: str, found: list[dict[str, Any]], seconds: float
+) -> dict[str, Any]:
+    """What is known of a process that had to be ended: the run that it was in, and what it had found before."""
+    from ...assay.diagnosis import Diagnosis
+    from ...assay.results import UNJUDGED, Report
+
+    report = Report(request.name, UNJUDGED, cases=[run["case"]], seconds=seconds)
+    diagnosis = unending.into(Diagnosis(UNJUDGED, report, seconds=seconds), run, where)
+    before = Report.from_json({**report.to_json(), "findings": found}).findings
+    report.findings += before
+    for finding in before:
+        diagnosis.traced.append(f"Found before: {finding.text}.")
+    return _reply(request, diagnosis)
+
+
+def _reply(request: Request, found: Diagnosis) -> dict[str, Any]:
+    from ...assay.diagnosis.text import render
+    from ...assay.html import diagnosis_page
+
     if request.html:
         diagnosis_page.write(found, request.html)
     return {
         "text": render(found),
-        "verdict": FAIL,
+        "verdict": found.verdict,
         "interrupted": False,
         "pages": [request.html] if request.html else [],
         "json": found.to_json(),
@@ -136,6 +166,8 @@ class _Watcher:
 
     def __init__(self, err: Any, request: Request) -> None:
         self.last: dict[str, Any] = {}
+        self.found: list[dict[str, Any]] = []  # in the first case in which something was found
+        self.patience = unending.Patience(request.budget if request.do == "diagnose" else None)
         self.progress = Progress(
             TextColumn("{task.description}", style="dim"),
             BarColumn(bar_width=20),
@@ -156,7 +188,19 @@ class _Watcher:
     def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the present run has had its time."""
+        until = self.patience.until()
+        return until is not None and time.monotonic() >= until
+
     def told(self, last: dict[str, Any]) -> None:
+        if "over" in last:
+            self.patience.ended()
+            return
+        self.patience.begins(last["case"])
+        if last.get("found") and (not self.found or self.found[0]["case"] == last["case"]):
+            self.found = last["found"]
         self.last = last
         now = f"{last['case']}, {last['run']}"
         self.progress.update(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ... import __version__, assay
-from ...assay import hooks
+from ...assay import hooks, interpreter
 from ...assay.diagnosis.diagnosis import PAGE
 from ...assay.diagnosis.text import render
 from ...assay.html import diagnosis_page, page
@@ -22,6 +22,7 @@ from ...core.op import Op
 from ..targets import UnknownName, find, load_targets, op_target
 from ..verify.select import choose
 from ..verify.work import device_of, place
+from . import unending
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -34,13 +35,17 @@ def diagnose(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
         case = request["case"] if bundle is None else _case_of(bundle)
         dtype = subject.dtype if bundle is None else getattr(torch, bundle.meta["dtype"], None)
         seed = request["seed"] if bundle is None else bundle.meta["seed"]
-        with _telling(tell), _threads(bundle):
+        with interpreter.watching():
+            pass  # Triton is imported here: its seconds are none of the first run
+        with _telling(tell) as ended, _threads(bundle):
             found = assay.diagnose(
                 subject.target, case, dtype=dtype, device=subject.device, seed=seed, budget_s=request["budget"],
                 out=request["out"],
             )  # fmt: skip
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
+    if ended:
+        unending.into(found, *ended[0])
     command = f"goldsmith diagnose {subject.words} --replay {shlex.quote(str(found.bundle))}" if found.bundle else ""
     pages = [Path(request["html"])] if request["html"] else []
     if found.bundle is not None:
@@ -194,17 +199,34 @@ def _threads(bundle: assay.Bundle | None) -> Iterator[None]:
 
 
 @contextmanager
-def _telling(tell: Tell) -> Iterator[None]:
-    """Inside, every run is told before it begins, so that a crash has a place (20 us each)."""
-    runs = 0
+def _telling(tell: Tell) -> Iterator[list[tuple[dict[str, Any], str]]]:
+    """Inside, every run is told before it begins and when it is over (20 us each), so that a crash has a place.
+
+    Gives the runs that were ended because they took too long, and where they stood.
+    """
+    runs, ended = 0, []
 
     def told(case: str, probe: str, run: str) -> None:
         nonlocal runs
         runs += 1
-        tell({"case": case, "probe": probe, "run": run, "runs": runs})
+        now = hooks.RUNNING[-1]
+        said = {"case": case, "probe": probe, "run": run, "runs": runs, "seed": now.seed}
+        tell(said | ({"found": [asdict(f) for f in now.found]} if now.found else {}))
+
+    def over() -> None:
+        tell({"over": runs})
+
+    def stopped(now: hooks.Running, where: str) -> None:
+        ended.append(
+            ({"case": now.case, "probe": now.probe, "run": now.run, "seed": now.seed, "seconds": now.seconds}, where)
+        )
 
     hooks.RUNS.append(told)
+    hooks.ENDED.append(over)
+    hooks.STOPPED.append(stopped)
     try:
-        yield
+        yield ended
     finally:
         hooks.RUNS.remove(told)
+        hooks.ENDED.remove(over)
+        hooks.STOPPED.remove(stopped)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,9 @@ from types import TracebackType
 from typing import Any
 
 PATIENCE = 10.0  # seconds after a Ctrl-C that was passed on
+GRACE = 2.0  # seconds between asking a run that takes too long to end, and ending its process
 LAST_WORDS = 100_000  # bytes of stderr read of a worker that died: deep stacks and long lists of modules stand in it
+NOT_THEIRS = ("site-packages", "/goldsmith/", "<frozen", "lib/python3")  # in the paths of frames that are no user's
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Died:
     def frame(self) -> str:
         """The innermost frame outside torch, triton and goldsmith that faulthandler saw, or nothing."""
         for path, line, function in _FRAME.findall(self.words):
-            if not any(part in path for part in ("site-packages", "/goldsmith/", "<frozen", "lib/python3")):
+            if not any(part in path for part in NOT_THEIRS):
                 return f"in {function} ({path}, line {line})"
         return ""
 
@@ -144,11 +147,15 @@ class Pool:
         threads: int = 1,
         told: Callable[[dict[str, Any]], None] | None = None,
         passes_on: bool = False,
+        until: Callable[[], float | None] = lambda: None,
     ) -> None:
         """told: is given what a worker says of its progress; passes_on: the first Ctrl-C goes to the workers at work,
-        which then answer with what they know, and the second ends them."""
+        which then answer with what they know, and the second ends them; until: when the workers' present run is to be
+        ended, by time.monotonic(): they are asked first, so that they can answer with what they know."""
         self.size, self.arguments, self.threads = size, arguments, threads
         self.told, self.passes_on, self.interrupted = told, passes_on, False
+        self.until = until
+        self.asked: tuple[float, float] | None = None  # the time that was up, and when the workers were asked
         self.inbox: queue.Queue = queue.Queue()
         self.workers: list[_Worker] = []
         self.started = 0
@@ -215,9 +222,11 @@ class Pool:
     def _next(self) -> tuple[_Worker, dict[str, Any] | None]:
         while True:
             try:
-                return self.inbox.get(timeout=PATIENCE if self.interrupted else None)
+                return self.inbox.get(timeout=self._wait())
             except queue.Empty:
-                raise KeyboardInterrupt from None  # what runs there does not stop
+                if self.interrupted:
+                    raise KeyboardInterrupt from None  # what runs there does not stop
+                self._end()
             except KeyboardInterrupt:
                 at_work = [w for w in self.workers if w.job is not None]
                 if not self.passes_on or self.interrupted or not at_work:
@@ -225,6 +234,31 @@ class Pool:
                 self.interrupted = True
                 for worker in at_work:
                     worker.process.send_signal(signal.SIGINT)
+
+    def _wait(self) -> float | None:
+        """Seconds until something must be done though nobody says anything."""
+        until = self.until()
+        if self.interrupted or until is None:
+            return PATIENCE if self.interrupted else None
+        now = time.monotonic()
+        if self.asked is not None and self.asked[0] == until:
+            return max(0.01, self.asked[1] + GRACE - now)
+        return max(0.01, until - now)
+
+    def _end(self) -> None:
+        """The time of a run is up: its worker is asked to end it, and ended where that was no use."""
+        until, now = self.until(), time.monotonic()
+        if until is None or now < until:
+            return
+        asked = self.asked is not None and self.asked[0] == until
+        if asked and self.asked is not None and now < self.asked[1] + GRACE:
+            return
+        for worker in (w for w in self.workers if w.job is not None):
+            if asked or not hasattr(signal, "SIGUSR1"):
+                worker.process.kill()
+            else:
+                worker.process.send_signal(signal.SIGUSR1)
+        self.asked = (until, now)
 
     @property
     def running(self) -> list[dict[str, Any]]:

@@ -15,6 +15,8 @@ import sys
 import traceback
 from typing import IO, Any
 
+from .pool import NOT_THEIRS
+
 DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 
@@ -28,6 +30,7 @@ def main() -> None:
     _choose_interpreter("on" if "--interpret" in sys.argv else "auto")
     from . import work
 
+    _ends_when_asked()
     session = work.Session(lambda progress: _send(replies, {"progress": progress}))
     _send(replies, {"ready": True})
     for line in requests:
@@ -39,6 +42,28 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001  whatever breaks in the assay must reach the parent, not end the run
             reply = {"broken": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         _send(replies, {"id": request["id"], **reply})
+
+
+def _ends_when_asked() -> None:
+    """A signal of the parent's ends the run that takes too long: Python raises in it, and its stack goes to stderr."""
+    if not hasattr(signal, "SIGUSR1"):
+        return
+    from ...assay import hooks
+
+    def raised(number: int, frame: Any) -> None:
+        if hooks.RUNNING:  # else it has ended in the meantime
+            raise hooks.TakesTooLong(_stands(frame))
+
+    signal.signal(signal.SIGUSR1, raised)
+    faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)  # also where no Python code runs
+
+
+def _stands(frame: Any) -> str:
+    """The innermost frame that is neither a library's nor ours."""
+    for seen in reversed(traceback.extract_stack(frame)):
+        if not any(part in seen.filename for part in NOT_THEIRS):
+            return f"in {seen.name} ({seen.filename}, line {seen.lineno})"
+    return ""
 
 
 def _where(error: BaseException) -> str:

@@ -1,0 +1,84 @@
+"""A run that does not end: how long one may take, and what is said of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...assay.diagnosis import Diagnosis
+
+LEAST, FIRST, SHARE, TIMES = 5.0, 1 / 2, 1 / 3, 4.0
+ID = "no_end"
+MEND = (
+    "look for a loop or a barrier that waits for what never comes: run that case alone (--case) and see where it "
+    "stands with py-spy, gdb or compute-sanitizer; where it is only slow, give a larger --budget"
+)
+
+
+class Patience:
+    """How long a run of the candidate may take: never less than 5 s or four times the longest so far, and
+
+    the first of a case        what is left of the budget, or half of it (kernels are compiled and tuned in it)
+    any other run of a case    a third of the budget
+
+    Without a budget a run may take for ever.
+    """
+
+    def __init__(self, budget: float | None) -> None:
+        self.budget = budget
+        self.first: float | None = None  # when the first run began
+        self.began: float | None = None  # when the present one did; None between two runs
+        self.case = ""
+        self.seen: set[str] = set()
+        self.longest = 0.0
+
+    def begins(self, case: str) -> None:
+        self.case, self.began = case, time.monotonic()
+        self.first = self.began if self.first is None else self.first
+
+    def ended(self) -> None:
+        if self.began is not None:
+            self.longest = max(self.longest, time.monotonic() - self.began)
+            self.seen.add(self.case)
+        self.began = None
+
+    @property
+    def seconds(self) -> float:
+        """What the present run may take."""
+        if self.budget is None or self.first is None or self.began is None:
+            return float("inf")
+        left = self.first + self.budget - self.began
+        share = SHARE * self.budget if self.case in self.seen else max(left, FIRST * self.budget)
+        return max(LEAST, TIMES * self.longest, share)
+
+    def until(self) -> float | None:
+        """The time at which the present run is ended, if there is one."""
+        return None if self.began is None or self.budget is None else self.began + self.seconds
+
+
+def said(run: dict[str, Any], where: str) -> str:
+    """One sentence: which run, after how long, at which line."""
+    place = f", {where}" if where else ""
+    return (
+        f"run {run['run']!r} of probe {run['probe']} did not end within {run['seconds']:.2g} s "
+        f"(case {run['case']}, seed {run['seed']}){place}"
+    )
+
+
+def into(found: Diagnosis, run: dict[str, Any], where: str) -> Diagnosis:
+    """A diagnosis that was ended by such a run: it is the finding where there was none, and else stands with them."""
+    from ...assay.diagnosis import Cause
+    from ...assay.results import CERTAIN, FAIL, NOT_RUN, PASS, UNJUDGED, Finding
+
+    sentence = said(run, where)
+    found.report.findings.append(Finding(CERTAIN, "process", "", None, None, None, sentence, run["case"]))
+    found.report.notes = [n for n in found.report.notes if n.id != NOT_RUN or n.case != run["case"]]
+    found.report.partial = found.partial = "a run did not end"
+    if found.verdict in (PASS, UNJUDGED):
+        found.verdict = found.report.verdict = FAIL
+        cause = Cause(ID, 1.0, "", [sentence], {}, f"{found.report.target} does not end", MEND)
+        found.causes = [cause]
+    else:
+        found.traced.insert(0, f"And {sentence}. {MEND[0].upper()}{MEND[1:]}.")
+    return found

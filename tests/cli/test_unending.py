@@ -1,0 +1,68 @@
+"""`goldsmith diagnose` of kernels that do not end: which run it was, what was found before, and when it is given up."""
+
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from goldsmith.cli import app
+from goldsmith.cli.diagnose import unending
+from goldsmith.cli.diagnose.unending import Patience
+
+HERE = Path(__file__).resolve().parent
+
+
+def diagnosed(name, monkeypatch, budget=1):
+    monkeypatch.chdir(HERE)
+    monkeypatch.setattr(unending, "LEAST", 1.0)
+    began = time.monotonic()
+    found = CliRunner().invoke(app, ["diagnose", f"unending_kernels:{name}", "--budget", str(budget)])
+    return found, " ".join(found.output.split()), time.monotonic() - began
+
+
+def test_a_first_run_that_does_not_end_is_told_with_its_line(monkeypatch):
+    found, text, seconds = diagnosed("first", monkeypatch)
+    assert found.exit_code == 1 and text.startswith("FAIL sleeps does not end (no_end, score 1.00)")
+    assert "run 'values' of probe values did not end within 1 s (case given, seed 0), in sleeps (" in text
+    assert "unending_kernels.py, line 19)" in text and "Try: look for a loop or a barrier" in text
+    assert seconds < 60
+
+
+@pytest.mark.parametrize("name", ["loop", "deaf"])
+def test_what_was_found_before_is_kept(name, monkeypatch):
+    found, text, _ = diagnosed(name, monkeypatch, budget=4)
+    assert found.exit_code == 1 and "did not end within" in text and "in wrong_then_" in text
+    if name == "loop":  # Python could raise in it: the diagnosis tells its story
+        assert text.startswith("FAIL y is wrong") and "And run '" in text
+    else:  # the process was ended: what it had told stands there
+        assert "Found before: y exceeds its rounding bound" in text
+
+
+def test_how_long_a_run_may_take(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(unending.time, "monotonic", lambda: now[0])
+    patience = Patience(60.0)
+    assert patience.until() is None
+    patience.begins("a")
+    assert patience.until() == 160.0  # the first of a case: the rest of the budget
+    now[0] = 101.0
+    patience.ended()
+    assert patience.until() is None
+    patience.begins("a")
+    assert patience.until() == 121.0  # another of the same: a third of the budget
+    now[0] = 110.0
+    patience.ended()
+    patience.begins("a")
+    assert patience.until() == 146.0  # four times the longest
+    patience.ended()
+    now[0] = 155.0
+    patience.begins("b")
+    assert patience.until() == 155.0 + 36.0  # no kernel is accused because the budget is nearly over
+    assert Patience(None).until() is None
+
+
+def test_without_a_budget_a_run_may_take_for_ever():
+    patience = Patience(None)
+    patience.begins("a")
+    assert patience.until() is None
