@@ -66,8 +66,8 @@ def difference(a: Tensor | None, b: Tensor | None, reference: Reference | None) 
 def noise_limit(reference: Reference) -> Tensor:
     """The largest difference between two legal runs, per element.
 
-    What the golden makes without any rounding (a copy, a gather, x 2^k) has no legal orders: there two runs may differ by
-    what another formula rounds beside the largest of the numbers, and no more.
+    What the golden makes without any rounding (a copy, a gather, x 2^k) has no legal orders: there two runs may differ
+    by what another formula rounds beside the largest of the numbers, and no more.
     """
     bound = reference.bounded.bound
     scale = torch.where(torch.isfinite(bound) & (bound > 0), bound, torch.ones_like(bound))

@@ -110,7 +110,7 @@ _ENTRIES = (
     Entry("single_element", memory.single_element, "one element is wrong", "look at what is special about its index"),
     Entry("exception", parts.exception, "the candidate raises", "read the error"),
     Entry("bad_config", parts.bad_config, "a configuration is not possible", "refuse it with a message, or handle it"),
-    Entry(REFERENCE_FAULT, parts.reference_fault, "the golden is at fault", "mend the golden first, or the shape that the kernel returns"),
+    Entry(REFERENCE_FAULT, parts.reference_fault, "the golden is at fault", "mend the golden first, or the shape"),
     Entry(UNKNOWN, _nothing, "no known cause explains it", "name stages with assay.stage and diagnose again"),
 )  # fmt: skip
 
