@@ -10,6 +10,7 @@ from typing import Any
 
 from ..results import PASS, ErrorMap, Location, Report
 from ..results import _plain as plain_json
+from ..target import Target
 from .evidence import Evidence, StageState
 from .rank import Cause
 
@@ -34,6 +35,7 @@ class Diagnosis:
     bundle             folder of the bundle, where one was written
     partial            why there is less than there could be: the budget, or an interrupt
     evidence           everything that the causes rest on (None when nothing is wrong)
+    target             what was diagnosed, as the caller named it (None where that is in another process)
     """
 
     verdict: str
@@ -52,6 +54,7 @@ class Diagnosis:
     seconds: float = 0.0
     partial: str = ""
     evidence: Evidence | None = field(default=None, repr=False)
+    target: Target | None = field(default=None, repr=False)
     write_bundle: Callable[[Diagnosis, Path], Path] | None = field(default=None, repr=False)
 
     @property

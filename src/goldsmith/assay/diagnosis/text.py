@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..bounds import SLACK
 from ..results import PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap
 from ..text import headline as report_headline
+from . import again
 from .evidence import StageState
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def render(found: Diagnosis, command: str = "") -> str:
     if found.case:
         parts.append(_wrapped(_case(found), 6))
     if found.bundle is not None:
-        command = command or f"goldsmith diagnose {found.report.target or 'TARGET'} --replay {found.bundle}"
+        command = command or again.line(found)
         parts.append(f"Bundle  {found.bundle}\n        {command}")
     tail = f"{found.seconds:.2f} s" + (f"; partial: {found.partial}" if found.partial else "")
     return "\n\n".join([*parts, tail]) + "\n"

@@ -31,7 +31,9 @@ def render(found: Diagnosis, *, command: str = "", conditions: Sequence[str] = (
     """The page as text."""
     name = found.report.target or "the target"
     if found.bundle is not None and not command:
-        command = f"goldsmith diagnose {name} --replay {found.bundle}"
+        from ..diagnosis import again  # it imports this page
+
+        command = again.line(found)
     environment = facts([Entry(name, report=found.report)])
     context: dict[str, Any] = {
         "style": style(),

@@ -1,0 +1,68 @@
+"""The line that diagnoses a bundle again: a command where the target has an importable name, Python where not."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ..target import Target
+
+if TYPE_CHECKING:
+    from .result import Diagnosis
+
+
+def line(found: Diagnosis) -> str:
+    """`goldsmith diagnose module:name --replay BUNDLE`, or `assay.replay("BUNDLE", target)`."""
+    name = None if found.target is None else importable(found.target)
+    if name is None:
+        return f'goldsmith.assay.replay("{found.bundle}", target)'
+    return f"goldsmith diagnose {shlex.quote(name)} --replay {shlex.quote(str(found.bundle))}"
+
+
+def importable(target: Target) -> str | None:
+    """package.module:name of a target that a module holds, alone or in a list (#2 is its second); None where none does.
+
+    The module must be one that the command can import from the current folder: not the program itself under its name
+    "__main__", and not one that somebody loaded from a file elsewhere.
+    """
+    modules = sorted(sys.modules.items(), key=lambda item: item[0] == "__main__")  # importing a program runs it again
+    for module_name, module in modules:
+        for name, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
+            index = _index(value, target)
+            if index is None:
+                continue
+            known = _from_here(module_name, module)
+            if known is not None:
+                return f"{known}:{name}" + (f"#{index}" if index else "")
+    return None
+
+
+def _index(value: object, target: Target) -> int | None:
+    """0: it is the target; else its number in a list of them, from 1 (and 0 in a list of one)."""
+    if value is target:
+        return 0
+    if not isinstance(value, list | tuple) or not all(isinstance(v, Target) for v in value):
+        return None
+    at = next((n for n, v in enumerate(value, 1) if v is target), None)
+    return at if at is None or len(value) > 1 else 0
+
+
+def _from_here(name: str, module: ModuleType) -> str | None:
+    """The name under which a module can be imported in the current folder, by another process."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return None
+    path = Path(file)
+    if name == "__main__":
+        spec = getattr(module, "__spec__", None)
+        name = spec.name if spec is not None else path.stem
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    own = Path(*parts)
+    beneath = [Path.cwd(), *(Path(p) for p in sys.path if "-packages" in p)]
+    fits = (root / own.with_suffix(".py") == path or root / own / "__init__.py" == path for root in beneath)
+    return name if any(fits) else None
