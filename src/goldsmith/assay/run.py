@@ -18,6 +18,7 @@ from torch import Tensor
 from .interpreter import Interpreted, watching
 from .memory import NAN_FILL, Arena, Hit, Poison, aliases, band_read, poison_left
 from .results import TargetError
+from .settings import restored
 from .stage import Tracer, listening
 from .target import Target
 
@@ -63,6 +64,7 @@ class Run:
     unwritten    tensor -> mask of the elements that still hold poison
     strayed      tensor -> mask of the elements that hold the bytes of a guard band
     aliases      pairs (result, what it shares memory with)
+    settings     sentences: what the run left otherwise in torch
     late         bytes of the forward's own buffers that were written after it had returned
     """
 
@@ -85,6 +87,7 @@ class Run:
     live: dict[str, Tensor] = field(default_factory=dict)
     asked: bool = False
     late: int = 0
+    settings: list[str] = field(default_factory=list)
     interpreted: Interpreted = field(default_factory=Interpreted)
 
     def results(self) -> Iterator[tuple[str, str, Tensor | None]]:
@@ -182,14 +185,11 @@ def execute(material: Material, how: How | None = None) -> Run:
     arena = Arena(how.fill, how.beside, watched=how.linger > 0)
     tracer = Tracer(substitute=how.substitute, debug=how.debug)
     _seed(material)
-    with _threads(how.threads), listening(tracer), watching() as run.interpreted:
+    with _threads(how.threads), restored(run.settings), listening(tracer), watching() as run.interpreted:
         try:
             _forward_and_backward(material, how, arena, tracer, run)
             _synchronise(material.device)
-        except (
-            TargetError,
-            torch.OutOfMemoryError,
-        ):  # the user's mistake, the machine's limit: neither says the kernel is wrong
+        except (TargetError, torch.OutOfMemoryError):  # the user's mistake, the machine's limit: not the kernel's
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a candidate raises is evidence about it
             run.error = error
@@ -270,8 +270,6 @@ def _label(name: str, target: Target) -> str:
 
 
 Step = Callable[[Run], dict[str, Tensor | None]]
-
-
 Named = dict[str, Any]
 
 

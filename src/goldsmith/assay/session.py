@@ -253,6 +253,8 @@ class Session:
     def look(self, run: str, done: Run) -> None:
         """Guard bands, inputs, shared memory and poison of one run."""
         self._written_outside(run, done)
+        for text in done.settings:
+            self.note("settings", text.partition(",")[0], f"{text} after a run ({run}), for all that runs later")
         if "guard" in self.selected:
             for name, mask in done.strayed.items():
                 where = self.locate(name, mask)
