@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ SCHEMA = 1
 BUNDLES = "assay-bundles"
 ATTRIBUTE = "goldsmith_assay"  # of a test report: what was checked, as JSON, which travels from workers of xdist
 KEY: pytest.StashKey[_Watch] = pytest.StashKey()
+SLOW: pytest.StashKey[_Slow] = pytest.StashKey()
+PATIENCE = 60.0  # seconds that a run of a candidate may take before it is named
 MARK = (
     "assay(seed=None, diagnose=False): the seed of this test's checks; diagnose what fails, whatever the command line"
 )
@@ -43,6 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARK)
     config.pluginmanager.register(_Collector(config), "goldsmith-collector")
+    config.stash[SLOW] = slow = _Slow()  # here, where stderr is not captured yet
+    config.add_cleanup(slow.end)
 
 
 @pytest.fixture
@@ -75,6 +81,7 @@ class _Watch:
         self.diagnoses: bool = bool(named.get("diagnose") or option("--assay-diagnose") or option("--assay-bundles"))
         self.kept = bool(option("--assay-html") or option("--assay-json"))
         self.checks: list[Any] = []
+        self.slow, self.test = item.config.stash[SLOW], item.nodeid
         self.hooks: Any = None
         self.before = 0
 
@@ -88,6 +95,7 @@ class _Watch:
         self.hooks, self.before = hooks, hooks.DEFAULT_SEED[0]
         hooks.DEFAULT_SEED[0] = self.seed
         hooks.CHECKS.append(self.checks.append)
+        self.slow.begin(self.test, hooks.RUNNING)
 
     def end(self) -> None:
         if self.hooks is not None:
@@ -208,6 +216,40 @@ def _diagnose(item: pytest.Item, watch: _Watch, checked: Any, report: pytest.Tes
     if found.partial == "interrupted":
         item.session.shouldstop = "interrupted while a failing check was diagnosed"
     return found
+
+
+class _Slow:
+    """Says on stderr which run of a candidate does not end, once for each: nothing can end it in this process."""
+
+    def __init__(self) -> None:
+        try:
+            self.to = os.dup(sys.stderr.fileno())
+        except (AttributeError, OSError, ValueError):  # no file behind it
+            self.to = -1
+        self.over = threading.Event()
+        self.thread: threading.Thread | None = None
+        self.test, self.running = "", list[Any]()
+
+    def begin(self, test: str, running: list[Any]) -> None:
+        self.test, self.running = test, running
+        if self.thread is None and self.to >= 0:
+            self.thread = threading.Thread(target=self._look, name="goldsmith-slow", daemon=True)
+            self.thread.start()
+
+    def _look(self) -> None:
+        named: Any = None
+        while not self.over.wait(PATIENCE / 12):
+            for run in [r for r in self.running if r is not named and r.seconds > PATIENCE]:
+                named = run
+                text = f"run {run.run!r} of probe {run.probe} (case {run.case}, seed {run.seed}) has not ended"
+                os.write(self.to, f"\n{self.test}: {text} after {run.seconds:.0f} s\n".encode())
+
+    def end(self) -> None:
+        self.over.set()
+        if self.thread is not None:
+            self.thread.join()
+        if self.to >= 0:
+            os.close(self.to)
 
 
 # all tests

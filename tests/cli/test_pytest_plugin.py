@@ -221,3 +221,34 @@ def test_the_plugin_by_itself_brings_in_neither_torch_nor_the_assay():
     code = f"import sys, goldsmith.pytest_plugin; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+HANGING = """
+import time
+from goldsmith import assay
+
+INPUTS = {"x": __import__("torch").ones(3)}
+
+
+def sleeps(x):
+    time.sleep(4)
+    return x * 2
+
+
+def test_slow():
+    assay.check(assay.Target(sleeps, lambda x: x * 2, cases=INPUTS, backward=None), probes="values")
+"""
+
+
+def test_a_run_that_does_not_end_is_named_on_stderr_while_it_runs(tmp_path):
+    """stderr is captured by pytest until the test ends, which this one would not."""
+    (tmp_path / "test_slow.py").write_text(HANGING)
+    program = "import sys, pytest, goldsmith.pytest_plugin as p; p.PATIENCE = 0.5; sys.exit(pytest.main(sys.argv[1:]))"
+    source = str(ROOT / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *PLUGIN, *QUIET, "test_slow.py"], cwd=tmp_path, text=True, capture_output=True,
+        env={**os.environ, "PYTHONPATH": source}, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = "test_slow.py::test_slow: run 'values' of probe values (case given, seed "
+    assert done.stderr.count(said) == 1 and "has not ended after 1 s" in done.stderr
