@@ -121,7 +121,7 @@ def reference_fault(target="mhc.head"):
     )
 
 
-EVIL = "<script>alert('x')</script>\"'&{{ 7*7 }}"
+EVIL = "<script>alert('x')</script>\"'&{{ 7777*7777 }}"
 LONG = "a_kernel_whose_author_likes_to_say_everything_in_its_name_" * 3
 
 

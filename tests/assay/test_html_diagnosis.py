@@ -107,7 +107,7 @@ def test_the_histogram_counts_every_element_once():
 
 def test_what_replays_the_bundle_is_said_as_the_caller_knows_it(tmp_path):
     found = samples.diagnosis("rms norm", bundle=tmp_path / "rms-1")
-    assert f"goldsmith diagnose rms norm --replay {tmp_path / 'rms-1'}" in page_of(found).said()
+    assert f'goldsmith.assay.replay("{tmp_path / "rms-1"}", target)' in page_of(found).said()  # it has no name
     assert "goldsmith replay b kernels:rms" in page_of(found, command="goldsmith replay b kernels:rms").said()
 
 

@@ -109,7 +109,7 @@ def test_a_failure_of_a_later_call_is_made_small_too():
 def test_out_holds_a_bundle_that_replays(tmp_path):
     target = layer("h")
     found = assay.diagnose(target, out=tmp_path)
-    assert found.bundle.parent == tmp_path and f"--replay {found.bundle}" in str(found)
+    assert found.bundle.parent == tmp_path and f'replay("{found.bundle}", target)' in str(found)
     meta = assay.load_bundle(found.bundle).meta
     assert (meta["stage"], meta["causes"][0]["id"]) == ("h", "truncated_reduction")
     assert meta["sizes"] == found.case["sizes"]
