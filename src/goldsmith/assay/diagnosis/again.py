@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..target import Target
 
@@ -40,12 +40,12 @@ def importable(target: Target) -> str | None:
     return None
 
 
-def _index(value: object, target: Target) -> int | None:
+def _index(value: Any, target: Target) -> int | None:
     """0: it is the target; else its number in a list of them, from 1 (and 0 in a list of one)."""
     if value is target:
         return 0
-    if not isinstance(value, list | tuple) or not all(isinstance(v, Target) for v in value):
-        return None
+    if type(value) not in (list, tuple) or not all(type(v) is Target for v in value):
+        return None  # by its type alone: what torch has deprecated warns when it is asked for its class
     at = next((n for n, v in enumerate(value, 1) if v is target), None)
     return at if at is None or len(value) > 1 else 0
 

@@ -85,9 +85,10 @@ def diagnose(
             found.partial = INTERRUPTED
         finally:
             torch.random.set_rng_state(state)
-    if clock.spent() and not found.partial:
+    left_out = dict.fromkeys(f"Left out: {_what(n.text)}." for n in report.notes if n.id == "budget")
+    if (clock.spent() or left_out) and not found.partial:
         found.partial = _SPENT.format(budget_s)
-    found.traced += dict.fromkeys(f"Left out: {_what(n.text)}." for n in report.notes if n.id == "budget")
+    found.traced += left_out
     found.target = target
     found.seconds = time.perf_counter() - clock.started
     if out is not None and found.write_bundle is not None:
