@@ -141,7 +141,7 @@ def test_the_bound_holds_for_the_worst_rounding_of_an_output():
     leaves = {"s": s, "v": v, "dy": dy}
     found = [running_bounds(fn, leaves, compute=torch.float32, stores={"ds": torch.float32}, read_back=read)["ds"]
              for read in (torch.bfloat16, None)]  # fmt: skip
-    assert torch.allclose(found[0].value, p * (g - (p * g).sum(-1, keepdim=True)))
+    assert bool(((found[0].value - p * (g - (p * g).sum(-1, keepdim=True))).abs() <= found[1].bound).all())
     assert bool((worst <= found[0].bound).all()) and not bool((worst <= found[1].bound).any())
     assert bool((found[0].bound <= 20 * worst + found[1].bound).all())
 
