@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .calls import Call, Change, Changed, floating, moved
-from .spans import addend_of
+from .spans import addend_of, backward_sums
 
 _BLOCKS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 
@@ -21,14 +21,7 @@ _BLOCKS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 def changes(calls: Sequence[Call], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of. numbers: sizes and numbers of the case."""
     groups: dict[tuple, list[tuple[int, Changed]]] = {}
-    for call in calls:
-        if not (call.backward and call.index in among and call.name == "sum" and floating(call.out)):
-            continue
-        axes = call.args[1] if len(call.args) > 1 else None
-        x = call.args[0]
-        if not isinstance(axes, list | tuple) or not x.dim() or bool((call.out == 0).any()):
-            continue
-        own = tuple(sorted(a % x.dim() for a in axes))
+    for call, x, own in backward_sums(calls, among):
         at = addend_of(calls, call, among) or _spread(calls, call, among)
         if at is None:
             continue

@@ -86,20 +86,26 @@ def _row_factor(call: Call, calls: Sequence[Call], own: tuple[int, ...]) -> Tens
     return None
 
 
+def backward_sums(calls: Sequence[Call], among: set[int]) -> Iterator[tuple[Call, Tensor, tuple[int, ...]]]:
+    """(sum of a backward, what it adds up, along which axes), where no result is 0."""
+    for call in calls:
+        if not (call.backward and call.index in among and call.name == "sum" and floating(call.out)):
+            continue
+        axes = call.args[1] if len(call.args) > 1 else None
+        x = call.args[0]
+        if isinstance(axes, list | tuple) and x.dim() and not bool((call.out == 0).any()):
+            yield call, x, tuple(sorted(a % x.dim() for a in axes))
+
+
 def in_addends(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
     """Sums of a backward over fewer places than the golden's, each spread over those: an addend takes it as a factor.
 
     Autograd would add up what is larger than it expects, so that the sum itself cannot be changed.
     """
     found: dict[tuple, list[tuple[int, Changed]]] = {}
-    for call in calls:
-        if not (call.backward and call.index in among and call.name == "sum" and floating(call.out)):
+    for call, x, own in backward_sums(calls, among):
+        if not x.is_contiguous():
             continue
-        axes = call.args[1] if len(call.args) > 1 else None
-        x = call.args[0]
-        if not isinstance(axes, list | tuple) or not x.is_contiguous() or bool((call.out == 0).any()):
-            continue
-        own = tuple(sorted(a % x.dim() for a in axes))
         addend = addend_of(calls, call, among)
         rows = _rows(calls, x, own)
         golden = x.sum(own, keepdim=True)
