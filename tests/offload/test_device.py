@@ -13,6 +13,7 @@ from goldsmith.offload.testing import inject
 from offload import stores
 from offload.goldens import decode, inputs, target
 from offload.processes import interpreter
+from offload.test_routes import Seen
 
 LANES = ("cpu", "copied", "cached", "mixed")
 
@@ -96,6 +97,17 @@ def test_the_cpus_rows_are_those_of_an_engine_without_a_gpu(small, ids):
     with engine_of(small, "cpu") as one, Engine(small, device="cpu", lanes="cpu") as other:
         for _ in range(3):
             assert torch.equal(one(0, x, ids, weights), other(0, x, ids, weights))
+
+
+def test_a_prompt_wakes_none_of_torchs_threads(small):
+    """They stay awake on the cores of the CPU's lane: 512 tokens took 18 ms with a gather of torch, 13 without."""
+    x, ids, weights = stores.call(small, 0, 70, 2, dtype=torch.float32)
+    ids[3, 1] = 3  # a slot that is skipped
+    with engine_of(small) as engine:
+        wanted = engine(0, x, ids, weights)
+        with Seen() as seen:
+            assert engine(0, x, ids, weights).equal(wanted)
+    assert not {"aten.index.Tensor", "aten.index_put_.default", "aten.gather.default"} & set(seen.names)
 
 
 def test_faults_are_told_one_call_later(store):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,7 +80,7 @@ class Outcome:
     rows: Tensor
     flags: Tensor | None
     out: Tensor
-    place: Tensor | list[int] | None = None
+    place: Tensor | np.ndarray | list[int] | None = None
     slots: dict[int, tuple[Slot, int]] = field(default_factory=dict)
     host: tuple[Tensor, Tensor] | None = None
 

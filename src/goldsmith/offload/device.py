@@ -195,8 +195,9 @@ class DeviceLanes:
             return parts[0], parts[1], None if config is None else (config, parts[2].view(3, -1))
         routes, rows = call.routes, len(where.order)
         host = self.large.take((routes + rows,), torch.int32)
-        host[:routes] = torch.as_tensor(where.place)
-        host[routes:] = torch.as_tensor(where.order) // k
+        there = host.numpy()
+        there[:routes] = where.place
+        there[routes:] = np.asarray(where.order) // k
         device = self.lists[: routes + rows]
         self.machine.move(host, device, stream)
         self.large.give_back(stream.record())
@@ -219,7 +220,7 @@ class DeviceLanes:
             self.small.give_back(stream.record())
         else:
             host = self.large.take((len(listed),), torch.int32)
-            host.copy_(torch.tensor(listed, dtype=torch.int32))
+            host.numpy()[:] = listed
             tiles = self.tiles[: len(listed)]
             self.machine.move(host, tiles, stream)
             self.large.give_back(stream.record())
@@ -232,7 +233,7 @@ class DeviceLanes:
     def _begin_cpu(self, call: Call, where: Sorted, stream: Any) -> Tensor:
         """The rows that the CPU's lane is making."""
         n, k = where.leading, call.ids.shape[1]
-        order = torch.as_tensor(where.order)[:n]
+        order = np.asarray(where.order[:n])
         if self._here(call) and self._early is not None:
             call.tally.bytes_d2h += self._early[1].nbytes
             x = _gathered(self._early[1], order // k, self.gathered)
@@ -245,14 +246,14 @@ class DeviceLanes:
             x = wide
         made = self.made.take((n, self.store.hidden_size), torch.float32)
         ids, flags = self._of_size(n)
-        ids[0] = call.ids.view(-1)[order]
+        self._routes_there[0, :n] = call.ids.numpy().reshape(-1)[order]
         self.cpu.begin(x, ids.view(n, 1), self.store.experts(call.layer), made, flags)
         return made
 
-    def _brought(self, call: Call, tokens: Tensor, stream: Any) -> Tensor:
+    def _brought(self, call: Call, tokens: np.ndarray, stream: Any) -> Tensor:
         """x of these tokens, on the CPU: put in order on the device, where the rows will be, and copied."""
         host = self.large.take((len(tokens),), torch.int32)
-        host.copy_(tokens)
+        host.numpy()[:] = tokens
         index = self.lists[: len(tokens)]
         self.machine.move(host, index, stream)
         self.large.give_back(stream.record())
@@ -384,9 +385,9 @@ def _ordinary(nbytes: int) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-def _gathered(x: Tensor, tokens: Tensor, into: Transit) -> Tensor:
+def _gathered(x: Tensor, tokens: np.ndarray, into: Transit) -> Tensor:
     """x[tokens] on the CPU, in this thread: torch's own threads would stay awake and take the cores from the lane's."""
     found = into.take((len(tokens), x.shape[1]), x.dtype)
     bits = {2: torch.int16, 4: torch.int32}[x.dtype.itemsize]
-    np.take(x.view(bits).numpy(), tokens.numpy(), axis=0, out=found.view(bits).numpy(), mode="clip")
+    np.take(x.view(bits).numpy(), tokens, axis=0, out=found.view(bits).numpy(), mode="clip")
     return found

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -182,7 +183,8 @@ class Engine:
         ids = self._lanes.to_host(index, x, alone)
         counts, skips = counted(layer, ids, experts)
         if skips:
-            ids = ids.masked_fill(ids == experts, -1)
+            there = ids.numpy()
+            ids = torch.from_numpy(np.where(there == experts, -1, there))
         return ids.contiguous(), counts, skips
 
     def _begun(self, layer: int, x: Tensor, ids: Tensor, counts: list[int]) -> Assignment | None:

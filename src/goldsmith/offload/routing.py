@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,15 +78,16 @@ def counted(layer: int, ids: Tensor, experts: int) -> tuple[list[int], bool]:
         few = _counted_few(ids, experts)
         if few is not None:
             return few
-    least, most = (int(v) for v in torch.aminmax(ids))
+    there = ids.numpy()  # of a prompt's routes torch's operations would wake its threads, see routes.Sorted
+    least, most = int(there.min()), int(there.max())
     if least < -1 or most > experts:
-        row, slot = ((ids < -1) | (ids > experts)).nonzero()[0].tolist()
+        row, slot = np.argwhere((there < -1) | (there > experts))[0].tolist()
         raise RoutingError(
             f"{OP}: top_k_index[{row}, {slot}] of layer {layer} is {int(ids[row, slot])}, wanted an expert in "
             f"0..{experts - 1}, or -1 or {experts} to skip the slot"
         )
-    flat = ids.reshape(-1)
+    flat = there.reshape(-1)
     if least >= 0 and most < experts:
-        return torch.bincount(flat, minlength=experts).tolist(), False
-    found = torch.bincount(flat + 1, minlength=experts + 2).tolist()
+        return np.bincount(flat, minlength=experts).tolist(), False
+    found = np.bincount(flat + 1, minlength=experts + 2).tolist()
     return found[1:-1], True
