@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, given, instead, masks, moved, replaced
+from .calls import Call, Change, floating, given, instead, masks, moved, replaced, whole
 
 _ADDS = ("add", "add_", "sub", "sub_", "rsub")
 _SCALES = ("mul", "mul_", "div", "div_")
@@ -74,9 +74,10 @@ _SLOPES: dict[str, tuple[Slope, ...]] = {
 
 def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     if call.name in _ADDS and len(call.args) > 1:
-        yield from _sums(call)
+        yield from _sums(call, calls)
     if call.name in _SCALES and len(call.args) > 1:
         yield from _products(call)
+        yield from _counted(call)
     if call.name in ("addmm", "baddbmm", "addcmul", "addmv"):
         yield from _biased(call)
     if call.name in _ROOTS:
@@ -137,7 +138,7 @@ def _name(call: Call, i: int) -> str:
     return call.operand(i) or f"an operand of {call.name}"
 
 
-def _sums(call: Call) -> Iterator[Change]:
+def _sums(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     """a + s b and a - s b: a term missing, twice, or with the other sign."""
     a, b = call.args[0], call.args[1]
     sign = -1.0 if call.name.startswith("sub") else 1.0
@@ -163,7 +164,11 @@ def _sums(call: Call) -> Iterator[Change]:
         if scalar and (x, y) == (0, 1):
             continue
         cause, prior = ("absolute_eps", 0.75) if eps else ("missing_term", 0.8)
-        yield Change(cause, f"{name} is left out of {call.said}", call.index, of(x, y), {"term": name}, prior)
+        text, also = f"{name} is left out of {call.said}", tuple[str, ...]()
+        if (x, y) == (1, 0) and _exclusive(call, calls):
+            cause, also = "off_by_one", ("missing_term", "mask_shift")
+            text = f"the running sum runs to the place itself, not to the one before: {text}"
+        yield Change(cause, text, call.index, of(x, y), {"term": name}, prior, also=also)
     for name, (x, y) in ((second, (1, 2)), (first, (2, 1))):
         if not scalar:
             text = f"{name} is added twice in {call.said}"
@@ -175,6 +180,26 @@ def _sums(call: Call) -> Iterator[Change]:
         yield Change(
             "sign_flip", f"{first} has the other sign in {call.said}", call.index, of(-1, 1), {"term": first}, 0.7
         )
+
+
+def _exclusive(call: Call, calls: Sequence[Call]) -> bool:
+    """Whether it is cumsum(x) - x: what lies before each place."""
+    if not call.name.startswith("sub") or len(call.made) != 2:
+        return False
+    key = call.made[0]
+    maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+    return maker is not None and maker.name == "cumsum" and maker.made[:1] == call.made[1:]
+
+
+def _counted(call: Call) -> Iterator[Change]:
+    """A number of places, such as a distance, that is one more or one less where it is a factor."""
+    for i, a in enumerate(call.args[:2]):
+        if whole(a) and a.numel() > 1 and floating(call.out):
+            for step, how in ((1, "one more"), (-1, "one less")):
+                text = f"{call.operand(i) or 'a number'} is {how} in {call.said}"
+                change = given(lambda args, i=i, step=step: replaced(args, i, args[i] + step))
+                params = {"operand": call.operand(i), "step": step}
+                yield Change("off_by_one", text, call.index, change, params, 0.55, also=("wrong_factor", "shifted"))
 
 
 def _products(call: Call) -> Iterator[Change]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,50 +15,7 @@ from ...session import Session
 from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known
-from . import (
-    addends,
-    again,
-    arrivals,
-    before,
-    blocks,
-    borders,
-    carried,
-    carries,
-    chunks,
-    composed,
-    convolutions,
-    elementwise,
-    functions,
-    groups,
-    inner,
-    late,
-    leaves,
-    masks,
-    moves,
-    online,
-    operands,
-    ordered,
-    padding,
-    parted,
-    pieces,
-    readers,
-    restarts,
-    saved,
-    scalars,
-    scans,
-    segments,
-    shares,
-    slopes,
-    spans,
-    spread,
-    sums,
-    survivors,
-    tiles,
-    turned,
-    turns,
-    weighed,
-    windows,
-)
+from . import addends, composed, offers
 from .calls import Call, Change, Changed, Instead, Listening, behind
 from .golden import Golden
 from .judge import Judge
@@ -67,23 +24,6 @@ from .witness import Witness, called
 
 _MOST = 4000  # changes that are tried
 _KEPT = 12
-_OF_A_CALL = (
-    ("elementwise", elementwise.changes),
-    ("sums", sums.changes),
-    ("online", online.changes),
-    ("blocks", blocks.changes),
-    ("scans", scans.changes),
-    ("functions", functions.changes),
-    ("convolutions", convolutions.changes),
-    ("moves", moves.changes),
-    ("masks", masks.changes),
-    ("tiles", tiles.changes),
-    ("late", late.changes),
-    ("spread", spread.changes),
-    ("windows", windows.changes),
-    ("carried", carried.changes),
-)
-_ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
 _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, of a share of the other results)
 
 
@@ -186,80 +126,16 @@ class Search:
         return calls
 
     def _all(self, calls: list[Call]) -> Iterator[Change]:
-        """Leaves first, then operators that reach what is wrong, the common mistakes of all before the rare ones."""
-        waiting = self._offered("leaves", leaves.changes, self.session, self.leaves)
-        waiting += self._offered("scalars", scalars.changes, self.session.material.scalars)
-        material = self.session.material
-        numbers = {**material.sizes, **material.scalars}
-        waiting += self._offered("composed", composed.changes, self.leaves, self.tensor, numbers)
-        waiting += self._offered("pieces", pieces.changes, calls, self.behind)
-        waiting += self._offered("operands", operands.changes, calls, self.behind, self._known())
-        waiting += self._offered("saved", saved.changes, calls, self.session.target.saved)
-        waiting += self._offered("slopes", slopes.changes, calls)
-        waiting += self._offered("ordered", ordered.changes, calls)
-        waiting += [c for c in self._offered("padding", padding.changes, calls) if c.at in self.behind]
-        waiting += self._offered("readers", readers.changes, calls, self.behind)
-        waiting += self._offered("turns", turns.changes, calls, self.behind)
-        waiting += self._offered("segments", segments.changes, calls, self.behind, self.leaves)
-        waiting += self._offered("parted", parted.changes, calls, self.behind)
-        waiting += self._offered("before", before.changes, calls, self.behind)
-        waiting += self._offered("addends", addends.changes, calls, self.behind)
-        waiting += self._offered("spans", spans.in_addends, calls, self.behind)
-        turning = groups.turning([call for call in calls if call.index in self.behind])
-        by_call: dict[int, list[Change]] = {}
-        for call in calls:
-            if call.index not in self.behind:
-                continue
-            made = [c for kind, source in _OF_A_CALL for c in self._offered(kind, source, call, calls)]
-            made = [c for c in made if self._asked(c)]
-            often = self._offered("repeated", sums.repeated, call)
-            waiting += [replace(c, prior=c.prior - _ONE_TURN) for c in made] if call.index in turning else made
-            if made or often:
-                by_call[call.index] = [*made, *often]
-        waiting += self._offered("groups", groups.grouped, calls, by_call)
-        waiting += self._offered("again", again.changes, calls, by_call, self.tensor)
-        waiting += self._offered("borders", borders.changes, calls, by_call, self.judge.wrong_at)
-        waiting += self._offered("survivors", survivors.changes, calls, self.judge)
-        waiting += self._offered("arrivals", arrivals.changes, calls, self.behind, self.judge)
-        if self.tensor.endswith(".grad"):
-            waiting += self._in_backward(calls, by_call)
+        """Those that reach what is wrong, the common mistakes of all before the rare ones."""
         reached: dict[int, bool] = {}
-        for change in sorted(filter(self._asked, waiting), key=lambda c: -c.prior):
+        for change in sorted(filter(self.asked, offers.of(self, calls)), key=lambda c: -c.prior):
             alone = change.at >= 0 and not change.group
             if alone and change.at not in reached:
                 reached[change.at] = self._reaches(calls[change.at])
             if not alone or reached[change.at]:
                 yield change
 
-    def _in_backward(self, calls: list[Call], by_call: Mapping[int, list[Change]]) -> list[Change]:
-        """What only kernels' hand-written backwards get wrong."""
-        material = self.session.material
-        numbers = {**material.sizes, **material.scalars}
-        waiting = self._offered("carries", carries.changes, calls, self.behind, self.leaves)
-        waiting += self._offered("restarts", restarts.changes, calls, self.behind)
-        waiting += self._offered("shares", shares.changes, calls, self.behind, numbers)
-        waiting += self._offered("chunks", chunks.changes, calls, self.behind)
-        waiting += self._offered("turned", turned.changes, calls, self.behind, numbers)
-        waiting += self._offered("weighed", weighed.changes, calls, self.behind, self.judge)
-        alone = [c for index in by_call if calls[index].backward for c in by_call[index]]
-        return waiting + self._offered("inner", inner.changes, calls, self.behind, [*waiting, *alone])
-
-    def _known(self) -> dict[str, Tensor]:
-        """Inputs and stages of the forward by name."""
-        values = self.session.ref.values
-        made = [n for n in self.session.ref.order if not n.endswith(".grad") and n != self.tensor]
-        stages = {n: values[n].double() for n in made if n in values and values[n].is_floating_point()}
-        return {**{n: t for n, t in self.leaves.items() if not n.startswith("grad_")}, **stages}
-
-    def _offered(self, kind: str, source: Callable[..., Iterable[Change]], *given: Any) -> list[Change]:
-        """The changes of one kind; what it stumbles over is left out and said, and the others are still tried."""
-        try:
-            return list(source(*given))
-        except Exception as error:  # noqa: BLE001 - goldens have every form, and each kind reads one that it knows
-            self.left_out[kind] = f"{type(error).__name__}: {str(error).strip()[:200]}"
-            return []
-
-    def _asked(self, change: Change) -> bool:
+    def asked(self, change: Change) -> bool:
         return self.causes is None or change.cause in self.causes or change.free is not None
 
     def _reaches(self, call: Call) -> bool:

@@ -188,8 +188,10 @@ def _rearranged(name: str, t: Tensor) -> Iterator[Change]:
                           {"operand": name, "axis": axis, "step": step}, 0.6)  # fmt: skip
             yield _change("shifted", f"{text}, zeros come in", _one(name, lambda t, s=step, d=axis: _come_in(t, s, d)),
                           {"operand": name, "axis": axis, "step": step}, 0.5)  # fmt: skip
-            yield _change("shifted", f"{text}, its end repeated", _one(name, lambda t, s=step, d=axis: _slid(t, s, d)),
-                          {"operand": name, "axis": axis, "step": step}, 0.5)  # fmt: skip
+            if t.shape[axis] > 2:  # of two places one then stands for both, which is asked by itself
+                slid = _one(name, lambda t, s=step, d=axis: _slid(t, s, d))
+                params = {"operand": name, "axis": axis, "step": step}
+                yield _change("shifted", f"{text}, its end repeated", slid, params, 0.5)
         text = f"{name} is reversed along axis {axis}"
         yield _change("permuted", text, _one(name, lambda t, d=axis: t.flip(d)), {"operand": name, "axis": axis}, 0.5)
         half = t.shape[axis] // 2

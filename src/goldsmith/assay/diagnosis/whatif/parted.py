@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating, replaced, seen_through
+from .calls import Call, Change, Changed, floating, replaced, seen_through, whole
 
 _MOST = 1024  # turns
 _SUMS = ("add", "sub")
@@ -24,7 +24,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
             made = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
             if made is None or made.name not in _SUMS or not made.owns or call.name == "div" and i:
                 continue
-            if len(made.made) == 2 and all(floating(a) for a in made.args[:2]) and floating(call.args[i]):
+            if len(made.made) == 2 and all(map(_number, made.args[:2])) and _number(call.args[i]):
                 told = (made.name, made.line, call.name, call.line, i, call.index - made.index)
                 found.setdefault(told, []).append((made, call, i))
     for pairs in found.values():
@@ -41,6 +41,11 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
             at = next(iter(group))
             yield Change("wrong_factor", text, at, group[at], params, 0.6, group=tuple(group.items()),
                          also=("missing_term",))  # fmt: skip
+
+
+def _number(a: Any) -> bool:
+    """Codes and zero points are whole; those of 8 bits wrap."""
+    return floating(a) or whole(a)
 
 
 def _kept(index: int, held: dict[int, tuple[Tensor, Tensor]], which: int) -> Changed:

@@ -1,0 +1,161 @@
+"""Every change that a golden of this form allows, whichever kind it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from . import (
+    addends,
+    again,
+    arrivals,
+    before,
+    blocks,
+    borders,
+    branches,
+    carried,
+    carries,
+    chunks,
+    composed,
+    convolutions,
+    diagonals,
+    elementwise,
+    elsewhere,
+    functions,
+    groups,
+    inner,
+    late,
+    leaves,
+    lookups,
+    masks,
+    moves,
+    online,
+    onwards,
+    operands,
+    ordered,
+    padding,
+    parted,
+    pieces,
+    readers,
+    restarts,
+    saved,
+    scalars,
+    scans,
+    segments,
+    shares,
+    slopes,
+    spans,
+    spread,
+    sums,
+    survivors,
+    tiles,
+    turned,
+    turns,
+    weighed,
+    windows,
+)
+from .calls import Call, Change
+
+if TYPE_CHECKING:
+    from .engine import Search
+
+_OF_A_CALL = (
+    ("elementwise", elementwise.changes),
+    ("sums", sums.changes),
+    ("online", online.changes),
+    ("blocks", blocks.changes),
+    ("scans", scans.changes),
+    ("functions", functions.changes),
+    ("convolutions", convolutions.changes),
+    ("moves", moves.changes),
+    ("lookups", lookups.changes),
+    ("diagonals", diagonals.changes),
+    ("masks", masks.changes),
+    ("tiles", tiles.changes),
+    ("late", late.changes),
+    ("spread", spread.changes),
+    ("windows", windows.changes),
+    ("carried", carried.changes),
+)
+_ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
+
+
+def of(search: Search, calls: list[Call]) -> list[Change]:
+    """All of them, in no order; a kind that stumbles over the golden's form is left out, and said."""
+    offered = partial(_offered, search)
+    waiting = offered("leaves", leaves.changes, search.session, search.leaves)
+    waiting += offered("elsewhere", elsewhere.changes, search.leaves)
+    waiting += offered("onwards", onwards.changes, search.leaves, search.tensor)
+    waiting += offered("scalars", scalars.changes, search.session.material.scalars)
+    material = search.session.material
+    numbers = {**material.sizes, **material.scalars}
+    waiting += offered("composed", composed.changes, search.leaves, search.tensor, numbers)
+    waiting += offered("pieces", pieces.changes, calls, search.behind)
+    waiting += offered("operands", operands.changes, calls, search.behind, _known(search))
+    waiting += offered("saved", saved.changes, calls, search.session.target.saved)
+    waiting += offered("slopes", slopes.changes, calls)
+    waiting += offered("ordered", ordered.changes, calls)
+    waiting += [c for c in offered("padding", padding.changes, calls) if c.at in search.behind]
+    waiting += offered("readers", readers.changes, calls, search.behind)
+    waiting += offered("turns", turns.changes, calls, search.behind)
+    waiting += offered("segments", segments.changes, calls, search.behind, search.leaves)
+    waiting += offered("parted", parted.changes, calls, search.behind)
+    waiting += offered("branches", branches.changes, calls, search.behind)
+    waiting += offered("before", before.changes, calls, search.behind)
+    waiting += offered("addends", addends.changes, calls, search.behind)
+    waiting += offered("spans", spans.in_addends, calls, search.behind)
+    turning = groups.turning([call for call in calls if call.index in search.behind])
+    by_call: dict[int, list[Change]] = {}
+    for call in calls:
+        if call.index not in search.behind:
+            continue
+        made = [c for kind, source in _OF_A_CALL for c in offered(kind, source, call, calls)]
+        made = [c for c in made if search.asked(c)]
+        often = offered("repeated", sums.repeated, call)
+        waiting += [replace(c, prior=c.prior - _ONE_TURN) for c in made] if call.index in turning else made
+        if made or often:
+            by_call[call.index] = [*made, *often]
+    waiting += offered("groups", groups.grouped, calls, by_call)
+    waiting += offered("again", again.changes, calls, by_call, search.tensor)
+    waiting += offered("borders", borders.changes, calls, by_call, search.judge.wrong_at)
+    waiting += offered("survivors", survivors.changes, calls, search.judge)
+    waiting += offered("arrivals", arrivals.changes, calls, search.behind, search.judge)
+    if search.tensor.endswith(".grad"):
+        waiting += _in_backward(search, calls, by_call)
+    return waiting
+
+
+def _in_backward(search: Search, calls: list[Call], by_call: Mapping[int, list[Change]]) -> list[Change]:
+    """What only kernels' hand-written backwards get wrong."""
+    offered = partial(_offered, search)
+    material = search.session.material
+    numbers = {**material.sizes, **material.scalars}
+    waiting = offered("carries", carries.changes, calls, search.behind, search.leaves)
+    waiting += offered("restarts", restarts.changes, calls, search.behind)
+    waiting += offered("shares", shares.changes, calls, search.behind, numbers)
+    waiting += offered("chunks", chunks.changes, calls, search.behind)
+    waiting += offered("turned", turned.changes, calls, search.behind, numbers)
+    waiting += offered("weighed", weighed.changes, calls, search.behind, search.judge)
+    alone = [c for index in by_call if calls[index].backward for c in by_call[index]]
+    return waiting + offered("inner", inner.changes, calls, search.behind, [*waiting, *alone])
+
+
+def _known(search: Search) -> dict[str, Tensor]:
+    """Inputs and stages of the forward by name."""
+    values = search.session.ref.values
+    made = [n for n in search.session.ref.order if not n.endswith(".grad") and n != search.tensor]
+    stages = {n: values[n].double() for n in made if n in values and values[n].is_floating_point()}
+    return {**{n: t for n, t in search.leaves.items() if not n.startswith("grad_")}, **stages}
+
+
+def _offered(search: Search, kind: str, source: Callable[..., Iterable[Change]], *given: Any) -> list[Change]:
+    """The changes of one kind; what it stumbles over is left out and said, and the others are still tried."""
+    try:
+        return list(source(*given))
+    except Exception as error:  # noqa: BLE001 - goldens have every form, and each kind reads one that it knows
+        search.left_out[kind] = f"{type(error).__name__}: {str(error).strip()[:200]}"
+        return []

@@ -1,0 +1,222 @@
+"""Changed goldens: offsets of blocks and bytes, strides of tables, parts of an axis, diagonals, sequences in a row."""
+
+import math
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.whatif import explain
+
+
+def best(kernel, golden, cases, tensor="y", **more):
+    target = assay.Target(kernel, golden, cases=cases, **({"backward": None} | more))
+    session = session_of(target, ("values", "ensemble"))
+    got = next(t for n, _, t in session.first.results() if n == tensor)
+    found = explain(session, tensor, got, session.first)
+    assert found, f"nothing explains {tensor}"
+    return found[0]
+
+
+@assay.case(T=[10], D=[6])
+def scaled(make, T, D):
+    return {"x": make.normal(T, D), "s": make.uniform(T) + 0.5, "codes": make.integers(0, 256, T, 3, dtype=torch.uint8)}
+
+
+def looked_up(x, s, codes, *, place=lambda t: t, low=0):
+    at = place(torch.arange(len(x)))
+    bits = torch.stack([codes % 16, codes // 16] if low == 0 else [codes // 16, codes % 16], -1).flatten(-2)
+    return torch.tanh(x * s[at, None] * bits)
+
+
+@pytest.mark.parametrize(
+    "fault, cause, said",
+    [
+        ({"place": lambda t: t % 4}, "invalid_index", "every block of 4 reads the first one"),
+        ({"place": lambda t: t // 4}, "wrong_stride", "the number of a block of 4 stands for the place itself"),
+        ({"low": 1}, "wrong_format", "low and high four bits of a byte are exchanged"),
+    ],
+    ids=["block", "number", "nibbles"],
+)
+def test_an_offset_that_is_not_added(fault, cause, said):
+    found = best(lambda x, s, codes: looked_up(x, s, codes, **fault), looked_up, scaled)
+    assert (found.cause, found.exact) == (cause, True) and said in found.text
+
+
+@assay.case(N=[9], C=[2], H=[3], W=[5])
+def table(make, N, C, H, W):
+    return {"t": make.normal(C, H, W), "c": make.integers(0, C, N), "i": make.integers(0, H, N),
+            "j": make.integers(0, W, N)}  # fmt: skip
+
+
+def test_an_offset_is_made_with_another_axis_length():
+    def kernel(t, c, i, j):
+        return torch.exp(t.flatten()[((c * 5 + i) * 5 + j) % t.numel()])
+
+    found = best(kernel, lambda t, c, i, j: torch.exp(t[c, i, j]), table)
+    assert (found.cause, found.exact) == ("wrong_stride", True)
+    assert "made of 5 instead of 3" in found.text
+
+
+@assay.case(N=[6], K=[4])
+def pairs(make, N, K):
+    return {"values": make.normal(N, 2), "places": torch.tensor([[0, 2], [1, 3], [0, 1], [2, 3], [1, 2], [0, 3]])[:N]}
+
+
+def test_the_first_of_a_row_of_indices_stands_for_all():
+    def scattered(values, places):
+        return torch.zeros(len(values), 4, dtype=values.dtype).scatter_add(1, places, values).square()
+
+    golden = lambda values, places: torch.zeros(len(values), 4, dtype=values.dtype).scatter(1, places, values).square()  # noqa: E731
+    kernel = lambda values, places: scattered(values, places[:, :1].expand(-1, 2))  # noqa: E731
+    found = best(kernel, golden, pairs)
+    assert (found.cause, found.exact) == ("invalid_index", True) and "what meets is added" in found.text
+
+
+@assay.case(H=[3], T=[7], N=[3], D=[5])
+def old_and_new(make, H, T, N, D):
+    return {"q": make.normal(H, D), "k": make.normal(H, T, D), "k_new": make.normal(H, N, D)}
+
+
+def test_a_factor_is_left_out_in_one_piece():
+    def kernel(q, k, k_new):
+        old, new = (torch.einsum("hd,htd->ht", q, t) for t in (k, k_new))
+        return torch.softmax(torch.cat([old / 5**0.5, new], 1), -1)
+
+    def golden(q, k, k_new):
+        return torch.softmax(torch.einsum("hd,htd->ht", q, torch.cat([k, k_new], 1)) / 5**0.5, -1)
+
+    found = best(kernel, golden, old_and_new)
+    assert (found.cause, found.exact) == ("wrong_factor", True) and "in piece 2 of 2, 7..9," in found.text
+
+
+@assay.case(T=[5], S=[11], D=[4])
+def attended(make, T, S, D):
+    return {"q": make.normal(T, D), "k": make.normal(S, D), "v": make.normal(S, D)}
+
+
+def attention(q, k, v, *, ahead=None, beyond=False):
+    ahead = len(k) - len(q) if ahead is None else ahead
+    later = torch.ones(len(q), len(k), dtype=torch.bool).triu(ahead + 1)
+    if beyond:
+        later = later & (torch.arange(len(q))[:, None] // 4 == torch.arange(len(k)) // 4)
+    return torch.softmax((q @ k.mT).masked_fill(later, -math.inf), -1) @ v
+
+
+def test_the_mask_counts_queries_from_the_first_token():
+    found = best(lambda q, k, v: attention(q, k, v, ahead=0), attention, attended)
+    assert (found.cause, found.exact) == ("mask_shift", True) and "is 1 instead of 7" in found.text
+
+
+def test_what_lies_beyond_the_blocks_on_the_diagonal_is_not_masked():
+    golden = lambda q, k, v: attention(q, k, v, ahead=0)  # noqa: E731
+    found = best(lambda q, k, v: attention(q, k, v, ahead=0, beyond=True), golden, attended)
+    assert (found.cause, found.exact) == ("wrong_mask", True) and "only the blocks of 4" in found.text
+
+
+@assay.case(B=[3], T=[5], C=[2])
+def sequences(make, B, T, C):
+    return {"x": make.normal(B, T, C), "a": make.uniform(C)}
+
+
+def recurrence(x, a, *, kept=False, alone=False):
+    rows, h = [], torch.zeros_like(a)
+    for sequence in x:
+        h = h if kept else torch.zeros_like(a)
+        for row in sequence:
+            h = a * h + torch.tanh(row)
+            rows.append(h)
+    return torch.stack(rows).view(x.shape)
+
+
+def test_a_sequence_goes_on_where_the_one_before_stopped():
+    found = best(lambda x, a: recurrence(x, a, kept=True), recurrence, sequences)
+    assert (found.cause, found.exact, found.params["axis"]) == ("stale_state", True, 0)
+
+
+class HandedOn(torch.autograd.Function):
+    """h[t] = a h[t-1] + x[t], whose backward hands on what a block of 4 asks for, and drops what came to it."""
+
+    @staticmethod
+    def forward(ctx, x, a):
+        ctx.a = a
+        rows, h = [], torch.zeros_like(a)
+        for row in x:
+            h = a * h + row
+            rows.append(h)
+        return torch.stack(rows)
+
+    @staticmethod
+    def backward(ctx, g):
+        out, came = torch.empty_like(g), torch.zeros_like(ctx.a)
+        for at in reversed(range(0, len(g), 4)):
+            own, both = torch.zeros_like(ctx.a), came
+            for t in reversed(range(at, min(at + 4, len(g)))):
+                own, both = ctx.a * own + g[t], ctx.a * both + g[t]
+                out[t] = both
+            came = own
+        return out, None
+
+
+@assay.case(T=[14], C=[3])
+def steps(make, T, C):
+    return {"x": make.normal(T, C), "a": make.uniform(C) * 0.2 + 0.8}
+
+
+def test_a_block_hands_on_its_own_share_alone():
+    def golden(x, a):
+        rows, h = [], torch.zeros_like(a)
+        for row in x:
+            h = a * h + row
+            rows.append(h)
+        return torch.stack(rows)
+
+    found = best(HandedOn.apply, golden, steps, "x.grad", backward="auto", grads=("x",))
+    assert (found.cause, found.exact, found.params["block"]) == ("overwritten_accumulator", True, 4)
+    assert "hands on its own share alone" in found.text
+
+
+@assay.case(T=[4], V=[9])
+def ordered(make, T, V):
+    return {"x": make.uniform(T, V)}
+
+
+def test_a_running_sum_includes_the_place_itself():
+    found = best(lambda x: torch.tanh(x.cumsum(-1)), lambda x: torch.tanh(x.cumsum(-1) - x), ordered)
+    assert (found.cause, found.exact) == ("off_by_one", True) and "runs to the place itself" in found.text
+
+
+@assay.case(T=[7], D=[3])
+def aged(make, T, D):
+    return {"k": make.normal(T, D), "rate": make.uniform(D)}
+
+
+def test_a_distance_is_one_more_where_it_is_a_factor():
+    def decayed(k, rate, *, more=0):
+        age = (torch.arange(len(k))[:, None] - torch.arange(len(k)))[:, :, None]
+        scores = torch.where(age < 0, -math.inf, k - (age + more * (age > 0)) * rate)
+        return torch.logsumexp(scores, 1)
+
+    def golden(k, rate):
+        age = (torch.arange(len(k))[:, None] - torch.arange(len(k)))[:, :, None]
+        past = torch.where(age <= 0, -math.inf, k - age * rate)
+        return torch.logsumexp(torch.where(age == 0, k + 0 * rate, past), 1)
+
+    found = best(lambda k, rate: decayed(k, rate, more=1), golden, aged)
+    assert (found.cause, found.exact) == ("off_by_one", True) and "is one more in" in found.text
+
+
+@assay.case(N=[5], C=[7])
+def zeros(make, N, C):
+    return {"codes": make.integers(0, 16, N, C, dtype=torch.uint8), "zero": make.uniform(N, 1) * 15,
+            "scale": make.uniform(N, 1)}  # fmt: skip
+
+
+def test_whole_codes_are_scaled_before_their_zero_is_taken_off():
+    found = best(
+        lambda codes, zero, scale: torch.sin(codes * scale - zero),
+        lambda codes, zero, scale: torch.sin((codes - zero) * scale),
+        zeros,
+    )
+    assert (found.cause, found.exact) == ("wrong_factor", True) and "no factor of it" in found.text
