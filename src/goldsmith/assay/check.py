@@ -334,7 +334,8 @@ class _Timing:
 
     def __exit__(self, *exc: object) -> None:
         t, name = self.tally, self.name
-        t.seconds[name] = t.seconds.get(name, 0.0) + time.perf_counter() - self.started
+        self.session.seconds[name] = seconds = time.perf_counter() - self.started
+        t.seconds[name] = t.seconds.get(name, 0.0) + seconds
         t.candidate[name] = t.candidate.get(name, 0) + self.session.candidate_runs - self.before
 
 

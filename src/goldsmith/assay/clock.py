@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -36,3 +36,20 @@ def lacks(seconds: float, what: str) -> bool:
 def cut() -> bool:
     """Whether something was left out."""
     return bool(_LEFT_OUT.get())
+
+
+class Pace:
+    """Asked before each step of a loop: is there no time for one more that takes as long as the longest before it?
+
+    over(more): whether time is over, or would be so many seconds later. cut: there was none, once.
+    """
+
+    def __init__(self, over: Callable[[float], bool]) -> None:
+        self.over, self.longest, self.looked = over, 0.0, time.perf_counter()
+        self.cut = False
+
+    def __call__(self) -> bool:
+        now = time.perf_counter()
+        self.longest, self.looked = max(self.longest, now - self.looked), now
+        self.cut |= self.over(self.longest)
+        return self.cut

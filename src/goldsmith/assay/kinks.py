@@ -8,6 +8,7 @@ convention (the first of two equal elements, the last, both by halves; a gate op
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import clock
 from .bounds import Bounded, unit_roundoff
 
 TIES, NEAR = 16, 16  # nudges of either kind
 NUDGES = TIES + NEAR
+LEAST = 2  # of either kind, whatever the time: one pair of them, there and back
+LEFT_OUT = "most looks at ties and kinks: where the golden's gradient jumps, whatever lies about there was taken"
 HAIR = 2.0**-40  # relative: leaves the eight thousand steps of float64 that part what ties
 ROUNDINGS = 64  # as far as sums of some thousand terms are off
 JUMP = 0.5  # times the error that roundings make: of what is smooth next to nothing is left in a jump
@@ -27,6 +31,7 @@ LEAST_JUMP = 2.0**-26  # of the largest gradient: a hair moves what is smooth by
 # Kinks that are added up (a gradient behind many gates) fall together by chance in none of the nudges: of k such the
 # nudges span some sqrt(k), and one convention for all of them k. So what is allowed is wider than what was seen.
 WIDER = 4.0
+_PART = 2**15  # elements at a time
 ALONE = 1 / 16  # of what was seen: nudges that give either end, or the golden's own, and nothing between, are one kink
 
 
@@ -99,32 +104,72 @@ def _over_lines(t: Tensor, reduce: Callable[..., Tensor], join: Callable[[Tensor
     return out
 
 
-def swings(
-    gradients: Callable[[dict[str, Tensor]], dict[str, Tensor]],
-    leaves: Mapping[str, Tensor],
-    inputs: Mapping[str, Tensor],
-    golden: Mapping[str, Tensor],
-    unit: float,
-) -> dict[str, Swing]:
-    """How far every gradient swings. gradients(leaves) gives them by name; `inputs` are the leaves that are nudged."""
-    runs = []
-    for number in range(NUDGES):
-        far = HAIR if number < TIES else ROUNDINGS * unit
-        moved = {n: nudged(t, n, number, far) for n, t in inputs.items() if t.is_floating_point() and not binary(t)}
-        runs.append(gradients({**leaves, **moved}))
-    found = {}
-    for name, value in golden.items():
-        if name.endswith(".grad") and all(name in run for run in runs):
-            seen = torch.stack([value, *(run[name] for run in runs)])
-            parted, there, back = seen[: TIES + 1], seen[1::2], seen[2::2]
-            both = there + back - value  # gates that open under one nudge, and those that open under its opposite
-            bent = (both - value)[TIES // 2 :].abs().amax(0)
-            low, high = (torch.cat([seen, both]).amin(0), torch.cat([seen, both]).amax(0))
-            jump = torch.maximum(parted.amax(0) - parted.amin(0), bent)
-            nearest = torch.stack([(seen - end).abs() for end in (low, high, value)]).amin(0)
-            several = (nearest > ALONE * (high - low)).any(0)
-            found[name] = Swing(value, low, high, jump, several, inputs.get(name.removesuffix(".grad")))
-    return found
+class Swings:
+    """How far every gradient of a golden swings; worked out for one of them when it is asked for.
+
+    gradients(leaves) gives them by name; `inputs` are the leaves that are nudged. Where there is no time for all nudges
+    two pairs of either kind are made: they show whether a gradient jumps, and less well how far.
+    """
+
+    def __init__(
+        self,
+        gradients: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+        leaves: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
+        golden: Mapping[str, Tensor],
+        unit: float,
+    ):
+        self.golden, self.inputs = golden, inputs
+        self._parted: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []  # nudged by a hair, there and back
+        self._bent: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []  # by some roundings
+        self._known: dict[str, Swing] = {}
+        moving = {n: t for n, t in inputs.items() if t.is_floating_point() and not binary(t)}
+
+        def run(number: int) -> dict[str, Tensor]:
+            far = HAIR if number < TIES else ROUNDINGS * unit
+            found = gradients({**leaves, **{n: nudged(t, n, number, far) for n, t in moving.items()}})
+            return {n: t for n, t in found.items() if n.endswith(".grad") and n in golden}
+
+        slowest = 0.0
+        for number in range(0, TIES, 2):
+            left = NUDGES - 2 * number
+            if number >= LEAST and clock.lacks(slowest * left, LEFT_OUT):
+                break
+            for kind, first in ((self._parted, number), (self._bent, TIES + number)):
+                began = time.perf_counter()
+                kind.append((run(first), run(first + 1)))
+                slowest = max(slowest, (time.perf_counter() - began) / 2)
+
+    @property
+    def partial(self) -> bool:
+        return 4 * len(self._bent) < NUDGES
+
+    def get(self, name: str) -> Swing | None:
+        """Of one gradient; None of any other result."""
+        pairs = [*self._parted, *self._bent]
+        if not name.endswith(".grad") or name not in self.golden or any(name not in r for pair in pairs for r in pair):
+            return None
+        if name not in self._known:
+            value = self.golden[name]
+            runs = [value, *(r[name] for pair in pairs for r in pair)]
+            flat = [r.reshape(-1) for r in runs]
+            parts = [self._part(list(of)) for of in zip(*(t.split(_PART) for t in flat), strict=True)]
+            low, high, jump, several = (torch.cat(of).reshape(value.shape) for of in zip(*parts, strict=True))
+            of = self.inputs.get(name.removesuffix(".grad"))
+            self._known[name] = Swing(value, low, high, jump, several | self.partial, of)
+        return self._known[name]
+
+    def _part(self, runs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Least, greatest, jump, and whether kinks are added up, of some elements (so many as a cache holds)."""
+        seen, value, count = torch.stack(runs), runs[0], len(self._parted)
+        parted, there, back = seen[: 2 * count + 1], seen[1::2], seen[2::2]
+        both = there + back - value  # gates that open under one nudge, and those that open under its opposite
+        bent = (both - value)[count:].abs().amax(0)
+        low, high = (torch.minimum(seen.amin(0), both.amin(0)), torch.maximum(seen.amax(0), both.amax(0)))
+        jump = torch.maximum(parted.amax(0) - parted.amin(0), bent)
+        nearest = torch.minimum((seen - low).abs(), (seen - high).abs())
+        nearest = torch.minimum(nearest, (seen - value).abs())
+        return low, high, jump, (nearest > ALONE * (high - low)).any(0)
 
 
 def binary(t: Tensor) -> bool:

@@ -256,18 +256,19 @@ class References:
             )  # fmt: skip
 
     @cached_property
-    def swings(self) -> dict[str, kinks.Swing]:
+    def swings(self) -> kinks.Swings:
         """How far each gradient jumps when inputs move by less than a rounding: several are legal at kinks and ties."""
         self._count("plain", kinks.NUDGES)
         inputs = {n: self.leaves[n] for n in self.material.inputs}
         with _blaming_the_golden(), golden.default_dtype(torch.float64):
-            return kinks.swings(self.evaluate, self.leaves, inputs, self.values, bounds.unit_roundoff(self.compute))
+            return kinks.Swings(self.evaluate, self.leaves, inputs, self.values, bounds.unit_roundoff(self.compute))
 
     def kink(self, name: str) -> Tensor:
         """The elements of a gradient that lie on a kink; none of any other result."""
-        if name not in self.swings:
+        swing = self.swings.get(name)
+        if swing is None:
             return torch.zeros(self.values[name].shape, dtype=torch.bool, device=self.values[name].device)
-        return self.swings[name].kink(self.bounded[name], self.stores.get(name, self.compute), [])
+        return swing.kink(self.bounded[name], self.stores.get(name, self.compute), [])
 
     @cached_property
     def honest(self) -> dict[str, Tensor]:

@@ -101,6 +101,7 @@ class Session:
         self.short = ""  # what was told of memory that was not there
         self.repeated = 0  # runs of the same inputs after the first
         self.candidate_runs = 0
+        self.seconds: dict[str, float] = {}  # of each probe
         self.interpreted = 0  # kernels that ran in Triton's interpreter
         self.stages: list[str] = []
         self.material = self.draw(case)

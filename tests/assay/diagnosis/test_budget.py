@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 import torch
 
 from goldsmith import assay
@@ -40,6 +41,65 @@ def test_a_wrong_kernel_is_found_though_there_is_no_time_for_noise():
 def test_with_time_enough_nothing_is_left_out():
     found = assay.diagnose(target(lambda x, w: x @ w, 0.0), budget_s=60)
     assert found.verdict == "pass" and not found.partial and not found.traced
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """A clock that golden and kernels move on, and nothing else does."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def takes(count, fn):
+        def timed(x, w):
+            now[0] += count
+            return fn(x, w)
+
+        return timed
+
+    return takes
+
+
+class LastRowLost(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        dw = x.mT @ g
+        dw[-1] = 0
+        return g @ w.mT, dw
+
+
+FAULTS = {"gradient": LastRowLost.apply, "factor": lambda x, w: x @ w * 1.01, "tail": lambda x, w: x[:, :-1] @ w[:-1]}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("budget", [30, 90, 300])
+def test_a_failing_case_keeps_the_budget(seconds, fault, budget):
+    """A run of the golden takes a second: nudges at kinks alone are 32 of them, the other steps hundreds."""
+    product = assay.Target(seconds(0.5, FAULTS[fault]), seconds(1.0, lambda x, w: x @ w), cases=INPUTS, name="product")
+    found = assay.diagnose(product, budget_s=budget)
+    assert found.verdict == "fail" and found.seconds <= 1.2 * budget
+    assert found.partial and "Left out, or ended early, for want of time: " in str(found)
+
+
+def test_few_looks_at_kinks_tell_that_there_are_none(seconds):
+    product = assay.Target(FAULTS["gradient"], seconds(1.0, lambda x, w: x @ w), cases=INPUTS, name="product")
+    report = assay.check(product, probes="values", budget_s=25, raises=False)
+    assert [f.tensor for f in report.findings] == ["w.grad"] and report.seconds <= 30
+    assert any("most looks at ties and kinks" in n.text for n in report.notes if n.id == "budget")
+
+
+def test_few_looks_at_kinks_accuse_no_other_choice(seconds):
+    """The golden's maximum ties everywhere, and the kernel gives each of the equal elements its share."""
+    tied = {"x": torch.full((13, 40), 2.0), "w": torch.ones(13, 1)}
+    golden = seconds(1.0, lambda x, w: x.max(-1).values * w.squeeze(-1))
+    shared = assay.Target(lambda x, w: x.amax(-1) * w.squeeze(-1), golden, cases=tied, name="shared")
+    report = assay.check(shared, probes="values", budget_s=25, raises=False)
+    assert report.verdict == "pass" and any("most looks" in n.text for n in report.notes)
 
 
 def test_the_clock_leaves_out_what_takes_longer_than_is_left():

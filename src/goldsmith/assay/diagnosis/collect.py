@@ -11,16 +11,17 @@ from torch import Tensor
 
 from .. import ladder
 from ..bounds import SLACK
+from ..clock import Pace
 from ..probes.maps import CELLS_BAD, error_map
 from ..results import QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location, Report, TargetError
 from ..run import Run
 from ..session import Session
 from .cotangents import carried
-from .evidence import CULPRIT, INHERITED, OBSERVED, Evidence, MemoryFact
+from .evidence import CULPRIT, INHERITED, NO_TIME, OBSERVED, OK, Evidence, MemoryFact, StageState
 from .filled import filled
-from .fits import fit
+from .fits import Fitted, fit
 from .influence import influence
-from .isolate import Isolation, handed_in, isolate, named
+from .isolate import Isolation, handed_in, isolate, named, order
 from .leaks import leaking
 from .provenance import provenance
 from .runs import facts
@@ -30,6 +31,8 @@ from .whatif.engine import seconds
 _LATER = ("second_call", "repeats", "layouts", "scaling")  # probes of other runs than the first
 Result = TypeVar("Result")
 _WHAT_IF, _MORE = 12.0, 36.0  # seconds of the processor, at most, for changed goldens, and for more of them at the end
+# what a step takes at least, as a share of what the check's first probe took, which makes all references
+_ISOLATION, _FITS, _GOLDEN, _RUN = 0.5, 0.25, 0.1, 0.2
 _MEMORY = (
     ("guard", " bytes written ", "overrun"),
     ("guard", "", "stray_read"),
@@ -96,56 +99,96 @@ class Depth:
 
 
 def collect(
-    session: Session, evidence: Evidence, depth: Depth = Depth(), *, spent: Callable[[], bool] = lambda: False,
-    wanted: str | None = None,
+    session: Session, evidence: Evidence, depth: Depth = Depth(), *,
+    spent: Callable[[float], bool] = lambda more: False, wanted: str | None = None,
 ) -> Isolation:  # fmt: skip
     """Fill in everything about a session whose check has failed; returns its stage table.
 
-    In order of what it usually tells; what `spent()` leaves no time for is left out, and the table is always made.
-    What a step itself stumbles over is left out, too, and said in `evidence.left_out`: the other steps still tell.
+    In order of what it usually tells. spent(more) says whether time is over, or would be so many seconds later: a step
+    that this leaves no time for is left out, as is what a step itself stumbles over. Both are said in
+    `evidence.left_out`, and the other steps still tell.
     With `wanted` nothing more is asked where another stage is certainly the first wrong one.
     """
     first = surest(evidence.report)
     unjudged = session._first is None or session._first.error is not None or session._ref is None
     if evidence.report.verdict == REFERENCE_FAULT or first is None or unjudged:
-        if evidence.error and not spent():
+        if evidence.error and not spent(0.0):
             evidence.filled = _step(evidence, "filled groups", lambda: filled(session)) or ""
         return Isolation()
-    table = _step(evidence, "isolation", lambda: isolate(session)) or Isolation()
+    time = _Time(session, evidence, spent)
+    made = _step(evidence, "isolation", lambda: isolate(session)) if time.for_("isolation", _ISOLATION) else None
+    table = made or _as_checked(session, evidence)
     evidence.stages, evidence.first_wrong = table.stages, table.first_wrong or first.tensor
     _written_over(evidence, table)
     if wanted not in (None, table.first_wrong) and _certain(evidence, table.first_wrong):
         return table
     if table.first_wrong is not None:
-        _step(evidence, "fits", lambda: _first_wrong(session, evidence, table))
+        long = time.for_("terms, ratios and patterns", _FITS)
+        _step(evidence, "fits", lambda: _first_wrong(session, evidence, table, fits=long))
     own = table.own or session.first
     evidence.other = _others(session, own, evidence.tensor)
-    if not spent():
+    if not spent(0.0):
         evidence.born = _step(evidence, "provenance", lambda: provenance(session, own))
     changed = None
-    if depth.whatif != frozenset() and not spent() and table.first_wrong in named(own):
-        changed = _step(evidence, "whatif", lambda: _what_if(session, evidence, own, depth.whatif, spent))
-    if not spent():
-        _step(
-            evidence,
-            "runs",
-            lambda: facts(session, repeats=depth.repeats, only=depth.runs, into=evidence.runs, spent=spent),
-        )
+    if depth.whatif != frozenset() and table.first_wrong in named(own) and time.for_("changed goldens", _GOLDEN):
+        changed = _step(evidence, "whatif", lambda: _what_if(session, evidence, own, depth.whatif, time))
+    if depth.runs != () and time.for_("other runs", _RUN):
+        spent_on_runs = time.pace("other runs")
+        _step(evidence, "runs", lambda: facts(
+            session, repeats=depth.repeats, only=depth.runs, into=evidence.runs, spent=spent_on_runs
+        ))  # fmt: skip
     if table.first_wrong is None and first.probe in _LATER:
         evidence.first_wrong = _later(evidence) or first.tensor
-    if table.first_wrong is None and not _later(evidence) and not spent():
+    if table.first_wrong is None and not _later(evidence) and not spent(0.0):
         evidence.first_wrong = _step(evidence, "leaks", lambda: leaking(session)) or evidence.first_wrong
     _before_what_inherits(evidence)
-    if not spent() and table.first_wrong is not None:
+    if depth.influence != () and table.first_wrong is not None and time.for_("influence", _RUN):
         known = table.first_wrong in named(session.first) and not table.suspects
         looked = {table.first_wrong} if known else session.bad | {table.first_wrong}
-        found = _step(evidence, "influence", lambda: influence(session, looked, only=depth.influence, spent=spent))
+        only, pace = depth.influence, time.pace("influence")
+        found = _step(evidence, "influence", lambda: influence(session, looked, only=only, spent=pace))
         evidence.influence = found or {}
-    if depth.sent and not spent() and table.first_wrong is not None:
-        first_wrong = table.first_wrong
-        evidence.carried = _step(evidence, "cotangents", lambda: carried(session, own, first_wrong, spent=spent))
-    if changed is not None and changed.left and not (evidence.whatif or evidence.memory or depth.whatif or spent()):
-        _step(evidence, "whatif", lambda: _tried(evidence, changed, _MORE, spent))
+    if depth.sent and table.first_wrong is not None and time.for_("output gradients", _RUN):
+        first_wrong, pace = table.first_wrong, time.pace("output gradients")
+        evidence.carried = _step(evidence, "cotangents", lambda: carried(session, own, first_wrong, spent=pace))
+    nothing = not (evidence.whatif or evidence.memory or depth.whatif)
+    if changed is not None and changed.left and nothing and not spent(0.0):
+        _step(evidence, "whatif", lambda: _tried(evidence, changed, _MORE, time))
+    return table
+
+
+class _Time:
+    """Whether there is time for a step: what there is none for is said in `evidence.left_out`."""
+
+    def __init__(self, session: Session, evidence: Evidence, spent: Callable[[float], bool]) -> None:
+        self.evidence, self.spent, self.checked = evidence, spent, session.seconds.get("values", 0.0)
+
+    def for_(self, step: str, share: float) -> bool:
+        """Whether a step can begin that takes this share of what the check's first probe took."""
+        return not self._lacks(step, share * self.checked)
+
+    def pace(self, step: str) -> Pace:
+        """For the loop of such a step."""
+        return Pace(lambda more: self._lacks(step, more))
+
+    def _lacks(self, step: str, more: float) -> bool:
+        lacks = self.spent(more)
+        if lacks:
+            self.evidence.left_out[step] = NO_TIME
+        return lacks
+
+
+def _as_checked(session: Session, evidence: Evidence) -> Isolation:
+    """The stage table of the check's own rows: what is wrong is seen there, and not whether it inherits that."""
+    table = Isolation(own=session.first)
+    rows = {row.tensor: row for row in evidence.report.rows if row.run == "values"}
+    for name in order(session.ref, session.first):
+        row = rows.get(name)
+        if row is not None:
+            state, text = (OK, "") if row.state == "ok" else (OBSERVED, "wrong; it was not isolated")
+            kind = named(session.first)[name][0] if name in named(session.first) else "stage"
+            table.stages.append(StageState(name, kind, row.max_over_bound, None, state, text))
+    table.first_wrong = next((s.name for s in table.stages if s.state == OBSERVED and s.name in session.bad), None)
     return table
 
 
@@ -206,7 +249,7 @@ def surest(report: Report) -> Finding | None:
     return min(failing, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)), default=None)
 
 
-def _first_wrong(session: Session, evidence: Evidence, table: Isolation) -> None:
+def _first_wrong(session: Session, evidence: Evidence, table: Isolation, fits: bool) -> None:
     """The wrong tensor as it comes from right inputs where it could be isolated, else from the candidate's own run."""
     name = table.first_wrong or ""
     state = evidence.stage(name)
@@ -227,24 +270,24 @@ def _first_wrong(session: Session, evidence: Evidence, table: Isolation) -> None
         evidence.map = error_map(
             session.label, "isolated" if done is table.run else "values", got, against, CELLS_BAD, True
         )
-    found = fit(session, name, kind, got)
+    found = fit(session, name, kind, got) if fits else Fitted()
     evidence.fits, evidence.ratios, evidence.permutations = found.fits, found.ratios, found.patterns
 
 
 def _what_if(
-    session: Session, evidence: Evidence, own: Run, causes: frozenset[str] | None, spent: Callable[[], bool]
+    session: Session, evidence: Evidence, own: Run, causes: frozenset[str] | None, time: _Time
 ) -> Search | None:
     got = named(own)[evidence.tensor][1]
     found = None if got is None else search(session, evidence.tensor, got, own, causes=causes)
     if found is not None:
-        _tried(evidence, found, _WHAT_IF, spent)
+        _tried(evidence, found, _WHAT_IF, time)
         evidence.operators = found.operators
         evidence.alike = found.alike
     return found
 
 
-def _tried(evidence: Evidence, changed: Search, limit: float, spent: Callable[[], bool]) -> None:
-    over = seconds(limit)
+def _tried(evidence: Evidence, changed: Search, limit: float, time: _Time) -> None:
+    over, spent = seconds(limit), time.pace("changed goldens")
     evidence.whatif = changed.run(lambda: spent() or over())
     evidence.left_out |= {f"changed goldens, {kind}": why for kind, why in changed.left_out.items()}
 

@@ -22,7 +22,7 @@ from ..session import Session
 from ..target import Target
 from . import bundle
 from .collect import Depth, begin, collect, described
-from .evidence import Evidence, RunFact
+from .evidence import NO_TIME, Evidence, RunFact
 from .further import afresh, further
 from .kept import Kept
 from .rank import rank, strength
@@ -77,7 +77,9 @@ def diagnose(
         found = Diagnosis(report.verdict, report, partial=report.partial)
     if failing is not None:
         try:
-            if failing.case.name != cases[0].name:
+            if failing.case.name != cases[0].name and not clock.spent(
+                _COLLECTING, more=failing.seconds.get("values", 0.0)
+            ):
                 later |= afresh(failing, kept)
             _explain(found, failing, later, clock)
             found = _wider(found, target, failing, seed, selected, clock) or found
@@ -86,7 +88,8 @@ def diagnose(
         finally:
             torch.random.set_rng_state(state)
     left_out = dict.fromkeys(f"Left out: {_what(n.text)}." for n in report.notes if n.id == "budget")
-    if (clock.spent() or left_out) and not found.partial:
+    hurried = found.evidence is not None and NO_TIME in found.evidence.left_out.values()
+    if (clock.spent() or left_out or hurried) and not found.partial:
         found.partial = _SPENT.format(budget_s)
     found.traced += left_out
     found.target = target
@@ -204,7 +207,8 @@ def _explain(found: Diagnosis, session: Session, later: dict[str, RunFact], cloc
     found.write_bundle = _writer(session)
     try:
         if not found.partial:
-            table = collect(session, evidence, Depth(_REPEATS, sent=True), spent=lambda: clock.spent(_COLLECTING))
+            depth = Depth(_REPEATS, sent=True)
+            table = collect(session, evidence, depth, spent=lambda more: clock.spent(_COLLECTING, more))
             found.suspects = table.suspects
     finally:
         found.stages, found.location, found.map = evidence.stages, evidence.location, _map(evidence)
@@ -220,9 +224,11 @@ def _wider(
     found: Diagnosis, target: Target, session: Session, seed: int, selected: frozenset[str], clock: _Clock
 ) -> Diagnosis | None:
     """The same case with float32 inputs, where 16 bits hide what is wrong; None where that says no more."""
+    hidden = found.verdict == FAIL and session.dtype in NARROW and not session.case.given
+    if not hidden or found.partial or clock.spent(more=found.report.seconds):
+        return None
     best = strength(found.evidence) if found.causes else 0.0
-    hidden = found.verdict == FAIL and best < _SURE and session.dtype in NARROW and not session.case.given
-    if not hidden or found.partial or clock.spent():
+    if best >= _SURE:
         return None
     share = None if clock.seconds is None else _CHECKING / 2 * clock.seconds
     report, sessions = examine(
@@ -250,8 +256,8 @@ def _make_small(found: Diagnosis, session: Session, clock: _Clock) -> None:
         return
     limit = time.perf_counter() + max(_SMALLER, time.perf_counter() - clock.started)
 
-    def spent() -> bool:
-        return clock.spent() or time.perf_counter() > limit
+    def spent(more: float) -> bool:
+        return clock.spent(more=more) or time.perf_counter() + more > limit
 
     shrunk, small = smallest(session, found.evidence, found.first_wrong_stage, found.causes[0].id, spent=spent)
     found.case = described(small) | {"steps": list(shrunk.steps), "runs": shrunk.runs, "partial": shrunk.partial}

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..results import ErrorMap, Location, Report
 
 OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED = "ok", "culprit", "inherited", "observed", "not judged"
+NO_TIME = "no time was left"  # why a step was left out
 STATES = (OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED)
 
 
@@ -141,7 +142,8 @@ class Influence:
     Ranges are inclusive. `outputs` are the results in which it shows. `none`: the input has no influence at all, and
     should (`missing` is empty then: nothing is cut short). `elsewhere`: those of `extra` that fail to reach some
     of what they reach in the golden: they come out at other places. `length`: of the axis, 0 where it is not known.
-    `foreign`: the golden's results in `outputs` are not made of that input at all.
+    `foreign`: the golden's results in `outputs` are not made of that input at all. `reached`: of the wrong elements,
+    the share that moves with those slices, in the golden with the missing ones; a fault that is there reaches all.
     """
 
     input: str
@@ -153,6 +155,7 @@ class Influence:
     elsewhere: tuple[tuple[int, int], ...] = ()
     length: int = 0
     foreign: bool = False
+    reached: float = 1.0
 
     @property
     def throughout(self) -> bool:

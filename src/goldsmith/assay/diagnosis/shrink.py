@@ -7,6 +7,7 @@ largest value that does not keep the failure is bisected.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -54,20 +55,28 @@ class _Spent(Exception):
 class _Search:
     """The best trial so far, and the runs that are left."""
 
-    def __init__(self, trial: Trial, keeps: Callable[[Trial], bool], runs: int, spent: Callable[[], bool]):
-        self.best, self.keeps, self.most, self.spent = trial, keeps, runs, spent
+    def __init__(
+        self, trial: Trial, keeps: Callable[[Trial], bool], runs: int, spent: Callable[[float], bool],
+        costs: Callable[[Trial], float],
+    ):  # fmt: skip
+        self.best, self.keeps, self.most, self.spent, self.costs = trial, keeps, runs, spent, costs
         self.runs = 0
+        self.took: list[tuple[float, float]] = []  # of every trial: seconds that were foretold, and seconds
         self.steps: list[str] = []
 
     def tried(self, trial: Trial) -> bool:
         """Whether a trial keeps the failure; then it is the best. What cannot be drawn or judged does not keep it."""
-        if self.runs >= self.most or self.spent():
+        foretold = self.costs(trial)
+        longest = max((seconds for other, seconds in self.took if other <= foretold), default=0.0)
+        if self.runs >= self.most or self.spent(max(longest, foretold)):
             raise _Spent
         self.runs += 1
+        began = time.perf_counter()
         try:
             kept = self.keeps(trial)
         except (TargetError, GoldenError):
-            return False
+            kept = False
+        self.took.append((foretold, time.perf_counter() - began))
         if kept:
             self.best = trial
         return kept
@@ -82,15 +91,17 @@ def shrink(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     runs: int = MOST_RUNS,
-    spent: Callable[[], bool] = lambda: False,
+    spent: Callable[[float], bool] = lambda more: False,
+    costs: Callable[[Trial], float] = lambda trial: 0.0,
 ) -> Shrunk:
-    """The smallest trial for which `keeps` says yes, within so many calls of it and until `spent()`. `case` itself
-    is taken to be kept. No size goes below `least`.
+    """The smallest trial for which `keeps` says yes, within so many calls of it and until `spent(more)`, which says
+    whether time is over, or would be so many seconds later; `costs` says how many a trial takes. `case` itself is taken
+    to be kept. No size goes below `least`.
 
     Sizes of a drawn case are walked down; of given tensors, axes of equal length are cut together. Then every input in
     turn becomes zeros, ones, or whole numbers, and lies densely.
     """
-    search = _Search(Trial(case, dict(layouts or {})), keeps, runs, spent)
+    search = _Search(Trial(case, dict(layouts or {})), keeps, runs, spent, costs)
     partial = False
     try:
         _sizes(search, _axes(case, dtype, seed) if case.given else None, least or {})

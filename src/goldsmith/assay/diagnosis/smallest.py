@@ -5,9 +5,13 @@ A trial runs no more than what the cause rests on: where terms or ratios alone n
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
+from ..case import Case
 from ..check import examine
 from ..results import FAIL, Finding
 from ..session import Session
@@ -16,6 +20,7 @@ from .evidence import Evidence
 from .rank import rank
 from .shrink import Shrunk, Trial, shrink
 
+_CHECKS = 2.0  # a trial is checked, and asked for its cause: as the first probe's time once more
 _ALWAYS = ("values", "decisions", "poison", "guard", "alias")
 _GROUPS = (
     ("zeroed memory",), ("second call", "other inputs", "back"), ("repeat",), ("1 thread", "2 threads"),
@@ -24,21 +29,25 @@ _GROUPS = (
 
 
 def smallest(
-    session: Session, evidence: Evidence, stage: str | None, cause: str, *, spent: Callable[[], bool]
+    session: Session, evidence: Evidence, stage: str | None, cause: str, *, spent: Callable[[float], bool]
 ) -> tuple[Shrunk, Session]:
     """The smallest case that keeps the stage and the best cause, with its session; at worst the session's own."""
     same = _Same(session, evidence, stage, cause, spent)
     asked = [c.sizes for c in session.target.cases]
     least = {n: min(1, *(s.get(n, 1) for s in asked), 1) for n in session.case.sizes if not session.case.given
              and all(isinstance(s.get(n, 1), int) for s in asked)}  # fmt: skip
-    found = shrink(session.case, same, least=least, dtype=session.dtype, seed=session.seed, spent=spent)
+    found = shrink(
+        session.case, same, least=least, dtype=session.dtype, seed=session.seed, spent=spent, costs=_Costs(session)
+    )
     return found, same.best
 
 
 class _Same:
     """Whether a trial fails at the same stage for the same reason; keeps the session of the last that did."""
 
-    def __init__(self, session: Session, evidence: Evidence, stage: str | None, cause: str, spent: Callable[[], bool]):
+    def __init__(
+        self, session: Session, evidence: Evidence, stage: str | None, cause: str, spent: Callable[[float], bool]
+    ):
         self.best, self.stage, self.cause, self.spent = session, stage, cause, spent
         first = surest(evidence.report)
         self.probes = frozenset(_ALWAYS) | _owner(first)
@@ -65,6 +74,27 @@ class _Same:
             return False
         self.best = sessions[0]
         return True
+
+
+class _Costs:
+    """How many seconds a trial takes: those of the whole case, as one run of the golden takes less or more of them."""
+
+    def __init__(self, session: Session):
+        self.session, self.whole = session, _CHECKS * session.seconds.get("values", 0.0)
+        self.golden = self._golden(session.case)
+
+    def __call__(self, trial: Trial) -> float:
+        return self.whole * min(1.0, self._golden(trial.case) / self.golden) if self.golden else 0.0
+
+    def _golden(self, case: Case) -> float:
+        try:
+            supply = self.session.draw(case).supply
+            with torch.no_grad():
+                began = time.perf_counter()
+                self.session.target.bound("golden", supply)(supply)
+                return time.perf_counter() - began
+        except Exception:  # noqa: BLE001 - sizes that do not go together, numbers narrower than it takes: for the trial
+            return 0.0
 
 
 def _owner(finding: Finding | None) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .evidence import OBSERVED, Carried, Evidence
+from .evidence import NO_TIME, OBSERVED, Carried, Evidence
 
 
 def undecided(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
@@ -31,7 +31,9 @@ def undecided(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
             break
     said += _sent(evidence.carried)
     for name, why in evidence.left_out.items():
-        said.append(f"Left out: {name} ({why}).")
+        said += [f"Left out: {name} ({why})."] if why != NO_TIME else []
+    hurried = [name for name, why in evidence.left_out.items() if why == NO_TIME]
+    said += [f"Left out, or ended early, for want of time: {', '.join(hurried)}."] if hurried else []
     return said
 
 
