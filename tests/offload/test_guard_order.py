@@ -1,4 +1,4 @@
-"""The guard, where more than one thing is wrong, or what is wrong is old: the earliest is named, and all that have it."""
+"""The guard, where more than one thing is wrong or what is wrong is old: the earliest is named, and all who have it."""
 
 import math
 import warnings
@@ -6,7 +6,6 @@ import warnings
 import pytest
 import torch
 
-from goldsmith.offload import ExpertStore
 from goldsmith.offload.engine import Engine
 from goldsmith.offload.replay import stages
 from goldsmith.offload.report import NumericsError, NumericsWarning

@@ -1,5 +1,6 @@
 """Whether a store is of these weights, and where it is found again."""
 
+import errno
 import os
 import shutil
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from goldsmith.offload import ExpertStore, StoreError, StoreMismatch, contents
+from goldsmith.offload import ExpertStore, StoreError, StoreMismatch, checkpoint, contents
 from goldsmith.offload.folder import cache_folder, cached_store, fingerprint_of, store_path
 from offload.stores import build, weights
 
@@ -47,6 +48,25 @@ def test_the_sample_of_an_expert_is_at_most_a_hundredth_of_its_file(tmp_path):
     with build(tmp_path / "s", E=2, H=16, I=8) as store:  # the smallest of all: a page for an expert
         taken = sum(4 * _sample(torch.zeros(*size)).numel() for size in ((8, 16), (8, 16), (16, 8)))
         assert taken <= 0.01 * store.expert_nbytes(0)
+
+
+def test_every_place_of_the_sample_counts(tmp_path):
+    """Three rows of each matrix, one in the middle of each third, from their begin to their end; and both biases."""
+    source = weights(H=96, I=48, bias=True, seed=3)
+    I, H = 48, 96
+    with ExpertStore.build({0: source}, tmp_path / "s") as store:
+        places = {("gate_up_bias", (2, 0)), ("down_bias", (2, 0))}
+        for name, first, rows, cols in (("gate_up", 0, I, H), ("gate_up", I, I, H), ("down", 0, H, I)):
+            run = max(1, min(64, cols, rows * cols // (3 * 200)))
+            for i in range(3):
+                begin = i * (cols - run) // 2
+                places |= {(name, (2, first + (2 * i + 1) * rows // 6, c)) for c in (begin, begin + run - 1)}
+        for name, at in places:
+            edited = {**source, name: source[name].clone()}
+            edited[name][at] += 1
+            with pytest.raises(StoreMismatch, match=r"layer 0, expert 2: other numbers \(a sample"):
+                store.check_source({0: edited})
+        store.check_source({0: source})
 
 
 def test_stores_without_a_path_live_in_the_cache_folder_under_a_key_of_their_contents(tmp_path, monkeypatch):
@@ -201,3 +221,15 @@ def test_a_folder_is_read_whole_once_and_again_when_its_files_have_changed(tmp_p
         key.write_text("../../etc/passwd")
     with cached_store(folder) as edited_again:
         assert edited_again.path == edited.path
+
+
+def test_a_file_that_may_not_be_read_is_not_called_a_broken_one(tmp_path, monkeypatch):
+    folder = saved(tmp_path / "model", {0: weights()})
+
+    def refused(path, mode):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(checkpoint, "open", refused, raising=False)
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: Permission denied"):
+        ExpertStore.build(folder, tmp_path / "s")
+    assert not (tmp_path / "s").exists()

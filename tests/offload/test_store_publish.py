@@ -152,7 +152,7 @@ def test_a_link_is_followed_to_the_disk_that_it_leads_to(tmp_path, there):
         assert store.layers == same.layers == (0, 4)
     assert link.is_symlink() and sorted(os.listdir(tmp_path / "disk")) == ["a.store"]
     shutil.rmtree(tmp_path / "disk")
-    with pytest.raises(FileNotFoundError, match="there is no such folder; make it first: .*disk"):
+    with pytest.raises(FileNotFoundError, match=r"a folder that does not exist \(.*disk\); make it first: .*link"):
         build(link)
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import ShapeError, check_choice
-from ..experts._common import ACTIVATIONS, number
 from ..experts.formats import FORMATS
 from ..experts.inputs import check_flag
 from ..experts.layout import Layout
@@ -25,7 +24,7 @@ from ..experts.packed import cut
 from ..experts.quantise import check_group, check_scale_dtype
 from . import samples
 from .blocks import PAGE, Blocks
-from .header import Header, LayerEntry, checksum, prefix
+from .header import Header, LayerEntry, checked_options, checksum, prefix
 from .publish import BUILDING, published
 from .source import Coded, Floats, encode, experts_of, layers_of
 
@@ -50,16 +49,20 @@ def build(
 ) -> None:
     """The file at `path`; nothing there when it fails."""
     check_flag(_OP, "overwrite", overwrite)
+    given = path
     if path.is_symlink():  # the disk that somebody chose for it, and not that of the link
         path = Path(os.path.realpath(path))
-    check_kind(_OP, path)
+    check_kind(_OP, given)
     if path.exists() and not overwrite:
-        raise FileExistsError(errno.EEXIST, f"{_OP}: path exists; open it, or overwrite=True", os.fspath(path))
+        raise FileExistsError(errno.EEXIST, f"{_OP}: path exists; open it, or overwrite=True", os.fspath(given))
     if not path.parent.is_dir():
+        if path is not given:
+            text = f"{_OP}: path is a link into a folder that does not exist ({path.parent}); make it first"
+            raise FileNotFoundError(errno.ENOENT, text, os.fspath(given))
         raise FileNotFoundError(errno.ENOENT, f"{_OP}: there is no such folder; make it first", os.fspath(path.parent))
     plan = Recipe(format, group_size, options, allow_nonfinite)
-    with frozen(), _told(path), published(path) as file:
-        writer = _Writer(file, path, plan, _count(source), progress)
+    with frozen(), _told(given), published(path) as file:
+        writer = _Writer(file, given, plan, _count(source), progress)
         for layer, weights in layers_of(source, _OP):
             writer.begin(layer, _experts_in(weights))
             for expert in experts_of(weights, f"{_OP}: layer {layer}"):
@@ -173,17 +176,6 @@ def format_for(format: str, dtypes: list[torch.dtype]) -> str:
     return "bf16" if all(holds("bf16", dtype) for dtype in dtypes) else "fp32"
 
 
-def checked_options(op: str, options: dict[str, Any]) -> dict[str, Any]:
-    """activation, alpha and limit as `experts.slots` takes them."""
-    check_choice(op, "activation", options["activation"], ACTIVATIONS)
-    limit = options["limit"]
-    return {
-        "activation": options["activation"],
-        "alpha": number(op, "alpha", options["alpha"]),
-        "limit": None if limit is None else number(op, "limit", limit),
-    }
-
-
 class _Writer:
     def __init__(
         self, file: IO[bytes], path: Path, recipe: Recipe, layers: int | None, progress: Progress | None
@@ -254,11 +246,12 @@ class _Writer:
         rest = blocks.stride * self._experts * ((self._layers or len(self._entries)) - len(self._entries) + 1)
         if self._layers is not None:
             self._total = self._done + rest
-        free = shutil.disk_usage(self._path.parent).free
+        folder = Path(os.path.realpath(self._path)).parent
+        free = shutil.disk_usage(folder).free
         if rest > free:
             raise OSError(
                 errno.ENOSPC,
-                f"{_OP}: {self._path.parent} has {_amount(free)} free, and {_amount(rest)} are still to be "
+                f"{_OP}: {folder} has {_amount(free)} free, and {_amount(rest)} are still to be "
                 f"written; make room, {_ELSEWHERE}, or choose a format with fewer bytes per weight",
                 os.fspath(self._path),
             )

@@ -58,10 +58,13 @@ class Calibration:
         return asdict(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """JSON; the file is there whole, or as it was."""
+        """JSON; the file is there whole, or as it was. OSError names `path`."""
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
-        with published(Path(path)) as file:
-            file.write(text.encode())
+        try:
+            with published(Path(path)) as file:
+                file.write(text.encode())
+        except OSError as error:  # of the temporary file, or of none
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
@@ -101,10 +104,10 @@ def calibrate(
     threads = threads or max(1, worth() - (device.type == "cuda"))
     key = _key(store, device, threads)
     path = _path(key)
-    if not force and path.exists():
+    if not force:
         try:
             kept = Calibration.load(path)
-        except ValueError:
+        except (OSError, ValueError):  # none there, none that may be read, or a damaged one
             kept = None
         if kept is not None and kept.key == key and not (kept.busy and not busy()):
             _warn(kept)

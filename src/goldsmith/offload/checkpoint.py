@@ -91,7 +91,11 @@ class Checkpoint(Mapping[int, dict[str, Any]]):
 
         if file not in self._open:
             try:
+                with open(self.folder / file, "rb"):  # of one that may not be read safetensors says that there is none
+                    pass
                 self._open[file] = safe_open(self.folder / file, "pt")
+            except PermissionError as error:
+                raise ValueError(f"{_OP}: {self.folder / file} cannot be read: {error.strerror}") from error
             except (SafetensorError, OSError) as error:
                 raise ValueError(f"{_OP}: {self.folder / file}: not a whole safetensors file: {error}") from error
         return self._open[file]

@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.shapes import check_choice
+from ..experts._common import ACTIVATIONS, number
 from ..experts.formats import FORMATS, SCALE_NAMES
 from ..experts.layout import Layout
 from .blocks import PACKING, PACKING_VERSION, PAGE, Blocks
@@ -131,7 +135,7 @@ def read(data: memoryview, path: Any, *, check: bool) -> Header:
         raise _corrupt(path, "its header does not match its checksum")
     try:
         return _parse(json.loads(text), begin)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, StoreError):
             raise type(error)(f"ExpertStore.open: {path}: {error}") from None
         raise _corrupt(path, f"its header does not fit together ({error})") from None
@@ -150,7 +154,7 @@ def _corrupt(path: Any, why: str) -> StoreCorrupt:
 
 
 def _parse(content: dict[str, Any], end: int) -> Header:
-    """ValueError, KeyError or TypeError for what cannot be."""
+    """ValueError, KeyError, TypeError, AttributeError or OverflowError for what cannot be."""
     packing = content["packing"]
     if (packing["name"], packing["version"]) != (PACKING, PACKING_VERSION):
         raise StoreError(
@@ -172,10 +176,8 @@ def _parse(content: dict[str, Any], end: int) -> Header:
     layers: list[LayerEntry] = []
     at = PAGE
     for part in content["layers"]:
-        entry = LayerEntry(
-            int(part["layer"]), int(part["experts"]), int(part["offset"]),
-            bytes.fromhex(part["checksums"]), bytes.fromhex(part["samples"]),
-        )  # fmt: skip
+        layer, experts, offset = (_whole(part[name]) for name in ("layer", "experts", "offset"))
+        entry = LayerEntry(layer, experts, offset, bytes.fromhex(part["checksums"]), bytes.fromhex(part["samples"]))
         if entry.offset != at or entry.experts < 1 or len(entry.checksums) != each * entry.experts:
             raise ValueError(f"layer {entry.layer}: {entry.experts} experts at {entry.offset}, wanted {at}")
         if len(entry.samples) != SAMPLE * entry.experts or any(entry.layer == other.layer for other in layers):
@@ -184,8 +186,30 @@ def _parse(content: dict[str, Any], end: int) -> Header:
         at += blocks.stride * entry.experts
     if at != end or not layers:
         raise ValueError(f"its layers end at {at}, wanted {end}")
-    limit = content["limit"]
+    options, exact = checked_options("its header", content), content["source"]["exact"]
+    if not isinstance(exact, bool) or not isinstance(content["fingerprint"], str):
+        raise ValueError(f"exact={exact!r}, fingerprint={content['fingerprint']!r}")
     return Header(
-        blocks, str(content["activation"]), float(content["alpha"]), None if limit is None else float(limit),
-        content["source"]["dtype"], bool(content["source"]["exact"]), str(content["fingerprint"]), layers,
+        blocks, **options, source=content["source"]["dtype"], exact=exact, fingerprint=content["fingerprint"],
+        layers=layers,
     )  # fmt: skip
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} where a whole number is wanted")
+    return value
+
+
+def checked_options(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """activation, alpha and limit as `experts.slots` takes them, and as JSON can hold them."""
+    check_choice(op, "activation", options["activation"], ACTIVATIONS)
+    found: dict[str, Any] = {"activation": options["activation"]}
+    for name in ("alpha", "limit"):
+        value = options[name]
+        if value is not None or name == "alpha":
+            value = number(op, name, value)
+            if not math.isfinite(value):
+                raise ValueError(f"{op}: {name}={value}, wanted a finite number")
+        found[name] = value
+    return found

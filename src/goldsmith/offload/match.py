@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from . import samples
-from .build import checked_options, holds
+from .build import holds
 from .errors import StoreMismatch
-from .header import SAMPLE, Header
+from .header import SAMPLE, Header, checked_options
 from .source import Coded, Floats, encode, experts_of, layers_of
 
 _OP = "ExpertStore.check_source"

@@ -1,0 +1,183 @@
+"""How bytes of a store reach a device: which way and why; no buffer is filled again before its copy ended."""
+
+import contextlib
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from goldsmith.offload import transport
+from goldsmith.offload.transport import Ring, Transport, free_memory
+from offload.stores import build
+
+
+@pytest.fixture
+def store(tmp_path):
+    with build(tmp_path / "s.experts", E=5) as opened:
+        yield opened
+
+
+def test_on_a_cpu_bytes_are_copied_from_memory_to_memory(store):
+    way = Transport(store, "cpu")
+    assert way.mode == "memory" and "from memory to memory" in way.why
+    out = torch.zeros(2, store.blocks.stride, dtype=torch.uint8)
+    way.copy(store.raw_layer(1)[1:3], out)
+    assert torch.equal(out, store.raw_layer(1)[1:3])
+    with pytest.raises(ValueError, match="wanted the same bytes"):
+        way.copy(store.raw(1, 0), out)
+    way.close()
+    way.close()
+
+
+@pytest.mark.parametrize("mode", ["registered", "ring"])
+def test_a_way_that_needs_a_gpu_is_refused_without_one(store, mode):
+    with pytest.raises(ValueError, match=f"force='{mode}' needs a CUDA device, not cpu"):
+        Transport(store, "cpu", force=mode)
+    with pytest.raises(ValueError, match="force='telepathy', wanted one of registered, ring, memory"):
+        Transport(store, "cpu", force="telepathy")
+
+
+class Mark:
+    """An event whose copy arrives when somebody waits for it; until then its buffer may not change."""
+
+    def __init__(self, buffer):
+        self.buffer, self.sent, self.arrived = buffer, buffer.clone(), False
+
+    def synchronize(self):
+        assert torch.equal(self.buffer, self.sent), "the buffer was filled again before its copy had arrived"
+        self.arrived = True
+
+
+def test_a_buffer_of_the_ring_is_filled_again_only_when_its_copy_has_arrived():
+    buffers = [torch.zeros(64, dtype=torch.uint8) for _ in range(3)]
+    marks = []
+
+    def mark():
+        marks.append(Mark(buffers[len(marks) % 3]))
+        return marks[-1]
+
+    ring = Ring(buffers, mark)
+    source = torch.randint(0, 256, (64 * 7 + 10,), dtype=torch.uint8)
+    out = torch.zeros_like(source)
+    ring.copy(source, out)
+    assert torch.equal(out, source) and len(marks) == 8
+    assert [m.arrived for m in marks] == [True] * 5 + [False] * 3
+    ring.wait()
+    assert all(m.arrived for m in marks)
+
+
+class Runtime:
+    """A CUDA runtime that answers as it is told, and keeps a refusal until somebody asks for it."""
+
+    def __init__(self, supported=1, status=0, unlocked=0):
+        self.supported, self.status, self.unlocked = supported, status, unlocked
+        self.pending, self.flags, self.released = 0, [], 0
+
+    def cudaDeviceGetAttribute(self, out, attribute, device):
+        assert attribute.value == 113
+        ctypes.cast(out, ctypes.POINTER(ctypes.c_int))[0] = self.supported or 0
+        self.pending = self.supported is None  # a driver that does not know the question
+        return int(self.pending)
+
+    def cudaHostRegister(self, at, size, flags):
+        self.flags.append(flags.value)
+        self.pending = self.status
+        return self.status
+
+    def cudaHostUnregister(self, at):
+        self.released += 1
+        self.pending = self.unlocked
+        return self.unlocked
+
+    def cudaGetLastError(self):
+        found, self.pending = self.pending, 0
+        return found
+
+    def cudaGetErrorString(self, status):
+        return b"invalid argument"
+
+
+def test_pages_are_locked_for_reading_shared_and_given_back(store):
+    cuda = Runtime()
+    first = transport.register(store.whole(), 0, cuda)
+    second = transport.register(store.whole(), 0, cuda)
+    assert first is second and cuda.flags == [8]  # a mapping is locked once, however many engines use it
+    del first
+    assert cuda.released == 0
+    del second
+    assert cuda.released == 1
+
+
+def test_a_refusal_is_said_and_leaves_no_error_behind(store):
+    cuda = Runtime(status=1)
+    why = transport.register(store.whole(), 0, cuda)
+    assert "invalid argument (error 1)" in why and cuda.pending == 0
+    for supported in (0, None):
+        old = Runtime(supported=supported)
+        assert "cannot lock memory that is mapped read-only" in transport.register(store.whole(), 0, old)
+        assert old.pending == 0 and not old.flags
+    assert "was not found" in transport.register(store.whole(), 0, None)
+    gone = Runtime(unlocked=1)  # the driver is going down
+    assert transport.register(store.whole(), 0, gone) is not None
+    assert (gone.released, gone.pending) == (1, 0)
+
+
+@pytest.mark.parametrize("free, status, ring, wanted, why", [
+    (1 << 40, 0, True, "registered", "the store's pages are page-locked where they are mapped"),
+    (1 << 40, 1, True, "ring", "not registered: cudaHostRegister of 0.0 GB: invalid argument (error 1); copies go"),
+    (1 << 40, 1, False, "memory", "not ring: no page-locked buffers (out of them); copies come from pageable memory"),
+    (1000, 0, True, "ring", "not registered: the store has 0.0 GB, and 0.0 GB of memory are free; copies go through 8"),
+    (None, 0, True, "registered", "page-locked"),
+])  # fmt: skip
+def test_the_way_is_the_first_that_can_be_had_and_says_why(store, monkeypatch, free, status, ring, wanted, why):
+    """Without a GPU: what would be asked of CUDA answers as it is told."""
+    cuda, plain = Runtime(status=status), torch.empty
+
+    def empty(*size, pin_memory=False, **options):
+        if pin_memory and not ring:
+            raise RuntimeError("out of them\nand more")
+        return plain(*size, **options)
+
+    monkeypatch.setattr(transport, "free_memory", lambda: free)
+    monkeypatch.setattr(transport, "runtime", lambda: cuda)
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    way = Transport(store, "cuda:0")
+    assert way.mode == wanted and why in way.why and cuda.pending == 0
+    assert cuda.flags == ([8] if free != 1000 else [])
+    if wanted != "registered":
+        with pytest.raises(ValueError, match="force='registered' cannot be had here: not registered: "):
+            Transport(store, "cuda:0", force="registered")
+    way.close()
+    assert cuda.released == (wanted == "registered")
+
+
+def test_memory_that_a_control_group_has_left_is_counted(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 100 kB\nMemAvailable:   50 kB\n")
+    assert free_memory(tmp_path) == 50 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    for name, text in (("max", "40960"), ("current", "30000"), ("stat", "anon 20000\nfile 10000\n")):
+        (group / f"memory.{name}").write_text(text)
+    assert free_memory(tmp_path) == 40960 - 30000 + 10000
+    (group / "memory.max").write_text("max")
+    assert free_memory(tmp_path) == 50 * 1024
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["registered", "ring", "memory"])
+def test_every_way_to_a_gpu_brings_the_same_bytes(store, mode):
+    out = torch.zeros(4, store.blocks.stride, dtype=torch.uint8, device="cuda")
+    stream = torch.cuda.Stream()
+    way = Transport(store, "cuda", force=mode)
+    assert way.mode == mode
+    stream.wait_stream(torch.cuda.current_stream())
+    way.copy(store.raw_layer(0)[:4], out, stream)
+    stream.synchronize()
+    assert torch.equal(out.cpu(), store.raw_layer(0)[:4])
+    way.close()
+    assert torch.ones(3, device="cuda").sum().item() == 3  # no error was left for whoever comes next
