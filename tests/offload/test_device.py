@@ -134,12 +134,12 @@ def test_what_the_cpu_began_for_a_call_that_raised_is_over_before_its_buffers_ar
         clean = engine(0, x, ids, weights)
         with inject(engine, "input", layer=0):
             engine(0, x, ids, weights)
-        lane, seen = engine._lanes.cpu, []
+        lane, seen = engine._lanes.cpu.lane, []
         with pytest.raises(NumericsError):
             engine(2, x, ids, weights)
         assert lane._busy is not None
-        take = engine._lanes.ids.take
-        monkeypatch.setattr(engine._lanes.ids, "take", lambda *of: seen.append(lane._busy) or take(*of))
+        take = engine._lanes.cpu.ids.take
+        monkeypatch.setattr(engine._lanes.cpu.ids, "take", lambda *of: seen.append(lane._busy) or take(*of))
         assert torch.equal(engine(0, x, ids, weights), clean) and seen == [None]
 
 

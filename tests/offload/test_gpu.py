@@ -103,7 +103,7 @@ def test_a_late_compute_stream_reads_and_hands_out_nothing_early(store_of):
         wanted = engine(0, *call)
     for lanes in LANES:
         with engine_of(store, lanes, budget="24MiB") as engine:
-            for transit in (engine._lanes.x, engine._lanes.made):
+            for transit in (engine._lanes.cpu.x, engine._lanes.cpu.made):
                 transit.take((4096,), torch.float32).fill_(float("nan"))
             for _ in range(3):
                 torch.cuda._sleep(LATE)

@@ -1,4 +1,4 @@
-"""The merge on a GPU: one launch, which also says whether a sum is not finite. And a token on its way to the CPU."""
+"""The merge on a GPU: one launch, which also says whether a sum is not finite. And tokens on their way to the CPU."""
 
 from __future__ import annotations
 
@@ -35,6 +35,28 @@ def fetch(x: Tensor, ids: Tensor, x_there: Tensor, ids_there: Tensor) -> None:
 def _fetching(hidden: int, k: int, dtype: torch.dtype, of_ids: torch.dtype, device: torch.device) -> tuple[Launch, int]:
     block = min(1024, triton.next_power_of_2(hidden))
     return Launch(_fetch_kernel, (hidden, k, block, triton.next_power_of_2(k)), _WARPS), -(-hidden // block)
+
+
+@triton.jit(do_not_specialize_on_alignment=["x_ptr", "tokens_ptr", "there_ptr"])
+def _gather_kernel(x_ptr, tokens_ptr, there_ptr, H, BLOCK: tl.constexpr):
+    """there[r] = x[tokens[r]]: programs are (r, a block of columns)"""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(tokens_ptr + row).to(tl.int64)
+    tl.store(there_ptr + row * H + column, tl.load(x_ptr + token * H + column, column < H), column < H)
+
+
+def gather(x: Tensor, tokens: Tensor, there: Tensor) -> None:
+    """there[r] = x[tokens[r]], of x [T, H]; tokens int32 [n] and `there` [n, H] are pinned memory of the host."""
+    launch, blocks = _gathering(x.shape[1], x.dtype, x.device)
+    if len(tokens):
+        launch((len(tokens), blocks, 1), x.device, x, tokens, there)
+
+
+@lru_cache(maxsize=64)
+def _gathering(hidden: int, dtype: torch.dtype, device: torch.device) -> tuple[Launch, int]:
+    block = min(1024, triton.next_power_of_2(hidden))
+    return Launch(_gather_kernel, (hidden, block), _WARPS), -(-hidden // block)
 
 
 _POINTERS = ["rows_ptr", "place_ptr", "w_ptr", "out_ptr", "dirty_ptr", "there_ptr"]

@@ -1,10 +1,11 @@
 """The lanes with a GPU: the CPU's kernel in a thread, copies on a stream, kernels of the device on the caller's stream.
 
-Order of a call: ids to the host, and the rows of x beside them if they are few (the one wait), CPU work, copies, device
-work, the CPU's rows, merge. Rows lie sorted by lane and expert, so that what a lane makes is one range of them; `place`
-says where a route's row is. Threads launch nothing on the GPU. What a kernel reads was written before it in its stream,
-or behind an event that it waits for. Between the wait and the last launch the device has little to do or nothing, so
-what is done there is done in few steps: lists go over in one copy, launches and views are kept.
+Order of a call: ids to the host, and x beside them if its tokens are few (the one wait), CPU work, copies, device work,
+the CPU's rows, merge. A prompt's x is on its way to the CPU while copies are begun, and is waited for, too. Rows lie
+sorted by lane and expert, so that what a lane makes is one range of them; `place` says where a route's row is. Threads
+launch nothing on the GPU. What a kernel reads was written before it in its stream, or behind an event that it waits
+for. Between the wait and the last launch the device has little to do or nothing, so what is done there is done in few
+steps: lists go over in one copy, launches and views are kept.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .beside import FETCHED, Beside
 from .budget import Spending
 from .call import Call, Outcome
 from .faults import Faults
 from .filling import Filling, Streaming, Wave
 from .kernel import loaded
-from .lane import Lane
 from .routes import Sorted, sort_routes
 from .slots import Ring, begin_reading, end_reading
 from .statistics import Counts
@@ -31,8 +32,6 @@ from .streams import DONE
 from .trace import Trace
 from .transit import Packets, Transit
 
-EARLY = 64  # tokens whose x comes to the CPU with their ids: 256 KiB of 2048 numbers, some 6 us
-FETCHED = 16  # routes of a token whose rows the merge may read where the CPU made them
 _MARKS = 256  # timings that wait to be read
 
 Look = Callable[[Call, Outcome, bool], None]
@@ -47,27 +46,19 @@ class DeviceLanes:
         self.threads, self.keep, self.faults, self.trace, self.tally = threads, keep, faults, trace, tally
         self.look, self.most_rows = look, max(1, spending.rows)
         self.transport: tuple[str, str] = machine.way
-        self.copies, self.cpu = machine.copies, Lane(store.options, threads)
         rows, on = self.most_rows, {"device": machine.device}
+        self.copies, self.cpu = machine.copies, Beside(store, machine, rows, threads)
         with torch.inference_mode(False):
             self.rows = torch.empty(rows, store.hidden_size, **on)
             self.h = torch.empty(rows * store.intermediate_size, **on)
             self.lists = torch.empty(3 * rows, dtype=torch.int32, **on)  # filled anew behind its readers, in a stream
             self.tiles = torch.empty(3 * (rows // 4 + 1024), dtype=torch.int32, **on)
             self.dirty = machine.host(4).view(torch.int32)
-            self._routes = torch.empty(1, rows, dtype=torch.int64)
-            self._flags = torch.empty(rows, dtype=torch.uint8)
-        self._routes_there = self._routes.numpy()
-        self._views: dict[int, tuple[Tensor, Tensor]] = {}
         self.h_narrow = self.h.view(torch.bfloat16)
         self._dirty = self.dirty.numpy()  # the same word, without torch's cost of an operation
         self._dirty[0] = 0
-        self.ids, self.x, self.made = (Transit(machine.host) for _ in range(3))
-        self.gathered, self.wide = (Transit(_ordinary) for _ in range(2))
         self.heads, self.small = Packets(machine.host, machine.device, 2), Packets(machine.host, machine.device)
         self.large = Transit(machine.host, 8)
-        self._early: tuple[Tensor, Tensor] | None = None
-        self._begun: Tensor | None = None  # rows that the CPU makes already, of the call that is under way
         self._last: Any = None  # the compute stream of the last call, and where that call ended in it
         self._end: Any = DONE
         self._now: Any = None  # the compute stream of this call
@@ -82,35 +73,20 @@ class DeviceLanes:
 
         They are valid until the second call after this one.
         """
-        self.cpu.abandon()  # of a call that the guard ended after the CPU had begun: it reads what is filled anew here
-        stream = self._stream()
-        host = self.ids.take(index.shape, index.dtype)
-        self._early = self._begun = None
-        if alone or x.shape[0] > EARLY:
-            self.machine.move(index, host, stream)
-        else:
-            self._early = x, self.x.take(x.shape, x.dtype)
-            if x.shape[0] == 1 and host.numel() and x.is_contiguous() and index.is_contiguous():
-                loaded("offload._triton").fetch(x, index, self._early[1], host)
-            else:
-                self.machine.move(index, host, stream)
-                self.machine.move(x, self._early[1], stream)
-        self.machine.wait(stream)
-        return host
+        return self.cpu.to_host(index, x, alone, self._stream())
 
     def run(self, call: Call) -> Outcome:
         stream, given = self._now, call.assignment
-        made = self._begun
-        if made is not None:
-            call.tally.bytes_d2h += call.x.nbytes
         where = sort_routes(call.ids, call.counts, given.cpu)
         outcome = Outcome(self.rows, None, call.given, where.place)
-        if given.cpu and made is None:
-            made = self._begin_cpu(call, where, stream)  # before the copies, which its lists would stand behind
+        made, arriving = self._begin_cpu(call, where)
         begin = self.machine.mark(stream)
         self._done = None
         waves = self._waves(call)
         wave = next(waves, None)  # its copies are on their way
+        if arriving is not None:
+            self.machine.wait(stream)
+            made = self.cpu.begin(call, where, arriving)
         place, tokens, tiles = self._lists(call, where, wave, stream)
         while wave is not None:
             self._device(call, outcome, where, tokens, wave, tiles, stream)
@@ -120,7 +96,7 @@ class DeviceLanes:
         self._mark(call.tally, "device", begin, before, layer=call.layer, tokens=call.tokens)
         end = self.machine.unset()
         self.heads.give_back(end)
-        self.made.give_back(end)
+        self.cpu.made.give_back(end)
         worked: tuple[float, float] | None = None
         try:
             if made is not None:
@@ -170,6 +146,16 @@ class DeviceLanes:
         del self.rows, self.h, self.h_narrow, self.lists, self.tiles, self.heads, self.small
 
     # -- lanes --------------------------------------------------------------------------------------------------------
+
+    def _begin_cpu(self, call: Call, where: Sorted) -> tuple[Tensor | None, Tensor | None]:
+        """The rows that the CPU makes already, or its x, which is on its way; neither if it has no experts."""
+        if self.cpu.begun is not None:
+            call.tally.bytes_d2h += call.x.nbytes
+            return self.cpu.begun, None
+        if not call.assignment.cpu:
+            return None, None
+        x, arriving = self.cpu.bring(call, where)
+        return (None, x) if arriving else (self.cpu.begin(call, where, x), None)
 
     def _stream(self) -> Any:
         """The caller's stream, behind the last call: its buffers are ours, and that may have been another stream."""
@@ -225,72 +211,6 @@ class DeviceLanes:
             self.machine.move(host, tiles, stream)
             self.large.give_back(stream.record())
         return config, tiles.view(3, -1)
-
-    def _here(self, call: Call) -> bool:
-        """Whether the call's x came over with its ids; not if it is a part of it, or something else was put there."""
-        return self._early is not None and self._early[0] is call.given
-
-    def _begin_cpu(self, call: Call, where: Sorted, stream: Any) -> Tensor:
-        """The rows that the CPU's lane is making."""
-        n, k = where.leading, call.ids.shape[1]
-        order = np.asarray(where.order[:n])
-        if self._here(call) and self._early is not None:
-            call.tally.bytes_d2h += self._early[1].nbytes
-            x = _gathered(self._early[1], order // k, self.gathered)
-        else:
-            x = self._brought(call, order // k, stream)
-            call.tally.bytes_d2h += x.nbytes
-        if x.dtype == torch.float16:
-            wide = self.wide.take(tuple(x.shape), torch.float32)
-            wide.numpy()[:] = x.numpy()
-            x = wide
-        made = self.made.take((n, self.store.hidden_size), torch.float32)
-        ids, flags = self._of_size(n)
-        self._routes_there[0, :n] = call.ids.numpy().reshape(-1)[order]
-        self.cpu.begin(x, ids.view(n, 1), self.store.experts(call.layer), made, flags)
-        return made
-
-    def _brought(self, call: Call, tokens: np.ndarray, stream: Any) -> Tensor:
-        """x of these tokens, on the CPU: put in order on the device, where the rows will be, and copied."""
-        host = self.large.take((len(tokens),), torch.int32)
-        host.numpy()[:] = tokens
-        index = self.lists[: len(tokens)]
-        self.machine.move(host, index, stream)
-        self.large.give_back(stream.record())
-        there = self.rows.view(-1).view(call.x.dtype)[: len(tokens) * call.x.shape[1]].view(len(tokens), -1)
-        torch.index_select(call.x, 0, index, out=there)
-        x = self.x.take(tuple(there.shape), call.x.dtype)
-        self.machine.move(there, x, stream)
-        self.machine.wait(stream)
-        return x
-
-    def begin_early(self, layer: int, x: Tensor, experts: Sequence[int], counts: Sequence[int]) -> None:
-        """Begins the CPU's part of a call of one token, whose rows are in the order of the experts
-
-        x as it was given to `to_host`; nothing is done if it did not come over with the ids.
-        """
-        if self._early is None or self._early[0] is not x:
-            return
-        there = self._early[1]
-        if there.dtype == torch.float16:
-            there = there.float()
-        wanted = sorted(experts)
-        if sum([counts[e] for e in wanted]) != len(wanted):
-            wanted = [e for e in wanted for _ in range(counts[e])]
-        made = self.made.take((len(wanted), self.store.hidden_size), torch.float32)
-        ids, flags = self._of_size(len(wanted))
-        self._routes_there[0, : len(wanted)] = wanted
-        self.cpu.begin(there, ids, self.store.experts(layer), made, flags)
-        self._begun = made
-
-    def _of_size(self, n: int) -> tuple[Tensor, Tensor]:
-        """ids [1, n] and flags [n] for the CPU's lane; of few routes the views are kept."""
-        found = self._views.get(n)
-        if found is None:
-            found = self._routes[:, :n], self._flags[:n]
-            if n <= 64:
-                self._views[n] = found
-        return found
 
     def _ended(self, call: Call, made: Tensor, stream: Any) -> tuple[float, float]:
         """Waits for the CPU's lane: when it began and ended. Its rows are on their way then, or the merge fetches them
@@ -379,15 +299,3 @@ class DeviceLanes:
     def _mark(self, tally: Counts, lane: str, begin: Any, end: Any, **args: Any) -> None:
         """A time that is read later, when nobody has to wait for it."""
         self._marks.append((tally, lane, begin, end, args if self.trace.on else None))
-
-
-def _ordinary(nbytes: int) -> Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8)
-
-
-def _gathered(x: Tensor, tokens: np.ndarray, into: Transit) -> Tensor:
-    """x[tokens] on the CPU, in this thread: torch's own threads would stay awake and take the cores from the lane's."""
-    found = into.take((len(tokens), x.shape[1]), x.dtype)
-    bits = {2: torch.int16, 4: torch.int32}[x.dtype.itemsize]
-    np.take(x.view(bits).numpy(), tokens, axis=0, out=found.view(bits).numpy(), mode="clip")
-    return found

@@ -195,7 +195,7 @@ class Engine:
         if x.shape[0] == 1 and ids.shape[1] <= lanes.most_rows:
             found = self._assign(counts, 1, self._caches[layer], self.settings, self.spending, self._costs)
             if found.cpu and not self._faults.on:
-                lanes.begin_early(layer, x, found.cpu, counts)
+                lanes.cpu.begin_early(layer, x, found.cpu, counts)
         lanes.look_back()
         return found
 
