@@ -180,10 +180,13 @@ def replay(
         str | None, typer.Argument(metavar="TARGET", help="package.module:target. Default: the operator that it names.")
     ] = None,
     device: Device = None,
+    budget: Annotated[
+        float, typer.Option(help="Seconds for the first run of the kernel, a third for any other.", min=0.1)
+    ] = 60.0,
     html: Html = None,
     json: Json = None,
 ) -> None:
-    """Run a bundle's inputs once more, and say whether they fail as they did.
+    """Run a bundle's inputs once more, and say whether they fail as they did. A run that does not end is ended.
 
     Exit status: 0 nothing is wrong here, 1 something is, 2 the command cannot be carried out.
     """
@@ -193,7 +196,7 @@ def replay(
         "replay",
         target or "",
         device=device,
-        budget=None,
+        budget=budget,
         bundle=str(bundle),
         html=None if html is None else str(html),
         json=json is not None,

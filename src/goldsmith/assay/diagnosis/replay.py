@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import hooks
 from ..case import Case, Make
 from ..check import check
 from ..results import Note, Report
@@ -27,7 +28,8 @@ def replay(path: str | os.PathLike, target: Target) -> Report:
     "differs"         it fails here too, but otherwise (or passes too, with other bits)
     "not reproduced"  the verdict is another one
 
-    Versions that differ stand side by side. Raises ValueError for a bundle that cannot be read, or does not fit.
+    Versions that differ stand side by side. An interrupt goes on as KeyboardInterrupt, whose `.report` has what was
+    found. Raises ValueError for a bundle that cannot be read, or does not fit.
     """
     bundle = load_bundle(path)
     if not isinstance(target, Target):
@@ -46,7 +48,12 @@ def replay(path: str | os.PathLike, target: Target) -> Report:
     torch.set_num_threads(meta["threads"])
     try:
         report = check(target, case, dtype=dtype, device=device, seed=meta["seed"], raises=False)
-        run = execute(material, replace(How(), layouts=meta["layouts"]))
+        try:
+            with hooks.running(meta["case"], "replay", "as it was kept", meta["seed"], report.findings):
+                run = execute(material, replace(How(), layouts=meta["layouts"]))
+        except KeyboardInterrupt as error:
+            error.report = report  # type: ignore[attr-defined]
+            raise
     finally:
         torch.set_num_threads(threads)
         torch.random.set_rng_state(state)

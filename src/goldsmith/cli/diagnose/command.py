@@ -137,7 +137,7 @@ def _never_ended(
     from ...assay.diagnosis import Diagnosis
     from ...assay.results import UNJUDGED, Report
 
-    report = Report(request.name, UNJUDGED, cases=[run["case"]], seconds=seconds)
+    report = Report(request.name or "the target", UNJUDGED, cases=[run["case"]], seconds=seconds)
     diagnosis = unending.into(Diagnosis(UNJUDGED, report, seconds=seconds), run, where)
     before = Report.from_json({**report.to_json(), "findings": found}).findings
     report.findings += before
@@ -167,19 +167,20 @@ class _Watcher:
     def __init__(self, err: Any, request: Request) -> None:
         self.last: dict[str, Any] = {}
         self.found: list[dict[str, Any]] = []  # in the first case in which something was found
-        self.patience = unending.Patience(request.budget if request.do == "diagnose" else None)
+        self.patience = unending.Patience(request.budget)
+        whole = request.budget if request.do == "diagnose" else None
         self.progress = Progress(
             TextColumn("{task.description}", style="dim"),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[runs]}"),
             TimeElapsedColumn(),
-            TextColumn(f"of at most {duration(request.budget)}" if request.budget else ""),
+            TextColumn(f"of at most {duration(whole)}" if whole else ""),
             console=err,
             transient=True,
             disable=not err.is_terminal,
         )
         self.began = time.monotonic()
-        self.task = self.progress.add_task("starting".ljust(34), total=request.budget, runs="")
+        self.task = self.progress.add_task("starting".ljust(34), total=whole, runs="")
 
     def __enter__(self) -> _Watcher:
         self.progress.start()

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...assay.diagnosis import Diagnosis
+    from ...assay.results import Report
 
 LEAST, FIRST, SHARE, TIMES = 5.0, 1 / 2, 1 / 3, 4.0
 ID = "no_end"
+NOT_FINISHED = "not finished"  # what a replay answers then
 MEND = (
     "look for a loop or a barrier that waits for what never comes: run that case alone (--case) and see where it "
     "stands with py-spy, gdb or compute-sanitizer; where it is only slow, give a larger --budget"
@@ -64,6 +66,21 @@ def said(run: dict[str, Any], where: str) -> str:
         f"run {run['run']!r} of probe {run['probe']} did not end within {run['seconds']:.2g} s "
         f"(case {run['case']}, seed {run['seed']}){place}"
     )
+
+
+def replayed(error: BaseException, before: str, run: dict[str, Any], where: str) -> Report:
+    """The report of a replay that such a run has ended: what was found until then stands in it."""
+    from ...assay.results import CERTAIN, FAIL, NOT_RUN, Finding, Note
+
+    report = error.report  # type: ignore[attr-defined]
+    sentence = said(run, where)
+    report.findings.append(Finding(CERTAIN, "process", "", None, None, None, sentence, run["case"]))
+    report.notes = [n for n in report.notes if n.id != NOT_RUN or n.case != run["case"]]
+    story = f"{NOT_FINISHED}: the verdict was {before}; here {sentence}"
+    report.notes.insert(0, Note("replay", "", story, run["case"]))
+    report.partial, report.verdict = "a run did not end", FAIL
+    report.environment["replay"] = {"answer": NOT_FINISHED, "versions": {}, "bits": []}
+    return report
 
 
 def into(found: Diagnosis, run: dict[str, Any], where: str) -> Diagnosis:

@@ -35,8 +35,7 @@ def diagnose(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
         case = request["case"] if bundle is None else _case_of(bundle)
         dtype = subject.dtype if bundle is None else getattr(torch, bundle.meta["dtype"], None)
         seed = request["seed"] if bundle is None else bundle.meta["seed"]
-        with interpreter.watching():
-            pass  # Triton is imported here: its seconds are none of the first run
+        _import_triton()
         with _telling(tell) as ended, _threads(bundle):
             found = assay.diagnose(
                 subject.target, case, dtype=dtype, device=subject.device, seed=seed, budget_s=request["budget"],
@@ -67,8 +66,12 @@ def replay(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
     try:
         bundle = _bundle(request["bundle"])
         subject = _Subject(request if request["name"] else {**request, **_of_ours(bundle)})
-        with _telling(tell):
-            report = assay.replay(request["bundle"], subject.target)
+        _import_triton()
+        with _telling(tell) as ended:
+            try:
+                report = assay.replay(request["bundle"], subject.target)
+            except hooks.TakesTooLong as error:
+                report = unending.replayed(error, bundle.meta["verdict"], *ended[0])
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
     if request["html"]:
@@ -84,6 +87,12 @@ def replay(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
         "pages": [request["html"]] if request["html"] else [],
         "json": report.to_json() if request["json"] else None,
     }
+
+
+def _import_triton() -> None:
+    """Its seconds are none of the first run."""
+    with interpreter.watching():
+        pass
 
 
 class _Subject:
