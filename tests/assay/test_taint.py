@@ -1,13 +1,15 @@
 """Dependence: which slices reach what, in a few runs where many slices share one, and alone where they cannot."""
 
+import ast
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from assay.kernels import autograd, plain_sum, probes_of, rows, sum_gradients, target, texts, weighted_sum
 from goldsmith import assay
-from goldsmith.assay.probes import taint_screen
+from goldsmith.assay.probes import taint, taint_screen
 
 BESIDE = 2  # runs with large numbers beside the inputs, which are about no slice
 
@@ -265,3 +267,17 @@ def test_where_numbers_go_there_as_well_it_is_a_wrong_mask(seed, monkeypatch):
     monkeypatch.setattr("goldsmith.assay.probes.values.judge", lambda *a, **k: set())  # which sees it at once
     report = assay.check(padded_attention(False), seed=seed, device="cpu", probes="taint", raises=False)
     assert any("reaches k.grad" in said and "a wrong mask" in said for said in texts(report, "taint"))
+
+
+def test_probes_import_one_another_where_they_begin():
+    """Of what two of them need there is a third: no import hides in a function because two modules need each other."""
+    folder = Path(taint.__file__).parent
+    hidden = [
+        f"{path.name}:{node.lineno}"
+        for path in folder.glob("*.py")
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not hidden

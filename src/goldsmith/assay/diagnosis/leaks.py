@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from ..probes import scaling, taint
+from ..probes import scaling
+from ..probes import slices as parts
 from ..reference import GoldenError
 from ..session import Session
 from .isolate import named, order
@@ -20,11 +21,11 @@ def leaking(session: Session) -> str:
 
     The NaN is planted where a finding of `taint` says that it leaks from, else into the first slices of the inputs.
     """
-    probes = (taint.NAME, scaling.NAME)
+    probes = (parts.NAME, scaling.NAME)
     said = [f.text for f in session.findings if f.probe in probes and any(words in f.text for words in _LEAKS)]
     if not said:
         return ""
-    slices = [s for s in taint.slices(session) if not s.random]
+    slices = [s for s in parts.slices(session) if not s.random]
     slices = [s for s in slices if any(f" {s.text} " in text for text in said)] or slices
     planted = [s.filled(session, math.nan) for s in slices[:_MOST]]
     found: dict[str, int] = {}

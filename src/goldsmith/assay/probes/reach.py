@@ -22,6 +22,7 @@ from ..kinks import binary
 from ..reference import References
 from ..run import Material
 from ..session import Session
+from .slices import ran, results
 
 # of the large numbers: of both signs, since a comparison lets one pass; small ones, since a softmax that one of the
 # large saturates shows a small one, and large ones hide behind their own rounding what small ones do not
@@ -33,8 +34,6 @@ def seen(
     session: Session, places: Mapping[str, Tensor], changed: Callable[[float], Material], label: str
 ) -> dict[str, Tensor]:
     """Of each result's `places` those that some number reaches: changed(times) gives inputs with such numbers."""
-    from .taint import ran, results  # it builds on this module
-
     found = {n: torch.zeros_like(mask) for n, mask in places.items()}
     for times in TIMES:
         made = ran(session, changed(times), f"{label}, {times:g}")

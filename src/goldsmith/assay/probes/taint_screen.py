@@ -23,7 +23,7 @@ from ..kinks import binary
 from ..reference import References
 from ..run import Material, Run
 from ..session import Session
-from .taint import Slice, nan_masks, ran, results, spread
+from .slices import Slice, nan_masks, ran, results, spread
 
 Footprint = dict[str, Tensor]
 

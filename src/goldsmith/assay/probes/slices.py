@@ -1,0 +1,107 @@
+"""A slice of an input, changed; and what the candidate and the golden make of inputs that were changed so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..axes import axis_names
+from ..kinks import binary
+from ..reference import References
+from ..run import Material, Run
+from ..session import Session
+from .scaling import far, taken
+
+NAME = "taint"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One index of one axis of one input; `random` ones are tried with a finite number, the others with NaN.
+
+    Those of an input that holds zeros and ones alone are tried with ones and zeros.
+    """
+
+    name: str
+    axis: int
+    index: int
+    text: str
+    random: bool
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """This slice of a tensor, as a view."""
+        return tensor.select(self.axis, self.index) if tensor.dim() else tensor
+
+    def filled(
+        self, session: Session, value: float | None, material: Material | None = None, times: float = 1.0
+    ) -> Material:
+        """`material` (default: the case's) with this slice at `value`, or at `times` large numbers of random sign."""
+        material = material or session.material
+        copy = material.inputs[self.name].clone(memory_format=torch.contiguous_format)
+        part = self.of(copy)
+        if binary(copy):
+            part.copy_(1 - part)
+        elif value is None:
+            generator = torch.Generator().manual_seed(session.seed + self.axis)
+            part.copy_(times * spread(part, generator) * far(session.material.inputs[self.name]))
+        else:
+            part.fill_(value)
+        return material.with_inputs({self.name: copy})
+
+
+def spread(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Numbers of random sign between 1/2 and 1: of one and the same number a maximum would make ties."""
+    signs = torch.randint(0, 2, like.shape, generator=generator) * 2 - 1
+    return (signs * (0.5 + 0.5 * torch.rand(like.shape, generator=generator, dtype=torch.float64))).to(like.device)
+
+
+def slices(session: Session) -> list[Slice]:
+    """The slices to try; those that cover the same elements as another of their kind are left out."""
+    generator = torch.Generator().manual_seed(session.seed + 11)
+    out: list[Slice] = []
+    for name, tensor in session.material.inputs.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        names = axis_names(tensor.shape, session.case.sizes)
+        whole = False  # an axis of length 1: its only slice is the whole tensor, whichever axis it is
+        for axis in range(max(tensor.dim(), 1)):
+            length = tensor.shape[axis] if tensor.dim() else 1
+            middle = int(torch.randint(0, length, (1,), generator=generator))
+            if length == 1 and whole:
+                continue
+            whole |= length == 1
+            label = f"axis {names[axis]}" if tensor.dim() else "the scalar"
+            wanted = [(i, False) for i in sorted({0, length - 1})] + [(middle, True)]
+            if binary(tensor):
+                wanted = [(i, True) for i in sorted({0, middle, length - 1})]
+            out += [Slice(name, axis, i, f"{name}[{label} = {i}]", random) for i, random in wanted]
+    return out
+
+
+def results(session: Session, done: Run) -> dict[str, Tensor]:
+    """What a run returned and can be compared."""
+    skip = session.bad | set(session.target.decisions)
+    return {n: t for n, _, t in done.results() if t is not None and n not in skip and t.is_floating_point()}
+
+
+def ran(session: Session, material: Material, label: str) -> tuple[Run, References] | None:
+    done = session.execute(NAME, label, material=material, look=False)
+    if done.error is not None:  # a candidate may refuse what is not a number, or what is out of range
+        return None
+    return done, session.references(material, done, taken(session, done))
+
+
+def nan_masks(session: Session, done: Run, references: References) -> list[tuple[str, Tensor, Tensor]]:
+    """(tensor, silent, leaking): where the golden alone is NaN, and where the candidate alone is."""
+    suspects = []
+    for name, tensor in results(session, done).items():
+        expected = references.values.get(name)
+        if expected is None or expected.shape != tensor.shape:
+            continue
+        silent = torch.isnan(expected) & ~torch.isnan(tensor)
+        leaking = torch.isnan(tensor) & ~torch.isnan(expected)
+        if bool(silent.any()) or bool(leaking.any()):
+            suspects.append((name, silent, leaking))
+    return suspects
