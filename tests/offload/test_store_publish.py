@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+import stat
 import threading
 import time
 from collections import namedtuple
@@ -216,6 +217,7 @@ def test_a_disk_that_becomes_full_leaves_nothing(tmp_path):
     "number, said",
     [
         (errno.ENOSPC, "the disk became full; nothing is left behind"),
+        (errno.EDQUOT, "the disk became full; nothing is left behind"),
         (errno.EFBIG, "no file that large can be written there; nothing is left behind"),
     ],
 )
@@ -258,3 +260,83 @@ def test_progress_counts_bytes_up_to_all(tmp_path):
     said.clear()
     ExpertStore.build(iter(source().items()), tmp_path / "t", progress=lambda *what: said.append(what))
     assert {total for _, total, _ in said} == {None}  # how many layers will come is not known
+
+
+# -- the file system in the way
+
+
+def test_the_rename_comes_after_the_bytes_and_the_folder_after_the_rename(tmp_path, monkeypatch):
+    """What survives a power cut: bytes, then the name, then the folder that has it."""
+    order = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(number):
+        order.append(("folder" if stat.S_ISDIR(os.fstat(number).st_mode) else "file", os.fstat(number).st_size))
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda *of: (order.append(("rename", 0)), replace(*of)))
+    with ExpertStore.build(source(), tmp_path / "s") as store:
+        assert [what for what, _ in order] == ["file", "rename", "folder"]
+        assert order[0][1] == store.nbytes  # all of it was there
+
+
+def test_names_that_are_taken_are_left_alone(tmp_path, monkeypatch):
+    """Another path's leftovers are for whoever writes that path; a name that is there is nobody else's."""
+    other = tmp_path / f".other.{'0' * 16}.building"
+    other.write_bytes(b"half")
+    taken = tmp_path / f".s.{'1' * 16}.building"
+    with publish.published(tmp_path / "s") as first:
+        name = next(path for path in tmp_path.iterdir() if path.name.startswith(".s."))
+        assert publish.remove_leftovers(tmp_path / "s") == []
+        monkeypatch.setattr(publish.secrets, "token_hex", lambda _: name.name.split(".")[2])
+        with pytest.raises(FileExistsError):
+            publish._create(tmp_path / "s")
+        first.write(b"mine")
+    assert (tmp_path / "s").read_bytes() == b"mine" and other.exists() and not taken.exists()
+
+
+@linux
+def test_a_file_that_was_taken_for_a_leftover_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
+    lock, removed = publish._lock, []
+
+    def late(file, *, wait):
+        if wait and not removed:
+            removed.append(next(path for path in tmp_path.iterdir() if path.suffix == ".building"))
+            removed[0].unlink()  # somebody's remove_leftovers came between
+        return lock(file, wait=wait)
+
+    monkeypatch.setattr(publish, "_lock", late)
+    with ExpertStore.build(source(), tmp_path / "s") as store:
+        store.verify()
+    assert removed and list(tmp_path.iterdir()) == [tmp_path / "s"]
+
+
+@linux
+def test_a_file_system_without_locks_will_do_and_another_error_will_not(tmp_path, monkeypatch):
+    dead = tmp_path / f".s.{'0' * 16}.building"
+    dead.write_bytes(b"half")
+
+    def refused(number):
+        def flock(*_):
+            raise OSError(number, os.strerror(number))
+
+        return flock
+
+    monkeypatch.setattr(publish.fcntl, "flock", refused(errno.ENOLCK))
+    ExpertStore.build(source(), tmp_path / "s").close()
+    assert dead.exists()  # whether somebody writes it cannot be told
+    monkeypatch.setattr(publish.fcntl, "flock", refused(errno.EIO))
+    with pytest.raises(OSError, match=r"no file can be made there \(Input/output error\)"):
+        ExpertStore.build(source(), tmp_path / "t")
+    assert sorted(tmp_path.iterdir()) == [dead, tmp_path / "s"]
+
+
+def test_a_folder_that_takes_no_file_is_named_by_the_path_that_was_given(tmp_path, monkeypatch):
+    def refused(name, *_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(name))
+
+    monkeypatch.setattr(publish.os, "open", refused)
+    with pytest.raises(PermissionError, match=r"no file can be made there \(Permission denied\); choose") as told:
+        ExpertStore.build(source(), tmp_path / "s")
+    assert told.value.filename == str(tmp_path / "s")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import ShapeError, check_choice
-from ..experts.formats import FORMATS
+from ..experts.formats import FORMATS, SCALE_NAMES
 from ..experts.inputs import check_flag
 from ..experts.layout import Layout
 from ..experts.memory import frozen
@@ -124,7 +124,10 @@ class Recipe:
         if isinstance(expert, Coded):
             dense = replace(expert.layout, num_experts=1, cuts=layout.cuts, block_bytes=layout.block_bytes)
             if self.dtype is not None or dense != layout:
-                raise ValueError(f"{where}: has {expert.layout.text}, but the first layer {layout.text}")
+                first = f"codes of {_said(layout)}" if self.dtype is None else "plain weights"
+                raise ValueError(
+                    f"{where}: has codes of {_said(expert.layout)}, but the first layer {first}; a store has one format"
+                )
         else:
             self._take(expert, where, e)
         return blocks
@@ -282,6 +285,13 @@ def _amount(number: int) -> str:
         if number >= unit:
             return f"{number / unit:.1f} {name}"
     return f"{number} bytes"
+
+
+def _said(layout: Layout) -> str:
+    groups = f" in groups of {layout.group_size}" if layout.group_size else ""
+    return f"{layout.format}{groups}" + (
+        f" with scales in {SCALE_NAMES[layout.scale_dtype]}" if layout.scale_dtype else ""
+    )
 
 
 def _sizes(expert: Floats | Coded) -> tuple[int, int]:

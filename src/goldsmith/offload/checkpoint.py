@@ -23,7 +23,7 @@ _OP = "ExpertStore.build"
 _PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 _ONE = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?experts\.(\d+)\.(\w+)\.weight")
 _ALL = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?experts\.(gate_up_proj|down_proj)(_bias)?")
-_ANY = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?(?<!shared_)experts\.(.+)")
+_ANY = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?experts\.(.+)")
 
 
 class Checkpoint(Mapping[int, dict[str, Any]]):

@@ -56,8 +56,15 @@ def _create(path: Path) -> tuple[IO[bytes], Path]:
     while True:
         name = path.parent / f".{path.name}.{secrets.token_hex(8)}{BUILDING}"
         file = open(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b")
-        if not _lock(file, wait=True) or _is(file, name):
-            return file, name
+        try:
+            if not _lock(file, wait=True) or _is(file, name):
+                return file, name
+        except BaseException as error:
+            file.close()
+            name.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise OSError(error.errno, error.strerror, os.fspath(name)) from error
+            raise
         file.close()  # somebody took it for a leftover before it was locked, and removed it
 
 
