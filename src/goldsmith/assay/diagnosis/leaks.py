@@ -34,7 +34,7 @@ def leaking(session: Session) -> str:
         if done.error is not None:
             continue
         try:
-            golden = session.references(material, done, scaling.taken(session, done))
+            golden = session.references(material, done, parts.taken(session, done))
             values = golden.values  # known before the order is: it is that in which they were made
         except GoldenError:
             continue

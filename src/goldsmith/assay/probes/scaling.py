@@ -20,9 +20,10 @@ from ..memory import distinct
 from ..reference import References
 from ..results import CERTAIN
 from ..run import How, Material, Run
-from ..session import Session, decided
+from ..session import Session
 from . import decisions, reach, scaling_exact, values
 from .layouts import REFUSALS
+from .slices import far, taken
 
 NAME = "scaling"
 OFFSET = 128.0
@@ -341,14 +342,3 @@ def _planted(session: Session, places: dict[str, int], value: float | None, time
         copy.view(-1)[place] = times * far(copy) if value is None else value
         changed[name] = copy
     return session.material.with_inputs(changed)
-
-
-def far(t: Tensor) -> float:
-    """A finite number far outside the values of `t`, and within its dtype."""
-    return min(float(t.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
-
-
-def taken(session: Session, done: Run) -> dict[str, Tensor]:
-    """The candidate's own decisions, legal or not: only what rests on them is compared."""
-    made = {n: decided(done, n) for n in session.target.decisions}
-    return {n: t for n, t in made.items() if t is not None}

@@ -11,8 +11,7 @@ from ..axes import axis_names
 from ..kinks import binary
 from ..reference import References
 from ..run import Material, Run
-from ..session import Session
-from .scaling import far, taken
+from ..session import Session, decided
 
 NAME = "taint"
 
@@ -105,3 +104,14 @@ def nan_masks(session: Session, done: Run, references: References) -> list[tuple
         if bool(silent.any()) or bool(leaking.any()):
             suspects.append((name, silent, leaking))
     return suspects
+
+
+def far(t: Tensor) -> float:
+    """A finite number far outside the values of `t`, and within its dtype."""
+    return min(float(t.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
+
+
+def taken(session: Session, done: Run) -> dict[str, Tensor]:
+    """The candidate's own decisions, legal or not: only what rests on them is compared."""
+    made = {n: decided(done, n) for n in session.target.decisions}
+    return {n: t for n, t in made.items() if t is not None}
