@@ -13,6 +13,7 @@ from goldsmith.offload.cache import Cache
 from goldsmith.offload.call import Assignment, Call
 from goldsmith.offload.engine import Engine
 from goldsmith.offload.filling import Filling
+from goldsmith.offload.plan import quickest
 from goldsmith.offload.settings import settings
 from goldsmith.offload.slots import Ring, Slot
 from goldsmith.offload.statistics import Counts
@@ -49,6 +50,34 @@ def test_lfu_keeps_what_is_used_often_and_forgets_with_time():
     assert filled("lfu", [*often, [3]]).resident() == {0, 1, 2}  # once is less than twice
     assert 0 not in filled("lfu", [*often, *([[3], [4], [1], [2]] * 8)]).resident()
     assert 0 not in filled("lfu", [*([[0]] * 20), *([[3], [4], [1], [2]] * 8)]).resident()  # 20 of old, 8 of late
+
+
+def test_of_experts_that_were_used_alike_the_lower_id_leaves_and_a_newcomer_pushes_none_of_them_out():
+    assert filled("lru", [[0, 1, 2], [3]]).resident() == {1, 2, 3}
+    assert filled("lfu", [[0, 1, 2], [0, 1, 2], [3], [3], [3]]).resident() == {1, 2, 3}
+    cache = filled("lfu", [[0, 1, 2]])
+    cache.used({3: 1})
+    assert cache.admit(3, {3}) is not None  # 1 is more than 0.9
+    alike = filled("lfu", [[0]], count=1)
+    alike.used({1: 1})
+    alike._used[0] = alike._used[1]
+    assert alike.admit(1, {1}) is None and alike.resident() == {0}
+
+
+def test_a_slot_that_is_given_up_says_that_it_holds_nothing_and_is_counted():
+    cache = filled("lru", [[0], [1], [2]])
+    before = {e: cache.slot(e) for e in (0, 1, 2)}
+    for e, slot in before.items():
+        slot.owner = (0, e)
+    cache.used({3: 1})
+    assert cache.admit(3, {3}) is before[0] and before[0].owner is None  # the guard takes no old bytes for an expert's
+    cache.forget(1)
+    assert before[1].owner is None and 1 not in cache and cache.holds == 2 and cache.evictions == 1
+    assert cache.admit(4, {4}) is before[1] and cache.evictions == 1  # it was free
+    cache.clear()
+    assert cache.holds == 0 and len(cache.slots()) == 3 and not any(slot.owner for slot in cache.slots())
+    cache.close()
+    assert cache.slots() == [] and 2 not in cache
 
 
 def test_static_holds_what_it_was_told_and_nothing_else():
@@ -136,6 +165,27 @@ def test_a_profile_makes_a_static_cache(store, tmp_path):
             assert all(engine._caches[layer].resident() <= chosen for layer, chosen in wanted.items())
 
 
+def test_a_profile_counts_calls_and_not_tokens(store):
+    x, weights = torch.randn(5, store.hidden_size).bfloat16(), torch.rand(5, 2)
+    with Engine(store, device="cpu") as engine:
+        for _ in range(3):
+            engine(1, x, torch.tensor([[4, 4], [4, 7], [4, 4], [4, 4], [-1, 4]]), weights)
+        counts = engine.profile()["counts"]
+    assert counts["1"] == [0, 0, 0, 0, 3, 0, 0, 3, 0, 0, 0, 0] and sum(counts["0"]) == 0
+
+
+def test_evictions_are_those_of_the_calls_that_are_counted(store):
+    block = store.expert_nbytes(0)
+    with Engine(store, device="cpu", gpu_budget=7 * block, lanes="cached") as engine:
+        slots = engine.spending.cache[0]
+        call = next(zipf(store, 1, T=6, k=12))
+        engine(0, *call)
+        assert engine.stats().evictions == 12 - slots
+        engine.reset_stats()
+        engine(0, *call)
+        assert engine.stats().layers[0].evictions == engine.stats().evictions == 12 - slots
+
+
 # -- what is assigned
 
 
@@ -147,6 +197,35 @@ def assigned(store, counts, tokens, prefill="auto", held=(), **changes):
     for e in held:
         cache.admit(e, ())
     return assign(counts, tokens, cache, asked, spending, stores.costs(store, **changes))
+
+
+def test_a_call_of_few_tokens_goes_as_the_plan_says(store):
+    """Which is looked up by the numbers of tokens alone, in another order than the experts'."""
+    make = torch.Generator().manual_seed(0)
+    for round in range(200):
+        counts = (torch.randint(0, 4, (12,), generator=make) * torch.randint(0, 2, (12,), generator=make)).tolist()
+        held = torch.randperm(12, generator=make)[: round % 5].tolist()
+        changes = dict(cpu_bytes_per_s=10 ** (8.5 + round % 3 / 2), cpu_flops=1e8, device_latency=1e-6 * (round % 2))
+        found = assigned(store, counts, 5, held=held, **changes)
+        wanted = quickest(counts, held, stores.costs(store, **changes))
+        assert (found.cached, found.copied, found.cpu) == (wanted.cached, wanted.copied, wanted.cpu)
+        assert found.predicted == pytest.approx(wanted.predicted, rel=1e-9)
+        assert found.limiting == wanted.limiting or found.times[found.limiting] == found.times[wanted.limiting]
+
+
+def test_forced_lanes_take_what_their_names_say(store):
+    counts = [1, 5, 2, 9, 0, 5, 1, 0, 0, 3, 0, 7]
+    used = tuple(e for e, n in enumerate(counts) if n)
+    asked = dict(device="cpu", gpu_budget="4MiB", cache="lru", prefill="auto", guard="raise", threads=1, adaptive=False)
+    found = {}
+    for lanes in ("cpu", "copied", "cached", "mixed"):
+        given = settings(lanes=lanes, **asked)
+        spending = spend(4 << 20, given, store.expert_nbytes(0), {0: 12, 1: 12})
+        made = assign(counts, 33, Cache("lru", slots(12), 12), given, spending, None)
+        found[lanes] = made.cpu, made.copied, made.cached
+    assert found["cpu"] == (used, (), ()) and found["cached"] == ((), (), used)
+    assert found["copied"] == ((), (3, 11, 1, 5, 9, 2, 0, 6), ())  # the most used first, of equal ones the lower id
+    assert found["mixed"] == ((0, 3, 6, 9), (1,), (2, 5, 11))  # an expert's number mod 3
 
 
 def test_misses_are_split_between_cpu_and_link_and_what_is_cached_stays_there(store):
@@ -209,11 +288,12 @@ def test_a_device_is_only_the_cpu_once_more_where_it_is_quicker_for_no_count(sto
 
 
 def test_what_is_brought_meanwhile_takes_no_slot_of_an_expert_that_the_call_uses():
-    for held, there in (((0, 1), {0, 1}), ((0, 3), {0, 2})):  # 3 is not used, and may leave for 2
+    # 3 is not used, and may leave for 2; what has come for this call stays, too: 2 is not pushed out by 4
+    for held, wanted, there in (((0, 1), (2,), {0, 1}), ((0, 3), (2,), {0, 2}), ((0, 3), (2, 4), {0, 2})):
         cache = filled("lru", [held], count=2)
-        given = Assignment(cached=tuple(e for e in held if e < 2), cpu=(2,), uploads=(2,))
+        given = Assignment(cached=tuple(e for e in held if e < 2), cpu=wanted, uploads=wanted)
         x = torch.zeros(3, 1)
-        call = Call(0, 1, x, x, torch.zeros(3, 1, dtype=torch.int64), x, [1, 1, 1], given, cache, Counts())
+        call = Call(0, 1, x, x, torch.zeros(3, 1, dtype=torch.int64), x, [1] * 5, given, cache, Counts())
         filling = Filling(call, Ring(slots(2)), Inline(), lambda *of: None, keep=True)
         assert [[e for e, _ in wave] for wave in filling.waves(call.tally)] == [list(given.cached)]
         assert cache.resident() == there
@@ -237,6 +317,15 @@ def test_prompts_are_streamed_when_it_pays_or_when_it_is_asked_for(store, prefil
     assert given.streamed == streamed
     if prefill == "cpu":
         assert len(given.cpu) == 12
+
+
+@pytest.mark.parametrize("changes, limiting", [
+    ({}, "link"), ({"dram_bytes_per_s": 5e8}, "dram"), ({"device_flops": 1e8}, "device"),
+])  # fmt: skip
+def test_a_streamed_prompt_is_limited_by_what_takes_longest(store, changes, limiting):
+    given = assigned(store, [100] * 12, 400, "stream", held=[0, 5], **changes)
+    assert given.streamed and given.limiting == limiting and given.predicted == max(given.times.values())
+    assert given.cached == (0, 5) and given.predicted == given.times[limiting]
 
 
 @pytest.mark.parametrize("prefill", ["stream", "split", "cpu", "auto"])
@@ -279,6 +368,11 @@ def test_adaptive_costs_follow_the_lanes_and_others_stay(store):
     assert [t for _, t in adapting.costs.cpu_curve] == pytest.approx([3e-5, 12e-5], rel=0.01)
     assert [t for _, t in adapting.costs.cpu_beside_curve] == pytest.approx([6e-5, 18e-5], rel=0.01)
     assert adapting.costs.link_bytes_per_s / adapting.costs.link_beside_bytes_per_s == pytest.approx(2)
+    adapting = Adapting(given)
+    for _ in range(200):  # a machine that slept, and a clock that did not move: no more than an eighth, or eight times
+        adapting.learn(1e-6, 3600.0, 1, 3600.0)
+    assert given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s == pytest.approx(8)
+    assert given.link_bytes_per_s / adapting.costs.link_bytes_per_s == pytest.approx(8)
     for adaptive in (False, True):
         with engine_of(store, adaptive=adaptive) as engine:
             for call in zipf(store, 20):

@@ -215,6 +215,9 @@ def test_streaming_pays_when_one_expert_on_the_cpu_takes_longer_than_all_copies(
     layer = 128 * QWEN3["expert_bytes"] / 50e9
     assert predict_stream(few, (), costs()) == pytest.approx(layer + 1e-5)
     assert predict_stream(few, range(128), costs()) == plan(few, range(128), costs()).predicted
+    slow = costs(dram_bytes_per_s=10e9)  # a memory that is slower than the link
+    assert predict_stream(few, range(28), slow) == pytest.approx(100 * QWEN3["expert_bytes"] / 10e9)
+    assert predict_stream([0] * 8, (), costs()) > 0 == predict_stream([0] * 8, range(8), costs())
 
 
 WRONG = {

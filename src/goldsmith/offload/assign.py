@@ -15,7 +15,7 @@ from .budget import Spending
 from .cache import Cache, most_used_first
 from .call import Assignment
 from .costs import Costs
-from .plan import Plan, on_cpu, plan, predict_stream, quickest
+from .plan import Plan, on_cpu, plan, predict_stream, quickest, stream_times
 from .settings import Settings
 
 PREFILL = 16  # a call of more tokens is taken for the reading of a prompt
@@ -64,8 +64,9 @@ def _planned(
     if streamed:
         missing = most_used_first((e for e in used if e not in resident), counts)
         held = tuple(e for e in used if e in resident)
-        predicted = predict_stream(counts, resident, costs)
-        return Assignment(held, tuple(missing), (), (), True, predicted, "link", found.lane_times)
+        times = stream_times(counts, resident, costs)
+        limiting = max(times, key=times.__getitem__)
+        return Assignment(held, tuple(missing), (), (), True, times[limiting], limiting, times)
     uploads = _uploads(found.cpu, counts, cache, found, costs)
     helps = uploads and _device_helps(tuple(sorted(counts[e] for e in used)), costs)
     return _as_planned(found, uploads if helps else ())

@@ -155,12 +155,17 @@ def predict_stream(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable
     the m experts that are not cached, with tokens or without: what the next layer needs is not known when its copy
     begins.
     """
+    return max(stream_times(counts, cached, costs).values())
+
+
+def stream_times(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], costs: Costs) -> dict[str, float]:
+    """The three of them, as Plan.lane_times has them: "link", "dram", "device"."""
     n, there = _arguments(counts, cached)
     moved = float(len(n) - np.count_nonzero(there)) * costs.expert_bytes
     used = n[n > 0]
     link = costs.link_latency + moved / costs.link_bytes_per_s if moved else 0.0
     device = costs.device_latency + float(np.interp(used, *costs.device).sum()) if len(used) else 0.0
-    return max(link, moved / costs.dram_bytes_per_s, device)
+    return {"link": link, "dram": moved / costs.dram_bytes_per_s, "device": device}
 
 
 def _arguments(counts: Any, cached: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
