@@ -59,7 +59,8 @@ def spend(budget: int, settings: Settings, slot_bytes: int, experts: Mapping[int
     rows = 0
     left = budget
     if row_bytes:
-        rows = max(_ROWS[1], min(_ROWS[0], budget // 4 // row_bytes))
+        beside_two = (budget - SPARE - 2 * slot_bytes) // row_bytes  # so that the least that is enough is enough
+        rows = max(_ROWS[1], min(_ROWS[0], budget // 4 // row_bytes, beside_two))
         left -= rows * row_bytes + SPARE
     if left < 2 * slot_bytes:
         need = 2 * slot_bytes + (_ROWS[1] * row_bytes + SPARE if row_bytes else 0)
@@ -77,11 +78,24 @@ def spend(budget: int, settings: Settings, slot_bytes: int, experts: Mapping[int
         arenas, slots = 2, slots - 2 * most
     cache = off
     if settings.cache != "none" or settings.lanes in ("cached", "mixed"):
-        each, more = divmod(slots, len(experts))
-        cache = {l: min(n, each + (i < more)) for i, (l, n) in enumerate(sorted(experts.items()))}
+        cache = _shared_out(slots, experts)
     if settings.lanes in ("cached", "mixed"):
         cache = _at_least_one(cache, slots, staging)
     return Spending(budget, slot_bytes, staging, cache, arenas, arena * bool(arenas), rows, row_bytes)
+
+
+def _shared_out(slots: int, experts: Mapping[int, int]) -> dict[int, int]:
+    """As many slots for each layer; what one with few experts leaves over is for the others."""
+    found: dict[int, int] = {}
+    while len(found) < len(experts):
+        layers = [layer for layer in sorted(experts) if layer not in found]
+        each, more = divmod(slots, len(layers))
+        whole = {layer: experts[layer] for layer in layers if experts[layer] <= each}
+        if not whole:
+            return found | {layer: each + (i < more) for i, layer in enumerate(layers)}
+        found |= whole
+        slots -= sum(whole.values())
+    return found
 
 
 def _at_least_one(cache: Mapping[int, int], slots: int, staging: int) -> dict[int, int]:

@@ -1,0 +1,89 @@
+"""What a budget is spent on: never more than there is, never less than two slots, nothing that nobody can use."""
+
+import random
+
+import pytest
+
+from goldsmith.offload.budget import SPARE, STAGING, spend
+from goldsmith.offload.settings import settings
+
+
+def asked(**changes):
+    plain = dict(device="cpu", gpu_budget="auto", cache="lru", prefill="auto", guard="raise", lanes="auto", threads=1)
+    return settings(**plain | {"adaptive": False} | changes)
+
+
+def drawn(seed):
+    """(budget, settings, slot_bytes, experts of each layer, row_bytes) of any engine."""
+    make = random.Random(seed)
+    slot = 4096 * make.choice([1, 2, 3, 40, 2304])
+    experts = {2 * i: make.choice([1, 2, 5, 8, 64]) for i in range(make.choice([1, 2, 5, 27]))}
+    every = slot * sum(experts.values())
+    budget = make.choice([0, 1, slot, 2 * slot - 1, 2 * slot, 7 * slot, every // 3, every, 2 * every + 1, 20 * every])
+    given = asked(
+        cache=make.choice(["lru", "lfu", "none"]), prefill=make.choice(["auto", "cpu", "stream", "split", 100]),
+        lanes=make.choice(["auto", "auto", "cpu", "copied"]),
+    )  # fmt: skip
+    row_bytes = make.choice([0, 0, 24 + 4 * 96, 24 + 4 * 2816])
+    return budget + bool(row_bytes) * make.choice([0, SPARE, SPARE + 64 * row_bytes]), given, slot, experts, row_bytes
+
+
+@pytest.mark.parametrize("seeds", [range(0, 500), range(500, 1000)], ids=str)
+def test_no_more_is_spent_than_there_is_and_no_slot_is_for_nobody(seeds):
+    on = arenas = cached = 0
+    for seed in seeds:
+        budget, given, slot, experts, row_bytes = drawn(seed)
+        found = spend(budget, given, slot, experts, row_bytes)
+        assert found.total <= budget, (seed, found)
+        assert found.total == sum(
+            (
+                (found.staging + sum(found.cache.values())) * slot, found.arenas * found.arena,
+                found.rows * row_bytes + (SPARE if found.rows else 0),
+            )
+        ), seed  # fmt: skip
+        assert all(0 <= found.cache[layer] <= count for layer, count in experts.items()), seed
+        if not found.device_lane:
+            need = 2 * slot + (64 * row_bytes + SPARE if row_bytes else 0)
+            assert (found.total, found.arenas, sum(found.cache.values())) == (0, 0, 0) and found.why_off, seed
+            assert budget < need and (budget == 0 or f"two slots need {need} bytes" in found.why_off), seed
+            continue
+        on += 1
+        assert 2 <= found.staging <= min(STAGING, 2 * max(experts.values())) and not found.why_off, seed
+        if given.cache == "none":
+            assert not any(found.cache.values()), seed
+        elif not found.arenas:  # what is left over is less than a slot, or all experts have one
+            left = budget - found.total
+            assert left < slot or all(found.cache[n] == c for n, c in experts.items()), seed
+        few, many = min(found.cache.values()), max(found.cache.values())
+        assert many - few <= 1 or few in experts.values(), seed  # each layer has as many, as far as it has experts
+        if found.arenas:
+            assert found.arenas == 2 and found.arena == max(experts.values()) * slot, seed
+            assert given.prefill != "cpu" and given.lanes == "auto" and len(experts) > 1, seed
+            arenas += 1
+        cached += any(found.cache.values())
+    assert on > 200 and arenas > 20 and cached > 100  # the draws are of all kinds
+
+
+def test_what_is_said_to_be_enough_is_enough():
+    for row_bytes in (0, 408, 11288):
+        need = 2 * 40960 + (64 * row_bytes + SPARE if row_bytes else 0)
+        off = spend(need - 1, asked(gpu_budget=need - 1), 40960, {0: 8, 1: 8}, row_bytes)
+        assert not off.device_lane and f"two slots need {need} bytes" in off.why_off
+        assert spend(need, asked(gpu_budget=need), 40960, {0: 8, 1: 8}, row_bytes).device_lane
+
+
+def test_what_a_layer_of_few_experts_leaves_over_is_for_the_others():
+    found = spend((8 + 24) * 4096, asked(prefill="cpu"), 4096, {0: 2, 3: 64, 4: 64})
+    assert found.staging == 8 and dict(found.cache) == {0: 2, 3: 11, 4: 11}
+
+
+def test_arenas_take_at_most_half_of_what_is_left_unless_they_are_asked_for():
+    experts = {0: 8, 1: 8}
+    for prefill, slots, arenas in (
+        ("stream", 20, 0),
+        ("stream", 21, 2),
+        ("auto", 39, 0),
+        ("auto", 40, 2),
+        ("cpu", 99, 0),
+    ):
+        assert spend(slots * 4096, asked(prefill=prefill), 4096, experts).arenas == arenas, (prefill, slots)
