@@ -117,7 +117,7 @@ def collect(
         return Isolation()
     time = _Time(session, evidence, spent)
     made = _step(evidence, "isolation", lambda: isolate(session)) if time.for_("isolation", _ISOLATION) else None
-    table = made or _as_checked(session, evidence)
+    table = made or _as_checked(session)
     evidence.stages, evidence.first_wrong = table.stages, table.first_wrong or first.tensor
     _written_over(evidence, table)
     if wanted not in (None, table.first_wrong) and _certain(evidence, table.first_wrong):
@@ -178,17 +178,17 @@ class _Time:
         return lacks
 
 
-def _as_checked(session: Session, evidence: Evidence) -> Isolation:
+def _as_checked(session: Session) -> Isolation:
     """The stage table of the check's own rows: what is wrong is seen there, and not whether it inherits that."""
     table = Isolation(own=session.first)
-    rows = {row.tensor: row for row in evidence.report.rows if row.run == "values"}
+    rows = {row.tensor: row for row in session.rows if row.run == "values"}
     for name in order(session.ref, session.first):
         row = rows.get(name)
         if row is not None:
-            state, text = (OK, "") if row.state == "ok" else (OBSERVED, "wrong; it was not isolated")
+            state, text = (OBSERVED, "wrong; it was not isolated") if row.state == "bad" else (OK, "")
             kind = named(session.first)[name][0] if name in named(session.first) else "stage"
             table.stages.append(StageState(name, kind, row.max_over_bound, None, state, text))
-    table.first_wrong = next((s.name for s in table.stages if s.state == OBSERVED and s.name in session.bad), None)
+    table.first_wrong = next((s.name for s in table.stages if s.state == OBSERVED), None)
     return table
 
 

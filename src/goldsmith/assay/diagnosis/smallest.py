@@ -33,13 +33,20 @@ def smallest(
 ) -> tuple[Shrunk, Session]:
     """The smallest case that keeps the stage and the best cause, with its session; at worst the session's own."""
     same = _Same(session, evidence, stage, cause, spent)
-    asked = [c.sizes for c in session.target.cases]
-    least = {n: min(1, *(s.get(n, 1) for s in asked), 1) for n in session.case.sizes if not session.case.given
-             and all(isinstance(s.get(n, 1), int) for s in asked)}  # fmt: skip
+    least, costs = _least(session), _Costs(session)
     found = shrink(
-        session.case, same, least=least, dtype=session.dtype, seed=session.seed, spent=spent, costs=_Costs(session)
-    )
+        session.case, same, least=least, dtype=session.dtype, seed=session.seed, spent=spent, costs=costs
+    )  # fmt: skip
     return found, same.best
+
+
+def _least(session: Session) -> dict[str, int]:
+    """No size becomes 0 that is 0 in no case; of tensors that were given, no axis does."""
+    if session.case.given:
+        return {str(n): 1 for t in session.material.inputs.values() for n in t.shape}
+    asked = [c.sizes for c in session.target.cases]
+    whole = [n for n in session.case.sizes if all(isinstance(s.get(n, 1), int) for s in asked)]
+    return {n: min(1, *(s.get(n, 1) for s in asked), 1) for n in whole}
 
 
 class _Same:
