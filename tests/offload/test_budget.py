@@ -3,9 +3,12 @@
 import random
 
 import pytest
+import torch
 
 from goldsmith.offload.budget import SPARE, STAGING, spend
+from goldsmith.offload.engine import Engine
 from goldsmith.offload.settings import settings
+from offload import stores
 
 
 def asked(**changes):
@@ -87,3 +90,21 @@ def test_arenas_take_at_most_half_of_what_is_left_unless_they_are_asked_for():
         ("cpu", 99, 0),
     ):
         assert spend(slots * 4096, asked(prefill=prefill), 4096, experts).arenas == arenas, (prefill, slots)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory. Tried"), RuntimeError("can't allocate")])
+def test_memory_that_cannot_be_had_is_said_with_what_to_do(tmp_path, monkeypatch, error):
+    plain = torch.empty
+
+    def full(*size, **options):
+        if options.get("dtype") == torch.uint8:
+            raise error
+        return plain(*size, **options)
+
+    with stores.build(tmp_path / "s") as store:
+        monkeypatch.setattr("goldsmith.offload.memory.torch.empty", full)
+        with pytest.raises(MemoryError, match=r"\d+ bytes could not be had on cpu; lower gpu_budget, or free memory"):
+            Engine(store, device="cpu", gpu_budget="200kB", lanes="mixed")
+        monkeypatch.undo()
+        with Engine(store, device="cpu", gpu_budget="200kB", lanes="mixed") as engine:
+            assert engine.spending.total <= 200_000

@@ -32,7 +32,7 @@ class Memory:
             try:
                 self.arenas = [self._arena(count)] if count else []
                 streamed = [self._arena(spending.arena // spending.slot_bytes) for _ in range(spending.arenas)]
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:  # torch's own for a GPU, and without a name of its own for the CPU
                 raise MemoryError(
                     f"{OP}: {spending.total} bytes could not be had on {self._device}; lower gpu_budget, or free "
                     f"memory there: {error}"
