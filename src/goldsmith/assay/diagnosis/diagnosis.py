@@ -26,6 +26,7 @@ from .evidence import NO_TIME, Evidence, RunFact
 from .further import afresh, further
 from .kept import Kept
 from .rank import rank, strength
+from .redrawn import redrawn
 from .result import PAGE, Diagnosis
 from .smallest import smallest
 from .traced import traced
@@ -74,6 +75,7 @@ def diagnose(
     state = torch.random.get_rng_state()
     if failing is not None and not report.partial:
         failing, report = _rather_numbers(target, cases, failing, report, seed, selected, clock)
+        failing, report = _redrawn(target, failing, report, kept, seed, selected, clock)
         found = Diagnosis(report.verdict, report, partial=report.partial)
     if failing is not None:
         try:
@@ -168,6 +170,19 @@ def _rather_numbers(
             found.findings += raised
             return sessions[0], found
     return failing, report
+
+
+def _redrawn(
+    target: Target, failing: Session, report: Report, kept: Kept, seed: int, selected: frozenset[str], clock: _Clock
+) -> tuple[Session, Report]:
+    """Where only other inputs of the same case are wrong: those."""
+    if clock.spent(_CHECKING):
+        return failing, report
+    quick, share = selected & frozenset(catalogue.QUICK), None if clock.seconds is None else clock.seconds * _CHECKING
+    return redrawn(
+        failing, report, kept,
+        lambda case: examine(target, [case], failing.dtype, failing.device, seed, quick, share, until_failing=True),
+    )  # fmt: skip
 
 
 def _nothing_found(report: Report) -> bool:

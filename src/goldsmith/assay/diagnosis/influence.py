@@ -65,6 +65,7 @@ class _Axis:
         self.extra: list[tuple[int, int]] = []
         self.elsewhere: list[tuple[int, int]] = []
         self.related = False  # whether the golden's results move with any slice
+        self.touched: dict[str, Tensor] = {}  # what moves with slices that are not as they should be
 
     def find(self) -> Influence | None:
         ends = [(0, 0), (self.length - 1, self.length - 1)]
@@ -83,8 +84,17 @@ class _Axis:
             return Influence(self.name, self.axis, (), _joined(self.extra), tuple(sorted(self.outputs)), none=True)
         return Influence(
             self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)),
-            elsewhere=_joined(self.elsewhere), length=self.length, foreign=not self.related,
+            elsewhere=_joined(self.elsewhere), length=self.length, foreign=not self.related, reached=self._reached(),
         )  # fmt: skip
+
+    def _reached(self) -> float:
+        """The share of the wrong elements of what is looked at that moves with those slices."""
+        count = moved = 0
+        for name, where in self.touched.items():
+            bounded, mine = self.session.ref.bounded[name], self.first[name]
+            wrong = ~((mine.double() - bounded.value).abs() <= SLACK * bounded.bound) & (mine != bounded.value)
+            count, moved = count + int(wrong.sum()), moved + int((wrong & where).sum())
+        return moved / count if count else 1.0
 
     def _beside_borders(self) -> None:
         """What lies on both sides of where a group begins, as far as an input says so: halving steps over it."""
@@ -148,9 +158,10 @@ class _Axis:
                     continue
                 if not self._may_move(name, tensor, now):
                     continue
-                found = self._moved(name, tensor, ref)
+                found, where = self._moved(name, tensor, ref)
                 if found != SAME:
                     self.outputs.add(name)
+                    self.touched[name] = self.touched.get(name, torch.zeros_like(where)) | where
                 said = max(said, found, key=_STATES.index)
         except GoldenError:
             return SAME
@@ -170,15 +181,16 @@ class _Axis:
         step = (tensor.double() - mine.double()).abs()
         return bool((~goes & (step > 4 * SLACK * bounded.bound) & torch.isfinite(step)).any())
 
-    def _moved(self, name: str, tensor: Tensor, ref: References) -> str:
+    def _moved(self, name: str, tensor: Tensor, ref: References) -> tuple[str, Tensor]:
         """MISSING: it moves in the golden, and nowhere in the candidate. EXTRA: some element moves in the candidate
         alone. ELSEWHERE: so it does, and some of those that the golden moves stay.
 
         The golden counts as moved where it goes farther than rounding; the candidate as still where no bit changes.
+        With it comes where that moves which says so: the golden where something is missing, else the candidate.
         """
         now, before, mine = ref.bounded.get(name), self.session.ref.bounded.get(name), self.first.get(name)
         if now is None or before is None or mine is None or now.value.shape != tensor.shape:
-            return SAME
+            return SAME, torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
         change = (now.value - before.value).abs()
         nans = torch.isnan(tensor) & torch.isnan(mine)
         still = (tensor == mine) & ~nans
@@ -188,8 +200,8 @@ class _Axis:
         if bool(leaks.any()):  # a transform over a whole axis moves every element by the rounding of the largest
             leaks &= ~(step <= rounding(self.session, name, ref))
         if not bool(leaks.any()):
-            return MISSING if bool(moves.any()) and bool(still[moves].all()) else SAME
-        return ELSEWHERE if bool(still[moves].any()) else EXTRA
+            return MISSING if bool(moves.any()) and bool(still[moves].all()) else SAME, moves
+        return ELSEWHERE if bool(still[moves].any()) else EXTRA, ~still
 
 
 def _borders(session: Session, length: int) -> list[int]:

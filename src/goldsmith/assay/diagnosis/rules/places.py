@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...results import CERTAIN
 from ..evidence import Pattern
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, label, plain, say
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, WEAK, Match, Reading, close, label, plain, say
 
 
 def _pattern(r: Reading, found: Pattern, score: float = EXACT) -> Match:
@@ -56,7 +56,7 @@ def _other_places(r: Reading) -> Match | None:
                 f"what enters {i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden, "
                 "and not all of those that it should: it is read in another order"
             )
-            return Match(LIKELY + 0.04, (text,), {"input": i.input, "axis": i.axis})
+            return Match(WEAK + 0.02, (text,), {"input": i.input, "axis": i.axis})
     return None
 
 
@@ -121,10 +121,10 @@ def wrong_stride(r: Reading) -> Match | None:
     for i in r.influences:
         if i.missing and i.extra:
             said = f"{i.input}, axis {i.axis}: {say(i.missing)} has no influence, {say(i.extra)} has too much"
-            return Match(SEEN + 0.03, (said, "another place is read"), {"input": i.input, "axis": i.axis})
+            return Match(HINT - 0.05, (said, "another place is read"), {"input": i.input, "axis": i.axis})
         if not i.missing and sum(hi - lo + 1 for lo, hi in i.elsewhere) > 1:
             said = f"what enters {i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden"
-            return Match(LIKELY - 0.05, (said,), {"input": i.input, "axis": i.axis})
+            return Match(WEAK - 0.03, (said,), {"input": i.input, "axis": i.axis})
     if found is None:
         return None
     return Match(HINT, ("a transposition is also a stride that was exchanged",), dict(found.params))

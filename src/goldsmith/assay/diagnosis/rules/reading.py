@@ -15,6 +15,7 @@ from ...results import CERTAIN, QUALITY, SYSTEMATIC, Finding
 from ..evidence import Evidence, Fit, Influence, MemoryFact, Pattern, Ratio, RunFact
 
 EXACT, SEEN, LIKELY, HINT, FAINT = 0.95, 0.9, 0.75, 0.5, 0.3
+WEAK = 0.4  # it fits, and so do other stories: the most that is no claim
 PLAIN = ("values", "ensemble", "statistics", "decisions", "poison", "guard", "alias", "float32")
 _LABEL = re.compile(r"\(((?:[^()]|\([^()]*\))*)\)")
 _RUNS = ("second", "back", "other", "layout", "scale", "offset", "flat", "nan", "inf", "repeat", "debug")

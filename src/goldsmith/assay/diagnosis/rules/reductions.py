@@ -8,8 +8,10 @@ import torch
 
 from ..evidence import Influence
 from .memory import one_beyond
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, half_open, label, plain, say
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, WEAK, Match, Reading, half_open, label, plain, say
 
+_HALF, _MOST = 0.5, 0.9  # of the wrong elements
+_FEW = 5
 _ADDING = frozenset(
     "sum index_add index_add_ index_put index_put_ scatter_add scatter_add_ embedding_dense_backward".split()
 )
@@ -34,6 +36,8 @@ def truncated_reduction(r: Reading) -> Match | None:
         params = {"input": i.input, "axis": i.axis, "missing": [lo, hi + 1]}
         if len(i.missing) > 1 or r.zeros > 0 and r.reached_by(i):
             return Match(HINT, (text,), {**params, "missing": half_open(i.missing)})
+        if i.extra or i.reached < _HALF and not r.reached_by(i):  # another place is read, or it is one mistake of many
+            return Match(WEAK, (text,), params)
         if lo == 0:
             return Match(LIKELY - 0.05, (text, "what is missing is the beginning"), params)
         return Match(SEEN + 0.02 if hi > lo else LIKELY + 0.07, (text,), params)
@@ -45,10 +49,15 @@ def overwritten_accumulator(r: Reading) -> Match | None:
     """Only the last part of a reduction has influence: every block replaces the one before."""
     for i in _missing(r):
         lo, hi = i.missing[0]
-        if len(i.missing) == 1 and lo == 0 and hi > 0:
+        of_two = hi == 0 and i.length == 2  # a loop of two turns that begins late is rare
+        if len(i.missing) == 1 and lo == 0 and (hi > 0 or of_two):
             text = f"of {i.input} on axis {i.axis} only what comes after {hi} has influence"
             said = (text, "the last block replaces the sum")
-            return Match(SEEN, said, {"input": i.input, "axis": i.axis, "missing": [0, hi + 1]})
+            return Match(
+                SEEN + 0.01 * of_two if not i.extra else WEAK,
+                said,
+                {"input": i.input, "axis": i.axis, "missing": [0, hi + 1]},
+            )
     return None
 
 
@@ -59,6 +68,7 @@ def off_by_one(r: Reading) -> Match | None:
             if len(at) == 1 and at[0][0] == at[0][1]:
                 text = f"{i.input}[axis {i.axis} = {at[0][0]}], one index, has influence {kind}"
                 score = HINT if kind == "extra" and r.explained else SEEN
+                score = score if i.reached > _MOST else WEAK  # what else is wrong does not come of that index
                 return Match(score, (text,), {"input": i.input, "axis": i.axis, kind: [at[0][0], at[0][0] + 1]})
     beyond = _next_row(r)
     if beyond is not None:
@@ -74,9 +84,9 @@ def off_by_one(r: Reading) -> Match | None:
         n = r.length(axis)
         if len(r.spans) == 1 and len(spans) == 1 and n > 2 and spans[0] in ((0, 0), (n - 1, n - 1)) and r.block:
             which = "first" if spans[0][0] == 0 else "last"
-            return Match(
-                HINT, (f"only the {which} index of axis {axis} is wrong",), {"axis": axis, "index": spans[0][0]}
-            )
+            score = HINT if n > _FEW else WEAK  # one of a few is an end by chance
+            text = f"only the {which} index of axis {axis} is wrong"
+            return Match(score, (text,), {"axis": axis, "index": spans[0][0]})
     return None
 
 
@@ -120,8 +130,9 @@ def wrong_mask(r: Reading) -> Match | None:
             text = f"only places that the golden leaves 0 are wrong, {r.wrong_count} of them; what it fills is right"
             return Match(SEEN, (text,), {})
     for i in sorted((i for i in r.influences if i.extra), key=lambda i: bool(i.elsewhere)):
-        text = f"{i.input}[axis {i.axis}: {say(i.extra)}] has influence, in the golden it has none"
-        score = HINT - 0.1 * i.throughout if i.elsewhere or i.throughout else LIKELY
+        there = " where it has none in the golden" if i.elsewhere or i.throughout else ", in the golden it has none"
+        text = f"{i.input}[axis {i.axis}: {say(i.extra)}] has influence{there}"
+        score = FAINT if i.elsewhere else WEAK if i.throughout or i.reached < _HALF else LIKELY
         return Match(score, (text,), {"input": i.input, "axis": i.axis, "extra": half_open(i.extra)})
     raised = r.e.runs.get("offset")
     offset = [f for f in r.e.report.findings if plain(label(f)) == "offset"]
@@ -143,7 +154,7 @@ def wrong_axis(r: Reading) -> Match | None:
     """Reduced or normalised over another axis."""
     for i in r.influences:
         for j in r.influences:
-            if i.input == j.input and i.axis != j.axis and i.missing and j.extra:
+            if i.input == j.input and i.axis != j.axis and i.missing and j.extra and not (i.extra or j.missing):
                 text = f"{i.input}: influence is missing along axis {i.axis} and too much along axis {j.axis}"
                 return Match(SEEN, (text,), {"input": i.input, "axis": j.axis, "golden_axis": i.axis})
     readings = {f.reading for f in r.e.fits if f.r2 > 0.99}
@@ -159,7 +170,7 @@ def wrong_axis(r: Reading) -> Match | None:
         if i.throughout and not i.elsewhere and not i.missing and not i.foreign:
             text = f"every index of {i.input}[axis {i.axis}] has influence that it has not in the golden"
             along = (text, "what is reduced goes along that axis, too")
-            return Match(HINT + 0.1, along, {"input": i.input, "axis": i.axis})
+            return Match(HINT - 0.05, along, {"input": i.input, "axis": i.axis})
     form = r.said(" came, expected shape")
     if form is not None and "no tensor came" not in form.text:
         return Match(HINT, (form.text,), {})
@@ -287,6 +298,9 @@ def narrower(r: Reading) -> str | None:
     return None
 
 
+_ROUNDED = 32.0  # units of rounding: what is not rescaled is off by a factor of e and more
+
+
 def missing_rescale(r: Reading) -> Match | None:
     """Wrong where the running maximum moves: small or equal inputs are right."""
     if not r.numbers_wrong or r.explained or r.influences or not (r.right("scale 2^-12") or r.right("flat")):
@@ -295,7 +309,10 @@ def missing_rescale(r: Reading) -> Match | None:
         return None
     if r.e.operators and not (r.e.operators & _NORMALISED or _RUNNING <= r.e.operators):
         return None
+    if r.relative < _ROUNDED * r.unit:
+        return None
     flat, small = r.right("flat"), r.right("scale 2^-12")
     names = [n for n, right in (("inputs times 2^-12", small), ("equal inputs", flat)) if right]
     said = f"wrong at these inputs, right at {' and '.join(names)}: where a running maximum stays"
-    return Match(LIKELY + 0.05 if flat and small else HINT + 0.1 * flat, (said,), {})
+    # small scores weigh alike, and so do equal ones: whatever is wrong with them does not show then
+    return Match(HINT if flat and small else WEAK, (said,), {})

@@ -111,6 +111,9 @@ def nan_swallowed(r: Reading) -> Match | None:
     return None
 
 
+_SATURATING = frozenset("exp _softmax _log_softmax logsumexp sigmoid tanh erf softplus silu gelu".split())
+
+
 def absolute_eps(r: Reading) -> Match | None:
     """The error depends on the inputs' magnitude: wrong when they are small, right when they are large."""
     small, large = r.fails("scale 2^-12"), r.fails("scale 2^12") or r.fails("scale 2^11")
@@ -122,7 +125,10 @@ def absolute_eps(r: Reading) -> Match | None:
     if r.plain_wrong and r.said("; right for a kernel that rounds ") is not None:
         return None  # large inputs make one number of a softmax, and nothing is rounded there
     text = small.text or "with inputs times 2^-12 the result is wrong"
-    if not r.plain_wrong or r.right("scale 2^12") and r.relative < 0.05 and not r.influences:
+    if small.error:
+        return None  # small inputs only lead it to another mistake, such as an index that is out of range
+    tells = not (r.plain_wrong and r.e.operators & _SATURATING)  # large inputs leave one number of a softmax
+    if not r.plain_wrong or tells and r.right("scale 2^12") and r.relative < 0.05 and not r.influences:
         return Match(SEEN + 0.02, (text, "with inputs times 2^12 it is right: a constant is added to what scales"), {})
     # what is wrong as it is is wrong when it is small, too: that alone says nothing of an epsilon
     return Match(FAINT, (text,), {}) if r.right("scale 2^12") else None

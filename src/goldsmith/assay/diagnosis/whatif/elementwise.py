@@ -103,7 +103,8 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     if call.name in ("square", "pow"):
         yield _absolute(call)
     if isinstance(call.out, Tensor) and floating(call.out) and call.out.numel() and call.name not in _MOVES:
-        yield Change("sign_flip", f"{call.said} has the other sign", call.index, moved(torch.neg), {}, 0.3)
+        prior = 0.45 if call.name == "neg" and call.backward else 0.3  # where a minus comes from is easily forgotten
+        yield Change("sign_flip", f"{call.said} has the other sign", call.index, moved(torch.neg), {}, prior)
 
 
 _CLAMPS = frozenset("clamp clamp_min clamp_max relu maximum minimum hardtanh".split())

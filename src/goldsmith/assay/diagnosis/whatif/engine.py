@@ -19,6 +19,7 @@ from . import addends, composed, offers
 from .calls import Call, Change, Changed, Instead, Listening, behind
 from .golden import Golden
 from .judge import Judge
+from .mistaken import read_instead
 from .sought import EXPLAINED, sought
 from .witness import Witness, called
 
@@ -100,10 +101,19 @@ class Search:
                 self._seen.add((what.cause, what.text))
                 self._found.append((change, what))
                 self._settle(change, what)
+                self._found += self._mistaken(change, what)
             if spent():
                 return self._ordered(self._found)
         self.left = False
         return self._ordered(self._found)
+
+    def _mistaken(self, change: Change, what: WhatIf) -> list[tuple[Change, WhatIf]]:
+        """The same numbers of a gradient by another tensor that the backward reads, where the forward is right."""
+        sent = self.tensor.endswith(".grad") and change.composed is None and change.free is None
+        if not sent or not what.exact or not what.whole or self._others(change, forward=True) == 1:
+            return []
+        other = read_instead(what, self.session.ref.values, self._made(change, "") or {})
+        return [] if other is None else [(change, other)]
 
     def _settle(self, change: Change, what: WhatIf) -> None:
         if not (what.exact and what.whole and change.free is None and what.prior - _SETTLED[0] > self._settled):

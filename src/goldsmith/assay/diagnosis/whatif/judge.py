@@ -10,6 +10,7 @@ from ...bounds import SLACK
 _EXACT = 4.0  # times the bound: both are rounded, and the changed golden's bound is not known
 _ALL = 1 - 1e-8  # of them: elements that rounding alone moves farther are forgiven
 _NEAR = 0.8  # of the elements have to be the candidate's, within rounding
+_OPEN = 1e-5  # of the size: what counts as wrong where no bound is known
 _APART = 1e6  # squares of the bound, that a number and an infinity are apart
 _PART = 6  # wrong elements, and right ones, at least, for a change in a part of a tensor
 
@@ -19,9 +20,10 @@ class Judge:
 
     def __init__(self, got: Tensor, golden: Tensor, bound: Tensor):
         self.got, self.finite = got.double(), torch.isfinite(got)
-        self.wrong_at = ~((self.got - golden).abs() <= SLACK * bound) & ~((got == golden) | (got != got))
         scale = float(golden[torch.isfinite(golden)].abs().mean()) if golden.numel() else 0.0
         size = torch.where(torch.isfinite(golden), golden.abs(), scale)  # an infinity allows no number beside it
+        limit = torch.where(torch.isfinite(bound), SLACK * bound, _OPEN * (size + scale))
+        self.wrong_at = ~((self.got - golden).abs() <= limit) & ~((got == golden) | (got != got))
         self.bound = torch.where(torch.isfinite(bound + golden), bound, 1e-6 * size).clamp_min(
             1e-13 * (size + scale) + 1e-300
         )

@@ -19,6 +19,7 @@ from . import (
     branches,
     carried,
     carries,
+    chosen,
     chunks,
     composed,
     convolutions,
@@ -42,6 +43,7 @@ from . import (
     pieces,
     readers,
     restarts,
+    rests,
     saved,
     scalars,
     scans,
@@ -74,6 +76,7 @@ _OF_A_CALL = (
     ("moves", moves.changes),
     ("lookups", lookups.changes),
     ("diagonals", diagonals.changes),
+    ("chosen", chosen.changes),
     ("masks", masks.changes),
     ("tiles", tiles.changes),
     ("late", late.changes),
@@ -90,7 +93,7 @@ def of(search: Search, calls: list[Call]) -> list[Change]:
     waiting = offered("leaves", leaves.changes, search.session, search.leaves)
     waiting += offered("elsewhere", elsewhere.changes, search.leaves)
     waiting += offered("onwards", onwards.changes, search.leaves, search.tensor)
-    waiting += offered("scalars", scalars.changes, search.session.material.scalars)
+    waiting += offered("scalars", scalars.changes, search.session.material.scalars, search.leaves)
     material = search.session.material
     numbers = {**material.sizes, **material.scalars}
     waiting += offered("composed", composed.changes, search.leaves, search.tensor, numbers)
@@ -105,6 +108,7 @@ def of(search: Search, calls: list[Call]) -> list[Change]:
     waiting += offered("segments", segments.changes, calls, search.behind, search.leaves)
     waiting += offered("parted", parted.changes, calls, search.behind)
     waiting += offered("branches", branches.changes, calls, search.behind)
+    waiting += offered("rests", rests.changes, calls, search.behind)
     waiting += offered("before", before.changes, calls, search.behind)
     waiting += offered("addends", addends.changes, calls, search.behind)
     waiting += offered("spans", spans.in_addends, calls, search.behind)

@@ -56,6 +56,27 @@ def _softmax(call: Call) -> Iterator[Change]:
                 return ((early if "accumulator" in which else torch.exp(x - last)) / down).nan_to_num()
 
             yield _not_rescaled(call, which, block, instead(online))
+    for which in _KEPT[:1] if log else _KEPT:
+
+        def recurrent(x: Tensor, *args: Any, which: str = which) -> Tensor:
+            early, plain = _step_by_step(x, axis), torch.exp(x - x.amax(axis, keepdim=True))
+            down = (early if "sum" in which else plain).sum(axis, keepdim=True)
+            if log:
+                return x - x.amax(axis, keepdim=True) - down.log()
+            return ((early if "accumulator" in which else plain) / down).nan_to_num()
+
+        text = f"the {which} of a recurrent softmax is not rescaled from step to step, only where it is read"
+        params = {"block": 1, "which": which}
+        yield Change("missing_rescale", text, call.index, instead(recurrent), params, 0.55)
+
+
+def _step_by_step(x: Tensor, axis: int) -> Tensor:
+    """A state of what came before the last place of each row, brought to that row's maximum when it is read."""
+    place = torch.arange(x.shape[axis], device=x.device).view([-1 if d == axis else 1 for d in range(x.dim())])
+    last = torch.where(x > -torch.inf, place, 0).amax(axis, keepdim=True)
+    before, top = x.masked_fill(place >= last, -torch.inf), x.amax(axis, keepdim=True)
+    state = _early(before, axis, 1) * torch.exp(before.amax(axis, keepdim=True) - top)
+    return state.nan_to_num() + torch.where(place == last, torch.exp(x - top), 0.0)
 
 
 def _logsumexp(call: Call) -> Iterator[Change]:

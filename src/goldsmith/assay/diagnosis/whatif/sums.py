@@ -51,7 +51,8 @@ def starts(n: int) -> dict[int, str]:
     return {k: why for k, why in found.items() if 0 < k < n}
 
 
-def _axes(call: Call) -> list[int]:
+def axes_of(call: Call) -> list[int]:
+    """What a reduction runs along."""
     x = call.args[0]
     said = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
     if call.name == "linalg_vector_norm":
@@ -77,13 +78,14 @@ def cut(name: str, operand: str, axis: int, n: int) -> Iterator[tuple[str, str, 
         yield cause, text, k, n, {"input": operand, "axis": axis, "missing": [0, k]}, 0.6
 
 
-def _neutral(name: str) -> float:
+def neutral(name: str) -> float:
+    """What adds nothing to a reduction."""
     if name in ("amax", "logsumexp", "max", "argmax"):
         return -torch.inf
     return torch.inf if name == "amin" else 1.0 if name == "prod" else 0.0
 
 
-def _only(x: Tensor, axis: int, lo: int, hi: int, fill: float) -> Tensor:
+def only(x: Tensor, axis: int, lo: int, hi: int, fill: float) -> Tensor:
     """x with all but [lo, hi) of the axis replaced by the neutral element."""
     out = torch.full_like(x, fill)
     out.narrow(axis, lo, hi - lo).copy_(x.narrow(axis, lo, hi - lo))
@@ -91,14 +93,14 @@ def _only(x: Tensor, axis: int, lo: int, hi: int, fill: float) -> Tensor:
 
 
 def _reductions(call: Call) -> Iterator[Change]:
-    x, axes = call.args[0], _axes(call)
-    operand, fill = call.operand(0), _neutral(call.name)
+    x, axes = call.args[0], axes_of(call)
+    operand, fill = call.operand(0), neutral(call.name)
     for axis in axes:
         n = x.shape[axis]
         for cause, text, lo, hi, params, prior in cut(call.name, operand, axis, n):
 
             def part(args: tuple, axis: int = axis, lo: int = lo, hi: int = hi) -> tuple:
-                return replaced(args, 0, _only(args[0], axis, lo, hi, fill))
+                return replaced(args, 0, only(args[0], axis, lo, hi, fill))
 
             yield Change(cause, text, call.index, given(part), params, prior)
             if call.name == "mean":
@@ -232,8 +234,8 @@ def _products(call: Call) -> Iterator[Change]:
     for cause, text, lo, hi, params, prior in cut(call.name, operand, left, n):
 
         def part(args: tuple, lo: int = lo, hi: int = hi) -> tuple:
-            args = replaced(args, first, _only(args[first], left, lo, hi, 0.0))
-            return replaced(args, first + 1, _only(args[first + 1], right, lo, hi, 0.0))
+            args = replaced(args, first, only(args[first], left, lo, hi, 0.0))
+            return replaced(args, first + 1, only(args[first + 1], right, lo, hi, 0.0))
 
         yield Change(cause, text, call.index, given(part), params, prior)
     if all(t.dim() >= 2 and t.shape[-1] == t.shape[-2] > 1 for t in (a, b)):
@@ -291,7 +293,7 @@ def _softmax(call: Call) -> Iterator[Change]:
             return x - total if log else torch.exp(x - total)
 
         yield Change(cause, text, call.index, instead(part), params, prior)
-        alone = given(lambda args, lo=lo, hi=hi: replaced(args, 0, _only(args[0], axis, lo, hi, -torch.inf)))
+        alone = given(lambda args, lo=lo, hi=hi: replaced(args, 0, only(args[0], axis, lo, hi, -torch.inf)))
         text = text.replace("the sum of the softmax", call.said)
         yield Change(cause, text, call.index, alone, params, prior)
 

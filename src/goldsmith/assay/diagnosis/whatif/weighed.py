@@ -68,8 +68,11 @@ def _weighed(calls: Sequence[Call], call: Call, got: Tensor, bound: Tensor) -> C
         gone = (~near).nonzero().flatten().tolist()
         params = {"axis": call.args[0].dim() - 1, "missing": [gone[0], gone[-1] + 1]}
         text = f"{len(gone)} of the {n} addends of {call.said} are left out"
-        return Change("truncated_reduction", text, call.index, moved(lambda out: made), params, 0.5,
-                      also=("missing_term", "lost_update"))  # fmt: skip
+        # a loop that loses its beginning seldom begins late: each of its turns replaces the one before
+        begins = gone == list(range(len(gone)))
+        cause, *also = ("overwritten_accumulator", "truncated_reduction") if begins else ("truncated_reduction",)
+        return Change(cause, text, call.index, moved(lambda out: made), params, 0.5,
+                      also=(*also, "missing_term", "lost_update"))  # fmt: skip
     name = _name(calls, factors)
     text = f"{where}, {name}" if name else f"{where}, {float(factors.min()):.3g} to {float(factors.max()):.3g}"
     params = {"factor": name, "named": name}

@@ -1,0 +1,45 @@
+"""A kernel that is right at the first draw and wrong at another one: there the fault shows, and there it is examined.
+
+Two indices that meet, a token that is dropped, an empty group: a draw may hold none. What fails on other inputs, called
+first and with nothing kept from before, is wrong by itself, and no state is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..case import Case
+from ..results import FAIL, QUALITY, Report
+from ..session import Session
+from .kept import Kept
+from .rules.reading import plain, run_named
+from .runs import OTHERS, facts
+
+SALT = 1  # of the draw that a check calls with other inputs
+Examined = tuple[Report, list[Session]]
+
+
+def redrawn(
+    failing: Session, report: Report, kept: Kept, examine: Callable[[Case], Examined]
+) -> tuple[Session, Report]:
+    """The session, and the report, of the draw at which the first call is wrong; else what was given.
+
+    examine  checks a case and gives the first session that fails
+    """
+    found = [f for f in report.findings if f.rung != QUALITY]
+    if not found or any(plain(run_named(f.text)) != OTHERS for f in found) or failing._first is None:
+        return failing, report
+    fact = facts(failing, only=(OTHERS,))[0].get(OTHERS)
+    if fact is not None and (fact.error or fact.stale):
+        return failing, report
+    with kept.forgotten():
+        other, sessions = examine(failing.case.variant(SALT))
+    mine = [f for f in other.findings if f.rung != QUALITY]
+    if other.verdict != FAIL or not sessions or sessions[0]._first is None or all(map(_of_another_run, mine)):
+        return failing, report
+    other.findings += [f for f in found if f.text not in {m.text for m in mine}]
+    return sessions[0], other
+
+
+def _of_another_run(finding: object) -> bool:
+    return run_named(getattr(finding, "text", "")) not in ("", "values")

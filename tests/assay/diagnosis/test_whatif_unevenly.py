@@ -1,0 +1,212 @@
+"""Changed goldens: sums of several lengths, choices, lengths that end nothing; which story, and of which draw."""
+
+import math
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.influence import influence
+from goldsmith.assay.diagnosis.whatif import explain
+from goldsmith.assay.diagnosis.whatif.judge import Judge
+
+
+def best(kernel, golden, cases, tensor="y", **more):
+    target = assay.Target(kernel, golden, cases=cases, **({"backward": None} | more))
+    session = session_of(target, ("values", "ensemble"))
+    got = next(t for n, _, t in session.first.results() if n == tensor)
+    found = explain(session, tensor, got, session.first)
+    assert found, f"nothing explains {tensor}"
+    return found[0]
+
+
+@assay.case(N=[63])
+def packed(make, N):
+    return {"x": make.normal(N), "u": make.normal(N), "ends": torch.tensor([0, 13, 32, 49, N])}
+
+
+def norms(x, u, ends, *, whole=1):
+    found = []
+    for lo, hi in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+        found.append(x[lo : lo + (hi - lo) // whole * whole].square().sum() / u[lo:hi].square().sum())
+    return torch.stack(found)
+
+
+def test_what_is_left_behind_whole_vectors_is_left_out_of_sums_of_every_length():
+    found = best(lambda x, u, ends: norms(x, u, ends, whole=4), norms, packed)
+    assert (found.cause, found.exact, found.params["block"]) == ("truncated_reduction", True, 4)
+
+
+@assay.case(N=[7], E=[6], k=[2])
+def scores(make, N, E, k):
+    return {"s": make.normal(N, E), "k": k}
+
+
+@pytest.mark.parametrize("all_first, said", [(True, "runs over all"), (False, "is divided by its sum")])
+def test_shares_of_the_chosen_or_of_all(all_first, said):
+    def chosen(s, k):
+        return torch.softmax(s.topk(k, -1).values, -1) * 2
+
+    def shares(s, k):
+        return torch.softmax(s, -1).topk(k, -1).values * 2
+
+    kernel, golden = (shares, chosen) if all_first else (chosen, shares)
+    found = best(kernel, golden, scores)
+    assert (found.cause, found.exact) == ("wrong_factor", True) and said in found.text
+
+
+@assay.case(M=[3], K=[6])
+def square(make, M, K):
+    return {"x": make.normal(M, K), "w": make.normal(K, K), "s": make.uniform(K) + 0.5}
+
+
+def test_a_vector_stands_along_the_other_axis():
+    found = best(lambda x, w, s: x @ (w * s[None]), lambda x, w, s: x @ (w * s[:, None]), square)
+    assert (found.cause, found.exact) == ("wrong_axis", True) and "stands along axis 1 instead of 0" in found.text
+
+
+@assay.case(T=[7], D=[4])
+def padded(make, T, D):
+    return {"q": make.normal(T, D), "k": make.normal(T, D), "n": 4}
+
+
+def test_a_length_that_ends_nothing():
+    def attention(q, k, n):
+        return torch.softmax(q @ k[:n].mT, -1) @ k[:n]
+
+    found = best(lambda q, k, n: attention(q, k, len(k)), attention, padded)
+    assert (found.cause, found.exact) == ("wrong_mask", True) and "all 7 places count, and not 4" in found.text
+
+
+@assay.case(T=[7], C=[3])
+def recurrent(make, T, C):
+    return {"k": make.normal(T, C) * 2, "v": make.normal(T, C)}
+
+
+def test_a_recurrent_softmax_is_rescaled_where_it_is_read_alone():
+    def golden(k, v):
+        later = torch.ones(len(k), len(k), dtype=torch.bool).triu(1)[:, :, None]
+        return (torch.softmax(k[None].expand(len(k), -1, -1).masked_fill(later, -math.inf), 1) * v).sum(1)
+
+    def kernel(k, v):
+        num, den, top = torch.zeros_like(k[0]), torch.zeros_like(k[0]), torch.full_like(k[0], -math.inf)
+        rows = []
+        for key, value in zip(k, v, strict=True):
+            higher = torch.maximum(top, key)
+            past, own = torch.exp(top - higher), torch.exp(key - higher)
+            rows.append((past * num + own * value) / (past * den + own))
+            num, den, top = past * num + own * value, den + own, higher
+        return torch.stack(rows)
+
+    found = best(kernel, golden, recurrent)
+    assert (found.cause, found.exact) == ("missing_rescale", True) and "only where it is read" in found.text
+
+
+class Mistaken(torch.autograd.Function):
+    """p masked and normalised again, whose backward reads p in place of it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        p = torch.softmax(x, -1)
+        kept = p * (p > 0.1)
+        ctx.save_for_backward(p)
+        return kept / kept.sum(-1, keepdim=True)
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return y * (g - (g * y).sum(-1, keepdim=True))
+
+
+@assay.case(T=[6], V=[9])
+def rows(make, T, V):
+    return {"x": make.normal(T, V)}
+
+
+def test_a_mask_that_is_never_applied_in_the_backward_alone_is_another_tensor():
+    def golden(x):
+        p = assay.stage("p", torch.softmax(x, -1))
+        kept = p * (p > 0.1)
+        return kept / kept.sum(-1, keepdim=True)
+
+    found = best(Mistaken.apply, golden, rows, "x.grad", backward="auto")
+    assert (found.cause, found.text) == ("wrong_saved_tensor", "the backward reads p in place of y")
+    assert "wrong_mask" in found.also
+
+
+def test_what_is_wrong_where_no_bound_is_known():
+    golden = torch.linspace(1, 2, 20, dtype=torch.float64)
+    got = golden.clone()
+    got[:8] *= 1.5
+    judge = Judge(got.float(), golden, torch.full_like(golden, math.inf))
+    assert judge.wrong_at.tolist() == [True] * 8 + [False] * 12
+    assert judge.explained_where_wrong(golden * 1.5)[1]
+
+
+@assay.case(B=[3], L=[9])
+def steered(make, B, L):
+    return {"x": make.normal(B, L), "lengths": make.integers(2, L + 1, B)}
+
+
+def test_a_golden_that_loops_over_lengths_is_held_to_other_draws_of_the_same_lengths():
+    def golden(x, lengths, *, alone=False):
+        rows = []
+        for row, n in zip(x, lengths.tolist(), strict=True):
+            total = row[0]
+            for t in range(1, n):
+                total = torch.tanh(total) + row[t]
+            rows.append(total if alone else torch.logsumexp(torch.stack([total, row[0]]), 0))
+        return torch.stack(rows)
+
+    found = best(lambda x, lengths: golden(x, lengths, alone=True), golden, steered)
+    assert (found.cause, found.exact) == ("off_by_one", True) and "so 3 times" in found.text
+
+
+def test_an_index_alone_reaches_part_of_what_is_wrong():
+    """The first query sees one key and does not matter: that it does now says nothing of the other rows."""
+
+    def attention(q, k, *, beyond=False):
+        later = torch.ones(len(q), len(k), dtype=torch.bool).triu(1)
+        if beyond:
+            later = later & (torch.arange(len(q))[:, None] // 2 == torch.arange(len(k)) // 2)
+        return torch.softmax((q @ k.mT).masked_fill(later, -math.inf), -1) @ k
+
+    @assay.case(T=[6], D=[3])
+    def tokens(make, T, D):
+        return {"q": make.normal(T, D), "k": make.normal(T, D)}
+
+    target = assay.Target(lambda q, k: attention(q, k, beyond=True), attention, cases=tokens, backward=None)
+    session = session_of(target, ("values",))
+    found = influence(session, {"y"}, only=("q[0]",))["q[0]"]
+    assert found.extra == ((0, 0),) and found.reached <= 0.5
+
+
+@assay.case(N=[5], M=[9])
+def meeting(make, N, M):
+    return {"x": make.normal(N), "at": torch.randint(0, M, (N,), generator=make.generator)}
+
+
+def test_what_is_right_at_the_first_draw_is_examined_where_it_is_wrong():
+    def golden(x, at):
+        return torch.zeros(9, dtype=x.dtype).index_add(0, at, x)
+
+    def kernel(x, at):
+        y = torch.zeros(9)
+        y[at] = x
+        return y
+
+    target = assay.Target(kernel, golden, cases=meeting, backward=None)
+    seed = next(s for s in range(60) if _meets(target, s) == (False, True))
+    found = assay.diagnose(target, seed=seed)
+    assert (found.verdict, found.causes[0].id) == ("fail", "lost_update")
+    assert any("stores where it should add" in s or "a store stands" in s for s in found.causes[0].evidence)
+
+
+def _meets(target, seed):
+    """Whether indices meet at that seed, and at the other draw that a check makes of it."""
+    found = []
+    for case in (target.cases[0], target.cases[0].variant(1)):
+        at = case.build(torch.float32, "cpu", seed)["at"]
+        found.append(len(at.unique()) < len(at))
+    return tuple(found)
