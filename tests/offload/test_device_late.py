@@ -1,0 +1,227 @@
+"""Hazards 1, 2, 3 and 5 without a GPU: its lanes over streams that do everything as late as their events allow.
+
+Copies and launches are put into queues, one for each stream, and a queue moves only when somebody waits for an event
+in it, or at random moments. What reads a buffer before its copy, fills one again before it was read, or lets a stream
+run ahead of another, has other numbers then.
+"""
+
+import random
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from goldsmith.offload import beside, device
+from goldsmith.offload.budget import SPARE
+from goldsmith.offload.machine import Simulated
+from goldsmith.offload.streams import DONE
+from offload import stores
+from offload.processes import interpreter
+from offload.test_device import Simulation
+
+LAUNCHED = ("panels_forward", "fetch", "gather")  # what goes to the stream that is current
+
+
+class Queue:
+    """A stream whose work is done when it is waited for; `eager`: the chance that some is done before."""
+
+    def __init__(self, chance, eager, handle=None):
+        self._todo, self._done, self._count = deque(), 0, 0
+        self._chance, self._eager, self.stream = chance, eager, handle
+
+    def run(self, work):
+        self._todo.append(work)
+        self._count += 1
+        if self._chance.random() < self._eager:
+            self.until(self._done + self._chance.randrange(len(self._todo) + 1))
+
+    def wait(self, event):
+        if event is not DONE:
+            self.run(event.synchronize)
+
+    def record(self):
+        return Moment(self)
+
+    def until(self, count):
+        while self._done < count:
+            self._todo.popleft()()
+            self._done += 1
+
+    def all(self):
+        self.until(self._count)
+
+
+class Moment:
+    def __init__(self, queue=None):
+        self._queue, self._count = queue, 0 if queue is None else queue._count
+
+    def set(self, queue):
+        self._queue, self._count = queue, queue._count
+
+    def synchronize(self):
+        if self._queue is not None:  # one that was not set has happened, says CUDA
+            self._queue.until(self._count)
+
+
+class Late(Simulated):
+    """A GPU that is in no hurry; it has as many streams of the callers as are asked for, which take turns."""
+
+    def __init__(self, seed, eager, streams):
+        chance = random.Random(seed)
+        self.way = ("memory", "late")
+        self.copies = Queue(chance, eager)
+        self._streams, self._at = [Queue(chance, eager, i) for i in range(streams)], 0
+
+    def compute(self):
+        return self._streams[self._at]
+
+    def next(self):
+        self._at = (self._at + 1) % len(self._streams)
+
+    def host(self, nbytes):
+        return torch.full((nbytes,), 0x7F, dtype=torch.uint8)  # large numbers, and ids that nobody has
+
+    def move(self, source, into, stream):
+        stream.run(lambda: into.copy_(source))
+
+    def mark(self, stream):
+        return stream.record()
+
+    def wait(self, stream):
+        stream.all()
+
+    def unset(self):
+        return Moment()
+
+    def set(self, mark, stream):
+        mark.set(stream)
+
+    def seconds(self, begin, end):
+        return 0.0
+
+    def happened(self, mark):
+        return True
+
+    def when(self, mark):
+        return 0.0
+
+    def settle(self):
+        self.copies.all()
+
+    def close(self):
+        self.settle()
+
+    def launched(self, module):
+        """The module with its launches in the stream that is current."""
+        found = {name: getattr(module, name) for name in dir(module)}
+        for name in LAUNCHED:
+            if name in found:
+                found[name] = lambda *of, launch=found[name], **named: self.compute().run(lambda: launch(*of, **named))
+        if "merger" in found:
+            merger = found["merger"]
+
+            def ready(*of):
+                out, launch = merger(*of)
+                return out, lambda: self.compute().run(launch)
+
+            found["merger"] = ready
+        return SimpleNamespace(**found)
+
+
+class LateEngine(Simulation):
+    def _machine(self):
+        self._deferred = True
+        return self.late
+
+
+def engine_of(store, late=None, **options):
+    if interpreter() is not None:
+        pytest.skip(f"a GPU's lanes are simulated by Triton's interpreter: {interpreter()}")
+    slots = 6  # two for copies, and two in the cache of each layer, which has three experts
+    budget = 4 * (SPARE + slots * store.expert_nbytes(0)) // 3 + 1000  # a quarter is for rows
+    kind = Simulation if late is None else type("Engine", (LateEngine,), {"late": late})
+    engine = kind(store, device="cpu", gpu_budget=budget, **options)
+    engine._lanes.small.size = 3  # longer lists of tiles go another way
+    return engine
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stores") / "a.store"
+    return stores.build(path, layers=(0, 2), format="fp32", E=3, H=32, I=16)
+
+
+def calls_of(store, tokens):
+    """One token, whose CPU rows begin early; a few, whose x comes with the ids; many, whose x is gathered."""
+    for i, T in enumerate(tokens):
+        x, ids, weights = stores.call(store, 0, T, 2, dtype=torch.float32, seed=i)
+        ids[0, 0] = -1 if i % 3 == 1 else ids[0, 0]
+        yield (0, 2)[i % 2], x, ids, weights
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Every path of the lanes with few tokens, which Triton's interpreter is through with soon."""
+    monkeypatch.setattr(beside, "EARLY", 3)
+
+
+def lately(monkeypatch, late):
+    for module in (device, beside):
+        plain = module.loaded
+        monkeypatch.setattr(module, "loaded", lambda name, plain=plain: late.launched(plain(name)))
+
+
+@pytest.mark.parametrize("eager", [0.0, 0.5])
+@pytest.mark.parametrize("lanes, streams", [("cpu", 1), ("copied", 1), ("cached", 1), ("mixed", 1), ("mixed", 2)])
+def test_however_late_a_gpu_is_the_numbers_are_the_same(store, small, monkeypatch, lanes, streams, eager):
+    calls = list(calls_of(store, (1, 1, 3, 5, 5, 1, 40, 3)))
+    with engine_of(store, lanes=lanes) as engine:
+        assert engine.spending.staging == 2 and (lanes == "cpu" or set(engine.spending.cache.values()) <= {0, 2})
+        wanted = [engine(*call) for call in calls]
+    late = Late(len(lanes), eager, streams)
+    lately(monkeypatch, late)
+    with engine_of(store, late, lanes=lanes, guard="off") as engine:
+        found = []
+        for call in calls:
+            found.append(engine(*call))
+            late.next()
+        for stream in late._streams:
+            stream.all()
+    for i, (came, out) in enumerate(zip(found, wanted)):
+        assert torch.equal(came, out), f"call {i}"
+
+
+def test_a_prompt_that_is_streamed_is_the_same_however_late(store, small, monkeypatch):
+    costs = stores.calibration(store)
+    calls = [call for _ in range(2) for call in calls_of(store, (20, 20))]
+    options = dict(prefill="stream", calibration=costs, cache="none")
+    with Simulation(store, device="cpu", gpu_budget="24MiB", **options) as engine:
+        assert engine.spending.arenas == 2
+        wanted = [engine(*call) for call in calls]
+    late = Late(0, 0.3, 1)
+    lately(monkeypatch, late)
+    kind = type("Engine", (LateEngine,), {"late": late})
+    with kind(store, device="cpu", gpu_budget="24MiB", **options) as engine:
+        found = [engine(*call) for call in calls]
+        engine.flush()
+    assert all(torch.equal(*pair) for pair in zip(found, wanted))
+
+
+def test_the_guard_reads_its_flags_when_they_are_there(store, small, monkeypatch):
+    from goldsmith.offload.report import NumericsError
+
+    late = Late(0, 0.0, 1)
+    lately(monkeypatch, late)
+    calls = list(calls_of(store, (5, 5, 5)))
+    with engine_of(store, late, lanes="mixed") as engine:
+        engine(*calls[0])
+        layer, x, ids, weights = calls[1]
+        bad = x.clone()
+        bad[2] = torch.nan
+        engine(layer, bad, ids, weights)
+        with pytest.raises(NumericsError) as told:
+            engine(*calls[2])
+        assert (told.value.report.layer, told.value.report.rows, told.value.report.call) == (2, (2,), 2)
+        engine(*calls[2])
+        engine.end_forward()
