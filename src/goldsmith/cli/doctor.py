@@ -13,6 +13,7 @@ from .. import __version__
 from ..core import native
 from ..core.device import interpreter_unavailable, machine
 from ..core.op import Op
+from . import waiting
 from .say import console, put_json
 from .verify.select import elements
 
@@ -27,6 +28,7 @@ def run(*, as_json: bool = False) -> None:
         "machine": facts,
         "device": device,
         "native": _native(),
+        "threads": {"torch": torch.get_num_threads(), "awake_between_operations": waiting.awake()},
         "interpreter": interpreter_unavailable() if facts["triton"] else "Triton is not installed",
         "packages": {name: _version(name) for name in PACKAGES},
         "operators": [_operator(op, device) for _, op in sorted(Op.all().items())],
@@ -77,6 +79,7 @@ def _show(report: dict[str, Any]) -> None:
         ("instructions", " ".join(facts["isa"]) or "none that matter here"),
         ("GPU", "; ".join(_gpu(g) for g in facts["gpus"]) or "none that torch can use"),
         ("torch", f"{facts['torch']} on Python {facts['python']}"),
+        ("its threads", _threads(report["threads"])),
         ("Triton", _triton(facts)),
         ("native", _levels(report["native"])),
         ("interpreter", report["interpreter"] or "can run Triton kernels on the CPU, for goldsmith verify"),
@@ -110,6 +113,15 @@ def _show(report: dict[str, Any]) -> None:
         having = [op["name"] for op in shown if backend in op["backends"]]
         who = "" if operators == having else f" ({', '.join(operators)})"
         out.print(f"\n[dim]{escape(reason)}{who}[/]")
+
+
+def _threads(found: dict[str, Any]) -> str:
+    count = found["torch"]
+    if count == 1:
+        return "1"
+    if not found["awake_between_operations"]:
+        return f"{count}, asleep between operations"
+    return f"{count}, awake between operations: OMP_WAIT_POLICY=PASSIVE leaves their cores to experts on the CPU"
 
 
 def _levels(found: dict[str, Any]) -> str:

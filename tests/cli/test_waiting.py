@@ -1,0 +1,67 @@
+"""Torch's threads sleep between operations where the experts' kernels take turns with them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from goldsmith.cli import doctor, waiting
+
+COMMAND = """
+import os, sys, types
+command = types.ModuleType("goldsmith.cli.{name}.command")
+command.run = lambda *a, **k: print(os.environ.get("OMP_WAIT_POLICY"), "torch" in sys.modules) or 0
+sys.modules[command.__name__] = command
+from goldsmith.cli import app
+app({arguments!r})
+"""
+ARGUMENTS = {"finetune": ["finetune", "model", "--data", __file__], "generate": ["generate", "model", "--prompt", "a"]}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_it_is_said_before_torch_is_loaded(name, monkeypatch):
+    for variable in waiting.SAID_BY:
+        monkeypatch.delenv(variable, raising=False)
+    code = COMMAND.format(name=name, arguments=ARGUMENTS[name])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["PASSIVE", "False"], done
+
+
+@pytest.mark.parametrize("variable", waiting.SAID_BY)
+def test_what_the_user_has_said_stays(variable, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    for each in waiting.SAID_BY:
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(variable, "ACTIVE")
+    before = dict(waiting.os.environ)
+    waiting.asleep()
+    assert dict(waiting.os.environ) == before
+
+
+def test_once_torch_is_there_it_is_too_late(monkeypatch):
+    for each in waiting.SAID_BY:
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    waiting.asleep()
+    assert "OMP_WAIT_POLICY" not in waiting.os.environ
+
+
+@pytest.mark.parametrize(
+    "said, awake",
+    [
+        ({}, True),
+        ({"OMP_WAIT_POLICY": "active"}, True),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, False),
+        ({"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}, True),
+        ({"GOMP_SPINCOUNT": "0"}, False),
+        ({"KMP_BLOCKTIME": "0"}, False),
+    ],
+)
+def test_doctor_says_what_they_do(said, awake, monkeypatch):
+    for each in waiting.SAID_BY:
+        monkeypatch.delenv(each, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert waiting.awake() is awake
+    text = doctor._threads({"torch": 4, "awake_between_operations": awake})
+    assert ("OMP_WAIT_POLICY=PASSIVE" in text) is awake
