@@ -192,6 +192,24 @@ def test_however_late_a_gpu_is_the_numbers_are_the_same(store, small, monkeypatc
         assert torch.equal(came, out), f"call {i}"
 
 
+@pytest.mark.parametrize("tokens, size", [(6, 1024), (33, 2)], ids=["short lists", "long lists"])
+def test_lists_of_many_waves_are_each_read_before_their_buffer_holds_another(tmp_path, monkeypatch, tokens, size):
+    """Twelve waves of one expert, whose tiles go to the device one list after the other through eight buffers."""
+    with stores.build(tmp_path / "a.store", layers=(0,), format="fp32", E=12, H=32, I=16) as store:
+        x, _, weights = stores.call(store, 0, tokens, 2, dtype=torch.float32)
+        ids = torch.arange(2 * tokens).view(tokens, 2) % 12
+        found = []
+        for late in (None, Late(0, 0.0, 1)):
+            if late is not None:
+                lately(monkeypatch, late)
+            with engine_of(store, late, lanes="copied", guard="off") as engine:
+                engine._lanes.small.size = size
+                assert engine._lanes.ring.wave == 1
+                found.append(engine(0, x, ids, weights))
+                engine.flush()
+        assert torch.equal(*found)
+
+
 def test_a_prompt_that_is_streamed_is_the_same_however_late(store, small, monkeypatch):
     costs = stores.calibration(store)
     calls = [call for _ in range(2) for call in calls_of(store, (20, 20))]

@@ -52,6 +52,19 @@ def test_of_two_faults_the_earlier_is_named_with_all_experts_that_have_it(store,
     assert list(report.rows) == hit.tolist() and f"expert {experts[0]}" in report.evidence[0]
 
 
+def test_the_lane_is_that_of_the_expert_that_is_named_first_and_long_lists_are_cut(store):
+    x, ids, weights = given(store)
+    with engine_of(store) as engine:  # 0 and 3 on the CPU, 1 and 4 copied, 2 and 5 cached
+        for experts, lane in (((0, 5), "cpu"), ((4, 5), "copied"), ((2, 3), "cached")):
+            with inject(engine, "down", layer=1, expert=experts[0]), inject(engine, "down", layer=1, expert=experts[1]):
+                report = told(engine, 1, x, ids, weights)
+            assert (report.experts, report.lane) == (experts, lane)
+        with pytest.raises(NumericsError) as raised:
+            engine(1, x * math.nan, ids, weights)
+    assert "9 rows: 0, 1, 2, 3, 4, 5, 6, 7, ... (9)." in str(raised.value)
+    assert raised.value.report.rows == tuple(range(9))
+
+
 @pytest.mark.parametrize("stage, before", [
     ("gate_up", "max |x| = "), ("activation", "max |gate_up| = "), ("product", "max |activation| = "),
     ("down", "max |product| = "),
