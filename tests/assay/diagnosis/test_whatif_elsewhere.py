@@ -220,3 +220,58 @@ def test_whole_codes_are_scaled_before_their_zero_is_taken_off():
         zeros,
     )
     assert (found.cause, found.exact) == ("wrong_factor", True) and "no factor of it" in found.text
+
+
+@assay.case(H=[4], T=[6], D=[5])
+def heads(make, H, T, D):
+    return {"q": make.normal(H, T, D), "k": make.normal(H, T, D)}
+
+
+def capped(q, k):
+    s = q @ k.mT
+    return s.square().sum(-1) * torch.tanh(torch.logsumexp(s, -1))
+
+
+class Misplaced(torch.autograd.Function):
+    """The same, whose backward reads what it kept of each row at another place: everywhere, or in one addend."""
+
+    place = staticmethod(lambda t: t)
+    once = False
+
+    @staticmethod
+    def forward(ctx, q, k):
+        s = q @ k.mT
+        lse = torch.logsumexp(s, -1)
+        ctx.save_for_backward(q, k, s, lse)
+        return s.square().sum(-1) * torch.tanh(lse)
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, s, lse = ctx.saved_tensors
+        read = Misplaced.place(torch.tanh(lse))
+        own = torch.tanh(lse) if Misplaced.once else read
+        inner = g * s.square().sum(-1) * (1 - own.square())
+        ds = 2 * s * (g * read)[..., None] + torch.exp(s - lse[..., None]) * inner[..., None]
+        return ds @ k, ds.mT @ q
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize(
+    "place, cause",
+    [(lambda t: t.roll(1, 0), "shifted"), (lambda t: t.roll(-1, 1), "shifted"),
+     (lambda t: t[:1].expand(t.shape), "wrong_stride")],
+    ids=["head", "row", "first"],
+)  # fmt: skip
+def test_the_backward_reads_what_is_kept_of_another_place(monkeypatch, place, cause, once):
+    monkeypatch.setattr(Misplaced, "place", staticmethod(place))
+    monkeypatch.setattr(Misplaced, "once", once)
+    found = best(Misplaced.apply, capped, heads, "q.grad", backward="auto")
+    assert (found.cause, found.exact) == (cause, True) and "wrong_saved_tensor" in found.also
+
+
+def test_the_first_blocks_number_stands_for_all():
+    def golden(q, k):
+        return torch.tanh(q) * q.square().mean((1, 2), keepdim=True) + k
+
+    found = best(lambda q, k: torch.tanh(q) * q[:1].square().mean() + k, golden, heads)
+    assert (found.cause, found.exact) == ("wrong_stride", True) and "stands for all" in found.text

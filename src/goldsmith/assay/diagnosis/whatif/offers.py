@@ -33,6 +33,7 @@ from . import (
     leaves,
     lookups,
     masks,
+    misplaced,
     moves,
     online,
     onwards,
@@ -77,6 +78,7 @@ _OF_A_CALL = (
     ("lookups", lookups.changes),
     ("diagonals", diagonals.changes),
     ("chosen", chosen.changes),
+    ("misplaced", misplaced.of_a_call),
     ("masks", masks.changes),
     ("tiles", tiles.changes),
     ("late", late.changes),
@@ -138,7 +140,8 @@ def _in_backward(search: Search, calls: list[Call], by_call: Mapping[int, list[C
     offered = partial(_offered, search)
     material = search.session.material
     numbers = {**material.sizes, **material.scalars}
-    waiting = offered("carries", carries.changes, calls, search.behind, search.leaves)
+    waiting = offered("misplaced", misplaced.changes, calls, search.behind)
+    waiting += offered("carries", carries.changes, calls, search.behind, search.leaves)
     waiting += offered("restarts", restarts.changes, calls, search.behind)
     waiting += offered("shares", shares.changes, calls, search.behind, numbers)
     waiting += offered("chunks", chunks.changes, calls, search.behind)
