@@ -56,7 +56,8 @@ def test_3_slots_that_are_filled_together_wait_for_every_reader_and_are_ready_to
     early, together = any(bool(slot.data.any()) for slot in given), given[0].ready is given[2].ready
     readers[1].happened(None)
     begin_reading(given, Inline())
-    assert not early and together and [float(slot.data[0]) for slot in given] == [4, 5, 6] and all(slot.ready is DONE for slot in given)
+    assert (early, together, [float(slot.data[0]) for slot in given]) == (False, True, [4, 5, 6])
+    assert all(slot.ready is DONE for slot in given)
 
 
 def test_2_a_buffer_is_handed_out_again_only_behind_its_event():
@@ -126,8 +127,10 @@ def test_14_an_exception_goes_to_whoever_waits_and_the_worker_goes_on(worker):
 
 def test_14_a_worker_that_is_closed_says_so():
     worker = Worker("copies of a test")
-    worker.run(lambda: time.sleep(0.01))
+    done = []
+    worker.run(lambda: (time.sleep(0.02), done.append(1)))
     worker.close()
+    assert done and not worker._thread.is_alive()  # what was under way has ended, and nobody is left
     worker.close()
     with pytest.raises(ValueError, match="copies of a test: is closed"):
         worker.run(print)
