@@ -1,6 +1,8 @@
 // Which instructions this processor has and the operating system lets us use.
 #pragma once
 
+#include <cstdint>
+
 namespace gs {
 
 enum class Level : int { scalar, avx2, avx512, avx512_vnni, avx512_bf16, amx };
@@ -11,6 +13,17 @@ struct Machine {
     Level level;
     const char* why_not_higher;  // "" at the highest level
 };
+
+// What CPUID says (leaf 1 ecx; leaf 7 ebx, ecx, edx; leaf 7.1 eax), what the operating system saves, and whether it
+// gives this process tiles.
+struct Processor {
+    bool intel, tiles;
+    uint32_t model, basic, more[3], extra;
+    uint64_t saved;
+};
+
+// The highest level that such a processor gains from.
+Machine level_of(const Processor& processor);
 
 // Found once. AMX's tiles need leave of the kernel, which this asks for, on behalf of the whole process.
 const Machine& machine();

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "arena.h"
+#include "cpu.h"
 #include "error.h"
 #include "pool.h"
 
@@ -80,6 +81,17 @@ GS_API gs_status gs_selftest_throw(int32_t threads, int32_t kind) {
             throw kind;
         });
     });
+}
+
+// The level of a processor with all of AVX-512, and why it is not a higher one.
+GS_API int32_t gs_selftest_level(int32_t intel, uint32_t model, int32_t amx, int32_t tiles, const char** why) {
+    gs::Processor p{};
+    p.intel = intel, p.tiles = tiles, p.model = model;
+    p.basic = p.more[0] = p.more[1] = p.extra = 0xffffffff, p.saved = 0x600e6;
+    p.more[2] = amx ? 0xffffffff : 0;
+    const gs::Machine found = gs::level_of(p);
+    *why = found.why_not_higher;
+    return int32_t(found.level);
 }
 
 }  // extern "C"

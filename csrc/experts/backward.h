@@ -261,10 +261,7 @@ private:
                 add_lora(s, args.gate, dg_gate.data(), gate, col + i * STRIPE, outer, desk, block(desk, i));
                 add_lora(s, args.up, du_up.data(), up, col + i * STRIPE, outer, desk, block(desk, i));
             }
-            for (int64_t i = 0; i < s.count; ++i)
-                for (int64_t k = 0; k < stripes; ++k)
-                    std::memcpy(found + (plan.order[s.begin + i] - chunk.begin * slots) * all + k * STRIPE,
-                                block(desk, k) + i * STRIPE, STRIPE * 4);
+            keep_rows(plan, s, chunk.begin * slots, stripes, desk, found);
         }
         alignas(64) float total[BLOCKS * STRIPE];
         for (int64_t t = chunk.begin; t < chunk.end; ++t) {

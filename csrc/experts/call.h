@@ -185,6 +185,10 @@ struct Call {
                     return multiply_pairs(left, s.count, outputs_pairs<Code>(m, s.expert, row, begin, end, desk.words),
                                           end - begin, sums);
             }
+            if constexpr (FUSED<Code>)
+                if (!paired(m) && row + 16 < m.rows)
+                    return multiply_fused<Code>(m, s.expert, row, begin, end, static_cast<const float*>(left.rows),
+                                                s.count, desk.stripes, sums, ahead);
             outputs_stripe<Code>(m, s.expert, row, begin, end, !paired(m), desk.stripes);
             multiply_stripe(m, left, s.count, desk.stripes, end - begin, desk, sums, ahead);
         });

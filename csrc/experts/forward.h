@@ -21,13 +21,13 @@ struct Forward : Call {
         : Call(a, p),
           panels((outer + STRIPE - 1) / STRIPE),
           pieces_at_once(together(p.segment_count * pieces(STRIPE), BLOCKS / 2, all_few(p) ? 16 : 2)),
-          panels_at_once(together(p.chunk_count * panels, BLOCKS, all_few(p) ? 16 : 2)),
+          panels_at_once(together(p.chunk_count * panels, PANELS, all_few(p) ? 16 : 2)),
           gate_thin(arena.shared<float>(p.routes * ranks(a.gate))),
           up_thin(arena.shared<float>(p.routes * ranks(a.up))),
           down_thin(arena.shared<float>(p.routes * ranks(a.down))),
           rows(arena.each<float>(p.chunk_routes * STRIPE * panels_at_once)),
           h(inner_rows()),
-          bad(arena.shared<uint8_t>(given(a.flags) ? panels * a.tokens * slots : 0)),
+          bad(arena.shared<uint8_t>(given(a.flags) ? groups() * a.tokens * slots : 0)),
           int8(*this) {
         arena.allocate();
     }
@@ -58,18 +58,19 @@ struct Forward : Call {
                     [&](int64_t k, int64_t end, float* left) { gather_places(hs, s, k, end, &mask, left); },
                     desk(worker), down_thin.data());
             });
-        const int64_t groups = (panels + panels_at_once - 1) / panels_at_once;
-        parallel_for(plan.chunk_count * groups, [&](int64_t item, int worker) {
+        parallel_for(plan.chunk_count * groups(), [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
-            const int64_t first = item % groups * panels_at_once, left = panels - first;
-            output(plan.chunks[item / groups], first, left < panels_at_once ? left : panels_at_once,
-                   after_chunk(item, groups, panels_at_once), desk(worker), worker, rows.data(worker));
+            const int64_t first = item % groups() * panels_at_once, left = panels - first;
+            output(plan.chunks[item / groups()], first, left < panels_at_once ? left : panels_at_once,
+                   after_chunk(item, groups(), panels_at_once), desk(worker), worker, rows.data(worker));
         });
         if (given(args.flags)) join_flags();
         arena.check();
     }
 
 private:
+    int64_t groups() const { return (panels + panels_at_once - 1) / panels_at_once; }  // of panels
+
     // What is saved for a slot without an expert is never read, but it is written.
     void skipped() const {
         const size_t bytes = static_cast<size_t>(inner) * (bf16 ? 2 : 4);
@@ -192,28 +193,25 @@ private:
         return data + (row * inner + column) * (bf16 ? 2 : 4);
     }
 
-    // `count` times 32 features of y from the panel numbered `first` on; found: [count][routes of the chunk][32]
+    // `count` times 32 features of y from the panel numbered `first` on; found: [routes of the chunk][those]
     void output(const Chunk& chunk, int64_t first, int64_t count, const After& later, const Desk& desk, int worker,
                 float* found) {
-        const int64_t routes = plan.chunk_routes;
         const Rows hs = places(h);
+        const int64_t all = count * STRIPE, col = first * STRIPE, width = outer - col < all ? outer - col : all;
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
             const Segment& s = plan.parts[at];
             if (at + 1 < chunk.last && few(plan.parts[at + 1]))
-                fetch_few(args.slices[0].down, plan.parts[at + 1].expert, first * STRIPE);
+                fetch_few(args.slices[0].down, plan.parts[at + 1].expert, col);
             for (int64_t i = 0; i < count; ++i) clear(block(desk, i), s.count);
             const After after = at + 1 < chunk.last ? After{plan.parts[at + 1].expert, first} : later;
             for (int64_t i = 0; i < args.slice_count; ++i) add_slice(s, after, i, hs, first, count, desk, worker);
-            for (int64_t i = 0; i < count; ++i)
-                finish(s, chunk, (first + i) * STRIPE, desk, block(desk, i), found + i * routes * STRIPE);
+            for (int64_t i = 0; i < count; ++i) finish(s, (first + i) * STRIPE, desk, block(desk, i));
+            keep_rows(plan, s, chunk.begin * slots, count, desk, found);
         }
-        for (int64_t i = 0; i < count; ++i) {
-            const int64_t col = (first + i) * STRIPE, width = outer - col < STRIPE ? outer - col : STRIPE;
-            if (given(args.rows))
-                give_rows(chunk, first + i, width, found + i * routes * STRIPE);
-            else
-                give_sums(chunk, col, width, found + i * routes * STRIPE);
-        }
+        if (given(args.rows))
+            give_rows(chunk, first / panels_at_once, col, width, all, found);
+        else
+            give_sums(chunk, col, width, all, found);
     }
 
     void add_slice(const Segment& s, const After& after, int64_t index, const Rows& hs, int64_t first, int64_t count,
@@ -251,43 +249,40 @@ private:
         }
     }
 
-    // LoRA and bias; then the rows go where their routes are.
-    void finish(const Segment& s, const Chunk& chunk, int64_t col, const Desk& desk, float* sums, float* found) const {
+    // LoRA and bias
+    void finish(const Segment& s, int64_t col, const Desk& desk, float* sums) const {
         const int64_t width = outer - col < STRIPE ? outer - col : STRIPE;
         if (ranks(args.down))
             wide(s, down_thin.data(), ranks(args.down), args.down.scale, transposed(factor_of(args.down.b, s.expert)),
                  col, outer, desk, sums);
-        for (int64_t i = 0; i < s.count; ++i) {
-            float* row = sums + i * STRIPE;
-            if (given(args.down_bias))
-                for (int64_t j = 0; j < width; ++j) row[j] += matrix_of(args.down_bias).at(s.expert, col + j);
-            std::memcpy(found + (plan.order[s.begin + i] - chunk.begin * slots) * STRIPE, row, STRIPE * 4);
-        }
+        if (!given(args.down_bias)) return;
+        for (int64_t i = 0; i < s.count; ++i)
+            for (int64_t j = 0; j < width; ++j) sums[i * STRIPE + j] += matrix_of(args.down_bias).at(s.expert, col + j);
     }
 
-    void give_sums(const Chunk& chunk, int64_t col, int64_t width, const float* found) const {
-        alignas(64) float total[STRIPE];
+    void give_sums(const Chunk& chunk, int64_t col, int64_t width, int64_t all_columns, const float* found) const {
+        alignas(64) float total[PANELS * STRIPE];
         for (int64_t t = chunk.begin; t < chunk.end; ++t) {
-            Floats low = zero(), high = zero();
-            for (int64_t j = 0; j < slots; ++j) {
-                const int64_t route = t * slots + j;
+            std::memset(total, 0, static_cast<size_t>(all_columns) * 4);
+            for (int64_t route = t * slots; route < (t + 1) * slots; ++route) {
                 if (id_at(args, route) < 0) continue;
-                const float* row = found + (route - chunk.begin * slots) * STRIPE;
+                const float* row = found + (route - chunk.begin * slots) * all_columns;
                 const Floats w = all(weight_at(args, route));
-                low = fma(w, load(row), low), high = fma(w, load(row + LANES), high);
+                for (int64_t j = 0; j < all_columns; j += LANES)
+                    store(total + j, fma(w, load(row + j), load(total + j)));
             }
-            store(total, low), store(total + LANES, high);
             write(static_cast<char*>(args.y.data) + (t * outer + col) * (bf16 ? 2 : 4), bf16, width, total);
         }
     }
 
-    void give_rows(const Chunk& chunk, int64_t panel, int64_t width, float* found) const {
+    void give_rows(const Chunk& chunk, int64_t group, int64_t col, int64_t width, int64_t all_columns,
+                   float* found) const {
         for (int64_t route = chunk.begin * slots; route < chunk.end * slots; ++route) {
-            float* row = found + (route - chunk.begin * slots) * STRIPE;
-            if (id_at(args, route) < 0) std::memset(row, 0, STRIPE * 4);
-            write(static_cast<char*>(args.rows.data) + (route * outer + panel * STRIPE) * 4, false, width, row);
+            float* row = found + (route - chunk.begin * slots) * all_columns;
+            if (id_at(args, route) < 0) std::memset(row, 0, static_cast<size_t>(all_columns) * 4);
+            write(static_cast<char*>(args.rows.data) + (route * outer + col) * 4, false, width, row);
             if (!given(args.flags)) continue;
-            bad.data()[panel * args.tokens * slots + route] = !all_finite(row, width);
+            bad.data()[group * args.tokens * slots + route] = !all_finite(row, width);
         }
     }
 
@@ -296,7 +291,7 @@ private:
         auto* flags = static_cast<uint8_t*>(args.flags.data);
         for (int64_t route = 0; route < routes; ++route) {
             flags[route] = 0;
-            for (int64_t panel = 0; panel < panels; ++panel) flags[route] |= bad.data()[panel * routes + route];
+            for (int64_t group = 0; group < groups(); ++group) flags[route] |= bad.data()[group * routes + route];
         }
     }
 };

@@ -69,18 +69,23 @@ template <int COLUMNS, int... M> MultiplyRows pick(Counts<M...>, int rows) {
     return known[rows - 1];
 }
 
-// left [rows][LEFT_STRIDE], stripe [depth][STRIPE], sums [rows][STRIPE], of which COLUMNS are wanted
-template <int COLUMNS = STRIPE>
-void multiply(const float* left, int64_t rows, const float* stripe, int64_t depth, float* sums,
-              const Coming& ahead = {}) {
-    // blocks of about equal height: 13 rows are 7 and 6, not 12 and 1
-    const int64_t blocks = (rows + AT_ONCE - 1) / AT_ONCE;
-    for (int64_t i = 0, begin = 0; i < blocks; ++i) {
+// Rows [begin, rows), what `done` of so many blocks of about equal height have left: 13 rows are 7 and 6, not 12 and 1.
+template <int COLUMNS>
+void multiply_blocks(const float* left, int64_t begin, int64_t rows, int64_t blocks, int64_t done, const float* stripe,
+                     int64_t depth, float* sums, const Coming& ahead) {
+    for (int64_t i = done; i < blocks; ++i) {
         const int64_t end = rows * (i + 1) / blocks;
         const MultiplyRows run = pick<COLUMNS>(UpTo<AT_ONCE>{}, static_cast<int>(end - begin));
         run(left + begin * LEFT_STRIDE, stripe, depth, sums + begin * STRIPE, ahead.soon(i, blocks, depth, stripe));
         begin = end;
     }
+}
+
+// left [rows][LEFT_STRIDE], stripe [depth][STRIPE], sums [rows][STRIPE], of which COLUMNS are wanted
+template <int COLUMNS = STRIPE>
+void multiply(const float* left, int64_t rows, const float* stripe, int64_t depth, float* sums,
+              const Coming& ahead = {}) {
+    multiply_blocks<COLUMNS>(left, 0, rows, (rows + AT_ONCE - 1) / AT_ONCE, 0, stripe, depth, sums, ahead);
 }
 
 }  // namespace gs::GS_LEVEL
