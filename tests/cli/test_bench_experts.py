@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from goldsmith import assay, experts
-from goldsmith.cli.bench import prove
+from goldsmith.cli.bench import command, prove
 from goldsmith.cli.bench.experts import COMPARED, Moe, MoeInt8, Slots
 from goldsmith.cli.bench.peers import ALL, kt_kernel
+from goldsmith.cli.bench.run import Request
 from goldsmith.cli.bench.subject import MakeThere
+from goldsmith.cli.say import console
 from goldsmith.core import native
 from goldsmith.core.op import Op
 from goldsmith.experts import benchmarks
@@ -125,3 +127,27 @@ def test_kt_kernel_is_left_out_in_words(monkeypatch):
     assert kt_kernel.missing() == "its training kernels need AVX512_BF16 or AMX; this machine has avx512_vnni"
     monkeypatch.setattr(native, "machine_isa", lambda: ("amx", ""))
     assert kt_kernel.missing() is None
+
+
+@pytest.mark.parametrize(
+    "asked, names, place",
+    [
+        ({}, ["experts.moe", "experts.slots"], ("cpu", ["experts.moe", "experts.slots"])),
+        ({}, ["experts.moe", "mhc.pre"], ("cuda", ["mhc.pre"])),
+        ({}, ["mhc.pre"], ("cuda", ["mhc.pre"])),
+        ({"backend": "native"}, ["experts.moe"], ("cpu", ["experts.moe"])),
+        ({"backend": "cuda_grouped"}, ["experts.moe"], ("cuda", ["experts.moe"])),
+        ({"backend": "reference"}, ["experts.moe"], ("cuda", ["experts.moe"])),
+        ({"device": "cuda"}, ["experts.moe", "mhc.pre"], ("cuda", ["experts.moe", "mhc.pre"])),
+    ],
+)
+def test_kernels_of_the_cpu_are_not_timed_as_a_reference_on_a_gpu(monkeypatch, capsys, asked, names, place):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert command._place(Request(**asked), names, console(stderr=True)) == place
+    said = " ".join(capsys.readouterr().err.split())
+    if place[0] == "cpu":
+        assert f"{', '.join(names)}: timed on the CPU, whose kernels are meant; --device cuda is the GPU." in said
+    elif place[1] != names:
+        assert "left out: experts.moe, whose kernels are the CPU's. Name them alone, or give --device." in said
+    else:
+        assert not said

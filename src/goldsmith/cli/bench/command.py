@@ -39,14 +39,14 @@ SUBJECTS: dict[str, type[Subject]] = {"experts.moe": Moe, "experts.moe_int8": Mo
 def run(request: Request, *, out: str | None = None) -> int:
     """The whole command; returns the exit status."""
     err = console(stderr=True)
-    device = _device(request.device)
+    device, names = _place(request, _names(request), err)
     if machine().interpreter:
         raise Problem("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
     for wanted in request.threads:
         count = wanted.partition(":")[0]
         if not (count.isascii() and count.isdigit() and int(count)):
             raise Problem(f"--threads {wanted}: wanted a whole number of at least 1, as in 8, or 8:TEXT.")
-    subjects = list(_subjects(request, device))
+    subjects = list(_subjects(request, names, device))
     peers = _peers(request, err)
     conditions = Conditions.here(device, request.commit)
     target = _open(out)
@@ -125,9 +125,14 @@ def _told(subjects: list[_Planned], device: str, err: Console) -> Iterator[Calla
         yield partial(planned.make, planned.entry, device)
 
 
-def _subjects(request: Request, device: str) -> Iterator[_Planned]:
+def _known() -> dict[str, list[BenchCase]]:
     ops = dict(sorted(Op.all().items()))
-    known = {**{name: op.bench for name, op in ops.items()}, **{n: c.entries() for n, c in COMPOSITES.items()}}
+    return {**{name: list(op.bench) for name, op in ops.items()}, **{n: c.entries() for n, c in COMPOSITES.items()}}
+
+
+def _names(request: Request) -> list[str]:
+    """The operators and composites that are asked for; all, when none is named."""
+    known = _known()
     wanted = list(known)
     if request.names:
         wanted = []
@@ -137,8 +142,13 @@ def _subjects(request: Request, device: str) -> Iterator[_Planned]:
                 more = f"modules, which verify does not know and bench proves itself: {', '.join(COMPOSITES)}"
                 raise Problem(f"no operator {name!r}; there are: {operators()}; {more}.")
             wanted += members
+    return list(dict.fromkeys(wanted))
+
+
+def _subjects(request: Request, wanted: list[str], device: str) -> Iterator[_Planned]:
+    ops, known = Op.all(), _known()
     found = False
-    for name in dict.fromkeys(wanted):
+    for name in wanted:
         for entry in known[name]:
             named = any(part in entry.name for part in request.cases)
             if request.cases and not named:
@@ -178,6 +188,22 @@ def _peers(request: Request, err: Console) -> dict[str, Any]:
         else:
             err.print(f"[dim]peer {name} is left out: {reason}[/]")
     return chosen
+
+
+def _place(request: Request, names: list[str], err: Console) -> tuple[str, list[str]]:
+    """Where to time, and what: unless a device is named, kernels of the CPU are not timed as a reference on a GPU."""
+    device = _device(request.device)
+    if request.device is not None or request.backend not in (None, "auto", "native") or device == "cpu":
+        return device, names
+    ops = Op.all()
+    on_cpu = [name for name in names if name in ops and next(iter(ops[name].backends), None) == "native"]
+    if not on_cpu:
+        return device, names
+    if on_cpu == names:
+        err.print(f"[dim]{', '.join(names)}: timed on the CPU, whose kernels are meant; --device cuda is the GPU.[/]")
+        return "cpu", names
+    err.print(f"[dim]left out: {', '.join(on_cpu)}, whose kernels are the CPU's. Name them alone, or give --device.[/]")
+    return device, [name for name in names if name not in on_cpu]
 
 
 def _device(wanted: str | None) -> str:
