@@ -1,6 +1,7 @@
 """Processes that may die, for the tests of what they leave behind; and whether kernels run on this one's CPU."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ def in_a_child(work):
     """Its exit status; negative when a signal ended it. A fork: no interpreter has to start."""
     child = os.fork()
     if not child:
+        signal.alarm(60)  # whoever waits for ever is ended, and seen as such
         try:
             work()
             os._exit(0)
