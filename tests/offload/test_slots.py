@@ -67,8 +67,8 @@ def test_2_a_buffer_is_handed_out_again_only_behind_its_event():
     transit.give_back(busy)
     second = transit.take((3,), torch.float32)
     assert second.data_ptr() != first.data_ptr()
-    threading.Timer(0.02, busy.happened, [None]).start()
     begin = time.perf_counter()
+    threading.Timer(0.02, busy.happened, [None]).start()
     assert transit.take((3,), torch.float32).data_ptr() == first.data_ptr()
     assert time.perf_counter() - begin > 0.01
 
@@ -83,8 +83,8 @@ def test_2_a_packet_is_filled_anew_only_behind_its_event():
     first, busy = send(1, 2), HostEvent()
     packets.give_back(busy)
     second = send(3, 4)
-    threading.Timer(0.02, busy.happened, [None]).start()
     begin = time.perf_counter()
+    threading.Timer(0.02, busy.happened, [None]).start()
     third = send(5, 6)
     assert time.perf_counter() - begin > 0.01 and third.data_ptr() == first.data_ptr()
     assert (second.tolist(), third.tolist()) == ([3, 4], [5, 6])
