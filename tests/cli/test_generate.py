@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -313,13 +312,16 @@ def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_pat
     assert done.exit_code == 2 and "give --prompt TEXT" in " ".join(done.stderr.split())
 
 
-def test_it_takes_less_than_ten_seconds_of_a_processor_from_the_shell():
-    words = ["generate", str(SHAKESPEARE), "--device", "cpu", "--prompt", "O", "--max-new-tokens", "24"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def test_from_the_shell_no_token_is_computed_twice():
+    """That keeps it below 10 s, with all imports, which `python benchmarks/promises.py generate` measures."""
+    words = ["generate", str(SHAKESPEARE), "--device", "cpu", "--prompt", "O", "--max-new-tokens", "24", "--json"]
     done = subprocess.run([sys.executable, "-m", "goldsmith", *words], capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
+    assert done.returncode == 0, done.stderr
+    config, answer = AutoConfig.from_pretrained(SHAKESPEARE), json.loads(done.stdout)
+    (output,), stats = answer["outputs"], answer["stats"]
+    assert output["text"].strip() and len(output["tokens"]) == 24
+    assert stats["calls"] == stats["tokens"] == 24 * config.num_hidden_layers
+    assert stats["experts_cpu"] == config.num_experts_per_tok * stats["tokens"]
 
 
 def test_room_is_kept_for_all_prompts_and_a_gpu_that_is_full_is_a_paragraph(model, monkeypatch):
