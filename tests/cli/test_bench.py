@@ -235,7 +235,7 @@ def test_times_of_the_interpreter_are_refused(monkeypatch):
 def test_on_a_cpu_only_sizes_that_a_cpu_can_hold_are_taken_unless_named():
     def cases(**options):
         request = command.Request(names=("mhc.post",), **options)
-        return [planned.entry.name for planned in command._subjects(request, "cpu")]
+        return [planned.entry.name for planned in command._subjects(request, command._names(request), "cpu")]
 
     assert all(name.startswith("decode") for name in cases()) and cases()
     assert cases(cases=("train[T=4096",)) == ["train[T=4096,D=2560]"]

@@ -143,7 +143,7 @@ def test_kt_kernel_is_left_out_in_words(monkeypatch):
 )
 def test_kernels_of_the_cpu_are_not_timed_as_a_reference_on_a_gpu(monkeypatch, capsys, asked, names, place):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert command._place(Request(**asked), names, console(stderr=True)) == place
+    assert command._where(Request(**asked), names, console(stderr=True)) == place
     said = " ".join(capsys.readouterr().err.split())
     if place[0] == "cpu":
         assert f"{', '.join(names)}: timed on the CPU, whose kernels are meant; --device cuda is the GPU." in said

@@ -39,7 +39,7 @@ SUBJECTS: dict[str, type[Subject]] = {"experts.moe": Moe, "experts.moe_int8": Mo
 def run(request: Request, *, out: str | None = None) -> int:
     """The whole command; returns the exit status."""
     err = console(stderr=True)
-    device, names = _place(request, _names(request), err)
+    device, names = _where(request, _names(request), err)
     if machine().interpreter:
         raise Problem("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
     for wanted in request.threads:
@@ -190,7 +190,7 @@ def _peers(request: Request, err: Console) -> dict[str, Any]:
     return chosen
 
 
-def _place(request: Request, names: list[str], err: Console) -> tuple[str, list[str]]:
+def _where(request: Request, names: list[str], err: Console) -> tuple[str, list[str]]:
     """Where to time, and what: unless a device is named, kernels of the CPU are not timed as a reference on a GPU."""
     device = _device(request.device)
     if request.device is not None or request.backend not in (None, "auto", "native") or device == "cpu":
