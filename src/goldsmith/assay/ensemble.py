@@ -288,6 +288,11 @@ def _sigmoid(m, x):
     return 1 / (1 + torch.exp(-x)) if m.by_formula and x.is_floating_point() else None
 
 
+def _tanh(m, x):
+    """2 sigmoid(2 x) - 1, as Triton kernels write it"""
+    return 2 / (1 + torch.exp(-2 * x)) - 1 if m.by_formula and x.dtype == torch.float32 else None
+
+
 def _erf(m, x):
     """sign(x) (1 - P(t) exp(-x^2)), t = 1 / (1 + p |x|): Abramowitz and Stegun, 7.1.26"""
     if not (m.by_formula and x.dtype == torch.float32):
@@ -329,6 +334,7 @@ def _softmax_backward(m: LegalOrder, grad: Tensor, y: Tensor, dim: int, dtype=No
 _REWRITES: dict[str, Callable] = {
     "sum": _sum, "mean": _mean, "prod": _prod, "cumsum": _cumsum, "mm": _product, "bmm": _product, "mv": _mv,
     "dot": _dot, "vdot": _dot, "addmm": _addmm, "addmv": _addmm, "baddbmm": _addmm, "index_add": _index_add,
-    "scatter_add": _scatter_add, "index_put": _index_put, "exp": _exp, "div": _div, "sigmoid": _sigmoid, "erf": _erf,
+    "scatter_add": _scatter_add, "index_put": _index_put, "exp": _exp, "div": _div, "sigmoid": _sigmoid,
+    "erf": _erf, "tanh": _tanh,
     "silu": _silu, "rsqrt": _rsqrt, "_softmax_backward_data": _softmax_backward,
 }  # fmt: skip

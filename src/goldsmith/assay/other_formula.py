@@ -11,7 +11,7 @@ of a gradient x.grad have the size of dy y in units of x: an error below roundin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -39,6 +39,29 @@ def terms(name: str, bounded: Mapping[str, Bounded], leaves: Mapping[str, Tensor
             sizes.append(float(torch.where(y.bound > 0, (dy * y.value).abs(), 0.0).nan_to_num(0.0, 0.0, 0.0).max()))
     largest = float(x.double().abs().nan_to_num(0.0, 0.0, 0.0).max())
     return max(sizes) / largest if largest > 0 else 0.0
+
+
+def said(bounded: Bounded, error: Tensor, compute: torch.dtype, beside: Iterable[Tensor], least: float = 0.0) -> str:
+    """A sentence for a result that is off by no more than rounding of the numbers beside it; else "".
+
+    Those are the result's own along the lines through an element, and the elements of what has its shape; least: what
+    `terms` gives.
+    """
+    wrong = torch.isfinite(bounded.value) & (error > bounded.bound)
+    if not bool(torch.isfinite(error).all()) or not bool(wrong.any()):
+        return ""
+    size = bounded.value.abs().nan_to_num(0.0, 0.0, 0.0)
+    lines = [size.amax(a, keepdim=True).expand_as(size) for a in range(size.dim())]
+    alike = [t.double().abs() for t in beside if t.shape == size.shape and t.is_floating_point()]
+    size = torch.stack([size, *lines, *alike]).amax(0).clamp(min=least)
+    roundings = float((error / (unit_roundoff(compute) * size))[wrong].max())
+    if not roundings <= unit(bounded.value, compute) / unit_roundoff(compute):
+        return ""
+    return (
+        f"; it is off by at most {roundings:.2g} roundings of the numbers beside it, as another formula is that adds "
+        "up numbers of their size (x - logsigmoid(x) for softplus(x), a Fourier transform for a short sum): where "
+        "that is meant, write the golden by that formula"
+    )
 
 
 def cancels(bounded: Bounded, error: Tensor, compute: torch.dtype, terms: float = 0.0) -> Tensor:

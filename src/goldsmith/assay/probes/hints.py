@@ -1,7 +1,8 @@
-"""What to declare, where a result that fails is right for a kernel that rounds intermediates to 16 bits.
+"""What to declare, where a result that fails is right for a kernel that rounds more than is promised.
 
 By default sums and intermediates are promised in float32. A kernel that keeps its probabilities in bfloat16 breaks that
 promise, on purpose or not: only its author knows, so the finding stays, and says which declaration would allow it.
+So it does where the error is of the size that another formula has, which a golden by that formula would allow.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import time
 import torch
 from torch import Tensor
 
-from .. import clock, ladder
+from .. import clock, ladder, other_formula
 from ..bounds import unit_roundoff
 from ..reference import References
 from ..run import Run
 from ..session import Session
 
 NARROW = (torch.bfloat16, torch.float16)
+OUT_OF_RANGE = "; where inputs of that size never come, choose probes= without 'scaling'"
 LEFT_OUT = "what would have to be declared, were it meant to round to 16 bits"
 SINGLE = 8  # golden's stages that are tried one by one
 
@@ -31,8 +33,22 @@ def hint(
     """
     known = session.hints.get(name, "")
     if not known and tensor is not None:
-        known = session.hints[name] = _made(session, done, reference, name, kind, tensor, scaled)
+        known = _formula(reference, name, tensor)  # the narrower of the two
+        known = known or _made(session, done, reference, name, kind, tensor, scaled)
+        session.hints[name] = known
+    if not known and scaled and tensor is not None and not bool(torch.isfinite(tensor).all()):
+        return OUT_OF_RANGE
     return known
+
+
+def _formula(reference: References, name: str, tensor: Tensor) -> str:
+    """Where no more than another formula's rounding is wrong."""
+    bounded = reference.bounded.get(name)
+    if bounded is None or tensor.shape != bounded.value.shape or not tensor.is_floating_point():
+        return ""
+    error = (tensor.double() - bounded.value).abs()
+    least = other_formula.terms(name, reference.bounded, reference.leaves)
+    return other_formula.said(bounded, error, reference.compute, reference.leaves.values(), least)
 
 
 def _made(

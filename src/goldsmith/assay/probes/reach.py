@@ -61,8 +61,11 @@ def moved(session: Session, name: str, tensor: Tensor, references: References) -
     return out & off(session, name, tensor, references) if bool(out.any()) else out
 
 
-def off(session: Session, name: str, tensor: Tensor, references: References) -> Tensor:
-    """Where a result is not the golden's at these inputs, by more than rounding, of another formula too."""
+def off(session: Session, name: str, tensor: Tensor, references: References, *, inputs_alone: bool = False) -> Tensor:
+    """Where a result is not the golden's at these inputs, by more than rounding, of another formula too.
+
+    inputs_alone: of one that loses what rounding of its inputs loses, and not what it adds up on the way besides.
+    """
     now = references.bounded[name]
     apart = (tensor.double() - now.value).abs()
     out = ~(apart <= SLACK * now.bound) & torch.isfinite(now.value)
@@ -71,10 +74,18 @@ def off(session: Session, name: str, tensor: Tensor, references: References) -> 
         out &= ~(infinite & references.also(name, lambda t: ~torch.isfinite(t)))
         if not all(bool(torch.isfinite(t).all()) for t in references.values.values() if t.is_floating_point()):
             out &= ~infinite  # the golden divides by 0, or overflows, and another formula's zeros meet that elsewhere
-    return out & ~(apart <= rounding(session, name, references)) if bool(out.any()) else out
+    return out & ~(apart <= rounding(session, name, references, inputs_alone)) if bool(out.any()) else out
 
 
-def rounding(session: Session, name: str, references: References) -> Tensor:
+def formula(session: Session, name: str) -> Tensor:
+    """How far another formula's rounding moves this result of the first run, at the size of the largest beside it."""
+    golden, ref = session.ref.values[name], session.ref
+    return other_formula.unit(golden, ref.compute) * _sizes(golden).clamp(
+        min=other_formula.terms(name, ref.bounded, ref.leaves)
+    )
+
+
+def rounding(session: Session, name: str, references: References, inputs_alone: bool = False) -> Tensor:
     """How far the rounding of another formula moves this result at these inputs, per element."""
     golden, compute = references.values[name], references.compute
     unit = other_formula.unit(golden, compute)
@@ -87,7 +98,7 @@ def rounding(session: Session, name: str, references: References) -> Tensor:
         material = references.material.with_inputs(off)
         run = session.references(material, references.run, references.decisions).values[name]
         far = torch.maximum(far, (run - golden).abs().nan_to_num(0.0, 0.0, 0.0))
-    return torch.maximum(unit * size, 2 * far)
+    return 2 * far if inputs_alone else torch.maximum(unit * size, 2 * far)
 
 
 def _rounds(t: Tensor) -> bool:

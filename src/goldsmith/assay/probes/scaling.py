@@ -154,7 +154,9 @@ def _rounds_so(reference: References, name: str, done: Run) -> bool:
 def _stable(session: Session, reference: References, name: str, done: Run) -> bool:
     """Whether another formula rounds so: exp(x - logsumexp(x)) rounds at the size of x, and loses at large ones."""
     got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
-    return got is not None and got.shape == golden.shape and not bool(reach.off(session, name, got, reference).any())
+    if got is None or got.shape != golden.shape:
+        return False
+    return not bool(reach.off(session, name, got, reference, inputs_alone=True).any())
 
 
 def _honest_passes(session: Session, reference: References, name: str) -> bool:
@@ -305,13 +307,14 @@ def _elsewhere(session: Session, label: str, name: str, mask: Tensor) -> Tensor:
     """Without the gradient of the planted element itself, where every output is NaN as it should be.
 
     A guard (where x > 20: x, else log1p(exp(min(x, 20)))) sends no gradient through the branch that it shuts, and the
-    clamp none to what is out of its range: the loss is NaN and says so.
+    clamp none to what is out of its range: the loss is NaN and says so. Of |x - y| the same holds for NaN in either.
     """
-    place = _places(session).get(name.removesuffix(".grad"))
-    if place is None or not bool(mask.view(-1)[place]):
+    inputs = session.material.inputs
+    places = [place for other, place in _places(session).items() if inputs[other].shape == mask.shape]
+    if not any(bool(mask.view(-1)[place]) for place in places):
         return mask
     mask = mask.clone()
-    mask.view(-1)[place] = False
+    mask.view(-1)[places] = False
     if not bool(mask.any()):
         text = f"{label}: {name} is finite at the planted element itself, whose gradient is NaN in the golden; "
         session.note("nan_gradient", name, text + "the outputs pass it on")

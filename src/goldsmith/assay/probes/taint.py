@@ -19,6 +19,11 @@ from ..session import Session
 from . import reach, taint_screen
 from .slices import NAME, Slice, nan_masks, ran, results, slices
 
+LITTLE = (
+    "by less than rounding of the numbers beside it: a floor under small numbers, or another formula, that adds up "
+    "larger ones; where that is meant, write the golden by that formula"
+)
+
 
 def run(session: Session) -> None:
     todo = taint_screen.remaining(session, slices(session))
@@ -113,14 +118,15 @@ def _missing(session: Session, part: Slice, name: str, mask: Tensor, tensor: Ten
     proven = (tensor.double() - now.value).abs() > SLACK * now.bound
     unproven = now.open | before.open
     if bool((mask & unproven).any()):
-        reach = _spread(references, name) + _spread(session.ref, name)
-        proven |= unproven & ((now.value - before.value).abs() > reach)
+        farthest = _spread(references, name) + _spread(session.ref, name)
+        proven |= unproven & ((now.value - before.value).abs() > farthest)
     mask = mask & proven
     mask = _off_kinks(session, name, mask, references)
     if bool(mask.any()):
         where = session.locate(name, mask)
         text = f"{part.text} has no influence on {name} ({where.text}), in the golden it has: "
-        text += "a reduction cut short, or a wrong mask"
+        small = (now.value - before.value).abs() <= reach.formula(session, name)
+        text += LITTLE if bool(small[mask].all()) else "a reduction cut short, or a wrong mask"
         session.find(CERTAIN, NAME, name, text, where=where, measured=0.0)
 
 
