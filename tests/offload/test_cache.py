@@ -1,6 +1,7 @@
 """The cache: who leaves when another comes, what counts as cached, and what the plan makes of it."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -342,6 +343,8 @@ def test_a_prompt_gives_the_same_bits_whichever_way_it_goes(store, prefill):
 def test_the_next_layers_copies_are_begun_while_this_one_is_computed(store):
     calls = list(zipf(store, 3, T=60))
     with engine_of(store, "2MiB", prefill="stream", cache="none") as engine:
+        copy = engine._lanes._copy
+        engine._lanes._copy = lambda *of: (time.sleep(0.002), copy(*of))  # `flush` waits for what is under way
         engine(0, *calls[0])
         engine.flush()
         copied = engine.stats().layers[1].bytes_h2d

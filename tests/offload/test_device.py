@@ -141,6 +141,21 @@ def test_faults_are_told_one_call_later(store):
         assert (report.layer, report.cause, report.experts) == (2, "transfer", (int(ids[0, 0]),))
 
 
+def test_a_transfer_that_fails_is_told_of_a_token_alone_too(small):
+    """Whose rows the merge reads where the CPU made them, but for faults on their way."""
+    x, ids, weights = stores.call(small, 0, 1, 2, dtype=torch.float32)
+    with engine_of(small, "cpu") as engine:
+        clean = engine(0, x, ids, weights)
+        with inject(engine, "transfer", layer=0, expert=int(ids[0, 1])):
+            assert torch.isnan(engine(0, x, ids, weights)).all()
+            with pytest.raises(NumericsError) as raised:
+                engine.end_forward()
+        report = raised.value.report
+        assert (report.stage, report.cause, report.experts) == ("transfer", "transfer", (int(ids[0, 1]),))
+        assert "were finite on the CPU, and are not on the device" in report.evidence[0]
+        assert torch.equal(engine(0, x, ids, weights), clean)
+
+
 def test_what_the_cpu_began_for_a_call_that_raised_is_over_before_its_buffers_are_filled(store, monkeypatch):
     x, ids, weights = stores.call(store, 0, 1, 4, dtype=torch.float32)
     with engine_of(store, "cpu") as engine:
