@@ -171,6 +171,17 @@ def test_what_the_cpu_began_for_a_call_that_raised_is_over_before_its_buffers_ar
         assert torch.equal(engine(0, x, ids, weights), clean) and seen == [None]
 
 
+def test_15_a_capture_is_refused_before_anything_is_done(small, monkeypatch):
+    x, ids, weights = stores.call(small, 0, 2, 2, dtype=torch.float32)
+    with engine_of(small) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "device", torch.device("cuda", 0))
+            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph: .* between the calls"):
+                engine(0, x, ids, weights)
+        assert engine.stats().calls == 0 and torch.isfinite(engine(0, x, ids, weights)).all()
+
+
 def test_times_and_spans_are_told_by_lane(store, tmp_path):
     x, ids, weights = stores.call(store, 0, 1, 6, dtype=torch.float32)
     with engine_of(store) as engine, engine.trace(tmp_path / "t.json"):

@@ -1,6 +1,7 @@
 """The hazards of experts on several lanes, each provoked: numbers in the tests' names are those of `HAZARDS`.
 
-Those of streams and capture need a GPU: test_gpu.py has them, with work that is made late on purpose.
+Those of streams are provoked on a GPU by work that is made late on purpose (test_gpu.py), and on a CPU by streams that
+do everything as late as their events allow (test_device_late.py).
 """
 
 import subprocess
@@ -15,32 +16,46 @@ import torch
 from goldsmith.offload.engine import Engine
 from offload import stores
 
-# number -> what goes wrong, and where it is provoked
+_LATE, _ALL = "test_device_late", "however_late_a_gpu_is_the_numbers_are_the_same"
+# number -> what goes wrong, and where it is provoked: what stands in test_gpu needs one, the rest does not
 HAZARDS = {
-    1: ("rows are read before their copy from the device ends", "test_gpu", "a_late_copy_stream_is_waited_for"),
-    2: ("a host buffer is filled again before its copy ended", "test_slots", "2_a_buffer_is_handed_out_again_only"),
-    3: ("a slot is overwritten while it is read", "test_slots", "3_a_slot_is_not_written_before_its_last_reader"),
-    4: ("a tensor is freed on another stream", "test_hazards", "4_the_arenas_are_allocated_once"),
-    5: ("stream and device belong to a thread", "test_gpu", "it_runs_in_a_stream_and_in_a_thread_of_the_callers"),
-    6: ("copies from pageable memory block", "test_gpu", "bytes_reach_the_device_in_any_way"),
-    7: ("memory is read that nobody wrote", "test_hazards", "7_nothing_is_read_that_was_not_written"),
-    8: ("groups are padded", "test_hazards", "8_an_expert_with_one_token_beside_one_with_a_thousand"),
-    9: ("ids are out of range", "test_engine", "an_id_out_of_range_is_named_before_any_lane_starts"),
-    10: ("a weight of 0 does not clear a NaN", "test_engine", "skipped_slots_are_not_read"),
-    11: ("float16 overflows inside", "test_hazards", "11_float16_does_not_overflow_between_its_ends"),
-    12: ("ids go through a pool of another dtype", "test_engine", "integer_ids_and_float32_weights_keep_every_bit"),
-    13: ("symptoms are masked", "test_guard", "nothing_is_masked_with_warn_and_off"),
-    14: ("forks, dead workers, endless queues", "test_hazards", "14_an_exception_in_a_worker_is_raised_by_the_call"),
-    15: ("a CUDA graph captures the call", "test_gpu", "capture_is_refused"),
-    16: ("more threads than processors", "test_hazards", "16_two_engines_at_once_take_no_longer"),
-}
+    1: ("rows are read before their copy from the device ends", ("test_gpu", "a_late_compute_stream"),
+        (_LATE, _ALL)),
+    2: ("a host buffer is filled again before its copy ended", ("test_gpu", "a_late_compute_stream"),
+        ("test_slots", "2_a_buffer_is_handed_out_again_only"), (_LATE, "lists_of_many_waves")),
+    3: ("a slot is overwritten while it is read", ("test_gpu", "a_late_copy_into_a_slot"), (_LATE, _ALL),
+        ("test_slots", "3_a_slot_is_not_written_before_its_last_reader")),
+    4: ("a tensor is freed on another stream", ("test_gpu", "the_budget_is_all_that_is_taken"),
+        ("test_hazards", "4_the_arenas_are_allocated_once")),
+    5: ("stream and device belong to a thread", ("test_gpu", "it_runs_in_a_stream_and_in_a_thread_of_the_callers"),
+        (_LATE, _ALL), ("test_engine", "calls_from_many_threads")),
+    6: ("copies from pageable memory block", ("test_gpu", "bytes_reach_the_device_in_any_way"),
+        ("test_transport", "the_way_is_the_first_that_can_be_had")),
+    7: ("memory is read that nobody wrote", ("test_hazards", "7_nothing_is_read_that_was_not_written"),
+        ("test_store_publish", "a_builder_killed_at_any_byte")),
+    8: ("groups are padded", ("test_hazards", "8_an_expert_with_one_token_beside_one_with_a_thousand")),
+    9: ("ids are out of range", ("test_engine", "an_id_out_of_range_is_named_before_any_lane_starts")),
+    10: ("a weight of 0 does not clear a NaN", ("test_engine", "skipped_slots_are_not_read")),
+    11: ("float16 overflows inside", ("test_gpu", "float16_does_not_overflow_inside"),
+         ("test_hazards", "11_float16_does_not_overflow_between_its_ends")),
+    12: ("ids go through a pool of another dtype", ("test_engine", "integer_ids_and_float32_weights_keep_every_bit"),
+         ("test_slots", "12_buffers_hold_bytes")),
+    13: ("symptoms are masked", ("test_guard", "nothing_is_masked_with_warn_and_off")),
+    14: ("forks, dead workers, endless queues", ("test_hazards", "14_an_exception_in_a_worker_is_raised_by_the_call"),
+         ("test_engine", "a_fork_is_told_that_it_is_one")),
+    15: ("a CUDA graph captures the call", ("test_gpu", "capture_is_refused"),
+         ("test_device", "15_a_capture_is_refused")),
+    16: ("more threads than processors", ("test_hazards", "16_two_engines_at_once_take_no_longer")),
+}  # fmt: skip
 LANES = ("cpu", "copied", "cached", "mixed")
 
 
 @pytest.mark.parametrize("number", range(1, 17))
 def test_every_hazard_has_its_test(number):
-    _, file, name = HAZARDS[number]
-    assert f"\ndef test_{name}" in (Path(__file__).parent / f"{file}.py").read_text(), (file, name)
+    _, *tests = HAZARDS[number]
+    for file, name in tests:
+        assert f"\ndef test_{name}" in (Path(__file__).parent / f"{file}.py").read_text(), (file, name)
+    assert any(file != "test_gpu" for file, _ in tests)  # each is provoked on a machine without a GPU, too
 
 
 @pytest.fixture(scope="module")
