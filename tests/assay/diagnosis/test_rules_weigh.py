@@ -1,13 +1,15 @@
 """How much a story is worth: what else would look alike, and how much of what is wrong it explains."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from assay.diagnosis.fault_table import G
 from assay.diagnosis.faulty import draw, pair
-from goldsmith.assay.diagnosis.evidence import Influence, RunFact
+from goldsmith.assay.diagnosis.evidence import Fit, Influence, MemoryFact, RunFact, WhatIf
 from goldsmith.assay.diagnosis.rank import rank
+from goldsmith.assay.results import Location
 
 
 def scored(id, evidence):
@@ -46,3 +48,40 @@ def test_scores_that_are_alike_hide_more_than_a_rescaling():
     assert 0 < scored("missing_rescale", evidence) <= 0.4
     near = replace(evidence, got=G * (1 + 2.0**-22), fits=[], ratios=[])
     assert scored("missing_rescale", near) == 0
+
+
+def test_a_result_that_is_the_goldens_transposed_is_called_so_whatever_was_exchanged_for_it():
+    golden = draw(9, 9)
+    exchanged = WhatIf("swapped_results", "q and k are exchanged", "y", 1.0, True, prior=0.75)
+    found = rank(pair(golden.mT.clone(), golden, whatif=[exchanged]), {})
+    assert [c.id for c in found[:2]] == ["transposed", "swapped_results"]
+
+
+@pytest.mark.parametrize("empty, first", [(True, "empty_group"), (False, "uninitialised_accumulator")])
+def test_what_nobody_writes_where_nothing_belongs_is_no_accumulator(empty, first):
+    golden = G.clone()
+    golden[3] = 0 if empty else 1
+    got = golden.clone()
+    got[3] = math.nan
+    where = Location("y", axes={"0": [(3, 3)]}, fraction=1 / 12, text="axis 0: 3")
+    fact = MemoryFact("never_written", "y", "y holds uninitialised memory: axis 0: 3", where)
+    runs = {"zeroed memory": RunFact("zeroed memory")}
+    assert rank(pair(got, golden, memory=[fact], runs=runs), {})[0].id == first
+
+
+@pytest.mark.parametrize("agree, claimed", [(True, True), (False, False)])
+def test_another_mask_leaves_what_both_keep_as_it_is(agree, claimed):
+    ours, theirs = (draw(12, 16, seed=s) > 0 for s in (3, 4))
+    evidence = pair((G if agree else 2 * draw(12, 16, seed=7)) * ours, G * theirs, fits=[], ratios=[], permutations=[])
+    score = scored("dropout_mismatch", evidence)
+    assert score > 0.8 if claimed else 0 < score <= 0.3
+
+
+@pytest.mark.parametrize("rows, first", [(3, "repeated_term"), (5, "wrong_factor")])
+def test_a_ratio_is_a_count_where_something_is_there_so_often(rows, first):
+    golden = draw(rows, 7)
+    told = WhatIf("wrong_factor", "beta counts as 1 - beta", "y", 1.0, True, prior=0.6, others=0.0)
+    evidence = pair(3 * golden, golden, whatif=[told], sizes={"R": rows}, fits=[
+        Fit("y", "y", "1", "repeated", 2.0, 1e-9, exact=2.0, golden=1.0, gain=1.0, r2=1.0)
+    ])  # fmt: skip
+    assert rank(evidence, {})[0].id == first

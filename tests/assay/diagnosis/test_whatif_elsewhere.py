@@ -275,3 +275,50 @@ def test_the_first_blocks_number_stands_for_all():
 
     found = best(lambda q, k: torch.tanh(q) * q[:1].square().mean() + k, golden, heads)
     assert (found.cause, found.exact) == ("wrong_stride", True) and "stands for all" in found.text
+
+
+@assay.case(T=[6], E=[8], K=[3])
+def chosen(make, T, E, K):
+    at = torch.stack([torch.randperm(E, generator=make.generator)[:K] for _ in range(T)])
+    return {"x": make.normal(T, E), "at": at}
+
+
+def test_the_index_of_a_row_is_ignored():
+    found = best(lambda x, at: torch.tanh(x[:, :3]), lambda x, at: torch.tanh(x.gather(1, at)), chosen)
+    assert (found.cause, found.exact) == ("invalid_index", True) and "counts along each row" in found.text
+
+
+@assay.case(P=[7], B=[4], D=[3])
+def bags(make, P, B, D):
+    return {"x": make.normal(P, D), "bag": torch.tensor([0, 0, 1, 1, 1, 3, 3])}
+
+
+def test_an_empty_group_is_divided_by_its_count():
+    def mean(x, bag, *, least=1.0):
+        count = torch.zeros(4, dtype=x.dtype).index_add(0, bag, torch.ones(len(bag), dtype=x.dtype))
+        return torch.zeros(4, 3, dtype=x.dtype).index_add(0, bag, x) / count.clamp(min=least)[:, None] + 1
+
+    found = best(lambda x, bag: mean(x, bag, least=0.0), mean, bags)
+    assert (found.cause, found.exact) == ("empty_group", True) and "wrong_mask" in found.also
+
+
+class MeanOfProducts(torch.autograd.Function):
+    """softmax(q k^T) v, whose backward takes the mean of dy y for the sum."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        p = torch.softmax(q @ k.mT, -1)
+        ctx.save_for_backward(q, k, v, p)
+        return p @ v
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v, p = ctx.saved_tensors
+        ds = p * (g @ v.mT - (g * (p @ v)).mean(-1, keepdim=True))
+        return ds @ k, ds.mT @ q, p.mT @ g
+
+
+def test_the_inner_product_of_a_softmax_is_a_mean():
+    golden = lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v  # noqa: E731
+    found = best(MeanOfProducts.apply, golden, attended, "q.grad", backward="auto")
+    assert (found.cause, found.params["named"]) == ("wrong_factor", "1/D") and "inner product" in found.text

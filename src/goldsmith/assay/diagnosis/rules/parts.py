@@ -167,7 +167,8 @@ def dropout_mismatch(r: Reading) -> Match | None:
     both = ~ours & ~theirs
     agree = float(((y - g).abs() <= 1e-2 * g.abs())[both].double().mean()) if bool(both.any()) else 0.0
     text = f"{lost} elements are zero that should not be, {gained} are not that should: another mask"
-    return Match(SEEN if agree > 0.9 else HINT + 0.1, (text, f"{agree:.0%} of what both keep agrees"), {})
+    score = SEEN if agree > 0.9 else HINT + 0.1 if agree > 0.1 else FAINT  # other numbers altogether: no mask's doing
+    return Match(score, (text, f"{agree:.0%} of what both keep agrees"), {})
 
 
 def empty_group(r: Reading) -> Match | None:
@@ -192,7 +193,8 @@ def empty_group(r: Reading) -> Match | None:
     if nan or dead:
         place = f"{say(rows[0])} of axis 0" if rows else "in part"
         text = f"only where the golden is exactly zero: {place}, a group with nothing in it"
-        return Match(LIKELY if nan else HINT + 0.1, (text,), {"counts": counts})
+        unread = nan and r.nothing_there and r.right("zeroed memory")
+        return Match(SEEN + 0.02 if unread else LIKELY if nan else HINT + 0.1, (text,), {"counts": counts})
     return None
 
 

@@ -12,6 +12,8 @@ from ...results import CERTAIN
 from ..evidence import Pattern
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, WEAK, Match, Reading, close, label, plain, say
 
+_PLAIN = EXACT + 0.035  # the whole result is the golden's: whatever in the golden were exchanged says less plainly so
+
 
 def _pattern(r: Reading, found: Pattern, score: float = EXACT) -> Match:
     said = [found.text or f"{found.tensor} is the golden {found.kind} ({_told(found)}), match {found.match:.4f}"]
@@ -27,11 +29,11 @@ def _told(found: Pattern) -> str:
 def transposed(r: Reading) -> Match | None:
     found = r.pattern("transposed")
     if found is not None:
-        return _pattern(r, found)
+        return _pattern(r, found, EXACT if _oblong(r, found) else _PLAIN)
     if r.pair is not None and r.pair[0].dim() >= 2:
         y, g = r.pair
         if g.shape[-1] == g.shape[-2] and close(y, g.mT, r.unit) and not close(y, g, r.unit):
-            return Match(EXACT, ("it is the golden with its last two axes transposed",), {"axes": [-2, -1]})
+            return Match(_PLAIN, ("it is the golden with its last two axes transposed",), {"axes": [-2, -1]})
     return None
 
 

@@ -170,6 +170,14 @@ class Reading:
         return any(self.e.tensor in run.computed for run in self.runs("zeroed memory"))
 
     @cached_property
+    def nothing_there(self) -> bool:
+        """Whether what nobody wrote is where the golden is 0, and all that is not 0 was written."""
+        if self.y is None or self.g is None:
+            return False
+        left = torch.isnan(self.y) & ~torch.isnan(self.g)
+        return bool(left.any()) and not bool(self.g[left].any()) and bool((self.g != 0).any())
+
+    @cached_property
     def explained(self) -> bool:
         """Whether terms, a ratio or a rearrangement make up the whole error."""
         return any(f.r2 > 0.98 for f in self.e.fits) or self.ratio() is not None or bool(self.e.permutations)

@@ -211,6 +211,8 @@ def uninitialised_accumulator(r: Reading) -> Match | None:
     if any(x.right and not x.same for x in r.runs("repeat")):
         return Match(FAINT, (text, "repeats are right"), {})
     if r.right("zeroed memory"):
+        if r.nothing_there:
+            return Match(LIKELY, (text, "nothing belongs there: it may be added to what was there, or left out"), {})
         return Match(EXACT, (text, "on zeroed memory the result is right: it is added to what was there"), {})
     if r.fails("zeroed memory"):
         made = "on zeroed memory there is another number than 0: it is made of what was there"

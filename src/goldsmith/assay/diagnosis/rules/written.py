@@ -24,7 +24,7 @@ def never_written(r: Reading) -> Match | None:
     if any(x.right and not x.same for x in r.runs("repeat")):
         return Match(HINT, (text, "repeats of the same call are right"), params)
     if r.right("zeroed memory"):
-        return Match(FAINT, (text, "on zeroed memory the result is right"), params)
+        return Match(SEEN if r.nothing_there else FAINT, (text, "on zeroed memory the result is right"), params)
     if r.fails("zeroed memory"):
         if r.made_of_nothing:
             return Match(LIKELY, (text, "it is written there, with what was made of such memory"), params)

@@ -87,6 +87,8 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     if call.name in _SLOPES:
         for cause, text, make in _SLOPES[call.name]:
             yield Change(cause, f"{call.said} {text}", call.index, instead(make), {}, 0.6)
+    if call.name == "_softmax_backward_data":
+        yield _inner_scaled(call)
     if call.name in _SKIPPED:
         yield _skipped(call)
     if call.name == "_log_softmax":
@@ -94,7 +96,8 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield Change("missing_term", text, call.index, instead(lambda x, *a: x.clone()), {"term": "logsumexp"}, 0.6)
     if call.name in _CLAMPS:
         text = f"the limits of {call.said} are not applied"
-        yield Change("wrong_mask", text, call.index, instead(lambda x, *a, **k: x.clone()), {}, 0.6)
+        causes = ("empty_group", "wrong_mask") if _of_counts(call) else ("wrong_mask",)
+        yield Change(causes[0], text, call.index, instead(lambda x, *a, **k: x.clone()), {}, 0.6, also=causes[1:])
     if call.name == "silu":
         text = f"sigmoid({_name(call, 0)}) stands in place of {call.said}"
         yield Change("wrong_factor", text, call.index, instead(torch.sigmoid), {"factor": _name(call, 0)}, 0.6)
@@ -108,6 +111,25 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
 
 
 _CLAMPS = frozenset("clamp clamp_min clamp_max relu maximum minimum hardtanh".split())
+
+
+def _inner_scaled(call: Call) -> Change:
+    """Its inner product times a number: kernels take it from elsewhere, as a mean or with another scale."""
+
+    def make(c: float) -> Any:
+        return instead(lambda g, y, d, *a: y * (g - c * _inner(g, y, d)))
+
+    text = f"the inner product of {call.said} is multiplied by"
+    return Change("wrong_factor", text, call.index, make, {}, 0.5, free=1.0)
+
+
+def _of_counts(call: Call) -> bool:
+    """Whether it keeps the counts of empty groups from being divided by: whole numbers, some 0, that become 1."""
+    x = call.args[0]
+    counted = isinstance(x, Tensor) and x.numel() > 1 and bool((x == x.round()).all()) and bool((x >= 0).all())
+    return (
+        counted and isinstance(call.out, Tensor) and bool((call.out == x.clamp(min=1)).all()) and bool((x == 0).any())
+    )
 
 
 def _added_after(call: Call, calls: Sequence[Call]) -> Iterator[Change]:

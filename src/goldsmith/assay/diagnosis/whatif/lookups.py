@@ -90,7 +90,16 @@ def _one_of_a_row(call: Call, at: int) -> Iterator[Change]:
     index, axis = call.args[at], call.args[1]
     if not whole(index) or not index.dim() or not isinstance(axis, int) or not 1 < index.shape[axis] <= _SMALL:
         return
+    axis %= index.dim()
     name = call.operand(at) or "the index"
+
+    def own(i: Tensor) -> Tensor:
+        places = torch.arange(i.shape[axis], device=i.device).view([-1 if d == axis else 1 for d in range(i.dim())])
+        return places.expand(i.shape).to(i.dtype)
+
+    text = f"{call.said} counts along each row where {name} says which place: the index is ignored"
+    change = given(lambda args: replaced(args, at, own(args[at])))
+    yield Change("invalid_index", text, call.index, change, {"index": name}, 0.5, also=("permuted", "wrong_stride"))
     for place, which in ((0, "first"), (-1, "last")):
 
         def alone(i: Tensor, place: int = place) -> Tensor:
