@@ -154,6 +154,13 @@ def test_a_layer_that_comes_again_begins_another_pass(store):
         assert warned(engine, 1, *bad_x(store))[0].first and warned(engine, 1, *given(store))[0].first
 
 
+def test_the_layer_before_is_that_of_the_next_lower_number_whatever_the_stores_order(tmp_path):
+    with stores.build(tmp_path / "a.store", layers=(4, 0, 7)) as mixed, engine_of(mixed, guard="warn") as engine:
+        assert warned(engine, 4, *bad_x(mixed))
+        (report,) = warned(engine, 7, *bad_x(mixed))
+        assert "layer 4, the experts before this one, was not clean" in report.evidence[0] and not report.first
+
+
 def test_positions_are_those_of_the_forward_that_is_under_way(store):
     x, ids, weights = given(store, 6)
     x[5, 1] = math.nan

@@ -216,11 +216,11 @@ class Guard:
     # -- words --------------------------------------------------------------------------------------------------------
 
     def _before(self, call: Call, what: str) -> str:
-        earlier = [layer for layer in self.store.layers if layer < call.layer]
-        if not earlier:
+        before = max((layer for layer in self.store.layers if layer < call.layer), default=None)
+        if before is None:
             return f"{what} came so; there is no layer of experts before this one."
-        state = "was not clean" if self._dirty == earlier[-1] else "was clean"
-        return f"{what} came so; layer {earlier[-1]}, the experts before this one, {state}."
+        state = "was not clean" if self._dirty == before else "was clean"
+        return f"{what} came so; layer {before}, the experts before this one, {state}."
 
     def _report(self, call: Call, found: Finding, first: bool) -> NumericsReport:
         rows = sorted(set((found.rows.cpu() + call.first_row).tolist()))
