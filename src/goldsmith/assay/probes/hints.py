@@ -19,7 +19,7 @@ from ..run import Run
 from ..session import Session
 
 NARROW = (torch.bfloat16, torch.float16)
-OUT_OF_RANGE = "; where inputs of that size never come, choose probes= without 'scaling'"
+OUT_OF_RANGE = "; where such inputs never come, choose probes= without 'scaling'"
 LEFT_OUT = "what would have to be declared, were it meant to round to 16 bits"
 SINGLE = 8  # golden's stages that are tried one by one
 
