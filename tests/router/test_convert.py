@@ -181,6 +181,20 @@ def test_tensors_of_a_wrong_dtype_are_named_before_anything_is_made(text, call):
             router.PEER(8, 9, 2, pre_norm="layer"))),
         (ValueError, "to_product_key_memory: query_norm='none'", lambda: router.to_product_key_memory(
             router.PEER(8, 9, 2, values_only=True))),
+        (TypeError, "router.from_peer_pytorch: state_dict is a NoneType, wanted a mapping of tensors",
+         lambda: router.from_peer_pytorch(None, k=2, heads_compete=True)),
+        (TypeError, "router.from_product_key_memory: state_dict is an int, wanted a mapping",
+         lambda: router.from_product_key_memory(3, k=2)),
+        (ValueError, r"from_peer_pytorch: weight_down_embed.weight is \[\], wanted two dimensions",
+         lambda: router.from_peer_pytorch(
+             peers.peer_state() | {"weight_down_embed.weight": torch.tensor(1.0)}, k=2, heads_compete=True)),
+        (ValueError, r"from_omnimoe: up_embed.weight is \[\], wanted two dimensions",
+         lambda: router.from_omnimoe(peers.omnimoe_state() | {"up_embed.weight": torch.tensor(1.0)}, k=2)),
+        (ValueError, r"from_omnimoe: gate_proj.weight is \[\], wanted two dimensions",
+         lambda: router.from_omnimoe(peers.omnimoe_state() | {"gate_proj.weight": torch.tensor(1.0)}, k=2)),
+        (ValueError, r"from_omnimoe: router_norm_x.num_batches_tracked is \[2\], wanted \[\]",
+         lambda: router.from_omnimoe(
+             peers.omnimoe_state() | {"router_norm_x.num_batches_tracked": torch.tensor([1, 2])}, k=2)),
     ],
 )  # fmt: skip
 def test_what_cannot_be_converted_says_why(error, text, call):

@@ -105,6 +105,25 @@ def test_the_loss_is_computed_in_float32_under_autocast_and_from_bfloat16(kind, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_shares_are_computed_in_float64_for_float64(kind):
+    """Of 1/3 and 2/3 in float32 the sum is no 1."""
+    x, y = torch.zeros(2, 1, 4, dtype=torch.float64)
+    assert router.load_balance_loss(x, y, torch.tensor([[0, 5, 5]]), kind=kind) == 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_default_dtype_changes_nothing_of_the_loss(kind, seed):
+    x, y, indices = routed(seed, dtype=torch.float32)
+    wanted = router.load_balance_loss(x, y, indices, kind=kind)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(router.load_balance_loss(x, y, indices, kind=kind), wanted)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_compiles_whole(kind, seed):
     x, y, indices = routed(seed)
     compiled = torch.compile(router.load_balance_loss, fullgraph=True, backend="aot_eager")

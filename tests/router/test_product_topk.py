@@ -244,6 +244,17 @@ def test_the_weight_exp_of_infinity_is_infinity(k, dtype):
         assert weights[0, 0] == torch.inf and weights[0, 1:].isfinite().all(), (backend, weights)
 
 
+@pytest.mark.parametrize("k", [5, 70])
+def test_beside_infinity_the_greatest_numbers_have_log_softmax_minus_infinity(k):
+    x, y = torch.zeros(2, 1, 12)
+    x[0, 3], x[0, 5] = torch.inf, 1e10
+    for backend in PRODUCT_TOPK.backends:
+        options = {"log_softmax": True, "backend": backend}
+        scores, indices = router.product_topk(x.to(DEVICE), y.to(DEVICE), k, **options)
+        infinite = indices[0] // 12 == 3
+        assert scores[0, infinite].isnan().all() and (scores[0, ~infinite] == -torch.inf).all(), (backend, scores)
+
+
 @pytest.mark.parametrize("weights, wanted", [("softmax", 0.0), ("exp", 0.0), ("none", -torch.inf)])
 @pytest.mark.parametrize("k", [4, 70])
 def test_a_masked_entry_of_a_row_with_nan_has_weight_0_and_no_gradient(weights, wanted, k):

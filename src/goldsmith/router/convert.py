@@ -57,10 +57,10 @@ def from_omnimoe(state_dict: Mapping[str, Tensor], *, k: int, activation: str = 
     """
     given = _renamed("from_omnimoe", state_dict, _OMNIMOE)
     s, dim = _matrix("from_omnimoe", "router_gate_x.weight", given["router_x.weight"])
-    rows = len(given["w_in"])
+    rows = _matrix("from_omnimoe", "up_embed.weight", given["w_in"])[0]
     if s != math.isqrt(rows):
         raise _wrong("from_omnimoe", "router_gate_x.weight", given["router_x.weight"], f"floor(sqrt({rows})) rows")
-    wide = len(given["shared_gate.weight"])
+    wide = _matrix("from_omnimoe", "gate_proj.weight", given["shared_gate.weight"])[0]
     shapes: dict[str, tuple[int, ...]] = {
         "w_in": (rows, dim),
         "w_out": (rows, dim),
@@ -68,7 +68,8 @@ def from_omnimoe(state_dict: Mapping[str, Tensor], *, k: int, activation: str = 
         "shared_down.weight": (dim, wide),
     }
     shapes |= {"shared_gate.weight": (wide, dim), "shared_up.weight": (wide, dim)}
-    shapes |= {f"router_norm_{axis}.{name}": (s,) for axis in "xy" for name in ("running_mean", "running_var")}
+    batches = {"running_mean": (s,), "running_var": (s,), "num_batches_tracked": ()}
+    shapes |= {f"router_norm_{axis}.{name}": shape for axis in "xy" for name, shape in batches.items()}
     _shapes("from_omnimoe", given, shapes, _OMNIMOE)
     _options("from_omnimoe", k, s, activation)
     module = OmniMoE.paper(dim, (s, s), k, intermediate_size=wide, activation=activation, device="meta")
@@ -107,11 +108,11 @@ def from_peer_pytorch(
         check_count(f"router.{function}", "product_key_topk", product_key_topk, ", or None")
     if product_key_topk is not None and product_key_topk < k:
         raise ValueError(f"router.{function}: product_key_topk={product_key_topk} < {k}: no exact top-k, not offered")
-    gamma = {"pre_norm.gamma": "norm.gamma"} if "norm.gamma" in state_dict else {}
+    gamma = {"pre_norm.gamma": "norm.gamma"} if "norm.gamma" in _mapping(function, state_dict) else {}
     names = {**_PEER, "keys": "keys", **gamma}
     given = _renamed(function, state_dict, names)
     heads, s, dim, key_dim = _keyed(function, given)
-    rows = len(given["w_in"])
+    rows = _matrix(function, names["w_in"], given["w_in"])[0]
     separate = rows == heads * s * s and heads > 1
     shapes = {name: (s * s * (heads if separate else 1), dim) for name in ("w_in", "w_out")}
     _shapes(function, given, {**shapes, "pre_norm.gamma": (dim,)}, names)
@@ -150,7 +151,7 @@ def from_product_key_memory(
     check_flag(f"router.{function}", "compete", compete)
     if differentiable_topk:
         raise ValueError(f"router.{function}: differentiable_topk is not offered: its scores are no top-k's")
-    if any(str(name).startswith("maybe_concat_combine") for name in state_dict):
+    if any(str(name).startswith("maybe_concat_combine") for name in _mapping(function, state_dict)):
         raise ValueError(
             f"router.{function}: concat_values_and_combine is not offered: values are as wide as the layer"
         )
@@ -188,10 +189,15 @@ def to_product_key_memory(module: PEER) -> State:
 # what they share
 
 
-def _renamed(function: str, state: Mapping[str, Tensor], names: Mapping[str, str]) -> State:
-    """The tensors by our names; every key of theirs must be there, and no other."""
+def _mapping(function: str, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     if not isinstance(state, Mapping):
         raise TypeError(f"router.{function}: state_dict is {kind(state)}, wanted a mapping of tensors")
+    return state
+
+
+def _renamed(function: str, state: Mapping[str, Tensor], names: Mapping[str, str]) -> State:
+    """The tensors by our names; every key of theirs must be there, and no other."""
+    _mapping(function, state)
     missing = sorted(set(names.values()) - set(state))
     unknown = sorted(str(name) for name in set(state) - set(names.values()))
     if missing or unknown:

@@ -109,15 +109,15 @@ def load_balance_loss(x: Tensor, y: Tensor, indices: Tensor, *, kind: str = "mar
     flat, valid = _entries(op, indices, sx * sy)
     kept = valid.view(-1, k).any(-1, keepdim=True)
     rows = kept.sum().clamp(min=1).to(to)
-    entries = valid.sum().clamp(min=1)
+    entries = valid.sum().clamp(min=1).to(to)
     with torch.autocast(x.device.type, enabled=False):
         # before the softmax: of a row that is wholly -inf it has no derivative
         p, q = (rows_of(t).to(to).masked_fill(~kept, 0.0).softmax(-1) * kept for t in (x, y))
         if kind == "joint":
-            f = (_counted(flat, valid, sx * sy) / entries).to(to).view(sx, sy)
+            f = (_counted(flat, valid, sx * sy).to(to) / entries).view(sx, sy)
             return sx * sy * ((p @ f) * q).sum() / rows
-        fx, fy = (_counted(at, valid, s) / entries for at, s in ((flat // sy, sx), (flat % sy, sy)))
-        return (sx * (fx.to(to) * p.sum(0)).sum() + sy * (fy.to(to) * q.sum(0)).sum()) / (2 * rows)
+        fx, fy = (_counted(at, valid, s).to(to) / entries for at, s in ((flat // sy, sx), (flat % sy, sy)))
+        return (sx * (fx * p.sum(0)).sum() + sy * (fy * q.sum(0)).sum()) / (2 * rows)
 
 
 def _check_loss(op: str, x: Tensor, y: Tensor, indices: Tensor, kind: str) -> tuple[int, int]:

@@ -110,7 +110,7 @@ class OmniMoE(nn.Module):
 
         The RMS of the routed branch is then sqrt(k / 32 * sum_j weights_j^2) of the shared one's (activation silu).
         The sum is 1 / k of k equal weights, and at most about e^2 / k of a softmax over sums of variance 2: whatever k
-        is, the routed branch is 0.18 to 0.48 times as large as the shared one.
+        is, the routed branch is about 0.18 to 0.48 times as large as the shared one.
         """
         for linear in (m for m in self.children() if isinstance(m, nn.Linear)):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)

@@ -30,7 +30,8 @@ def axis(row, size, K: tl.constexpr, BLOCK: tl.constexpr, LSE: tl.constexpr):
         v = v.to(tl.float32)
         top = tl.max(v, axis=0)
         top = tl.where(tl.abs(top) < float("inf"), top, 0.0)
-        lse = top + tl.log(tl.sum(tl.where(v == float("inf"), v, exp(v - top)), axis=0))
+        below = tl.where(v > top, 0.0, v - top)  # beside +inf the others' terms do not count, whatever they are
+        lse = top + tl.log(tl.sum(tl.where(v == float("inf"), v, exp(below)), axis=0))
     return values, LAST_PLACE - (best & LAST_PLACE).to(tl.int32), lse
 
 
