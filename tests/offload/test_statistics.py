@@ -77,10 +77,18 @@ def test_stats_are_a_copy_and_reset_begins_anew(store):
 
 def test_counts_add_up():
     one, two = Counts(calls=1, t_cpu=0.5), Counts(calls=2, t_cpu=0.25)
-    one.by_lane["cpu"] += 1
-    two.by_lane["link"] += 2
+    one.expect(0.001, "cpu")
+    two.expect(0.002, "link")
     one.add(two)
     assert (one.calls, one.t_cpu, one.limiting) == (3, 0.75, "link")
+
+
+def test_what_limits_is_told_by_time_and_not_by_calls():
+    found = Counts()
+    found.expect(0.01, "cpu")
+    for _ in range(3):
+        found.expect(0.001, "link")
+    assert found.limiting == "cpu"
 
 
 # -- explain

@@ -253,8 +253,7 @@ class Engine:
         tally.experts_copied += len(given.copied)
         tally.experts_cached += len(given.cached)
         if given.predicted is not None:
-            tally.bound += given.predicted
-            tally.by_lane[given.limiting or "none"] += 1
+            tally.expect(given.predicted, given.limiting or "none")
 
     def _following(self, layer: int) -> tuple[int, tuple[int, ...]] | None:
         later = [each for each in self.store.layers if each > layer]

@@ -37,7 +37,7 @@ class Counts:
     t_wall: float = 0.0
     bound: float = 0.0
     t_bound: float = field(default=0.0, repr=False)  # of t_wall, the calls that had a prediction
-    by_lane: Counter[str] = field(default_factory=Counter, repr=False)
+    by_lane: Counter[str] = field(default_factory=Counter, repr=False)  # nanoseconds of `bound` that a lane limited
 
     @property
     def hits(self) -> int:
@@ -63,6 +63,11 @@ class Counts:
     @property
     def limiting(self) -> str | None:
         return self.by_lane.most_common(1)[0][0] if self.by_lane else None
+
+    def expect(self, seconds: float, lane: str) -> None:
+        """A call whose plan takes so long, limited by this lane."""
+        self.bound += seconds
+        self.by_lane[lane] += round(1e9 * seconds)
 
     def add(self, other: Counts) -> None:
         for f in fields(Counts):
