@@ -193,7 +193,6 @@ class _Writer:
 
     def begin(self, layer: int, experts: int | None) -> None:
         """The next expert is this layer's first, of so many if that is known."""
-        self._end_layer()
         self._entries.append(LayerEntry(layer, 0, self._done, b"", b""))
         self._experts = experts
 
@@ -222,7 +221,6 @@ class _Writer:
             self._progress(self._done, total, f"writing layer {entry.layer}, expert {entry.experts - 1}")
 
     def finish(self) -> None:
-        self._end_layer()
         blocks, recipe = self._recipe.blocks, self._recipe
         if blocks is None:
             raise ValueError(f"{_OP}: source holds no layer, wanted at least one")
@@ -235,10 +233,6 @@ class _Writer:
         self._file.write(text)
         self._file.seek(0)
         self._file.write(prefix(text, self._done))
-
-    def _end_layer(self) -> None:
-        if self._entries and not self._entries[-1].experts:
-            raise ShapeError(f"{_OP}: layer {self._entries[-1].layer} holds no expert, wanted at least 1")
 
     def _look_for_room(self, blocks: Blocks) -> None:
         """What is to come, as far as it is known, against the disk's free bytes."""
