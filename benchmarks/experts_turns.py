@@ -69,8 +69,21 @@ def caller(layer: str, formats: Sequence[str], tokens: int, int8: bool) -> Calla
     return call
 
 
+def product(layer: str, tokens: int) -> float:
+    """FLOPs a second of torch's own float32 product of as many rows as an expert has: [tokens, H] [H, I]."""
+    import torch
+
+    _, H, I, _ = LAYERS[layer].values()
+    x, w, times = torch.randn(tokens, H), torch.randn(H, I), list[float]()
+    for _ in range(WARM + 3):
+        began = time.thread_time_ns()
+        torch.mm(x, w)
+        times.append((time.thread_time_ns() - began) / 1e9)
+    return 2 * tokens * H * I / statistics.median(times[WARM:])
+
+
 def work(given: argparse.Namespace) -> None:
-    """One library: a line for each line of its input, which names a format or a probe."""
+    """One library: a line for each line of its input, which names a format, a probe, or `product`."""
     from goldsmith.core import native
 
     call = caller(given.layer, given.format, given.tokens, given.int8)
@@ -79,7 +92,12 @@ def work(given: argparse.Namespace) -> None:
             call(format)
     print(json.dumps(native.isa()), flush=True)
     for line in map(str.strip, sys.stdin):
-        answer = call(line) if line in FORMATS else native.measure(line, threads=1, seconds=0.01)
+        if line in FORMATS:
+            answer: Any = call(line)
+        elif line == "product":
+            answer = product(given.layer, given.tokens)
+        else:
+            answer = native.measure(line, threads=1, seconds=0.01)
         print(json.dumps(answer), flush=True)
 
 
@@ -126,10 +144,12 @@ def main() -> None:
     words += ["--format", *given.format]
     workers = {name: Worker(path, words) for name, path in (library.split("=", 1) for library in given.libraries)}
     names, probe, peaks = list(workers), "vnni" if given.int8 else "fma", list[float]()
+    products: list[float] = []
     times: dict[str, dict[str, list[float]]] = {}
     for turn in range(given.turns):
         for format in given.format:
             peaks.append(workers[names[0]].ask(probe))
+            products.append(workers[names[0]].ask("product"))
             for name in names[:: -1 if turn % 2 else 1]:
                 for which, found in workers[name].ask(format).items():
                     times.setdefault(f"{format} {which}", {}).setdefault(name, []).append(found)
@@ -139,6 +159,9 @@ def main() -> None:
     flops, peak = 6 * given.tokens * E * H * I, statistics.median(peaks)
     levels = ", ".join(f"{name} at {worker.level}" for name, worker in workers.items())
     print(f"{levels}; {probe} {peak / 1e9:.0f} G/s; load {os.getloadavg()[0]:.1f}")
+    if not given.int8:
+        mm = statistics.median(products)
+        print(f"torch.mm of {given.tokens} float32 rows, H by I: {mm / 1e9:.0f} GFLOP/s ({mm / peak:.0%})")
     for case, by in times.items():
         print(f"{case:20} {'; '.join(said(name, t, by[names[0]], flops, peak) for name, t in by.items())}")
 
