@@ -88,6 +88,24 @@ def test_a_token_depends_on_itself_and_the_tables_alone_bit_for_bit(strategy, dt
         assert all(torch.equal(part, full[rows]) for part, full in zip(run(rows), whole, strict=True))
 
 
+@pytest.mark.parametrize("strategy", ["gather", "sorted"])
+@pytest.mark.parametrize("D, K, T", [(64, 8, 40), (512, 16, 513)])
+def test_a_token_alone_in_a_chunk_has_the_bits_that_it_has_among_others(strategy, D, K, T, seed):
+    """torch multiplies a batch of one by another kernel, from K D = 400 on."""
+    h, w_in, w_out, weights, indices = drawn(seed, torch.float32, T=T, D=D, N=70, K=K)
+    dy = torch.randn(T, D)
+
+    def run(first, last):
+        rows = slice(first, last)
+        tensors = (h[rows], w_in, w_out, weights[rows], indices[rows])
+        y, dh, _, _, dweights = gradients(tensors, dy[rows], strategy=strategy)
+        return y, dh, dweights
+
+    whole = run(0, T)
+    for first, last in ((0, 1), (0, 2), (T - 1, T), (0, T - 1)):
+        assert all(torch.equal(a, b[first:last]) for a, b in zip(run(first, last), whole, strict=True)), (first, last)
+
+
 SMALL_CHUNK = 64 * 16 * 12  # twelve experts of a dense chunk
 
 

@@ -270,6 +270,20 @@ def test_a_masked_entry_of_a_row_with_nan_has_weight_0_and_no_gradient(weights, 
         assert (own.grad[0, 2:] == 0).all(), (backend, own.grad)
 
 
+def test_a_long_row_alone_has_the_bits_that_it_has_among_others(seed):
+    """Of more than 32,768 entries torch adds a row alone up on all its threads."""
+    x, y, k = torch.randn(3, 300), torch.randn(3, 300), 50_000
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        whole, _ = router.product_topk(x, y, k, weights="softmax", backend="reference")
+        for row in range(3):
+            alone, _ = router.product_topk(x[row : row + 1], y[row : row + 1], k, weights="softmax", backend="reference")
+            assert torch.equal(alone[0], whole[row])
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_default_device_changes_nothing_for_tensors_that_have_one(seed):
     x, y = drawn(seed, torch.float32, 3, 11), drawn(seed + 1, torch.float32, 3, 13)
     with torch.device("meta"):

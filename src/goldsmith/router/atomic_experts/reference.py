@@ -80,7 +80,7 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
 
 def _gathered_dots(rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
     found = [
-        (pairs.rows(table, part, rows.dtype) @ rows[part].unsqueeze(-1)).squeeze(-1)
+        _products(pairs.rows(table, part, rows.dtype), rows[part].unsqueeze(-1)).squeeze(-1)
         for part in pairs.chunks(table.shape[1])
     ]
     return pairs.kept(torch.cat(found))  # rows of zeros are not enough: 0 times NaN
@@ -88,10 +88,17 @@ def _gathered_dots(rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
 
 def _gathered_sums(values: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
     found = [
-        (values[part].unsqueeze(1) @ pairs.rows(table, part, values.dtype)).squeeze(1)
+        _products(values[part].unsqueeze(1), pairs.rows(table, part, values.dtype)).squeeze(1)
         for part in pairs.chunks(table.shape[1])
     ]
     return torch.cat(found)
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right of each token; one alone is made twice, since torch multiplies a batch of one in another order."""
+    if len(left) == 1:
+        return (left.expand(2, -1, -1) @ right.expand(2, -1, -1))[:1]
+    return left @ right
 
 
 def _sorted_dots(rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:

@@ -104,6 +104,13 @@ def _logsumexp(t: Tensor) -> Tensor:
     return t.masked_fill(lost.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(lost, NEG_INF)
 
 
+def _row_sums(t: Tensor) -> Tensor:
+    """[rows, 1]; a row alone is taken twice, since torch adds a long one up on several threads, in another order."""
+    if len(t) == 1:
+        return t.expand(2, -1).sum(-1, keepdim=True)[:1]
+    return t.sum(-1, keepdim=True)
+
+
 def _weighed(s: Tensor, masked: Tensor, weights: str) -> Tensor:
     """exp never sees a masked entry: a derivative 0 times exp(inf) would be NaN."""
     if weights == "none":
@@ -113,7 +120,7 @@ def _weighed(s: Tensor, masked: Tensor, weights: str) -> Tensor:
     e = s.masked_fill(masked, 0.0).exp().masked_fill(masked, 0.0)
     if weights == "softmax":
         # masked again: 0 by a sum that is NaN is NaN
-        e = (e / e.sum(-1, keepdim=True).masked_fill(masked[:, :1], 1.0)).masked_fill(masked, 0.0)
+        e = (e / _row_sums(e).masked_fill(masked[:, :1], 1.0)).masked_fill(masked, 0.0)
     return e
 
 
@@ -124,11 +131,11 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     g = flat(grads["scores"]).to(to).masked_fill(masked, 0.0)  # whatever came: NaN times weight 0 would be NaN
     ds = g
     if options["weights"] == "softmax":
-        ds = scores * (g - (g * scores).sum(-1, keepdim=True))
+        ds = scores * (g - _row_sums(g * scores))
     elif options["weights"] == "exp":
         ds = g * scores
     ds = stage("dsums", ds.masked_fill(masked, 0.0).view(*batch, k)).view(-1, k)
-    total = ds.sum(-1, keepdim=True)
+    total = _row_sums(ds)
     found = {}
     for axis, (name, logits, at) in enumerate((("x", x, ix), ("y", y, iy))):
         if name not in needs:
