@@ -276,9 +276,10 @@ def test_a_long_row_alone_has_the_bits_that_it_has_among_others(seed):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        whole, _ = router.product_topk(x, y, k, weights="softmax", backend="reference")
+        options = {"weights": "softmax", "backend": "reference"}
+        whole, _ = router.product_topk(x, y, k, **options)
         for row in range(3):
-            alone, _ = router.product_topk(x[row : row + 1], y[row : row + 1], k, weights="softmax", backend="reference")
+            alone, _ = router.product_topk(x[row : row + 1], y[row : row + 1], k, **options)
             assert torch.equal(alone[0], whole[row])
     finally:
         torch.set_num_threads(before)
