@@ -241,3 +241,25 @@ def test_which_element_is_chosen_is_uncertain_among_those_that_rounding_cannot_t
         found = running_bounds(fn, {"x": x.float().double()}, compute=torch.float32, stores={})
         assert not bool(found["y"].open.any()) and not found["y"].notes
         assert bool(found["x.grad"].open.any()) != known
+
+
+@pytest.mark.parametrize("at_zero", [0.0, 1.0])
+def test_zero_repeated_is_no_mask(at_zero):
+    """Laid out with stride 0 the first element stands everywhere, on the kink."""
+
+    class Gate(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.clamp(min=0)
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * torch.where(x == 0, at_zero, (x > 0).to(g.dtype))
+
+    given = {"x": torch.tensor([[0.0, -8.0, 3.0, 0.5, -1.0]])}
+    report = assay.check(
+        target(Gate.apply, lambda x: torch.relu(x), given, backward="auto"), probes="layouts", raises=False
+    )
+    assert report.ok, str(report)

@@ -123,7 +123,7 @@ class Swings:
         self._parted: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []  # nudged by a hair, there and back
         self._bent: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []  # by some roundings
         self._known: dict[str, Swing] = {}
-        moving = {n: t for n, t in inputs.items() if t.is_floating_point() and not binary(t)}
+        moving = {n: t for n, t in inputs.items() if t.is_floating_point() and not _mask(t)}
 
         def run(number: int) -> dict[str, Tensor]:
             far = HAIR if number < TIES else ROUNDINGS * unit
@@ -175,6 +175,11 @@ class Swings:
 def binary(t: Tensor) -> bool:
     """Whether a floating input holds zeros and ones alone: a mask, a choice. Other numbers are none of its values."""
     return t.is_floating_point() and t.numel() > 0 and bool(((t == 0) | (t == 1)).all())
+
+
+def _mask(t: Tensor) -> bool:
+    """A binary one that has both: what is 0 everywhere may be an ordinary number, repeated, and lie on a kink."""
+    return binary(t) and bool((t != t.flatten()[0]).any())
 
 
 def nudged(t: Tensor, name: str, number: int, unit: float) -> Tensor:
