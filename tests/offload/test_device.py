@@ -123,6 +123,19 @@ def test_a_call_in_pieces_is_the_same_calls_one_after_the_other(small):
             assert (engine.stats().calls, engine.stats().tokens) == (1, 7)
 
 
+def test_what_a_failed_call_has_launched_is_waited_for(small, monkeypatch):
+    x, ids, weights = stores.call(small, 0, 3, 2, dtype=torch.float32)
+    with engine_of(small) as engine:
+        wanted = engine(0, x, ids, weights)
+        before = engine._lanes._end
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._lanes, "_lists", lambda *given: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                engine(0, x, ids, weights)
+        assert engine._lanes._end is not before
+        assert torch.equal(engine(0, x, ids, weights), wanted)
+
+
 def test_faults_are_told_one_call_later(store):
     x, ids, weights = stores.call(store, 0, 3, 2, dtype=torch.float32)
     with engine_of(store) as engine:

@@ -76,8 +76,18 @@ class DeviceLanes:
         return self.cpu.to_host(index, x, alone, self._stream())
 
     def run(self, call: Call) -> Outcome:
-        stream, given = self._now, call.assignment
-        where = sort_routes(call.ids, call.counts, given.cpu)
+        end = self.machine.unset()
+        try:
+            outcome = self._computed(call, self._now, end)
+        finally:  # also of a call that failed: another stream's next one comes behind whatever was launched
+            self._end = end
+            self.machine.set(end, self._now)
+        self._pending = (call, outcome)
+        return outcome
+
+    def _computed(self, call: Call, stream: Any, end: Any) -> Outcome:
+        """All that the call gives `stream` to do; `end` is set behind it."""
+        where = sort_routes(call.ids, call.counts, call.assignment.cpu)
         outcome = Outcome(self.rows, None, call.given, where.place)
         made, arriving = self._begin_cpu(call, where)
         begin = self.machine.mark(stream)
@@ -94,27 +104,20 @@ class DeviceLanes:
         before = self._done or self.machine.mark(stream)
         merge = self._merge(call, outcome, place, made)
         self._mark(call.tally, "device", begin, before, layer=call.layer, tokens=call.tokens)
-        end = self.machine.unset()
         self.heads.give_back(end)
         self.cpu.made.give_back(end)
-        worked: tuple[float, float] | None = None
-        try:
-            if made is not None:
-                if len(self._marks) > _MARKS // 8:  # now, while the CPU works
-                    self._read_marks()
-                outcome.host = (made, torch.as_tensor(where.order[: len(made)]))
-                worked = self._ended(call, made, stream)
-                before = self.machine.mark(stream)
-            if self.faults.on:
-                self.faults.computed(call, outcome)
-            merge()
-        finally:
-            self._end = end
-            self.machine.set(end, stream)
-        if made is not None and worked is not None:
+        if made is not None:
+            if len(self._marks) > _MARKS // 8:  # now, while the CPU works
+                self._read_marks()
+            outcome.host = (made, torch.as_tensor(where.order[: len(made)]))
+            worked = self._ended(call, made, stream)
+            before = self.machine.mark(stream)
+        if self.faults.on:
+            self.faults.computed(call, outcome)
+        merge()
+        if made is not None:
             self._count_cpu(call, made, *worked)
         self._mark(call.tally, "merge", before, end, layer=call.layer, tokens=call.tokens)
-        self._pending = (call, outcome)
         return outcome
 
     def look_back(self) -> None:
