@@ -19,7 +19,8 @@ class Usage:
     """How often each of N experts was selected, with what follows from it; `a + b` is both batches counted together
 
     The counts of `a + b` are exact, and so is what follows from them; masses of weights are float64 sums, which differ
-    from those of one call by their roundings (n weights >= 0 of one expert, by less than n / 2^52 of their sum).
+    from those of one call by their roundings (n weights >= 0 of one expert, by less than n / 2^52 of their sum). Either
+    both are counted with weights or neither is: a sum of entries and weights says nothing.
 
     counts      int64 [N]: entries of each expert
     mass        float64 [N]: counts, or sums of the weights
