@@ -23,7 +23,7 @@ def narrow(make, T, D):
 
 
 def kept(x, p, seed):
-    return (torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) >= p).to(x.dtype)
+    return (torch.rand(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32) >= p).to(x.dtype)
 
 
 def golden(x, p, seed):

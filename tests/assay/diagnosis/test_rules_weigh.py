@@ -77,6 +77,16 @@ def test_another_mask_leaves_what_both_keep_as_it_is(agree, claimed):
     assert score > 0.8 if claimed else 0 < score <= 0.3
 
 
+@pytest.mark.parametrize("operators, first", [({"rand", "ge", "mul"}, "dropout_mismatch"), ({"mul"}, "off_by_one")])
+def test_another_seed_is_another_mask_where_random_numbers_are_drawn(operators, first):
+    ours, theirs = (draw(12, 16, seed=s) > 0 for s in (3, 4))
+    told = WhatIf("off_by_one", "seed is 18, one too high", "x.grad", 1.0, True, prior=0.6, others=0.0)
+    evidence = pair(
+        G * ours, G * theirs, fits=[], ratios=[], permutations=[], whatif=[told], operators=frozenset(operators)
+    )
+    assert rank(evidence, {})[0].id == first
+
+
 @pytest.mark.parametrize("rows, first", [(3, "repeated_term"), (5, "wrong_factor")])
 def test_a_ratio_is_a_count_where_something_is_there_so_often(rows, first):
     golden = draw(rows, 7)

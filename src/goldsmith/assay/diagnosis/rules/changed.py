@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..evidence import Evidence, WhatIf
-from .reading import EXACT, Match
+from .reading import EXACT, SEEN, Match
 
 _BEST, _PART, _NEAR = 0.97, 0.85, 0.75
 _SURE = 0.985  # two kinds of evidence say the same
@@ -54,7 +54,21 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
             if what.exact and (id not in out or out[id].score < _CAP):
                 text = f"the same change, called otherwise: {match.sentences[0]}"
                 out[id] = Match(match.score - 0.1 - 0.02 * place, (text,), match.params)
+    if _redrawn(evidence, found, best):
+        mask, change = found["dropout_mismatch"], out[best.cause]
+        out[best.cause] = Match(min(change.score, _CAP), change.sentences, change.params)
+        out["dropout_mismatch"] = Match(_SURE, (*mask.sentences, change.sentences[0]), change.params)
     return out
+
+
+_DRAWS = frozenset("rand rand_like randn bernoulli bernoulli_ uniform uniform_ native_dropout randint randperm".split())
+
+
+def _redrawn(evidence: Evidence, found: dict[str, Match], best: WhatIf) -> bool:
+    """Whether a gradient has another mask of random numbers: a seed that is one more is no bound that is off by one."""
+    mask = found.get("dropout_mismatch")
+    drawn = evidence.tensor.endswith(".grad") and bool(evidence.operators & _DRAWS)
+    return drawn and best.exact and best.whole and mask is not None and mask.score >= SEEN
 
 
 _REARRANGED = frozenset("permuted shifted transposed swapped_results wrong_saved_tensor wrong_stride".split())
