@@ -81,9 +81,8 @@ def test_another_mask_leaves_what_both_keep_as_it_is(agree, claimed):
 def test_another_seed_is_another_mask_where_random_numbers_are_drawn(operators, first):
     ours, theirs = (draw(12, 16, seed=s) > 0 for s in (3, 4))
     told = WhatIf("off_by_one", "seed is 18, one too high", "x.grad", 1.0, True, prior=0.6, others=0.0)
-    evidence = pair(
-        G * ours, G * theirs, fits=[], ratios=[], permutations=[], whatif=[told], operators=frozenset(operators)
-    )
+    given = {"tensor": "x.grad", "fits": [], "ratios": [], "permutations": []}
+    evidence = pair(G * ours, G * theirs, whatif=[told], operators=frozenset(operators), **given)
     assert rank(evidence, {})[0].id == first
 
 
