@@ -28,7 +28,7 @@ def run(*, as_json: bool = False) -> None:
         "machine": facts,
         "device": device,
         "native": _native(),
-        "threads": {"torch": torch.get_num_threads(), "awake_between_operations": waiting.awake()},
+        "threads": {"torch": torch.get_num_threads(), "awake_for_long": waiting.awake()},
         "interpreter": interpreter_unavailable() if facts["triton"] else "Triton is not installed",
         "packages": {name: _version(name) for name in PACKAGES},
         "operators": [_operator(op, device) for _, op in sorted(Op.all().items())],
@@ -119,9 +119,9 @@ def _threads(found: dict[str, Any]) -> str:
     count = found["torch"]
     if count == 1:
         return "1"
-    if not found["awake_between_operations"]:
-        return f"{count}, asleep between operations"
-    return f"{count}, awake between operations: OMP_WAIT_POLICY=PASSIVE leaves their cores to experts on the CPU"
+    if not found["awake_for_long"]:
+        return f"{count}, which soon sleep between operations"
+    return f"{count}, awake for long between operations: GOMP_SPINCOUNT=10000 leaves their cores to experts on the CPU"
 
 
 def _levels(found: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..say import in_a_paragraph
-from ..waiting import asleep
+from ..waiting import shortly
 
 
 class Dtype(StrEnum):
@@ -148,7 +148,7 @@ def finetune(
     command goes on from the last checkpoint, and there ends with the same bits as without. Exit status: 0 trained to
     the end, 1 the loss is not finite any more, 2 the command cannot be carried out, 130 interrupted.
     """
-    asleep()
+    shortly()
     from .command import run
 
     given: dict[str, Any] = {name: value for name, value in locals().items() if name not in ("run", "dry_run", "json")}

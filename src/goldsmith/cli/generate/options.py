@@ -11,7 +11,7 @@ import typer
 
 from ..finetune.options import Format
 from ..say import in_a_paragraph
-from ..waiting import asleep
+from ..waiting import shortly
 
 
 class Cache(StrEnum):
@@ -115,7 +115,7 @@ def generate(
     Exit status: 0 all is well, 1 a NaN or Inf appeared (where it was born is said), 2 the command cannot be carried
     out, 130 interrupted.
     """
-    asleep()
+    shortly()
     from .command import run
 
     given: dict[str, Any] = {name: value for name, value in locals().items() if name != "run"}
