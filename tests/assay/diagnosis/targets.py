@@ -4,6 +4,7 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay import probes
+from goldsmith.assay.diagnosis.whatif import explain
 from goldsmith.assay.probes import values
 from goldsmith.assay.session import Session
 
@@ -14,6 +15,16 @@ def session_of(target, selected=("values", "ensemble", "poison", "alias"), dtype
     session = Session(target, case, dtype, "cpu", seed, frozenset(selected) & probes.select("default"), case.name)
     values.run(session)
     return session
+
+
+def best(kernel, golden, cases, tensor="y", **more):
+    """What explains a tensor of the kernel's best."""
+    target = assay.Target(kernel, golden, cases=cases, **({"backward": None} | more))
+    session = session_of(target, ("values", "ensemble"))
+    got = next(t for n, _, t in session.first.results() if n == tensor)
+    found = explain(session, tensor, got, session.first)
+    assert found, f"nothing explains {tensor}"
+    return found[0]
 
 
 @assay.case(T=[6], D=[20], E=[12])

@@ -5,18 +5,8 @@ import math
 import pytest
 import torch
 
-from assay.diagnosis.targets import session_of
+from assay.diagnosis.targets import best
 from goldsmith import assay
-from goldsmith.assay.diagnosis.whatif import explain
-
-
-def best(kernel, golden, cases, tensor="y", **more):
-    target = assay.Target(kernel, golden, cases=cases, **({"backward": None} | more))
-    session = session_of(target, ("values", "ensemble"))
-    got = next(t for n, _, t in session.first.results() if n == tensor)
-    found = explain(session, tensor, got, session.first)
-    assert found, f"nothing explains {tensor}"
-    return found[0]
 
 
 @assay.case(T=[10], D=[6])

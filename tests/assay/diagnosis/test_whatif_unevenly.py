@@ -5,20 +5,10 @@ import math
 import pytest
 import torch
 
-from assay.diagnosis.targets import session_of
+from assay.diagnosis.targets import best, session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.influence import influence
-from goldsmith.assay.diagnosis.whatif import explain
 from goldsmith.assay.diagnosis.whatif.judge import Judge
-
-
-def best(kernel, golden, cases, tensor="y", **more):
-    target = assay.Target(kernel, golden, cases=cases, **({"backward": None} | more))
-    session = session_of(target, ("values", "ensemble"))
-    got = next(t for n, _, t in session.first.results() if n == tensor)
-    found = explain(session, tensor, got, session.first)
-    assert found, f"nothing explains {tensor}"
-    return found[0]
 
 
 @assay.case(N=[63])
