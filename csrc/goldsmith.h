@@ -38,14 +38,25 @@ typedef struct {
 
 // What a processor reaches: gs_measure runs `what` on every thread for about `seconds`.
 typedef int32_t gs_probe;
-enum { GS_READ = 0, GS_FMA = 1, GS_VNNI = 2, GS_DOT_BF16 = 3, GS_AMX_INT8 = 4, GS_AMX_BF16 = 5 };
+enum {
+    GS_READ = 0,
+    GS_FMA = 1,
+    GS_VNNI = 2,
+    GS_DOT_BF16 = 3,
+    GS_AMX_INT8 = 4,
+    GS_AMX_BF16 = 5,
+    GS_AMX_L1 = 6,
+    GS_AMX_L2 = 7,
+    GS_AMX_STREAM = 8
+};
 
 typedef struct {
     size_t size;
     int32_t threads;
     gs_probe what;
     double seconds;
-    int64_t bytes;      // GS_READ: how much memory is read through, together
+    int64_t bytes;      // GS_READ, GS_AMX_STREAM: how much memory is read through, together
+    int64_t rows;       // GS_AMX_L2, GS_AMX_STREAM: of an expert, a multiple of 32
     double per_second;  // result: bytes for GS_READ, else operations (a multiply-add is two)
 } gs_measure_args;
 

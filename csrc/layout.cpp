@@ -18,6 +18,7 @@ static const gs_field rows[] = {
     FIELD(gs_measure_args, what),
     FIELD(gs_measure_args, seconds),
     FIELD(gs_measure_args, bytes),
+    FIELD(gs_measure_args, rows),
     FIELD(gs_measure_args, per_second),
 
     STRUCTURE(gs_matrix),

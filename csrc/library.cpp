@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "arena.h"
 #include "cpu.h"
 #include "error.h"
 #include "goldsmith.h"
@@ -76,6 +77,39 @@ double peak_rate(double seconds, int64_t (*peak)(int64_t rounds)) {
     return std::accumulate(best.begin(), best.end(), 0.0);
 }
 
+// Every thread's products of `rows` rows with stripes of weights, on average over the whole time: operations a second.
+double products_rate(const gs_measure_args& args) {
+    const auto products = table().products;
+    if (products == nullptr) fail(GS_UNSUPPORTED, "level %s has no such instruction", gs_level_name(gs_level()));
+    const bool stream = args.what == GS_AMX_STREAM, still = args.what == GS_AMX_L1;
+    const int64_t rows = still ? 32 : args.rows, stripes = stream ? args.bytes / threads() / STRIPE_BYTES : 1;
+    if (rows < 32 || rows % 32 != 0 || rows > 1 << 20)
+        fail(GS_INVALID, "rows is %lld, wanted a multiple of 32, at most 2^20", static_cast<long long>(rows));
+    if (stripes < (stream ? 2 : 1))
+        fail(GS_INVALID, "bytes is %lld, wanted at least %lld a thread", static_cast<long long>(args.bytes),
+             static_cast<long long>(2 * STRIPE_BYTES));
+    const int64_t pairs = rows / 32, share = (pairs + stripes) * STRIPE_BYTES;
+    const size_t size = size_t(share) * size_t(threads());
+    const std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(4096, size)), std::free);
+    if (!memory) throw std::bad_alloc();
+    prefer_huge_pages(memory.get(), size);
+    parallel_for(threads(), [&](int64_t item, int) { std::fill_n(memory.get() + item * share, share, char{0x3c}); });
+    std::atomic<int64_t> operations{0};
+    const auto begin = Clock::now();
+    parallel_for(threads(), [&](int64_t item, int) {
+        const char *own = memory.get() + item * share, *weights = own + pairs * STRIPE_BYTES;
+        int64_t done = 0, stripe = 0;
+        do {
+            const int64_t next = (stripe + 1) % stripes;
+            done += products(own, pairs, weights + stripe * STRIPE_BYTES,
+                             stream ? weights + next * STRIPE_BYTES : nullptr, still);
+            stripe = next;
+        } while (since(begin) < args.seconds);
+        operations.fetch_add(done, std::memory_order_relaxed);
+    });
+    return double(operations) / since(begin);
+}
+
 }  // namespace
 
 const Table& table() {
@@ -110,8 +144,12 @@ gs_status gs_measure(gs_measure_args* args) {
             args->per_second = gs::read_rate(args->seconds, args->bytes);
             return;
         }
-        if (args->what < GS_READ || args->what > GS_AMX_BF16)
+        if (args->what < GS_READ || args->what > GS_AMX_STREAM)
             gs::fail(GS_INVALID, "no probe has the number %d", args->what);
+        if (args->what > GS_AMX_BF16) {
+            args->per_second = gs::products_rate(*args);
+            return;
+        }
         const auto peak = gs::table().peak[args->what];
         if (peak == nullptr) gs::fail(GS_UNSUPPORTED, "level %s has no such instruction", gs_level_name(gs_level()));
         args->per_second = gs::peak_rate(args->seconds, peak);

@@ -55,6 +55,20 @@ int64_t int8(int64_t rounds) {
     return rounds * 4 * (2 * 16 * 16 * 64);
 }
 
+// The loop of a layer's product, without the layer.
+int64_t products(const char* rows, int64_t pairs, const char* stripe, const char* next, bool still) {
+    alignas(64) float sums[32 * 32];
+    const Tiles configured;
+    const int64_t panel = STRIPE_BYTES / 2, step = still ? 0 : TILE_BYTES,
+                  lines = next ? (STRIPE_BYTES / 64 + pairs * STRIPE_STEPS - 1) / (pairs * STRIPE_STEPS) : 0;
+    for (int64_t pair = 0; pair < pairs; ++pair, rows += STRIPE_BYTES) {
+        const Link link{rows, rows + panel, stripe, stripe + panel, step, step, STRIPE_STEPS};
+        dot<ON_THE_RIGHT>(&link, 1, 1, true, true,
+                          next ? Ahead{next + pair * lines * 64 * STRIPE_STEPS, lines} : Ahead{}, sums);
+    }
+    return pairs * STRIPE_STEPS * 4 * (2 * 16 * 16 * 32);
+}
+
 #endif
 
 }  // namespace
@@ -66,6 +80,7 @@ void fill(Table& table) {
 #if !defined(GS_TILES_IN_SOFTWARE)
     table.peak[GS_AMX_BF16] = bf16;
     table.peak[GS_AMX_INT8] = int8;
+    table.products = products;
 #endif
 }
 

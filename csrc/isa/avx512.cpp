@@ -11,7 +11,7 @@ uint64_t read(const void* data, size_t bytes) {
     read_all(
         data, bytes, sums, [](const char* at) { return _mm512_loadu_si512(at); },
         [](__m512i a, __m512i b) { return _mm512_add_epi64(a, b); });
-    return uint64_t(_mm512_reduce_add_epi64(
+    return uint64_t(_mm512_reduce_or_epi64(
         _mm512_add_epi64(_mm512_add_epi64(sums[0], sums[1]), _mm512_add_epi64(sums[2], sums[3]))));
 }
 

@@ -192,7 +192,8 @@ def test_what_a_level_reaches_is_measured(level, fresh):
     if LEVELS.index(level) > machine:
         pytest.skip(f"this machine has no {level}")
     fresh(GOLDSMITH_ISA=level)
-    has = {"fma": 0, "vnni": 3, "dot_bf16": 4, "amx_int8": 5, "amx_bf16": 5}
+    has = {"fma": 0, "vnni": 3, "dot_bf16": 4, **{probe: 5 for probe in native.PROBES if probe.startswith("amx")}}
+    assert has.keys() | {"read"} == set(native.PROBES)
     for probe, needs in has.items():
         if LEVELS.index(level) >= needs:
             assert native.measure(probe, threads=2, seconds=0.01) > 1e8
@@ -202,6 +203,17 @@ def test_what_a_level_reaches_is_measured(level, fresh):
     assert native.measure("read", threads=2, seconds=0.01, megabytes=1) > 1e7
     with pytest.raises(ValueError, match="bytes is 0, wanted at least 4096 a thread"):
         native.measure("read", megabytes=0)
+
+
+def test_the_probes_of_a_layers_products_say_what_they_want():
+    if native.isa() != "amx":
+        pytest.skip(f"this machine's level is {native.isa()}")
+    for rows in (0, 33, -32, 1 << 21):
+        with pytest.raises(ValueError, match=f"rows is {rows}, wanted a multiple of 32, at most 2"):
+            native.measure("amx_l2", rows=rows)
+    with pytest.raises(ValueError, match="bytes is 1048576, wanted at least 262144 a thread"):
+        native.measure("amx_stream", threads=5, megabytes=1)
+    assert native.measure("amx_stream", threads=2, seconds=0.01, megabytes=1, rows=64) > 1e8
 
 
 # -- without it -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from . import processors
 from .device import BackendUnavailable
 
 LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
-PROBES = ("read", "fma", "vnni", "dot_bf16", "amx_int8", "amx_bf16")
+PROBES = ("read", "fma", "vnni", "dot_bf16", "amx_int8", "amx_bf16", "amx_l1", "amx_l2", "amx_stream")
 _DTYPES = {
     torch.float32: 1,
     torch.bfloat16: 2,
@@ -70,6 +70,7 @@ class MeasureArgs(Structure):
         ("what", c_int32),
         ("seconds", c_double),
         ("bytes", c_int64),
+        ("rows", c_int64),
         ("per_second", c_double),
     ]
 
@@ -133,13 +134,24 @@ def machine_isa() -> tuple[str, str]:
     return LEVELS[loaded.gs_machine_level()], loaded.gs_why_not_higher().decode()
 
 
-def measure(what: str, *, threads: int = 0, seconds: float = 0.2, megabytes: int = 512) -> float:
+def measure(what: str, *, threads: int = 0, seconds: float = 0.2, megabytes: int = 512, rows: int = 192) -> float:
     """What the machine reaches at this level, together a second: bytes for "read", else operations (PROBES).
 
+    "read", "amx_l1", "amx_l2" and "amx_stream" are averages over the time, the others each thread's fastest stretch.
+    Those three are the loop of a layer's products of tiles, [rows, 2048] times stripes [2048, 32] in bfloat16: with
+    the same 4 KiB of each again and again, with all rows and one stripe (L2 has them where it is large enough), and
+    with stripes that come from memory, each fetched while the one before it is multiplied.
+
     threads: 0 for torch's number. More than can run at a time are started all the same.
+    megabytes: read through by all threads together, by "read" and "amx_stream".
+    rows: of an expert, a multiple of 32; of "amx_l2" and "amx_stream". Every thread has its own.
     """
     args = MeasureArgs(
-        threads=threads or torch.get_num_threads(), what=PROBES.index(what), seconds=seconds, bytes=megabytes << 20
+        threads=threads or torch.get_num_threads(),
+        what=PROBES.index(what),
+        seconds=seconds,
+        bytes=megabytes << 20,
+        rows=rows,
     )
     check(library().gs_measure(ctypes.byref(args)))
     return args.per_second
