@@ -99,6 +99,13 @@ public:
         return true;
     }
 
+    void rouse(int team) {
+        std::unique_lock none_under_way(regions_, std::try_to_lock);
+        if (!none_under_way || leaving_.load()) return;
+        grow(team - 1);
+        opened_.raise(bits_below(team));
+    }
+
     void leave() {
         std::lock_guard one_at_a_time(regions_);
         leaving_.store(true);
@@ -132,7 +139,10 @@ private:
             if (leaving_.load()) return;
             uint32_t state = state_.load();
             while (state & open && !state_.compare_exchange_weak(state, state + 1)) {}
-            if (!(state & open)) continue;
+            if (!(state & open)) {
+                wanted_before = true;
+                continue;
+            }
             wanted_before = id < team_;
             if (wanted_before) work(id);
             if (state_.fetch_sub(1) == 1) left_.raise();  // closed, and this was the last one inside
@@ -210,6 +220,14 @@ void workers_on(const int32_t* processors, const int32_t* nodes, int count) {
 Threads::~Threads() { wanted = before_; }
 
 int threads() { return wanted; }
+
+void rouse(int team) {
+    try {
+        if (team > 1) pool().rouse(std::min(team, most_threads));
+    } catch (const std::exception&) {
+        // the region itself will say what is wrong
+    }
+}
 
 void parallel_for(int64_t items, Item run, void* context) {
     const int team = int(std::min<int64_t>(wanted, items));

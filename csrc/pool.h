@@ -31,6 +31,9 @@ int threads();
 // first exception of an item is thrown again here; items that had not begun then are left out.
 void parallel_for(int64_t items, Item run, void* context);
 
+// A region of so many threads comes at once: workers that are parked look out for it for a while.
+void rouse(int team);
+
 template <class Function> void parallel_for(int64_t items, const Function& function) {
     parallel_for(
         items, [](void* context, int64_t item, int worker) { (*static_cast<const Function*>(context))(item, worker); },

@@ -70,9 +70,13 @@ GS_API gs_status gs_moe_backward(const gs_moe_args* args);
 
 // A thread that makes one call of gs_moe_forward at a time while whoever began it goes on: `args`, and all that they
 // point at, stay until gs_lane_end. That waits, and has the call's status and message; times: when the call began and
-// ended, in seconds of CLOCK_MONOTONIC. gs_lane_free waits as well. Not of use in a forked child.
+// ended, in seconds of CLOCK_MONOTONIC. word: becomes `value` when the call is over, whatever came of it, for whoever
+// else waits (a GPU does); NULL: nobody. gs_lane_ready says that a call on so many threads comes at once: the lane's
+// thread and the pool's look out for it for 50 us, for to be woken takes as long. gs_lane_free waits as well. Not of
+// use in a forked child.
 typedef struct gs_lane gs_lane;
 GS_API gs_status gs_lane_new(gs_lane** lane);
-GS_API gs_status gs_lane_begin(gs_lane* lane, const gs_moe_args* args);
+GS_API gs_status gs_lane_ready(gs_lane* lane, int32_t threads);
+GS_API gs_status gs_lane_begin(gs_lane* lane, const gs_moe_args* args, uint32_t* word, uint32_t value);
 GS_API gs_status gs_lane_end(gs_lane* lane, double* times);
 GS_API void gs_lane_free(gs_lane* lane);

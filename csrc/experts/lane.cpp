@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "../error.h"
+#include "../pool.h"
 #include "abi.h"
 
 namespace {
@@ -15,13 +16,16 @@ using Clock = std::chrono::steady_clock;
 
 double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
-enum State : uint32_t { idle, begun, done, closing };
+enum State : uint32_t { idle, soon, begun, done, closing };
 
 }  // namespace
 
 struct gs_lane {
     std::atomic<uint32_t> state{idle};
     const gs_moe_args* args = nullptr;
+    uint32_t* word = nullptr;
+    uint32_t value = 0;
+    std::atomic<int> team{1};
     gs_status status = GS_OK;
     char message[1024] = "";
     double begin = 0, end = 0;
@@ -32,16 +36,36 @@ struct gs_lane {
         for (;;) {
             const uint32_t seen = state.load();
             if (seen == closing) return;
-            if (seen != begun) {
+            if (seen == soon) {
+                look_out();
+            } else if (seen == begun) {
+                compute();
+            } else {
                 state.wait(seen);
-                continue;
             }
-            begin = now();
-            status = gs_moe_forward(args);
-            if (status != GS_OK) std::snprintf(message, sizeof message, "%s", gs_message());
-            end = now();
-            set(done);
         }
+    }
+
+    // As long as the workers do.
+    void look_out() {
+        gs::rouse(team.load());
+        const auto until = Clock::now() + std::chrono::microseconds(50);
+        while (state.load() == soon)
+            if (uint32_t waited = soon; Clock::now() >= until) state.compare_exchange_strong(waited, idle);
+    }
+
+    void compute() {
+        begin = now();
+        status = gs_moe_forward(args);
+        if (status != GS_OK) std::snprintf(message, sizeof message, "%s", gs_message());
+        end = now();
+        if (word != nullptr) std::atomic_ref(*word).store(value, std::memory_order_release);
+        set(done);
+    }
+
+    bool begun_already() const {
+        const uint32_t seen = state.load();
+        return seen == begun || seen == done;
     }
 
     void set(State next) {
@@ -62,17 +86,25 @@ gs_status gs_lane_new(gs_lane** lane) {
     return gs::guarded([&] { *lane = new gs_lane; });
 }
 
-gs_status gs_lane_begin(gs_lane* lane, const gs_moe_args* args) {
+gs_status gs_lane_ready(gs_lane* lane, int32_t threads) {
     return gs::guarded([&] {
-        if (lane->state.load() != idle) gs::fail(GS_INVALID, "a lane makes one call at a time: end the one before");
-        lane->args = args;
+        lane->team.store(threads);
+        uint32_t seen = idle;
+        if (lane->state.compare_exchange_strong(seen, soon)) lane->state.notify_all();
+    });
+}
+
+gs_status gs_lane_begin(gs_lane* lane, const gs_moe_args* args, uint32_t* word, uint32_t value) {
+    return gs::guarded([&] {
+        if (lane->begun_already()) gs::fail(GS_INVALID, "a lane makes one call at a time: end the one before");
+        lane->args = args, lane->word = word, lane->value = value;
         lane->set(begun);
     });
 }
 
 gs_status gs_lane_end(gs_lane* lane, double* times) {
     return gs::guarded([&] {
-        if (lane->state.load() == idle) gs::fail(GS_INVALID, "no call was begun on this lane");
+        if (!lane->begun_already()) gs::fail(GS_INVALID, "no call was begun on this lane");
         lane->finish();
         times[0] = lane->begin;
         times[1] = lane->end;
@@ -81,7 +113,7 @@ gs_status gs_lane_end(gs_lane* lane, double* times) {
 }
 
 void gs_lane_free(gs_lane* lane) {
-    if (lane->state.load() != idle) lane->finish();
+    if (lane->begun_already()) lane->finish();
     lane->set(closing);
     lane->thread.join();
     delete lane;

@@ -14,7 +14,7 @@ import torch
 
 from goldsmith.offload import beside, device
 from goldsmith.offload.budget import SPARE
-from goldsmith.offload.machine import Simulated
+from goldsmith.offload.machine import Simulated, until_word
 from goldsmith.offload.streams import DONE
 from offload import stores
 from offload.processes import interpreter
@@ -84,6 +84,9 @@ class Late(Simulated):
 
     def move(self, source, into, stream):
         stream.run(lambda: into.copy_(source))
+
+    def behind(self, word, number, stream):
+        stream.run(lambda: until_word(word, number))
 
     def mark(self, stream):
         return stream.record()

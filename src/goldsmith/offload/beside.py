@@ -28,10 +28,14 @@ class Beside:
     """`lane` makes what is begun here, one call at a time
 
     begun   rows of the call under way that the CPU makes already; None if it waits for the whole call
+    tells   whether a stream can be told to wait for the lane, so that nobody else has to
     """
 
     def __init__(self, store: ExpertStore, machine: Any, rows: int, threads: int) -> None:
-        self.store, self.machine, self.lane = store, machine, Lane(store.options, threads)
+        self.store, self.machine = store, machine
+        with torch.inference_mode(False):
+            self._word = machine.host(4).view(torch.int32).zero_()
+        self.lane = Lane(store.options, threads, self._word if machine.waits_for_words else None)
         self.ids, self.x, self.made = (Transit(machine.host) for _ in range(3))
         self._tokens = Transit(machine.host)
         self._gathered, self._wide = (Transit(_ordinary) for _ in range(2))
@@ -45,7 +49,6 @@ class Beside:
 
     def to_host(self, index: Tensor, x: Tensor, alone: bool, stream: Any) -> Tensor:
         """The ids on the CPU. alone: it will not need x. They are valid until the second call after this one."""
-        self.lane.abandon()  # of a call that the guard ended after the CPU had begun: it reads what is filled anew here
         host = self.ids.take(index.shape, index.dtype)
         self._early = self.begun = None
         if alone or x.shape[0] > EARLY:
@@ -101,6 +104,14 @@ class Beside:
         ids, flags = self._of_size(n)
         self._routes_there[0, :n] = call.ids.numpy().reshape(-1)[np.asarray(where.order[:n])]
         return self._begin(call.layer, x, ids.view(n, 1), flags, n)
+
+    @property
+    def tells(self) -> bool:
+        return self.lane.tells
+
+    def follow(self, stream: Any) -> None:
+        """What `stream` is given from now on comes behind the rows that were begun last."""
+        self.machine.behind(self._word, self.lane.number, stream)
 
     def end(self) -> tuple[float, float]:
         """Waits for the rows: when the lane began and ended, of time.perf_counter()."""

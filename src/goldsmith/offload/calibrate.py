@@ -28,7 +28,7 @@ from .store import ExpertStore
 from .transport import Transport
 
 _OP = "offload.calibrate"
-VERSION = 6  # of what is measured and of what the costs mean: an older file is made anew
+VERSION = 7  # of what is measured and of what the costs mean: an older file is made anew
 _CALLS = 0.6  # seconds for the engine's own calls
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,7 +82,12 @@ class Outcome:
     out: Tensor
     place: Tensor | np.ndarray | list[int] | None = None
     slots: dict[int, tuple[Slot, int]] = field(default_factory=dict)
-    host: tuple[Tensor, Tensor] | None = None
+    host: tuple[Tensor, Sequence[int] | np.ndarray] | None = None
+
+    def from_host(self) -> tuple[Tensor, Tensor]:
+        """`host`, of which there is one, with the routes as a tensor: for faults and the guard, which seldom ask."""
+        rows, routes = self.host or (torch.empty(0), ())
+        return rows, torch.as_tensor(routes)
 
     def at(self, routes: Tensor) -> Tensor:
         """Where the rows of these routes (on the CPU) are."""

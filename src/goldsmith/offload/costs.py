@@ -34,7 +34,7 @@ class Costs:
     dram_bytes_per_s                  what the CPU's kernel and copies read together of one memory
     device_bytes_per_s, device_flops  the device's kernel
     cpu_latency, link_latency, device_latency    what a call takes beside its experts, where that lane decides
-    split_latency    what a call takes at least that has experts both on the CPU and on the device: one of each
+    split_latency    what a call takes at least that has experts both on the CPU and on the device
     shared           the device is the CPU itself (device="cpu"): its experts come after the CPU's, not beside them
     cpu_curve, device_curve    points (n, seconds), as they were measured; (): the formula of rates
     cpu_beside_curve           the CPU's while copies run, and link_beside_bytes_per_s a copy's rate while the CPU

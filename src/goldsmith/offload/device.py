@@ -41,7 +41,9 @@ class DeviceLanes:
     def __init__(
         self, store: ExpertStore, machine: Any, spending: Spending, ring: Ring | None, streaming: Streaming | None,
         threads: int, keep: bool, faults: Faults, trace: Trace, tally: Callable[[int], Counts], look: Look,
+        ahead: bool,
     ) -> None:  # fmt: skip
+        """ahead: a call may return before the CPU's lane is through; its times are known at the next one."""
         self.store, self.machine, self.ring, self.streaming = store, machine, ring, streaming
         self.threads, self.keep, self.faults, self.trace, self.tally = threads, keep, faults, trace, tally
         self.look, self.most_rows = look, max(1, spending.rows)
@@ -59,10 +61,14 @@ class DeviceLanes:
         self._dirty[0] = 0
         self.heads, self.small = Packets(machine.host, machine.device, 2), Packets(machine.host, machine.device)
         self.large = Transit(machine.host, 8)
+        self.runs_ahead = ahead and self.cpu.tells
+        self._open: tuple[Call, Tensor, float] | None = None  # the last call, if the CPU may still be at it; its return
+        self.until = 0.0  # of time.perf_counter(): to here the time of calls was counted
         self._last: Any = None  # the compute stream of the last call, and where that call ended in it
         self._end: Any = DONE
         self._now: Any = None  # the compute stream of this call
         self._done: Any = None  # where the last wave of this call ended in it
+        self._wanted = False  # whether the last call had rows of the CPU's
         self._pending: tuple[Call, Outcome] | None = None
         self._marks: list[tuple[Counts, str, Any, Any, dict[str, Any] | None]] = []
 
@@ -73,9 +79,18 @@ class DeviceLanes:
 
         They are valid until the second call after this one.
         """
-        return self.cpu.to_host(index, x, alone, self._stream())
+        ids = self.cpu.to_host(index, x, alone, self._stream())
+        if self._open is not None:
+            self._finish()
+        else:
+            self.cpu.lane.abandon()  # what the guard ended after the CPU had begun
+        if not alone and self._wanted:
+            self.cpu.lane.ready()
+        return ids
 
     def run(self, call: Call) -> Outcome:
+        if self._open is not None:  # a piece of a prompt, after another
+            self._finish()
         end = self.machine.unset()
         try:
             outcome = self._computed(call, self._now, end)
@@ -83,6 +98,9 @@ class DeviceLanes:
             self._end = end
             self.machine.set(end, self._now)
         self._pending = (call, outcome)
+        self._wanted = outcome.host is not None
+        if outcome.host is not None and self._follows():
+            self._open = call, outcome.host[0], time.perf_counter()
         return outcome
 
     def _computed(self, call: Call, stream: Any, end: Any) -> Outcome:
@@ -109,13 +127,13 @@ class DeviceLanes:
         if made is not None:
             if len(self._marks) > _MARKS // 8:  # now, while the CPU works
                 self._read_marks()
-            outcome.host = (made, torch.as_tensor(where.order[: len(made)]))
-            worked = self._ended(call, made, stream)
+            outcome.host = (made, where.order[: len(made)])
+            worked = self._brought(call, made, stream)
             before = self.machine.mark(stream)
         if self.faults.on:
             self.faults.computed(call, outcome)
         merge()
-        if made is not None:
+        if made is not None and worked is not None:
             self._count_cpu(call, made, *worked)
         self._mark(call.tally, "merge", before, end, layer=call.layer, tokens=call.tokens)
         return outcome
@@ -137,6 +155,7 @@ class DeviceLanes:
     def settle(self) -> None:
         """Waits for what is under way, and reads its times."""
         self._end.synchronize()
+        self._finish()
         self.machine.settle()
         self._read_marks()
 
@@ -215,17 +234,37 @@ class DeviceLanes:
             self.large.give_back(stream.record())
         return config, tiles.view(3, -1)
 
-    def _ended(self, call: Call, made: Tensor, stream: Any) -> tuple[float, float]:
-        """Waits for the CPU's lane: when it began and ended. Its rows are on their way then, or the merge fetches them
+    def _brought(self, call: Call, made: Tensor, stream: Any) -> tuple[float, float] | None:
+        """The CPU's rows are on their way to the device, or the merge fetches them: when its lane began and ended
 
-        Until the merge is launched the device has nothing to do, so whatever can be done before this or behind it is.
+        None: the stream waits for it, and the caller goes on. Otherwise the device has nothing to do until the merge is
+        launched, so whatever can be done before this or behind it is.
         """
-        waited = time.perf_counter()
-        times = self.cpu.end()
+        if self._follows():
+            times = None
+            self.cpu.follow(stream)
+        else:
+            waited = time.perf_counter()
+            times = self.cpu.end()
+            call.tally.t_wait += time.perf_counter() - waited
         if not self._fetched(call):
             self.machine.move(made, self.rows[: made.shape[0]], stream)
-        call.tally.t_wait += time.perf_counter() - waited
         return times
+
+    def _follows(self) -> bool:
+        """Whether the stream waits for the CPU's lane by itself; faults are put in between."""
+        return self.runs_ahead and not self.faults.on
+
+    def _finish(self) -> None:
+        """What the CPU's lane has to say of the last call: its times, or what went wrong in it."""
+        if self._open is None:
+            return
+        (call, made, returned), self._open = self._open, None
+        begin, end = self.cpu.end()
+        self._count_cpu(call, made, begin, end)
+        self.until, more = max(end, returned), max(0.0, end - returned)
+        call.tally.t_wall += more
+        call.tally.t_bound += more if call.assignment.predicted is not None else 0.0
 
     def _count_cpu(self, call: Call, made: Tensor, begin: float, end: float) -> None:
         tally, experts = call.tally, len(call.assignment.cpu)

@@ -154,13 +154,14 @@ class Engine:
         bound = tally.bound
         out = self._pieces(layer, x, ids, weights, counts, tally, assignment)
         end = time.perf_counter()
+        wall = end - max(begin, self._lanes.until)
         if tally.bound > bound:
-            tally.t_bound += end - begin
+            tally.t_bound += wall
         tally.calls += 1
         tokens = x.shape[0]
         tally.tokens += tokens
         tally.prefill_calls += tokens > PREFILL
-        tally.t_wall += end - begin
+        tally.t_wall += wall
         if self._trace.on:
             self._trace.span("call", f"layer {layer}", begin, end, layer=layer, tokens=tokens)
         return out
@@ -299,6 +300,11 @@ class Engine:
         return explain(self)
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether a call may return before the CPU is through with it, as it may before a GPU is."""
+        return self._lanes.runs_ahead
+
+    @property
     def transport(self) -> tuple[str, str]:
         """How experts reach the device ("registered", "ring", "memory"), and why so."""
         return self._transport
@@ -360,7 +366,8 @@ class Engine:
         machine = self._machine()
         if machine is None:
             return HostLanes(self.store, memory.ring, memory.streaming, *of_all)
-        return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, self._look)
+        ahead = not self.settings.adaptive  # which learns from the times of a call at its end
+        return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, self._look, ahead)
 
     def _machine(self) -> Any:
         return Cuda(self.store, self.device) if self._deferred else None

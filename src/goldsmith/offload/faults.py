@@ -95,7 +95,7 @@ class Faults:
         if fault.stage in ("race", "transfer"):
             row[:] = fault.value
             if fault.stage == "race" and outcome.host is not None:
-                rows, routes = outcome.host
+                rows, routes = outcome.from_host()
                 rows[routes == route] = fault.value
         else:
             x = call.x[route // call.ids.shape[1]][None].cpu()
@@ -104,7 +104,7 @@ class Faults:
             )
             row.copy_(made[0])
             if outcome.host is not None:
-                rows, routes = outcome.host
+                rows, routes = outcome.from_host()
                 rows[routes == route] = made[0]
         flags[route] = int(not bool(torch.isfinite(row).all()))
 

@@ -29,7 +29,9 @@ class Filling:
         self._joined = call.tokens == 1 and bool(given.copied)
         self._tally: Counts | None = None
         self._needed = frozenset((*given.cached, *given.copied, *given.cpu, *given.uploads))
-        self._resident = call.cache.resident()  # when the call begins: what came in since is not read as cached
+        # when the call begins: what comes in meanwhile is not read as cached
+        self._held = [e for e in given.cached if e in call.cache]
+        self._absent = [e for e in given.cached if e not in call.cache]
 
     def waves(self, tally: Counts) -> Iterator[Wave]:
         self._tally, evictions = tally, self.cache.evictions
@@ -39,11 +41,9 @@ class Filling:
             tally.evictions += self.cache.evictions - evictions
 
     def _waves(self) -> Iterator[Wave]:
-        held = [e for e in self.given.cached if e in self._resident]
-        absent = [e for e in self.given.cached if e not in self._resident]
         groups = list(waves(self.given.copied, self.ring.wave))
         ahead = self._fill(groups[0]) if groups else []
-        there = [(e, self.cache.slot(e)) for e in held]
+        there = [(e, self.cache.slot(e)) for e in self._held]
         if there and not self._joined:
             yield there
             there = []
@@ -51,7 +51,7 @@ class Filling:
             now, ahead = ahead, self._fill(groups[i + 1]) if i + 1 < len(groups) else []
             yield there + now
             there = []
-        yield from self._forced(absent)
+        yield from self._forced(self._absent)
         self._upload()
 
     def _fill(self, experts: Sequence[int]) -> Wave:

@@ -187,8 +187,8 @@ class Guard:
     def _not_repeated(self, call: Call, outcome: Outcome, e: int, routes: Tensor, tokens: Tensor) -> Finding:
         rows = outcome.rows_of(routes)
         if outcome.host is not None:
-            kept, at = outcome.host
-            mine = torch.isin(at.cpu(), routes)
+            kept, at = outcome.from_host()
+            mine = torch.isin(at, routes)
             if bool(mine.any()) and bool(torch.isfinite(kept[mine.to(kept.device)]).all()):
                 said = f"The rows of expert {e} were finite on the CPU, and are not on the device."
                 return Finding("transfer", "transfer", rows, tokens, (e,), (said,))

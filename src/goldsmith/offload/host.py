@@ -28,6 +28,8 @@ MOST_ROWS = 1 << 28  # bytes of rows of a call; a longer one is computed in piec
 
 
 class HostLanes:
+    until, runs_ahead = 0.0, False  # a call is over when it returns
+
     def __init__(
         self, store: ExpertStore, ring: Ring | None, streaming: Streaming | None, threads: int, keep: bool,
         faults: Faults, trace: Trace, tally: Callable[[int], Counts],
@@ -133,7 +135,7 @@ class HostLanes:
         routes = np.flatnonzero(_flat(ids) >= 0)
         some = rows.numpy()[routes]
         if lane == "cpu":
-            outcome.host = (torch.from_numpy(some), torch.from_numpy(routes))
+            outcome.host = (torch.from_numpy(some), routes)
         outcome.rows.numpy()[routes] = some
         outcome.known_flags().numpy()[routes] = flags.numpy()[routes]
 

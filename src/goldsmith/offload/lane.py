@@ -10,7 +10,7 @@ import os
 import time
 import weakref
 from collections.abc import Mapping
-from ctypes import byref, c_double, c_void_p
+from ctypes import byref, c_double, c_int32, c_uint32, c_void_p
 from typing import Any
 
 from torch import Tensor
@@ -22,10 +22,16 @@ from .streams import Worker
 
 
 class Lane:
-    """begin(...), then end(), in turn. `close` ends the thread, and may be called twice."""
+    """begin(...), then end(), in turn. `close` ends the thread, and may be called twice.
 
-    def __init__(self, options: Mapping[str, Any], threads: int) -> None:
-        self._kernels = Kernels(options, threads)
+    word    int32 [1], for a GPU that is to wait for a call: the thread sets it to `number`, which counts the calls that
+            were begun, as soon as one is over. None: nobody does
+    tells   whether the thread does so; one of Python's does not
+    """
+
+    def __init__(self, options: Mapping[str, Any], threads: int, word: Tensor | None = None) -> None:
+        self._kernels, self._threads = Kernels(options, threads), threads
+        self._word, self.number = word, 0
         self._times = (c_double * 2)()
         self._worker: Worker | None = None
         self._native = _made() if native.reason() is None else None
@@ -35,16 +41,24 @@ class Lane:
             self._finalizer = weakref.finalize(self, _freed, self._native, os.getpid())
             self._finalizer.atexit = False
         self._busy: Any = None
+        self.tells = self._native is not None and word is not None
+
+    def ready(self) -> None:
+        """A call is about to be begun: whoever works on it is woken now, and not then."""
+        if self._native is not None:
+            native.library().gs_lane_ready(self._native, self._threads)
 
     def begin(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
         """Begins what Kernels.rows does, with arguments that stay as they are until `end`."""
         self.abandon()
+        self.number += 1
         if self._worker is not None:
             self._worker.run(lambda: self._timed(x, ids, base, rows, flags))
             self._busy = self._worker.record()
             return
         call = self._kernels.call(x, ids, base, rows, flags)
-        native.check(native.library().gs_lane_begin(self._native, byref(call.args)))
+        word = None if self._word is None else self._word.data_ptr()
+        native.check(native.library().gs_lane_begin(self._native, byref(call.args), word, self.number & 0xFFFFFFFF))
         self._busy = call, x, ids, base, rows, flags  # what the library's thread reads is there until the end
 
     def end(self) -> tuple[float, float]:
@@ -80,10 +94,11 @@ class Lane:
 
 def _made() -> c_void_p | None:
     library = native.library()
-    if not hasattr(library, "gs_lane_new"):
+    if not hasattr(library, "gs_lane_ready"):  # an older one
         return None
     library.gs_lane_new.argtypes = [c_void_p]
-    library.gs_lane_begin.argtypes = library.gs_lane_end.argtypes = [c_void_p, c_void_p]
+    library.gs_lane_begin.argtypes = [c_void_p, c_void_p, c_void_p, c_uint32]
+    library.gs_lane_ready.argtypes, library.gs_lane_end.argtypes = [c_void_p, c_int32], [c_void_p, c_void_p]
     library.gs_lane_free.argtypes, library.gs_lane_free.restype = [c_void_p], None
     found = c_void_p()
     native.check(library.gs_lane_new(byref(found)))

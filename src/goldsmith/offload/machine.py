@@ -7,7 +7,7 @@ interpreter, copies in a thread.
 from __future__ import annotations
 
 import time
-from ctypes import c_int, c_size_t, c_void_p
+from ctypes import CDLL, c_int, c_size_t, c_uint32, c_void_p
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from .store import ExpertStore
 from .streams import CopyStream, CudaStream, CurrentStream, Done, Inline, Work, Worker
 
 _BY_ADDRESS = 4  # cudaMemcpyDefault: which way is told by the addresses
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: word - number >= 0, as int32 has it
 
 
 class Cuda:
@@ -35,6 +36,8 @@ class Cuda:
         self.transport = Transport(store, device)
         self.way = (self.transport.mode, self.transport.why)
         self._waited = torch.cuda.Event()
+        self._wait_value = self._waiting()
+        self.waits_for_words = self._wait_value is not None
         self._origin = self.mark(self.copies)
         self._origin.synchronize()
         self._began = time.perf_counter()
@@ -81,6 +84,22 @@ class Cuda:
         self._waited.record(stream.stream)
         self._waited.synchronize()
 
+    def behind(self, word: Tensor, number: int, stream: CudaStream) -> None:
+        """What `stream` is given from now on begins when int32 [1] `word`, pinned, has come to `number`."""
+        status = self._wait_value(stream.stream.cuda_stream, word.data_ptr(), number & 0xFFFFFFFF, _AT_LEAST)
+        if status:
+            raise RuntimeError(f"offload.Engine: the stream cannot wait for a word of the host (driver error {status})")
+
+    def _waiting(self) -> Any:
+        """The driver's call for that, tried; None where it cannot be had."""
+        try:
+            found = CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+        except (OSError, AttributeError):
+            return None
+        found.argtypes = [c_void_p, c_void_p, c_uint32, c_uint32]
+        word = self.host(4).view(torch.int32).zero_()
+        return found if found(self.copies.stream.cuda_stream, word.data_ptr(), 0, _AT_LEAST) == 0 else None
+
     def unset(self) -> Any:
         """A mark that is still to be set."""
         return torch.cuda.Event(enable_timing=True)
@@ -116,6 +135,7 @@ class Mark(Done):
 
 class Simulated:
     device = torch.device("cpu")
+    waits_for_words = True
 
     def __init__(self) -> None:
         self.copies = Worker("goldsmith copies")
@@ -142,6 +162,9 @@ class Simulated:
     def wait(self, stream: Any) -> None:
         pass
 
+    def behind(self, word: Tensor, number: int, stream: Any) -> None:
+        until_word(word, number)
+
     def unset(self) -> Mark:
         return Mark(0.0)
 
@@ -162,3 +185,10 @@ class Simulated:
 
     def close(self) -> None:
         self.copies.close()
+
+
+def until_word(word: Tensor, number: int) -> None:
+    """Waits until int32 [1] `word` has come to `number`, as a stream of `Cuda` does."""
+    there = word.numpy()
+    while (int(there[0]) - number) % 2**32 >= 2**31:
+        time.sleep(1e-5)

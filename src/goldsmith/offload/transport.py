@@ -98,12 +98,12 @@ class Transport:
         """
         if source.numel() != out.numel() or not (source.is_contiguous() and out.is_contiguous()):
             raise ValueError(f"{_OP}: source is {list(source.shape)} and out {list(out.shape)}; wanted the same bytes")
+        if self._cuda is not None:
+            self._copy_registered(source, out, stream or torch.cuda.current_stream(self.device))
+            return
         source, out = source.view(-1), out.view(-1)
         if self.device.type != "cuda":
             move(source, out)
-            return
-        if self._cuda is not None:
-            self._copy_registered(source, out, stream or torch.cuda.current_stream(self.device))
             return
         with torch.cuda.stream(stream):
             if self._ring is not None:
