@@ -1,11 +1,14 @@
 """The lanes on a GPU: the golden, and the hazards of streams with work that is made late on purpose."""
 
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from goldsmith import assay
+from goldsmith.offload import lane
 from goldsmith.offload.engine import Engine
 from goldsmith.offload.report import NumericsError
 from goldsmith.offload.testing import inject
@@ -136,6 +139,32 @@ def test_a_late_copy_into_a_slot_that_is_reused_at_once(store_of):
             for layer in (0, 1):
                 torch.cuda._sleep(LATE // 50)
                 assert torch.equal(engine(layer, *calls[layer]), wanted[layer])
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 80])
+def test_a_late_cpu_is_waited_for_by_the_stream_and_not_by_the_caller(store_of, monkeypatch, tokens):
+    call = call_of(store_of(), tokens)
+    with engine_of(store_of()) as engine:
+        assert engine.runs_ahead
+        clean = engine(0, *call)
+        engine.flush()
+        library = lane.native.library()
+
+        def late(*given):
+            threading.Timer(0.3, library.gs_lane_begin, given).start()
+            return 0
+
+        slow = SimpleNamespace(gs_lane_begin=late, gs_lane_end=library.gs_lane_end, gs_lane_ready=library.gs_lane_ready)
+        monkeypatch.setattr(lane, "native", SimpleNamespace(library=lambda: slow, check=lane.native.check))
+        began = time.perf_counter()
+        out = engine(0, *call)
+        returned = time.perf_counter() - began
+        assert not torch.cuda.current_stream().query()
+        torch.cuda.synchronize()
+        assert returned < 0.3 < time.perf_counter() - began
+        assert torch.equal(out, clean)
+        monkeypatch.undo()
+        assert engine.stats().t_wall > 0.3
 
 
 def test_it_runs_in_a_stream_and_in_a_thread_of_the_callers(store_of):
