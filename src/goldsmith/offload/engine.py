@@ -366,8 +366,8 @@ class Engine:
         machine = self._machine()
         if machine is None:
             return HostLanes(self.store, memory.ring, memory.streaming, *of_all)
-        ahead = not self.settings.adaptive  # which learns from the times of a call at its end
-        return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, self._look, ahead)
+        told = self._look, not self.settings.adaptive  # which learns from the times of a call at its end
+        return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, *told)
 
     def _machine(self) -> Any:
         return Cuda(self.store, self.device) if self._deferred else None
