@@ -20,7 +20,8 @@ FIRST_SIGHT = sorted((ROOT / "benchmarks" / "results").glob("kernelfault_strange
 
 
 def target(host, fault, folder):
-    return loading.factory(host, "torch", catalogue.copy(host, "torch", fault, folder))()
+    backend = next(iter(host.backends))
+    return loading.factory(host, backend, catalogue.copy(host, backend, fault, folder))()
 
 
 @pytest.mark.parametrize("host", HOSTS, ids=lambda h: h.name)
