@@ -16,12 +16,14 @@ struct TileBackward : TileCall {
     const Rows dy;
     const int64_t columns;  // of dx at once
     const bool want_x;
-    const Region<char> x_data, dy_data, h_data, dg_data, du_data, tiles;
+    const bool gate_folded;  // the scales of gate and up are in dg and du, of which there are two sheets then
+    const Region<char> x_data, dy_data, h_data, dg_data, du_data, scaled_dg, scaled_du, scaled_dy, tiles;
     const Region<float> x_gate, x_up, h_down, dy_down, dg_gate, du_up;
     const Region<float> shares;   // [places, inner_blocks]: of dw
     const Region<float> weights;  // by place
     const Region<float> lines, turned, result;
     const Region<Link> links;
+    const Region<BlockScales> scales;
     const TileSums lora;
 
     TileBackward(const gs_moe_args& a, const Plan& p)
@@ -29,11 +31,15 @@ struct TileBackward : TileCall {
           dy(rows_of(a.dy, a.hidden, a.slots)),
           columns(columns_at_once()),
           want_x(given(a.gate.da) || given(a.up.da) || given(a.gate.db) || given(a.up.db)),
+          gate_folded(left_way(a.slices[0].gate) == FOLDED),
           x_data(sheet(want_x ? outer_blocks : 0)),
           dy_data(sheet(outer_blocks)),
           h_data(sheet(inner_blocks)),
           dg_data(sheet(inner_blocks)),
           du_data(sheet(inner_blocks)),
+          scaled_dg(sheet(gate_folded ? inner_blocks : 0)),
+          scaled_du(sheet(gate_folded ? inner_blocks : 0)),
+          scaled_dy(arena.each<char>(scaled_bytes())),
           tiles(arena.each<char>(2 * tiles_bytes())),
           x_gate(thin_of(a.gate, given(a.gate.db))),
           x_up(thin_of(a.up, given(a.up.db))),
@@ -47,6 +53,7 @@ struct TileBackward : TileCall {
           turned(arena.each<float>(32 * 32)),
           result(arena.shared<float>(given(a.dx) ? p.chunk_routes * columns : 0)),
           links(arena.each<Link>(2 * a.slice_count)),
+          scales(arena.each<BlockScales>(2 * a.slice_count)),
           lora(*this) {
         arena.allocate();
         number_groups();
@@ -113,8 +120,23 @@ private:
     Sheet hs() const { return {h_data.data(), inner_blocks}; }
     Sheet dgs() const { return {dg_data.data(), inner_blocks}; }
     Sheet dus() const { return {du_data.data(), inner_blocks}; }
+    // what the weights are multiplied with
+    Sheet dgs_times() const { return gate_folded ? Sheet{scaled_dg.data(), inner_blocks} : dgs(); }
+    Sheet dus_times() const { return gate_folded ? Sheet{scaled_du.data(), inner_blocks} : dus(); }
     Region<float> thin_of(const gs_lora& factors, bool wanted) {
         return arena.shared<float>(wanted ? plan.routes * ranks(factors) : 0);
+    }
+
+    // A part's rows of dy times the scales of down's rows.
+    int64_t scaled_bytes() const {
+        int64_t pairs = 0;
+        for (int64_t i = 0; i < args.slice_count; ++i)
+            if (left_way(args.slices[i].down) == FOLDED)
+                for (int64_t part = 0; part < parts; ++part) {
+                    const int64_t here = (plan.parts[part].count + 31) / 32;
+                    pairs = here > pairs ? here : pairs;
+                }
+        return pairs * outer_blocks * FOLDED_CUTS * 2 * TILE_BYTES;
     }
 
     int64_t tiles_bytes() const {
@@ -134,9 +156,14 @@ private:
         const int64_t all = groups_of(part), pairs = (all + 1) / 2, r = ranks(args.down);
         float *sum = sums(worker), *v = turned.data(worker);
         if (begin < end) next_tiles(true, s.expert, 1, begin, worker).finish();
+        int64_t slice = -1;
         for (int64_t block = begin; block < end; ++block) {
             const Strip c = strip(block);
             const gs_matrix& m = args.slices[c.slice].down;
+            const LeftWay way = left_way(m);
+            if (way == FOLDED && c.slice != slice) fold_dy(part, m, worker);
+            slice = c.slice;
+            const BlockScales of_blocks = way == BY_BLOCK ? block_scales(m, s.expert, c.first) : BlockScales{};
             Link link{};
             left_link(m, tiles.data(worker) + block % 2 * tiles_bytes(), link);
             if (r) wide_lines(factor_of(args.down.a, s.expert), r, args.down.scale, c.begin, inner, lines.data(worker));
@@ -150,14 +177,32 @@ private:
                 for (int64_t i = place; i < place + count; ++i)
                     for (const gs_tensor* t : {&args.g, &args.u})
                         __builtin_prefetch(static_cast<const uint16_t*>(t->data) + plan.order[i] * inner + c.begin);
-                dot<ON_THE_LEFT>(&link, 1, cuts(m), true, two, ahead, sum);
+                if (way == FOLDED) {
+                    link.first = scaled_dy.data(worker) + pair * scaled_step(), link.second = link.first + TILE_BYTES;
+                    link.right_step = FOLDED_CUTS * 2 * TILE_BYTES;
+                    dot<ON_THE_RIGHT>(&link, 1, FOLDED_CUTS, true, two, ahead, sum);
+                } else if (way == BY_BLOCK) {
+                    dot_blocks(&link, &of_blocks, 1, two, ahead, sum);
+                } else {
+                    dot<ON_THE_LEFT>(&link, 1, cuts(m), true, two, ahead, sum);
+                }
                 turn(sum, v);
                 if (r) wide(dy_down.data() + place * r, r, lines.data(worker), count, v);
                 for (int64_t half = 0; half < (two ? 2 : 1); ++half)
-                    derive(c, group + half, place + 16 * half, count - 16 * half, v + 512 * half);
+                    derive(c, s.expert, group + half, place + 16 * half, count - 16 * half, v + 512 * half);
             }
             if (block + 1 < end) next.finish();
         }
+    }
+
+    int64_t scaled_step() const { return outer_blocks * FOLDED_CUTS * 2 * TILE_BYTES; }
+    void fold_dy(int64_t part, const gs_matrix& m, int worker) const {
+        const Sheet rows = dys();
+        const int64_t all = groups_of(part), group = groups.data()[part];
+        for (int64_t g = 0; g < all; g += 2)
+            fold_scales(m, plan.parts[part].expert, rows.tile(group + g, 0),
+                        g + 1 < all ? rows.tile(group + g + 1, 0) : nullptr, outer_blocks,
+                        scaled_dy.data(worker) + g / 2 * scaled_step());
     }
 
     // The tiles of down for a block of features, or of gate and up for one of columns; those of two blocks have room.
@@ -166,37 +211,45 @@ private:
     }
 
     // From v of 16 rows: their shares of dw, h, dg and du.
-    void derive(const Strip& c, int64_t group, int64_t place, int64_t count, const float* v) const {
+    void derive(const Strip& c, int64_t expert, int64_t group, int64_t place, int64_t count, const float* v) const {
         const Activation act{args.activation, static_cast<float>(args.alpha), static_cast<float>(args.limit)};
         const __mmask32 mask = columns_mask(0, c.width);
-        const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-        alignas(64) uint16_t g[32], u[32];
-        alignas(64) uint32_t dg[16][16], du[16][16];
+        alignas(64) uint32_t dg[16][16], du[16][16], scaled[2][16][16];
         char* const h = hs().tile(group, c.block);
+        Floats by[2][2];  // the scales of gate's and up's rows
+        if (gate_folded) {
+            row_scales(args.slices[c.slice].gate, expert, c.first, by[0][0], by[0][1]);
+            row_scales(args.slices[c.slice].up, expert, c.first, by[1][0], by[1][1]);
+        }
         for (int64_t i = 0; i < 16; ++i, v += 32) {
             if (i >= count) {
-                for (char* line : {h + 64 * i, reinterpret_cast<char*>(dg[i]), reinterpret_cast<char*>(du[i])})
+                for (void* line : {static_cast<void*>(h + 64 * i), static_cast<void*>(dg[i]), static_cast<void*>(du[i]),
+                                   static_cast<void*>(scaled[0][i]), static_cast<void*>(scaled[1][i])})
                     _mm512_store_si512(line, _mm512_setzero_si512());
                 continue;
             }
             const int64_t route = plan.order[place + i], at = route * inner + c.begin;
-            _mm512_store_si512(g, _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(args.g.data) + at));
-            _mm512_store_si512(u, _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(args.u.data) + at));
+            const __m512i g = _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(args.g.data) + at),
+                          u = _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(args.u.data) + at);
             const Floats w = all(weights.data()[place + i]), low = load(v), high = load(v + 16);
-            const auto a = act.gradients(bfloat16s(g), bfloat16s(u), w * low),
-                       b = act.gradients(bfloat16s(g + 16), bfloat16s(u + 16), w * high);
+            const auto a = act.gradients(half_row(g, 0), half_row(u, 0), w * low),
+                       b = act.gradients(half_row(g, 1), half_row(u, 1), w * high);
             shares.data()[(place + i) * inner_blocks + c.block] = _mm512_reduce_add_ps(fma(low, a.h, high * b.h).v);
-            store_bfloat16(g, a.h), store_bfloat16(g + 16, b.h);
-            _mm512_store_si512(h + 64 * i, _mm512_load_si512(g));
-            const auto side_by_side = [&](Floats x_low, Floats x_high) {
-                return _mm512_or_si512(_mm512_srli_epi32(rounded_to_bfloat16(x_low.v), 16),
-                                       _mm512_and_si512(rounded_to_bfloat16(x_high.v), upper));
-            };
-            _mm512_store_si512(dg[i], side_by_side(a.dg, b.dg));
-            _mm512_store_si512(du[i], side_by_side(a.du, b.du));
+            _mm512_store_si512(h + 64 * i, rounded_row(a.h, b.h));
+            _mm512_store_si512(dg[i], rounded_apart(a.dg, b.dg));
+            _mm512_store_si512(du[i], rounded_apart(a.du, b.du));
+            if (gate_folded) {
+                _mm512_store_si512(scaled[0][i], rounded_apart(a.dg * by[0][0], b.dg * by[0][1]));
+                _mm512_store_si512(scaled[1][i], rounded_apart(a.du * by[1][0], b.du * by[1][1]));
+            }
         }
         transpose(reinterpret_cast<const char*>(dg), 64, reinterpret_cast<uint32_t*>(dgs().tile(group, c.block)));
         transpose(reinterpret_cast<const char*>(du), 64, reinterpret_cast<uint32_t*>(dus().tile(group, c.block)));
+        if (!gate_folded) return;
+        transpose(reinterpret_cast<const char*>(scaled[0]), 64,
+                  reinterpret_cast<uint32_t*>(dgs_times().tile(group, c.block)));
+        transpose(reinterpret_cast<const char*>(scaled[1]), 64,
+                  reinterpret_cast<uint32_t*>(dus_times().tile(group, c.block)));
     }
 
     void skipped() const {
@@ -236,19 +289,27 @@ private:
         });
     }
 
+    // Of the route at a place, a column of the result.
+    float* row_of(const Chunk& chunk, int64_t place, int64_t col) const {
+        return result.data() + (plan.order[place] - chunk.begin * slots) * columns + col;
+    }
+
     void give_rows(const Chunk& chunk, int64_t part, int64_t col, int64_t begin, int64_t end, int worker) const {
         const Segment& s = plan.parts[part];
         const int64_t all = groups_of(part), pairs = (all + 1) / 2;
         float *sum = sums(worker), *rows = turned.data(worker), *gate_lines = lines.data(worker),
               *up_lines = gate_lines + 32 * ranks(args.gate);
         Link* const list = links.data(worker);
-        const int count_of_cuts = cuts(args.slices[0].gate);
+        BlockScales* const list_of_scales = scales.data(worker);
+        const LeftWay way = left_way(args.slices[0].gate);
+        const int count_of_cuts = cuts_on_the_left(args.slices[0].gate);
         if (begin < end) next_tiles(false, s.expert, 1, begin, worker).finish();
         for (int64_t block = begin; block < end; ++block) {
             char* at = tiles.data(worker) + block % 2 * tiles_bytes();
             for (int64_t i = 0; i < 2 * args.slice_count; ++i) {
                 const gs_matrix& m = i % 2 ? args.slices[i / 2].up : args.slices[i / 2].gate;
                 left_link(m, at, list[i]);
+                if (way == BY_BLOCK) list_of_scales[i] = block_scales(m, s.expert, 32 * block);
                 at += strip_bytes(m, blocks_of_slice(i / 2));
             }
             if (ranks(args.gate))
@@ -264,19 +325,21 @@ private:
                               left = s.begin + s.count - place, count = left < 32 ? left : 32;
                 for (int64_t i = 0, from = 0; i < args.slice_count; from += blocks_of_slice(i++))
                     for (int64_t which = 0; which < 2; ++which) {
-                        const Sheet d = which ? dus() : dgs();
+                        const Sheet d = which ? dus_times() : dgs_times();
                         Link& link = list[2 * i + which];
                         link.first = d.tile(group, from), link.second = d.tile(group + (two ? 1 : 0), from);
                     }
-                dot<ON_THE_LEFT>(list, 2 * args.slice_count, count_of_cuts, true, two, ahead, sum);
+                for (int64_t k = place; k < place + count; ++k) fetch_to_write(row_of(chunk, k, 32 * block - col), 2);
+                if (way == BY_BLOCK)
+                    dot_blocks(list, list_of_scales, 2 * args.slice_count, two, ahead, sum);
+                else
+                    dot<ON_THE_LEFT>(list, 2 * args.slice_count, count_of_cuts, true, two, ahead, sum);
                 turn(sum, rows);
                 if (ranks(args.gate))
                     wide(dg_gate.data() + place * ranks(args.gate), ranks(args.gate), gate_lines, count, rows);
                 if (ranks(args.up)) wide(du_up.data() + place * ranks(args.up), ranks(args.up), up_lines, count, rows);
                 for (int64_t k = 0; k < count; ++k)
-                    std::memcpy(
-                        result.data() + (plan.order[place + k] - chunk.begin * slots) * columns + 32 * block - col,
-                        rows + 32 * k, 128);
+                    std::memcpy(row_of(chunk, place + k, 32 * block - col), rows + 32 * k, 128);
             }
             if (block + 1 < end) next.finish();
         }

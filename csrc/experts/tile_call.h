@@ -7,7 +7,7 @@
 #include "../pool.h"
 #include "call.h"
 #include "tile_codes.h"
-#include "tile_rows.h"
+#include "tile_left.h"
 
 #if defined(__AMX_BF16__)
 
@@ -222,7 +222,7 @@ struct TileCall {
     // With weights on the left: inputs of a block, the outputs of the whole matrix, and turned rows.
     static void left_link(const gs_matrix& m, char* tiles, Link& link) {
         link.steps = (m.rows + 31) / 32;
-        link.upper = tiles, link.lower = tiles + TILE_BYTES, link.left_step = cuts(m) * 2 * TILE_BYTES;
+        link.upper = tiles, link.lower = tiles + TILE_BYTES, link.left_step = cuts_on_the_left(m) * 2 * TILE_BYTES;
         link.right_step = TILE_BYTES;
     }
     // Those tiles of the next block, of several matrices after each other: made while the pairs of this one are
@@ -253,21 +253,26 @@ struct TileCall {
                 const gs_matrix& m = down ? slice.down : matrix % 2 ? slice.up : slice.gate;
                 const int64_t steps = (m.rows + 31) / 32, share = (steps + pairs - 1) / pairs;
                 if (next < steps) {
+                    const int64_t ahead = share < 6 ? 6 : share < 12 ? share : 12, block_there = c.first / 32;
+                    const int count = cuts_on_the_left(m);
                     with_code(m.format, [&](auto code) {
-                        left_tiles<decltype(code)>(m, expert, c.first / 32, next, next + 1,
-                                                   share < 6    ? 6
-                                                   : share < 12 ? share
-                                                                : 12,
-                                                   cuts(m), tiles);
+                        using Code = decltype(code);
+                        if constexpr (Code::per_word == 4)
+                            if (left_way(m) != CUT)
+                                return left_tiles<Code, true>(m, expert, block_there, next, next + 1, ahead, count,
+                                                              tiles);
+                        left_tiles<Code>(m, expert, block_there, next, next + 1, ahead, count, tiles);
                     });
                     ++next;
                     return true;
                 }
-                tiles += cuts(m) * 2 * TILE_BYTES * steps;
+                tiles += cuts_on_the_left(m) * 2 * TILE_BYTES * steps;
             }
         }
     };
-    int64_t strip_bytes(const gs_matrix& m, int64_t steps) const { return cuts(m) * 2 * TILE_BYTES * steps; }
+    int64_t strip_bytes(const gs_matrix& m, int64_t steps) const {
+        return cuts_on_the_left(m) * 2 * TILE_BYTES * steps;
+    }
 
     float* sums(int worker) const { return sums_.data(worker); }
 

@@ -132,6 +132,7 @@ private:
                     link->upper = rows.tile(group, 0), link->lower = rows.tile(group + (two ? 1 : 0), 0);
                     link->left_step = TILE_BYTES;
                 }
+                for (int64_t half = 0; half < (two ? 2 : 1); ++half) fetch_to_write(hs().tile(group + half, block), 16);
                 right_dot(slice.gate, gate, gate_scales.data(worker), gate_rest, two,
                           next(slice.gate, gate, pair, pairs), g);
                 right_dot(slice.up, up, up_scales.data(worker), up_rest, two, next(slice.up, up, pair, pairs), u);
@@ -155,7 +156,6 @@ private:
                   float* u) const {
         const Activation act{args.activation, static_cast<float>(args.alpha), static_cast<float>(args.limit)};
         const Factor bias = matrix_of(args.gate_up_bias);
-        alignas(64) float values[32];
         const Sheet to = hs();
         const __mmask32 mask = columns_mask(0, c.width);
         for (int64_t i = 0; i < rows; ++i, g += 32, u += 32) {
@@ -168,15 +168,15 @@ private:
                 for (int64_t j = 0; j < c.width; ++j)
                     g[j] += bias.at(s.expert, c.begin + j), u[j] += bias.at(s.expert, inner + c.begin + j);
             const int64_t at = plan.order[place + i] * inner + c.begin;
-            const __m512i gs = rounded(g), us = rounded(u);
+            const __m512i gs = rounded_row(load(g), load(g + 16)), us = rounded_row(load(u), load(u + 16));
             if (given(args.g)) {
                 save(static_cast<uint16_t*>(args.g.data) + at, mask, gs);
                 save(static_cast<uint16_t*>(args.u.data) + at, mask, us);
             }
             // the backward starts from what is saved: h is of these, too
-            for (int j = 0; j < 32; j += LANES)
-                store(values + j, act.value(through_bfloat16(load(g + j)), through_bfloat16(load(u + j))));
-            _mm512_store_si512(out, _mm512_maskz_mov_epi16(mask, rounded(values)));
+            const __m512i h =
+                rounded_row(act.value(half_row(gs, 0), half_row(us, 0)), act.value(half_row(gs, 1), half_row(us, 1)));
+            _mm512_store_si512(out, _mm512_maskz_mov_epi16(mask, h));
         }
     }
 
@@ -186,12 +186,6 @@ private:
             _mm512_stream_si512(reinterpret_cast<__m512i*>(to), values);
         else
             _mm512_mask_storeu_epi16(to, mask, values);
-    }
-
-    static __m512i rounded(const float* values) {
-        alignas(64) uint16_t out[32];
-        store_bfloat16(out, load(values)), store_bfloat16(out + 16, load(values + 16));
-        return _mm512_load_si512(out);
     }
 
     // Columns [col, col + columns) of the result of a chunk.
@@ -239,6 +233,7 @@ private:
                                   left = s.begin + s.count - place, count = left < 32 ? left : 32;
                     link.upper = rows.tile(group, from), link.lower = rows.tile(group + (two ? 1 : 0), from);
                     link.left_step = TILE_BYTES;
+                    for (int64_t k = place; k < place + count; ++k) fetch_to_write(row_of(chunk, k, at, at - col), 2);
                     right_dot(m, link, gate_scales.data(worker), rest, two, next(m, link, pair, pairs), sum);
                     if (i == 0 && ranks(args.down))
                         wide(down_thin.data() + place * ranks(args.down), ranks(args.down), down_lines, count, sum);
@@ -252,13 +247,18 @@ private:
         }
     }
 
+    // Of the route at a place, column `at` of the output, which is column `col` of the result.
+    float* row_of(const Chunk& chunk, int64_t place, int64_t at, int64_t col) const {
+        const int64_t route = plan.order[place];
+        return given(args.rows) ? static_cast<float*>(args.rows.data) + route * outer + at
+                                : result.data() + (route - chunk.begin * slots) * columns + col;
+    }
+
     // 32 columns of some routes: the first slice's, or what another one adds.
     void place_rows(const Chunk& chunk, int64_t place, int64_t count, int64_t at, int64_t col, int64_t width, bool add,
                     const float* sum) const {
         for (int64_t k = 0; k < count; ++k, sum += 32) {
-            const int64_t route = plan.order[place + k];
-            float* to = given(args.rows) ? static_cast<float*>(args.rows.data) + route * outer + at
-                                         : result.data() + (route - chunk.begin * slots) * columns + col;
+            float* to = row_of(chunk, place + k, at, col);
             const __mmask16 low = static_cast<__mmask16>(columns_mask(0, width)),
                             high = static_cast<__mmask16>(columns_mask(16, width));
             __m512 a = _mm512_load_ps(sum), b = _mm512_load_ps(sum + 16);

@@ -16,6 +16,11 @@ struct Sheet {
     char* tile(int64_t group, int64_t block) const { return data + (group * blocks + block) * TILE_BYTES; }
 };
 
+// Lines that are about to be written: one that is not there would hold up all stores behind it.
+inline void fetch_to_write(void* at, int lines) {
+    for (int i = 0; i < lines; ++i) __builtin_prefetch(static_cast<char*>(at) + 64 * i, 1);
+}
+
 // The mask of 32 columns from `at` on, of `columns`.
 inline __mmask32 columns_mask(int64_t at, int64_t columns) {
     const int64_t left = columns - at;
@@ -36,6 +41,20 @@ inline void fill_tiles(const char* const* rows, int64_t columns, const Sheet& sh
 
 alignas(64) inline constexpr uint16_t HALVES_APART[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                           8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+
+// 32 columns rounded to bfloat16, by the instruction: a float32 below 2^-126 becomes 0.
+inline __m512i rounded_row(Floats low, Floats high) {
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.v, low.v));
+}
+// The same, columns n and n + 16 in a word.
+inline __m512i rounded_apart(Floats low, Floats high) {
+    return _mm512_permutexvar_epi16(_mm512_load_si512(HALVES_APART), rounded_row(low, high));
+}
+// A half of a rounded row as floats again.
+inline Floats half_row(__m512i row, int half) {
+    const __m256i words = half ? _mm512_extracti64x4_epi64(row, 1) : _mm512_castsi512_si256(row);
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16))};
+}
 
 alignas(64) inline constexpr uint16_t HALVES_TOGETHER[32] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
                                                              1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};

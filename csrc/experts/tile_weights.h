@@ -52,8 +52,8 @@ inline __m512i upper_halves(__m512i a, __m512i b) {
     return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(a, 16), b);
 }
 
-// The floats of a panel's 16 outputs, input by input.
-template <class Code> class PanelFloats {
+// The floats of a panel's 16 outputs, input by input; RAW: without their scales.
+template <class Code, bool RAW = false> class PanelFloats {
 public:
     static constexpr int AT_ONCE = Code::per_word < 2 ? 2 : Code::per_word;
 
@@ -73,7 +73,7 @@ private:
         }
         const int64_t at = k % tile_inputs / e;
         if (tile_ == nullptr || at == 0) tile_ = tile_by_word<Code>(m_, panel_, k / tile_inputs, scratch_);
-        if constexpr (Code::scaled) {
+        if constexpr (Code::scaled && !RAW) {
             if (k >= group_end_) {
                 const int64_t group = k / m_.group;
                 group_end_ = (group + 1) * m_.group;
@@ -85,7 +85,7 @@ private:
         Code::unit(load_words(tile_ + 16 * at), value);
         for (int j = 0; j < e; ++j) {
             if constexpr (Code::zeros) value[j] = value[j] - offset_;
-            if constexpr (Code::scaled) value[j] = value[j] * scale_;
+            if constexpr (Code::scaled && !RAW) value[j] = value[j] * scale_;
             out[j] = value[j].v;
         }
         for (int64_t j = m_.cols - k; j < e; ++j) out[j] = _mm512_setzero_ps();
@@ -186,8 +186,8 @@ inline void fetch_scales(const gs_matrix& m, const char* panel, int64_t k) {
 }
 
 // Tiles for the left: inputs [32 block, 32 block + 32), 32 outputs at a time from `from` to `to`: [32 outputs][cut][2].
-// What lies `ahead` of that is fetched, at the end the beginning of the next block.
-template <class Code>
+// What lies `ahead` of that is fetched, at the end the beginning of the next block. RAW: codes without their scales.
+template <class Code, bool RAW = false>
 void left_tiles(const gs_matrix& m, int64_t expert, int64_t block, int64_t from, int64_t to, int64_t ahead, int cuts,
                 char* out) {
     const Cutter cutter;
@@ -219,8 +219,8 @@ void left_tiles(const gs_matrix& m, int64_t expert, int64_t block, int64_t from,
             }
             out += 2 * TILE_BYTES;
         } else {
-            PanelFloats<Code> lower(m, low), upper(m, high);
-            constexpr int n = PanelFloats<Code>::AT_ONCE;
+            PanelFloats<Code, RAW> lower(m, low), upper(m, high);
+            constexpr int n = PanelFloats<Code, RAW>::AT_ONCE;
             bool done = false;
             if constexpr (Code::per_word == 8)
                 done = powers && two && STEP_OF_TILE * (block + 1) <= m.cols &&
