@@ -91,8 +91,11 @@ def main(given: list[str] | None = None) -> int:
         _write(asked.html, page.render(summary))
     if asked.fit:
         import fit
+        import learn
 
         print(fit.write(_wanted(kept.rows, plan)))
+        learn.keep(_wanted(kept.rows, plan))
+        print(learn.write())
     return status or show.status(summary)
 
 
@@ -215,7 +218,8 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--report", action="store_true", help="the figures of the rows that are there, and no new ones")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one HTML page")
-    parser.add_argument("--fit", action="store_true", help="write the calibration, from development faults alone")
+    parser.add_argument("--fit", action="store_true",
+                        help="write the calibration, from development faults alone, and what looks say")  # fmt: skip
     return parser
 
 

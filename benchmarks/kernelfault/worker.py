@@ -121,17 +121,18 @@ def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "", devi
     import torch
 
     from goldsmith import assay
-    from goldsmith.assay.diagnosis import rules
+    from goldsmith.assay.diagnosis import features, rules
 
     started = time.perf_counter()
     one = None if case == TOGETHER else case
     drawn = getattr(torch, dtype) if dtype else None
     found = assay.diagnose(make(), one, dtype=drawn, device=device, seed=seed, budget_s=BUDGET)
-    raw = {}
+    raw, seen = {}, []
     if found.evidence is not None and found.verdict == "fail":
         raw = {id: round(match.score, 4) for id, match in rules.matches(found.evidence).items()}
+        seen = sorted(features.features(found.evidence))
     sizes = sizes_of(make, one) if one is not None else {}
-    return told(found, sizes) | {"raw": raw, "seconds": round(time.perf_counter() - started, 3)}
+    return told(found, sizes) | {"raw": raw, "features": seen, "seconds": round(time.perf_counter() - started, 3)}
 
 
 def told(found: Any, sizes: dict) -> dict:

@@ -25,7 +25,7 @@ from .collect import Depth, begin, collect, described
 from .evidence import NO_TIME, Evidence, RunFact
 from .further import afresh, further
 from .kept import Kept
-from .rank import rank, strength
+from .rank import by_rules, rank, strength
 from .redrawn import redrawn
 from .result import PAGE, Diagnosis
 from .smallest import smallest
@@ -274,7 +274,7 @@ def _make_small(found: Diagnosis, session: Session, clock: _Clock) -> None:
     def spent(more: float) -> bool:
         return clock.spent(more=more) or time.perf_counter() + more > limit
 
-    shrunk, small = smallest(session, found.evidence, found.first_wrong_stage, found.causes[0].id, spent=spent)
+    shrunk, small = smallest(session, found.evidence, found.first_wrong_stage, by_rules(found.evidence), spent=spent)
     found.case = described(small) | {"steps": list(shrunk.steps), "runs": shrunk.runs, "partial": shrunk.partial}
     found.write_bundle = _writer(small)
 

@@ -1,4 +1,8 @@
-"""Causes in order: what the rules say, calibrated; nothing where nothing is wrong, `unknown` where nothing fits."""
+"""Causes in order: what the rules say, and what faults that look like this one were; nothing where nothing is wrong.
+
+A rule that is sure stays first. All else goes by how likely it is (`likely`), rules being part of what that reads: so
+the neighbours of a cause stand behind it, and where no rule says anything there is still a weak guess.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,14 @@ from typing import Any
 from ..results import QUALITY, REFERENCE_FAULT
 from . import rules
 from .evidence import Evidence
+from .features import features
+from .likely import SURE, learned, likely, telling
 from .rules.reading import Match, Reading
 
 FILE = Path(__file__).with_name("calibration.json")
 WEAK = 0.3
 LEAST = 0.05  # causes below are not named
+MOST = 6  # causes are named
 FIRST, OTHER = "first", "other"  # places of a cause, each with a calibration of its own
 Calibration = Mapping[str, Sequence[Sequence[float]]]
 
@@ -49,7 +56,8 @@ class Cause:
 def rank(evidence: Evidence, calibration: Calibration | None = None) -> list[Cause]:
     """Causes, the best first. Empty when nothing is wrong: ties and other notes are nobody's fault.
 
-    A golden at fault is the only cause there is then. `unknown` stands alone, with the evidence, where no rule fires.
+    A golden at fault is the only cause there is then. `unknown` stands alone, with the evidence, where no rule fires
+    and nothing is to be seen. With a calibration the rules alone order the causes, and it alone makes the scores.
     """
     report = evidence.report
     if report.verdict == REFERENCE_FAULT:
@@ -57,13 +65,47 @@ def rank(evidence: Evidence, calibration: Calibration | None = None) -> list[Cau
         return [_cause(rules.REFERENCE_FAULT, match, 1.0, "")] if match is not None else []
     if report.ok:
         return []
+    matches = rules.matches(evidence)
+    chances = likely(evidence, matches) if calibration is None else {}
+    if chances:
+        return _weighed(evidence, matches, chances) or [_unknown(evidence)]
     known = _calibration() if calibration is None else calibration
-    matches = sorted(rules.matches(evidence).items(), key=lambda item: -item[1].score)
     found, highest = [], 1.0
-    for place, (id, match) in enumerate(matches):
+    for place, (id, match) in enumerate(sorted(matches.items(), key=lambda item: -item[1].score)):
         highest = min(highest, calibrated(FIRST if place == 0 else OTHER, match.score, known))
         found.append(_cause(id, match, highest, evidence.first_wrong or evidence.tensor))
     return [c for c in found if c.score >= LEAST] or [_unknown(evidence)]
+
+
+def by_rules(evidence: Evidence) -> str:
+    """The cause that the rules alone put first."""
+    return next((c.id for c in rank(evidence, {})), "")
+
+
+def ordered(matches: Mapping[str, float], chances: Mapping[str, float]) -> list[str]:
+    """Causes, the best first: a rule's that is sure, then by their chances. matches: raw scores."""
+    best = max(matches, key=lambda id: matches[id], default="")
+    return sorted(chances, key=lambda id: (id != best or matches[id] < SURE, -chances[id]))
+
+
+def _weighed(evidence: Evidence, matches: Mapping[str, Match], chances: Mapping[str, float]) -> list[Cause]:
+    """Causes by rules and chances, with scores that are shares of right answers at such a chance."""
+    points, found, highest = learned()["points"], [], 1.0
+    tensor = evidence.first_wrong or evidence.tensor
+    for place, id in enumerate(ordered({id: m.score for id, m in matches.items()}, chances)):
+        highest = min(highest, calibrated(FIRST if place == 0 else OTHER, chances[id], points))
+        if highest >= LEAST and place < MOST:
+            found.append(_cause(id, matches.get(id) or _guessed(evidence, id), highest, tensor))
+    return found
+
+
+def _guessed(evidence: Evidence, id: str) -> Match:
+    """No rule shows it: what speaks for it is what such faults look like."""
+    seen = telling(features(evidence), id)
+    text = f"no rule shows this; known faults that look like this one were often it ({'; '.join(seen)})" if seen else \
+        "no rule shows this; known faults are often it"  # fmt: skip
+    said = [f.text for f in evidence.report.findings if f.rung != QUALITY][:3]
+    return Match(0.0, (text, *said), {"learned": True})
 
 
 def strength(evidence: Evidence | None) -> float:

@@ -17,7 +17,7 @@ from ..results import FAIL, Finding
 from ..session import Session
 from .collect import Depth, begin, collect, surest
 from .evidence import Evidence
-from .rank import rank
+from .rank import by_rules
 from .shrink import Shrunk, Trial, shrink
 
 _CHECKS = 2.0  # a trial is checked, and asked for its cause: as the first probe's time once more
@@ -31,7 +31,10 @@ _GROUPS = (
 def smallest(
     session: Session, evidence: Evidence, stage: str | None, cause: str, *, spent: Callable[[float], bool]
 ) -> tuple[Shrunk, Session]:
-    """The smallest case that keeps the stage and the best cause, with its session; at worst the session's own."""
+    """The smallest case that keeps the stage and the rules' best cause, with its session; at worst the session's own.
+
+    What was learned has no say: a smaller case looks otherwise, whatever its fault is.
+    """
     same = _Same(session, evidence, stage, cause, spent)
     least, costs = _least(session), _Costs(session)
     found = shrink(
@@ -76,8 +79,7 @@ class _Same:
         collect(sessions[0], evidence, self.depth, spent=self.spent, wanted=self.stage)
         if evidence.first_wrong != self.stage:
             return False
-        causes = rank(evidence)
-        if not causes or causes[0].id != self.cause:
+        if by_rules(evidence) != self.cause:
             return False
         self.best = sessions[0]
         return True
@@ -115,8 +117,7 @@ def depth(evidence: Evidence, cause: str) -> Depth:
     """The least that still gives this cause, among what has been found."""
 
     def enough(**less: object) -> bool:
-        found = rank(replace(evidence, **less))  # type: ignore[arg-type]
-        return bool(found) and found[0].id == cause
+        return by_rules(replace(evidence, **less)) == cause  # type: ignore[arg-type]
 
     moved, made = tuple(evidence.influence), frozenset([cause])
     if enough(runs={}, influence={}, whatif=[]):

@@ -1,0 +1,86 @@
+"""How likely each cause is, from what a case looks like and what the rules say of it. Learned, and short.
+
+    p(cause) = softmax(base[cause] + sum over true statements of weight[statement][cause] + said[strength of its rule])
+
+The weights are fitted by `goldsmith bench kernelfault --fit` on faults that are known, as they were told when they were
+seen for the first time, and stored in likelihood.json beside this file. Scores are shares of right answers at that p on
+kernels that were left out of the fit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .evidence import Evidence
+from .features import features
+from .rules.reading import Match
+
+FILE = Path(__file__).with_name("likelihood.json")
+SURE, LIKELY, BEHIND = 0.9, 0.45, 0.6  # raw scores from which on a rule speaks louder, in the first place and behind it
+STRENGTHS = ("sure", "likely", "weak", "behind", "far behind")
+SILENT = "no rule says much"
+# what leaves a mark that is looked for in every run: where no rule saw it, it is no guess
+MARKED = frozenset(
+    """never_written not_computed uninitialised_accumulator low_precision_accumulation scale_bias dtype_width
+    layout_assumption expanded_gradient overrun stray_read aliased input_modified use_after_free stale_state stale_copy
+    stale_config race missing_sync overflow nan_swallowed truncating_store index_overflow wrong_decision
+    dropout_mismatch empty_group single_element exception bad_config""".split()
+)
+
+
+def spoken(matches: Mapping[str, float]) -> dict[str, str]:
+    """Cause -> how strongly its rule speaks, from the rules' raw scores."""
+    order = sorted(matches.items(), key=lambda item: -item[1])
+    said = {id: "behind" if score >= BEHIND else "far behind" for id, score in order[1:]}
+    for id, score in order[:1]:
+        said[id] = "sure" if score >= SURE else "likely" if score >= LIKELY else "weak"
+    return said
+
+
+def statements(seen: frozenset[str], said: Mapping[str, str]) -> frozenset[str]:
+    """What the model reads: what the case looks like, and which cause the rules put first."""
+    first = next((f"first is {id}" for id, how in said.items() if how in ("sure", "likely")), SILENT)
+    return seen | {first}
+
+
+def likely(evidence: Evidence, matches: Mapping[str, Match]) -> dict[str, float]:
+    """Cause -> its probability, the likeliest first; empty where nothing was learned, or no numbers came."""
+    model = learned()
+    if not model or evidence.got is None:
+        return {}
+    said = spoken({id: match.score for id, match in matches.items()})
+    return chances(model, statements(features(evidence), said), said)
+
+
+def chances(model: Mapping[str, Any], true: frozenset[str], said: Mapping[str, str]) -> dict[str, float]:
+    """The softmax above, the likeliest cause first; of those with a mark of their own only what a rule has seen."""
+    total = {id: value for id, value in model["base"].items() if id in said or id not in MARKED}
+    for statement in true:
+        for id, weight in model["weights"].get(statement, {}).items():
+            if id in total:
+                total[id] += weight
+    for id, how in said.items():
+        if id in total:
+            total[id] += model["said"][how]
+    top = max(total.values())
+    shares = {id: math.exp(value - top) for id, value in total.items()}
+    whole = sum(shares.values())
+    return {id: share / whole for id, share in sorted(shares.items(), key=lambda item: -item[1])}
+
+
+def telling(true: frozenset[str], id: str, most: int = 3) -> list[str]:
+    """The statements that speak most for a cause."""
+    weights = {s: learned().get("weights", {}).get(s, {}).get(id, 0.0) for s in true}
+    order = sorted(weights, key=lambda s: -weights[s])
+    return [s for s in order[:most] if weights[s] > 0.05 and s != SILENT and not s.startswith("first is ")]
+
+
+@cache
+def learned() -> dict[str, Any]:
+    """{"base": {cause: w}, "weights": {statement: {cause: w}}, "said": {strength: w}, "points": ...}, or nothing."""
+    return json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
