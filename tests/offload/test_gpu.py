@@ -202,6 +202,24 @@ def test_the_budget_is_all_that_is_taken(store_of):
         assert steady == 0
 
 
+def test_a_gpu_that_is_full_in_the_middle_is_told_and_nothing_is_lost(store_of):
+    store, few = store_of(), call_of(store_of())
+    many = call_of(store, T=400_000)
+    with engine_of(store) as engine:
+        wanted = engine(0, *few)
+        engine.flush()
+        torch.cuda.empty_cache()
+        share = torch.cuda.memory_reserved() / torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(share)
+        try:
+            with pytest.raises(MemoryError, match=r"cuda(:0)? ran out of memory in a call of 400000 tokens in layer 0"):
+                engine(0, *many)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        assert torch.equal(engine(0, *few), wanted)
+        store.verify()
+
+
 def test_capture_is_refused(store_of):
     call = call_of(store_of())
     with engine_of(store_of()) as engine:

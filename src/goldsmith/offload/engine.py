@@ -152,7 +152,13 @@ class Engine:
         if self._faults.on:
             x, weights = self._faults.given(layer, self._number, x, weights)
         bound = tally.bound
-        out = self._pieces(layer, x, ids, weights, counts, tally, assignment)
+        try:
+            out = self._pieces(layer, x, ids, weights, counts, tally, assignment)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(
+                f"{OP}: {self.device} ran out of memory in a call of {len(x)} tokens in layer {layer}; lower "
+                f"gpu_budget, which leaves more to the rest of the model, or give shorter prompts: {error}"
+            ) from error
         end = time.perf_counter()
         wall = end - max(begin, self._lanes.until)
         if tally.bound > bound:
@@ -230,13 +236,8 @@ class Engine:
         before = tally.t_cpu, tally.t_link, tally.bytes_h2d
         try:
             outcome = self._lanes.run(call)
-        except BaseException as error:
+        except BaseException:
             self._after_failure(cache, assignment)
-            if isinstance(error, torch.OutOfMemoryError):
-                raise MemoryError(
-                    f"{OP}: {self.device} ran out of memory in a call of {len(x)} tokens in layer {layer}; lower "
-                    f"gpu_budget, which leaves more to the rest of the model, or give shorter prompts: {error}"
-                ) from error
             raise
         self._count(call)
         if self._adapting is not None:
