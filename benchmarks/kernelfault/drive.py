@@ -75,11 +75,12 @@ def digest(plan: Plan) -> str:
     """Changes with the assay, with what runs it here, and with what is asked for (not with how many seeds or runs).
 
     What a single job rests on beside that is its own affair (`made_of`), so that a new fault, another operator or a
-    page costs none of the rows that are there. Nor does calibration.json: rows hold raw scores, too, and it changes no
-    order of causes.
+    page costs none of the rows that are there. Nor does calibration.json, which changes no order of causes;
+    likelihood.json does.
     """
     assay = ROOT / "src" / "goldsmith" / "assay"
     files = [p for p in sorted(assay.rglob("*.py")) if "html" not in p.relative_to(assay).parts]
+    files += [assay / "diagnosis" / "likelihood.json"]
     files += [HERE / name for name in ("baselines.py", "baselines_names.py", "loading.py", "worker.py")]
     elsewhere = "" if plan.device == "cpu" else f" {plan.device}"
     return _hashed(files, f"{plan.baselines} {plan.quick}{elsewhere}")

@@ -33,7 +33,7 @@ class Cause:
     """One explanation of what is wrong.
 
     id        of the catalogue
-    score     in [0, 1]: how often a cause in its place was right on the development faults, with evidence as strong
+    score     in [0, 1]: how often a cause in its place was right, at such a chance, on kernels left out of the fit
     tensor    the first wrong tensor
     evidence  sentences with numbers
     params    what the rule found: {"input": "x", "axis": 1, "missing": [32, 128]}
