@@ -5,7 +5,7 @@
 An example is a fault as it looked, with what the rules said when they first saw it: those of a stranger's batch as they
 were told before any rule was mended on them (benchmarks/results/kernelfault_strangers_*.json), our own as they are told
 now. Kernels held out are never fitted on. Figures are of examples left out of the fit: those, and a whole batch of a
-stranger at a time. Examples are kept in benchmarks/results/kernelfault_looks.jsonl, so that a fit needs no new runs.
+stranger at a time. Examples are kept in benchmarks/kernelfault/looks.jsonl, so that a fit needs no new runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import catalogue
 
 RESULTS = catalogue.ROOT / "benchmarks" / "results"
-LOOKS = RESULTS / "kernelfault_looks.jsonl"
+LOOKS = catalogue.ROOT / "benchmarks" / "kernelfault" / "looks.jsonl"
 FILE = catalogue.ROOT / "src" / "goldsmith" / "assay" / "diagnosis" / "likelihood.json"
 FIRST_SIGHT = "kernelfault_strangers_*.json"
 OURS, HELD = "ours", "held out"
