@@ -31,3 +31,12 @@ def test_an_error_far_beyond_its_own_row_is_one_however_loud_other_rows_are(shap
     wrong = common.clone()
     wrong[quiet].flatten()[0] += 1000 * scale.flatten()[quiet]
     assert float(noise.excess(noise.relative(wrong)).max()) > noise.limit()
+
+
+def test_noise_whose_square_passes_float32_is_compared_all_the_same():
+    golden = torch.zeros(64, dtype=torch.float64)
+    members = [golden + 1e24 * (1 + i) * torch.linspace(-1, 1, 64, dtype=torch.float64) for i in range(8)]
+    noise = Noise(Bounded(golden, torch.ones_like(golden), golden.bool(), []), torch.float32, members)
+    assert noise.rms > 1e20 and bool(torch.isfinite(noise.scale).all())
+    assert float(noise.excess(noise.relative(members[7])).max()) < noise.limit()
+    assert float(noise.excess(noise.relative(1e6 * members[7])).max()) > noise.limit()

@@ -136,9 +136,9 @@ class Noise:
 
     @cached_property
     def scale(self) -> Tensor:
-        """s of every element."""
-        own = self.errors.square().mean(0)
-        return (torch.clamp(own, min=self.rms**2) + self.quantum.square()).sqrt()
+        """s of every element; squares of what float32 holds need not fit into it."""
+        own = self.errors.double().square().mean(0)
+        return (torch.clamp(own, min=self.rms**2) + self.quantum.double().square()).sqrt().to(torch.float32)
 
     def limit(self, m: int | None = None) -> float:
         """W (sqrt(2 ln m) + 4 + 8 / sqrt(K m))"""

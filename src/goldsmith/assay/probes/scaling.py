@@ -309,7 +309,7 @@ def _elsewhere(session: Session, label: str, name: str, mask: Tensor) -> Tensor:
     A guard (where x > 20: x, else log1p(exp(min(x, 20)))) sends no gradient through the branch that it shuts, and the
     clamp none to what is out of its range: the loss is NaN and says so. Of |x - y| the same holds for NaN in either.
     """
-    inputs = session.material.inputs
+    inputs, mask = session.material.inputs, mask.contiguous()  # a gradient may lie as a transpose
     places = [place for other, place in _places(session).items() if inputs[other].shape == mask.shape]
     if not any(bool(mask.view(-1)[place]) for place in places):
         return mask
