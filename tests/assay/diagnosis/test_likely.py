@@ -108,6 +108,11 @@ def test_without_numbers_nothing_is_guessed():
     assert likely.likely(Evidence(report=report(), tensor="y"), {}) == {}
 
 
+def test_what_is_off_by_roundings_alone_is_no_guess():
+    assert likely.likely(pair(G + 1e-7 * draw(12, 10, seed=4), G), {}) == {}
+    assert likely.likely(pair(G + 1e-3 * draw(12, 10, seed=4), G), {})
+
+
 def test_what_was_learned_helps_with_kernels_that_were_left_out():
     """The whole figure is of all batches (`goldsmith bench kernelfault --fit`); here the last one is left out."""
     folder = ROOT / "benchmarks" / "kernelfault"

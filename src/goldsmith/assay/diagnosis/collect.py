@@ -13,7 +13,7 @@ from .. import ladder
 from ..bounds import SLACK
 from ..clock import Pace
 from ..probes.maps import CELLS_BAD, error_map
-from ..results import QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location, Report, TargetError
+from ..results import CERTAIN, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location, Report, TargetError
 from ..run import Run
 from ..session import Session
 from .cotangents import carried
@@ -120,7 +120,8 @@ def collect(
     table = made or _as_checked(session)
     evidence.stages, evidence.first_wrong = table.stages, table.first_wrong or first.tensor
     _written_over(evidence, table)
-    if wanted not in (None, table.first_wrong) and _certain(evidence, table.first_wrong):
+    _chosen(evidence, table)
+    if wanted not in (None, table.first_wrong, evidence.first_wrong) and _certain(evidence, table.first_wrong):
         return table
     if table.first_wrong is not None:
         long = time.for_("terms, ratios and patterns", _FITS)
@@ -217,6 +218,18 @@ def _written_over(evidence: Evidence, table: Isolation) -> None:
         ]  # fmt: skip
         evidence.first_wrong, table.first_wrong, table.suspects = fact.tensor, fact.tensor, []
         return
+
+
+def _chosen(evidence: Evidence, table: Isolation) -> None:
+    """A choice that is not legal, made of what is right, is where it begins: what is chosen by it is only another."""
+    illegal = {f.tensor for f in evidence.report.findings if f.probe == "decisions" and f.rung == CERTAIN}
+    for i, s in enumerate(table.stages):
+        if s.state in (CULPRIT, OBSERVED, INHERITED) or (s.propagated or 0.0) > SLACK:
+            return
+        if s.name in illegal:
+            table.stages[i] = replace(s, state=CULPRIT, text="a choice that is not legal, of what is right")
+            evidence.stages, evidence.first_wrong = table.stages, s.name
+            return
 
 
 def _before_what_inherits(evidence: Evidence) -> None:

@@ -18,10 +18,11 @@ from typing import Any
 
 from .evidence import Evidence
 from .features import features
-from .rules.reading import Match
+from .rules.reading import Match, Reading
 
 FILE = Path(__file__).with_name("likelihood.json")
 SURE, LIKELY, BEHIND = 0.9, 0.45, 0.6  # raw scores from which on a rule speaks louder, in the first place and behind it
+ROUNDINGS = 64 * 2.0**-23  # of float32
 STRENGTHS = ("sure", "likely", "weak", "behind", "far behind")
 SILENT = "no rule says much"
 # what leaves a mark that is looked for in every run: where no rule saw it, it is no guess
@@ -51,10 +52,18 @@ def statements(seen: frozenset[str], said: Mapping[str, str]) -> frozenset[str]:
 def likely(evidence: Evidence, matches: Mapping[str, Match]) -> dict[str, float]:
     """Cause -> its probability, the likeliest first; empty where nothing was learned, or no numbers came."""
     model = learned()
-    if not model or evidence.got is None:
+    if not model or evidence.got is None or _rounded(evidence):
         return {}
     said = spoken({id: match.score for id, match in matches.items()})
     return chances(model, statements(features(evidence), said), said)
+
+
+def _rounded(evidence: Evidence) -> bool:
+    """Whether nothing is off by more than some roundings of the largest number: no mask, index or factor does that."""
+    r = Reading(evidence)
+    if r.y is None or r.g is None or not r.plain_wrong or not bool((r.y.isfinite() & r.g.isfinite()).all()):
+        return False
+    return float((r.y - r.g).abs().amax()) <= ROUNDINGS * float(r.g.abs().amax()) if r.y.numel() else False
 
 
 def chances(model: Mapping[str, Any], true: frozenset[str], said: Mapping[str, str]) -> dict[str, float]:
