@@ -1,7 +1,6 @@
 """The lanes of a GPU on a machine without one: kernels through Triton's interpreter, copies in a thread."""
 
 import json
-import time
 
 import pytest
 import torch
@@ -186,92 +185,6 @@ def test_what_the_cpu_began_for_a_call_that_raised_is_over_before_its_buffers_ar
         monkeypatch.setattr(beside, "_of_size", lambda n: seen.append(beside.lane._busy) or of_size(n))
         assert torch.equal(engine(0, x, ids, weights), clean) and seen == [None]
         assert beside.x._buffers[beside.x._at].data_ptr() != read
-
-
-class Watched:
-    """How often the CPU's lane was waited for, and how often a stream was told to wait for it."""
-
-    def __init__(self, monkeypatch, lanes, most=0):
-        self.ends, self.follows, cpu = 0, 0, lanes.cpu
-        end, follow = cpu.end, cpu.follow
-
-        def ended():
-            self.ends += 1
-            return end()
-
-        def followed(stream):
-            assert self.ends <= most
-            self.follows += 1
-            follow(stream)
-
-        monkeypatch.setattr(cpu, "end", ended)
-        monkeypatch.setattr(cpu, "follow", followed)
-
-
-@pytest.mark.parametrize("tokens", [1, 5])
-def test_a_call_does_not_wait_for_the_cpu_and_is_counted_at_the_next(store, monkeypatch, tokens):
-    x, ids, weights = stores.call(store, 0, tokens, 3, dtype=torch.float32)
-    with engine_of(store) as engine:
-        assert engine.runs_ahead
-        seen = Watched(monkeypatch, engine._lanes)
-        first = engine(0, x, ids, weights)
-        tally = engine._tallies[0]
-        assert (seen.follows, seen.ends, tally.t_cpu) == (1, 0, 0.0)
-        stats = engine.stats()
-        assert seen.ends == 1 and 0 < stats.t_cpu <= stats.t_wall and engine._lanes._open is None
-        monkeypatch.undo()
-        engine.reset_stats()
-        again = [engine(0, x, ids, weights) for _ in range(3)]
-        assert all(torch.equal(each, first) for each in again)
-        stats = engine.stats()
-        assert stats.calls == 3 and stats.experts_cpu and stats.t_cpu <= stats.t_wall
-
-
-def test_the_time_of_a_call_lasts_until_the_cpu_is_through(store, monkeypatch):
-    x, ids, weights = stores.call(store, 0, 1, 3, dtype=torch.float32)
-    with engine_of(store, "cpu") as engine:
-        engine(0, x, ids, weights)
-        end = engine._lanes.cpu.lane.end
-        monkeypatch.setattr(engine._lanes.cpu.lane, "end", lambda: (end()[0], time.perf_counter() + 5))
-        stats = engine.stats()
-        assert 5 < stats.t_cpu < stats.t_wall
-
-
-def test_each_piece_of_a_call_is_counted(store, monkeypatch):
-    x, ids, weights = stores.call(store, 0, 7, 2, dtype=torch.float32)
-    with engine_of(store, "cpu") as engine:
-        monkeypatch.setattr(engine._lanes, "most_rows", 4)
-        seen = Watched(monkeypatch, engine._lanes, most=3)
-        engine(0, x, ids, weights)
-        assert (seen.follows, seen.ends) == (4, 3)
-        experts = sum(len(set(ids[at : at + 2].view(-1).tolist())) for at in range(0, 7, 2))
-        assert engine.stats().bytes_store_read == experts * store.expert_nbytes(0)
-
-
-def test_what_goes_wrong_in_the_cpus_lane_is_told_by_the_next_call(store, monkeypatch):
-    x, ids, weights = stores.call(store, 0, 1, 3, dtype=torch.float32)
-    with engine_of(store) as engine:
-        clean = engine(0, x, ids, weights)
-        engine.flush()
-        end = engine._lanes.cpu.lane.end
-
-        def failed():
-            end()
-            raise MemoryError("the native library could not get the memory that this call needs")
-
-        engine(0, x, ids, weights)
-        with monkeypatch.context() as patch, pytest.raises(MemoryError, match="native library"):
-            patch.setattr(engine._lanes.cpu.lane, "end", failed)
-            engine(0, x, ids, weights)
-        assert torch.equal(engine(0, x, ids, weights), clean)
-
-
-def test_an_engine_that_learns_from_its_times_waits_for_them(store):
-    x, ids, weights = stores.call(store, 0, 1, 3, dtype=torch.float32)
-    options = {"lanes": "auto", "calibration": stores.calibration(store), "adaptive": True}
-    with Simulation(store, device="cpu", gpu_budget="24MiB", **options) as engine:
-        engine(0, x, ids, weights)
-        assert not engine.runs_ahead and engine._lanes._open is None
 
 
 def test_15_a_capture_is_refused_before_anything_is_done(small, monkeypatch):

@@ -75,15 +75,17 @@ class Offloaded:
 
     def close(self) -> None:
         """Ends the engine's threads and gives its memory back. Twice is once."""
-        self.engine.close()
-        if self._attached.owned:
-            self.engine.store.close()
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Offloaded:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        try:
+            self.engine.__exit__(kind, value, at)
+        finally:
+            if self._attached.owned:
+                self.engine.store.close()
 
     def __reduce__(self) -> Any:
         raise not_sent()

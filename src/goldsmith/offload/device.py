@@ -10,6 +10,7 @@ steps: lists go over in one copy, launches and views are kept.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -62,8 +63,9 @@ class DeviceLanes:
         self.heads, self.small = Packets(machine.host, machine.device, 2), Packets(machine.host, machine.device)
         self.large = Transit(machine.host, 8)
         self.runs_ahead = ahead and self.cpu.tells
-        self._open: tuple[Call, Tensor, float] | None = None  # the last call, if the CPU may still be at it; its return
-        self.until = 0.0  # of time.perf_counter(): to here the time of calls was counted
+        self._open: tuple[Call, Tensor] | None = None  # the last call, if the CPU may still be at it
+        # of time.perf_counter(): when the last call returned, and until when the time of calls was counted
+        self.returned = self.until = 0.0
         self._last: Any = None  # the compute stream of the last call, and where that call ended in it
         self._end: Any = DONE
         self._now: Any = None  # the compute stream of this call
@@ -81,7 +83,7 @@ class DeviceLanes:
         """
         ids = self.cpu.to_host(index, x, alone, self._stream())
         if self._open is not None:
-            self._finish()
+            self.until = max(self.returned, self._finish())
         else:
             self.cpu.lane.abandon()  # what the guard ended after the CPU had begun
         if not alone and self._wanted:
@@ -89,7 +91,8 @@ class DeviceLanes:
         return ids
 
     def run(self, call: Call) -> Outcome:
-        if self._open is not None:  # a piece of a prompt, after another
+        if self._open is not None:  # a piece of this call, after another
+            self.returned = math.inf  # none of its time is to come yet
             self._finish()
         end = self.machine.unset()
         try:
@@ -99,8 +102,6 @@ class DeviceLanes:
             self.machine.set(end, self._now)
         self._pending = (call, outcome)
         self._wanted = outcome.host is not None
-        if outcome.host is not None and self._follows():
-            self._open = call, outcome.host[0], time.perf_counter()
         return outcome
 
     def _computed(self, call: Call, stream: Any, end: Any) -> Outcome:
@@ -160,12 +161,16 @@ class DeviceLanes:
         self._read_marks()
 
     def close(self) -> None:
+        """Raises what went wrong in the CPU's part of the last call, when all is given back."""
         self._end.synchronize()
-        self.cpu.close()
-        self.machine.close()
-        self._pending = None
-        self._marks.clear()
-        del self.rows, self.h, self.h_narrow, self.lists, self.tiles, self.heads, self.small
+        try:
+            self._finish()
+        finally:
+            self.cpu.close()
+            self.machine.close()
+            self._pending = None
+            self._marks.clear()
+            del self.rows, self.h, self.h_narrow, self.lists, self.tiles, self.heads, self.small
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 
@@ -240,9 +245,10 @@ class DeviceLanes:
         None: the stream waits for it, and the caller goes on. Otherwise the device has nothing to do until the merge is
         launched, so whatever can be done before this or behind it is.
         """
-        if self._follows():
+        if self.runs_ahead and not self.faults.on:  # they are put in between
             times = None
             self.cpu.follow(stream)
+            self._open, self.returned = (call, made), time.perf_counter()
         else:
             waited = time.perf_counter()
             times = self.cpu.end()
@@ -251,20 +257,24 @@ class DeviceLanes:
             self.machine.move(made, self.rows[: made.shape[0]], stream)
         return times
 
-    def _follows(self) -> bool:
-        """Whether the stream waits for the CPU's lane by itself; faults are put in between."""
-        return self.runs_ahead and not self.faults.on
-
-    def _finish(self) -> None:
-        """What the CPU's lane has to say of the last call: its times, or what went wrong in it."""
+    def _finish(self) -> float:
+        """What the CPU's lane has to say of the last call: when it ended, or what went wrong in it."""
         if self._open is None:
-            return
-        (call, made, returned), self._open = self._open, None
-        begin, end = self.cpu.end()
+            return 0.0
+        waited, (call, made) = time.perf_counter(), self._open
+        self._open = None
+        try:
+            begin, end = self.cpu.end()
+        except (ValueError, RuntimeError, MemoryError) as error:
+            self._pending, self._dirty[0] = None, 0  # its rows were not written: no work for the guard
+            said = f"offload.Engine: in the call before, of {call.tokens} tokens in layer {call.layer}: {error}"
+            raise type(error)(said) from error
+        call.tally.t_wait += time.perf_counter() - waited
         self._count_cpu(call, made, begin, end)
-        self.until, more = max(end, returned), max(0.0, end - returned)
+        more = max(0.0, end - self.returned)
         call.tally.t_wall += more
         call.tally.t_bound += more if call.assignment.predicted is not None else 0.0
+        return end
 
     def _count_cpu(self, call: Call, made: Tensor, begin: float, end: float) -> None:
         tally, experts = call.tally, len(call.assignment.cpu)

@@ -102,7 +102,7 @@ class Engine:
         self._deferred = self.device.type == "cuda" and self.spending.device_lane
         self._on_host = self.device.type == "cuda" and not self._deferred  # no memory there at all: x comes over
         self._lanes = self._allocate(chosen)
-        self._transport = self._lanes.transport
+        self._transport, self._runs_ahead = self._lanes.transport, self._lanes.runs_ahead
         del locked  # pages that were locked to calibrate are the machine's now
 
     # -- a call -------------------------------------------------------------------------------------------------------
@@ -143,6 +143,7 @@ class Engine:
 
     def _made(self, begin: float, experts: int, layer: int, x: Tensor, index: Tensor, top_k_weights: Tensor) -> Tensor:
         ids, counts, skips = self._routed(layer, index, x, experts)
+        begin = max(begin, self._lanes.until)  # the call before had the time until then
         assignment = self._begun(layer, x, ids, counts)
         tally = self._tallies[layer]
         weights = top_k_weights if self._deferred else top_k_weights.float()  # a GPU's merge reads any dtype
@@ -159,15 +160,14 @@ class Engine:
                 f"{OP}: {self.device} ran out of memory in a call of {len(x)} tokens in layer {layer}; lower "
                 f"gpu_budget, which leaves more to the rest of the model, or give shorter prompts: {error}"
             ) from error
-        end = time.perf_counter()
-        wall = end - max(begin, self._lanes.until)
+        end = self._lanes.returned = time.perf_counter()
         if tally.bound > bound:
-            tally.t_bound += wall
+            tally.t_bound += end - begin
         tally.calls += 1
         tokens = x.shape[0]
         tally.tokens += tokens
         tally.prefill_calls += tokens > PREFILL
-        tally.t_wall += wall
+        tally.t_wall += end - begin
         if self._trace.on:
             self._trace.span("call", f"layer {layer}", begin, end, layer=layer, tokens=tokens)
         return out
@@ -303,7 +303,7 @@ class Engine:
     @property
     def runs_ahead(self) -> bool:
         """Whether a call may return before the CPU is through with it, as it may before a GPU is."""
-        return self._lanes.runs_ahead
+        return self._runs_ahead
 
     @property
     def transport(self) -> tuple[str, str]:
@@ -313,7 +313,7 @@ class Engine:
     def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """`with engine.trace("t.json"):` writes what every lane did meanwhile, for Chrome's trace viewer."""
         self._usable()
-        return self._trace.recording(path, self._lanes.settle)
+        return self._trace.recording(path, self._settle)
 
     def profile(self) -> dict[str, Any]:
         """{"counts": {layer: calls that used each expert}} until now: what cache="static" asks for, as JSON has it."""
@@ -325,6 +325,11 @@ class Engine:
             if not self._closed:
                 self._lanes.flush()
 
+    def _settle(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._lanes.settle()
+
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @property
@@ -332,21 +337,30 @@ class Engine:
         return self._closed
 
     def close(self) -> None:
-        """Ends the engine's threads and gives its memory back. Twice is once."""
+        """Ends the engine's threads and gives its memory back. Twice is once.
+
+        Raises what went wrong in the CPU's part of the last call, if nobody has heard of it.
+        """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             if os.getpid() == self._pid:  # a fork has neither the threads nor the GPU
-                self._lanes.close()
-                del self._lanes  # what it keeps for the next call holds the arenas
-                self._memory.close()
+                try:
+                    self._lanes.close()
+                finally:
+                    del self._lanes  # what it keeps for the next call holds the arenas
+                    self._memory.close()
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        try:
+            self.close()
+        except (ValueError, RuntimeError, MemoryError):
+            if value is None:  # what ended the block comes first
+                raise
 
     def __reduce__(self) -> Any:
         raise not_sent()

@@ -28,7 +28,7 @@ MOST_ROWS = 1 << 28  # bytes of rows of a call; a longer one is computed in piec
 
 
 class HostLanes:
-    until, runs_ahead = 0.0, False  # a call is over when it returns
+    returned, until, runs_ahead = 0.0, 0.0, False  # a call is over when it returns
 
     def __init__(
         self, store: ExpertStore, ring: Ring | None, streaming: Streaming | None, threads: int, keep: bool,

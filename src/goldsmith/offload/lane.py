@@ -38,8 +38,8 @@ class Lane:
         if self._native is None:
             self._worker = Worker("goldsmith CPU lane")
         else:
+            # at the program's end, too: what a call reads must not go before it is over
             self._finalizer = weakref.finalize(self, _freed, self._native, os.getpid())
-            self._finalizer.atexit = False
         self._busy: Any = None
         self.tells = self._native is not None and word is not None
 
@@ -58,16 +58,27 @@ class Lane:
             return
         call = self._kernels.call(x, ids, base, rows, flags)
         word = None if self._word is None else self._word.data_ptr()
-        native.check(native.library().gs_lane_begin(self._native, byref(call.args), word, self.number & 0xFFFFFFFF))
         self._busy = call, x, ids, base, rows, flags  # what the library's thread reads is there until the end
+        status = native.library().gs_lane_begin(self._native, byref(call.args), word, self.number & 0xFFFFFFFF)
+        if status:
+            self._busy = None
+            native.check(status)
 
     def end(self) -> tuple[float, float]:
         """Waits; when the kernel began and ended, of time.perf_counter(). Raises what went wrong in it."""
-        busy, self._busy = self._busy, None
+        if self._busy is None:
+            raise RuntimeError("offload.Engine: no call was begun on the CPU's lane")
         if self._worker is not None:
-            busy.synchronize()
-        else:
-            native.check(native.library().gs_lane_end(self._native, self._times))
+            try:
+                self._busy.synchronize()
+            except Exception:  # of the call; Ctrl-C leaves it under way
+                self._busy = None
+                raise
+            self._busy = None
+            return self._times[0], self._times[1]
+        status = native.library().gs_lane_end(self._native, self._times)
+        self._busy = None  # now, and not before: after Ctrl-C somebody must wait for it still
+        native.check(status)
         return self._times[0], self._times[1]
 
     def close(self) -> None:

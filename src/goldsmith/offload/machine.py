@@ -17,6 +17,7 @@ from .store import ExpertStore
 from .streams import CopyStream, CudaStream, CurrentStream, Done, Inline, Work, Worker
 
 _BY_ADDRESS = 4  # cudaMemcpyDefault: which way is told by the addresses
+_PATIENCE = 60  # seconds that a simulated stream waits for a word
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: word - number >= 0, as int32 has it
 
 
@@ -189,6 +190,8 @@ class Simulated:
 
 def until_word(word: Tensor, number: int) -> None:
     """Waits until int32 [1] `word` has come to `number`, as a stream of `Cuda` does."""
-    there = word.numpy()
+    there, until = word.numpy(), time.perf_counter() + _PATIENCE
     while (int(there[0]) - number) % 2**32 >= 2**31:
+        if time.perf_counter() > until:
+            raise TimeoutError(f"a word of the host is {int(there[0])} after {_PATIENCE} s, and not yet {number}")
         time.sleep(1e-5)

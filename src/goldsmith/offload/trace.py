@@ -32,7 +32,8 @@ class Trace:
 
     @contextmanager
     def recording(self, path: str | os.PathLike[str], settle: Callable[[], None]) -> Iterator[None]:
-        """Writes the file at the end, when `settle` has waited for what is under way; also when the block raises.
+        """Writes the file at the end, when `settle` has waited for what is under way; also when the block raises. What
+        was under way before does not belong to it.
 
         ValueError where one is being recorded already.
         """
@@ -40,6 +41,7 @@ class Trace:
             raise ValueError("offload.Engine.trace: a trace is being recorded already; end it first")
         path = Path(path)
         path.write_text("")  # a folder that is not there is said before the work, not after it
+        settle()
         self._events, self._begin = [], time.perf_counter()
         try:
             try:

@@ -49,6 +49,51 @@ def calls_are_made_in_turn_and_tell_the_word():
     lane.close()
 
 
+def the_word_comes_behind_the_rows():
+    """Of calls that last for some ms, so that who looks for the word is there before it."""
+    word, T = torch.zeros(1, dtype=torch.int32), 400
+    x, ids = torch.randn(T, 48), torch.arange(6).expand(T, 6).contiguous()
+    rows, flags = torch.empty(T * 6, 48), torch.empty(T * 6, dtype=torch.uint8)
+    Kernels(OPTIONS, 1).rows(x, ids, BASE, rows, flags)
+    lane, there = Lane(OPTIONS, 1, word), word.numpy()
+    mine = torch.empty_like(rows)
+    last = mine.numpy().reshape(-1)
+    for _ in range(20):
+        mine.fill_(float("nan"))
+        lane.begin(x, ids, BASE, mine, flags)
+        while there[0] != lane.number:
+            pass
+        seen = last[-1]  # at once
+        assert seen == rows[-1, -1] and torch.equal(mine, rows)
+        lane.end()
+    lane.close()
+
+
+def who_was_woken_for_nothing_sleeps_again():
+    lane = Lane(OPTIONS, 3)
+    for _ in range(5):
+        lane.ready()
+        time.sleep(0.02)
+    before = time.process_time()
+    lane.ready()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1  # one thread that looked out all the time would take 0.3
+    lane.close()
+
+
+def a_call_that_comes_when_nobody_looks_out_any_more_is_made():
+    lane = Lane(OPTIONS, 2)
+    for turn in range(2000):
+        lane.ready()
+        until = time.perf_counter() + 3e-5 + 2e-8 * turn  # around the 50 us
+        while time.perf_counter() < until:
+            pass
+        mine, flagged = made()
+        lane.begin(X, IDS, BASE, mine, flagged)
+        lane.end()
+    lane.close()
+
+
 def a_call_that_fails_tells_the_word_too():
     library, lane, word = native.library(), c_void_p(), torch.zeros(1, dtype=torch.int32)
     mine, flagged = made()
@@ -65,16 +110,18 @@ def a_call_that_fails_tells_the_word_too():
         else:
             raise AssertionError("no error")
         assert c_uint32(int(word[0])).value == number
-    for ask in (lambda: library.gs_lane_end(lane, (c_double * 2)()),):
-        try:
-            native.check(ask())
-        except ValueError as error:
-            assert "no call was begun" in str(error)
-        else:
-            raise AssertionError("no error")
+    try:
+        native.check(library.gs_lane_end(lane, (c_double * 2)()))
+    except ValueError as error:
+        assert "no call was begun" in str(error)
+    else:
+        raise AssertionError("no error")
     native.check(library.gs_lane_ready(lane, c_int32(2)))
     library.gs_lane_free(lane)
 
 
 calls_are_made_in_turn_and_tell_the_word()
+the_word_comes_behind_the_rows()
+who_was_woken_for_nothing_sleeps_again()
+a_call_that_comes_when_nobody_looks_out_any_more_is_made()
 a_call_that_fails_tells_the_word_too()
