@@ -25,6 +25,15 @@ def wanted():
     return rows, flags
 
 
+def refused(text, call, *given):
+    try:
+        native.check(call(*given))
+    except ValueError as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError("no error")
+
+
 def calls_are_made_in_turn_and_tell_the_word():
     word = torch.zeros(1, dtype=torch.int32)
     lane, (rows, flags) = Lane(OPTIONS, 3, word), wanted()
@@ -103,19 +112,9 @@ def a_call_that_fails_tells_the_word_too():
     native.check(library.gs_lane_new(byref(lane)))
     for number in (7, 0xFFFFFFFF, 0):  # it goes round
         native.check(library.gs_lane_begin(lane, byref(call.args), word.data_ptr(), number))
-        try:
-            native.check(library.gs_lane_end(lane, (c_double * 2)()))
-        except ValueError as error:
-            assert "threads is 0" in str(error)
-        else:
-            raise AssertionError("no error")
+        refused("threads is 0", library.gs_lane_end, lane, (c_double * 2)())
         assert c_uint32(int(word[0])).value == number
-    try:
-        native.check(library.gs_lane_end(lane, (c_double * 2)()))
-    except ValueError as error:
-        assert "no call was begun" in str(error)
-    else:
-        raise AssertionError("no error")
+    refused("no call was begun", library.gs_lane_end, lane, (c_double * 2)())
     native.check(library.gs_lane_ready(lane, c_int32(2)))
     library.gs_lane_free(lane)
 
