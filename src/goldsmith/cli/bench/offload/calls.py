@@ -262,7 +262,7 @@ def _hardware(engine: Engine, layers: Layers, given: list[Turn], costs: Costs) -
 def _constants(calibrated: Costs, hard: Costs) -> dict[str, float]:
     """The calibration's rates and latencies, and the hardware's, in SI units; its curves in microseconds."""
     rates = ("cpu_bytes_per_s", "cpu_flops", "link_bytes_per_s", "dram_bytes_per_s", "device_bytes_per_s")
-    names = (*rates, "device_flops", "cpu_latency", "link_latency", "device_latency")
+    names = (*rates, "device_flops", "cpu_latency", "link_latency", "device_latency", "split_latency")
     found = {name: float(getattr(calibrated, name)) for name in names}
     found["break_even_tokens"] = calibrated.break_even()
     for name, curve in (("cpu", calibrated.cpu_curve), ("beside", calibrated.cpu_beside_curve)):
