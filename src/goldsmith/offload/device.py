@@ -2,11 +2,11 @@
 
 Order of a call: ids to the host, and x beside them if its tokens are few (the one wait), CPU work, copies, device work,
 the CPU's rows, merge. The stream waits for those rows by itself where it can be told to, and the call returns: what the
-CPU's lane has to say is heard at the next one. A prompt's x is on its way to the CPU while copies are begun, and is waited for, too. Rows lie
-sorted by lane and expert, so that what a lane makes is one range of them; `place` says where a route's row is. Threads
-launch nothing on the GPU. What a kernel reads was written before it in its stream, or behind an event that it waits
-for. Between the wait and the last launch the device has little to do or nothing, so what is done there is done in few
-steps: lists go over in one copy, launches and views are kept.
+CPU's lane has to say is heard at the next one. A prompt's x is on its way to the CPU while copies are begun, and is
+waited for, too. Rows lie sorted by lane and expert, so that what a lane makes is one range of them; `place` says where
+a route's row is. Threads launch nothing on the GPU. What a kernel reads was written before it in its stream, or behind
+an event that it waits for. Between the wait and the last launch the device has little to do or nothing, so what is done
+there is done in few steps: lists go over in one copy, launches and views are kept.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ def overheads(
     """Seconds of a call of one token beside the kernel of the CPU ("cpu"), beside its copies ("link"), of a call whose
     one expert is on the device ("device"), and of one that has experts on the CPU and on the device ("split"): one of
     each, or, where the caller does not wait for the CPU, the caller's own work while the CPU's threads are at half of
-    them and take the memory that its steps come from. And what each further route of a prompt takes beside the CPU's kernel ("route"): its numbers go there and back
+    them and take the memory that its steps come from. And what each further route of a prompt takes beside the CPU's
+    kernel ("route"): its numbers go there and back
 
     In `seconds` together, where an expert takes the CPU `expert_seconds`, and `token_seconds` for each of many tokens;
     of slow ones few are computed. Nothing where the device has no room for it, no "split" of less than three experts,
