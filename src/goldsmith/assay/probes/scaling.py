@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .. import ladder
+from .. import ladder, nothing
 from ..kinks import binary
 from ..memory import distinct
 from ..reference import References
@@ -273,9 +273,13 @@ def _swallowed(
 ) -> None:
     """Finite where the golden is not counts only where the element of one input makes it so, and matters there.
 
-    It matters where a finite change moves the golden: 0 * Inf at a masked element is an accident of its formula.
+    It matters where a finite change moves the golden: 0 * Inf at a masked element is an accident of its formula. So is
+    0 * NaN in the gradient of what was not chosen, which a finite number moves where it is chosen then (`nothing`).
     """
     lost = {n: mask & ~golden.also(n, torch.isfinite) for n, mask in lost.items()}
+    if any(n.endswith(".grad") and bool(mask.any()) for n, mask in lost.items()):
+        left = nothing.gradients(golden.evaluate, golden.leaves)  # what only a zero of the golden's makes NaN
+        lost = {n: mask & there(left[n]) if n in left else mask for n, mask in lost.items()}
     lost = {n: mask for n, mask in lost.items() if bool(mask.any())}
     if not lost:
         return
