@@ -16,6 +16,7 @@ from ..probes.maps import CELLS_BAD, error_map
 from ..results import CERTAIN, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location, Report, TargetError
 from ..run import Run
 from ..session import Session
+from .closer import closer
 from .cotangents import carried
 from .evidence import CULPRIT, INHERITED, NO_TIME, OBSERVED, OK, Evidence, MemoryFact, StageState
 from .filled import filled
@@ -24,6 +25,7 @@ from .influence import influence
 from .isolate import Isolation, handed_in, isolate, named, order
 from .leaks import leaking
 from .provenance import provenance
+from .rules.reading import Reading
 from .runs import facts
 from .whatif import Search, search
 from .whatif.engine import seconds
@@ -52,6 +54,7 @@ def begin(session: Session, report: Report) -> Evidence:
         sizes=dict(session.material.sizes),
         dtype=str(session.dtype).removeprefix("torch."),
         unused=_unused(session),
+        grouped=any(not t.is_floating_point() for t in session.material.inputs.values()),
     )
     first = surest(report)
     if first is not None:
@@ -147,8 +150,14 @@ def collect(
         known = table.first_wrong in named(session.first) and not table.suspects
         looked = {table.first_wrong} if known else session.bad | {table.first_wrong}
         only, pace = depth.influence, time.pace("influence")
-        found = _step(evidence, "influence", lambda: influence(session, looked, only=only, spent=pace))
+        right: list[tuple[str, int, int]] = []
+        found = _step(evidence, "influence", lambda: influence(session, looked, only=only, spent=pace, right=right))
         evidence.influence = found or {}
+        got = named(own)[table.first_wrong][1] if table.first_wrong in named(own) else None
+        seen = _step(evidence, "a closer look", lambda: closer(
+            session, table.first_wrong or "", got, evidence.influence, right, spent=pace
+        ))  # fmt: skip
+        evidence.influence = seen or evidence.influence
     if depth.sent and table.first_wrong is not None and time.for_("output gradients", _RUN):
         first_wrong, pace = table.first_wrong, time.pace("output gradients")
         evidence.carried = _step(evidence, "cotangents", lambda: carried(session, own, first_wrong, spent=pace))
@@ -291,12 +300,23 @@ def _what_if(
     session: Session, evidence: Evidence, own: Run, causes: frozenset[str] | None, time: _Time
 ) -> Search | None:
     got = named(own)[evidence.tensor][1]
+    if got is not None and _all_poison(evidence, got):
+        return None
     found = None if got is None else search(session, evidence.tensor, got, own, causes=causes)
     if found is not None:
         _tried(evidence, found, _WHAT_IF, time)
         evidence.operators = found.operators
         evidence.alike = found.alike
     return found
+
+
+def _all_poison(evidence: Evidence, got: Tensor) -> bool:
+    """Whether all that is wrong is memory that nobody wrote: no formula makes its NaN."""
+    left = any(m.kind == "never_written" and m.tensor == evidence.tensor for m in evidence.memory)
+    if not left or evidence.golden is None or evidence.golden.shape != got.shape:
+        return False
+    r = Reading(evidence)
+    return r.wrong is not None and r.wrong_count > 0 and bool(torch.isnan(got.double()[r.wrong]).all())
 
 
 def _tried(evidence: Evidence, changed: Search, limit: float, time: _Time) -> None:

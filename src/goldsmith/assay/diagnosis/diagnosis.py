@@ -21,10 +21,12 @@ from ..results import FAIL, NOT_RUN, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, 
 from ..session import Session
 from ..target import Target
 from . import bundle
+from .beside import beside, joined
 from .collect import Depth, begin, collect, described
 from .evidence import NO_TIME, Evidence, RunFact
 from .further import afresh, further
 from .kept import Kept
+from .likely import SURE
 from .rank import by_rules, rank, strength
 from .redrawn import redrawn
 from .result import PAGE, Diagnosis
@@ -85,6 +87,7 @@ def diagnose(
                 later |= afresh(failing, kept)
             _explain(found, failing, later, clock)
             found = _wider(found, target, failing, seed, selected, clock) or found
+            _beside(found, target, failing, seed, selected, clock)
         except KeyboardInterrupt:
             found.partial = INTERRUPTED
         finally:
@@ -258,6 +261,26 @@ def _wider(
     narrow = str(session.dtype).removeprefix("torch.")
     wide.traced.insert(0, f"Examined with float32 inputs: in {narrow}, where it fails too, rounding hides the cause.")
     return wide
+
+
+def _beside(
+    found: Diagnosis, target: Target, session: Session, seed: int, selected: frozenset[str], clock: _Clock
+) -> None:
+    """What a rule is sure of in another case, where none is in this one."""
+    evidence = found.evidence
+    if found.verdict != FAIL or found.partial or evidence is None or evidence.error or not found.causes:
+        return
+    if strength(evidence) >= SURE or evidence.first_wrong is None:
+        return
+    share = None if clock.seconds is None else _CHECKING / 2 * clock.seconds
+    told = beside(
+        target, session, evidence, found.causes[0].score, seed, selected, lambda more: clock.spent(_COLLECTING, more),
+        share,
+    )  # fmt: skip
+    if told is not None:
+        case, causes = told
+        found.causes = joined(found.causes, causes, case)
+        found.traced.append(f"No rule is sure in this case; in {case.name}, which fails at the same stage, one is.")
 
 
 def _map(evidence: Evidence) -> ErrorMap | None:

@@ -144,6 +144,9 @@ class Influence:
     of what they reach in the golden: they come out at other places. `length`: of the axis, 0 where it is not known.
     `foreign`: the golden's results in `outputs` are not made of that input at all. `reached`: of the wrong elements,
     the share that moves with those slices, in the golden with the missing ones; a fault that is there reaches all.
+    `absent`, `summed`, `beside`: of what is missing, as closer.py asks; None and () where it was not asked.
+    `onto`: where a slice belongs to one row of the result alone, the rows that it leaks into: "later", "earlier",
+    "next", "last" (the one before) or "other"; "" elsewhere.
     """
 
     input: str
@@ -156,6 +159,10 @@ class Influence:
     length: int = 0
     foreign: bool = False
     reached: float = 1.0
+    absent: bool | None = None
+    summed: bool | None = None
+    beside: tuple[str, ...] = ()
+    onto: str = ""
 
     @property
     def throughout(self) -> bool:
@@ -253,6 +260,7 @@ class Evidence:
     born, carried         where it left the finite numbers; which output gradients make it wrong
     alike                 another tensor of the golden whose very numbers it holds; "" where there is none
     unused                integer inputs -> numbers that they leave out, below a size of the case
+    grouped               whether an input is of whole numbers or a mask, which may say what belongs to which group
     filled                which groups are empty, where an error goes away once they are not
     """
 
@@ -283,6 +291,7 @@ class Evidence:
     alike: str = ""
     unused: dict[str, list[int]] = field(default_factory=dict)
     filled: str = ""
+    grouped: bool = True
 
     def stage(self, name: str) -> StageState | None:
         """The stage of that name, if it is in the table."""

@@ -110,6 +110,10 @@ def _influence(r: Reading) -> set[str]:
             single = len(i.missing) == 1 and i.missing[0][0] == i.missing[0][1]
             said |= {"one slice missing"} if single else set()
             said |= {"what is missing is where it is wrong"} if r.reached_by(i) else set()
+            said |= {"as if what is missing were zero"} if i.absent else set()
+            said |= {"not as if what is missing were zero"} if i.absent is False else set()
+            said |= {"nothing is summed along what is missing"} if i.summed is False else set()
+            said |= {"what goes with what is missing is read"} if i.beside else set()
         if i.extra:
             said.add("influence extra")
             said |= {"extra throughout"} if i.throughout else set()
@@ -117,6 +121,7 @@ def _influence(r: Reading) -> set[str]:
             said |= {"one slice extra"} if single else set()
             said |= {"it comes out elsewhere"} if i.elsewhere else set()
             said |= {"of an input that should not matter"} if i.foreign else set()
+        said |= {f"rows leak into {i.onto} rows"} if i.onto else set()
         said |= {"missing and extra"} if i.missing and i.extra else set()
     if any(r.absent(i) for i in r.e.influence.values()):
         said.add("an input without influence")

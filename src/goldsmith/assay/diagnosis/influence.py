@@ -32,11 +32,14 @@ def influence(
     only: tuple[str, ...] | None = None,
     spent: Callable[[], bool] = lambda: False,
     runs: int = _RUNS,
+    right: list[tuple[str, int, int]] | None = None,
 ) -> dict[str, Influence]:
     """By "input[axis]": the index ranges that have no influence and should, or have one and should not.
 
     only: look at these "input[axis]" alone
     wrong: the results and stages to look at, best the first wrong one alone: what follows is moved through it.
+    right: takes (input, axis, length) of those that the results should move with, and do throughout, each slice
+    everything that it should.
     Each axis costs one run where all is as it should be, `runs` at most elsewhere.
     """
     out = {}
@@ -46,9 +49,12 @@ def influence(
         for axis in range(tensor.dim()):
             if tensor.shape[axis] < 2 or spent() or (only is not None and f"{name}[{axis}]" not in only):
                 continue
-            found = _Axis(session, name, axis, wrong, spent, runs).find()
+            looked = _Axis(session, name, axis, wrong, spent, runs)
+            found = looked.find()
             if found is not None:
                 out[f"{name}[{axis}]"] = found
+            elif right is not None and looked.related and not looked.partly and not looked.spent():
+                right.append((name, axis, looked.length))
     return out
 
 
@@ -66,6 +72,12 @@ class _Axis:
         self.elsewhere: list[tuple[int, int]] = []
         self.related = False  # whether the golden's results move with any slice
         self.touched: dict[str, Tensor] = {}  # what moves with slices that are not as they should be
+        self.at: int | None = None  # the slice that is looked at
+        self.partly = False  # whether some of what a slice moves in the golden stays as it is
+        self.steps: set[int] | None = (
+            set()
+        )  # how far a slice leaks from the one row of the result that it is of; None: of more
+        self.rows = 0
 
     def find(self) -> Influence | None:
         ends = [(0, 0), (self.length - 1, self.length - 1)]
@@ -85,6 +97,7 @@ class _Axis:
         return Influence(
             self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)),
             elsewhere=_joined(self.elsewhere), length=self.length, foreign=not self.related, reached=self._reached(),
+            onto=_onto(self.steps or set(), self.rows),
         )  # fmt: skip
 
     def _reached(self) -> float:
@@ -140,6 +153,7 @@ class _Axis:
         if self.left <= 0 or self.spent():
             return SAME
         self.left -= 1
+        self.at = lo if lo == hi else None
         session = self.session
         copy = session.material.inputs[self.name].clone(memory_format=torch.contiguous_format)
         part = copy.narrow(self.axis, lo, hi - lo + 1)
@@ -199,9 +213,38 @@ class _Axis:
         leaks = (change == 0) & (step > 4 * SLACK * (now.bound + before.bound)) & torch.isfinite(step)
         if bool(leaks.any()):  # a transform over a whole axis moves every element by the rounding of the largest
             leaks &= ~(step <= rounding(self.session, name, ref))
+        self._leaked(moves, leaks)
+        self.partly |= bool(still[moves].any())
         if not bool(leaks.any()):
             return MISSING if bool(moves.any()) and bool(still[moves].all()) else SAME, moves
         return ELSEWHERE if bool(still[moves].any()) else EXTRA, ~still
+
+    def _leaked(self, moves: Tensor, leaks: Tensor) -> None:
+        """How far from a slice's own row of the result it leaks, where the golden has it in that row alone."""
+        if self.at is None or self.steps is None or not bool(leaks.any()):
+            return
+        for axis, rows in enumerate(moves.shape):
+            own, others = (_places(t, axis) for t in (moves, leaks))
+            if len(own) == 1 and others - own:
+                self.steps |= {at - min(own) for at in others - own}
+                self.rows = rows
+                return
+        self.steps = None
+
+
+def _places(where: Tensor, axis: int) -> set[int]:
+    return set(where.movedim(axis, 0).reshape(where.shape[axis], -1).any(1).nonzero().flatten().tolist())
+
+
+def _onto(steps: set[int], length: int) -> str:
+    """A name for the rows at these distances, of so many."""
+    if not steps:
+        return ""
+    if min(steps) > 0:
+        return "next" if steps == {1} and length > 2 else "later"
+    if max(steps) < 0:
+        return "last" if steps == {-1} and length > 2 else "earlier"
+    return "other"
 
 
 def _borders(session: Session, length: int) -> list[int]:

@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, plain, run_named
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, plain, run_named, say
 
 # what libraries with guards of their own, and sanitizers, say
 _BEYOND = re.compile(
@@ -106,6 +106,9 @@ def invalid_index(r: Reading) -> Match | None:
     if "index" in error and ("out of range" in error or "out of bounds" in error):
         empty = any(isinstance(v, int) and v == 0 for v in r.e.sizes.values())
         return Match(HINT if empty else LIKELY if one_beyond(r) else SEEN, (r.e.error or "",), {})
+    instead = _instead(r)
+    if instead is not None:
+        return instead
     if r.pair is None or r.wrong is None or not r.spans or not r.block and len(r.spans) != 1:
         return None
     y, g = r.pair
@@ -120,6 +123,16 @@ def invalid_index(r: Reading) -> Match | None:
             which = " and ".join(str(lo) for lo, _ in ends)
             text = f"only index {which} of axis {axis} (of {n}) is wrong, and holds too much ({extra:+.3g} in all)"
             return Match(LIKELY + 0.05, (text, "entries without a valid index, such as -1, land there"), {"axis": axis})
+    return None
+
+
+def _instead(r: Reading) -> Match | None:
+    """A part of one input is not read, while all of what it is summed with is: another part is read in its place."""
+    for i in r.influences:
+        if i.missing and i.beside and i.absent is False and not i.extra and i.summed is not False:
+            text = f"{i.input}[axis {i.axis}: {say(i.missing)}] has no influence, in the golden it has"
+            beside = f"{' and '.join(i.beside[:2])} is read throughout: another part of {i.input} is read in its place"
+            return Match(SEEN, (text, beside), {"input": i.input, "axis": i.axis})
     return None
 
 

@@ -190,7 +190,7 @@ def empty_group(r: Reading) -> Match | None:
     rows = [s for axis, s in r.spans.items() if axis == 0]
     nan = bool((~torch.isfinite(r.y[r.wrong])).all()) and bool((r.g[r.wrong] == 0).all())
     dead = bool((r.g[r.wrong] == 0).all()) and r.block and bool(rows)
-    if nan or dead:
+    if (nan or dead) and (r.e.grouped or counts):
         place = f"{say(rows[0])} of axis 0" if rows else "in part"
         text = f"only where the golden is exactly zero: {place}, a group with nothing in it"
         unread = nan and r.nothing_there and r.right("zeroed memory")

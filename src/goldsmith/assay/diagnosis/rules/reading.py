@@ -19,6 +19,7 @@ WEAK = 0.4  # it fits, and so do other stories: the most that is no claim
 PLAIN = ("values", "ensemble", "statistics", "decisions", "poison", "guard", "alias", "float32")
 _LABEL = re.compile(r"\(((?:[^()]|\([^()]*\))*)\)")
 _RUNS = ("second", "back", "other", "layout", "scale", "offset", "flat", "nan", "inf", "repeat", "debug")
+_ALL = 0.9  # of the wrong elements
 _NOISE = 16.0  # in units of the dtype's rounding: less is not looked at
 
 
@@ -264,6 +265,18 @@ class Reading:
     def influences(self) -> list[Influence]:
         """Without inputs that have no influence at all: no reduction over a part of them is to blame."""
         return [i for i in self.e.influence.values() if not self.absent(i)]
+
+    @cached_property
+    def left_to_the_next(self) -> str:
+        """A sentence, where rows of the result that are made of their own inputs alone hold what came before them."""
+        first = any(spans[0][0] > 0 for spans in self.spans.values())
+        leak = next((i for i in self.influences if i.onto == "later" and not i.missing and i.reached > _ALL), None)
+        if leak is None or not first:
+            return ""  # what no earlier row moves is wrong for another reason
+        return (
+            f"what enters {leak.input}[axis {leak.axis}: {say(leak.extra)}] goes on into later rows, each of which the "
+            "golden makes by itself; the first one is right"
+        )
 
     @property
     def foreign(self) -> str:

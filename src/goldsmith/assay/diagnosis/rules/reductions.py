@@ -36,6 +36,10 @@ def truncated_reduction(r: Reading) -> Match | None:
         params = {"input": i.input, "axis": i.axis, "missing": [lo, hi + 1]}
         if len(i.missing) > 1 or r.zeros > 0 and r.reached_by(i):
             return Match(HINT, (text,), {**params, "missing": half_open(i.missing)})
+        if i.summed is False:
+            return Match(WEAK, (text, "but nothing is summed along that axis"), params)
+        if i.beside and i.absent is False:
+            return Match(WEAK, (text, f"but {' and '.join(i.beside[:2])}, summed alike, is read throughout"), params)
         if i.extra or i.reached < _HALF and not r.reached_by(i):  # another place is read, or it is one mistake of many
             return Match(WEAK, (text,), params)
         if lo == 0:
@@ -53,8 +57,9 @@ def overwritten_accumulator(r: Reading) -> Match | None:
         if len(i.missing) == 1 and lo == 0 and (hi > 0 or of_two):
             text = f"of {i.input} on axis {i.axis} only what comes after {hi} has influence"
             said = (text, "the last block replaces the sum")
+            elsewhere = i.extra or i.summed is False or i.beside and i.absent is False
             return Match(
-                SEEN + 0.01 * of_two if not i.extra else WEAK,
+                WEAK if elsewhere else SEEN + 0.01 * of_two,
                 said,
                 {"input": i.input, "axis": i.axis, "missing": [0, hi + 1]},
             )
@@ -112,7 +117,7 @@ def wrong_mask(r: Reading) -> Match | None:
     """Only a tail is wrong, or masked elements take part in a reduction."""
     for axis, spans in r.spans.items():
         n, (lo, hi) = r.length(axis), spans[0]
-        if len(r.spans) == 1 and len(spans) == 1 and hi == n - 1 and 1 <= n - lo <= n / 2 and r.block:
+        if len(r.spans) == 1 and len(spans) == 1 and hi == n - 1 and 1 <= n - lo <= n / 2 and n > 2 and r.block:
             text = f"only the tail of axis {axis} is wrong: {lo}..{hi} of {n}"
             power = max(p for p in (1, 2, 4, 8, 16, 32, 64, 128, 256) if lo % p == 0)
             whole = power >= 8 and n % power != 0
@@ -201,7 +206,9 @@ def uninitialised_accumulator(r: Reading) -> Match | None:
     """Poison comes through, and zeroed memory mends it: the sum began from what was there."""
     fact, found = r.memory("never_written"), r.said("uninitialised memory", "poison")
     if fact is None and found is None:
-        zeroed = r.nan_gone("zeroed memory")
+        zeroed, left = r.nan_gone("zeroed memory"), r.left_to_the_next
+        if left:
+            return Match(LIKELY, (left, "a sum begins from what the row before has left"), {})
         if zeroed is None or not zeroed.right:
             return None
         text = f"{r.e.tensor} holds NaN where uninitialised memory does"

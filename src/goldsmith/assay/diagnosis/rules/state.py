@@ -21,7 +21,9 @@ def _by_chance(r: Reading) -> bool:
 
 
 def stale_state(r: Reading) -> Match | None:
-    """The second call of the same inputs raises or differs."""
+    """The second call of the same inputs raises or differs; or one row begins with what the row before has left."""
+    if r.plain_wrong and r.left_to_the_next:
+        return Match(SEEN + 0.01, (r.left_to_the_next, "the state of one row is left to the next"), {})
     if r.plain_wrong and r.fails("repeat") is not None:
         return None
     again = r.fails("second call")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from ..evidence import Fit
-from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading
+from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading, say
 
 
 def _fitted(r: Reading, reading: str) -> Match | None:
@@ -41,7 +41,17 @@ def _params(fit: Fit) -> dict:
 
 
 def missing_term(r: Reading) -> Match | None:
-    return _fitted(r, "missing")
+    """A term of the golden's that the residual is made of; or numbers as if an addend were zero."""
+    return max(filter(None, (_fitted(r, "missing"), _as_zero(r))), key=lambda m: m.score, default=None)
+
+
+def _as_zero(r: Reading) -> Match | None:
+    for i in r.influences:
+        if i.absent and i.summed is False and not i.extra and not r.zeros:
+            where = f"{i.input}[axis {i.axis}: {say(i.missing)}]"
+            text = f"it is as if {where} were zero, and nothing is summed along that axis"
+            return Match(SEEN + 0.02, (text,), {"term": i.input, "input": i.input, "axis": i.axis})
+    return None
 
 
 def _count(ratio: float, spread: float) -> int:

@@ -64,6 +64,7 @@ class Change:
     also     other causes that the same mistake may be called by, the likeliest first
     scalars  for at = -1: number of the case -> what it is instead
     composed for at = -1: of the leaves, and of a run of the golden with others: results put together of several runs
+    drawn    made of the very numbers that came: of another draw's it says nothing
     """
 
     cause: str
@@ -80,6 +81,7 @@ class Change:
     also: tuple[str, ...] = ()
     scalars: Mapping[str, Any] = field(default_factory=dict)
     composed: Callable[..., Mapping[str, Tensor]] | None = None
+    drawn: bool = False
 
     @property
     def all(self) -> tuple[tuple[int, Callable[..., Any]], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from .golden import Golden
 from .judge import Judge
 from .mistaken import read_instead
 from .sought import EXPLAINED, sought
-from .witness import Witness, called
+from .witness import Witness, called, few, of_this_draw
 
 _MOST = 4000  # changes that are tried
 _KEPT = 12
@@ -204,6 +205,25 @@ class Search:
                 return False
         return True
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the golden's operators, in order, forward and backward."""
+        mode = Listening().record()
+        self.golden.run_under(mode, self.leaves, "")
+        return tuple(call.name for call in mode.calls or ())
+
+    def _again(self, change: Change) -> bool:
+        """Whether what makes every number of one draw makes those of another as well, as far as it can be asked.
+
+        Only where the golden calls the same operators of it; what else is called has no such place for the change.
+        """
+        if few(self.judge) or change.drawn or change.composed is not None or of_this_draw(change):
+            return True
+        if self._witnesses is None:
+            self._witnesses = called(self.session, self.tensor, self.own, self.judge)
+        alike = [draw for draw in self._witnesses if draw.names == self.names]
+        return not alike or self.holds(change)
+
     def _tried(self, change: Change) -> WhatIf | None:
         if change.free is not None:
             return sought(self, change)
@@ -221,7 +241,9 @@ class Search:
         if share < EXPLAINED:
             share, exact = self.judge.explained_where_wrong(value)
             text, whole = f"{text}, in the wrong part alone", False
-        if share < EXPLAINED or not self.holds(change):
+        if share < EXPLAINED or few(self.judge) and not self.holds(change):
+            return None
+        if exact and whole and not self._again(change):
             return None
         params = dict(change.params)
         return WhatIf(

@@ -41,9 +41,10 @@ def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
                 return {b: now[a]}
 
             yield _change("swapped_results", f"{a} and {b} are exchanged", exchanged, {"exchanged": [a, b]}, 0.75)
-            yield _change("swapped_results", f"{a} is read in place of {b}", twice, {"exchanged": [a, b]}, 0.5)
-            yield _change("swapped_results", f"{b} is read in place of {a}",
-                          lambda now, a=a, b=b: {a: now[b]}, {"exchanged": [a, b]}, 0.5)  # fmt: skip
+            for there, here, change in ((a, b, twice), (b, a, lambda now, a=a, b=b: {a: now[b]})):
+                text = f"{there} is read in place of {here}"
+                yield Change("wrong_saved_tensor", text, -1, None, {"read": there, "operand": here}, 0.5, leaves=change,
+                             also=("swapped_results", "invalid_index"))  # fmt: skip
 
 
 def _together(leaves: Leaves) -> Iterator[Change]:

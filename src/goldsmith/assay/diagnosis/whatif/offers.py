@@ -26,8 +26,10 @@ from . import (
     diagonals,
     elementwise,
     elsewhere,
+    ends,
     functions,
     groups,
+    hidden,
     inner,
     late,
     leaves,
@@ -112,6 +114,8 @@ def of(search: Search, calls: list[Call]) -> list[Change]:
     waiting += offered("branches", branches.changes, calls, search.behind)
     waiting += offered("rests", rests.changes, calls, search.behind)
     waiting += offered("before", before.changes, calls, search.behind)
+    waiting += offered("hidden", hidden.changes, calls, search.behind)
+    waiting += offered("ends", ends.changes, calls, search.behind)
     waiting += offered("addends", addends.changes, calls, search.behind)
     waiting += offered("spans", spans.in_addends, calls, search.behind)
     turning = groups.turning([call for call in calls if call.index in search.behind])
@@ -127,9 +131,9 @@ def of(search: Search, calls: list[Call]) -> list[Change]:
             by_call[call.index] = [*made, *often]
     waiting += offered("groups", groups.grouped, calls, by_call)
     waiting += offered("again", again.changes, calls, by_call, search.tensor)
-    waiting += offered("borders", borders.changes, calls, by_call, search.judge.wrong_at)
-    waiting += offered("survivors", survivors.changes, calls, search.judge)
-    waiting += offered("arrivals", arrivals.changes, calls, search.behind, search.judge)
+    waiting += _drawn(offered("borders", borders.changes, calls, by_call, search.judge.wrong_at))
+    waiting += _drawn(offered("survivors", survivors.changes, calls, search.judge))
+    waiting += _drawn(offered("arrivals", arrivals.changes, calls, search.behind, search.judge))
     if search.tensor.endswith(".grad"):
         waiting += _in_backward(search, calls, by_call)
     return waiting
@@ -146,9 +150,14 @@ def _in_backward(search: Search, calls: list[Call], by_call: Mapping[int, list[C
     waiting += offered("shares", shares.changes, calls, search.behind, numbers)
     waiting += offered("chunks", chunks.changes, calls, search.behind)
     waiting += offered("turned", turned.changes, calls, search.behind, numbers)
-    waiting += offered("weighed", weighed.changes, calls, search.behind, search.judge)
+    waiting += _drawn(offered("weighed", weighed.changes, calls, search.behind, search.judge))
     alone = [c for index in by_call if calls[index].backward for c in by_call[index]]
-    return waiting + offered("inner", inner.changes, calls, search.behind, [*waiting, *alone])
+    return waiting + _drawn(offered("inner", inner.changes, calls, search.behind, [*waiting, *alone]))
+
+
+def _drawn(changes: list[Change]) -> list[Change]:
+    """Made of the numbers that came, or of changes that are."""
+    return [replace(change, drawn=True) for change in changes]
 
 
 def _known(search: Search) -> dict[str, Tensor]:

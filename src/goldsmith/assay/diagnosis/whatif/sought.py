@@ -12,6 +12,7 @@ from ..evidence import WhatIf
 from ..numbers import name
 from .calls import Change
 from .fitting import fitting
+from .witness import few
 
 if TYPE_CHECKING:
     from .engine import Search
@@ -37,7 +38,8 @@ def sought(search: Search, change: Change) -> WhatIf | None:
         return None
     number = math.exp(best.at) if factor else best.at
     made = replace(change, change=make(number), free=None, group=tuple((i, of(number)) for i, of in change.group))
-    return _number(search, change, number, best.share, best.exact) if search.holds(made) else None
+    held = not few(search.judge) or search.holds(made)
+    return _number(search, change, number, best.share, best.exact) if held else None
 
 
 def _number(search: Search, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:

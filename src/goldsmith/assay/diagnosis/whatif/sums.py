@@ -316,6 +316,15 @@ def _softmax(call: Call) -> Iterator[Change]:
     if x.dim() > 1:
         text = f"{call.said} runs along axis {(axis - 1) % x.dim()} instead of {axis}"
         yield Change("wrong_axis", text, call.index, other, {"axis": (axis - 1) % x.dim(), "golden_axis": axis}, 0.65)
+    for other_axis in (d for d in range(x.dim()) if d != axis and x.shape[d] > 1):
+
+        def across(x: Tensor, *args: Any, d: int = other_axis) -> Tensor:
+            away = x - x.amax(axis, keepdim=True)
+            total = torch.logsumexp(away, d, keepdim=True)
+            return away - total if log else torch.exp(away - total)
+
+        text = f"the sum of {call.said} runs along axis {other_axis} instead of {axis}, its maximum along {axis}"
+        yield Change("wrong_axis", text, call.index, instead(across), {"axis": other_axis, "golden_axis": axis}, 0.6)
     if not log:
         keep = instead(lambda x, *a: torch.exp(x - x.amax(axis, keepdim=True)))
         yield Change("wrong_factor", f"{call.said} is not divided by its sum", call.index, keep, {}, 0.55)

@@ -1,9 +1,16 @@
-"""Other draws of the case: where the wrong tensor has few numbers, as a loss has, any factor makes the first draw's."""
+"""Other draws of the case: where the wrong tensor has few numbers, as a loss has, any factor makes the first draw's.
+
+Where it has many, what makes every one of them is asked of one other draw as well: a shifted mask may hide the same
+elements of one draw as the mistake does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
+from types import CellType, FunctionType
+from typing import Any
 
 from torch import Tensor
 
@@ -12,6 +19,7 @@ from ...reference import GoldenError
 from ...run import How, Material, Run
 from ...session import Session
 from ..isolate import named
+from .calls import Call, Change, Listening
 from .golden import Golden
 from .judge import Judge
 
@@ -22,18 +30,56 @@ _DRAWS = 3
 
 @dataclass(frozen=True)
 class Witness:
-    """What the candidate made of other inputs, and the golden's inputs to make it again."""
+    """What the candidate made of other inputs, and the golden's inputs to make it again.
+
+    names  of the golden's operators, in order; a change is of one by its place among them
+    """
 
     golden: Golden
     leaves: Mapping[str, Tensor]
     judge: Judge
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        mode = Listening().record()
+        self.golden.run_under(mode, self.leaves, "")
+        return tuple(call.name for call in mode.calls or ())
+
+
+def few(judge: Judge) -> bool:
+    return int(judge.wrong_at.sum()) <= FEW
+
 
 def called(session: Session, tensor: str, own: Run, judge: Judge) -> list[Witness]:
-    """Witnesses for changes that are to make `tensor`; none where the first draw tells enough."""
-    if int(judge.wrong_at.sum()) > FEW:
-        return []
-    return [w for w in (_witness(session, tensor, own, salt) for salt in range(1, _DRAWS + 1)) if w is not None]
+    """Witnesses for changes that are to make `tensor`; one alone where the first draw tells much."""
+    draws = range(1, _DRAWS + 1) if few(judge) else range(1, 2)
+    return [w for w in (_witness(session, tensor, own, salt) for salt in draws) if w is not None]
+
+
+def of_this_draw(change: Change) -> bool:
+    """Whether a change holds numbers of the draw that it was offered for: of another draw's it says nothing then."""
+    waiting: list[Any] = [change.change, change.leaves, change.saved, change.group]
+    seen: set[int] = set()
+    while waiting:
+        held = waiting.pop()
+        if id(held) in seen:
+            continue
+        seen.add(id(held))
+        if isinstance(held, Tensor) and held.numel() > 1 or isinstance(held, Call):
+            return True
+        if isinstance(held, tuple | list):
+            waiting += held
+        elif isinstance(held, dict):
+            waiting += held.values()
+        elif isinstance(held, partial):
+            waiting += [held.func, *held.args, *held.keywords.values()]
+        elif isinstance(held, FunctionType):
+            waiting += [cell.cell_contents for cell in held.__closure__ or () if cell != _EMPTY]
+            waiting += [*(held.__defaults__ or ()), *(held.__kwdefaults__ or {}).values()]
+    return False
+
+
+_EMPTY = CellType()
 
 
 def _steered_alike(session: Session, other: Material) -> Material:

@@ -1,0 +1,58 @@
+"""Another case of the same target, where the first one leaves no rule sure: sizes that tell what these sizes hide.
+
+Of two blocks the last is also all but the first, and of two rows each is an end. What a rule is sure of in another case
+counts where the same stage goes wrong first there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from .. import probes as catalogue
+from ..case import Case
+from ..check import examine
+from ..results import FAIL
+from ..session import Session
+from ..target import Target
+from .collect import Depth, begin, collect
+from .evidence import Evidence
+from .likely import SURE
+from .rank import Cause, rank, strength
+
+_CASES = 2
+
+
+def beside(
+    target: Target, session: Session, evidence: Evidence, least: float, seed: int, selected: frozenset[str],
+    spent: Callable[[float], bool], share: float | None,
+) -> tuple[Case, list[Cause]] | None:  # fmt: skip
+    """A case in which a rule is sure, and the causes there; None where there is none, or no time for it.
+
+    least  the score that its first cause must have and more
+    spent  says whether time is over, or would be so many seconds later; share: seconds for a case's check
+    """
+    quick = selected & frozenset(catalogue.QUICK)
+    for case in [c for c in target.cases if c.name != session.case.name][:_CASES]:
+        if spent(evidence.report.seconds):
+            return None
+        report, sessions = examine(
+            target, [case], session.dtype, session.device, seed, quick, share, until_failing=True
+        )
+        first = sessions[0]._first if sessions else None
+        if report.verdict != FAIL or report.partial or first is None or first.error is not None:
+            continue
+        other = begin(sessions[0], report)
+        collect(sessions[0], other, Depth(), spent=spent)
+        causes = rank(other) if other.first_wrong == evidence.first_wrong and strength(other) >= SURE else []
+        if causes and causes[0].score > least:
+            return case, causes
+    return None
+
+
+def joined(mine: Sequence[Cause], theirs: Sequence[Cause], case: Case) -> list[Cause]:
+    """The best cause of the other case, said to be of it, before those of this one."""
+    best = theirs[0]
+    told = replace(best, evidence=[f"in {case.name}: {text}" for text in best.evidence])
+    rest = [replace(c, score=min(c.score, told.score)) for c in mine if c.id != best.id]
+    return [told, *rest]

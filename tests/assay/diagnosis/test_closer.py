@@ -1,0 +1,171 @@
+"""What a part of an input that is not read comes of: a sum that is cut short, another place, or a term left out."""
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.closer import closer
+from goldsmith.assay.diagnosis.influence import influence
+
+BLOCK = 4
+
+
+@assay.case(T=[11], C=[3])
+def signals(make, T, C):
+    return {"z": make.normal(T, C), "taps": make.normal(T, C)}
+
+
+def convolved(z, taps):
+    """y[t] = sum_{s <= t} taps[t - s] z[s]"""
+    return torch.stack([(taps[: t + 1].flip(0) * z[: t + 1]).sum(0) for t in range(len(z))])
+
+
+def by_place_in_the_block(z, taps):
+    return convolved(z, taps[torch.arange(len(taps)) % BLOCK])
+
+
+def cut_short(z, taps):
+    return convolved(z, torch.cat([taps[:BLOCK], torch.zeros_like(taps[BLOCK:])]))
+
+
+@assay.case(T=[5], F=[6])
+def halves(make, T, F):
+    return {"h": make.normal(T, 2 * F), "bias": make.normal(2 * F)}
+
+
+def gated(h, bias):
+    a, g = (h + bias).chunk(2, 1)
+    return a * torch.sigmoid(g)
+
+
+def without_its_bias(h, bias, grad_y):
+    a, g = (h + torch.cat([bias[: len(bias) // 2], torch.zeros(len(bias) // 2)])).chunk(2, 1)
+    s = torch.sigmoid(g)
+    return {"h": torch.cat([grad_y * s, grad_y * a * s * (1 - s)], 1)}
+
+
+@assay.case(B=[4], T=[6], C=[3])
+def sequences(make, B, T, C):
+    return {"x": make.normal(B, T, C), "fade": make.uniform(C)}
+
+
+def faded(x, fade):
+    """s[t] = fade s[t - 1] + x[t], from zero in each sequence; y = tanh(s) + s of the last step"""
+    rows = []
+    for sequence in x:
+        state = torch.zeros_like(fade)
+        for step in sequence:
+            state = fade * state + torch.tanh(step)
+        rows.append(state.square() + state)
+    return torch.stack(rows)
+
+
+def set_up_once(x, fade):
+    rows, state = [], torch.zeros_like(fade)
+    for sequence in x:
+        for step in sequence:
+            state = fade * state + torch.tanh(step)
+        rows.append(state.square() + state)
+    return torch.stack(rows)
+
+
+def looked_at(target, tensor):
+    session = session_of(target)
+    right = []
+    found = influence(session, {tensor}, right=right)
+    got = next(t for n, _, t in session.first.results() if n == tensor)
+    return closer(session, tensor, got, found, right)
+
+
+def first(target):
+    found = assay.diagnose(target)
+    return found.causes[0].id, found
+
+
+def test_a_sum_that_is_cut_short_is_one_with_zeros():
+    seen = looked_at(assay.Target(cut_short, convolved, cases=signals, backward=None), "y")["taps[0]"]
+    assert seen.missing == ((4, 10),) and seen.absent and seen.summed
+    name, found = first(assay.Target(cut_short, convolved, cases=signals, backward=None))
+    assert name == "truncated_reduction", str(found)
+
+
+def test_another_part_that_is_read_instead_is_a_wrong_index():
+    target = assay.Target(by_place_in_the_block, convolved, cases=signals, backward=None)
+    seen = looked_at(target, "y")["taps[0]"]
+    assert seen.missing == ((4, 10),) and seen.absent is False and seen.beside == ("z[axis 0]",)
+    name, found = first(target)
+    assert name == "invalid_index" and "z[axis 0] is read throughout" in " ".join(found.causes[0].evidence), str(found)
+
+
+def test_a_part_of_a_bias_that_is_not_read_is_a_missing_term():
+    target = assay.Target(gated, gated, cases=halves, backward=without_its_bias, grads=("h",))
+    seen = looked_at(target, "h.grad")["bias[0]"]
+    assert seen.missing == ((6, 11),) and seen.absent and seen.summed is False
+    name, found = first(target)
+    assert name == "missing_term", str(found)
+
+
+def test_a_state_that_is_left_to_the_next_row_is_stale():
+    target = assay.Target(set_up_once, faded, cases=sequences, backward=None)
+    session = session_of(target)
+    assert {i.onto for i in influence(session, {"y"}).values()} == {"later"}
+    name, found = first(target)
+    assert name == "stale_state", str(found)
+
+
+@pytest.mark.parametrize("step, onto", [(1, "next"), (-1, "last")])
+def test_which_rows_a_row_leaks_into(step, onto):
+    def kernel(x, fade):
+        y = faded(x, fade)
+        beside = 0.1 * y.roll(step, 0)
+        beside[0 if step > 0 else -1] = 0
+        return y + beside
+
+    found = influence(session_of(assay.Target(kernel, faded, cases=sequences, backward=None)), {"y"})
+    assert {i.onto for i in found.values() if i.input == "x" and i.axis == 0} == {onto}
+
+
+def test_what_makes_one_draw_alone_explains_nothing():
+    """Twenty numbers and more, and every one of them as if a mask were shifted: at this draw, and at no other."""
+
+    @assay.case(T=[8], C=[6])
+    def rows(make, T, C):
+        return {"x": make.normal(T, C)}
+
+    def golden(x):
+        return torch.where(torch.ones(len(x), x.shape[1]).tril().bool(), x, 0.0)
+
+    def shifted(x):
+        return torch.where(torch.ones(len(x), x.shape[1]).tril(1).bool(), x, 0.0)
+
+    mine = rows[0].build(torch.float32, "cpu", 0)
+    one = mine["x"] if isinstance(mine, dict) else mine.inputs["x"]
+
+    def kernel(x):
+        return shifted(x) if torch.equal(x, one) else golden(x) * 1.5
+
+    always, once = (
+        assay.diagnose(assay.Target(k, golden, cases=rows, backward=None), seed=0) for k in (shifted, kernel)
+    )
+    assert always.causes[0].id == "mask_shift" and any(w.exact for w in always.evidence.whatif), str(always)
+    assert not [w for w in once.evidence.whatif if w.exact and w.whole], str(once)
+
+
+def test_memory_that_nobody_wrote_is_made_by_no_change_of_a_golden():
+    @assay.case(B=[3], N=[5])
+    def matrices(make, B, N):
+        return {"a": make.normal(B, N, N)}
+
+    def golden(a):
+        return a.tril() * 2
+
+    def kernel(a):
+        y = torch.empty_like(a)
+        for i in range(a.shape[1]):
+            y[:, i, : i + 1] = 2 * a[:, i, : i + 1]
+        return y
+
+    found = assay.diagnose(assay.Target(kernel, golden, cases=matrices, backward=None))
+    assert found.causes[0].id == "never_written", str(found)
+    assert not found.evidence.whatif and not found.evidence.grouped

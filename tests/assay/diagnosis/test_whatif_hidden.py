@@ -1,0 +1,49 @@
+"""A mask that hides one number more, a softmax whose sum goes over another axis, an input read in place of another."""
+
+import torch
+
+from assay.diagnosis.targets import best
+from goldsmith import assay
+
+
+@assay.case(T=[9], V=[7])
+def tokens(make, T, V):
+    return {"x": make.normal(T, V), "z": make.normal(T, V)}
+
+
+def loss(x, z):
+    ignored = z[:, :1] > 0
+    return torch.where(ignored, 0.0, torch.logsumexp(x, 1, keepdim=True)) + x.square().sum(1, keepdim=True)
+
+
+def without_ignored(x, z):
+    ignored = z[:, :1] > 0
+    return torch.where(ignored, 0.0, torch.logsumexp(x, 1, keepdim=True) + x.square().sum(1, keepdim=True))
+
+
+def test_a_mask_hides_an_addend_that_the_golden_always_counts():
+    found = best(without_ignored, loss, tokens)
+    assert found.cause == "wrong_mask" and "missing_term" in found.also, found
+    assert found.exact and found.whole and "counts only where not" in found.text, found
+
+
+@assay.case(T=[5], H=[3], S=[6])
+def scores(make, T, H, S):
+    return {"x": make.normal(T, H, S)}
+
+
+def over_heads(x):
+    e = torch.exp(x - x.amax(2, keepdim=True))
+    return e / e.sum(1, keepdim=True)
+
+
+def test_the_sum_of_a_softmax_goes_over_another_axis_than_its_maximum():
+    found = best(over_heads, lambda x: torch.softmax(x, -1), scores)
+    assert found.cause == "wrong_axis" and found.params == {"axis": 1, "golden_axis": 2} and found.exact, found
+
+
+def test_an_input_that_is_read_in_place_of_another_is_another_tensor_than_the_right_one():
+    found = best(lambda x, z: torch.sin(x) * x, lambda x, z: torch.sin(x) * z, tokens)
+    assert found.cause == "wrong_saved_tensor" and "swapped_results" in found.also, found
+    found = best(lambda x, z: torch.sin(z) * x, lambda x, z: torch.sin(x) * z, tokens)
+    assert found.cause == "swapped_results", found
