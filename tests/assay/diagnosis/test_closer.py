@@ -129,7 +129,7 @@ def test_which_rows_a_row_leaks_into(step, onto):
 def test_what_makes_one_draw_alone_explains_nothing():
     """Twenty numbers and more, and every one of them as if a mask were shifted: at this draw, and at no other."""
 
-    @assay.case(T=[8], C=[6])
+    @assay.case(T=[16], C=[14])
     def rows(make, T, C):
         return {"x": make.normal(T, C)}
 
@@ -169,3 +169,23 @@ def test_memory_that_nobody_wrote_is_made_by_no_change_of_a_golden():
     found = assay.diagnose(assay.Target(kernel, golden, cases=matrices, backward=None))
     assert found.causes[0].id == "never_written", str(found)
     assert not found.evidence.whatif and not found.evidence.grouped
+
+
+def test_a_group_that_is_passed_over_is_no_logarithm_of_nothing():
+    @assay.case(R=[4], N=[9])
+    def rays(make, R, N):
+        return {"x": make.normal(N, 3), "start": make.offsets(R, N)}
+
+    def golden(x, start):
+        return torch.stack([x[start[r] : start[r + 1]].sum(0) for r in range(len(start) - 1)])
+
+    def kernel(x, start):
+        y = torch.empty(len(start) - 1, x.shape[1])
+        for r in range(len(y)):
+            if start[r] < start[r + 1]:
+                y[r] = x[start[r] : start[r + 1]].sum(0)
+        return y
+
+    found = assay.diagnose(assay.Target(kernel, golden, cases=rays, backward=None))
+    assert {c.id for c in found.causes[:2]} & {"never_written", "empty_group"} and found.evidence.grouped, str(found)
+    assert not found.evidence.whatif, str(found)

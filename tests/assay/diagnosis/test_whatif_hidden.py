@@ -47,3 +47,21 @@ def test_an_input_that_is_read_in_place_of_another_is_another_tensor_than_the_ri
     assert found.cause == "wrong_saved_tensor" and "swapped_results" in found.also, found
     found = best(lambda x, z: torch.sin(z) * x, lambda x, z: torch.sin(x) * z, tokens)
     assert found.cause == "swapped_results", found
+
+
+def through(x, z):
+    t = torch.exp(-torch.cumsum(x.square(), 0))
+    return (t * z).sum(0) + torch.sin(t).sum(0)
+
+
+def without_the_last(x, z, grad_y):
+    """What the last place sends back through z is left out of what the places before it add up; the sine's is not."""
+    t = torch.exp(-torch.cumsum(x.square(), 0))
+    dt = grad_y * z
+    dt[-1] = 0
+    return {"x": -2 * x * ((dt + grad_y * torch.cos(t)) * t).flip(0).cumsum(0).flip(0)}
+
+
+def test_the_last_place_of_one_addend_of_a_gradient_is_left_out():
+    found = best(through, through, tokens, "x.grad", backward=without_the_last, grads=("x",))
+    assert found.cause == "off_by_one" and "the last along axis 0" in found.text and found.exact, found
