@@ -65,3 +65,17 @@ def without_the_last(x, z, grad_y):
 def test_the_last_place_of_one_addend_of_a_gradient_is_left_out():
     found = best(through, through, tokens, "x.grad", backward=without_the_last, grads=("x",))
     assert found.cause == "off_by_one" and "the last along axis 0" in found.text and found.exact, found
+
+
+def limited(x, z):
+    return x.clamp(-1, 1) * z + torch.tanh(z)
+
+
+def without_those_at_the_limit(x, z, grad_y):
+    inside = x.abs() <= 1
+    return {"z": grad_y * torch.where(inside, x, 0.0) + grad_y / torch.cosh(z).square()}
+
+
+def test_what_is_at_its_limit_does_not_count_in_an_addend_of_a_gradient():
+    found = best(limited, limited, tokens, "z.grad", backward=without_those_at_the_limit, grads=("z",))
+    assert found.cause == "wrong_mask" and "leaves its operand as it is" in found.text and found.exact, found

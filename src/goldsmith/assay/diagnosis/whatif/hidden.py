@@ -15,25 +15,36 @@ from torch import Tensor
 from .calls import Call, Change, Changed, floating
 
 _MASKS, _MOST = 6, 48
+_LIMITS = frozenset("clamp clamp_min clamp_max relu hardtanh".split())
 _HIDDEN = frozenset("mul div add sub neg exp log pow square sqrt rsqrt sigmoid tanh rsub".split())
 
 
 def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
-    masks: list[Call] = []
+    masks: list[tuple[Call, Tensor]] = []
     for call in calls:
-        out = call.out
-        new = isinstance(out, Tensor) and out.dtype == torch.bool and bool(out.any()) and not bool(out.all())
-        if new and not any(m.out.shape == out.shape and torch.equal(m.out, out) for m in masks):
-            masks.append(call)
+        mask = _mask(call, call.args, call.out)
+        new = mask is not None and bool(mask.any()) and not bool(mask.all())
+        if mask is not None and new and not any(m.shape == mask.shape and torch.equal(m, mask) for _, m in masks):
+            masks.append((call, mask))
     made = [c for c in calls if c.index in among and c.name in _HIDDEN and floating(c.out) and c.owns][-_MOST:]
     for call in made:
-        for mask in masks[-_MASKS:]:
-            if mask.index >= call.index or not _fits(mask.out, call.out):
+        for source, mask in masks[-_MASKS:]:
+            if source.index >= call.index or not _fits(mask, call.out):
                 continue
+            within = f"{source.said} leaves its operand as it is" if source.name in _LIMITS else source.said
             for kept, said in ((True, "only where"), (False, "only where not")):
-                if bool((torch.where(mask.out == kept, call.out, 0.0) != call.out).any()):
-                    yield _hidden(call, mask, kept, f"{call.said} counts {said} {mask.said}")
+                if bool((torch.where(mask == kept, call.out, 0.0) != call.out).any()):
+                    yield _hidden(call, source, kept, f"{call.said} counts {said} {within}")
+
+
+def _mask(call: Call, args: tuple, out: Any) -> Tensor | None:
+    """What a comparison says, or where a limit is not reached."""
+    if not isinstance(out, Tensor):
+        return None
+    if call.name in _LIMITS and floating(out) and isinstance(args[0], Tensor) and args[0].shape == out.shape:
+        return args[0] == out
+    return out if out.dtype == torch.bool else None
 
 
 def _fits(mask: Tensor, out: Tensor) -> bool:
@@ -48,19 +59,21 @@ class _Now:
     mask: Tensor
 
 
-def _hidden(call: Call, mask: Call, kept: bool, text: str) -> Change:
+def _hidden(call: Call, source: Call, kept: bool, text: str) -> Change:
     now = _Now()
 
     def seen(func: Any, args: tuple, kwargs: dict) -> Any:
-        now.mask = func(*args, **kwargs)
-        return now.mask
+        out = func(*args, **kwargs)
+        mask = _mask(source, args, out)
+        now.mask = out if mask is None else mask
+        return out
 
     def hidden(func: Any, args: tuple, kwargs: dict) -> Any:
         out = func(*args, **kwargs)
         return torch.where(now.mask == kept, out, torch.zeros_like(out))
 
-    group: tuple[tuple[int, Changed], ...] = ((mask.index, seen), (call.index, hidden))
+    group: tuple[tuple[int, Changed], ...] = ((source.index, seen), (call.index, hidden))
     return Change(
-        "wrong_mask", text, call.index, hidden, {"mask": mask.said, "term": call.said}, 0.35, group=group,
+        "wrong_mask", text, call.index, hidden, {"mask": source.said, "term": call.said}, 0.35, group=group,
         also=("missing_term", "truncated_reduction"),
     )  # fmt: skip
