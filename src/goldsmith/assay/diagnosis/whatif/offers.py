@@ -60,6 +60,7 @@ from . import (
     tiles,
     turned,
     turns,
+    updated,
     weighed,
     windows,
 )
@@ -116,6 +117,7 @@ def of(search: Search, calls: list[Call]) -> list[Change]:
     waiting += offered("before", before.changes, calls, search.behind)
     waiting += offered("hidden", hidden.changes, calls, search.behind)
     waiting += offered("ends", ends.changes, calls, search.behind)
+    waiting += offered("updated", updated.changes, calls, search.behind)
     waiting += offered("addends", addends.changes, calls, search.behind)
     waiting += offered("spans", spans.in_addends, calls, search.behind)
     turning = groups.turning([call for call in calls if call.index in search.behind])

@@ -1,0 +1,29 @@
+"""What is written in place is read after its update: pairs that are turned, moments in one buffer."""
+
+import torch
+
+from assay.diagnosis.targets import best
+from goldsmith import assay
+
+
+@assay.case(T=[6], D=[8])
+def tokens(make, T, D):
+    return {"x": make.normal(T, D), "angle": make.normal(T, D // 2)}
+
+
+def turned(x, angle):
+    even, odd, c, s = x[:, 0::2], x[:, 1::2], torch.cos(angle), torch.sin(angle)
+    return torch.stack((even * c - odd * s, odd * c + even * s), -1).flatten(1)
+
+
+def in_place(x, angle):
+    y, c, s = x.clone(), torch.cos(angle), torch.sin(angle)
+    y[:, 0::2] = y[:, 0::2] * c - y[:, 1::2] * s
+    y[:, 1::2] = y[:, 1::2] * c + y[:, 0::2] * s
+    return y
+
+
+def test_the_second_of_a_pair_is_formed_from_the_first_that_is_turned_already():
+    found = best(in_place, turned, tokens)
+    assert found.cause == "wrong_saved_tensor" and found.also[0] == "aliased", found
+    assert found.exact and found.whole and "is updated before it is read" in found.text, found
