@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .calls import Call, Change, Changed, floating
 
-_MASKS, _MOST = 6, 48
+_MASKS, _MOST = 6, 24
 _LIMITS = frozenset("clamp clamp_min clamp_max relu hardtanh".split())
 _HIDDEN = frozenset("mul div add sub neg exp log pow square sqrt rsqrt sigmoid tanh rsub".split())
 
