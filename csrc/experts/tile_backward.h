@@ -143,8 +143,9 @@ private:
         int64_t most = 0, both = 0;
         for (int64_t i = 0; i < args.slice_count; ++i) {
             const gs_slice& s = args.slices[i];
-            const int64_t down = strip_bytes(s.down, outer_blocks);
-            most = down > most ? down : most, both += 2 * strip_bytes(s.gate, blocks_of_slice(i));
+            const int64_t steps = blocks_of_slice(i),
+                          down = strip_bytes(s.down, outer_blocks < ROUND ? ROUND : outer_blocks);
+            most = down > most ? down : most, both += 2 * strip_bytes(s.gate, steps < ROUND ? ROUND : steps);
         }
         return most > both ? most : both;
     }
@@ -155,7 +156,8 @@ private:
         const Sheet rows = dys();
         const int64_t all = groups_of(part), pairs = (all + 1) / 2, r = ranks(args.down);
         float *sum = sums(worker), *v = turned.data(worker);
-        if (begin < end) next_tiles(true, s.expert, 1, begin, worker).finish();
+        const bool once = used_once(args.slices[0].down, pairs);
+        if (begin < end && !once) next_tiles(true, s.expert, 1, begin, worker).finish();
         int64_t slice = -1;
         for (int64_t block = begin; block < end; ++block) {
             const Strip c = strip(block);
@@ -167,8 +169,9 @@ private:
             Link link{};
             left_link(m, tiles.data(worker) + block % 2 * tiles_bytes(), link);
             if (r) wide_lines(factor_of(args.down.a, s.expert), r, args.down.scale, c.begin, inner, lines.data(worker));
-            LeftDecoder next = next_tiles(true, s.expert, pairs, block + 1, worker);
-            const Ahead ahead{nullptr, 0, block + 1 < end ? LeftDecoder::step : nullptr, &next};
+            LeftDecoder next = next_tiles(true, s.expert, pairs, once ? block : block + 1, worker, once);
+            if (once) LeftDecoder::step(&next), LeftDecoder::step(&next);
+            const Ahead ahead{nullptr, 0, once || block + 1 < end ? LeftDecoder::step : nullptr, &next};
             for (int64_t pair = 0; pair < pairs; ++pair) {
                 const bool two = 2 * pair + 1 < all;
                 const int64_t group = groups.data()[part] + 2 * pair, place = s.begin + 32 * pair,
@@ -184,14 +187,14 @@ private:
                 } else if (way == BY_BLOCK) {
                     dot_blocks(&link, &of_blocks, 1, two, ahead, sum);
                 } else {
-                    dot<ON_THE_LEFT>(&link, 1, cuts(m), true, two, ahead, sum);
+                    left_dot(once, &link, 1, cuts(m), two, ahead, sum);
                 }
                 turn(sum, v);
                 if (r) wide(dy_down.data() + place * r, r, lines.data(worker), count, v);
                 for (int64_t half = 0; half < (two ? 2 : 1); ++half)
                     derive(c, s.expert, group + half, place + 16 * half, count - 16 * half, v + 512 * half);
             }
-            if (block + 1 < end) next.finish();
+            if (block + 1 < end && !once) next.finish();
         }
     }
 
@@ -206,8 +209,9 @@ private:
     }
 
     // The tiles of down for a block of features, or of gate and up for one of columns; those of two blocks have room.
-    LeftDecoder next_tiles(bool down, int64_t expert, int64_t pairs, int64_t block, int worker) const {
-        return {*this, down, expert, pairs, block, tiles.data(worker) + block % 2 * tiles_bytes()};
+    LeftDecoder next_tiles(bool down, int64_t expert, int64_t pairs, int64_t block, int worker,
+                           bool once = false) const {
+        return {*this, down, expert, pairs, block, once, tiles.data(worker) + block % 2 * tiles_bytes()};
     }
 
     // From v of 16 rows: their shares of dw, h, dg and du.
@@ -303,22 +307,24 @@ private:
         BlockScales* const list_of_scales = scales.data(worker);
         const LeftWay way = left_way(args.slices[0].gate);
         const int count_of_cuts = cuts_on_the_left(args.slices[0].gate);
-        if (begin < end) next_tiles(false, s.expert, 1, begin, worker).finish();
+        const bool once = used_once(args.slices[0].gate, pairs);
+        if (begin < end && !once) next_tiles(false, s.expert, 1, begin, worker).finish();
         for (int64_t block = begin; block < end; ++block) {
             char* at = tiles.data(worker) + block % 2 * tiles_bytes();
             for (int64_t i = 0; i < 2 * args.slice_count; ++i) {
                 const gs_matrix& m = i % 2 ? args.slices[i / 2].up : args.slices[i / 2].gate;
                 left_link(m, at, list[i]);
                 if (way == BY_BLOCK) list_of_scales[i] = block_scales(m, s.expert, 32 * block);
-                at += strip_bytes(m, blocks_of_slice(i / 2));
+                at += strip_bytes(m, once ? ROUND : blocks_of_slice(i / 2));
             }
             if (ranks(args.gate))
                 wide_lines(factor_of(args.gate.a, s.expert), ranks(args.gate), args.gate.scale, 32 * block, outer,
                            gate_lines);
             if (ranks(args.up))
                 wide_lines(factor_of(args.up.a, s.expert), ranks(args.up), args.up.scale, 32 * block, outer, up_lines);
-            LeftDecoder next = next_tiles(false, s.expert, pairs, block + 1, worker);
-            const Ahead ahead{nullptr, 0, block + 1 < end ? LeftDecoder::step : nullptr, &next};
+            LeftDecoder next = next_tiles(false, s.expert, pairs, once ? block : block + 1, worker, once);
+            if (once) LeftDecoder::step(&next), LeftDecoder::step(&next);
+            const Ahead ahead{nullptr, 0, once || block + 1 < end ? LeftDecoder::step : nullptr, &next};
             for (int64_t pair = 0; pair < pairs; ++pair) {
                 const bool two = 2 * pair + 1 < all;
                 const int64_t group = groups.data()[part] + 2 * pair, place = s.begin + 32 * pair,
@@ -333,7 +339,7 @@ private:
                 if (way == BY_BLOCK)
                     dot_blocks(list, list_of_scales, 2 * args.slice_count, two, ahead, sum);
                 else
-                    dot<ON_THE_LEFT>(list, 2 * args.slice_count, count_of_cuts, true, two, ahead, sum);
+                    left_dot(once, list, 2 * args.slice_count, count_of_cuts, two, ahead, sum);
                 turn(sum, rows);
                 if (ranks(args.gate))
                     wide(dg_gate.data() + place * ranks(args.gate), ranks(args.gate), gate_lines, count, rows);
@@ -341,7 +347,7 @@ private:
                 for (int64_t k = 0; k < count; ++k)
                     std::memcpy(row_of(chunk, place + k, 32 * block - col), rows + 32 * k, 128);
             }
-            if (block + 1 < end) next.finish();
+            if (block + 1 < end && !once) next.finish();
         }
     }
 };

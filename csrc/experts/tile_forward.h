@@ -114,10 +114,10 @@ private:
             const gs_slice& slice = args.slices[c.slice];
             Link gate{}, up{};
             RightDecoder gate_rest, up_rest;
-            right_link(slice.gate, s.expert, c.first, outer_blocks, gate_tiles.data(worker), gate_scales.data(worker),
-                       gate_rest, gate);
-            right_link(slice.up, s.expert, c.first, outer_blocks, up_tiles.data(worker), up_scales.data(worker),
-                       up_rest, up);
+            right_link(slice.gate, s.expert, c.first, outer_blocks, pairs == 1, gate_tiles.data(worker),
+                       gate_scales.data(worker), gate_rest, gate);
+            right_link(slice.up, s.expert, c.first, outer_blocks, pairs == 1, up_tiles.data(worker),
+                       up_scales.data(worker), up_rest, up);
             if (ranks(args.gate))
                 wide_lines(transposed(factor_of(args.gate.b, s.expert)), ranks(args.gate), args.gate.scale, c.begin,
                            inner, gate_lines);
@@ -134,8 +134,9 @@ private:
                 }
                 for (int64_t half = 0; half < (two ? 2 : 1); ++half) fetch_to_write(hs().tile(group + half, block), 16);
                 right_dot(slice.gate, gate, gate_scales.data(worker), gate_rest, two,
-                          next(slice.gate, gate, pair, pairs), g);
-                right_dot(slice.up, up, up_scales.data(worker), up_rest, two, next(slice.up, up, pair, pairs), u);
+                          next(slice.gate, s.expert, c.first, outer_blocks, pair, pairs), g);
+                right_dot(slice.up, up, up_scales.data(worker), up_rest, two,
+                          next(slice.up, s.expert, c.first, outer_blocks, pair, pairs), u);
                 if (ranks(args.gate))
                     wide(gate_thin.data() + place * ranks(args.gate), ranks(args.gate), gate_lines, count, g);
                 if (ranks(args.up)) wide(up_thin.data() + place * ranks(args.up), ranks(args.up), up_lines, count, u);
@@ -146,10 +147,11 @@ private:
     }
 
     // The part of the next 32 outputs that is fetched while one of `pairs` pairs of groups is multiplied.
-    static Ahead next(const gs_matrix& m, const Link& link, int64_t pair, int64_t pairs) {
-        if (m.format != GS_PACKED_BF16) return {};
-        const int64_t line = (32 + pairs - 1) / pairs;
-        return {link.first + 2 * m.panel_bytes + pair * line * 64 * link.steps, line};
+    static Ahead next(const gs_matrix& m, int64_t expert, int64_t row, int64_t steps, int64_t pair, int64_t pairs) {
+        const int64_t share = pairs * steps;
+        if (share == 0 || bytes_of_block(m, true) == 0 || takes_codes(m)) return {};
+        const int64_t line = (m.panel_bytes / 32 + share - 1) / share;
+        return {panel_of(m, expert, row, false).data + 2 * m.panel_bytes + pair * line * 64 * steps, line};
     }
 
     void activate(const Segment& s, const Strip& c, int64_t group, int64_t place, int64_t count, int64_t rows, float* g,
@@ -225,8 +227,8 @@ private:
                 if (i > 0 && blocks_of_slice(i) == 0) continue;
                 Link link{};
                 RightDecoder rest;
-                right_link(m, s.expert, at, blocks_of_slice(i), gate_tiles.data(worker), gate_scales.data(worker), rest,
-                           link);
+                right_link(m, s.expert, at, blocks_of_slice(i), pairs == 1, gate_tiles.data(worker),
+                           gate_scales.data(worker), rest, link);
                 for (int64_t pair = 0; pair < pairs; ++pair) {
                     const bool two = 2 * pair + 1 < all;
                     const int64_t group = groups.data()[part] + 2 * pair, place = s.begin + 32 * pair,
@@ -234,7 +236,8 @@ private:
                     link.upper = rows.tile(group, from), link.lower = rows.tile(group + (two ? 1 : 0), from);
                     link.left_step = TILE_BYTES;
                     for (int64_t k = place; k < place + count; ++k) fetch_to_write(row_of(chunk, k, at, at - col), 2);
-                    right_dot(m, link, gate_scales.data(worker), rest, two, next(m, link, pair, pairs), sum);
+                    right_dot(m, link, gate_scales.data(worker), rest, two,
+                              next(m, s.expert, at, blocks_of_slice(i), pair, pairs), sum);
                     if (i == 0 && ranks(args.down))
                         wide(down_thin.data() + place * ranks(args.down), ranks(args.down), down_lines, count, sum);
                     if (i == 0 && given(args.down_bias))

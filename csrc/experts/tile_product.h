@@ -111,7 +111,21 @@ inline void add_whole_link(const Link& link, Ahead& ahead) {
     }
 }
 
-template <Weights SIDE, bool TALL, bool WIDE>
+constexpr int64_t ROUND = 4;  // places in L1 for tiles of weights that are used once
+
+// The tiles of weights have ROUND places, which `ahead.decode` fills in turn, two steps before their products.
+template <Weights SIDE, bool TALL, bool WIDE> void add_rounds(Link link, int cuts, Ahead& ahead) {
+    for (int64_t left = link.steps; left > 0; left -= link.steps) {
+        link.steps = left < ROUND ? left : ROUND;
+        add_link<SIDE, TALL, WIDE>(link, cuts, ahead);
+        if (SIDE == ON_THE_RIGHT)
+            link.upper += link.steps * link.left_step, link.lower += link.steps * link.left_step;
+        else
+            link.first += link.steps * link.right_step, link.second += link.steps * link.right_step;
+    }
+}
+
+template <Weights SIDE, bool TALL, bool WIDE, bool ROUNDS>
 void dot_links(const Link* links, int64_t count, int cuts, Ahead ahead, float* sums) {
     // gcc's tile instructions do not say that they read and write memory
     __asm__ volatile("" ::: "memory");
@@ -120,7 +134,9 @@ void dot_links(const Link* links, int64_t count, int cuts, Ahead ahead, float* s
     if (TALL) TILE_ZERO(2);
     if (TALL && WIDE) TILE_ZERO(3);
     for (int64_t i = 0; i < count; ++i) {
-        if (cuts == 1 && TALL && WIDE)
+        if (ROUNDS)
+            add_rounds<SIDE, TALL, WIDE>(links[i], cuts, ahead);
+        else if (cuts == 1 && TALL && WIDE)
             add_whole_link(links[i], ahead);
         else if (cuts == 1)
             add_link<SIDE, TALL, WIDE>(links[i], 1, ahead);
@@ -135,16 +151,16 @@ void dot_links(const Link* links, int64_t count, int cuts, Ahead ahead, float* s
 }
 
 // sums[32][32] = the sum of the links; `tall`: all 32 rows, else 16; `wide`: all 32 columns.
-template <Weights SIDE>
+template <Weights SIDE, bool ROUNDS = false>
 void dot(const Link* links, int64_t count, int cuts, bool tall, bool wide, const Ahead& ahead, float* sums) {
     if (tall && wide)
-        dot_links<SIDE, true, true>(links, count, cuts, ahead, sums);
+        dot_links<SIDE, true, true, ROUNDS>(links, count, cuts, ahead, sums);
     else if (tall)
-        dot_links<SIDE, true, false>(links, count, cuts, ahead, sums);
+        dot_links<SIDE, true, false, ROUNDS>(links, count, cuts, ahead, sums);
     else if (wide)
-        dot_links<SIDE, false, true>(links, count, cuts, ahead, sums);
+        dot_links<SIDE, false, true, ROUNDS>(links, count, cuts, ahead, sums);
     else
-        dot_links<SIDE, false, false>(links, count, cuts, ahead, sums);
+        dot_links<SIDE, false, false, ROUNDS>(links, count, cuts, ahead, sums);
 }
 
 }  // namespace gs::GS_LEVEL

@@ -132,44 +132,35 @@ inline int64_t bytes_of_block(const gs_matrix& m, bool plain) {
     }
 }
 
-// Tiles for the right: 32 outputs from `row` on, blocks [from, end) of 32 inputs: [block][cut][2].
+// Tiles for the right: 32 outputs from `row` on, inputs [32 block, 32 block + 32): [cut][2].
 template <class Code>
-void right_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t from, int64_t end, int cuts, char* out) {
-    const Cutter cutter;
-    [[maybe_unused]] const bool powers = of_powers<Code>(m);
+void right_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t block, int cuts, char* out) {
+    [[maybe_unused]] const Cutter cutter;
     for (int half = 0; half < 2; ++half) {
-        char* to = out + (2 * from * cuts + half) * TILE_BYTES;
+        char* to = out + half * TILE_BYTES;
         if (row + 16 * half >= m.rows) {  // sums of what is there are computed and never read
-            for (int64_t i = from * cuts; i < end * cuts; ++i, to += 2 * TILE_BYTES) std::memset(to, 0, TILE_BYTES);
+            for (int cut = 0; cut < cuts; ++cut) std::memset(to + cut * 2 * TILE_BYTES, 0, TILE_BYTES);
             continue;
         }
         const Panel panel = panel_of(m, expert, row + 16 * half, Code::plain);
-        const int64_t bytes = bytes_of_block(m, Code::plain);
-        [[maybe_unused]] PanelFloats<Code> floats(m, panel);
-        for (int64_t block = from; block < end; ++block) {
-            if (bytes != 0 && block % 4 == 0)
-                fetch(panel.data + bytes * block + 4096, 64, static_cast<int>(bytes / 16));
-            if constexpr (Code::per_word == 2) {
-                uint32_t scratch[256];
-                std::memcpy(to, tile_by_word<Code>(m, panel, block, scratch), TILE_BYTES);
-                to += 2 * TILE_BYTES;
-            } else {
-                constexpr int n = PanelFloats<Code>::AT_ONCE;
-                bool done = false;
-                if constexpr (Code::per_word == 8)
-                    done = powers && STEP_OF_TILE * (block + 1) <= m.cols &&
-                           right_powers<Code>(m, panel, block, to, 2 * TILE_BYTES);
-                if (!done)
-                    with_cuts(m, cuts, [&]<int CUTS, bool FINITE>() {
-                        for (int k = 0; k < 32; k += n) {
-                            __m512 values[n];
-                            floats.take(32 * block + k, values);
-                            for (int j = 0; j < n; j += 2)
-                                cut_row<CUTS, FINITE>(cutter, values[j], values[j + 1], to + 32 * (k + j));
-                        }
-                    });
-                to += cuts * 2 * TILE_BYTES;
-            }
+        if constexpr (Code::per_word == 2) {
+            uint32_t scratch[256];
+            std::memcpy(to, tile_by_word<Code>(m, panel, block, scratch), TILE_BYTES);
+        } else {
+            if constexpr (Code::per_word == 8)
+                if (of_powers<Code>(m) && STEP_OF_TILE * (block + 1) <= m.cols &&
+                    right_powers<Code>(m, panel, block, to, 2 * TILE_BYTES))
+                    continue;
+            constexpr int n = PanelFloats<Code>::AT_ONCE;
+            PanelFloats<Code> floats(m, panel);
+            with_cuts(m, cuts, [&]<int CUTS, bool FINITE>() {
+                for (int k = 0; k < 32; k += n) {
+                    __m512 values[n];
+                    floats.take(32 * block + k, values);
+                    for (int j = 0; j < n; j += 2)
+                        cut_row<CUTS, FINITE>(cutter, values[j], values[j + 1], to + 32 * (k + j));
+                }
+            });
         }
     }
 }
@@ -193,7 +184,6 @@ void left_tiles(const gs_matrix& m, int64_t expert, int64_t block, int64_t from,
     const Cutter cutter;
     [[maybe_unused]] const bool powers = of_powers<Code>(m);
     const int64_t bytes = bytes_of_block(m, Code::plain), count = (m.rows + 31) / 32;
-    out += from * cuts * 2 * TILE_BYTES;
     for (int64_t i = from; i < to; ++i) {
         const bool two = 32 * i + 16 < m.rows;
         const Panel low = panel_of(m, expert, 32 * i, Code::plain),
