@@ -228,6 +228,8 @@ WRONG = [
     (["--device", "meta"], "--device 'meta': experts are computed on 'cpu' and 'cuda' alone"),
     (["--store", "."], "--store .: path is a folder, wanted a store's file"),
     (["--seed", "9" * 23], "wanted a whole number from -2^63 to 2^64 - 1"),
+    (["--budget", "9" * 400], f"--budget '{'9' * 40}...' is no amount of memory"),
+    (["--prompt", "\udcff\udcfe"], r"--prompt '\udcff\udcfe' cannot be read: it is not UTF-8 text."),
     (["--temperature", "inf"], "--temperature is inf, wanted a finite number"),
 ]
 

@@ -1,5 +1,6 @@
 """How `goldsmith generate` ends where its reader goes, and where Ctrl-C comes before there is anything to lose."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -8,9 +9,15 @@ import pytest
 import typer.main
 
 pytest.importorskip("transformers", reason="comes with the extra hf")
+pytest.importorskip("peft", reason="comes with the extra hf")
+
+import torch
+from typer.testing import CliRunner
 
 import goldsmith.cli
+from cli.finetune_tools import saved_model
 from goldsmith.cli.generate import options
+from offload.test_device import Simulation
 from repo.tree import ROOT
 
 
@@ -43,3 +50,28 @@ def test_ctrl_c_before_a_command_runs_is_130_without_a_word(where, name, call, m
     with pytest.raises(SystemExit) as ended:
         call()
     assert ended.value.code == 130 and ended.value.__suppress_context__ and capsys.readouterr() == ("", "")
+
+
+def test_what_was_under_way_when_ctrl_c_came_is_told_too(monkeypatch, tmp_path):
+    """A GPU's last call had a NaN that nobody has been told of: a paragraph, and still the status of Ctrl-C."""
+
+    class Kept(Simulation):
+        def __init__(self, *given, **options):
+            super().__init__(*given, **options)
+            kept.append(self)
+
+    def stopped(*_, **__):
+        (engine,) = kept
+        x = torch.full((1, engine.store.hidden_size), torch.nan)
+        engine(0, x, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1))
+        raise KeyboardInterrupt
+
+    kept = []
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("goldsmith.hf.offload.text.generate", stopped)
+    monkeypatch.setattr(importlib.import_module("goldsmith.hf.offload.attach"), "Engine", Kept)
+    folder = saved_model(tmp_path / "model")
+    words = ["--prompt", "x", "--device", "cpu", "--budget", "24MiB", "--stats"]
+    done = CliRunner().invoke(goldsmith.cli.app, ["generate", str(folder), *words])
+    assert done.exit_code == 130 and "NaN in layer 0, stage 'input'" in done.stderr
+    assert "time to first token" not in done.stderr and "limiting lane" in done.stderr and kept[0].closed

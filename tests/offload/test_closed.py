@@ -3,13 +3,16 @@
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 
 import pytest
 import torch
 
 from goldsmith.offload.engine import Engine
+from goldsmith.offload.report import NumericsError, NumericsWarning
 from offload import stores
+from offload.test_device import engine_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -58,3 +61,53 @@ def test_an_engine_is_not_sent_anywhere_and_says_what_to_do(store, send, tmp_pat
             send(engine, *where)
     for way in ("ExpertStore.open(path)", "offload.from_pretrained", "detach()"):
         assert way in str(told.value)
+
+
+def with_a_nan(tmp_path, guard):
+    """An engine with a GPU's lanes after a call that had a NaN, and that nobody has been told of."""
+    store = stores.build(tmp_path / f"{guard}.store", layers=(0,), format="fp32")
+    x, ids, weights = stores.call(store, 0, 3, 2, dtype=torch.float32)
+    x[1] = torch.nan
+    engine = engine_of(store, guard=guard)
+    assert torch.isnan(engine(0, x, ids, weights)[1]).all()
+    return engine
+
+
+def ended(engine, how):
+    if how == "close":
+        engine.close()
+    else:
+        with engine:
+            pass
+
+
+@pytest.mark.parametrize("how", ["close", "block"])
+def test_a_nan_of_the_last_call_is_told_at_the_end(tmp_path, how):
+    engine = with_a_nan(tmp_path, "raise")
+    with pytest.raises(NumericsError, match="NaN in layer 0, stage 'input'"):
+        ended(engine, how)
+    assert engine.closed and not hasattr(engine, "_lanes")
+    engine.close()
+    engine = with_a_nan(tmp_path, "warn")
+    with pytest.warns(NumericsWarning, match="NaN in layer 0, stage 'input'"):
+        ended(engine, how)
+    engine = with_a_nan(tmp_path, "off")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ended(engine, how)
+
+
+def test_what_ended_a_block_comes_before_a_nan_at_its_end_which_is_its_note(tmp_path):
+    with pytest.raises(ZeroDivisionError) as raised, with_a_nan(tmp_path, "raise") as engine:
+        raise ZeroDivisionError
+    assert engine.closed and "NaN in layer 0, stage 'input'" in raised.value.__notes__[0]
+
+
+def test_what_is_under_way_where_an_engine_is_closed_is_the_context_of_a_nan(tmp_path):
+    engine = with_a_nan(tmp_path, "raise")
+    with pytest.raises(NumericsError) as raised:
+        try:
+            raise ZeroDivisionError
+        finally:
+            engine.close()
+    assert isinstance(raised.value.__context__, ZeroDivisionError)

@@ -33,7 +33,11 @@ def test_budgets_that_are_amounts(text, nbytes):
     assert parse_budget(text) == nbytes
 
 
-@pytest.mark.parametrize("value", ["", "six", "-1", "6 GiB more", "GiB", -1, 1.5, None, True, "1e9", "6Gi"])
+@pytest.mark.parametrize(
+    "value",
+    ["", "six", "-1", "6 GiB more", "GiB", -1, 1.5, None, True, "1e9", "6Gi", "9" * 400, 2**63],
+    ids=lambda value: str(value)[:20],
+)
 def test_budgets_that_are_none(store, value):
     with pytest.raises(ValueError, match="gpu_budget=.* is no amount of memory; give 'auto', bytes, or '6GiB'"):
         Engine(store, device="cpu", gpu_budget=value)

@@ -254,6 +254,44 @@ def test_a_fault_is_told_at_the_next_call(store_of, stage):
         assert report.layer == 0 and report.stage == {"race": "down"}.get(stage, stage)
 
 
+@pytest.mark.parametrize("lanes", LANES)
+def test_a_nan_is_told_whatever_piece_of_a_prompt_it_is_in(store_of, lanes):
+    x, ids, weights = call_of(store_of(), T=96)
+    with engine_of(store_of(), lanes) as engine:
+        engine._lanes.most_rows = 96  # three pieces of 32 tokens
+        clean = engine(0, x, ids, weights)
+        for row in (3, 40, 95):
+            bad = x.clone()
+            bad[row, 5] = float("nan")
+            torch.cuda._sleep(LATE)
+            with pytest.raises(NumericsError) as raised:
+                engine(0, bad, ids, weights)
+                engine.flush()
+            report = raised.value.report
+            assert (report.layer, report.stage, report.rows, report.first) == (0, "input", (row,), True)
+        assert torch.equal(engine(0, x, ids, weights), clean)
+        with inject(engine, "down", layer=1, expert=int(ids[1, 0]), rows=[1]):
+            with pytest.raises(NumericsError) as raised:
+                engine(1, x, ids, weights)
+        report = raised.value.report
+        assert (report.layer, report.stage, report.experts, report.rows) == (1, "down", (int(ids[1, 0]),), (1,))
+
+
+@pytest.mark.parametrize("how", ["close", "block"])
+def test_a_nan_of_the_last_call_is_told_at_the_end(store_of, how):
+    x, ids, weights = call_of(store_of())
+    x[1] = float("nan")
+    engine = engine_of(store_of())
+    torch.cuda._sleep(LATE)
+    engine(0, x, ids, weights)
+    with pytest.raises(NumericsError, match="NaN in layer 0, stage 'input'"):
+        if how == "close":
+            engine.close()
+        with engine:
+            pass
+    assert engine.closed
+
+
 @pytest.mark.parametrize("mode", ["registered", "ring", "memory"])
 def test_bytes_reach_the_device_in_any_way(store_of, monkeypatch, mode):
     import functools

@@ -69,6 +69,7 @@ class Offloaded:
                 f"Offloaded.detach: the store holds the experts in {store.format}, which is not exactly what they "
                 "were: load the model anew"
             )
+        self.engine.flush()  # an error of the last call is raised before anything is undone
         model = self._attached.detach()
         self.close()
         return model

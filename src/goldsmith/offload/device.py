@@ -36,7 +36,7 @@ from .transit import Packets, Transit
 
 _MARKS = 256  # timings that wait to be read
 
-Look = Callable[[Call, Outcome, bool], None]
+Look = Callable[[Call, Outcome, bool], None] | None
 
 
 class DeviceLanes:
@@ -45,7 +45,9 @@ class DeviceLanes:
         threads: int, keep: bool, faults: Faults, trace: Trace, tally: Callable[[int], Counts], look: Look,
         ahead: bool,
     ) -> None:  # fmt: skip
-        """ahead: a call may return before the CPU's lane is through; its times are known at the next one."""
+        """look: what the guard does with a call that is over; None: there is none. ahead: a call may return before the
+        CPU's lane is through; its times are known at the next one.
+        """
         self.store, self.machine, self.ring, self.streaming = store, machine, ring, streaming
         self.threads, self.keep, self.faults, self.trace, self.tally = threads, keep, faults, trace, tally
         self.look, self.most_rows = look, max(1, spending.rows)
@@ -92,9 +94,8 @@ class DeviceLanes:
         return ids
 
     def run(self, call: Call) -> Outcome:
-        if self._open is not None:  # a piece of this call, after another
-            self.returned = math.inf  # none of its time is to come yet
-            self._finish()
+        if call.first_row:
+            self._piece_is_over()
         end = self.machine.unset()
         try:
             outcome = self._computed(call, self._now, end)
@@ -140,14 +141,23 @@ class DeviceLanes:
         self._mark(call.tally, "merge", before, end, layer=call.layer, tokens=call.tokens)
         return outcome
 
+    def _piece_is_over(self) -> None:
+        """Before the next piece of the same call, whose rows lie where those of this one are: the guard looks now."""
+        if self._open is not None:
+            self.returned = math.inf  # none of its time is to come yet
+            self._finish()
+        if self.look is not None:
+            self._end.synchronize()
+            self.look_back()
+
     def look_back(self) -> None:
-        """What the guard has to say of the last call, whose work is done."""
+        """What the guard has to say of the last call, or piece of one, whose work is done."""
         if len(self._marks) > _MARKS:
             self._read_marks()
         pending, self._pending = self._pending, None
         wrong = bool(self._dirty[0])
         self._dirty[0] = 0
-        if pending is not None:
+        if pending is not None and self.look is not None:
             self.look(*pending, wrong)
 
     def flush(self) -> None:
@@ -162,10 +172,11 @@ class DeviceLanes:
         self._read_marks()
 
     def close(self) -> None:
-        """Raises what went wrong in the CPU's part of the last call, when all is given back."""
-        self._end.synchronize()
+        """Raises what nobody has heard of the last call, the CPU's part or what the guard finds, and gives all back."""
         try:
+            self._end.synchronize()
             self._finish()
+            self.look_back()
         finally:
             self.cpu.close()
             self.machine.close()

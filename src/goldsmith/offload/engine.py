@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from torch import Tensor
 from .adapting import Adapting
 from .assign import PREFILL, assign
 from .cache import Cache, counts_of
-from .call import Assignment, Call, Outcome
+from .call import Assignment, Call
 from .chosen import chosen_calibration, chosen_experts
 from .device import DeviceLanes
 from .explanation import Explanation, explain
@@ -34,6 +33,7 @@ from .settings import OP, check_store, not_sent, settings
 from .statistics import Counts, Stats
 from .store import ExpertStore
 from .trace import Trace
+from .turns import Turns
 
 _AS_IT_IS = nullcontext()
 
@@ -58,8 +58,9 @@ class Engine:
                   bits. False: the plan is a function of the calls and the calibration alone
 
     `engine(layer, x, top_k_index, top_k_weights)` computes. For inference; one call at a time, whichever thread it
-    comes from. A context manager; `close()` ends its threads and gives its memory back. Raises ValueError and TypeError
-    that name the keyword.
+    comes from. A context manager; `close()` ends its threads and gives its memory back. On a GPU a call may return
+    before it is over: what the guard finds in it is said by the next call, `flush()`, `stats()`, or `close()`. Raises
+    ValueError and TypeError that name the keyword.
     """
 
     def __init__(
@@ -93,8 +94,7 @@ class Engine:
         self._adapting = Adapting(self._costs) if self._costs is not None and self.settings.adaptive else None
         self._tallies: defaultdict[int, Counts] = defaultdict(Counts)
         self._faults, self._trace = Faults(store), Trace()
-        self._lock, self._pid, self._number, self._closed = threading.RLock(), os.getpid(), 0, False
-        self._positions = 0
+        self._turns, self._number, self._positions = Turns(), 0, 0
         self._assign = assign  # benchmarks put other rules here
         self._guard = Guard(store, self._faults, self.settings.guard)
         self._entry = torch.compiler.disable(Engine._call)  # here: it brings in torch's compiler, which takes a second
@@ -129,16 +129,13 @@ class Engine:
 
     def _call(self, layer: int, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         begin = time.perf_counter()
-        self._usable()
+        self._check()
         experts = self.store.num_experts(layer)
         check_call(layer, x, top_k_index, top_k_weights, self.store.hidden_size, self.device)
         if self._on_host:
             x, top_k_index, top_k_weights = x.cpu(), top_k_index.cpu(), top_k_weights.cpu()
-        with self._lock:
-            if self._closed:  # by another thread, while this one waited
-                self._usable()
-            with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
-                out = self._made(begin, experts, layer, x, top_k_index, top_k_weights)
+        with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
+            out = self._turns.take(self._made, begin, experts, layer, x, top_k_index, top_k_weights)
         return out.to(self.device) if self._on_host else out
 
     def _made(self, begin: float, experts: int, layer: int, x: Tensor, index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -271,14 +268,8 @@ class Engine:
         if self._lanes.streaming is not None:
             self._lanes.streaming.forget()
 
-    def _usable(self) -> None:
-        if self._closed:
-            raise ValueError(f"{OP}: it was closed; make a new one")
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                f"{OP}: it was made in process {self._pid}, and this is a fork of it: its threads and its GPU are not "
-                "here; make an Engine in this process (the store can be shared)"
-            )
+    def _check(self) -> None:
+        self._turns.check()
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"{OP}: it cannot be captured in a CUDA graph: which lane computes an expert is decided on the CPU at "
@@ -288,12 +279,17 @@ class Engine:
     # -- what it tells ------------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        """What was counted since the engine was made, or since reset_stats(): totals and `.layers[layer]`."""
-        self.flush()
+        """What was counted since the engine was made, or since reset_stats(): totals and `.layers[layer]`.
+
+        In a fork: what was counted before it.
+        """
+        if not self._turns.forked:
+            self.flush()
         return Stats.of(self._tallies)
 
     def reset_stats(self) -> None:
-        self.flush()
+        if not self._turns.forked:
+            self.flush()
         self._tallies.clear()
 
     def explain(self) -> Explanation:
@@ -312,7 +308,7 @@ class Engine:
 
     def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """`with engine.trace("t.json"):` writes what every lane did meanwhile, for Chrome's trace viewer."""
-        self._usable()
+        self._check()
         return self._trace.recording(path, self._settle)
 
     def profile(self) -> dict[str, Any]:
@@ -321,46 +317,40 @@ class Engine:
 
     def flush(self) -> None:
         """Waits for what is under way, and raises what the guard found in it: to be called at a model's end."""
-        with self._lock:
-            if not self._closed:
-                self._lanes.flush()
+        self._turns.take_if_open(lambda: self._lanes.flush())
 
     def _settle(self) -> None:
-        with self._lock:
-            if not self._closed:
-                self._lanes.settle()
+        if not self._turns.forked:
+            self._turns.take_if_open(lambda: self._lanes.settle())
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._turns.closed
 
     def close(self) -> None:
         """Ends the engine's threads and gives its memory back. Twice is once.
 
-        Raises what went wrong in the CPU's part of the last call, if nobody has heard of it.
+        Raises what nobody has heard of the last call: what went wrong in the CPU's part, or what the guard found
+        (guard="raise"). In a `finally` it is raised too, with what is under way as its __context__; at the end of a
+        `with` block what ended the block comes first, and has the other as a note. Within a call of the same thread,
+        as in a signal's handler, the engine is closed when that call is over.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            if os.getpid() == self._pid:  # a fork has neither the threads nor the GPU
-                try:
-                    self._lanes.close()
-                finally:
-                    del self._lanes  # what it keeps for the next call holds the arenas
-                    self._memory.close()
+        self._turns.close(self._end)
+
+    def _end(self) -> None:
+        try:
+            self._lanes.close()
+        finally:
+            del self._lanes  # what it keeps for the next call holds the arenas
+            self._memory.close()
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        try:
-            self.close()
-        except (ValueError, RuntimeError, MemoryError):
-            if value is None:  # what ended the block comes first
-                raise
+        self._turns.close(self._end, value)
 
     def __reduce__(self) -> Any:
         raise not_sent()
@@ -381,12 +371,9 @@ class Engine:
         machine = self._machine()
         if machine is None:
             return HostLanes(self.store, memory.ring, memory.streaming, *of_all)
-        told = self._look, not self.settings.adaptive  # which learns from the times of a call at its end
+        look = None if self.settings.guard == "off" else self._guard.look
+        told = look, not self.settings.adaptive  # which learns from the times of a call at its end
         return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, *told)
 
     def _machine(self) -> Any:
         return Cuda(self.store, self.device) if self._deferred else None
-
-    def _look(self, call: Call, outcome: Outcome, wrong: bool) -> None:
-        if self.settings.guard != "off":
-            self._guard.look(call, outcome, wrong)

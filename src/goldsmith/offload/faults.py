@@ -18,7 +18,9 @@ PLACES = ("weights", "input", "routing", "gate_up", "activation", "product", "do
 
 @dataclass(eq=False)
 class Fault:
-    """One fault: `left` calls of `layer` have it. expert None: every expert; rows None: every row of a call."""
+    """One fault: `left` calls of `layer` have it. expert None: every expert; rows None: every token of a call, else
+    these, counted from the call's first, whatever piece they are in.
+    """
 
     stage: str
     layer: int
@@ -79,7 +81,7 @@ class Faults:
                 continue
             for route in range(call.routes):
                 expert = int(of_expert[route])
-                if expert < 0 or fault.expert not in (None, expert) or not fault.hits_row(route // k):
+                if expert < 0 or fault.expert not in (None, expert) or not fault.hits_row(call.first_row + route // k):
                     continue
                 self._plant(fault, call, outcome, route, expert)
 

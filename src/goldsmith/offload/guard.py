@@ -48,20 +48,20 @@ class Guard:
     def __init__(self, store: ExpertStore, faults: Faults, mode: str) -> None:
         self.store, self.faults, self.mode = store, faults, mode
         self._said: set[tuple[int | None, str]] = set()
-        self._dirty: int | None = None  # the last layer that was not clean, in the current pass through the layers
+        self._dirty: set[int] = set()  # the layers that were not clean, in the current pass through them
         self._last = -1
 
     def begin(self) -> None:
         """The layers begin anew."""
-        self._dirty, self._last = None, -1
+        self._dirty, self._last = set(), -1
 
     def look(self, call: Call, outcome: Outcome, wrong: bool | None = None) -> None:
         """Raises or warns where the call's rows or their sums are not finite, or were never written.
 
         wrong: what a kernel has flagged already; None: it is looked for now.
         """
-        if call.layer <= self._last:
-            self.begin()
+        if call.layer < self._last or (call.layer == self._last and not call.first_row):
+            self.begin()  # else it is a later layer, or a later piece of the same call
         self._last = call.layer
         if wrong is None:
             wrong = bool(outcome.known_flags().numpy().any()) or not finite(outcome.out)
@@ -70,10 +70,10 @@ class Guard:
 
     def tell(self, call: Call, outcome: Outcome) -> None:
         found = self._find(call, outcome)
-        first = self._dirty is None
         if found is None:
             return
-        self._dirty = call.layer
+        first = self._dirty <= {call.layer}  # other pieces of this call may have come before
+        self._dirty.add(call.layer)
         self._say(self._report(call, found, first))
 
     def look_after(self, made: Tensor | None, calls: int) -> None:
@@ -81,7 +81,7 @@ class Guard:
         if made is None or self.mode == "off":
             return
         bad = (torch.isnan(made) | torch.isposinf(made)).any(1)
-        if self._dirty is not None or not bool(bad.any()):  # else it has been told already
+        if self._dirty or not bool(bad.any()):  # else it has been told already
             return
         rows = bad.nonzero()[:, 0].tolist()
         told = tuple(rows[:MOST_ROWS])
@@ -219,7 +219,7 @@ class Guard:
         before = max((layer for layer in self.store.layers if layer < call.layer), default=None)
         if before is None:
             return f"{what} came so; there is no layer of experts before this one."
-        state = "was not clean" if self._dirty == before else "was clean"
+        state = "was not clean" if before in self._dirty else "was clean"
         return f"{what} came so; layer {before}, the experts before this one, {state}."
 
     def _report(self, call: Call, found: Finding, first: bool) -> NumericsReport:

@@ -19,6 +19,7 @@ LANES = ("auto", "cpu", "copied", "cached", "mixed")
 GUARDS = ("raise", "warn", "off")
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_MOST_BYTES = 2**63 - 1  # what a size is anywhere below
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?(?:[iI]?[bB]))?\s*")
 
 
@@ -90,13 +91,13 @@ def parse_budget(value: Any) -> int | None:
         if value.strip().lower() == "auto":
             return None
         found = _AMOUNT.fullmatch(value)
-        if found:
-            return int(float(found[1]) * _UNITS[(found[2] or "B").upper()])
-    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        amount = float(found[1]) * _UNITS[(found[2] or "B").upper()] if found else -1
+        if 0 <= amount <= _MOST_BYTES:  # digits enough are infinite
+            return int(amount)
+    elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_BYTES:
         return value
-    raise ValueError(
-        f"{OP}: gpu_budget={value!r} is no amount of memory; give 'auto', bytes, or '6GiB', '6GB', '500MiB'"
-    )
+    said = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}..."
+    raise ValueError(f"{OP}: gpu_budget={said} is no amount of memory; give 'auto', bytes, or '6GiB', '6GB', '500MiB'")
 
 
 def chosen_device(device: Any) -> torch.device:

@@ -21,6 +21,9 @@ def prompts(given: dict[str, Any]) -> list[str]:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise Problem(f"--prompt-file {name} cannot be read: {reason}.") from error
+    for text in given["prompt"] or []:
+        if any("\ud800" <= letter <= "\udfff" for letter in text):  # what Python makes of bytes that it cannot read
+            raise Problem(f"--prompt {text!r} cannot be read: it is not UTF-8 text.")
     if not found:
         raise Problem("There is nothing to go on from: give --prompt TEXT, or --prompt-file FILE (- is stdin).")
     return found

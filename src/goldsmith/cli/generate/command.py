@@ -73,8 +73,9 @@ class Command:
         try:
             parse_budget(given["budget"])
         except ValueError as error:
+            budget = given["budget"] if len(given["budget"]) <= 40 else f"{given['budget'][:40]}..."
             raise Problem(
-                f"--budget {given['budget']!r} is no amount of memory: give auto, bytes, or 6GiB, 6GB, 500MiB."
+                f"--budget {budget!r} is no amount of memory: give auto, bytes, or 6GiB, 6GB, 500MiB."
             ) from error
         try:
             with self.show.doing("reading the tokenizer"):
@@ -101,6 +102,18 @@ class Command:
             self.error = error.report.to_dict()
             self.show.failed(str(error))
             return WRONG
+        except text.NothingToDraw as error:
+            said = f"{error}."
+            if error.scaled:
+                raise Problem(f"--temperature {given['temperature']}: {said} Give a higher one, or 0.") from error
+            said = said[:1].upper() + said[1:]
+            if given["guard"] != "raise":
+                said += (
+                    f" --guard {given['guard']} was not to stop at a NaN or Inf; --guard raise says where it was born."
+                )
+            self.error = {"error": said}
+            self.show.failed(said)
+            return WRONG
         except RoutingError as error:
             self.error = {"error": str(error)}
             self.show.failed(str(error))
@@ -124,6 +137,10 @@ class Command:
             return []
         problems = []
         with contextlib.suppress(KeyboardInterrupt):
+            try:
+                self.held.engine.flush()
+            except (ArithmeticError, ValueError, RuntimeError, MemoryError) as error:  # of what was under way
+                self.show.failed(_sentence(error))
             explained = self.held.explain()
             self._stats, self._explain = self.held.stats().to_dict(), explained.to_dict()
             if self.given["stats"] and self.made is not None:

@@ -81,6 +81,7 @@ class Attached:
         self._trained: list[str] = []  # by name: an expert's parameter is another one after it was released
         self._hooks: list[Any] = []
         self._compile: Any = None
+        self._whole = self._within = False  # the whole model begins; the base is a part of that
 
     def begin(self, options: dict[str, Any], batch: int = 1, max_length: int | None = None) -> None:
         """Makes the engine, and then puts it in; an error before leaves the model as it was, at its home."""
@@ -116,6 +117,10 @@ class Attached:
             self.model.register_forward_pre_hook(self._begin_forward, with_kwargs=True),
             self.model.register_forward_hook(self._end_forward),
         ]
+        base = getattr(self.model, "base_model", self.model)
+        if base is not self.model:  # it may be called alone, for its hidden states
+            self._hooks.append(base.register_forward_pre_hook(self._begin_base, with_kwargs=True))
+            self._hooks.append(base.register_forward_hook(self._end_base))
         experts = {id(layer.module) for layer in self.layers}
         for module in self.model.modules():  # whoever of these is asked has experts below
             if any(id(below) in experts for below in module.modules()):
@@ -133,13 +138,25 @@ class Attached:
 
     def _begin_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tells the engine which token a row of its calls is, for what the guard reports."""
+        self._whole = True
         given = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]]
         tokens = next((value for value in given if isinstance(value, Tensor)), None)
         if tokens is not None and tokens.dim() >= 2:
             self.engine.begin_forward(tokens.shape[0], tokens.shape[1])
 
     def _end_forward(self, model: nn.Module, args: tuple[Any, ...], made: Any) -> None:
+        self._whole = False
         self.engine.end_forward(_last(made))
+
+    def _begin_base(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._within, self._whole = self._whole, False
+        if not self._within:
+            self._begin_forward(base, args, kwargs)
+            self._whole = False
+
+    def _end_base(self, base: nn.Module, args: tuple[Any, ...], made: Any) -> None:
+        if not self._within:
+            self._end_forward(base, args, made)
 
     def detach(self) -> Any:
         """The plain model: experts out of the store, everything at its home."""

@@ -11,11 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation.logits_process import LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder shows for the first bytes of a character
 CONTEXT = 8  # ids of the prompt that a piece is decoded with, so that its first blank is not taken for a beginning
 Told = Callable[[int, str], None]
+
+
+class NothingToDraw(ArithmeticError):
+    """What makes no probabilities, so that no token can be drawn; `scaled`: it is the temperature that does so."""
+
+    def __init__(self, text: str, *, scaled: bool) -> None:
+        super().__init__(text)
+        self.scaled = scaled
 
 
 @dataclass
@@ -159,6 +168,27 @@ class Rows(BaseStreamer):
             self._told(row, piece)
 
 
+class Drawable(LogitsProcessor):
+    """Raises NothingToDraw for logits whose greatest is not finite, also when divided by the temperature
+
+    The softmax of such a row is NaN, which torch.multinomial refuses: on a GPU by an assertion that ends its use.
+    """
+
+    def __init__(self, temperature: float) -> None:
+        self._temperature = temperature
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        most = scores.max(-1).values.float()
+        for scaled, values in ((False, most), (True, most / self._temperature)):
+            if not bool(torch.isfinite(values).all()):
+                rows = (~torch.isfinite(values)).nonzero()[:, 0].tolist()
+                what = f"the greatest logit of prompt {rows[0] + 1} is {float(most[rows[0]]):.4g}"
+                if scaled:
+                    what += f", which divided by {self._temperature:.4g} does not fit float32"
+                raise NothingToDraw(f"{what}: there are no probabilities to draw a token by", scaled=scaled)
+        return scores
+
+
 def generate(
     model: Any,
     tokenizer: Any,
@@ -175,7 +205,8 @@ def generate(
 ) -> None:
     """Goes on from each prompt, into `made`, which holds what there is also when this ends by an exception.
 
-    Temperature 0 is greedy. A row ends at an end token of the model's generation config or of the tokenizer.
+    Temperature 0 is greedy. A row ends at an end token of the model's generation config or of the tokenizer. Raises
+    NothingToDraw where logits, as a guard that does not raise lets them pass, make no probabilities.
     """
     made.outputs[:] = [Output(prompt) for prompt in prompts]
     config = copy.deepcopy(model.generation_config)
@@ -192,7 +223,10 @@ def generate(
     rows = Rows(tokenizer, made, inputs, stop, told)
     try:
         model.generate(
-            **{name: t.to(model.device) for name, t in inputs.items()}, generation_config=config, streamer=rows
+            **{name: t.to(model.device) for name, t in inputs.items()},
+            generation_config=config,
+            streamer=rows,
+            logits_processor=[Drawable(temperature)] if temperature else [],
         )
     except BaseException:
         rows.close("interrupted")

@@ -1,0 +1,74 @@
+"""`goldsmith generate --temperature`: logits that nothing can be drawn by are told in a paragraph."""
+
+import json
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+pytest.importorskip("peft", reason="comes with the extra hf")
+
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from cli.finetune_tools import saved_model
+from goldsmith.cli import app
+from goldsmith.hf.offload.text import Drawable, NothingToDraw
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return saved_model(tmp_path_factory.mktemp("draws") / "model")
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory):
+    folder = saved_model(tmp_path_factory.mktemp("draws") / "bad")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def run(folder, *words, monkeypatch, tmp_path):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+    fixed = ["--prompt", "x", "--device", "cpu", "--max-new-tokens", "2"]
+    done = CliRunner().invoke(app, ["generate", str(folder), *fixed, *words])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done, " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("guard", ["warn", "off"])
+def test_a_nan_that_the_guard_lets_pass_ends_where_a_token_is_drawn(bad, guard, monkeypatch, tmp_path):
+    at = {"monkeypatch": monkeypatch, "tmp_path": tmp_path}
+    assert run(bad, "--guard", guard, **at)[0].exit_code == 0  # greedy: some token is the greatest
+    done, told = run(bad, "--guard", guard, "--temperature", "0.8", **at)
+    assert done.exit_code == 1 and "The greatest logit of prompt 1 is nan: there are no probabilities" in told
+    assert f"--guard {guard} was not to stop at a NaN or Inf; --guard raise says where it was born." in told
+    done, _ = run(bad, "--guard", guard, "--temperature", "0.8", "--json", **at)
+    found = json.loads(done.stdout)
+    assert done.exit_code == 1 and "is nan" in found["error"]["error"] and found["outputs"][0]["tokens"] == []
+
+
+def test_the_guard_itself_comes_first(bad, monkeypatch, tmp_path):
+    done, told = run(bad, "--temperature", "0.8", monkeypatch=monkeypatch, tmp_path=tmp_path)
+    assert done.exit_code == 1 and "NaN after the last layer of experts" in told and "to draw" not in told
+
+
+def test_a_temperature_that_is_too_low_for_the_logits_is_the_options_fault(model, monkeypatch, tmp_path):
+    done, told = run(model, "--temperature", "1e-42", monkeypatch=monkeypatch, tmp_path=tmp_path)
+    assert done.exit_code == 2 and not done.stdout.strip()
+    assert told.startswith("--temperature 1e-42: the greatest logit of prompt 1 is ")
+    assert "which divided by 1e-42 does not fit float32" in told and told.endswith("Give a higher one, or 0.")
+
+
+def test_masked_words_and_large_logits_can_be_drawn_among():
+    there, ids = Drawable(0.5), torch.zeros(2, 1, dtype=torch.int64)
+    scores = torch.tensor([[-torch.inf, 3.0, -torch.inf], [1e37, -1e38, 0.0]])
+    assert there(ids, scores) is scores
+    for row, worst in ((0, torch.nan), (1, torch.inf), (1, -torch.inf)):
+        wrong = scores.clone()
+        wrong[row] = worst if worst == -torch.inf else wrong[row].index_fill(0, torch.tensor([2]), worst)
+        with pytest.raises(NothingToDraw, match=f"the greatest logit of prompt {row + 1} is") as raised:
+            there(ids, wrong)
+        assert not raised.value.scaled
