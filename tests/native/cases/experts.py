@@ -2,6 +2,7 @@
 
 import torch
 
+from goldsmith import experts
 from goldsmith.core import Op, native
 from goldsmith.experts import _native_abi
 
@@ -27,11 +28,21 @@ def call(op, case, dtype):
     return 1
 
 
+def wide(format):
+    """Nine steps of 32 inputs, five of outputs: tiles of weights that 20 rows use once have fewer places than that."""
+    group = 32 if format.startswith("int4") else None
+    base = experts.pack(torch.randn(1, 320, 288), torch.randn(1, 288, 160), format=format, group_size=group)
+    x = torch.randn(20, 288).bfloat16().requires_grad_()
+    experts.moe(x, torch.zeros(20, 1, dtype=torch.int64), torch.rand(20, 1), base).float().sum().backward()
+    return 1
+
+
 done = 0
 for level in range(LIBRARY.gs_machine_level() + 1):
     native.check(LIBRARY.gs_set_level(level))
     # levels that only add instructions for bfloat16 or bytes have no others for float32
     for dtype in (torch.float32, torch.bfloat16) if native.isa() in ("scalar", "avx2", "avx512") else (torch.bfloat16,):
         done += sum(call(op, case, dtype) for op in OPS for case in op.cases if "large" not in case.tags)
+    done += sum(map(wide, ("bf16", "int4", "int4_asym", "int8", "mxfp4", "fp8_block")))
 assert done > 50, done
 print(done, "calls")
