@@ -29,7 +29,7 @@ from .shapes import SHAPES, Layers
 PARTS = ("calls", "steps", "guard", "memory", "store")
 TOKENS = {"cuda": (1, 512, 4096), "cpu": (1, 32)}
 BUSY = 1.5  # processes that are running or waiting, on average over a minute
-SHORT = 1024  # of steps and of the guard: longer prompts are timed as calls alone
+SHORT = 1024  # of steps, and of the guard unless tokens are asked for: longer prompts are timed as calls alone
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _cases(request: Request, layers: Layers, measure: Callable[[str], tuple[Cali
         if tokens <= SHORT and "steps" in parts:
             make = partial(steps.rows, layers, tokens, peers=request.peers, **common)
             yield f"{name}: steps of {tokens} tokens", make
-        if tokens <= SHORT and "guard" in parts:
+        if "guard" in parts and (tokens <= SHORT or request.tokens):
             yield f"{name}: guard at {tokens} tokens", partial(guard.rows, layers, tokens, 0.5, **common)
     if "memory" in parts:
         yield (
