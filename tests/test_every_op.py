@@ -133,6 +133,30 @@ def test_without_gradients_the_result_is_the_same_bit_for_bit(op, case):
         torch.testing.assert_close(a.detach(), b, rtol=0, atol=0, equal_nan=True, msg=name)
 
 
+@pytest.mark.parametrize("op, backend, case", backends(USUAL))
+def test_numbers_that_torch_negates_as_it_reads_them_are_read_so(op, backend, case):
+    """`z.conj().imag` is one: its memory holds the numbers with the other sign, and a bit of the tensor says so."""
+    tensors, options = drawn(op, case, grad=bool(op.grads))
+    runnable(op, backend, tensors, options)
+
+    def negated(t):
+        return torch._neg_view(-t) if t is not None and t.is_floating_point() else t
+
+    def called(given, cotangent):
+        results = as_tuple(op(*given, **options, backend=backend))
+        leaves = [t for t in tensors if t is not None and t.requires_grad]
+        ends = [r for r in results if r.requires_grad]
+        if not ends:
+            return results
+        grads = torch.autograd.grad(ends, leaves, [cotangent(torch.ones_like(r)) for r in ends], allow_unused=True)
+        return [r.detach() for r in results] + [g for g in grads if g is not None]
+
+    plain, seen = called(tensors, lambda g: g), called([negated(t) for t in tensors], negated)
+    assert len(plain) == len(seen)
+    for a, b in zip(plain, seen, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("op, case", DIFFERENTIABLE, ids=ids(DIFFERENTIABLE))
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_compiles_as_one_graph_with_the_same_results_and_gradients(op, case, dynamic):

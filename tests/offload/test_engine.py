@@ -140,6 +140,14 @@ def test_skipped_slots_are_not_read(engine, store):
     assert not engine(1, x, torch.full_like(ids, -1), weights).any()
 
 
+@pytest.mark.parametrize("lanes", ["cpu", "mixed"])
+def test_numbers_that_torch_negates_as_it_reads_them_are_read_so(store, lanes):
+    x, ids, weights = stores.call(store, 1, 5, 2)
+    with Engine(store, device="cpu", gpu_budget="1MiB", lanes=lanes) as engine:
+        wanted = engine(1, x, ids, weights)
+        assert torch.equal(engine(1, torch._neg_view(-x), torch._neg_view(-ids), torch._neg_view(-weights)), wanted)
+
+
 def test_a_weight_of_zero_is_computed(store):
     x, ids, weights = stores.call(store, 1, 3, 2)
     x[1] = float("inf")

@@ -62,6 +62,11 @@ def watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or torch.autograd._profiler_enabled()
 
 
+def as_stored(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The tensors, those copied whose numbers torch negates as it reads them (`z.conj().imag`): a kernel would not."""
+    return tuple(t.resolve_neg() if t is not None and t.is_neg() else t for t in tensors)
+
+
 def eager(op: Op) -> Any:
     """The operator as an autograd function, to be applied to (backend, options, *tensors)."""
     visible = [op.results.index(name) for name in op.outputs]
@@ -242,6 +247,7 @@ def _gradients(
 
     module = op.backend(backend)
     module = module if hasattr(module, "backward") else op.reference
+    grads, tensors = as_stored(grads), as_stored(tensors)
     named = dict(zip(op.residuals, tensors, strict=True))
     wanted = [name for name, need in zip(op.grads, needs, strict=True) if need]
     with _undisturbed(tuple(tensors)):

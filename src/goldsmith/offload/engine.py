@@ -132,6 +132,7 @@ class Engine:
         self._check()
         experts = self.store.num_experts(layer)
         check_call(layer, x, top_k_index, top_k_weights, self.store.hidden_size, self.device)
+        x, top_k_index, top_k_weights = (t.resolve_neg() for t in (x, top_k_index, top_k_weights))
         if self._on_host:
             x, top_k_index, top_k_weights = x.cpu(), top_k_index.cpu(), top_k_weights.cpu()
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
