@@ -134,8 +134,8 @@ def test_without_gradients_the_result_is_the_same_bit_for_bit(op, case):
 
 
 @pytest.mark.parametrize("op, backend, case", backends(USUAL))
-def test_numbers_that_torch_negates_as_it_reads_them_are_read_so(op, backend, case):
-    """`z.conj().imag` is one: its memory holds the numbers with the other sign, and a bit of the tensor says so."""
+def test_numbers_that_are_not_as_memory_holds_them_are_read_as_torch_reads_them(op, backend, case):
+    """`z.conj().imag`: its memory has the other sign, and a bit of the tensor says so. Zeros that have no memory."""
     tensors, options = drawn(op, case, grad=bool(op.grads))
     runnable(op, backend, tensors, options)
 
@@ -151,10 +151,15 @@ def test_numbers_that_torch_negates_as_it_reads_them_are_read_so(op, backend, ca
         grads = torch.autograd.grad(ends, leaves, [cotangent(torch.ones_like(r)) for r in ends], allow_unused=True)
         return [r.detach() for r in results] + [g for g in grads if g is not None]
 
-    plain, seen = called(tensors, lambda g: g), called([negated(t) for t in tensors], negated)
-    assert len(plain) == len(seen)
-    for a, b in zip(plain, seen, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    def zeros(g):
+        return torch._efficientzerotensor(g.shape, dtype=g.dtype, device=g.device)
+
+    for (given, cotangent), seen in [
+        ((tensors, lambda g: g), ([negated(t) for t in tensors], negated)),
+        ((tensors, torch.zeros_like), (tensors, zeros)),
+    ]:
+        for a, b in zip(called(given, cotangent), called(*seen), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("op, case", DIFFERENTIABLE, ids=ids(DIFFERENTIABLE))

@@ -11,22 +11,18 @@ import warnings
 import pytest
 import torch
 
-from goldsmith.offload.engine import Engine
 from goldsmith.offload.report import NumericsError, NumericsWarning
 from goldsmith.offload.testing import inject
 from offload import stores
 from offload.processes import in_a_child
 from offload.test_device import engine_of as simulated
+from offload.test_guard_pieces import on_a_cpu
 from repo.tree import ROOT
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     return stores.build(tmp_path_factory.mktemp("stores") / "a.store", layers=(0, 2), format="fp32")
-
-
-def on_a_cpu(store, lanes="mixed", guard="raise"):
-    return Engine(store, device="cpu", gpu_budget="24MiB", lanes=lanes, guard=guard)
 
 
 @pytest.fixture(params=[on_a_cpu, simulated], ids=["on a CPU", "simulated"])

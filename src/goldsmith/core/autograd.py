@@ -10,7 +10,7 @@ Where nobody but autograd looks on, a call with gradients takes neither: `eager`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .op import Op
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+Given = TypeVar("Given", Tensor, Tensor | None)
 
 
 def transformed() -> bool:
@@ -62,9 +63,11 @@ def watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or torch.autograd._profiler_enabled()
 
 
-def as_stored(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """The tensors, those copied whose numbers torch negates as it reads them (`z.conj().imag`): a kernel would not."""
-    return tuple(t.resolve_neg() if t is not None and t.is_neg() else t for t in tensors)
+def as_stored(tensors: Sequence[Given]) -> tuple[Given, ...]:
+    """The tensors, those copied whose memory does not hold their numbers: torch negates some as it reads them
+    (`z.conj().imag`), and zeros that it makes as a gradient may have no memory at all. A kernel would not know.
+    """
+    return tuple(t if t is None else t.new_zeros(t.shape) if t._is_zerotensor() else t.resolve_neg() for t in tensors)
 
 
 def eager(op: Op) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.autograd import as_stored
 from .adapting import Adapting
 from .assign import PREFILL, assign
 from .cache import Cache, counts_of
@@ -132,7 +133,7 @@ class Engine:
         self._check()
         experts = self.store.num_experts(layer)
         check_call(layer, x, top_k_index, top_k_weights, self.store.hidden_size, self.device)
-        x, top_k_index, top_k_weights = (t.resolve_neg() for t in (x, top_k_index, top_k_weights))
+        x, top_k_index, top_k_weights = as_stored((x, top_k_index, top_k_weights))
         if self._on_host:
             x, top_k_index, top_k_weights = x.cpu(), top_k_index.cpu(), top_k_weights.cpu()
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
