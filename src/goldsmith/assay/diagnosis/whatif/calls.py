@@ -215,6 +215,16 @@ def behind(calls: Sequence[Call], key: Key) -> set[int]:
     return found
 
 
+def compared(calls: Sequence[Call], among: set[int]) -> set[int]:
+    """The operators among these that comparisons of numbers are made of, and the comparisons."""
+    found: set[int] = set()
+    for call in calls:
+        asks = isinstance(call.out, Tensor) and call.out.dtype == torch.bool and any(map(floating, call.tensors))
+        if asks and call.index in among and call.index not in found:
+            found |= behind(calls, call.index)
+    return found & among
+
+
 _SIGNS = {"mul": "*", "div": "/", "add": "+", "sub": "-", "mm": "@", "bmm": "@"}
 _LONG = 36
 
@@ -315,8 +325,11 @@ def floating(x: Any) -> bool:
 
 
 def masks(x: Any) -> bool:
-    """Whether a tensor holds 0 and 1 alone, and both."""
-    return floating(x) and bool(((x == 0) | (x == 1)).all()) and bool((x != x.flatten()[:1]).any())
+    """Whether a tensor, with all that it is a part of, holds 0 and 1 alone, and both."""
+    if not floating(x) or not x.numel():
+        return False
+    lying = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+    return bool(((lying == 0) | (lying == 1)).all()) and bool((lying != lying[:1]).any())
 
 
 def whole(x: Any) -> bool:

@@ -237,11 +237,12 @@ def _products(call: Call) -> Iterator[Change]:
         inverse = name if division else f"1/{name}"
         power = f"1/{name}" if division else name
         scalar = not isinstance(value, Tensor)
-        if isinstance(call.args[keep], Tensor):
+        if isinstance(value, Tensor) or isinstance(call.args[keep], Tensor):
 
-            def dropped(*args: Any, keep: int = keep, other: int = other, **kwargs: Any) -> Tensor:
+            def dropped(*args: Any, keep: int = keep, **kwargs: Any) -> Tensor:
                 shapes = [a.shape for a in args[:2] if isinstance(a, Tensor)]
-                return args[keep].expand(torch.broadcast_shapes(*shapes)).clone()
+                kept = args[keep] if isinstance(args[keep], Tensor) else torch.tensor(args[keep], dtype=torch.float64)
+                return kept.expand(torch.broadcast_shapes(*shapes)).clone()
 
             params = {"factor": name, "named": inverse}
             cause, also = ("wrong_mask", ("wrong_factor",)) if masks(value) else ("wrong_factor", ())

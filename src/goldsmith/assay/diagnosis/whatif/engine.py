@@ -17,15 +17,16 @@ from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known
 from . import addends, composed, offers
-from .calls import Call, Change, Changed, Instead, Listening, behind
+from .calls import Call, Change, Changed, Instead, Listening, behind, compared
 from .golden import Golden
 from .judge import Judge
 from .mistaken import read_instead
 from .sought import EXPLAINED, sought
-from .witness import Witness, called, few, of_this_draw
+from .witness import Operators, Witness, called, few, of_this_draw, operators
 
 _MOST = 4000  # changes that are tried
 _KEPT = 12
+_EMPTY = "empty_group"
 _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, of a share of the other results)
 
 
@@ -41,8 +42,12 @@ def search(
     if bounded is None or got.shape != bounded.value.shape or not got.is_floating_point() or not got.numel():
         return None
     judge = Judge(got.detach(), bounded.value, bounded.bound)
-    if not judge.error or not bool(judge.finite.any()) or not bool(got.count_nonzero()):
+    if not judge.error or not bool(got.count_nonzero()):
         return None  # that nothing comes needs no explanation by a change
+    if not bool(judge.finite.any()):  # nor does what NaN makes of all; where it begins may be a group without anything
+        causes = frozenset({_EMPTY}) & (causes if causes is not None else frozenset({_EMPTY}))
+        if not causes:
+            return None
     return Search(session, tensor, judge, own, causes)
 
 
@@ -85,6 +90,7 @@ class Search:
         self._settled = 0.0  # changes of that prior, or less, need not be tried
         self._witnesses: list[Witness] | None = None
         self._vanishing: dict[int, Changed] = {}  # operators whose result is 0 for every input
+        self._asked: set[int] = set()  # operators whose numbers are compared, so that others are chosen
 
     def run(self, spent: Callable[[], bool]) -> list[WhatIf]:
         """All that is found by then, the best first.
@@ -132,6 +138,7 @@ class Search:
         self.behind = set(range(len(calls))) if key == -1 else behind(calls, key)
         self.operators = frozenset(call.name for call in calls if call.index in self.behind)
         self._vanishing = addends.vanishing(calls, self.behind)
+        self._asked = compared(calls, self.behind)
         others = [c for c in calls if isinstance(c.out, Tensor) and c.index != key]
         self.alike = next((c.said for c in others if self.judge.explained(c.out.detach())[1]), "")
         return calls
@@ -161,7 +168,9 @@ class Search:
         if not isinstance(call.out, Tensor) or not call.out.is_floating_point():
             return True
         value = self._value(call.index, poisoned)
-        return value is None or bool((torch.isnan(value) | ~self.judge.wrong_at).all())
+        if value is None or bool((torch.isnan(value) | ~self.judge.wrong_at).all()):
+            return True
+        return call.index in self._asked  # a comparison with NaN is false, and what it chooses is a number
 
     def _value(
         self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None = None
@@ -206,11 +215,9 @@ class Search:
         return True
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Of the golden's operators, in order, forward and backward."""
-        mode = Listening().record()
-        self.golden.run_under(mode, self.leaves, "")
-        return tuple(call.name for call in mode.calls or ())
+    def all_operators(self) -> Operators:
+        """Of the golden, in order, forward and backward."""
+        return operators(self.golden, self.leaves)
 
     def _again(self, change: Change) -> bool:
         """Whether what makes every number of one draw makes those of another as well, as far as it can be asked.
@@ -221,7 +228,7 @@ class Search:
             return True
         if self._witnesses is None:
             self._witnesses = called(self.session, self.tensor, self.own, self.judge)
-        alike = [draw for draw in self._witnesses if draw.names == self.names]
+        alike = [draw for draw in self._witnesses if draw.operators == self.all_operators]
         return not alike or self.holds(change)
 
     def _tried(self, change: Change) -> WhatIf | None:

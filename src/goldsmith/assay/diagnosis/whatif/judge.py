@@ -24,7 +24,8 @@ class Judge:
         size = torch.where(torch.isfinite(golden), golden.abs(), scale)  # an infinity allows no number beside it
         limit = torch.where(torch.isfinite(bound), SLACK * bound, _OPEN * (size + scale))
         self.wrong_at = ~((self.got - golden).abs() <= limit) & ~((got == golden) | (got != got))
-        self.bound = torch.where(torch.isfinite(bound + golden), bound, 1e-6 * size).clamp_min(
+        rounded = torch.finfo(got.dtype).eps / 2 * self.got.abs().nan_to_num(0, 0, 0)  # of a number that is no copy
+        self.bound = torch.maximum(torch.where(torch.isfinite(bound + golden), bound, 1e-6 * size), rounded).clamp_min(
             1e-13 * (size + scale) + 1e-300
         )
         self.error = self._units(golden)

@@ -22,6 +22,8 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     if not isinstance(mask, Tensor) or not mask.numel() or not call.out.is_floating_point():
         return
     fill = value if not isinstance(value, Tensor) else float(value) if value.numel() == 1 else None
+    if at == 0:
+        yield from _unguarded(call, mask)
     if fill is not None:
         yield from _filled(call, mask if call.name == "masked_fill" else ~mask, float(fill))
     if mask.dim() >= 2:
@@ -45,6 +47,16 @@ def _filled(call: Call, hidden: Tensor, fill: float) -> Iterator[Change]:
         if abs(fill) == torch.inf:
             text = f"masked places of {call.said}{where} hold, instead of {fill:g},"
             yield Change("wrong_mask", text, call.index, holds, {}, 0.6, free=-1e-3)
+
+
+def _unguarded(call: Call, mask: Tensor) -> Iterator[Change]:
+    """What is not finite where it is hidden, such as a mean of nothing, is not hidden."""
+    for i, at in ((1, ~mask), (2, mask)):
+        behind = call.args[i]
+        if isinstance(behind, Tensor) and behind.is_floating_point() and bool((~behind.isfinite() & at).any()):
+            text = f"{call.operand(i) or 'an operand'} is not hidden by {call.said} where it is not finite"
+            change = given(lambda args, shown=i == 1: replaced(args, 0, torch.full_like(args[0], shown)))
+            yield Change("empty_group", text, call.index, change, {}, 0.6, also=("wrong_mask",))
 
 
 def _regions(call: Call, hidden: Tensor) -> Iterator[tuple[str, Tensor]]:

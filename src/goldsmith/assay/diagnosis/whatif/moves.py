@@ -40,8 +40,6 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield from _index(call)
     if call.name in _SUMMING:
         yield from _lost(call)
-    if call.name == "arange" and isinstance(call.out, Tensor) and call.out.numel() > 1:
-        yield from _counted(call)
     if call.name in ("slice", "select", "narrow"):
         yield from _offsets(call)
     if call.name == "_to_copy" and floating(call.out):
@@ -282,16 +280,6 @@ def _borders(call: Call) -> Iterator[Change]:
         if call.name.startswith("index_add"):
             text = f"every group of {call.said} {text}"
             yield Change("off_by_one", text, call.index, instead(borders), {"axis": axis}, 0.6)
-
-
-def _counted(call: Call) -> Iterator[Change]:
-    """Positions and places that are counted from elsewhere."""
-    for step, how in ((1, "one too late"), (-1, "one too early")):
-        text = f"{call.said} begins {how}"
-        yield Change("shifted", text, call.index, moved(lambda t, s=step: t + s), {"step": step}, 0.45)
-    for bits, wrap in wraps(call.out):
-        text = f"{call.said} wraps at {bits} bits"
-        yield Change("index_overflow", text, call.index, moved(wrap), {"bits": bits}, 0.6)
 
 
 def wraps(t: Tensor) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:

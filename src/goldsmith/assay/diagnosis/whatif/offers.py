@@ -14,6 +14,7 @@ from . import (
     again,
     arrivals,
     before,
+    beyond,
     blocks,
     borders,
     branches,
@@ -23,6 +24,8 @@ from . import (
     chunks,
     composed,
     convolutions,
+    counting,
+    decided,
     diagonals,
     elementwise,
     elsewhere,
@@ -31,12 +34,14 @@ from . import (
     groups,
     hidden,
     inner,
+    inputs,
     late,
     leaves,
     lookups,
     masks,
     misplaced,
     moves,
+    normalised,
     online,
     onwards,
     operands,
@@ -44,6 +49,7 @@ from . import (
     padding,
     parted,
     pieces,
+    products,
     readers,
     restarts,
     rests,
@@ -88,6 +94,9 @@ _OF_A_CALL = (
     ("spread", spread.changes),
     ("windows", windows.changes),
     ("carried", carried.changes),
+    ("counting", counting.changes),
+    ("products", products.changes),
+    ("normalised", normalised.changes),
 )
 _ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
 
@@ -102,6 +111,10 @@ def of(search: Search, calls: list[Call]) -> list[Change]:
     material = search.session.material
     numbers = {**material.sizes, **material.scalars}
     waiting += offered("composed", composed.changes, search.leaves, search.tensor, numbers)
+    waiting += offered("inputs", inputs.changes, search.leaves, numbers)
+    waiting += offered("counting", counting.steps, calls, search.behind, numbers)
+    waiting += offered("normalised", normalised.by_parts, calls, search.behind, numbers)
+    waiting += offered("beyond", beyond.changes, calls, search.behind, numbers)
     waiting += offered("pieces", pieces.changes, calls, search.behind)
     waiting += offered("operands", operands.changes, calls, search.behind, _known(search))
     waiting += offered("saved", saved.changes, calls, search.session.target.saved)
@@ -147,6 +160,7 @@ def _in_backward(search: Search, calls: list[Call], by_call: Mapping[int, list[C
     material = search.session.material
     numbers = {**material.sizes, **material.scalars}
     waiting = offered("misplaced", misplaced.changes, calls, search.behind)
+    waiting += offered("decided", decided.changes, calls, search.behind)
     waiting += offered("carries", carries.changes, calls, search.behind, search.leaves)
     waiting += offered("restarts", restarts.changes, calls, search.behind)
     waiting += offered("shares", shares.changes, calls, search.behind, numbers)

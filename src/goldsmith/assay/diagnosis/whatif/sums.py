@@ -12,6 +12,7 @@ from . import bases, spans
 from .calls import Call, Change, floating, given, instead, moved, replaced
 
 _REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
+SMALL = (4, 2, 3)
 BLOCKS = (8, 16, 32, 64, 128, 256)
 _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "dot": (0, 0), "mv": (1, 0), "addmm": (1, 0), "baddbmm": (2, 1)}
 
@@ -36,6 +37,8 @@ def cuts(n: int) -> dict[int, str]:
         found.setdefault(block, f"the first block of {block} alone")
         found.setdefault(n - block, f"one block of {block} short")
         found.setdefault((n - 1) // block * block, f"the last block of {block} is left out")
+    for block in SMALL:
+        found.setdefault((n - 1) // block * block, f"the last block of {block} is left out")
     found.setdefault(n // 2, "the first half alone")
     return {k: why for k, why in found.items() if 0 < k < n}
 
@@ -46,6 +49,8 @@ def starts(n: int) -> dict[int, str]:
     for block in BLOCKS:
         found.setdefault((n - 1) // block * block, f"the last block of {block} alone")
         found.setdefault(block, f"without the first block of {block}")
+    for block in SMALL:
+        found.setdefault((n - 1) // block * block, f"the last block of {block} alone")
     found.setdefault(n // 2, "the second half alone")
     found.setdefault(n - 1, "the last one alone")
     return {k: why for k, why in found.items() if 0 < k < n}

@@ -26,13 +26,14 @@ from .judge import Judge
 FEW = 8  # wrong numbers, at most, that a change can make by chance
 _PROBE = "whatif"
 _DRAWS = 3
+Operators = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
 class Witness:
     """What the candidate made of other inputs, and the golden's inputs to make it again.
 
-    names  of the golden's operators, in order; a change is of one by its place among them
+    operators  of the golden in order, with shapes: a change is of one by its place among them, and of places in it
     """
 
     golden: Golden
@@ -40,10 +41,15 @@ class Witness:
     judge: Judge
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        mode = Listening().record()
-        self.golden.run_under(mode, self.leaves, "")
-        return tuple(call.name for call in mode.calls or ())
+    def operators(self) -> Operators:
+        return operators(self.golden, self.leaves)
+
+
+def operators(golden: Golden, leaves: Mapping[str, Tensor]) -> Operators:
+    mode = Listening().record()
+    golden.run_under(mode, leaves, "")
+    shapes = (tuple(call.out.shape) if isinstance(call.out, Tensor) else () for call in mode.calls or ())
+    return tuple(zip((call.name for call in mode.calls or ()), shapes, strict=True))
 
 
 def few(judge: Judge) -> bool:

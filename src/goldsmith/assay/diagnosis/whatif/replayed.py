@@ -1,0 +1,260 @@
+"""A run of the golden that is run again from an operator on, without the golden's own Python.
+
+A search asks thousands of times what the golden makes with one operator changed. Most of such a run is the same as
+before: here only the operators that the change reaches are called, on what was recorded of the others.
+
+Tensors are known by their memory, since views and what autograd saves are other objects of the same memory. What the
+recording cannot answer (`Unknown`) is left to a whole run: numbers that the golden's Python may have read, other
+shapes, views that are changed, what is drawn at random.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .calls import Changed, Listening
+
+_MOST_BYTES = 1 << 28  # of memory that is written several times, of which each state is kept
+_LAST = sys.maxsize
+_DRAWN = torch.Tag.nondeterministic_seeded
+
+
+class Unknown(Exception):
+    """The recording does not say it."""
+
+
+class Seen:
+    """A tensor that an operator was given or made; `layout` says where in its memory it lies."""
+
+    __slots__ = ("dtype", "layout", "place", "shape", "tensor")
+
+    def __init__(self, tensor: Tensor):
+        self.tensor, self.place = tensor, _place(tensor)
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+        self.layout = (tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def of(self, held: Tensor) -> Tensor:
+        """The same part of other memory."""
+        if held.dtype == self.dtype:
+            return held.as_strided(*self.layout)
+        shape, strides, offset = self.layout
+        return torch.empty(0, dtype=self.dtype).set_(held.untyped_storage(), offset, shape, strides)
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator as it was called.
+
+    args, kwargs  with Seen in place of tensors
+    out           what it returned, likewise
+    places        the memories of the tensors that it was given
+    written       those of them that it writes to
+    views         whether it only looks at them anew
+    """
+
+    index: int
+    func: Any
+    args: tuple
+    kwargs: dict[str, Any]
+    out: tuple
+    places: frozenset[int]
+    written: tuple[int, ...]
+    views: bool
+
+
+class Taping(Listening):
+    """Keeps all that a run computes; of memory that is written to, each state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self.states: dict[int, list[tuple[int, Tensor]]] = {}  # memory -> (after which operator, what it held)
+        self.bytes = 0
+        self.leaves: dict[str, Seen] = {}
+
+    def call_it(self, tensor: Tensor, name: str, *, leaf: bool = False) -> None:
+        if leaf and tensor.numel():
+            self.leaves[name] = Seen(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        index, self.count = self.count, self.count + 1
+        written = {_place(t): t for t in _written(func, args, kwargs)} if func._schema.is_mutable else {}
+        for place, t in written.items():
+            if place not in self.states:
+                self._keep(place, -1, t)
+        out = func(*args, **kwargs)
+        for place, t in written.items():
+            self._keep(place, index, t)
+        given, named, made = _seen(args), {n: _seen(v) for n, v in kwargs.items()}, _seen(_parts(out))
+        places = frozenset(s.place for s in _all((given, tuple(named.values()))))
+        views = bool(_all(made)) and not written and places.issuperset(s.place for s in _all(made))
+        self.steps.append(Step(index, func, given, named, made, places, tuple(written), views))
+        return out
+
+    def _keep(self, place: int, index: int, t: Tensor) -> None:
+        self.bytes += t.untyped_storage().nbytes()
+        if self.bytes <= _MOST_BYTES:
+            self.states.setdefault(place, []).append((index, _all_of_it(t).clone()))
+
+
+class Replay:
+    """Of a run that was taped, the tensor `result`, as changes of operators leave it."""
+
+    def __init__(self, tape: Taping, result: Tensor):
+        self.result = Seen(result)
+        self.states, self.leaves = tape.states, tape.leaves
+        self.whole = tape.bytes <= _MOST_BYTES
+        self.steps = self._behind(tape.steps)
+
+    def _behind(self, steps: list[Step]) -> list[Step]:
+        """Those that the result is made of."""
+        wanted = {self.result.place}
+        kept = []
+        for step in reversed(steps):
+            if not wanted.isdisjoint((*step.written, *(s.place for s in _all(step.out)))):
+                wanted |= step.places
+                kept.append(step)
+        return kept[::-1]
+
+    def value(self, changes: Mapping[int, Changed], leaves: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The result, made again, of other leaves where they are given.
+
+        Raises Unknown where a whole run has to tell; and what an operator raises that is given what does not fit.
+        """
+        if not self.whole:
+            raise Unknown
+        changed: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for name, old in self.leaves.items() if leaves is not None else ():
+                self._place_leaf(old, leaves[name], changed)
+            for step in self.steps:
+                change = changes.get(step.index)
+                if change is not None or changed and not step.views and not step.places.isdisjoint(changed):
+                    self._again(step, change, changed)
+            return self._now(self.result, _LAST, changed).clone()
+
+    def _again(self, step: Step, change: Changed | None, changed: dict[int, Tensor]) -> None:
+        if _DRAWN in step.func.tags or change is not None and step.views:
+            raise Unknown  # who reads a view next cannot be told from who reads what it is a view of
+        for place in step.written:
+            if place not in changed:
+                changed[place] = self._state(place, step.index).clone()
+        args = self._now(step.args, step.index, changed)
+        kwargs = {name: self._now(value, step.index, changed) for name, value in step.kwargs.items()}
+        out = _parts(step.func(*args, **kwargs) if change is None else change(step.func, args, kwargs))
+        if len(step.out) != len(out):
+            raise Unknown
+        given = {_place(t) for t in _tensors((args, tuple(kwargs.values())))} if change is not None else ()
+        for old, new in zip(step.out, out, strict=True):
+            if not isinstance(old, Seen):
+                if old is not new and old != new:
+                    raise Unknown  # a number that the golden's Python has
+            elif not isinstance(new, Tensor) or new.shape != old.shape or new.dtype != old.dtype:
+                raise Unknown
+            elif new.numel():
+                self._take(step, old, new, changed, fresh=not given or _place(new) not in given)
+
+    def _take(self, step: Step, old: Seen, new: Tensor, changed: dict[int, Tensor], *, fresh: bool) -> None:
+        """What an operator made, in the place of what it had made."""
+        if old.place in step.written:
+            if _place(new) != _place(changed[old.place]):
+                raise Unknown
+        elif old.place not in step.places:
+            if not _numbers(new):
+                if torch.equal(old.tensor, new):
+                    return
+                raise Unknown  # places and counts, which the golden's Python may have read
+            changed[old.place] = _laid_out(new, old, fresh=fresh)
+
+    @staticmethod
+    def _place_leaf(old: Seen, new: Tensor, changed: dict[int, Tensor]) -> None:
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise Unknown
+        if not torch.equal(old.tensor, new):
+            if not _numbers(new):
+                raise Unknown
+            changed[old.place] = _laid_out(new, old, fresh=False)
+
+    def _state(self, place: int, index: int) -> Tensor:
+        """What memory held before an operator was called."""
+        return next(held for after, held in reversed(self.states[place]) if after < index)
+
+    def _now(self, value: Any, index: int, changed: Mapping[int, Tensor]) -> Any:
+        """What a tensor holds when that operator is called; in lists and tuples, of each."""
+        if isinstance(value, Seen):
+            held = changed.get(value.place)
+            if held is not None:
+                return value.of(held)
+            return value.of(self._state(value.place, index)) if value.place in self.states else value.tensor
+        if isinstance(value, tuple):
+            return tuple([self._now(v, index, changed) for v in value])
+        return [self._now(v, index, changed) for v in value] if isinstance(value, list) else value
+
+
+def taped(run: Callable[[Taping], Mapping[str, Tensor]], tensor: str) -> Replay | None:
+    """A replay of the golden up to a tensor; `run` runs it under a mode. None where it does not make the tensor."""
+    tape = Taping()
+    result = run(tape).get(tensor)
+    return None if result is None or not result.numel() else Replay(tape, result)
+
+
+def _laid_out(new: Tensor, old: Seen, *, fresh: bool) -> Tensor:
+    """`new` in memory as `old` has it; memory that nothing else has need not be copied."""
+    if fresh and (new.shape, new.stride(), new.storage_offset()) == old.layout:
+        return new
+    held = torch.empty_like(_all_of_it(old.tensor))
+    old.of(held).copy_(new)
+    return held
+
+
+def _all_of_it(t: Tensor) -> Tensor:
+    """The whole memory of a tensor, as a row of its numbers."""
+    storage = t.untyped_storage()
+    return torch.empty(0, dtype=t.dtype).set_(storage, 0, (storage.nbytes() // t.element_size(),), (1,))
+
+
+def _numbers(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex() or t.dtype == torch.bool
+
+
+def _place(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+def _parts(value: Any) -> tuple:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _seen(value: Any) -> Any:
+    """The same with Seen in place of tensors; what has no memory stays, as nothing can change in it."""
+    if isinstance(value, Tensor):
+        return Seen(value) if value.numel() else value
+    return type(value)(map(_seen, value)) if isinstance(value, list | tuple) else value
+
+
+def _all(value: Any) -> list[Seen]:
+    if isinstance(value, Seen):
+        return [value]
+    return [s for v in value for s in _all(v)] if isinstance(value, list | tuple) else []
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value] if value.numel() else []
+    return [t for v in value for t in _tensors(v)] if isinstance(value, list | tuple) else []
+
+
+def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
+    """The tensors that an operator writes to."""
+    found = []
+    for i, arg in enumerate(func._schema.arguments):
+        if arg.alias_info is not None and arg.alias_info.is_write:
+            found += _tensors(kwargs.get(arg.name) if arg.kwarg_only or i >= len(args) else args[i])
+    return found
