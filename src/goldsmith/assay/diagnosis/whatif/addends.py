@@ -116,8 +116,15 @@ def vanishing(calls: Sequence[Call], among: set[int]) -> dict[int, Changed]:
     changed, autograd's is no longer 0.
     """
     found: dict[int, Changed] = {}
+    sizes: dict[Key, float] = {}  # of what cancels in a sum of two: a maximum that is taken out has no gradient
     for call in calls:
-        if not (call.backward and call.index in among and call.name == "sum" and floating(call.out)):
+        if not (call.backward and call.index in among and floating(call.out) and call.out.numel()):
+            continue
+        if call.name in ("add", "sub") and len(call.made) == 2:
+            size = max([sizes.get(key, 0.0) for key in call.made] + [float(t.abs().amax()) for t in call.tensors])
+            if size > 0 and bool((call.out.abs() <= _LEAST * size).all()):
+                found[call.index], sizes[call.index] = moved(torch.zeros_like), size
+        if call.name != "sum":
             continue
         made, addends = _made(calls, call.made[0]), [call.args[0]]
         if made is not None and made.name == "neg":

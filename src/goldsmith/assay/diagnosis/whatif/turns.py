@@ -25,11 +25,14 @@ class Sequence_:
     at: int  # of the arguments
     reads: list[tuple[Call, int]] = field(default_factory=list)
     values: dict[int, Tensor] = field(default_factory=dict)
+    carried: bool = False  # each turn reads what the one before it made
 
 
 def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
-    for sequence in _sequences(calls, among):
+    sequences = list(_sequences(calls, among))
+    yield from _states(sequences)
+    for sequence in sequences:
         places = sorted(sequence.values)
         for step, which in ((1, "the turn after"), (-1, "the turn before")):
             name = sequence.operand or "an operand"
@@ -41,6 +44,17 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
                     also = ("off_by_one", "wrong_saved_tensor") if sequence.backward else ("off_by_one", "stale_state")
                     yield Change("shifted", f"{text}, {how}", group[0][0], group[0][1], params,
                                  0.55 if edge == "own" else 0.54, group=group, also=also)  # fmt: skip
+
+
+def _states(sequences: Sequence[Sequence_]) -> Iterator[Change]:
+    """All states that a loop's backward reads from before each turn are those from after it."""
+    carried = [s for s in sequences if s.backward and s.carried]
+    group = tuple(move for s in carried for move in _moved(s, sorted(s.values), 1, "own"))
+    if len(carried) > 1 and group:
+        names = " and ".join(dict.fromkeys(s.operand or "a state" for s in carried))
+        text = f"in every turn the backward reads {names} from after the turn, not from before it"
+        yield Change("wrong_saved_tensor", text, group[0][0], group[0][1], {"operand": names, "step": 1}, 0.6,
+                     group=group, also=("off_by_one", "shifted"))  # fmt: skip
 
 
 def _moved(sequence: Sequence_, places: list[int], step: int, edge: str) -> Iterator[tuple[int, Changed]]:
@@ -95,6 +109,10 @@ def _sequences(calls: Sequence[Call], among: set[int]) -> Iterator[Sequence_]:
             told.reads.append((call, place))
             told.values[place] = a
     for kind, sequence in found.items():
+        if len(sequence.values) == 1 and len(sequence.reads) == 1:
+            at = sequence.reads[0][0], sequence.at
+            loose.setdefault(kind[:5], []).append(at)  # made on a line that makes several things, once each
+    for kind, sequence in found.items():
         if isinstance(kind[5], tuple) and len(sequence.values) >= _LEAST - 1:
             _begun(sequence, lines[kind[5]], calls, loose.get(kind[:5], []))
         if _LEAST <= len(sequence.values) <= _MOST:
@@ -112,4 +130,5 @@ def _begun(sequence: Sequence_, made: list[int], calls: Sequence[Call], before: 
         sequence.reads.append((call, places[0] - each))
     last = places[-1] + each
     if last < len(made) and calls[made[last]].out.shape == like.shape:
+        sequence.carried = len(sequence.values) == len(made)
         sequence.values[last] = calls[made[last]].out
