@@ -90,6 +90,7 @@ class Search:
         self._settled = 0.0  # changes of that prior, or less, need not be tried
         self._witnesses: list[Witness] | None = None
         self._vanishing: dict[int, Changed] = {}  # operators whose result is 0 for every input
+        self._before: set[int] = set()  # what those are made of
         self._asked: set[int] = set()  # operators whose numbers are compared, so that others are chosen
 
     def run(self, spent: Callable[[], bool]) -> list[WhatIf]:
@@ -138,6 +139,7 @@ class Search:
         self.behind = set(range(len(calls))) if key == -1 else behind(calls, key)
         self.operators = frozenset(call.name for call in calls if call.index in self.behind)
         self._vanishing = addends.vanishing(calls, self.behind)
+        self._before = {i for at in self._vanishing for i in behind(calls, at)}
         self._asked = compared(calls, self.behind)
         others = [c for c in calls if isinstance(c.out, Tensor) and c.index != key]
         self.alike = next((c.said for c in others if self.judge.explained(c.out.detach())[1]), "")
@@ -238,7 +240,7 @@ class Search:
         if value is None or not bool(value.count_nonzero()):
             return None
         share, exact = self.judge.explained(value)
-        if share < EXPLAINED and self._vanishing and change.all and change.at not in self._vanishing:
+        if share < EXPLAINED and any(at in self._before and at not in self._vanishing for at, _ in change.all):
             change = replace(change, group=(*self._vanishing.items(), *change.all))
             value = (self._made(change, self.tensor) or {}).get(self.tensor)
             share, exact = self.judge.explained(value)

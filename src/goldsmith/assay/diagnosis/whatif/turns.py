@@ -53,7 +53,7 @@ def _states(sequences: Sequence[Sequence_]) -> Iterator[Change]:
     if len(carried) > 1 and group:
         names = " and ".join(dict.fromkeys(s.operand or "a state" for s in carried))
         text = f"in every turn the backward reads {names} from after the turn, not from before it"
-        yield Change("wrong_saved_tensor", text, group[0][0], group[0][1], {"operand": names, "step": 1}, 0.6,
+        yield Change("wrong_saved_tensor", text, group[0][0], group[0][1], {"operand": names, "step": 1}, 0.82,
                      group=group, also=("off_by_one", "shifted"))  # fmt: skip
 
 
