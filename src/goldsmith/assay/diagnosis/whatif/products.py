@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
@@ -11,12 +12,14 @@ from torch import Tensor
 
 from .calls import Call, Change, given, moved, replaced
 
+_LENGTHS = 12
+
 
 def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     if call.name in ("mul", "mm", "bmm") and len(call.tensors) == 2 and isinstance(call.out, Tensor):
         yield from _outer(call)
     if call.name in ("div", "div_") and len(call.args) > 1 and _counts(call.args[1]):
-        yield from _divided(call)
+        yield from _divided(call, calls)
 
 
 def _outer(call: Call) -> Iterator[Change]:
@@ -48,14 +51,14 @@ def _counts(value: Any) -> bool:
     return bool(((value == value.round()) & (value >= 1)).all()) and bool((value != value.flatten()[0]).any())
 
 
-def _divided(call: Call) -> Iterator[Change]:
+def _divided(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
+    """By a length that some tensor of the golden has, or by the largest count."""
     name = call.operand(1) or "a count"
-
-    def by(c: float) -> Any:
-        return given(lambda args: replaced(args, 1, c))
-
-    text = f"{call.said} is divided, instead of by each group's {name}, by"
-    yield Change("wrong_factor", text, call.index, by, {"factor": name}, 0.6, free=1.0)
+    lengths = Counter(n for c in calls for t in c.tensors for n in t.shape if n > 1)
+    for n, _ in lengths.most_common(_LENGTHS):
+        text = f"{call.said} is divided by {n}, not by each group's {name}"
+        change = given(lambda args, n=n: replaced(args, 1, n))
+        yield Change("wrong_factor", text, call.index, change, {"factor": name, "by": n}, 0.6)
     most = given(lambda args: replaced(args, 1, args[1].amax()))
     text = f"{call.said} is divided by the largest of {name}"
     yield Change("wrong_factor", text, call.index, most, {"factor": name}, 0.5)
