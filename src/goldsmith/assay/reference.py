@@ -66,6 +66,7 @@ class References:
         self.compute = compute or material.target.compute_dtype(material.inputs)
         self.unable = ""  # why the golden has no runs in 16 bits although they are declared
         self._births: dict[str, int] = {}  # of outputs that are all that an operator of the golden made: which one
+        self._made_in: list[str] | None = None  # the outputs' names in the order in which they are made
         self._written: dict[bool, dict[str, Tensor]] = {}
 
     # the golden as one function of its leaves
@@ -82,21 +83,20 @@ class References:
         wanted = target.wanted_grads(self.material.inputs) if target.backward is not None and gradients else ()
         tracer = Tracer(live=True, substitute=self.decisions, store=self._store)
         with torch.enable_grad(), listening(tracer):
-            placed = {n: leaves[n].detach() for n in self.material.inputs}
-            for name in wanted:
-                placed[name].requires_grad_()
+            placed = {n: leaves[n].detach().requires_grad_(n in wanted) for n in self.material.inputs}
             supply = {**placed, **self.material.scalars}
-            births = Births(self._stores_early if early else None) if self._several else nullcontext()
-            with births:
+            look = self._several and (early or self._made_in is None)  # costs Python for each operator: not every time
+            births = Births(self._stores_early if early else None) if look else None
+            with births or nullcontext():
                 named = self._named(target.bound("golden", supply)(supply))
-            first = births.sorted(named) if isinstance(births, Births) else list(named)
-            self._births = births.numbered(named) if isinstance(births, Births) else {}
+            if births:
+                self._made_in, self._births = births.sorted(named), births.numbered(named)
             named = {n: self._store(n, t) for n, t in named.items()}
             self.outputs = tuple(f"saved.{n}" if n in target.saved else n for n in named)
             if gradients:
                 self.differentiable = frozenset(n for n, t in named.items() if t.requires_grad)
             found = {f"saved.{n}" if n in target.saved else n: t for n, t in named.items()}
-            order = [*tracer.records, *(f"saved.{n}" if n in target.saved else n for n in first)]
+            order = [*tracer.records, *(f"saved.{n}" if n in target.saved else n for n in self._made_in or named)]
             if sent:
                 found.update(self._gradients(supply, named, leaves, sent, wanted, tracer))
         self.asked |= tracer.substituted
@@ -125,6 +125,7 @@ class References:
         if not self._several or self.read_back is None:
             return {}
         self._count("plain")
+        self._made_in = None  # what was seen under other leaves need not have the same numbers
         with golden.default_dtype(torch.float64):
             self.evaluate(self.leaves, gradients=False)
         return {number: partial(self._store, name) for name, number in self._births.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +22,7 @@ from .calls import Call, Change, Changed, Instead, Listening, behind, compared
 from .golden import Golden
 from .judge import Judge
 from .mistaken import read_instead
+from .replayed import Replay, Unknown, taped
 from .sought import EXPLAINED, sought
 from .witness import Operators, Witness, called, few, of_this_draw, operators
 
@@ -174,6 +176,11 @@ class Search:
             return True
         return call.index in self._asked  # a comparison with NaN is false, and what it chooses is a number
 
+    @cached_property
+    def replay(self) -> Replay | None:
+        """The run up to the tensor, for changes that leave most of it as it was."""
+        return taped(lambda tape: self.golden.run_under(tape, self.leaves, self.tensor), self.tensor)
+
     def _value(
         self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None = None
     ) -> Tensor | None:
@@ -183,16 +190,24 @@ class Search:
     def made_by(
         self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None, until: str,
         wrap: str = "", saved: Instead | None = None, group: tuple[tuple[int, Changed], ...] = (),
-        golden: Golden | None = None, scalars: Mapping[str, Any] | None = None,
+        golden: Golden | None = None, scalars: Mapping[str, Any] | None = None, sure: bool = False,
     ) -> dict[str, Tensor] | None:  # fmt: skip
+        """What the golden makes then; sure: by a whole run, even where a replay can tell."""
         changes = dict(group) if group else {at: change} if change is not None else {}
-        mode = Listening(changes, wrap=wrap, saved=saved)
+        given, golden = self.leaves if given is None else given, golden or self.golden
+        own = golden is self.golden and until == self.tensor and not (wrap or saved or scalars or sure)
         try:
-            return (golden or self.golden).run_under(mode, self.leaves if given is None else given, until, scalars)
+            if own and self.replay is not None:
+                with suppress(Unknown):
+                    other = {n: t for n, t in given.items() if t is not self.leaves.get(n)}
+                    return {until: self.replay.value(changes, other)}
+            return golden.run_under(Listening(changes, wrap=wrap, saved=saved), given, until, scalars)
         except Exception:  # noqa: BLE001 - shapes that no longer fit: the candidate has not done this
             return None
 
-    def _made(self, change: Change, until: str, draw: Witness | None = None) -> dict[str, Tensor] | None:
+    def _made(
+        self, change: Change, until: str, draw: Witness | None = None, *, sure: bool = False
+    ) -> dict[str, Tensor] | None:
         given, golden = (self.leaves, self.golden) if draw is None else (draw.leaves, draw.golden)
         try:
             given = {**given, **change.leaves(given)} if change.leaves is not None else given
@@ -200,11 +215,12 @@ class Search:
             return None
         if change.composed is not None:
             return composed.made(
-                change, given, lambda other: self.made_by(-1, None, other, until, golden=golden), until
+                change, given, lambda other: self.made_by(-1, None, other, until, golden=golden, sure=sure), until
             )
         return self.made_by(
-            change.at, change.change, given, until, change.wrap, change.saved, change.group, golden, change.scalars
-        )
+            change.at, change.change, given, until, change.wrap, change.saved, change.group, golden, change.scalars,
+            sure,
+        )  # fmt: skip
 
     def holds(self, change: Change) -> bool:
         """Whether it makes what came of other draws as well, where the first one has too few numbers to tell."""
@@ -254,6 +270,9 @@ class Search:
             return None
         if exact and whole and not self._again(change):
             return None
+        value = (self._made(change, self.tensor, sure=True) or {}).get(self.tensor)
+        if value is None or max(self.judge.explained(value), self.judge.explained_where_wrong(value))[0] < EXPLAINED:
+            return None  # the golden's Python had read what was changed
         params = dict(change.params)
         return WhatIf(
             change.cause, text, self.tensor, share, exact, params, whole, prior=change.prior, also=change.also

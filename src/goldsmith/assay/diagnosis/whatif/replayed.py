@@ -111,6 +111,7 @@ class Replay:
         self.result = Seen(result)
         self.states, self.leaves = tape.states, tape.leaves
         self.whole = tape.bytes <= _MOST_BYTES
+        self.views = {step.index for step in tape.steps if step.views}
         self.steps = self._behind(tape.steps)
 
     def _behind(self, steps: list[Step]) -> list[Step]:
@@ -123,17 +124,17 @@ class Replay:
                 kept.append(step)
         return kept[::-1]
 
-    def value(self, changes: Mapping[int, Changed], leaves: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The result, made again, of other leaves where they are given.
+    def value(self, changes: Mapping[int, Changed], leaves: Mapping[str, Tensor]) -> Tensor:
+        """The result, made again; `leaves` are those that are others now.
 
         Raises Unknown where a whole run has to tell; and what an operator raises that is given what does not fit.
         """
-        if not self.whole:
-            raise Unknown
+        if not self.whole or not self.views.isdisjoint(changes):
+            raise Unknown  # who reads a view next cannot be told from who reads what it is a view of
         changed: dict[int, Tensor] = {}
         with torch.no_grad():
-            for name, old in self.leaves.items() if leaves is not None else ():
-                self._place_leaf(old, leaves[name], changed)
+            for name, new in leaves.items():
+                self._place_leaf(self.leaves.get(name), new, changed)
             for step in self.steps:
                 change = changes.get(step.index)
                 if change is not None or changed and not step.views and not step.places.isdisjoint(changed):
@@ -141,8 +142,8 @@ class Replay:
             return self._now(self.result, _LAST, changed).clone()
 
     def _again(self, step: Step, change: Changed | None, changed: dict[int, Tensor]) -> None:
-        if _DRAWN in step.func.tags or change is not None and step.views:
-            raise Unknown  # who reads a view next cannot be told from who reads what it is a view of
+        if _DRAWN in step.func.tags:
+            raise Unknown
         for place in step.written:
             if place not in changed:
                 changed[place] = self._state(place, step.index).clone()
@@ -174,8 +175,8 @@ class Replay:
             changed[old.place] = _laid_out(new, old, fresh=fresh)
 
     @staticmethod
-    def _place_leaf(old: Seen, new: Tensor, changed: dict[int, Tensor]) -> None:
-        if new.shape != old.shape or new.dtype != old.dtype:
+    def _place_leaf(old: Seen | None, new: Tensor, changed: dict[int, Tensor]) -> None:
+        if old is None or new.shape != old.shape or new.dtype != old.dtype:
             raise Unknown
         if not torch.equal(old.tensor, new):
             if not _numbers(new):

@@ -1,0 +1,123 @@
+"""A run that is taken up at the operator that is changed makes what a whole run makes, bit for bit."""
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.whatif.calls import Listening, moved
+from goldsmith.assay.diagnosis.whatif.golden import Golden
+from goldsmith.assay.diagnosis.whatif.replayed import Unknown, taped
+
+
+@assay.case(T=[5], D=[6], E=[3])
+def rows(make, T, D, E):
+    return {"x": make.normal(T, D), "w": make.normal(D, D), "ids": make.integers(0, E, T), "scale": make.normal(E)}
+
+
+def plain(x, w, ids, scale):
+    h = assay.stage("h", torch.tanh(x @ w))
+    return torch.softmax(h * scale[ids][:, None], -1)
+
+
+def in_place(x, w, ids, scale):
+    sums = torch.zeros_like(x)
+    sums += x
+    state = x[:, 0] * 0
+    for t in range(x.shape[1]):
+        state = state * 0.5 + x[:, t]
+        sums[:, t].mul_(2).add_(state)
+    out = sums.t().contiguous()
+    out[0].copy_(x[:, 0] + state)
+    return out.t() @ w + scale[ids][:, None]
+
+
+def of_parts(x, w, ids, scale):
+    left, right = (x @ w).chunk(2, -1)
+    values, places = torch.sort(torch.cat([left * 2, right]), dim=-1)
+    return torch.stack([values.amax(-1), values.gather(-1, places).sum(-1)]) + (scale[ids] * 0).sum()
+
+
+def twice(out):
+    return out * 2 if out.is_floating_point() else out
+
+
+def turned(out):
+    return torch.empty_like(out).copy_(out.flip(-1)) if out.dim() else out
+
+
+def laid_otherwise(out):
+    return out.sin().t().contiguous().t() if out.dim() == 2 and out.is_floating_point() else out
+
+
+def both(golden, tensor, change):
+    """Of every operator that was changed: what the replay makes, or Unknown, and what a whole run makes."""
+    target = assay.Target(lambda x, w, ids, scale: 1.01 * golden(x, w, ids, scale), golden, cases=rows)
+    ref = session_of(target).ref
+    run = Golden(ref)
+    replay = taped(lambda mode: run.run_under(mode, ref.leaves, tensor), tensor)
+    count = Listening()
+    run.run_under(count, ref.leaves, tensor)
+    for index in range(count.count):
+        changes = {index: change}
+        try:
+            whole = run.run_under(Listening(changes), ref.leaves, tensor)[tensor]
+        except RuntimeError:
+            continue
+        try:
+            yield replay.value(changes, {}), whole
+        except Unknown:
+            yield None, whole
+
+
+@pytest.mark.parametrize("tensor", ["y", "x.grad", "w.grad"])
+@pytest.mark.parametrize("change", [twice, turned])
+@pytest.mark.parametrize("golden", [plain, in_place, of_parts])
+def test_it_makes_what_a_whole_run_makes(golden, change, tensor):
+    found = list(both(golden, tensor, moved(change)))
+    told = [(replayed, whole) for replayed, whole in found if replayed is not None]
+    assert len(told) > len(found) // 3
+    assert all(torch.equal(replayed.nan_to_num(), whole.nan_to_num()) for replayed, whole in told)
+    assert len({tuple(whole.flatten().tolist()) for _, whole in told}) > 2, "the changes change something"
+
+
+def test_another_layout_is_read_as_it_lies():
+    def each(x, w, ids, scale):
+        h = torch.tanh(x.t() * 2).t() * scale[ids][:, None]
+        return h.view(-1, 2, 3).flip(1).reshape(x.shape) + w.sum() * 0
+
+    found = list(both(each, "y", moved(laid_otherwise)))
+    told = [(replayed, whole) for replayed, whole in found if replayed is not None]
+    assert len(told) > 3 and all(torch.equal(replayed, whole) for replayed, whole in told)
+
+
+@pytest.mark.parametrize("golden", [plain, in_place])
+def test_other_leaves(golden):
+    target = assay.Target(golden, golden, cases=rows)
+    ref = session_of(target).ref
+    run = Golden(ref)
+    replay = taped(lambda mode: run.run_under(mode, ref.leaves, "w.grad"), "w.grad")
+    for name in ("x", "w", "scale", "grad_y"):
+        other = {name: ref.leaves[name] * 3}
+        assert torch.equal(replay.value({}, other), run.run_under(Listening(), {**ref.leaves, **other})["w.grad"]), name
+    with pytest.raises(Unknown):  # the golden's Python may go by them
+        replay.value({}, {"ids": ref.leaves["ids"].flip(0)})
+    with pytest.raises(Unknown):
+        replay.value({}, {"x": ref.leaves["x"][:3]})
+
+
+def test_what_python_has_read_is_left_to_a_whole_run():
+    def by_size(x, w, ids, scale):
+        h = x @ w
+        return h * 2 if float(h.detach().sum()) > 0 else h * 3
+
+    def of_counts(x, w, ids, scale):
+        return x[((x @ w).argmax(-1) % 3).tolist()] + (w * scale[ids[0]]).sum()
+
+    for golden, index in ((by_size, 0), (of_counts, 0)):
+        target = assay.Target(lambda x, w, ids, scale: x @ w, golden, cases=rows)
+        ref = session_of(target).ref
+        run = Golden(ref)
+        replay = taped(lambda mode, run=run, ref=ref: run.run_under(mode, ref.leaves, "y"), "y")
+        with pytest.raises(Unknown):
+            replay.value({index: moved(lambda out: -out)}, {})
