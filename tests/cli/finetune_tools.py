@@ -5,10 +5,12 @@ import random
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from goldsmith.hf.training import journal
 from goldsmith.hf.training.data import Document
 from goldsmith.hf.training.loop import Plan, Trainer
 from goldsmith.hf.training.packing import Stream
 from goldsmith.hf.training.schedule import Schedule
+from goldsmith.hf.training.session import LOG, Session, Watcher
 
 CHAT = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -89,3 +91,32 @@ def tiny_trainer(steps=6, *, seed=0, grad_accum=1, batch_size=2, limit=None, kin
     stream = Stream(tiny_documents(), 16, packed=True, seed=seed)
     plan = Plan(steps, batch_size, grad_accum, Schedule(kind, lr, 1, steps), limit)
     return Trainer(model, parameters, stream, plan)
+
+
+# a run in this process
+
+IDENTITY = {"--rank": 8, "--data": "sum"}
+
+
+def session(folder, **options):
+    return Session(folder, options.pop("identity", IDENTITY), {"threads": 1}, **({"save_every": 2} | options))
+
+
+def trained(folder, steps=6, resume="auto", **options):
+    """A whole run in this process; returns what it trained."""
+    found = session(folder, **options)
+    start = found.find(resume, Watcher())
+    trainer = tiny_trainer(steps)
+    found.run(trainer, Watcher(), start=start, evaluation=Stream(tiny_documents(4, seed=9), 16, packed=True, seed=0))
+    return {name: tensor for name, tensor in trainer.state().items()}
+
+
+def told(folder):
+    """The log without what a clock says."""
+    return [
+        {k: v for k, v in row.items() if k not in ("seconds", "tokens_per_s")} for row in journal.rows(folder / LOG)
+    ]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -218,6 +218,17 @@ def test_options_that_do_not_alter_the_result_may_change(place, whole, tmp_path)
     assert same(adapter(tmp_path), adapter(tmp_path / "other"))
 
 
+def test_fewer_steps_than_are_done_are_a_run_that_has_ended(place, tmp_path):
+    words = ("--schedule", "constant", "--warmup", "0")
+    finished(place, tmp_path, *words, "--steps", "4")
+    before = adapter(tmp_path)
+    said = " ".join(finished(place, tmp_path, *words, "--steps", "3").output.split())
+    assert "4 steps are done already, and 3 were asked for: nothing is left to train" in said and "Stopped" not in said
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["result"]["status"] == "trained" and (run["result"]["step"], run["steps"]) == (4, 4)
+    assert "of 3 steps" not in (tmp_path / "loss.html").read_text() and same(adapter(tmp_path), before)
+
+
 def test_data_that_has_changed_is_refused(place, tmp_path):
     data = tmp_path / "mine.txt"
     data.write_text(VERSE)
@@ -261,6 +272,14 @@ def test_a_dry_run_counts_and_trains_nothing(place, tmp_path):
     shown = " ".join(finished(place, tmp_path / "none", "--dry-run").output.split())
     assert "expert LoRA, gate 3,072" in shown and "all, as in the optimizer 9,216" in shown
     assert "Memory allows" not in shown  # the batch is a whole step already
+
+
+def test_no_line_is_wider_than_the_columns_there_are(place, tmp_path, monkeypatch):
+    for columns in (80, 60):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        shown = finished(place, tmp_path / "none", "--dry-run", "--batch-size", "1", "--grad-accum", "2").output
+        assert max(map(len, shown.splitlines())) <= columns and "Memory allows" in shown
+        assert "of which 429 count, in 5 rows; 6 steps of 1 x 2 rows" in " ".join(shown.split())
 
 
 def test_a_batch_is_proposed_that_fits_into_memory():

@@ -12,10 +12,10 @@ pytest.importorskip("transformers", reason="comes with the extra hf")
 
 import torch
 
-from cli.finetune_tools import tiny_documents, tiny_model, tiny_trainer
+from cli.finetune_tools import IDENTITY, same, session, tiny_documents, tiny_model, tiny_trainer, told, trained
 from goldsmith import assay
 from goldsmith.assay.case import Case
-from goldsmith.hf.training import borders, checkpoint, journal
+from goldsmith.hf.training import borders, journal
 from goldsmith.hf.training.errors import Diverged, TrainingError
 from goldsmith.hf.training.loop import Plan, Trainer
 from goldsmith.hf.training.loss import summed_loss
@@ -23,32 +23,6 @@ from goldsmith.hf.training.packing import UNTRAINED, Stream, batch
 from goldsmith.hf.training.schedule import Schedule, warmup_steps
 from goldsmith.hf.training.session import LOG, Session, Watcher, lock
 from hf import goldens, models
-
-IDENTITY = {"--rank": 8, "--data": "sum"}
-
-
-def session(folder, **options):
-    return Session(folder, options.pop("identity", IDENTITY), {"threads": 1}, **({"save_every": 2} | options))
-
-
-def trained(folder, steps=6, resume="auto", **options):
-    """A whole run in this process; returns what it trained."""
-    found = session(folder, **options)
-    start = found.find(resume, Watcher())
-    trainer = tiny_trainer(steps)
-    found.run(trainer, Watcher(), start=start, evaluation=Stream(tiny_documents(4, seed=9), 16, packed=True, seed=0))
-    return {name: tensor for name, tensor in trainer.state().items()}
-
-
-def told(folder):
-    """The log without what a clock says."""
-    return [
-        {k: v for k, v in row.items() if k not in ("seconds", "tokens_per_s")} for row in journal.rows(folder / LOG)
-    ]
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.fixture(scope="module")
@@ -275,34 +249,6 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path, whole, monkeypatch):
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
     monkeypatch.undo()
     assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
-
-
-def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, whole):
-    trained(tmp_path)
-    path = tmp_path / "checkpoints" / "step-000006" / checkpoint.TENSORS
-    raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
-    path.write_bytes(raw)
-    notes = []
-    found = session(tmp_path).find("auto", Watcher(note=notes.append))
-    assert found.step == 4 and "step-000006: state.safetensors is damaged" in notes[0]
-    assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
-
-
-def test_when_no_checkpoint_is_whole_nothing_begins_anew(tmp_path):
-    trained(tmp_path, keep=1)
-    (tmp_path / "checkpoints" / "step-000006" / checkpoint.TENSORS).write_bytes(b"")
-    with pytest.raises(TrainingError, match="No checkpoint can be read: .*has 0 bytes of .*--resume never"):
-        trained(tmp_path)
-
-
-def test_options_that_alter_the_result_are_refused_by_name(tmp_path):
-    trained(tmp_path)
-    other = {"--rank": 16, "--data": "other", "--alpha": 1}
-    with pytest.raises(TrainingError) as error:
-        session(tmp_path, identity=other).find("auto", Watcher())
-    for said in ("--rank was 8 and is 16", "the content of --data is another", "--alpha was not given before"):
-        assert said in str(error.value)
 
 
 def test_other_threads_go_on_and_say_what_that_means(tmp_path):

@@ -84,6 +84,7 @@ class Run:
             apart = masks(loaded.model) if self.options.pack else no_masks
             trainer = Trainer(loaded.model, loaded.parameters, stream, found, apart)
             done = start.step if start else 0
+            record.facts["steps"] = max(found.steps, done)
             self.show.begins(found.steps, done)
             try:
                 with self.show.progress(found.steps, done):
@@ -199,7 +200,7 @@ class Run:
                     f"The adapter could not be written to {self.output}: {error.strerror or error}."
                 ) from error
         record.page(rows)
-        result = {"status": "trained" if trainer.done == trainer.plan.steps else "interrupted", "step": trainer.done}
+        result = {"status": "trained" if trainer.done >= trainer.plan.steps else "interrupted", "step": trainer.done}
         result |= {name: _ends([row[name] for row in rows if name in row]) for name in ("loss", "eval_loss")}
         record.write(result)
         self.show.ended(result, trainer.plan.steps, self.output)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,10 +31,10 @@ class Shown:
         self._began = self._told = 0.0
 
     def note(self, text: str) -> None:
-        self.err.print(f"[yellow]{_plain(text)}[/]", soft_wrap=True)
+        self.err.print(f"[yellow]{_plain(folded(text))}[/]", soft_wrap=True)
 
     def failed(self, text: str) -> None:
-        self.err.print(f"[red]{_plain(text)}[/]", soft_wrap=True)
+        self.err.print(f"[red]{_plain(folded(text))}[/]", soft_wrap=True)
 
     @contextmanager
     def doing(self, what: str) -> Iterator[Callable[[int, int, str], None]]:
@@ -47,12 +49,12 @@ class Shown:
 
     def data(self, said: dict[str, Any], plan: Any, rows: int) -> None:
         a_step = f"{plan.batch_size} x {plan.grad_accum}" if plan.grad_accum > 1 else f"{plan.batch_size}"
-        self.out.print(
+        text = (
             f"{said['file']}: {count(said['documents'], 'document')}, {count(said['tokens'], 'token')}, of which "
             f"{said['trained_tokens']:,} count, in {count(rows, 'row')}; "
-            f"{count(plan.steps, 'step')} of {a_step} rows",
-            soft_wrap=True,
+            f"{count(plan.steps, 'step')} of {a_step} rows"
         )
+        self.out.print(folded(text), markup=False, soft_wrap=True)
 
     def accounting(self, found: Any, options: Any) -> None:
         table = Table(box=None, pad_edge=False, header_style="dim")
@@ -94,16 +96,21 @@ class Shown:
                 f"--grad-accum {found.proposal[1]}, which has the same result but for rounding."
             )
         elif found.proposal[0] > now[0]:
-            self.out.print(
-                f"[dim]Memory allows --batch-size {found.proposal[0]} --grad-accum {found.proposal[1]}: as many rows a "
-                "step, and each expert's weights are read less often.[/]",
-                soft_wrap=True,
+            text = (
+                f"Memory allows --batch-size {found.proposal[0]} --grad-accum {found.proposal[1]}: as many rows a "
+                "step, and each expert's weights are read less often."
             )
+            self.out.print(f"[dim]{folded(text)}[/]", soft_wrap=True)
 
     # while it trains
 
     def begins(self, steps: int, done: int) -> None:
-        if done >= steps:
+        if done > steps:
+            self.note(
+                f"{count(done, 'step')} are done already, and {steps:,} were asked for: nothing is left to train, and "
+                f"the adapter is that of step {done:,}."
+            )
+        elif done == steps:
             self.note(f"All {steps:,} steps are done already.")
         elif done:
             self.note(f"Goes on after step {done:,} of {steps:,}.")
@@ -174,6 +181,12 @@ def size(number: int) -> str:
         if number >= unit:
             return f"{number / unit:,.1f} {name}"
     return f"{number:,} B"
+
+
+def folded(text: str) -> str:
+    """Lines of the terminal's width, or of COLUMNS, at most 100; a path is never cut."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _plain(text: str) -> str:

@@ -2,6 +2,10 @@
 
 A checkpoint is written to a folder with another name, every file and the folder itself are brought to the disk (fsync),
 and then the folder is renamed. What is removed is renamed first, too.
+
+state.json has the checksum of the tensors' bytes, and under "check" one of all else that it says itself. Format 1 had
+no "check"; it is read as well: all that a run takes from its facts is held against the folder's name (the step), the
+tensors (bytes, sha256) or the command (identity), so that damage is found there or changes nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +27,10 @@ from .errors import TrainingError
 
 NAME = re.compile(r"step-(\d{6,})")
 TENSORS, FACTS = "state.safetensors", "state.json"
+CHECK = "check"
 UNFINISHED = ".unfinished-"
-FORMAT = 1
+FORMAT, WITHOUT_CHECK = 2, 1
+KINDS = {"step": int, "bytes": int, "sha256": str, "identity": dict, "circumstances": dict}
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ def write(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping
         raw = safetensors.torch.save(dict(tensors))
         _store(temporary / TENSORS, raw)
         said = {"format": FORMAT, "step": step, "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest(), **facts}
-        _store(temporary / FACTS, (json.dumps(said, indent=1) + "\n").encode())
+        _store(temporary / FACTS, (json.dumps({**said, CHECK: _check_of(said)}, indent=1) + "\n").encode())
         sync_folder(temporary)
         if target.exists():
             _remove(target)
@@ -70,10 +76,8 @@ def steps(folder: Path) -> list[int]:
 def read(path: Path) -> Checkpoint:
     """Raises TrainingError that says what is wrong with it."""
     try:
-        facts = json.loads((path / FACTS).read_bytes())
+        facts = _facts(path)
         raw = (path / TENSORS).read_bytes()
-        if facts["format"] != FORMAT:
-            raise TrainingError(f"{path}: is of format {facts['format']}; this goldsmith reads format {FORMAT}")
         if len(raw) != facts["bytes"]:
             raise TrainingError(f"{path}: {TENSORS} has {len(raw):,} bytes of {facts['bytes']:,}")
         if hashlib.sha256(raw).hexdigest() != facts["sha256"]:
@@ -85,6 +89,31 @@ def read(path: Path) -> Checkpoint:
         raise TrainingError(f"{path}: {FACTS} or {TENSORS} is damaged ({error})") from error
     except OSError as error:
         raise TrainingError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What state.json says, with every key that a run takes from it; TrainingError when it is damaged."""
+    facts = json.loads((path / FACTS).read_bytes())
+    damaged = TrainingError(f"{path}: {FACTS} is damaged (its checksum differs)")
+    if not isinstance(facts, dict):
+        raise damaged
+    check, kind = facts.pop(CHECK, None), facts.get("format")
+    if check != _check_of(facts) and (check is not None or kind != WITHOUT_CHECK):
+        raise damaged
+    if kind not in (FORMAT, WITHOUT_CHECK):
+        raise TrainingError(f"{path}: is of format {kind}; this goldsmith reads format {FORMAT}")
+    for name, wanted in KINDS.items():
+        if type(facts.get(name)) is not wanted:
+            raise TrainingError(f"{path}: {FACTS} is damaged ({name} is missing or is no {wanted.__name__})")
+    named = NAME.fullmatch(path.name)
+    if named and facts["step"] != int(named[1]):
+        raise TrainingError(f"{path}: {FACTS} is damaged (it says step {facts['step']})")
+    return facts
+
+
+def _check_of(facts: Mapping[str, Any]) -> str:
+    """The checksum of what the facts say, however the file is laid out."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
