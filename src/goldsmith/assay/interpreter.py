@@ -45,6 +45,7 @@ def watching() -> Iterator[Interpreted]:
         return
     undo = quicken(module)
     launch, dot = executor.__call__, builder.create_dot
+    within = "create_dot" in vars(builder)  # a run inside of another: the outer one's is put back
 
     def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
         seen.launches += 1
@@ -60,7 +61,10 @@ def watching() -> Iterator[Interpreted]:
         yield seen
     finally:
         executor.__call__ = launch
-        del builder.create_dot
+        if within:
+            builder.create_dot = dot
+        else:
+            del builder.create_dot
         undo()
 
 

@@ -19,7 +19,8 @@ from .axes import axis_names
 from .births import Births
 from .memory import aliases
 from .results import TargetError
-from .run import Material, Run, name_gradients, names_of, only_tensors
+from .returned import name_gradients, names_of, only_tensors
+from .run import Material, Run
 from .stage import Tracer, listening
 
 RUNS = 8  # legal orders in an ensemble

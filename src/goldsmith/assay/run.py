@@ -18,6 +18,7 @@ from torch import Tensor
 from .interpreter import Interpreted, watching
 from .memory import NAN_FILL, Arena, Hit, Poison, aliases, band_read, poison_left
 from .results import TargetError
+from .returned import name_gradients, names_of, only_tensors
 from .settings import restored
 from .stage import Tracer, listening
 from .target import Target
@@ -38,6 +39,7 @@ class How:
     backward    False: forward only
     beside      1, -1: large numbers of both signs lie beside the buffers in memory, beginning with that one; 0: NaN
     linger      seconds to watch the buffers that the forward made, after it has returned
+    between     called when the forward is over, before the backward begins: another call of the candidate, say
     """
 
     fill: str = NAN_FILL
@@ -51,6 +53,7 @@ class How:
     backward: bool = True
     beside: int = 0
     linger: float = 0.0
+    between: Callable[[], object] | None = None
 
 
 @dataclass
@@ -64,6 +67,7 @@ class Run:
     unwritten    tensor -> mask of the elements that still hold poison
     strayed      tensor -> mask of the elements that hold the bytes of a guard band
     aliases      pairs (result, what it shares memory with)
+    live, handed  outputs, and gradients, in the very memory in which they were returned
     settings     sentences: what the run left otherwise in torch
     late         bytes of the forward's own buffers that were written after it had returned
     """
@@ -85,6 +89,7 @@ class Run:
     strayed: dict[str, Tensor] = field(default_factory=dict)
     aliases: set[tuple[str, str]] = field(default_factory=set)
     live: dict[str, Tensor] = field(default_factory=dict)
+    handed: dict[str, Tensor] = field(default_factory=dict)
     asked: bool = False
     late: int = 0
     settings: list[str] = field(default_factory=list)
@@ -125,55 +130,6 @@ class Material:
         """N(0, 1) in the output's dtype, the same in every run and on every device."""
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.case}/{self.seed}/grad_{name}".encode()))
         return torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
-
-
-def names_of(result: Any, names: tuple[str, ...] | None, who: str, said: str = "declared are") -> list[tuple[str, Any]]:
-    """A callable's return value as (output name, value); `said` is where the names come from."""
-    if isinstance(result, Mapping):
-        return [(str(name), value) for name, value in result.items()]
-    values = list(result) if isinstance(result, list | tuple) else [result]
-    fits = names is not None and len(names) == len(values)
-    if isinstance(result, list) and values and not fits and all(_is_number(v) for v in values):
-        raise TargetError(f"outputs: the {who} returned a list of {len(values)} numbers; return them as one tensor")
-    plain = ("y",) if not isinstance(result, list | tuple) else tuple(f"y{i}" for i in range(len(values)))
-    known = plain if names is None else names
-    if len(known) != len(values):
-        came = "1 result" if len(values) == 1 else f"{len(values)} results"
-        raise TargetError(f"outputs: the {who} returned {came}, {said} {len(known)}: {', '.join(known)}")
-    return list(zip(known, values, strict=True))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float)
-
-
-def only_tensors(pairs: list[tuple[str, Any]], who: str) -> dict[str, Tensor]:
-    """Results by name; those that are None are left out, and a number becomes a tensor."""
-    named = {}
-    for name, value in pairs:
-        if value is None:
-            continue
-        if not isinstance(value, Tensor):
-            if not _is_number(value):
-                raise TargetError(f"outputs: the {who}'s {name!r} is of type {type(value).__name__}, not a tensor")
-            value = torch.tensor(value)
-        _judgeable(value, f"outputs: the {who}'s {name!r}")
-        named[name] = value
-    return named
-
-
-def _judgeable(value: Tensor, what: str) -> None:
-    if value.is_complex():
-        raise TargetError(f"{what} is complex, which cannot be judged; return torch.view_as_real(...) of it")
-    if value.layout != torch.strided or value.is_quantized or value.is_nested:
-        raise TargetError(f"{what} is {_kind(value)}, which cannot be judged; return it as a plain dense tensor")
-    if value.is_floating_point() and value.dtype.itemsize == 1:
-        dtype = str(value.dtype).removeprefix("torch.")
-        raise TargetError(f"{what} is {dtype}, which cannot be judged; return .float() of it: no number changes")
-
-
-def _kind(value: Tensor) -> str:
-    return "quantized" if value.is_quantized else "nested" if value.is_nested else f"of layout {value.layout}"
 
 
 def execute(material: Material, how: How | None = None) -> Run:
@@ -231,6 +187,10 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
     run.late = arena.written_within(how.linger) if how.linger else 0
     run.by_forward = {n for n, b in arena.inputs.items() if b.changed() is not None}
     run.phase = "backward"
+    returned = run.outputs
+    if how.between is not None:
+        _between(how.between, material.device)
+        returned = {n: t.clone() for n, t in run.live.items()}  # what that call did to them is not the backward's
     visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
     if target.backward == "auto":
         visible = {n: t for n, t in visible.items() if t.requires_grad}
@@ -249,9 +209,19 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
         if how.twice and not target.mutates:
             run.again = call(Run())
     for name, tensor in run.live.items():
-        different = _bytes_differ(tensor, run.outputs[name])
+        different = _bytes_differ(tensor, returned[name])
         if different is not None:
             run.overwritten[name] = different
+
+
+def _between(call: Callable[[], object], device: torch.device) -> None:
+    """Another call, which leaves the random numbers as they are: what the backward draws again is the forward's."""
+    on_card = device.type == "cuda"
+    before, card = torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_card else None
+    call()
+    torch.set_rng_state(before)
+    if card is not None:
+        torch.cuda.set_rng_state(card, device)
 
 
 def _passed(name: str, placed: Tensor, target: Target) -> Tensor:
@@ -313,26 +283,6 @@ def _dense(grad: Tensor | None) -> Tensor | None:
     return grad.to_dense() if grad is not None and grad.layout != torch.strided else grad
 
 
-def name_gradients(result: Any, wanted: tuple[str, ...], who: str) -> dict[str, Tensor | None]:
-    """What a backward returned, by input name: a dict by name, or a tuple in the order of `grads`."""
-    if isinstance(result, Mapping):
-        unknown = [n for n in result if n not in wanted]
-        if unknown:
-            raise TargetError(f"{who}: returned a gradient for {unknown[0]!r}; wanted are: {', '.join(wanted)}")
-        return _gradients({n: result.get(n) for n in wanted}, who)
-    values = tuple(result) if isinstance(result, list | tuple) else (result,)
-    if len(values) != len(wanted):
-        raise TargetError(f"{who}: returned {len(values)} gradients; wanted are {len(wanted)}: {', '.join(wanted)}")
-    return _gradients(dict(zip(wanted, values, strict=True)), who)
-
-
-def _gradients(named: dict[str, Any], who: str) -> dict[str, Tensor | None]:
-    for name, grad in named.items():
-        if grad is not None and not isinstance(grad, Tensor):
-            raise TargetError(f"{who}: the gradient of {name!r} is of type {type(grad).__name__}, not a tensor")
-    return named
-
-
 # memory
 
 
@@ -356,6 +306,7 @@ def _look_at_memory(run: Run, arena: Arena, target: Target, stages: Mapping[str,
         shared = aliases(grads, _inputs_only(placed))
         # autograd hands one tensor to both addends of a + b, and copies it where it keeps it
         run.aliases |= {(n, o) for n, o in shared if o not in grads or not _one(grads[n], grads[o])}
+    run.handed = {n: g.detach() for n, g in run.grads.items() if g is not None}
     run.grads = {n: None if g is None else g.detach().clone() for n, g in run.grads.items()}
     if run.again is not None:
         run.again = {n: None if g is None else g.detach().clone() for n, g in run.again.items()}

@@ -1,37 +1,77 @@
-"""Again: with the same inputs on dirty memory, the backward twice, then other inputs, then the first ones.
+"""Again: on dirty memory, the backward twice; another call between forward and backward; the first inputs again.
 
 Finds what a first call on fresh memory hides: accumulators that expect zeros, workspaces that are not reset, results
-kept by shape, weights copied once, gradients that a backward destroys.
+kept by shape, weights copied once, gradients that a backward destroys. In a graph that calls a kernel twice both
+forwards come before both backwards, as they do here: what a backward needs may not lie where the next forward writes.
+
+    forward A, forward B, backward B, backward A        each held to its own golden
 """
 
 from __future__ import annotations
 
-from ..compare import difference
+from ..compare import Difference, difference
 from ..memory import DIRT_FILL
 from ..results import CERTAIN, STATISTICAL
-from ..run import How, Run
+from ..run import How, Material, Run
 from ..session import Session
 from . import decisions, maps, values
 
 NAME = "second_call"
 DIRTY = "the second call with the same inputs, on memory that holds other bytes, gives another result"
+BETWEEN = "with a call of other inputs between forward and backward the result is another: state that calls share"
 BACK = "after a call with other inputs, the first inputs give another result"
 
 
 def run(session: Session) -> None:
-    first = session.first
     dirty = session.execute(NAME, NAME, How(fill=DIRT_FILL, twice=True, fresh=False))
     if session.raised(NAME, "the second call, same inputs", dirty):
         return
     agree(session, NAME, NAME, dirty, DIRTY)
     if dirty.again is not None:
         _backward_twice(session, dirty)
-    _others(session)
-    _workspace(session, first)
+    _interleaved(session)
     back = session.execute(NAME, "back", How(fresh=False))
     if not session.raised(NAME, "the first inputs again, after others", back):
         agree(session, NAME, "back", back, BACK)
-    session.repeated += 2
+    session.repeated += 2 if session.target.reset is not None else 3  # none of these was fresh
+
+
+def _interleaved(session: Session) -> None:
+    """A whole call with other inputs between forward and backward of the first ones; that call is judged, too."""
+    material, made = session.variant(1), _Between(session)
+    how = How(fresh=False, between=lambda: made.call(material))
+    done = session.execute(NAME, "interleaved", how)
+    if made.error is not None:
+        raise made.error
+    if made.run is not None:
+        _others(session, material, made.run)
+    for name, apart in made.lost.items():
+        where = None if apart.mask is None else session.locate(name, apart.mask)
+        text = f"a later call overwrote what the first returned: {apart.text}"
+        session.find(CERTAIN, NAME, name, text, where=where)
+    told = "the first inputs, with a call of other inputs between forward and backward"
+    if not session.raised(NAME, told, done):
+        agree(session, NAME, "interleaved", done, BETWEEN)
+
+
+class _Between:
+    """The run in between; an exception of the assay's own is kept, since within a run all are the candidate's.
+
+    lost: outputs and gradients of the very first run whose memory holds other numbers then.
+    """
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.run: Run | None = None
+        self.error: Exception | None = None
+        self.lost: dict[str, Difference] = {}
+
+    def call(self, material: Material) -> None:
+        try:
+            self.run = self.session.execute(NAME, "other inputs", How(fresh=False), material)
+            self.lost = _lost(self.session.first)
+        except Exception as error:  # noqa: BLE001
+            self.error = error
 
 
 def agree(session: Session, probe: str, label: str, done: Run, text: str) -> bool:
@@ -63,15 +103,12 @@ def agree(session: Session, probe: str, label: str, done: Run, text: str) -> boo
     return good
 
 
-def _workspace(session: Session, first: Run) -> None:
-    """What the first call returned must survive the next."""
-    for name, live in first.live.items():
-        apart = difference(first.outputs[name], live, None)
-        if not apart.equal and name not in first.overwritten:
-            where = None if apart.mask is None else session.locate(name, apart.mask)
-            session.find(
-                CERTAIN, NAME, name, f"a later call overwrote what the first returned: {apart.text}", where=where
-            )
+def _lost(first: Run) -> dict[str, Difference]:
+    """What the first call returned, and its backward, must survive later calls; before the same inputs come again."""
+    known = {**first.outputs, **{n: g for n, g in first.grads.items() if g is not None}}
+    live = {n: t for n, t in {**first.live, **first.handed}.items() if n not in first.overwritten}
+    apart = {n: difference(known[n], t, None) for n, t in live.items()}
+    return {n: found for n, found in apart.items() if not found.equal}
 
 
 def _backward_twice(session: Session, done: Run) -> None:
@@ -91,12 +128,10 @@ def _backward_twice(session: Session, done: Run) -> None:
                 maps.draw_one(session, "backward twice", "grad", again, session.ref, name)
 
 
-def _others(session: Session) -> None:
+def _others(session: Session, material: Material, done: Run) -> None:
     """Other values of the same shapes, judged by their own golden: a result kept by shape shows here."""
-    material = session.variant(1)
-    others = session.execute(NAME, "other inputs", How(fresh=False), material)
-    if session.raised(NAME, "other inputs of the same shapes", others):
+    if session.raised(NAME, "other inputs of the same shapes", done):
         return
-    plain = session.references(material, others)
-    settled = decisions.settle(session, others, plain)
-    values.judge(session, others, settled, NAME, "other inputs", noise=False, repeat=None, skip=frozenset(session.bad))
+    plain = session.references(material, done)
+    settled = decisions.settle(session, done, plain)
+    values.judge(session, done, settled, NAME, "other inputs", noise=False, repeat=None, skip=frozenset(session.bad))

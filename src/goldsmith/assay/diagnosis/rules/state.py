@@ -21,7 +21,7 @@ def _by_chance(r: Reading) -> bool:
 
 
 def stale_state(r: Reading) -> Match | None:
-    """The second call of the same inputs raises or differs; or one row begins with what the row before has left."""
+    """A call raises or differs after another, or around it; or one row begins with what the row before has left."""
     if r.plain_wrong and r.left_to_the_next:
         return Match(SEEN + 0.01, (r.left_to_the_next, "the state of one row is left to the next"), {})
     if r.plain_wrong and r.fails("repeat") is not None:
@@ -45,11 +45,17 @@ def stale_state(r: Reading) -> Match | None:
     if back is not None and not r.plain_wrong:
         text = back.text or "the first inputs again, after others, give another result"
         return Match(LIKELY, (text,), {"run": back.name})
+    between = None if r.plain_wrong else r.said("a call of other inputs between forward and backward", "second_call")
+    if between is not None:
+        kept = "what the backward needs is kept where the next forward writes: keep it with its call, as "
+        return Match(SEEN, (between.text, kept + "ctx.save_for_backward does"), {"run": "interleaved"})
     return None
 
 
 def stale_copy(r: Reading) -> Match | None:
-    """Other inputs of the same shapes give the first result."""
+    """Other inputs of the same shapes, or other numbers in the same memory, give the first result."""
+    if r.e.kept:
+        return Match(EXACT + 0.03, tuple(r.e.kept.values()), {"input": next(iter(r.e.kept))})
     others = r.fails("other inputs") or r.fails("others")
     if others is None or r.plain_wrong:
         return None

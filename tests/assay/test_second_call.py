@@ -1,0 +1,152 @@
+"""State that calls share and only interleaved calls show, and gradients in a buffer that a later backward overwrites."""
+
+import pytest
+import torch
+
+from assay.kernels import target
+from goldsmith import assay
+from goldsmith.assay import hooks
+from goldsmith.assay.run import How, execute
+from goldsmith.assay.session import Session
+
+KEPT = ("module", "shape", "call")  # where what the backward needs lies: right is the last one
+
+
+@assay.case(T=[4], D=[16])
+def scaled(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(D)}
+
+
+def product(x, w):
+    return x * w
+
+
+def function(kept, handed=False):
+    """x * w with a backward of its own; handed: the gradient of w lies in a buffer by shape."""
+    module, workspace, gradients = {}, {}, {}
+
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            if kept == "call":
+                ctx.save_for_backward(x, w)
+            else:
+                mine = workspace.setdefault(tuple(x.shape), torch.empty(x.shape)).copy_(x)
+                module["x"] = x.clone()
+                ctx.x, ctx.w = (mine if kept == "shape" else None), w.clone()
+            return x * w
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors if kept == "call" else (module["x"] if ctx.x is None else ctx.x, ctx.w)
+            return g * w, buffered(gradients, (g * x).sum(0), handed)
+
+    return target(Kernel.apply, product, scaled)
+
+
+def buffered(buffers, grad, handed):
+    return buffers.setdefault(tuple(grad.shape), torch.empty(grad.shape)).copy_(grad) if handed else grad
+
+
+def callables(kept, handed=False):
+    """The same with `backward=`; by shape it is the saved output that lies in a workspace."""
+    module, workspace, gradients = {}, {}, {}
+
+    def forward(x, w):
+        module["x"] = x.clone()
+        mine = workspace.setdefault(tuple(x.shape), torch.empty(x.shape))
+        return x * w, (mine if kept == "shape" else torch.empty(x.shape)).copy_(x)
+
+    def backward(w, h, grad_y):
+        x = module["x"] if kept == "module" else h
+        return grad_y * w, buffered(gradients, (grad_y * x).sum(0), handed)
+
+    def golden(x, w):
+        return x * w, x * 1
+
+    return target(forward, golden, scaled, backward=backward, outputs=("y", "h"), saved=("h",))
+
+
+MADE = pytest.mark.parametrize("made", [function, callables])
+
+
+@MADE
+@pytest.mark.parametrize("kept", KEPT)
+def test_what_the_backward_needs_may_not_lie_where_the_next_forward_writes(made, kept):
+    report = assay.check(made(kept), raises=False)
+    found = {(f.probe, f.rung) for f in report.findings if "between forward and backward" in f.text}
+    assert found == (set() if kept == "call" else {("second_call", "CERTAIN")}), str(report)
+    assert report.ok == (kept == "call")
+    assert not any("the backward modified" in f.text for f in report.findings)  # it was the call in between
+
+
+@MADE
+def test_a_gradient_may_not_lie_where_a_later_backward_writes(made):
+    report = assay.check(made("call", handed=True), raises=False)
+    (found,) = report.findings
+    assert (found.probe, found.tensor) == (
+        "second_call",
+        "w.grad",
+    ) and "overwrote what the first returned" in found.text
+
+
+def test_the_causes_are_state_and_shared_memory_and_the_gradient_is_the_stage():
+    state, shared = assay.diagnose(function("module")), assay.diagnose(function("call", handed=True))
+    assert state.causes[0].id == "stale_state" and shared.causes[0].id == "aliased"
+    assert state.first_wrong_stage in ("x.grad", "w.grad") and shared.first_wrong_stage == "w.grad"
+    assert any("save_for_backward" in said for said in state.causes[0].evidence)
+
+
+def test_a_candidate_that_raises_when_calls_are_interleaved_is_told_of():
+    open_calls = []
+
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            if open_calls:
+                raise RuntimeError("the last forward still waits for its backward")
+            ctx.save_for_backward(x, w)
+            open_calls.append(1)
+            return x * w
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            if open_calls:
+                open_calls.pop()
+            return g * w, (g * x).sum(0)
+
+    one = target(Kernel.apply, product, scaled, reset=open_calls.clear)
+    report = assay.check(one, probes="second_call", raises=False)
+    assert any("still waits" in f.text for f in report.findings), str(report)
+
+
+def test_reset_is_not_called_between_the_calls_that_are_about_what_is_kept():
+    runs = []
+    one = target(product, product, scaled, reset=lambda: runs.append("reset"))
+    told = []
+    hooks.RUNS.append(lambda case, probe, run: told.append((run, len(runs))))
+    try:
+        assay.check(one, probes=["second_call", "repeats"])
+    finally:
+        hooks.RUNS.pop()
+    again = [count for run, count in told if run in ("second_call", "interleaved", "other inputs", "back")]
+    assert again == [1] * 4  # one for the first run
+    assert len(runs) == 3  # and for the repeat and that of other threads
+
+
+def test_a_call_in_between_leaves_the_random_numbers_as_they_were():
+    class Noise(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * torch.rand_like(g)
+
+    one = target(Noise.apply, lambda x: x * 1, {"x": torch.randn(8)})
+    session = Session(one, one.cases[0], torch.float32, "cpu", 0, frozenset(["values"]), "given")
+    plain = execute(session.material, How())
+    drawn = execute(session.material, How(between=lambda: torch.rand(3)))
+    assert torch.equal(plain.grads["x.grad"], drawn.grads["x.grad"])
