@@ -1,6 +1,7 @@
 """Checkpoints: what is damaged is passed over and named, what belongs to another run refused."""
 
 import json
+import os
 
 import pytest
 
@@ -9,7 +10,7 @@ pytest.importorskip("transformers", reason="comes with the extra hf")
 from cli.finetune_tools import same, session, told, trained
 from goldsmith.hf.training import checkpoint
 from goldsmith.hf.training.errors import TrainingError
-from goldsmith.hf.training.session import Watcher
+from goldsmith.hf.training.session import FILES, Watcher, lock
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +97,14 @@ def test_a_checkpoint_of_format_1_is_read_and_its_step_is_the_folder_s(tmp_path,
     rewritten_step = path.read_text().replace('"step": 6', '"step": 5')
     path.write_text(rewritten_step)
     assert session(tmp_path).find("auto", Watcher()).step == 4
+
+
+@pytest.mark.parametrize("name", [*FILES, "checkpoints"])
+def test_what_is_not_what_a_run_writes_there_is_refused_before_it_begins(name, tmp_path):
+    if name == "checkpoints":
+        (tmp_path / name).write_text("")
+    else:
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(TrainingError, match=f"has a (device, a pipe or a socket|file) named {name}, where this run"):
+        lock(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [name]

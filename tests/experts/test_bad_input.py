@@ -71,6 +71,10 @@ BAD = {
     "integer_lora": (
         dict(lora={"up": tuple(t.int() for t in pair())}), TypeError, "up_a is int32, wanted one of: bfloat16",
     ),
+    "scaling_nan": (dict(lora={"up": pair()}, lora_scaling=torch.nan), ValueError, "lora_scaling=nan, wanted a finite"),
+    "scaling_inf": (
+        dict(lora={"up": pair()}, lora_scaling={"up": -torch.inf}), ValueError, "lora_scaling['up']=-inf, wanted a fin",
+    ),
     "scaling": (dict(lora={"up": pair()}, lora_scaling="2"), TypeError, "lora_scaling='2' is of type str, wanted"),
     "scaling_keys": (
         dict(lora={"up": pair()}, lora_scaling={"gate": 1.0}), ValueError, "lora_scaling and lora differ in the key",

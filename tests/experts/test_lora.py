@@ -122,6 +122,7 @@ WRONG = {
     "size": (dict(hidden_size=2.0), TypeError, "experts.LoRA: hidden_size=2.0 is of type float, wanted a whole number"),
     "rank": (dict(rank=0), ValueError, "experts.LoRA: rank of gate=0, wanted at least 1"),
     "ranks": (dict(rank={"gate": 2}), ValueError, "rank and targets differ in 'down'; targets are gate, up, down"),
+    "alpha_nan": (dict(alpha=torch.nan), ValueError, "experts.LoRA: alpha of gate=nan, wanted a finite number"),
     "alpha": (dict(alpha="8"), TypeError, "experts.LoRA: alpha of gate='8' is of type str, wanted a number"),
     "target": (dict(targets=("gate", "q_proj")), ValueError, "target 'q_proj' is unknown; known are: gate, up, down"),
     "targets": (dict(targets="gate"), TypeError, "targets='gate', wanted some of: gate, up, down"),

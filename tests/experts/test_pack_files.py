@@ -124,6 +124,23 @@ class Full:
         self.file.close()
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to a pipe"])
+def test_what_is_no_regular_file_is_refused_before_anything_is_written(tmp_path, monkeypatch, kind):
+    path = tmp_path / "here"
+    path.mkdir() if kind == "folder" else os.mkfifo(tmp_path / "pipe")
+    if kind != "folder":
+        path = tmp_path / "pipe"
+    if kind == "link to a pipe":
+        path = tmp_path / "link"
+        path.symlink_to("pipe")
+    monkeypatch.setattr(files.tempfile, "mkstemp", None)
+    before = sorted(tmp_path.iterdir())
+    what = "a folder" if kind == "folder" else "a device, a pipe or a socket"
+    with pytest.raises(OSError, match=rf"PackedExperts\.save: this is {what}, no file; nothing was written"):
+        base_of().save(path)
+    assert sorted(tmp_path.iterdir()) == before and not path.is_file()
+
+
 @pytest.mark.parametrize("room", [0, 2000, 12000])
 def test_a_full_disk_leaves_the_file_before_as_it_was(tmp_path, monkeypatch, room):
     path = tmp_path / "f"

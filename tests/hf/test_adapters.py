@@ -246,6 +246,14 @@ def test_a_full_disk_leaves_the_old_files_whole(call, tmp_path, monkeypatch):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_what_is_no_regular_file_is_refused_before_anything_is_written(name, tmp_path):
+    (tmp_path / name).mkdir()
+    with pytest.raises(OSError, match=rf"save_adapter: this is a folder, no file; nothing was written.*{name}"):
+        hf.save_adapter(made(lora={"rank": 2}), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
 def broken(change):
     """A function that spoils the files of an adapter."""
 

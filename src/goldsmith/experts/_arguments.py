@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ._common import FACTORS, TARGETS, number
+from ._common import FACTORS, TARGETS, finite, number
 from .dropout import new_seed
 from .lora import LoRA
 from .packed import PackedExperts
@@ -62,14 +62,14 @@ def lora_of(
 
 def _scales(op: str, scaling: Any, lora: Mapping[str, Any]) -> tuple[float, ...]:
     if not isinstance(scaling, Mapping):
-        return (number(op, "lora_scaling", scaling),) * len(TARGETS)
+        return (finite(op, "lora_scaling", scaling),) * len(TARGETS)
     wrong = sorted(set(scaling) ^ {key for key in lora if lora[key] is not None})
     if wrong:
         raise ValueError(
             f"{op}: lora_scaling and lora differ in the key {wrong[0]!r}; give a scale for each projection that lora "
             f"has: {', '.join(k for k in TARGETS if lora.get(k) is not None)}"
         )
-    return tuple(number(op, f"lora_scaling[{t!r}]", scaling[t]) if t in scaling else 1.0 for t in TARGETS)
+    return tuple(finite(op, f"lora_scaling[{t!r}]", scaling[t]) if t in scaling else 1.0 for t in TARGETS)
 
 
 def limit_of(op: str, limit: Any, activation: Any) -> float | None:

@@ -41,6 +41,14 @@ def number(op: str, name: str, value: Any) -> float:
     return float(value)
 
 
+def finite(op: str, name: str, value: Any) -> float:
+    """A number that is neither NaN nor infinite; compared, not asked, so that torch.compile may have it as a symbol."""
+    found = number(op, name, value)
+    if not -math.inf < found < math.inf:
+        raise ValueError(f"{op}: {name}={value!r}, wanted a finite number")
+    return found
+
+
 def check_count(op: str, name: str, value: Any) -> int:
     """A whole number of at least 1; True is none."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -12,8 +12,10 @@ Tensors are written and read an expert at a time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -89,11 +91,29 @@ def entries_of(layout: Layout, biases: Mapping[str, tuple[torch.dtype, tuple[int
     return {entry.name: entry for entry in found}
 
 
+def in_the_way(path: str | os.PathLike[str]) -> str | None:
+    """What is at `path` that a file, renamed to there, would do away with; None for a regular file or nothing."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return None  # nothing is there; what else is wrong is said by whoever writes
+    return None if stat.S_ISREG(mode) else "a folder" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
+
+
+def refuse_what_is_no_file(op: str, path: str | os.PathLike[str]) -> None:
+    """OSError when a file cannot take its place at `path`; a link is followed."""
+    what = in_the_way(path)
+    if what is not None:
+        number = errno.EISDIR if what == "a folder" else errno.EINVAL
+        raise OSError(number, f"{op}: this is {what}, no file; nothing was written, give another name", os.fspath(path))
+
+
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
 def save(base: PackedExperts, path: str | os.PathLike[str]) -> None:
     """`base` to a file beside `path`, which then takes its place."""
+    refuse_what_is_no_file("PackedExperts.save", path)
     layout = base.layout
     biases = {name: getattr(base, name) for name in BIASES if getattr(base, name) is not None}
     entries = entries_of(layout, {name: (bias.dtype, tuple(bias.shape)) for name, bias in biases.items()})

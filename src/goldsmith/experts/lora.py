@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.shapes import ShapeError
-from ._common import TARGETS, check_count, number, wide
+from ._common import TARGETS, check_count, finite, number, wide
 
 _OP = "experts.LoRA"
 
@@ -26,7 +26,7 @@ class LoRA(nn.Module):
     dropout       probability that an input of A is dropped, while in training mode; every route has a mask of its own
     shared_a      up_a is gate_a: one parameter, with the sum of both gradients (this is what peft trains)
 
-    Raises TypeError and ValueError for sizes, ranks and targets that cannot be.
+    Raises TypeError and ValueError for sizes, ranks, targets and alphas that cannot be.
     """
 
     gate_a: nn.Parameter | None
@@ -59,7 +59,7 @@ class LoRA(nn.Module):
         self.num_experts, self.hidden_size, self.intermediate_size = num_experts, hidden_size, intermediate_size
         self.targets = _targets(targets)
         self.rank = {t: check_count(_OP, f"rank of {t}", r) for t, r in self._each("rank", rank).items()}
-        self.alpha = {t: number(_OP, f"alpha of {t}", a) for t, a in self._each("alpha", alpha).items()}
+        self.alpha = {t: finite(_OP, f"alpha of {t}", a) for t, a in self._each("alpha", alpha).items()}
         self.dropout = number(_OP, "dropout", dropout)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"{_OP}: dropout={dropout!r}, wanted a probability of at least 0 and below 1")

@@ -206,7 +206,8 @@ class PackedExperts:
     def save(self, path: str | os.PathLike[str]) -> None:
         """One safetensors file: codes, scales and zeros row-major, as any machine can read them
 
-        Written beside `path`, then renamed: when it fails (OSError, for example a full disk), what was there stays.
+        Written beside `path`, then renamed: when it fails (OSError, for example a full disk), what was there stays. A
+        folder or a device there is refused (OSError) before anything is written.
         """
         from .files import save
 

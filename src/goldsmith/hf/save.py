@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..experts import LoRA
+from ..experts.files import refuse_what_is_no_file
 from . import adapters
 from .adapters import Half
 from .convert import converted_modules
@@ -32,7 +33,7 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
     peft's own `PeftModel.from_pretrained(plain_model, directory)` gives the same merged weights, in float32 bit for bit
     (where gate and up have different scalings: to a rounding). Dropout belongs to training and is written as 0, which
     is all that peft takes for experts. Files are replaced whole, never half written. Raises ValueError when no experts
-    are converted or none has a LoRA, OSError when the disk refuses.
+    are converted or none has a LoRA, OSError when the disk refuses, or when a folder or a device has the name of one.
     """
     modules = {path: m for path, m in converted_modules(model).items() if m.lora is not None}
     if not modules:
@@ -53,6 +54,8 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
     tensors |= beside
     config = _config(config, halves, everywhere=len(modules) == len(converted_modules(model)))
     folder = Path(directory)
+    for name in (WEIGHTS, CONFIG):
+        refuse_what_is_no_file("goldsmith.hf.save_adapter", folder / name)
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt", RANKS: json.dumps(ranks)}
     _write(folder / WEIGHTS, serialised(tensors, metadata))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from ...experts.files import in_the_way
+from ..save import CONFIG, WEIGHTS
 from . import checkpoint
 from .errors import TrainingError
 from .journal import Journal, rows
@@ -17,6 +19,7 @@ from .options import changes
 from .packing import Stream
 
 LOG, CHECKPOINTS, LOCK = "log.jsonl", "checkpoints", ".lock"
+FILES = (LOG, LOCK, "run.json", "loss.html", WEIGHTS, CONFIG)  # what a run writes beside its checkpoints
 
 
 @dataclass
@@ -168,7 +171,16 @@ class Session:
 
 
 def lock(output: Path) -> IO[str]:
-    """Holds the folder for this process until the result is closed; a kill lets go of it, too."""
+    """Holds the folder for this process until the result is closed; a kill lets go of it, too.
+
+    Raises TrainingError when another run holds it, when it cannot be written, or when something that is no file has the
+    name of one that the run will write.
+    """
+    for name in FILES:
+        if what := in_the_way(output / name):
+            raise TrainingError(f"--output {output} has {what} named {name}, where this run writes a file.")
+    if (output / CHECKPOINTS).exists() and not (output / CHECKPOINTS).is_dir():
+        raise TrainingError(f"--output {output} has a file named {CHECKPOINTS}, where this run makes a folder.")
     try:
         output.mkdir(parents=True, exist_ok=True)
         file = open(output / LOCK, "w")
