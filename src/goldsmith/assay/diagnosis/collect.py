@@ -18,12 +18,14 @@ from ..run import Run
 from ..session import Session
 from .closer import closer
 from .cotangents import carried
-from .evidence import CULPRIT, INHERITED, NO_TIME, OBSERVED, OK, Evidence, MemoryFact, StageState
+from .evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, MemoryFact, StageState
 from .filled import filled
-from .fits import Fitted, fit
+from .fits import fit
 from .influence import influence
 from .isolate import Isolation, handed_in, isolate, named, order
+from .kept_inputs import unheard
 from .leaks import leaking
+from .made_of import made_of
 from .provenance import provenance
 from .rules.reading import Reading
 from .runs import facts
@@ -127,8 +129,8 @@ def collect(
     if wanted not in (None, table.first_wrong, evidence.first_wrong) and _certain(evidence, table.first_wrong):
         return table
     if table.first_wrong is not None:
-        long = time.for_("terms, ratios and patterns", _FITS)
-        _step(evidence, "fits", lambda: _first_wrong(session, evidence, table, fits=long))
+        long = time.for_("terms", _FITS)  # ratios and patterns are arithmetic on what is there: there is always time
+        _step(evidence, "fits", lambda: _first_wrong(session, evidence, table, terms=long))
     own = table.own or session.first
     evidence.other = _others(session, own, evidence.tensor)
     if not spent(0.0):
@@ -141,6 +143,10 @@ def collect(
         _step(evidence, "runs", lambda: facts(
             session, repeats=depth.repeats, only=depth.runs, into=evidence.runs, spent=spent_on_runs
         ))  # fmt: skip
+    if time.for_("other numbers of the same inputs", _RUN):
+        pace = time.pace("other numbers of the same inputs")
+        _step(evidence, "other numbers of the same inputs", lambda: unheard(session, evidence, pace))
+        evidence.made_of = _step(evidence, "operators", lambda: made_of(session, evidence)) or frozenset()
     if table.first_wrong is None and first.probe in _LATER:
         evidence.first_wrong = _later(evidence) or first.tensor
     if table.first_wrong is None and not _later(evidence) and not spent(0.0):
@@ -195,17 +201,17 @@ def _as_checked(session: Session) -> Isolation:
     for name in order(session.ref, session.first):
         row = rows.get(name)
         if row is not None:
-            state, text = (OBSERVED, "wrong; it was not isolated") if row.state == "bad" else (OK, "")
+            state, text = (NOT_TRIED, "wrong; it was not isolated") if row.state == "bad" else (OK, "")
             kind = named(session.first)[name][0] if name in named(session.first) else "stage"
             table.stages.append(StageState(name, kind, row.max_over_bound, None, state, text))
-    table.first_wrong = next((s.name for s in table.stages if s.state == OBSERVED), None)
+    table.first_wrong = next((s.name for s in table.stages if s.state == NOT_TRIED), None)
     return table
 
 
 def _certain(evidence: Evidence, first: str | None) -> bool:
     """Whether no later step can name another stage."""
     state = None if first is None else evidence.stage(first)
-    return state is not None and state.state in (CULPRIT, OBSERVED)
+    return state is not None and state.state in (CULPRIT, OBSERVED, NOT_TRIED)
 
 
 def _written_over(evidence: Evidence, table: Isolation) -> None:
@@ -218,7 +224,7 @@ def _written_over(evidence: Evidence, table: Isolation) -> None:
         said = next((n for n in modified if fact.kind == "aliased" and f"shares memory with {n}:" in fact.text), None)
         if said is None or evidence.stage(fact.tensor) is None:
             continue
-        wrong = {CULPRIT: INHERITED, OBSERVED: INHERITED}
+        wrong = dict.fromkeys((CULPRIT, OBSERVED, NOT_TRIED), INHERITED)
         reason = f"{fact.tensor} is written over {said}, which it may read"
         evidence.stages = table.stages = [
             replace(s, state=CULPRIT, text=f"written over {said}") if s.name == fact.tensor
@@ -233,7 +239,7 @@ def _chosen(evidence: Evidence, table: Isolation) -> None:
     """A choice that is not legal, made of what is right, is where it begins: what is chosen by it is only another."""
     illegal = {f.tensor for f in evidence.report.findings if f.probe == "decisions" and f.rung == CERTAIN}
     for i, s in enumerate(table.stages):
-        if s.state in (CULPRIT, OBSERVED, INHERITED) or (s.propagated or 0.0) > SLACK:
+        if s.state in (CULPRIT, OBSERVED, NOT_TRIED, INHERITED) or (s.propagated or 0.0) > SLACK:
             return
         if s.name in illegal:
             table.stages[i] = replace(s, state=CULPRIT, text="a choice that is not legal, of what is right")
@@ -271,7 +277,7 @@ def surest(report: Report) -> Finding | None:
     return min(failing, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)), default=None)
 
 
-def _first_wrong(session: Session, evidence: Evidence, table: Isolation, fits: bool) -> None:
+def _first_wrong(session: Session, evidence: Evidence, table: Isolation, terms: bool) -> None:
     """The wrong tensor as it comes from right inputs where it could be isolated, else from the candidate's own run."""
     name = table.first_wrong or ""
     state = evidence.stage(name)
@@ -286,13 +292,13 @@ def _first_wrong(session: Session, evidence: Evidence, table: Isolation, fits: b
     evidence.golden = against.bounded.value
     if got is None:
         return
-    evidence.got = got.detach().double()
+    evidence.got, evidence.stored = got.detach().double(), str(got.dtype).removeprefix("torch.")
     evidence.location = _location(evidence.got, against)
     if got.is_floating_point() and got.numel() and got.shape == against.bounded.value.shape:
         evidence.map = error_map(
             session.label, "isolated" if done is table.run else "values", got, against, CELLS_BAD, True
         )
-    found = fit(session, name, kind, got) if fits else Fitted()
+    found = fit(session, name, kind, got, terms=terms)
     evidence.fits, evidence.ratios, evidence.permutations = found.fits, found.ratios, found.patterns
 
 

@@ -11,8 +11,10 @@ from torch import Tensor
 from ..results import ErrorMap, Location, Report
 
 OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED = "ok", "culprit", "inherited", "observed", "not judged"
+NOT_TRIED = "not tried"
+IGNORES = "the candidate ignores a substituted"  # in the text of a stage that could not be isolated for that
 NO_TIME = "no time was left"  # why a step was left out
-STATES = (OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED)
+STATES = (OK, CULPRIT, INHERITED, OBSERVED, NOT_TRIED, NOT_JUDGED)
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class StageState:
     propagated   worst |error| / bound in the candidate's own run; None: the candidate does not name it
     isolated     the same with every earlier stage on the golden's values; None: could not be isolated
     state        "ok"; "culprit": wrong on right inputs; "inherited": wrong only because of what came before;
-                 "observed": wrong, and the candidate ignores substituted values before it; "not judged"
+                 "observed": wrong, and the candidate ignores substituted values before it, or raises with them;
+                 "not tried": wrong, and no time was left to isolate it; "not judged"
     """
 
     name: str
@@ -260,6 +263,10 @@ class Evidence:
     born, carried         where it left the finite numbers; which output gradients make it wrong
     alike                 another tensor of the golden whose very numbers it holds; "" where there is none
     unused                integer inputs -> numbers that they leave out, below a size of the case
+    made_of               operators, as far as a rule asks for them and `operators` is empty
+    stored                dtype of the first wrong tensor, as the candidate made it
+    kept                  input -> a sentence: its other numbers in the same memory give the first result
+    deaf                  input -> where all inputs are small, the share of what it moves in the golden that stays
     grouped               whether an input is of whole numbers or a mask, which may say what belongs to which group
     filled                which groups are empty, where an error goes away once they are not
     """
@@ -292,6 +299,10 @@ class Evidence:
     unused: dict[str, list[int]] = field(default_factory=dict)
     filled: str = ""
     grouped: bool = True
+    made_of: frozenset[str] = frozenset()
+    stored: str = ""
+    kept: dict[str, str] = field(default_factory=dict)
+    deaf: dict[str, float] = field(default_factory=dict)
 
     def stage(self, name: str) -> StageState | None:
         """The stage of that name, if it is in the table."""

@@ -7,6 +7,7 @@ golden's gradient when that stage's own gradient is zero.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,7 +21,7 @@ from .evidence import Fit, Pattern, Ratio
 from .isolate import reach
 from .numbers import known
 from .patterns import patterns
-from .ratios import ratios
+from .ratios import alone, ratios
 from .regression import regress
 
 _MOSTLY = 0.9  # of the rows: a ratio of fewer is one of the wrong part
@@ -36,14 +37,17 @@ class Fitted:
     patterns: list[Pattern] = field(default_factory=list)
 
 
-def fit(session: Session, name: str, kind: str, got: Tensor) -> Fitted:
-    """Terms, ratios and patterns of tensor `name`, as the candidate made it (in its own dtype)."""
+def fit(session: Session, name: str, kind: str, got: Tensor, *, terms: bool = True) -> Fitted:
+    """Ratios and patterns of tensor `name`, as the candidate made it (in its own dtype), and with `terms` its terms,
+    which may take some runs of the golden. Of whole numbers there are ratios alone; of a mask there is nothing."""
     ref = session.ref
     against = ref.reference(name, kind, noise=False)
-    if against is None or not got.is_floating_point() or got.shape != against.bounded.value.shape:
+    if against is None or got.dtype == torch.bool or got.shape != against.bounded.value.shape:
         return Fitted()
-    golden, bound = against.bounded.value, against.bounded.bound
+    golden, bound = against.bounded.value.double(), against.bounded.bound.double()
     names = known(session.material.scalars, session.material.sizes, session.material.inputs)
+    if not got.is_floating_point():
+        return Fitted(ratios=ratios(name, got.double(), golden, segments=against.segments, numbers=names))
     same = {n: t for n, t in ref.values.items() if n != name and t.is_floating_point() and t.numel() == golden.numel()}
     results = {n for n, _, _ in session.first.results()}
     out = Fitted()
@@ -51,16 +55,31 @@ def fit(session: Session, name: str, kind: str, got: Tensor) -> Fitted:
     y = got.detach().double()
     factors = {n: t for n, t in _everything(ref, name, golden).items() if 1 < t.numel() < golden.numel()}
     rows = {n: t for n, t in ref.values.items() if t.is_floating_point() and t.dim() and n != name}
-    out.ratios = ratios(name, y, golden, bound=bound, segments=against.segments, numbers=names, factors=rows)
-    terms = {**_everything(ref, name, golden), **_paths(ref, name)}
-    for other in _beside(session, name, y, bound, terms):
-        terms.pop(other), factors.pop(other, None)
-    out.fits = regress(name, y, golden, terms, factors=factors, bound=bound, numbers=names)
+    rounded = torch.maximum(bound, torch.finfo(got.dtype).eps * golden.abs())  # as it is stored; a bound may be 0
+    out.ratios = ratios(name, y, golden, bound=rounded, segments=against.segments, numbers=names, factors=rows)
+    if not out.ratios:
+        out.ratios = alone(name, y, golden, rounded, _other_results(session, name), names)
+    if not terms:
+        return out
+    found = {**_everything(ref, name, golden), **_paths(ref, name)}
+    for other in _beside(session, name, y, bound, found):
+        found.pop(other), factors.pop(other, None)
+    out.fits = regress(name, y, golden, found, factors=factors, bound=bound, numbers=names)
     if not out.fits:
-        out.fits = _by_segment(name, y, against, terms, factors, names)
+        out.fits = _by_segment(name, y, against, found, factors, names)
     if not (out.fits or any(r.fraction > _MOSTLY for r in out.ratios) or out.patterns):
-        _in_the_wrong_part(out, name, y, against, terms, factors, names, rows)
+        _in_the_wrong_part(out, name, y, against, found, factors, names, rows)
     return out
+
+
+def _other_results(session: Session, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(got, golden, bound) of every other result that has the golden's shape."""
+    for other, kind, got in session.first.results():
+        against = None if got is None or other == name else session.ref.reference(other, kind, noise=False)
+        if got is None or against is None or not got.is_floating_point() or got.shape != against.bounded.value.shape:
+            continue
+        golden = against.bounded.value
+        yield got.double(), golden, torch.maximum(against.bounded.bound, torch.finfo(got.dtype).eps * golden.abs())
 
 
 def _beside(session: Session, name: str, y: Tensor, bound: Tensor, terms: dict[str, Tensor]) -> list[str]:

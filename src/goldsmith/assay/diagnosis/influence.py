@@ -211,7 +211,8 @@ class _Axis:
         moves = change > SLACK * (now.bound + before.bound)
         step = (tensor.double() - mine.double()).abs()
         leaks = (change == 0) & (step > 4 * SLACK * (now.bound + before.bound)) & torch.isfinite(step)
-        if bool(leaks.any()):  # a transform over a whole axis moves every element by the rounding of the largest
+        # a transform over a whole axis moves every element by the rounding of the largest; whole numbers have none
+        if bool(leaks.any()) and tensor.is_floating_point():
             leaks &= ~(step <= rounding(self.session, name, ref))
         self._leaked(moves, leaks)
         self.partly |= bool(still[moves].any())

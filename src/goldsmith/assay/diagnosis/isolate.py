@@ -20,7 +20,7 @@ from ..probes import decisions
 from ..reference import GoldenError, References
 from ..run import How, Run
 from ..session import Session
-from .evidence import CULPRIT, INHERITED, NOT_JUDGED, OBSERVED, OK, StageState
+from .evidence import CULPRIT, IGNORES, INHERITED, NOT_JUDGED, OBSERVED, OK, StageState
 
 PROBE = "isolation"
 _ALONE = 8  # stages that are tried alone, at most
@@ -295,7 +295,7 @@ class _Work:
             return INHERITED, "right on the golden's inputs"
         before = [s for s, reached in blind.items() if s != name and name in reached and bool(reached[name].any())]
         if before:
-            return OBSERVED, f"wrong, and the candidate ignores a substituted {', '.join(before)}"
+            return OBSERVED, f"wrong, and {IGNORES} {', '.join(before)}"
         return CULPRIT, "wrong on the golden's inputs" if self.substituted - {
             name
         } else "wrong; nothing before it named"

@@ -68,7 +68,9 @@ def rank(evidence: Evidence, calibration: Calibration | None = None) -> list[Cau
     matches = rules.matches(evidence)
     chances = likely(evidence, matches) if calibration is None else {}
     if chances:
-        return _weighed(evidence, matches, chances) or [_unknown(evidence)]
+        out = Reading(evidence).ruled_out - set(matches)
+        left = {id: chance for id, chance in chances.items() if id not in out}
+        return _weighed(evidence, matches, left) or [_unknown(evidence)]
     known = _calibration() if calibration is None else calibration
     found, highest = [], 1.0
     for place, (id, match) in enumerate(sorted(matches.items(), key=lambda item: -item[1].score)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -46,18 +46,35 @@ def ratios(
     return found or list(_rows(tensor, got, golden, allowed, numbers, factors or {}))
 
 
+def alone(
+    tensor: str, got: Tensor, golden: Tensor, bound: Tensor, others: Iterable[tuple[Tensor, Tensor, Tensor]],
+    numbers: Mapping[str, float],
+) -> list[Ratio]:  # fmt: skip
+    """The ratio of a tensor with one number alone, where that is the ratio of another result: (got, golden, bound)."""
+    mine = _constant(got, golden, _bound(golden, bound), least=1)
+    for y, g, e in others if mine is not None else ():
+        theirs = _constant(y, g, _bound(g, e))
+        if mine is not None and theirs is not None and abs(mine[0] - theirs[0]) <= mine[1] + theirs[1]:
+            return [_ratio(tensor, "tensor", "", theirs, numbers)]
+    return []
+
+
 def _bound(golden: Tensor, bound: Tensor | None) -> Tensor:
     floor = _FLOOR * golden.abs()
     return floor if bound is None else torch.where(torch.isfinite(bound), bound, floor)
 
 
-def _constant(y: Tensor, g: Tensor, e: Tensor) -> tuple[float, float, float] | None:
+def _constant(y: Tensor, g: Tensor, e: Tensor, *, least: int = 2) -> tuple[float, float, float] | None:
     """(ratio, its error, relative spread) when y = ratio * g, ratio != 1; None otherwise.
 
-    Two nonzero elements at least: one alone is a constant times anything.
+    Two nonzero elements at least (`least`): one alone is a constant times anything.
     """
     both = torch.isfinite(y) & torch.isfinite(g)
-    if not bool(both.all()) or int((g.abs() > 4 * e).sum()) < 2:
+    if not bool(both.all()):  # NaN and infinities of the case's own, in both at the same places, say nothing
+        if not bool((both | (y == g) | torch.isnan(y) & torch.isnan(g)).all()):
+            return None
+        y, g, e = y[both], g[both], e[both]
+    if int((g.abs() > 4 * e).sum()) < least:
         return None
     norm = float(g.square().sum())
     wrong = float((y - g).square().sum())

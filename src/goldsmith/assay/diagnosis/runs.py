@@ -90,19 +90,19 @@ def _plan(session: Session, repeats: int, only: tuple[str, ...] | None) -> Itera
     sent = {n: c.flatten()[:1].reshape([1] * c.dim()).expand(c.shape) for n, c in first.cotangents.items() if c.numel()}
     if sent:
         yield "layout stride0", How(cotangents=sent), same
-    yield NUDGED, How(), _changed(same, _nudge)
+    yield NUDGED, How(), changed(same, nudge)
     for exponent in (12, -12):
-        yield f"scale 2^{exponent}", How(), _changed(same, partial(torch.mul, other=2.0**exponent))
-    yield "offset", How(), _changed(same, lambda t: t + 128)
-    yield "flat", How(), _changed(same, lambda t: t.flatten()[:1].expand(t.numel()).reshape(t.shape).clone())
+        yield f"scale 2^{exponent}", How(), changed(same, partial(torch.mul, other=2.0**exponent))
+    yield "offset", How(), changed(same, lambda t: t + 128)
+    yield "flat", How(), changed(same, lambda t: t.flatten()[:1].expand(t.numel()).reshape(t.shape).clone())
 
 
-def _changed(material: Material, change: Callable[[Tensor], Tensor]) -> Material:
+def changed(material: Material, change: Callable[[Tensor], Tensor]) -> Material:
     moved = {n: change(t) for n, t in material.inputs.items() if t.is_floating_point() and t.numel()}
     return material.with_inputs({n: t for n, t in moved.items() if bool(torch.isfinite(t).all())})
 
 
-def _nudge(t: Tensor) -> Tensor:
+def nudge(t: Tensor) -> Tensor:
     noise = torch.rand(t.shape, generator=torch.Generator().manual_seed(t.numel())) * 2 - 1
     return (t.double() * (1 + _NUDGE * noise.double().to(t.device))).to(t.dtype)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .evidence import NO_TIME, OBSERVED, Carried, Evidence
+from .evidence import IGNORES, NO_TIME, OBSERVED, Carried, Evidence
 
 
 def undecided(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
@@ -13,8 +13,9 @@ def undecided(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
     table = {s.name: s for s in evidence.stages}
     first = table.get(evidence.first_wrong or "")
     if first is not None and first.state == OBSERVED:
-        said.append(f"{first.name} could not be isolated ({first.text}): an earlier stage may be the one at fault. "
-                    "Let the kernel go on with what assay.stage returns.")  # fmt: skip
+        goes_on = " Let the kernel go on with what assay.stage returns." if IGNORES in first.text else ""
+        said.append(f"{first.name} could not be isolated ({first.text}): an earlier stage may be the one at fault."
+                    + goes_on)  # fmt: skip
     if suspects and first is not None:
         names = ", ".join(suspects[:4])
         said.append(f"Between the last right stage and {first.name} the kernel names nothing: {names} could be wrong, "
@@ -29,6 +30,10 @@ def undecided(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
             said.append(f"The terms of {fit.tensor} are nearly dependent (condition {fit.condition:.1g}): their "
                         "coefficients cannot be told apart.")  # fmt: skip
             break
+    for name, share in evidence.deaf.items():
+        said.append(f"With all inputs times 2^-12 a small change of {name} leaves {share:.0%} of what it moves in the "
+                    "golden as it is, bit for bit: small numbers are flushed to zero, rounded to fixed steps, or a "
+                    "result is kept.")  # fmt: skip
     said += _sent(evidence.carried)
     for name, why in evidence.left_out.items():
         said += [f"Left out: {name} ({why})."] if why != NO_TIME else []

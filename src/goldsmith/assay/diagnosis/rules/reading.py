@@ -18,6 +18,14 @@ EXACT, SEEN, LIKELY, HINT, FAINT = 0.95, 0.9, 0.75, 0.5, 0.3
 WEAK = 0.4  # it fits, and so do other stories: the most that is no claim
 PLAIN = ("values", "ensemble", "statistics", "decisions", "poison", "guard", "alias", "float32")
 _LABEL = re.compile(r"\(((?:[^()]|\([^()]*\))*)\)")
+_ELEMENTWISE = frozenset(
+    """mul add sub div neg abs sign exp log sqrt rsqrt sin cos tanh sigmoid relu clamp clamp_min clamp_max where
+    gt ge lt le eq ne logical_and logical_or logical_not bitwise_and bitwise_or bitwise_xor bitwise_not pow square round
+    floor ceil trunc remainder floor_divide reciprocal maximum minimum view reshape unsqueeze squeeze expand
+    permute transpose t slice select alias detach clone _to_copy lift_fresh ones_like zeros_like full_like
+    _unsafe_view scalar_tensor""".split()
+)
+_OF_SUMS = frozenset("truncated_reduction overwritten_accumulator uninitialised_accumulator lost_update".split())
 _RUNS = ("second", "back", "other", "layout", "scale", "offset", "flat", "nan", "inf", "repeat", "debug")
 _ALL = 0.9  # of the wrong elements
 _NOISE = 16.0  # in units of the dtype's rounding: less is not looked at
@@ -229,6 +237,18 @@ class Reading:
         run, tensor = self.e.runs.get(name), self.e.tensor
         steady = all(tensor in r.nan for r in self.runs("repeat"))
         return run if run is not None and steady and not run.error and tensor not in run.nan else None
+
+    @cached_property
+    def sums_nothing(self) -> bool:
+        """Whether the golden makes the tensor element by element, as far as its operators are known."""
+        made = self.e.operators or self.e.made_of
+        return bool(made) and made <= _ELEMENTWISE
+
+    @cached_property
+    def ruled_out(self) -> frozenset[str]:
+        """Causes that cannot be: sums of what sums nothing, counts in a mask, an epsilon where nothing moves."""
+        found = _OF_SUMS if self.sums_nothing or self.e.stored == "bool" else frozenset()
+        return found | {"absolute_eps"} if self.e.kept or self.e.deaf else found
 
     # memory, fits, patterns, influence
 

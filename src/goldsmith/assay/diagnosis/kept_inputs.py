@@ -1,0 +1,190 @@
+"""Does the candidate hear that an input has changed? A copy that is kept by address, sum or first element does not.
+
+reordered   the numbers of one input in another order, written into the same tensor between two calls: its address, its
+            shape, its first and last element, its sum and its largest number stay what they were; or written into a new
+            tensor that has the id of the one before it
+small       with all inputs times 2^-12, one of them moved a little: what is flushed to zero or rounded to fixed steps
+            stays where it is, bit for bit; what an epsilon is added to moves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..bounds import SLACK
+from ..probes.slices import taken
+from ..reference import GoldenError, References
+from ..run import How, Material, names_of
+from ..session import Session
+from .evidence import Evidence
+from .rules.reading import Reading
+from .runs import changed, nudge
+
+PROBE = "kept inputs"
+_SMALL = 2.0**-12
+_MOST = 4  # inputs that are looked at
+_TRIES = 16  # tensors that are made until one has a given id
+_HALF = 0.5  # of what the golden moves: as much stays where it is
+
+
+def unheard(session: Session, evidence: Evidence, spent: Callable[[], bool] = lambda: False) -> None:
+    """Asks both of a case, where its evidence gives a reason to."""
+    r = Reading(evidence)
+    if not r.plain_wrong or any(not fact.same for fact in r.runs("repeat")) or r.right("second call"):
+        evidence.kept = kept(session, spent)
+    if not r.plain_wrong and not evidence.kept and r.fails("scale 2^-12") is not None:
+        evidence.deaf = deaf(session, spent)
+
+
+def kept(session: Session, spent: Callable[[], bool] = lambda: False) -> dict[str, str]:
+    """Input -> a sentence, of those whose other numbers at the same address give the first result, bit for bit.
+
+    Two or three runs of the candidate's forward for every floating input, and one of the golden.
+    """
+    found = {}
+    for name, tensor in _inputs(session):
+        if spent() or session.target.mutates:
+            break
+        other = reordered(tensor)
+        said = None if torch.equal(other, tensor) else _kept(session, name, other)
+        if said is not None:
+            found[name] = said
+    return found
+
+
+def deaf(session: Session, spent: Callable[[], bool] = lambda: False) -> dict[str, float]:
+    """Input -> of the elements that the golden moves with it, where all inputs are small, the share that stays.
+
+    One run of the candidate and one of the golden for every floating input, and one of each more.
+    """
+    small = changed(session.material, lambda t: t * _SMALL)
+    found = {}
+    before = _made(session, small)
+    for name, _ in _inputs(session):
+        if spent() or before is None:
+            break
+        after = _made(session, small.with_inputs({name: nudge(small.inputs[name])}))
+        shares = [] if after is None else list(_shares(before, after))
+        if shares:
+            found[name] = max(shares)
+    return {name: share for name, share in found.items() if share > _HALF}
+
+
+def reordered(tensor: Tensor) -> Tensor:
+    """All numbers but the first and the last moved on by one place."""
+    flat = tensor.detach().flatten().clone()
+    if len(flat) > 3:
+        flat[1:-1] = flat[1:-1].roll(1)
+    return flat.view(tensor.shape)
+
+
+def _inputs(session: Session) -> list[tuple[str, Tensor]]:
+    return [(n, t) for n, t in session.material.inputs.items() if t.is_floating_point() and t.numel() > 3][:_MOST]
+
+
+def _kept(session: Session, name: str, other: Tensor) -> str | None:
+    material = session.material
+    moved = material.with_inputs({name: other})
+    try:
+        ref = session.references(moved, session.first, taken(session, session.first))
+        for again in (_written_over, _of_the_same_id):
+            said = _stays(session, ref, name, other, again)
+            if said is not None:
+                return said
+    except Exception:  # noqa: BLE001 - a wrong kernel may raise whatever it likes, and then says nothing here
+        return None
+    return None
+
+
+Again = Callable[[list[Tensor], Tensor], Tensor | None]
+
+
+def _written_over(held: list[Tensor], other: Tensor) -> Tensor | None:
+    """The same tensor with other numbers."""
+    return held[0].copy_(other)
+
+
+def _of_the_same_id(held: list[Tensor], other: Tensor) -> Tensor | None:
+    """Another tensor with the id of one that is gone; None where something holds that one, or the id is not given."""
+    wanted, tried = id(held.pop()), []
+    for _ in range(_TRIES):
+        tried.append(other.clone(memory_format=torch.contiguous_format))
+        if id(tried[-1]) == wanted:
+            return tried[-1]
+    return None
+
+
+def _stays(session: Session, ref: References, name: str, other: Tensor, again: Again) -> str | None:
+    material = session.material
+    held = [material.inputs[name].detach().clone(memory_format=torch.contiguous_format)]
+    first = _forward(session, material, name, held)
+    now = again(held, other)
+    if now is None:
+        return None
+    second = _forward(session, material, name, [now])
+    for result, got in second.items():
+        if result not in first or not _same(got, first[result]) or not _moves(session, ref, result):
+            continue
+        how = "in the same memory" if again is _written_over else "in a tensor of the same id"
+        said = f"other numbers of {name} {how} give {result} as before, bit for bit"
+        if _right(session, result, first[result]):
+            return said
+        fresh = _forward(session, material, name, [now.clone()]).get(result)
+        if fresh is not None and not _same(got, fresh):
+            return f"{said}, and in a tensor of its own they do not"
+    return None
+
+
+def _forward(session: Session, material: Material, name: str, held: list[Tensor]) -> dict[str, Tensor]:
+    """What the forward returns with the one tensor held there as that input, and no other reference to it left."""
+    supply = {**{n: t.detach().clone() for n, t in material.inputs.items()}, **material.scalars, name: held[0]}
+    torch.default_generator.manual_seed(material.seed)
+    with torch.no_grad():
+        pairs = names_of(session.target.bound("candidate", supply)(supply), session.target.outputs, "candidate")
+    return {n: t.detach().clone() for n, t in pairs if isinstance(t, Tensor)}
+
+
+def _moves(session: Session, ref: References, name: str) -> bool:
+    now, before = ref.bounded.get(name), session.ref.bounded.get(name)
+    if now is None or before is None or now.value.shape != before.value.shape:
+        return False
+    step = (now.value.double() - before.value.double()).abs()
+    return bool((step > 4 * SLACK * (now.bound + before.bound)).any())
+
+
+def _right(session: Session, name: str, got: Tensor) -> bool:
+    bounded = session.ref.bounded[name]
+    error = (got.double() - bounded.value.double()).abs()
+    return got.shape == bounded.value.shape and bool((error <= SLACK * bounded.bound).all())
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | (a != a) & (b != b)).all())
+
+
+def _made(session: Session, material: Material) -> tuple[dict[str, Tensor], References] | None:
+    done = session.execute(PROBE, "small", How(), material, look=False)
+    if done.error is not None:
+        return None
+    try:
+        ref = session.references(material, done, taken(session, done))
+        _ = ref.bounded
+    except GoldenError:
+        return None
+    return {n: t for n, _, t in done.results() if t is not None}, ref
+
+
+def _shares(
+    before: tuple[dict[str, Tensor], References], after: tuple[dict[str, Tensor], References]
+) -> Iterator[float]:
+    for name, got in after[0].items():
+        old, now, then = before[0].get(name), after[1].bounded.get(name), before[1].bounded.get(name)
+        if old is None or now is None or then is None or not old.shape == got.shape == now.value.shape:
+            continue
+        step = (now.value.double() - then.value.double()).abs()
+        moves = step > SLACK * (now.bound + then.bound)
+        if bool(moves.any()):
+            yield float((got == old)[moves].double().mean())
