@@ -78,3 +78,21 @@ def test_a_sparse_gradient_is_judged_as_the_dense_one_that_it_means(own):
     if own:
         report = check(candidate, golden, **target(torch.tensor([0, 2, 1]))[1])
         assert report.verdict == "fail" and {f.tensor for f in report.findings} == {"x.grad"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_inputs_of_8_bits_are_judged_and_have_no_gradient(dtype):
+    """They only store numbers: torch computes nothing there, and float64 copies of them are exact."""
+
+    def made(factor=1.0, **options):
+        case = {"a": torch.randn(6, 8).to(dtype), "w": torch.randn(8)}
+        return assay.Target(lambda a, w: a.float() * w * factor, lambda a, w: a * w, cases=case, **options)
+
+    right, wrong = made(), made(1.25)
+    report = assay.check(right)
+    assert {row.tensor for row in report.rows} == {"y", "w.grad"}
+    assert assay.diagnose(right).ok
+    assert not assay.check(wrong, raises=False).ok
+    assert assay.diagnose(wrong).causes[0].id == "wrong_factor"
+    with pytest.raises(ValueError, match="grads"):
+        made(grads=("a",))

@@ -214,6 +214,30 @@ def test_a_maximum_over_windows_is_left_alone_by_the_slices_that_the_taint_probe
     assert assay.check(target(pooled, golden, rows, backward="auto"), probes=("taint", "scaling")).ok
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_nan_at_a_tie_is_judged_as_the_values_at_that_tie(seed):
+    """Of a window with NaN amax gives NaN to all; before, those that tied had a share each, and the golden's had none.
+
+    Numbers in its place take that share away: the gradient moves where the golden's does not, at the tie.
+    """
+
+    @assay.case(T=[5, 9], D=[8])
+    def tied(make, T, D):
+        return {"x": make.tied(T, D, levels=4)}
+
+    def pooled(x):
+        return torch.nn.functional.max_pool1d(x[:, None], 4)[:, 0]
+
+    shared = target(lambda x: x.unflatten(-1, (2, 4)).amax(-1), pooled, tied)
+    report = assay.check(shared, seed=seed, raises=False)
+    assert report.ok, str(report)
+    assert "tie" in {n.id for n in report.notes}
+    if seed == 1:
+        assert not assay.diagnose(shared, seed=seed).causes
+    stray = target(lambda x: x.unflatten(-1, (2, 4)).amax(-1) + 2**-6 * (x[:1, :2] - x[:1, :2].detach()), pooled, tied)
+    assert not assay.check(stray, seed=seed, raises=False).ok
+
+
 def test_a_maximum_that_does_not_look_at_its_last_column_shows_where_that_is_the_smallest():
     @assay.case(T=[4], D=[9])
     def rows(make, T, D):

@@ -1,4 +1,4 @@
-"""State that calls share and only interleaved calls show, and gradients in a buffer that a later backward overwrites."""
+"""State that only interleaved calls show, and gradients in a buffer that a later backward overwrites."""
 
 import pytest
 import torch

@@ -126,7 +126,8 @@ class Target:
         bind("candidate", self.candidate, supply)
         bind("golden", self.golden, supply)
         floating = [n for n, t in inputs.items() if t.is_floating_point()]
-        _known("grads", self.grads or (), floating, "floating-point inputs")
+        wide = [n for n in floating if inputs[n].dtype.itemsize > 1]  # see wanted_grads
+        _known("grads", self.grads or (), wide, "floating-point inputs")
         _known("mutates", self.mutates, inputs, "inputs")
         _known("surrogate", self.surrogate, floating if self.grads is None else self.grads, "inputs with gradients")
         _known("stored", tuple(self.stored.values()), floating, "floating-point inputs")
@@ -201,7 +202,8 @@ class Target:
         return torch.float64 if floating and all(d == torch.float64 for d in floating) else torch.float32
 
     def wanted_grads(self, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
-        floating = tuple(n for n, t in inputs.items() if t.is_floating_point())
+        """The inputs that get a gradient: what is stored in 8 bits gets none, since torch computes nothing there."""
+        floating = tuple(n for n, t in inputs.items() if t.is_floating_point() and t.dtype.itemsize > 1)
         return floating if self.grads is None else tuple(g for g in self.grads if g in floating)
 
     def segments_of(

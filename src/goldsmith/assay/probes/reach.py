@@ -58,7 +58,15 @@ def moved(session: Session, name: str, tensor: Tensor, references: References) -
     still = (tensor == was) | (torch.isnan(tensor) & torch.isnan(was))
     apart = (tensor.double() - was.double()).abs()
     out = ~still & (golden == before.value) & ~(apart <= 2 * SLACK * before.bound)
-    return out & off(session, name, tensor, references) if bool(out.any()) else out
+    out = out & off(session, name, tensor, references) if bool(out.any()) else out
+    return off_kinks(session, name, out, references)
+
+
+def off_kinks(session: Session, name: str, mask: Tensor, references: References) -> Tensor:
+    """Without the elements of a gradient at which the golden ties or kinks, before or after the change."""
+    if not name.endswith(".grad") or not bool(mask.any()):
+        return mask
+    return mask & ~session.ref.kink(name) & ~references.kink(name)
 
 
 def off(session: Session, name: str, tensor: Tensor, references: References, *, inputs_alone: bool = False) -> Tensor:

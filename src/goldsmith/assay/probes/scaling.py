@@ -23,7 +23,7 @@ from ..run import How, Material, Run
 from ..session import Session
 from . import decisions, reach, scaling_exact, values
 from .layouts import REFUSALS
-from .slices import far, taken
+from .slices import changeable, far, taken
 
 NAME = "scaling"
 OFFSET = 128.0
@@ -51,7 +51,7 @@ def run(session: Session) -> None:
 def _floating(session: Session) -> list[str]:
     """The inputs whose values are changed: not those that hold zeros and ones alone, which have no other values."""
     inputs = session.material.inputs
-    return [n for n, t in inputs.items() if t.is_floating_point() and t.numel() and not binary(t)]
+    return [n for n, t in inputs.items() if changeable(t) and not binary(t)]
 
 
 def _scaled(t: Tensor, exponent: int) -> Tensor:
@@ -258,7 +258,8 @@ def _reached(session: Session, label: str, name: str, mask: Tensor) -> Tensor:
     if bool(alone.any()):
         wrong = reach.seen(session, {name: alone}, changed, f"{label}, a finite number")[name]
     if bool((mask & ~alone).any()):
-        wrong = wrong | (mask & ~alone & reach.off(session, name, got, references))
+        off = mask & ~alone & reach.off(session, name, got, references)
+        wrong = wrong | reach.off_kinks(session, name, off, references)
     return wrong
 
 

@@ -56,12 +56,17 @@ def spread(like: Tensor, generator: torch.Generator) -> Tensor:
     return (signs * (0.5 + 0.5 * torch.rand(like.shape, generator=generator, dtype=torch.float64))).to(like.device)
 
 
+def changeable(t: Tensor) -> bool:
+    """Whether other numbers can be put into an input: torch computes nothing in 8 bits, which only store."""
+    return t.is_floating_point() and t.numel() > 0 and t.dtype.itemsize > 1
+
+
 def slices(session: Session) -> list[Slice]:
     """The slices to try; those that cover the same elements as another of their kind are left out."""
     generator = torch.Generator().manual_seed(session.seed + 11)
     out: list[Slice] = []
     for name, tensor in session.material.inputs.items():
-        if not tensor.is_floating_point() or not tensor.numel():
+        if not changeable(tensor):
             continue
         names = axis_names(tensor.shape, session.case.sizes)
         whole = False  # an axis of length 1: its only slice is the whole tensor, whichever axis it is

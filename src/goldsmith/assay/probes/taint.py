@@ -121,7 +121,7 @@ def _missing(session: Session, part: Slice, name: str, mask: Tensor, tensor: Ten
         farthest = _spread(references, name) + _spread(session.ref, name)
         proven |= unproven & ((now.value - before.value).abs() > farthest)
     mask = mask & proven
-    mask = _off_kinks(session, name, mask, references)
+    mask = reach.off_kinks(session, name, mask, references)
     if bool(mask.any()):
         where = session.locate(name, mask)
         text = f"{part.text} has no influence on {name} ({where.text}), in the golden it has: "
@@ -141,15 +141,8 @@ def _spread(references: References, name: str) -> Tensor:
     return 16 * (out + rounding * golden.abs() + torch.finfo(torch.float32).tiny)
 
 
-def _off_kinks(session: Session, name: str, mask: Tensor, references: References) -> Tensor:
-    """Without the elements of a gradient at which the golden ties or kinks, before or after the change."""
-    if not name.endswith(".grad") or not bool(mask.any()):
-        return mask
-    return mask & ~session.ref.kink(name) & ~references.kink(name)
-
-
 def _extra(session: Session, part: Slice, name: str, mask: Tensor, what: str, references: References) -> None:
-    mask = _off_kinks(session, name, mask, references)
+    mask = reach.off_kinks(session, name, mask, references)
     if bool(mask.any()):
         where = session.locate(name, mask)
         text = f"{what} in {part.text} reaches {name} ({where.text}), in the golden it does not: "
