@@ -12,7 +12,8 @@ from torch import Tensor
 
 from . import watch_facts as facts
 from .watch_facts import Event, Frames, NonFinite
-from .watch_ops import BACKWARD, FORWARD, Ear, Place
+from .watch_known import BACKWARD, FORWARD, Place
+from .watch_ops import Ear
 from .watch_rows import Norm, Norms, table
 
 MOST = 64  # events that are kept
@@ -158,6 +159,13 @@ class Watch:
         known = self._ear.known.get(storage)
         name = self._sources.get(storage) or (known.writer or known.name if known is not None else "")
         return name or self._gradient(storage) or "input"
+
+    def learned(self, tensor: Tensor) -> bool:
+        """Whether it is a parameter or a gradient: nobody writes a mask there."""
+        storage = tensor.untyped_storage()._cdata
+        return (
+            tensor.requires_grad or self._sources.get(storage, "") in self._parameters or bool(self._gradient(storage))
+        )
 
     def _gradient(self, storage: int) -> str:
         for name, parameter in self._parameters.items():

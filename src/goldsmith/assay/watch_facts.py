@@ -144,9 +144,29 @@ def settle() -> None:
         torch.cuda.synchronize()
 
 
-def where(tensor: Tensor) -> tuple[int, tuple[int, ...] | None]:
-    """(how many elements are not finite, the first of them)"""
-    bad = ~torch.isfinite(tensor.detach())
+def additive_mask(tensor: Tensor) -> Tensor:
+    """Whether a tensor holds nothing but 0 and -inf, as what is added to scores does: a bool of no dimension."""
+    value = tensor.detach()
+    if value.is_complex():
+        return torch.zeros((), dtype=torch.bool, device=value.device)
+    return ((value == 0) | (value == -math.inf)).all()
+
+
+def made_there(out: Tensor, read: list[Tensor]) -> Tensor | None:
+    """Where a result of an operator that works element by element is infinite and all that it was made of is finite."""
+    try:
+        finite = [torch.isfinite(t.detach()).expand(out.shape) for t in read]
+    except RuntimeError:
+        return None  # not of shapes that broadcast: not element by element after all
+    made = torch.isinf(out.detach())
+    for inputs in finite:
+        made = made & inputs
+    return made if bool(made.any()) else None
+
+
+def where(tensor: Tensor, bad: Tensor | None = None) -> tuple[int, tuple[int, ...] | None]:
+    """(how many elements are not finite, the first of them), or of those that are `bad`"""
+    bad = ~torch.isfinite(tensor.detach()) if bad is None else bad
     count = int(bad.sum())
     if not count:
         return 0, None

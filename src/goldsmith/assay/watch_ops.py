@@ -2,14 +2,15 @@
 
 What was learned of a tensor is kept by its storage, so that views, optimizers and the backward find it again. Memory
 that `empty` returned may hold NaN legitimately: it is judged when it is first read. An infinity that the program wrote
-down itself (a mask of -inf) is no event, nor are the infinities that come of it; a NaN that comes of it is.
+down itself (a mask of -inf) is no event, nor are the infinities that come of it; a NaN that comes of it is, and so is
+one that an operator makes of finite numbers beside it.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,89 +19,26 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import watch_facts as facts
-from .memory import _EMPTY
-from .watch_facts import Event, Frames, Likely, Operand
+from . import watch_flags as flags
+from .watch_facts import Event, Likely, Operand
+from .watch_flags import Note
+from .watch_known import FOREIGN, TOLD, Known, Plan, owner, plan_of
 
 if TYPE_CHECKING:
     from .watch import Watch
 
-PURE_WRITERS = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "set_"}
-UNSAID = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 PURGE = 1 << 14  # storages, after which dead ones are forgotten
 FLUSH = 1 << 16  # operators, after which on-device flags are read although the step goes on
-BACKWARD, FORWARD = "backward", "forward"
+A_CONSTANT = "a constant"
 
 
-@dataclass
-class Known:
-    """What is known of a storage.
+class _Aside(threading.local):
+    """Whether a watch computes something of its own, which another one around it does not hear."""
 
-    writer  the operator that wrote it last, "" for what came from outside
-    name    what a user calls it, where it came from outside
-    peak    max |x|; on the device until it is read, where nothing may wait
-    fresh   made by `empty` and not judged yet
-    meant   holds infinities that the program wrote down
-    told    holds what an event has told of
-    """
-
-    ref: StorageWeakRef
-    writer: str
-    peak: float | Tensor = 0.0
-    fresh: bool = False
-    meant: bool = False
-    told: bool = False
-    name: str = ""
+    on = False
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How an operator is heard: `writes` are the arguments that it changes, `reads` whether it reads them as well."""
-
-    skip: bool
-    empty: bool
-    name: str
-    writes: tuple[int | str, ...]
-    reads: bool
-    many: bool  # lists of tensors go in and come out: result i is made of the i-th of every list
-    unsaid: tuple[int, ...]  # arguments that it changes although its schema does not say so
-
-
-def plan_of(func: Any) -> Plan:
-    schema = func._schema
-    stem = schema.name.split("::")[1]
-    writes: list[int | str] = []
-    for place, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            writes.append(argument.name if argument.kwarg_only else place)
-    view = not writes and any(r.alias_info is not None for r in schema.returns)
-    reads = bool(writes) and stem not in PURE_WRITERS and not any(isinstance(w, str) for w in writes)
-    many = stem.startswith(("_foreach", "_fused"))
-    return Plan(view, func in _EMPTY, schema.name, tuple(writes), reads, many, UNSAID.get(stem, ()))
-
-
-@dataclass(frozen=True)
-class Note:
-    """One operator's result in the mode that reads flags at the end."""
-
-    op: str
-    tensor: str
-    total: int
-    peak: Tensor
-    inputs: tuple[tuple[Operand, float | Tensor, Known | None], ...]
-    place: Place
-    shape: tuple[int, ...]
-    known: Known
-    meant: bool
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in the program: the phase, the innermost module, the step, the user frames."""
-
-    phase: str
-    module: str
-    step: int
-    stack: Frames
+_aside = _Aside()
 
 
 class Ear(TorchDispatchMode):
@@ -118,20 +56,26 @@ class Ear(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.watch.listening:
+        if not self.watch.listening or _aside.on:
             return func(*args, **kwargs)
         self.watch.remember()
         plan = self.plans.get(func)
         if plan is None:
             plan = self.plans[func] = plan_of(func)
-        if plan.skip:
+        if plan.skip and not plan.constant:
             return func(*args, **kwargs)
-        with torch.no_grad():
-            return self._hear(func, plan, args, kwargs)
+        _aside.on = True
+        try:
+            with torch.no_grad():
+                return self._hear(func, plan, args, kwargs)
+        finally:
+            _aside.on = False
 
     def _hear(self, func: Callable, plan: Plan, args: Any, kwargs: Any) -> Any:
+        if plan.constant:
+            return self._constant(_run(func, args, kwargs))
         if plan.empty:
-            return self._empty(func(*args, **kwargs), plan.name)
+            return self._empty(_run(func, args, kwargs), plan.name)
         written = [t for w in plan.writes for t in facts.leaves(kwargs.get(w) if isinstance(w, str) else _at(args, w))]
         read = [t for t in facts.leaves((args, kwargs)) if isinstance(t, Tensor)]
         if not plan.reads:
@@ -142,7 +86,7 @@ class Ear(TorchDispatchMode):
         before: dict[int, float | Tensor] = {}
         if not self.watch.sync or plan.reads or plan.unsaid:  # afterwards they are overwritten
             before = {id(t): self._peak(t) for t in read}
-        out = func(*args, **kwargs)
+        out = _run(func, args, kwargs)
         made = written or list(facts.leaves(out))
         lists = [a for a in args if isinstance(a, list | tuple) and len(a) == len(made) > 1]
         for number, tensor in enumerate(made):
@@ -166,14 +110,16 @@ class Ear(TorchDispatchMode):
     ) -> Known:
         storage = tensor.untyped_storage()
         before = self.known.get(storage._cdata)
-        part = tensor.numel() * tensor.element_size() < storage.nbytes()
+        part = before is not None and tensor.numel() * tensor.element_size() < storage.nbytes()
         if before is not None and before.fresh and part:
+            before.meant |= meant
             return before  # the rest of it has not been written yet
         if before is not None and before.fresh:
             self.fresh -= 1
-        if before is not None and before.told and part:
-            told = True
         self.known[storage._cdata] = known = Known(StorageWeakRef(storage), writer, peak, meant=meant, told=told)
+        if before is not None and part:
+            known.part_of(before)
+            known.under = None if self.watch.sync else before
         if len(self.known) > self.purge_at:
             self.known = {k: v for k, v in self.known.items() if not v.ref.expired()}
             self.fresh = sum(v.fresh for v in self.known.values())
@@ -187,15 +133,34 @@ class Ear(TorchDispatchMode):
             self.known[storage._cdata] = Known(StorageWeakRef(storage), name, fresh=True)
         return tensor
 
+    def _constant(self, tensor: Tensor) -> Tensor:
+        """What the program writes down: `torch.tensor(...)`, or the number in `mask[index] = -math.inf`."""
+        if facts.plain(tensor) and tensor.untyped_storage().resizable():  # else it is numpy's memory, an input
+            here = self.watch.sync or tensor.device.type == "cpu"
+            peak = facts.peak(tensor) if here else facts.absmax(tensor)
+            self._record(tensor, "", peak, meant=True).name = A_CONSTANT
+        return tensor
+
     def _peak(self, tensor: Tensor) -> float | Tensor:
         """max |x| of what an operator is about to read; nothing is reduced twice that nobody wrote in between."""
         known = self.entry(tensor)
         if known is not None and not known.fresh:
-            return known.peak
+            if not self.watch.sync or math.isfinite(known.peak):
+                return known.peak
+            return facts.peak(tensor)  # it may be a finite part of what is not
+        return self._outside(tensor, facts.peak(tensor) if self.watch.sync else facts.absmax(tensor)).peak
+
+    def _outside(self, tensor: Tensor, peak: float | Tensor) -> Known:
+        """What no operator was seen to make; a mask was written down by somebody, a parameter never is one."""
         name = self.watch.source(tensor)
-        peak = facts.peak(tensor) if self.watch.sync else facts.absmax(tensor)
-        self._record(tensor, "", peak).name = name
-        return peak
+        known = self._record(tensor, "", peak)
+        known.name = name
+        if not self.watch.learned(tensor):
+            if isinstance(peak, Tensor):
+                known.mask = facts.additive_mask(tensor)
+            else:
+                known.meant = math.isinf(peak) and bool(facts.additive_mask(tensor))
+        return known
 
     def _judge_fresh(self, read: list[Tensor], op: str) -> None:
         """What `empty` returned is read for the first time."""
@@ -204,8 +169,8 @@ class Ear(TorchDispatchMode):
             if known is None or not known.fresh:
                 continue
             peak = facts.peak(tensor)
-            if math.isfinite(peak):
-                self._record(tensor, known.writer, peak)
+            if math.isfinite(peak) or (known.meant and math.isinf(peak)):
+                self._record(tensor, known.writer, peak, meant=known.meant)
                 continue
             known.fresh = False
             self.fresh -= 1
@@ -226,43 +191,48 @@ class Ear(TorchDispatchMode):
             if math.isfinite(value):
                 self._record(out, plan.name, value)
                 return
-        meant = any(isinstance(v, float) and not math.isfinite(v) for v in facts.leaves((args, kwargs)))
+        given = any(isinstance(v, float | complex) and not _finite(v) for v in facts.leaves((args, kwargs)))
         if not self.watch.sync:
             peak = facts.absmax(out)
-            operands = tuple((self._operand(t, 0.0), before[id(t)], self.entry(t)) for t in read if id(t) in before)
-            known = self._record(out, plan.name, peak)
-            place = self.watch.place()
-            self.notes.append(
-                Note(plan.name, label, out.numel(), peak, operands, place, tuple(out.shape), known, meant)
-            )
+            operands = tuple((self._operand(t, 0.0), before[id(t)], e) for t in read if (e := self.entry(t)))
+            before_it = self.entry(out)
+            meant = before_it is not None and before_it.fresh and (given or any(e.meant for _, _, e in operands))
+            known = self._record(out, plan.name, peak, meant=meant)
+            self.notes.append(Note(plan.name, label, out.numel(), peak, operands, self.watch.place(), known, given))
             if len(self.notes) >= FLUSH:
                 self.flush()
             return
         peaks = [float(before[id(t)]) if id(t) in before else facts.peak(t) for t in read]
-        entries = [self.entry(t) for t in read]
-        guilty = [i for i, p in enumerate(peaks) if not math.isfinite(p)]
-        kind = facts.kind_of(value)
-        on_purpose = meant or any(e is not None and e.meant for e in entries)
-        if kind == facts.INF and on_purpose:
-            self._record(out, plan.name, value, meant=True)
-            return
-        unseen = [i for i in guilty if (e := entries[i]) is None or not (e.told or e.meant)]
-        if guilty and not unseen and any((e := entries[i]) is not None and e.told for i in guilty):
+        entries = [self._entry_of(t, p) for t, p in zip(read, peaks, strict=True)]
+        guilty = {i: owner(entries[i], p) for i, p in enumerate(peaks) if not math.isfinite(p)}
+        unseen = [i for i, whose in guilty.items() if whose == FOREIGN]
+        if not unseen and TOLD in guilty.values():
             self._record(out, plan.name, value, told=True)
             return
+        made = None  # where it made Inf of finite numbers beside the program's own
+        if not unseen and math.isinf(value) and (guilty or given):
+            made = facts.made_there(out, read) if plan.pointwise and not given else None
+            if made is None:
+                self._record(out, plan.name, value, meant=True)
+                return
         if unseen:
             first = unseen[0]
-            entry = entries[first]
-            source, likely = self._entered(read[first], entry, plan.name)
-            if entry is None:
-                entry = self._record(read[first], "", peaks[first])
-                entry.name = source
+            source, likely = self._entered(read[first], entries[first], plan.name)
+            entry = entries[first] or self._record(read[first], "", peaks[first])
+            entry.name = entry.name or source
             entry.told = True
             self._tell(out, label, plan.name, value, read, peaks, False, source, likely)
         else:
-            likely = facts.cause(plan.name, func, args, kwargs, out, kind, bool(plan.writes))
-            self._tell(out, label, plan.name, value, read, peaks, True, plan.name, likely)
+            likely = facts.cause(plan.name, func, args, kwargs, out, facts.kind_of(value), bool(plan.writes))
+            self._tell(out, label, plan.name, value, read, peaks, True, plan.name, likely, made)
         self._record(out, plan.name, value, told=True)
+
+    def _entry_of(self, tensor: Tensor, peak: float) -> Known | None:
+        """What is known of an operand that is not finite, where it can still be looked at."""
+        known = self.entry(tensor)
+        if known is None and math.isinf(peak) and not self.watch.learned(tensor):
+            return self._outside(tensor, peak) if bool(facts.additive_mask(tensor)) else None
+        return known
 
     def _entered(self, tensor: Tensor, known: Known | None, op: str) -> tuple[str, Likely]:
         """Whence a value came that is not finite and that no operator was seen to make."""
@@ -278,10 +248,10 @@ class Ear(TorchDispatchMode):
 
     def _tell(
         self, tensor: Tensor, label: str, op: str, peak: float, read: list[Tensor], peaks: list[float], born: bool,
-        source: str, likely: Likely,
+        source: str, likely: Likely, bad: Tensor | None = None,
     ) -> None:  # fmt: skip
         facts.settle()
-        count, index = facts.where(tensor)
+        count, index = facts.where(tensor, bad)
         if count == 0:
             evidence = f"read again after a synchronisation, {label} of {op} is finite: it was read before it was ready"
             likely = Likely("missing_sync", evidence)
@@ -297,60 +267,25 @@ class Ear(TorchDispatchMode):
     def _operand(self, tensor: Tensor, peak: float) -> Operand:
         return Operand(tuple(tensor.shape), facts.name_of(tensor.dtype), peak, self.watch.source(tensor))
 
-    # flags that are read at the end
-
     def flush(self) -> None:
-        """Read all flags of the notes at once, then judge the notes in order."""
+        """Judge what was noted where flags are read at the end."""
         notes, self.notes = self.notes, []
-        tensors = {id(p): p for n in notes for p in (n.peak, *(i[1] for i in n.inputs)) if isinstance(p, Tensor)}
-        values = read_all(tensors)
-        told: set[int] = set()
-        meant: set[int] = set()
-        for note in notes:
-            value = values[id(note.peak)]
-            if math.isfinite(value):
-                continue
-            inputs = [(o, values[id(p)] if isinstance(p, Tensor) else p, id(p), e) for o, p, e in note.inputs]
-            guilty = [i for i in inputs if not math.isfinite(i[1])]
-            kind = facts.kind_of(value)
-            if kind == facts.INF and (note.meant or any(i[2] in meant or (i[3] and i[3].meant) for i in guilty)):
-                meant.add(id(note.peak))
-                note.known.meant = True
-                continue
-            unseen = [i for i in guilty if i[2] not in told | meant and not (i[3] and (i[3].told or i[3].meant))]
-            told.add(id(note.peak))
-            note.known.told = True
-            if guilty and not unseen and any(i[2] in told or (i[3] and i[3].told) for i in guilty):
-                continue
-            source = unseen[0][0].source if unseen else note.op
-            for _, _, flag, entry in unseen:
-                told.add(flag)
-                if entry is not None:
-                    entry.told = True
-            evidence = "flags alone were kept: watch with sync=True for the cause; what only flags see, a race may be"
-            operands = tuple(Operand(o.shape, o.dtype, p, o.source) for o, p, _, _ in inputs)
-            where = note.place
-            self.watch.tell(
-                Event(
-                    kind, where.phase, where.module, note.op, note.tensor, None, note.total, None, operands, not unseen,
-                    source, where.step, facts.said(where.stack), Likely("unknown", evidence),
-                )
-            )  # fmt: skip
-        for entry in self.known.values():
-            if isinstance(entry.peak, Tensor):
-                entry.peak = values.get(id(entry.peak), 0.0)
+        if not self.watch.sync:
+            flags.flush(self.watch, notes, self.known.values())
+
+
+def _run(func: Callable, args: Any, kwargs: Any) -> Any:
+    """The operator itself, which a watch around this one hears."""
+    _aside.on = False
+    try:
+        return func(*args, **kwargs)
+    finally:
+        _aside.on = True
+
+
+def _finite(number: complex) -> bool:
+    return math.isfinite(number.real) and math.isfinite(number.imag)
 
 
 def _at(args: Any, place: int | str) -> Any:
     return args[place] if isinstance(place, int) and place < len(args) else ()
-
-
-def read_all(tensors: dict[int, Tensor]) -> dict[int, float]:
-    """Scalars of every device as numbers, with one transfer for each device and dtype."""
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for key, tensor in tensors.items():
-        groups.setdefault((tensor.device, tensor.dtype), []).append(key)
-    values: dict[int, float] = {}
-    for keys in groups.values():
-        values.update(zip(keys, torch.stack([tensors[k] for k in keys]).tolist(), strict=True))
-    return values
