@@ -195,7 +195,7 @@ def test_an_epsilon_still_moves():
 
 
 def lowered(made):
-    text = "y exceeds its rounding bound: every element; all zeros; worst at [0]: got 0, golden -130, bound 1 (values:offset)"
+    text = "y is wrong: every element; all zeros; worst at [0]: got 0, golden -130, bound 1 (values:offset)"
     report = Report("told", FAIL, findings=[Finding(CERTAIN, "values", "y", None, None, None, text)])
     return Evidence(report, tensor="y", runs={"offset": RunFact("offset", wrong=("y",))}, made_of=frozenset(made))
 

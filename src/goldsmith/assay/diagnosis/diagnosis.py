@@ -41,6 +41,7 @@ _COLLECTING = 0.8  # of the budget is over when no further evidence is sought; t
 _REPEATS = 10
 _SPENT = "the budget of {:g} s was spent"
 _SMALLER = 10.0  # seconds, at least, to make the case small; as many as everything before took where that is more
+_TRYING = 0.7  # of that, at most, goes to smaller cases; the rest asks whether the smallest still tells what is wrong
 _SURE = 0.75  # strength of the best match below which a 16-bit case is examined in float32, too
 
 
@@ -292,12 +293,16 @@ def _map(evidence: Evidence) -> ErrorMap | None:
 def _make_small(found: Diagnosis, session: Session, clock: _Clock) -> None:
     if found.evidence is None or not found.causes:
         return
-    limit = time.perf_counter() + max(_SMALLER, time.perf_counter() - clock.started)
+    began = time.perf_counter()
+    limit = max(_SMALLER, began - clock.started)
 
-    def spent(more: float) -> bool:
-        return clock.spent(more=more) or time.perf_counter() + more > limit
+    def over(more: float, share: float = 1.0) -> bool:
+        return clock.spent(1 - (1 - share) * (1 - _COLLECTING), more) or time.perf_counter() - began + more > limit
 
-    shrunk, small = smallest(session, found.evidence, found.first_wrong_stage, by_rules(found.evidence), spent=spent)
+    shrunk, small = smallest(
+        session, found.evidence, found.first_wrong_stage, by_rules(found.evidence), shown=found.causes[0].id, over=over,
+        spent=lambda more: over(more, _TRYING) or time.perf_counter() - began + more > _TRYING * limit,
+    )  # fmt: skip
     found.case = described(small) | {"steps": list(shrunk.steps), "runs": shrunk.runs, "partial": shrunk.partial}
     found.write_bundle = _writer(small)
 

@@ -63,6 +63,11 @@ class _Search:
         self.runs = 0
         self.took: list[tuple[float, float]] = []  # of every trial: seconds that were foretold, and seconds
         self.steps: list[str] = []
+        self.kept: list[tuple[Trial, tuple[str, ...]]] = [(trial, ())]  # after every step
+
+    def did(self, step: str) -> None:
+        self.steps.append(step)
+        self.kept.append((self.best, tuple(self.steps)))
 
     def tried(self, trial: Trial) -> bool:
         """Whether a trial keeps the failure; then it is the best. What cannot be drawn or judged does not keep it."""
@@ -93,10 +98,12 @@ def shrink(
     runs: int = MOST_RUNS,
     spent: Callable[[float], bool] = lambda more: False,
     costs: Callable[[Trial], float] = lambda trial: 0.0,
+    tells: Callable[[Trial], bool] = lambda trial: True,
 ) -> Shrunk:
     """The smallest trial for which `keeps` says yes, within so many calls of it and until `spent(more)`, which says
     whether time is over, or would be so many seconds later; `costs` says how many a trial takes. `case` itself is taken
-    to be kept. No size goes below `least`.
+    to be kept. No size goes below `least`. `tells` says whether a case is still large enough to tell what is wrong from
+    all else: of the steps the last ones are taken back until it is, some five calls of it for a hundred steps.
 
     Sizes of a drawn case are walked down; of given tensors, axes of equal length are cut together. Then every input in
     turn becomes zeros, ones, or whole numbers, and lies densely.
@@ -109,7 +116,22 @@ def shrink(
         _layouts(search, dtype, seed)
     except _Spent:
         partial = True
-    return Shrunk(search.best, search.runs, tuple(search.steps), partial)
+    if search.best is not search.kept[-1][0]:  # time was over in the middle of a step
+        search.kept.append((search.best, tuple(search.steps)))
+    best, steps = _telling(search.kept, tells)
+    return Shrunk(best, search.runs, steps, partial)
+
+
+def _telling(
+    kept: list[tuple[Trial, tuple[str, ...]]], tells: Callable[[Trial], bool]
+) -> tuple[Trial, tuple[str, ...]]:
+    """The last of these that tells, as a search by halves finds it; the first one is known to."""
+    low, high = 0, len(kept) - 1
+    middle = high
+    while low < high:
+        low, high = (middle, high) if tells(kept[middle][0]) else (low, middle - 1)
+        middle = (low + high + 1) // 2
+    return kept[low]
 
 
 # sizes
@@ -141,7 +163,7 @@ def _sizes(search: _Search, cut: Remake | None, least: Mapping[str, int]) -> Non
         for name in sorted(now, key=lambda n: -now[n]):
             smaller = _smaller(now[name], lambda value, name=name: keeps(name, value))  # type: ignore[misc]
             if smaller < now[name]:
-                search.steps.append(f"{name}: {now[name]} -> {smaller}")
+                search.did(f"{name}: {now[name]} -> {smaller}")
                 now[name], changed = smaller, True
 
 
@@ -220,7 +242,7 @@ def _values(search: _Search, dtype: torch.dtype, seed: int) -> None:
                 break  # it is as simple as that already
             case = _changed(search.best.case, name, simpler)
             if search.tried(replace(search.best, case=case)):
-                search.steps.append(f"{name}: {what}")
+                search.did(f"{name}: {what}")
                 break
 
 
@@ -228,12 +250,12 @@ def _layouts(search: _Search, dtype: torch.dtype, seed: int) -> None:
     for name in list(search.best.layouts):
         left = {k: v for k, v in search.best.layouts.items() if k != name}
         if search.tried(replace(search.best, layouts=left)):
-            search.steps.append(f"{name}: plain layout")
+            search.did(f"{name}: plain layout")
     for name, tensor in _tensors(search, dtype, seed):
         if not tensor.is_contiguous():
             case = _changed(search.best.case, name, lambda t: t.contiguous())
             if search.tried(replace(search.best, case=case)):
-                search.steps.append(f"{name}: contiguous")
+                search.did(f"{name}: contiguous")
 
 
 def _tensors(search: _Search, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:

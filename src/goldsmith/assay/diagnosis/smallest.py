@@ -11,13 +11,14 @@ from dataclasses import replace
 
 import torch
 
+from .. import probes as catalogue
 from ..case import Case
 from ..check import examine
 from ..results import FAIL, Finding
 from ..session import Session
 from .collect import Depth, begin, collect, surest
-from .evidence import Evidence
-from .rank import by_rules
+from .evidence import NO_TIME, Evidence
+from .rank import by_rules, rank
 from .shrink import Shrunk, Trial, shrink
 
 _CHECKS = 2.0  # a trial is checked, and asked for its cause: as the first probe's time once more
@@ -29,18 +30,22 @@ _GROUPS = (
 
 
 def smallest(
-    session: Session, evidence: Evidence, stage: str | None, cause: str, *, spent: Callable[[float], bool]
-) -> tuple[Shrunk, Session]:
+    session: Session, evidence: Evidence, stage: str | None, cause: str, *, spent: Callable[[float], bool],
+    shown: str = "", over: Callable[[float], bool] = lambda more: False,
+) -> tuple[Shrunk, Session]:  # fmt: skip
     """The smallest case that keeps the stage and the rules' best cause, with its session; at worst the session's own.
 
-    What was learned has no say: a smaller case looks otherwise, whatever its fault is.
+    On the way down what was learned has no say: a smaller case looks otherwise, whatever its fault is. Of what is left
+    in the end it has: diagnosed again, the case must be told as `shown`, the best cause of all, or it is too small to
+    tell causes apart. over: whether there is no time for that.
     """
     same = _Same(session, evidence, stage, cause, spent)
     least, costs = _least(session), _Costs(session)
     found = shrink(
-        session.case, same, least=least, dtype=session.dtype, seed=session.seed, spent=spent, costs=costs
+        session.case, same, least=least, dtype=session.dtype, seed=session.seed, spent=spent, costs=costs,
+        tells=_Tells(same, shown, over),
     )  # fmt: skip
-    return found, same.best
+    return found, same.sessions.get(id(found.trial), session)
 
 
 def _least(session: Session) -> dict[str, int]:
@@ -59,6 +64,7 @@ class _Same:
         self, session: Session, evidence: Evidence, stage: str | None, cause: str, spent: Callable[[float], bool]
     ):
         self.best, self.stage, self.cause, self.spent = session, stage, cause, spent
+        self.sessions: dict[int, Session] = {}  # of every trial that did, by its id; shrink holds the trials
         first = surest(evidence.report)
         self.probes = frozenset(_ALWAYS) | _owner(first)
         self.depth = depth(evidence, cause)
@@ -81,8 +87,39 @@ class _Same:
             return False
         if by_rules(evidence) != self.cause:
             return False
-        self.best = sessions[0]
+        self.best = self.sessions[id(trial)] = sessions[0]
         return True
+
+
+class _Tells:
+    """Whether a case, given as a bundle gives it, is told as having this cause at that stage; yes without time for it.
+
+    shown  the cause; "" where it is not asked
+    """
+
+    def __init__(self, same: _Same, shown: str, over: Callable[[float], bool]):
+        self.same, self.shown, self.over = same, shown, over
+
+    def __call__(self, trial: Trial) -> bool:
+        s = self.same.sessions.get(id(trial))
+        if s is None or not self.shown or self.over(0.0):
+            return True
+        supply = s.material.supply
+        case = Case(s.case.name, lambda make: dict(supply), given=True)
+        probes = frozenset(catalogue.QUICK) | self.same.probes
+        try:
+            report, sessions = examine(s.target, [case], s.dtype, s.device, s.seed, probes, None, until_failing=True)
+            if report.partial:
+                raise KeyboardInterrupt
+            if not sessions or report.verdict != FAIL:
+                return False
+            evidence = begin(sessions[0], report)
+            collect(sessions[0], evidence, Depth(sent=True), spent=self.over)
+        except Exception:  # noqa: BLE001 - as a trial: what does not go with these sizes does not tell
+            return False
+        causes = rank(evidence)
+        hurried = NO_TIME in evidence.left_out.values()
+        return hurried or bool(causes) and (evidence.first_wrong, causes[0].id) == (self.same.stage, self.shown)
 
 
 class _Costs:

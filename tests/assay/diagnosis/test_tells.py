@@ -1,0 +1,58 @@
+"""The smallest case still tells what is wrong: the last steps are taken back where it does not."""
+
+import torch
+
+from goldsmith import assay
+from goldsmith.assay.diagnosis.shrink import shrink
+
+
+@assay.case(T=[4], D=[8])
+def rows(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(D)}
+
+
+def drawn(trial):
+    return trial.case.build(torch.float32, "cpu", 0)
+
+
+def always(trial):
+    drawn(trial)
+    return True
+
+
+def test_the_last_steps_are_taken_back_until_it_tells():
+    asked = []
+
+    def tells(trial):
+        asked.append(trial)
+        return bool(drawn(trial)["w"].any())
+
+    found = shrink(rows[0], always, least={"T": 1, "D": 1}, tells=tells)
+    assert bool(drawn(found.trial)["w"].any()) and not bool(drawn(found.trial)["x"].any())
+    assert found.steps[-1] == "x: zeros" and len(asked) <= 4
+
+
+def test_nothing_is_taken_back_where_the_smallest_tells():
+    found = shrink(rows[0], always, least={"T": 1, "D": 1})
+    assert not bool(drawn(found.trial)["w"].any()) and found.steps[-1] == "w: zeros"
+
+
+def test_where_only_the_whole_case_tells_it_stays():
+    found = shrink(rows[0], always, tells=lambda trial: False)
+    assert found.steps == () and found.case.sizes == {"T": 4, "D": 8}
+
+
+def test_a_bundle_diagnosed_again_is_told_as_before(tmp_path):
+    """Of ones, T = 1 and D = 2, a sum that is one short is also a shift."""
+
+    def golden(x, w):
+        return assay.stage("p", x * w).sum(-1)
+
+    def short(x, w):
+        return (x * w)[:, :-1].sum(-1)
+
+    found = assay.diagnose(assay.Target(short, golden, cases=rows, name="short"), out=tmp_path)
+    kept = assay.load_bundle(found.bundle)
+    again = assay.diagnose(assay.Target(short, golden, cases={**kept.inputs}, name="short"))
+    assert found.first_wrong_stage == again.first_wrong_stage
+    assert found.causes[0].id == again.causes[0].id == "off_by_one"
