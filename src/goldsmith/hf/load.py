@@ -16,6 +16,7 @@ from ..experts import LoRA
 from . import adapters
 from .adapters import Half, Pair
 from .convert import converted_modules, freeze_the_rest
+from .coverage import check_beside, check_targets, lora_config, refuse_missing, saved_modules, targeted
 from .modules import ConvertedExperts
 from .save import CONFIG, DOWN, GATE_UP, RANKS, ROOT, WEIGHTS, stripped
 
@@ -27,8 +28,8 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     written in place, so that an optimizer keeps its tensors; others are replaced: make the optimizer afterwards. What
     targets other modules (attention) is put in by peft itself, trainable. Weights under `modules_to_save` (a router)
     are written into the model's own. A model converted without `lora` gets its first LoRA here, and all else is frozen,
-    as `convert` does it. Raises ValueError for files that are not there, damaged, for another model, or with what the
-    experts cannot take, and then leaves the model as it was.
+    as `convert` does it. Raises ValueError for files that are not there, damaged, for another model, without tensors
+    for something that their config covers, or with what the experts cannot take; the model is then as it was.
     """
     modules = converted_modules(model)
     if not modules:
@@ -38,10 +39,12 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
         )
     folder = Path(directory)
     config, tensors, ranks = _read(folder)
+    check_targets(folder / CONFIG, config, model)
     planned: dict[str, tuple[dict[str, Pair], dict[str, float], bool]] = {}
     used: set[str] = set()
+    missing: list[str] = []
     for path, module in modules.items():
-        halves = _halves_of_file(folder, config, tensors, stripped(path), module, used)
+        halves = _halves_of_file(folder, config, tensors, stripped(path), module, used, missing)
         if halves:
             planned[path] = _factors(module, halves, ranks.get(stripped(path)))
     rest = {name: t for name, t in tensors.items() if name not in used}
@@ -49,9 +52,12 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     if strange or not planned:
         what = f"{strange[0]} has no place in this model" if strange else "it holds nothing for this model's experts"
         raise ValueError(f"{folder}: {what}; its target_parameters are {config.get('target_parameters')}")
-    saved = _saved_modules(model, config, rest)
-    if len(rest) > len(saved):
-        _inject(model, config, {name: t for name, t in rest.items() if name not in saved})
+    saved = saved_modules(model, folder / CONFIG, config, rest, missing)
+    beside = {name: t for name, t in rest.items() if name not in saved}
+    check_beside(model, folder, config, beside, missing)
+    refuse_missing(folder, missing)
+    if beside:
+        _inject(model, config, beside)
     with torch.no_grad():
         for name, parameter in saved.items():
             parameter.copy_(rest[name])
@@ -74,7 +80,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, tu
     _check_config(folder / CONFIG, config)
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; experts take 'LORA'")
-    for key in ("use_dora", "lora_bias"):
+    for key in ("use_dora", "lora_bias", "fan_in_fan_out", "velora_config", "kasa_config"):
         if config.get(key):
             raise ValueError(f"{folder / CONFIG}: {key} is set, which neither peft nor goldsmith has for experts")
     try:
@@ -127,21 +133,18 @@ def _halves_of_file(
     where: str,
     module: ConvertedExperts,
     used: set[str],
+    missing: list[str],
 ) -> dict[str, Half]:
-    """What the file has for the experts at `where`; the wrappers nest, gate_up_proj inside."""
+    """What the file has for the experts at `where`; the wrappers nest, gate_up_proj inside. What lacks: `missing`."""
     outer, inner = f"{ROOT}{where}.", f"{ROOT}{where}.base_layer."
-    found = {}
-    if f"{inner}lora_A.weight" in tensors:
-        found = {GATE_UP: inner, DOWN: outer}
-    elif f"{outer}lora_A.weight" in tensors:
-        only = [
-            t.rpartition(".")[2] for t in config.get("target_parameters") or () if f"{where}.".endswith(f"{_owner(t)}.")
-        ]
-        if len(only) != 1 or only[0] not in (GATE_UP, DOWN):
-            raise ValueError(f"{folder / CONFIG}: target_parameters {only} do not say whose {outer}lora_A.weight is")
-        found = {only[0]: outer}
+    covered = targeted(config, where)
+    found = dict(zip(covered, (inner, outer))) if len(covered) == 2 else dict.fromkeys(covered, outer)
     form, halves = module.form, {}
     for name, stem in found.items():
+        pair = [f"{stem}lora_{which}.weight" for which in "AB"]
+        if not any(tensor in tensors for tensor in pair):
+            missing += pair
+            continue
         inputs, outputs = (
             (form.hidden_size, 2 * form.intermediate_size)
             if name == GATE_UP
@@ -172,10 +175,6 @@ def _halves_of_file(
         used |= {f"{stem}lora_A.weight", f"{stem}lora_B.weight"}
         halves[name] = Half(*adapters.from_peft(a, b, form.num_experts), _scaling(config, f"{where}.{name}", r))
     return halves
-
-
-def _owner(target: str) -> str:
-    return target.rpartition(".")[0]
 
 
 def _scaling(config: dict[str, Any], name: str, rank: int) -> float:
@@ -238,29 +237,14 @@ def _put(module: ConvertedExperts, factors: dict[str, Pair], scaling: dict[str, 
             ours[1].copy_(b)
 
 
-def _saved_modules(model: nn.Module, config: dict[str, Any], rest: dict[str, Tensor]) -> dict[str, nn.Parameter]:
-    """The model's own parameters that the file has whole, by their names there; ValueError for another shape."""
-    names = tuple(config.get("modules_to_save") or ())
-    own, found = dict(model.named_parameters()), {}
-    for name, tensor in rest.items():
-        path = name.removeprefix(ROOT)
-        if path in own and path.rpartition(".")[0].endswith(names):
-            if own[path].shape != tensor.shape:
-                raise ValueError(f"{name} is {list(tensor.shape)}, and {list(own[path].shape)} in the model")
-            found[name] = own[path]
-    return found
-
-
 def _inject(model: Any, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """The part on other modules (attention), by peft, in place; peft freezes what is not its own, so that is undone."""
-    from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
+    from peft import inject_adapter_in_model, set_peft_model_state_dict
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not getattr(model, "peft_config", None):
-        own = {key: value for key, value in config.items() if key in LoraConfig.__dataclass_fields__}
-        own |= {"target_parameters": None, "modules_to_save": None, "inference_mode": False}
-        inject_adapter_in_model(LoraConfig(**own), base)
+        inject_adapter_in_model(lora_config(config), base)
     for parameter in trainable:
         parameter.requires_grad_(True)
     told: Any = set_peft_model_state_dict(base, {name.removeprefix(ROOT): t for name, t in tensors.items()})

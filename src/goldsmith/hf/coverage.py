@@ -1,0 +1,143 @@
+"""What an adapter's config covers in a converted model, before anything of the model is changed.
+
+peft finds parameters by the end of their name, and modules by rules of its own, which are asked for here: its wrappers
+are put on a shell of the model, other module objects around the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from .convert import converted_modules
+from .save import CONFIG, DOWN, GATE_UP, ROOT, WEIGHTS, stripped
+
+SHOWN = 3  # of a long list
+WRAPPED = "original_module."  # what peft's own modules_to_save keep in front of a parameter's name
+
+
+def targeted(config: Mapping[str, Any], where: str) -> list[str]:
+    """gate_up_proj and down_proj of the experts at `where`, those that target_parameters names, by peft's rule."""
+    given = config.get("target_parameters") or ()
+    return [name for name in (GATE_UP, DOWN) if any(f".{where}.{name}".endswith(f".{target}") for target in given)]
+
+
+def check_targets(path: Path, config: Mapping[str, Any], model: nn.Module) -> None:
+    """ValueError for a target parameter that is none of the converted experts'."""
+    names = [f".{stripped(where)}.{name}" for where in converted_modules(model) for name in (GATE_UP, DOWN)]
+    for target in config.get("target_parameters") or ():
+        if not any(name.endswith(f".{target}") for name in names):
+            raise ValueError(f"{path}: target_parameters has {target!r}, which no experts of this model have")
+
+
+def saved_modules(
+    model: nn.Module, path: Path, config: Mapping[str, Any], rest: Mapping[str, Tensor], missing: list[str]
+) -> dict[str, nn.Parameter]:
+    """The model's own parameters that the file has whole, by their names there; those that it lacks to `missing`.
+
+    ValueError for another shape, and for a module that is not there.
+    """
+    names, found, met = tuple(config.get("modules_to_save") or ()), {}, set()
+    for full, parameter in model.named_parameters():
+        own = stripped(full)
+        module = own.rpartition(".")[0]
+        if not names or not module.endswith(names):
+            met |= {name for name in names if f"{name}.{WRAPPED}" in own}
+            continue
+        met |= {name for name in names if module.endswith(name)}
+        tensor = rest.get(f"{ROOT}{own}")
+        if tensor is None:
+            missing.append(f"{ROOT}{own}")
+        elif tensor.shape != parameter.shape:
+            raise ValueError(f"{ROOT}{own} is {list(tensor.shape)}, and {list(parameter.shape)} in the model")
+        else:
+            found[f"{ROOT}{own}"] = parameter
+    for name in names:
+        if name not in met:
+            raise ValueError(f"{path}: modules_to_save has {name!r}, which this model does not have")
+    return found
+
+
+def check_beside(
+    model: Any, folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor], missing: list[str]
+) -> None:
+    """Of what peft puts on other modules (attention): ValueError for what has no place, or another shape, there.
+
+    What the file lacks is added to `missing`.
+    """
+    if not tensors and not config.get("target_modules"):
+        return
+    from peft import get_peft_model_state_dict, inject_adapter_in_model
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    like, lora = shell(base), lora_config(config)
+    trained = [(p, p.requires_grad) for p in base.parameters()]
+    if not getattr(model, "peft_config", None):
+        try:
+            inject_adapter_in_model(lora, like, low_cpu_mem_usage=True)
+        except ValueError as error:
+            if not tensors:  # nothing is targeted, and nothing is there: peft warns, and so it has always been
+                return
+            raise ValueError(f"{folder / CONFIG}: {error}") from error
+        finally:
+            for parameter, flag in trained:
+                parameter.requires_grad_(flag)
+    ours = tuple(f"{stripped(path)}." for path in converted_modules(model))
+    state = get_peft_model_state_dict(like, save_embedding_layers=False)
+    wanted = {f"{ROOT}{stripped(key)}": t for key, t in state.items() if not stripped(key).startswith(ours)}
+    for name, tensor in tensors.items():
+        if name not in wanted:
+            raise ValueError(f"{folder / WEIGHTS}: {name} has no place in this model")
+        if wanted[name].shape != tensor.shape:
+            raise ValueError(
+                f"{folder / WEIGHTS}: {name} is {list(tensor.shape)}, and {list(wanted[name].shape)} in this model"
+            )
+    covered = (name for name in wanted if check_target_module_exists(lora, _owner(name).removeprefix(ROOT)))
+    missing += [name for name in covered if name not in tensors]
+
+
+def lora_config(config: dict[str, Any]) -> Any:
+    """peft's config of what is not the experts': to be trained, without target_parameters and modules_to_save."""
+    from peft import LoraConfig
+
+    own = {key: value for key, value in config.items() if key in LoraConfig.__dataclass_fields__}
+    return LoraConfig(**(own | {"target_parameters": None, "modules_to_save": None, "inference_mode": False}))
+
+
+def shell(module: nn.Module, made: dict[int, nn.Module] | None = None) -> nn.Module:
+    """The same tree of modules in new objects, around the same tensors: what is put into it is not in the model."""
+    made = {} if made is None else made
+    if id(module) not in made:
+        copy = made[id(module)] = object.__new__(type(module))
+        copy.__dict__.update(module.__dict__)
+        copy.__dict__["_parameters"] = dict(module._parameters)
+        copy.__dict__["_modules"] = {
+            name: None if child is None else shell(child, made) for name, child in module._modules.items()
+        }
+    return made[id(module)]
+
+
+def refuse_missing(folder: Path, missing: Iterable[str]) -> None:
+    """One ValueError for all that the config covers and the file has no tensors for: places, and names."""
+    names = sorted(set(missing))
+    if not names:
+        return
+    places = sorted({_owner(name).removeprefix(ROOT).removesuffix(".base_layer") for name in names})
+    raise ValueError(
+        f"{folder / WEIGHTS}: {CONFIG} covers {_some(places)}, and the file has no {_some(names)}: it was cut, or is "
+        "for a model with other layers; nothing was changed"
+    )
+
+
+def _owner(name: str) -> str:
+    """The module that a tensor of an adapter belongs to."""
+    return name.partition(".lora_")[0] if ".lora_" in name else name.rpartition(".")[0]
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
