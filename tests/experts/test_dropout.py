@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._inductor.config
 
 from goldsmith import Op, experts
 from goldsmith.experts import dropout
@@ -94,3 +95,26 @@ def test_a_mask_does_not_depend_on_the_slices_of_the_base():
         base = experts.pack(*plain, format="fp32", partitions=partitions)
         found.append(experts.moe(*inputs, base, lora=lora, backend="reference"))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("eager_numbers", [False, True])
+def test_compiled_masks_repeat_for_a_seed_and_are_eager_s_where_the_compiler_is_told_so(eager_numbers):
+    """What docs/experts.md says of torch.compile: inductor draws by a rule of its own unless it falls back."""
+    torch.manual_seed(0)
+    x, ids, w = torch.randn(T, H), torch.randint(0, E, (T, K)), torch.rand(T, K)
+    base, lora = (torch.randn(E, 2 * I, H), torch.randn(E, H, I)), experts.LoRA(E, H, I, dropout=0.5)
+    for parameter in lora.parameters():
+        torch.nn.init.normal_(parameter)
+
+    def made(call):
+        torch.manual_seed(3)
+        with torch.no_grad():
+            return call(x)
+
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(fallback_random=eager_numbers):
+        compiled = torch.compile(lambda v: experts.moe(v, ids, w, base, lora=lora, backend="reference"), fullgraph=True)
+        first = made(compiled)
+        assert torch.equal(first, made(compiled))
+    eager = made(lambda v: experts.moe(v, ids, w, base, lora=lora, backend="reference"))
+    assert torch.equal(first, eager) == eager_numbers

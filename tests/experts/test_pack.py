@@ -205,3 +205,20 @@ def test_bytes_stay_within_two_percent_of_the_payload(name, H, I):
         payload += E * groups * (fmt.scales[0].itemsize + (0.5 if fmt.zeros else 0))
     assert payload <= base.nbytes <= payload * 1.02 + 65536
     assert base.nbytes == base.layout.nbytes() == base.gate_up.numel() + base.down.numel()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("H", "I"), [(128, 1408), (40, 200), (48, 768)])
+def test_slices_take_no_more_beside_the_whole_than_the_documents_say(name, H, I):
+    """A slice: 72 bytes a row of down, two pages, 16 rows of gate and up unless it is cut at a multiple of 16."""
+    E, group = 2, 8 if FORMATS[name].bits <= 8 and not FORMATS[name].fixed else None
+    if name == "mxfp4" and (H % 32 or I % 32):
+        H, I = H // 32 * 32, I // 32 * 32
+    whole = pack(torch.zeros(E, 2 * I, H), torch.zeros(E, H, I), format=name, group_size=group)
+    for n in (2, 3, 7, 11, 50, 300):
+        base = whole.partition(n)
+        allowed = 0
+        for begin, end, place in zip(base.layout.cuts, base.layout.cuts[1:], base.layout.matrices("gate_up")):
+            rows = 2 * place.panel_bytes if begin % 16 or end % 16 else 0
+            allowed += (begin < end) * (E * (72 * -(-H // 16) * 16 + rows) + 2 * 4096)
+        assert whole.nbytes <= base.nbytes <= whole.nbytes + allowed, n
