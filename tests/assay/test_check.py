@@ -204,11 +204,26 @@ def test_levels_and_names_select_probes():
     assert ran(()) == {"values"}
 
 
-def test_the_costs_of_a_check_stay_within_the_specification():
-    """At most 24 runs of the candidate and three for every axis; quick at most ten."""
+def counted(function, count):
+    def call(x, w):
+        count.append(1)
+        return function(x, w)
+
+    return call
+
+
+@pytest.mark.parametrize("kernel", [plain_sum, torch.mul, lambda x, w: torch.softmax(x * w, -1)])
+def test_the_costs_of_a_check_stay_within_the_specification(kernel):
+    """At most 24 runs of the candidate and three for every axis, quick at most ten; 42 of the golden and eight."""
     axes = 3
-    spent = {level: assay.check(target(plain_sum), probes=level).environment["runs"] for level in ("default", "quick")}
-    assert spent["default"]["candidate"] <= 24 + 3 * axes and spent["quick"]["candidate"] <= 10
+    for level, candidates, goldens in (("default", 24 + 3 * axes, 42 + 8 * axes), ("quick", 10, 30)):
+        called = [], []
+        one = target(counted(kernel, called[0]), counted(kernel, called[1]))
+        for calls in called:
+            calls.clear()
+        spent = assay.check(one, probes=level).environment["runs"]
+        assert spent == {"candidate": len(called[0]), "golden": len(called[1])}
+        assert spent["candidate"] <= candidates and spent["golden"] <= goldens, spent
 
 
 def test_every_dtype_of_the_target_is_tried_and_16_bit_ones_in_float32_too():

@@ -272,3 +272,33 @@ def test_gross_errors_are_found_where_bounds_are_open(probe):
     assert found and any("of its size" in f.text for f in found), str(report)
     right = assay.check(target(forty_steps, forty_steps, backward=None), raises=False)
     assert right.ok and "not_proven" in {n.id for n in right.notes}
+
+
+@pytest.mark.parametrize("broken", ["raises", "drops", ""])
+def test_a_gradient_for_one_of_several_outputs_alone_is_tried(broken):
+    """As `loss.backward()` of (loss, z) sends it: to a Function that wants no zeros, z's is None."""
+
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(x, w)
+            return x * w, x + w
+
+        @staticmethod
+        def backward(ctx, a, b):
+            x, w = ctx.saved_tensors
+            if b is None and broken == "drops":
+                return a, (a * x).sum(0)
+            a = torch.zeros_like(x) if a is None else a
+            b = torch.zeros_like(x) if b is None and not broken else b
+            return a * w + b, (a * x).sum(0) + b.sum(0)
+
+    two = target(Two.apply, lambda x, w: (x * w, x + w))
+    report = assay.check(two, raises=False)
+    assert report.ok == (not broken), str(report)
+    if broken == "raises":
+        (found,) = report.findings
+        assert "raised in its backward (a gradient for y0 alone" in found.text and found.probe == "layouts"
+    elif broken:
+        assert all("(grad_y0 alone)" in f.text for f in report.findings)

@@ -203,6 +203,7 @@ class References:
     @cached_property
     def shared(self) -> set[tuple[str, str]]:
         """Results of the golden that share memory with one another or with an input: a candidate's may, too."""
+        self._count("plain")
         with _blaming_the_golden(), golden.default_dtype(torch.float64):
             values = self.evaluate(self.leaves)
         results = {n: values[n] for n, _, _ in self.run.results() if n in values}
@@ -351,16 +352,17 @@ class References:
 
     def self_check(self) -> golden.SelfCheck:
         """The golden held to its own rules (section 4)."""
-        self._count("self_check", 4)
         wanted = self.material.target.wanted_grads(self.material.inputs)
         visible = [n for n in self.run.outputs if not n.startswith("saved.")]
         fixed = self._decided()
 
         def forward(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+            self._count("self_check")
             found = fixed.evaluate({**self.leaves, **leaves}, gradients=False)
             return {n: found[n] for n in visible if n in found}
 
         def gradient(leaves: dict[str, Tensor], cotangents: dict[str, Tensor]) -> dict[str, Tensor]:
+            self._count("self_check")
             found = fixed.evaluate({**self.leaves, **leaves, **cotangents})
             return {n: found[f"{n}.grad"] for n in wanted}
 

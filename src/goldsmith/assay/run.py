@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from .interpreter import Interpreted, watching
 from .memory import NAN_FILL, Arena, Hit, Poison, aliases, band_read, poison_left
@@ -39,6 +40,7 @@ class How:
     backward    False: forward only
     beside      1, -1: large numbers of both signs lie beside the buffers in memory, beginning with that one; 0: NaN
     linger      seconds to watch the buffers that the forward made, after it has returned
+    alone       the only output that a gradient is sent to; the others get none (None: all of them)
     between     called when the forward is over, before the backward begins: another call of the candidate, say
     """
 
@@ -53,6 +55,7 @@ class How:
     backward: bool = True
     beside: int = 0
     linger: float = 0.0
+    alone: str | None = None
     between: Callable[[], object] | None = None
 
 
@@ -68,6 +71,7 @@ class Run:
     strayed      tensor -> mask of the elements that hold the bytes of a guard band
     aliases      pairs (result, what it shares memory with)
     live, handed  outputs, and gradients, in the very memory in which they were returned
+    own          an output is what an autograd.Function of the candidate's own returned
     settings     sentences: what the run left otherwise in torch
     late         bytes of the forward's own buffers that were written after it had returned
     """
@@ -91,6 +95,7 @@ class Run:
     live: dict[str, Tensor] = field(default_factory=dict)
     handed: dict[str, Tensor] = field(default_factory=dict)
     asked: bool = False
+    own: bool = False
     late: int = 0
     settings: list[str] = field(default_factory=list)
     interpreted: Interpreted = field(default_factory=Interpreted)
@@ -193,7 +198,8 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
         returned = {n: t.clone() for n, t in run.live.items()}  # what that call did to them is not the backward's
     visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
     if target.backward == "auto":
-        visible = {n: t for n, t in visible.items() if t.requires_grad}
+        visible = {n: t for n, t in visible.items() if t.requires_grad and how.alone in (None, n)}
+        run.own = any(isinstance(t.grad_fn, BackwardCFunction) for t in visible.values())
     if not visible or not wanted:
         return
     for name, output in visible.items():

@@ -1,5 +1,7 @@
 """The same values in other layouts: transposed, stepped, sliced off the alignment, and expanded with stride 0.
 
+Of several outputs of an autograd.Function the first alone gets a gradient, too.
+
 A clean exception is a refusal: accepted for inputs of a target with layouts="contiguous", never for output gradients,
 since autograd sends them (`y.sum().backward()` sends stride 0).
 """
@@ -34,6 +36,21 @@ def run(session: Session) -> None:
         if names:
             _tried(session, layout, names)
     _expanded(session, contiguous_only)
+    if session.first.own and len(session.first.cotangents) > 1:
+        _alone(session)
+
+
+def _alone(session: Session) -> None:
+    """A gradient for the first of several outputs alone, as `loss.backward()` of (loss, z) sends it.
+
+    What autograd hands to a Function for the others is zeros, or None after `ctx.set_materialize_grads(False)`.
+    """
+    name = next(iter(session.first.cotangents))
+    label = f"grad_{name} alone"
+    done = session.execute(NAME, label, How(alone=name))
+    if not session.raised(NAME, f"a gradient for {name} alone, none for the other outputs", done):
+        settled = decisions.settle(session, done, session.references(session.material, done))
+        values.judge(session, done, settled, NAME, label, noise=False, repeat=None, skip=frozenset(session.bad))
 
 
 def _value(session: Session, name: str) -> Tensor:

@@ -37,9 +37,9 @@ def run(session: Session) -> None:
         return
     for exponent in (12, -12):
         change = partial(_changed, session, change=partial(_scaled, exponent=exponent))
-        done, material = _held(session, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
-        if done.error is None:
-            scaling_exact.held(session, NAME, f"scale:2^{exponent}", done, material, change)
+        done, golden = _held(session, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
+        if golden is not None:
+            scaling_exact.held(session, NAME, f"scale:2^{exponent}", done, golden, change)
     # at equal values every maximum is a tie and every rectifier may stand on its kink: any subgradient is legal there
     _held(session, "values:flat", _flat, How(backward=False))
     # a sum in one pass errs within its bound there, and far outside the noise of honest ones
@@ -83,11 +83,13 @@ def _changed(session: Session, material: Material, change: Callable[[Tensor], Te
 
 def _held(
     session: Session, label: str, change: Callable[[Tensor], Tensor], how: How = PLAIN, *, noise: bool = False
-) -> tuple[Run, Material]:
+) -> tuple[Run, References | None]:
     """Judge a run by the bounds at these values; where it fails, the golden in compute precision must be right.
 
     noise: hold it to the noise of legal orders at these values, too, on inputs that are off by one rounding: a formula
     that is right for inputs so near (log-sum-exp minus a logit) is honest, one that loses the square of that is not.
+
+    Returns the run, and what it was held to (None where it raised).
     """
 
     def changed(material: Material) -> Material:
@@ -96,7 +98,7 @@ def _held(
     material = changed(session.material)
     done = session.execute(NAME, label, how, material)
     if done.error is not None and session.golden_raises(label, material, done) or session.raised(NAME, label, done):
-        return done, material
+        return done, None
     reference = decisions.settle(session, done, session.references(material, done))
     open_ends = {n for n, b in reference.bounded.items() if not bool(torch.isfinite(b.value).all())}
     if reference.read_back is not None and any(_overflows(reference, n) for n in done.outputs):
@@ -132,7 +134,7 @@ def _held(
         if names:
             text = ", ".join(sorted(names))
             session.note("compute_range", text, f"{text}: {why} at {label}; not judged there")
-    return done, material
+    return done, reference
 
 
 def _overflows(reference: References, name: str) -> bool:

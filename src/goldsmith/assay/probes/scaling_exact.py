@@ -21,10 +21,10 @@ from ..session import Session
 Change = Callable[[Material], Material]
 
 
-def held(session: Session, probe: str, label: str, done: Run, material: Material, change: Change) -> None:
+def held(session: Session, probe: str, label: str, done: Run, golden: References, change: Change) -> None:
     """Compare a scaled run with the plain one; what differs must differ under a fresh seed, too."""
     differing = {n.tensor for n in session.notes if n.id == "order_nondeterminism"}
-    broken = _broken(session, session.material, session.first, material, done)
+    broken = _broken(session, session.material, session.first, done, golden)
     broken = {n: m for n, m in broken.items() if n not in session.bad | differing}
     if not broken:
         return
@@ -33,7 +33,8 @@ def held(session: Session, probe: str, label: str, done: Run, material: Material
     plain = session.variant(300)
     scaled = change(plain)
     runs = [session.execute(probe, f"{label} fresh seed", material=m, look=False) for m in (plain, scaled)]
-    repeated = {} if any(r.error is not None for r in runs) else _broken(session, plain, runs[0], scaled, runs[1])
+    raised = any(r.error is not None for r in runs)
+    repeated = {} if raised else _broken(session, plain, *runs, session.references(scaled, runs[1]))
     for name, mask in broken.items():
         if name in steady and name in repeated:
             where = session.locate(name, mask)
@@ -46,15 +47,14 @@ def _results(done: Run) -> list[tuple[str, Tensor]]:
     return [(n, t) for n, _, t in done.results() if t is not None and t.is_floating_point()]
 
 
-def _broken(session: Session, plain: Material, first: Run, scaled: Material, done: Run) -> dict[str, Tensor]:
-    """Results that are not the plain run's times the golden's power of two, with where."""
+def _broken(session: Session, plain: Material, first: Run, done: Run, golden: References) -> dict[str, Tensor]:
+    """Results that are not the plain run's times the golden's power of two, with where; golden: of the scaled run."""
     if session.target.decisions:
         return {}
-    pairs = [(plain.inputs[n], t) for n, t in scaled.inputs.items() if t.is_floating_point()]
+    pairs = [(plain.inputs[n], t) for n, t in golden.material.inputs.items() if t.is_floating_point()]
     if any(factor(a, b) is None for a, b in pairs):
         return {}  # the inputs themselves were rounded, or hold nothing but zeros
     before = session.ref if first is session.first else session.references(plain, first)
-    golden = session.references(scaled, done)
     after = golden.values
     known, out = dict(_results(first)), {}
     for name, y in _results(done):

@@ -60,6 +60,7 @@ def _without_influence(session: Session, slices: list[Slice], reach: dict[Slice,
     if made is None:
         return set(slices)
     done, references = made
+    _ = references.bounded  # which has the values with it, and is asked for where all of them show
     left = set()
     for part in slices:
         others = [s for s in slices if (s.name, s.index) != (part.name, part.index)]
