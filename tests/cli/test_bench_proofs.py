@@ -4,12 +4,14 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from cli.test_bench import Clock, rows, run, words
 from goldsmith.cli import app
-from goldsmith.cli.bench import command, prove
+from goldsmith.cli.bench import command, proofs, prove
 from goldsmith.core.device import machine
+from goldsmith.core.op import Op
 
 
 @pytest.fixture(autouse=True)
@@ -21,13 +23,13 @@ def _without_a_clock(monkeypatch):
 @pytest.fixture(scope="module")
 def proof(tmp_path_factory):
     file = tmp_path_factory.mktemp("proofs") / "expand.json"
-    asked = ["verify", "mhc.expand", "--backend", "reference", "--device", "cpu", "--dtype", "bfloat16", "--quick"]
+    asked = ["verify", "mhc.expand", "--backend", "reference", "--device", "cpu", "--dtype", "bfloat16"]
     assert CliRunner().invoke(app, [*asked, "--json", str(file)]).exit_code == 0
     return file
 
 
-def timed(*proofs, more=()):
-    given = [part for file in proofs for part in ("--proof", str(file))]
+def timed(*files, more=()):
+    given = [part for file in files for part in ("--proof", str(file))]
     return run("mhc.expand", "--case", "T=1,D=4096", "--against", "none", *given, *more)
 
 
@@ -45,12 +47,74 @@ def test_a_proof_from_a_file_stands_for_one_in_the_run(monkeypatch, proof):
         (row,) = rows(result)
         cases = json.loads(proof.read_text())["proofs"][0]["report"]["cases"]
         assert row["verified"] is True
-        assert row["verified_by"] == f"goldsmith verify, {len(cases)} cases, bfloat16 (expand.json)"
+        assert row["verified_by"] == f"goldsmith verify, {len(cases)} of {len(cases)} cases, bfloat16 (expand.json)"
+        assert len(cases) == sum("large" not in case.tags for case in Op.get("mhc.expand").cases) > 1
 
 
 def test_what_it_does_not_speak_of_is_proved_as_ever(proof):
     (row,) = rows(run("mhc.post", "--case", "T=1,D=4096", "--against", "none", "--proof", str(proof)))
     assert row["verified"] is True and "json" not in row["verified_by"]
+
+
+def fewer(proof, tmp_path, cases, name="fewer.json", **more):
+    (made,) = json.loads(proof.read_text())["proofs"]
+    made["report"]["cases"] = made["report"]["cases"][cases]
+    file = tmp_path / name
+    file.write_text(json.dumps(json.loads(proof.read_text()) | {"proofs": [made]} | more))
+    return file
+
+
+def test_some_of_the_cases_are_no_proof_and_the_command_for_the_rest_is_said(proof, tmp_path):
+    whole = len(json.loads(proof.read_text())["proofs"][0]["report"]["cases"])
+    file = fewer(proof, tmp_path, slice(1))
+    result = timed(file)
+    assert result.exit_code == 2 and rows(result) == []
+    said = words(result.stderr)
+    assert f"1 of the {whole} cases of mhc.expand on reference in bfloat16 that bench would prove itself" in said
+    assert "`goldsmith verify mhc.expand --backend reference --dtype bfloat16 --json" in said
+
+
+def test_files_are_taken_together_and_in_any_order(proof, tmp_path):
+    first, rest = fewer(proof, tmp_path, slice(1), "1.json"), fewer(proof, tmp_path, slice(1, None), "2.json")
+    for files in ((first, rest), (rest, first), (first, proof)):
+        (row,) = rows(timed(*files))
+        names = ", ".join(file.name for file in files)
+        assert row["verified"] is True and row["verified_by"].endswith(f"bfloat16 ({names})")
+
+
+def test_cases_that_a_backend_refuses_are_neither_wanted_nor_counted(proof, tmp_path):
+    (made,) = json.loads(proof.read_text())["proofs"]
+    first, *rest = made["report"]["cases"]
+    made["report"]["notes"].append({"id": "cannot_run", "tensor": "", "text": "odd sizes", "case": first})
+    (row,) = rows(timed(changed(proof, tmp_path, proofs=[made])))
+    assert f"{len(rest)} of {len(rest)} cases" in row["verified_by"]
+
+
+def test_the_backend_that_is_proved_is_a_fast_one_if_it_takes_any_small_case(monkeypatch):
+    op, tried = Op.get("experts.moe"), []
+
+    def choose(self, wanted, tensors, options):
+        tried.append(tensors[0].shape)
+        return "cuda_grouped" if tensors[0].shape[-1] % 8 == 0 and tensors[0].numel() else "reference"
+
+    monkeypatch.setattr(Op, "choose", choose)
+    assert prove._backend(op, torch.bfloat16, "cpu", "auto") == "cuda_grouped" and tried[0][-1] % 8
+    assert prove._backend(Op.get("mhc.expand"), torch.bfloat16, "cpu", "reference")
+
+
+def test_what_was_made_in_a_hurry_is_no_proof(proof, tmp_path):
+    (row,) = rows(timed(changed(proof, tmp_path, size="quick")))
+    assert "json" not in row["verified_by"], "it is proved in the run"
+
+
+def test_a_proof_of_native_kernels_is_that_of_a_level(proof, tmp_path, monkeypatch):
+    (made,) = json.loads(proof.read_text())["proofs"]
+    file = changed(proof, tmp_path, proofs=[made | {"backend": "native"}], isa="scalar")
+    monkeypatch.setattr(proofs.native, "isa", lambda: "avx2")
+    result = timed(file)
+    assert result.exit_code == 2 and "was made at level scalar, and avx2 is in use here" in words(result.stderr)
+    monkeypatch.setattr(proofs.native, "isa", lambda: "scalar")
+    assert timed(file).exit_code == 0
 
 
 def test_what_a_file_rejects_is_not_timed(proof, tmp_path):

@@ -12,6 +12,7 @@ from typing import Any
 from rich.markup import escape
 
 from ... import __version__
+from ...core import native
 from ..say import Problem, console, count, duration, ends_like_ctrl_c, put_json
 from ..source import digest
 from . import show
@@ -47,10 +48,16 @@ class Outcome:
     device: str = "cpu"
     remarks: list[str] = field(default_factory=list)
     broken: str = ""  # why no worker was left to go on with
+    size: str = "default"
 
     @property
     def entries(self) -> list[Any]:
         return [p.entry() for p in self.proofs]
+
+    @property
+    def isa(self) -> str | None:
+        """The level that native kernels ran at: a proof is of that level's."""
+        return native.isa() if any(p.backend == "native" and p.reports for p in self.proofs) else None
 
     @property
     def status(self) -> int:
@@ -69,6 +76,8 @@ class Outcome:
             "schema": 1,
             "goldsmith": __version__,
             "source": digest(),
+            "size": self.size,
+            "isa": self.isa,
             "ok": self.status == 0,
             "interrupted": self.interrupted,
             "remarks": self.remarks,
@@ -203,7 +212,7 @@ def _plan(pool: Pool, request: Request) -> Outcome:
         )
         for p in reply["proofs"]
     ]
-    return Outcome(proofs, reply["machine"], device=reply["device"])
+    return Outcome(proofs, reply["machine"], device=reply["device"], size=request.size)
 
 
 def _remarks(outcome: Outcome, request: Request) -> list[str]:
