@@ -115,7 +115,35 @@ def test_peers_of_other_operators_and_formats_are_left_out(monkeypatch):
     quantised = Moe(Op.get("experts.moe"), entry(monkeypatch, 3, "int8", 4), "cpu")
     for name in ("eager", "compile", "transformers", "grouped_mm", "product", "embedding_bag"):
         assert ALL[name].prepare(quantised) is None
-    assert kt_kernel.prepare(Moe(Op.get("experts.moe"), entry(monkeypatch, 3, "mxfp4", 4), "cpu")) is None
+    for packed, r, train in (("fp8_block", 4, True), ("bf16", 0, True), ("mxfp4", 0, False)):
+        monkeypatch.setitem(benchmarks.LAYERS, "test", SIZES)
+        made = benchmarks._entry("case", 3, "test", packed, r, train=train, on_cpu=True)
+        assert kt_kernel.prepare(Moe(Op.get("experts.moe"), made, "cpu")) is None
+
+
+def test_a_layer_is_timed_with_lora_of_rank_16_and_without(monkeypatch):
+    timed = {case.name: case for case in benchmarks.MOE}
+    for layer in ("small", "v2-lite"):
+        base, lora = (timed[f"train[{layer},T=256,bf16,r={r}]"] for r in (0, 16))
+        assert base.backward_flop == base.forward_flop < lora.forward_flop < lora.backward_flop
+        assert not base.optional and set(lora.optional) == set(FACTORS)
+    monkeypatch.setitem(benchmarks.LAYERS, "test", SIZES)
+    subject = Moe(Op.get("experts.moe"), benchmarks._entry("t", 5, "test", "bf16", 0, train=True, on_cpu=True), "cpu")
+    ours = subject.ours("reference")
+    assert subject.timed_backward and [tuple(leaf.shape) for leaf in ours.leaves] == [(5, 64), (5, 2)]
+    assert all(g is not None and bool(g.any()) for g in ours.backward()())
+
+
+def test_codes_go_to_kt_kernel_as_it_takes_them():
+    from goldsmith.experts.formats import E2M1, Codes
+
+    codes = torch.tensor([[0x71, 0x0F]], dtype=torch.uint8)
+    scale = torch.tensor([[126]], dtype=torch.uint8)
+    given, powers = kt_kernel._as_it_takes_them(Codes(codes, scale), "mxfp4")
+    assert torch.equal(given, codes) and powers.dtype == torch.bfloat16 and powers.item() == 0.5 and E2M1[1] == 0.5
+    halves = torch.tensor([[0.25]], dtype=torch.bfloat16)
+    given, same = kt_kernel._as_it_takes_them(Codes(codes, halves), "int4")
+    assert given.tolist() == [[0xF9, 0x87]] and same is halves
 
 
 def test_kt_kernel_is_left_out_in_words(monkeypatch):

@@ -145,12 +145,21 @@ def _moe(layer: str, formats: Sequence[str], tokens: Sequence[int], *, on_cpu: b
     return entries
 
 
+def _ranked(layer: str, formats: Sequence[str], ranks: Sequence[int]) -> list[BenchCase]:
+    """Training of 256 tokens at these ranks; at rank 0 the base alone, with dx: what LoRA is measured against."""
+    said = [(packed, r, f"train[{layer},T=256,{packed},r={r}]") for packed in formats for r in ranks]
+    return [_entry(name, 256, layer, packed, r, train=True, on_cpu=False) for packed, r, name in said]
+
+
 MOE = [
     *_moe("tiny", ["bf16"], [1], on_cpu=True),
     *_moe("small", FORMATS_TIMED, [1, 256], on_cpu=True),
     *_moe("v2-lite", FORMATS_TIMED, [1, 256, 2048]),
     *_moe("qwen3", ("bf16", "int4"), [1, 256, 1024]),
+    *_moe("qwen3", ("",), [128, 256, 512, 1024, 2048, 4096]),  # plain: what a GPU takes
     *_moe("v3-32", ("bf16", "int4"), [1, 64, 1024, 4096]),
+    *_ranked("small", ("bf16", "int4", "mxfp4"), (0, 16)),
+    *_ranked("v2-lite", ("bf16", "int4"), (0, 16)),
 ]
 INT8 = [  # prompts: products in 8 bits are for inference
     replace(

@@ -31,7 +31,8 @@ from ..subject import Prepared, Subject, Variant
 
 NAME = "kt-kernel"
 VARIANTS = ("avx512_bf16", "amx")  # those with training kernels
-CLASSES = {"bf16": "AMXBF16", "int8": "AMXInt8", "int4": "AMXInt4_KGroup"}
+CLASSES = {"bf16": "AMXBF16", "int8": "AMXInt8", "int4": "AMXInt4_KGroup", "mxfp4": "MXFP4"}
+NO_LIMIT = 1e30  # its class of mxfp4 takes no activation without one
 NOTES = {"int8": "; activations in int8, too"}
 
 
@@ -48,8 +49,8 @@ def prepare(subject: Subject) -> Variant | None:
     if not isinstance(subject, Moe) or subject.device != "cpu":
         return None
     kind = subject.options["layout"].partition(":")[0]
-    if kind not in CLASSES:
-        return None
+    if kind not in CLASSES or (not subject.entry.sizes["r"] and (subject.timed_backward or kind == "mxfp4")):
+        return None  # its training kernels want LoRA, and that of mxfp4 is one
     return _Layer(subject, kind).variant()
 
 
@@ -123,13 +124,19 @@ class _Layer:
         return config
 
     def _weights(self, config: Any) -> list[Tensor]:
-        if self.kind == "int4":
+        if self.kind in ("int4", "mxfp4"):
             found = _nibbles(self.subject)
             config.quant_config.bits, config.quant_config.group_size = 4, 32
             config.quant_config.zero_point = False
+            if self.kind == "mxfp4":
+                config.swiglu_limit = NO_LIMIT
             for name, (codes, scales) in found.items():
-                setattr(config, f"{name}_proj", codes.data_ptr())
-                setattr(config, f"{name}_scale", scales.data_ptr())
+                if self.kind == "mxfp4":  # by node and expert
+                    setattr(config, f"{name}_projs", [[t.data_ptr() for t in codes]])
+                    setattr(config, f"{name}_scales", [[t.data_ptr() for t in scales]])
+                else:
+                    setattr(config, f"{name}_proj", codes.data_ptr())
+                    setattr(config, f"{name}_scale", scales.data_ptr())
             return [t for pair in found.values() for t in pair]
         gate_up, down = self.subject.weights()
         weights = [*(half.contiguous() for half in gate_up.chunk(2, 1)), down.contiguous()]
@@ -148,20 +155,30 @@ class _Layer:
 
 
 def _nibbles(subject: Moe) -> dict[str, tuple[Tensor, Tensor]]:
-    """By projection: codes q + 8 [E, out, in / 2], the first input in the low nibble, and scales [E, out, in / 32]."""
+    """By projection: codes [E, out, in / 2], the first input in the low nibble, and scales [E, out, in / 32].
+
+    int4: q + 8, scales as they are; mxfp4: E2M1, powers of two in bfloat16.
+    """
     layout, found = Layout.parse(subject.options["layout"]), {}
     for name in TARGETS:
         blob = subject.given("down" if name == "down" else "gate_up")
         (place,) = layout.matrices("down" if name == "down" else "gate_up")
-        two: list[Codes] = []
+        two: list[tuple[Tensor, Tensor]] = []
         for e in range(DRAWN):
             at = place.offset + e * place.expert_stride + place.parts[name == "up"]
             panels = blob[at : at + place.panels * place.panel_bytes].view(place.panels, -1)
-            two.append(read_matrix(layout, place, panels))
-        count = layout.num_experts
-        codes = torch.stack([two[e % DRAWN].codes ^ 0x88 for e in range(count)])
-        found[name] = codes, torch.stack([two[e % DRAWN].scales for e in range(count)])  # type: ignore[misc]
+            two.append(_as_it_takes_them(read_matrix(layout, place, panels), layout.format))
+        drawn = [two[e % DRAWN] for e in range(layout.num_experts)]
+        found[name] = torch.stack([codes for codes, _ in drawn]), torch.stack([scales for _, scales in drawn])
     return found
+
+
+def _as_it_takes_them(matrix: Codes, format: str) -> tuple[Tensor, Tensor]:
+    if matrix.scales is None:
+        raise ValueError(f"{format} has no scales")
+    if format == "mxfp4":
+        return matrix.codes, torch.exp2(matrix.scales.float() - 127).bfloat16()
+    return matrix.codes ^ 0x88, matrix.scales
 
 
 def _workers(threads: int) -> int:
