@@ -32,9 +32,9 @@ def held(session: Session, probe: str, label: str, done: Run, golden: References
     steady = {n for n, _, t in session.first.results() if same_bits(t, dict(_results(again)).get(n))}
     plain = session.variant(300)
     scaled = change(plain)
-    runs = [session.execute(probe, f"{label} fresh seed", material=m, look=False) for m in (plain, scaled)]
-    raised = any(r.error is not None for r in runs)
-    repeated = {} if raised else _broken(session, plain, *runs, session.references(scaled, runs[1]))
+    before, after = (session.execute(probe, f"{label} fresh seed", material=m, look=False) for m in (plain, scaled))
+    raised = before.error is not None or after.error is not None
+    repeated = {} if raised else _broken(session, plain, before, after, session.references(scaled, after))
     for name, mask in broken.items():
         if name in steady and name in repeated:
             where = session.locate(name, mask)
