@@ -1,15 +1,18 @@
 """The page as text: what stands first, nothing fetched or run, names escaped, sizes, contrast."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from assay import html_samples as samples
 from assay.html_reader import Reader
-from goldsmith.assay.html import page, view
+from goldsmith import assay
+from goldsmith.assay.html import maps, page, svg, view
 from goldsmith.assay.html.view import Entry
-from goldsmith.assay.results import Finding, Note, Report
+from goldsmith.assay.results import ErrorMap, Finding, Note, Report
 
 CONDITIONS = ["Intel Xeon, 2 cores", "torch 2.13.0"]
 REMARKS = ["Run: 9 cases through all probes.", "Not run: 21 large cases, which a GPU runs."]
@@ -154,6 +157,32 @@ def test_findings_of_other_cases_are_folded_away():
 def test_maps_draw_the_borders_of_segments_and_nan_in_a_colour_of_its_own():
     text = page.render([samples.failing()])
     assert 'class="border"' in text and 'class="en"' in text and "segments pre, post, res" in text
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize("same", [-INF, INF, NAN], ids=["-inf", "inf", "nan"])
+def test_a_map_shows_no_error_where_golden_and_candidate_are_the_same_infinity_or_nan(same):
+    golden, candidate = [[1.0, same], [same, same]], [[1.0, same], [2.0, -INF if same == INF else INF]]
+    m = ErrorMap("y", "a", (2, 2), golden, candidate, [[0.5, INF], [INF, INF]], bad=True)
+    assert maps.error_of(m) == [[0.5, 0.0], [INF, INF]]
+    beyond = len(svg.ERROR_STEPS)
+    assert f'<path class="e{beyond}" d="M0 1h2"/>' in maps.map_view(m, 8)["error"]  # the second row, and no more
+    folded = ErrorMap("y", "a", (64, 64), golden, candidate, [[0.5, INF], [INF, INF]], bad=True)
+    assert maps.error_of(folded)[0][1] == INF  # what else the block holds may be wrong
+    folded = replace(folded, bad=False)
+    assert maps.error_of(folded)[0][1] == 0.0
+
+
+def test_a_right_target_with_a_mask_has_no_cell_beyond():
+    def causal(x):
+        return x.masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -INF)
+
+    target = assay.Target(causal, causal, cases={"x": torch.randn(6, 6)}, backward=None, name="causal")
+    report = assay.check(target)
+    (m,) = report.maps.values() if isinstance(report.maps, dict) else report.maps
+    assert all(v <= 1 for row in maps.error_of(m) for v in row)
 
 
 def test_many_large_reports_together_stay_below_two_megabytes():

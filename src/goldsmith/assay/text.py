@@ -6,6 +6,7 @@ import re
 import textwrap
 
 from .results import FAIL, NOT_JUDGED, NOT_RUN, REFERENCE_FAULT, RUNGS, UNJUDGED, Finding, Note, Report, Row
+from .visible import visible
 
 WIDTH = 80
 SHOWN_FINDINGS, SHOWN_ROWS, SHOWN_NOTES, SHOWN_NAMES = 8, 16, 8, 6
@@ -22,7 +23,7 @@ def render(report: Report) -> str:
     if report.notes:
         parts.append(_notes(report))
     parts.append(_cost(report))
-    return "\n\n".join(p for p in parts if p) + "\n"
+    return visible("\n\n".join(p for p in parts if p) + "\n")
 
 
 def headline(report: Report) -> str:

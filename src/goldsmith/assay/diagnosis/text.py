@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..bounds import SLACK
+from ..html.maps import error_of
 from ..results import PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap
 from ..text import headline as report_headline
+from ..visible import visible
 from . import again
 from .evidence import StageState
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 SHOWN_CAUSES, SHOWN_SENTENCES = 5, 6
 ROWS, COLUMNS = 8, 64  # of the map
+SMALLEST = "It looks at the smallest case alone, which shows less: causes may stand in another order there."
 
 
 def render(found: Diagnosis, command: str = "") -> str:
@@ -44,8 +47,10 @@ def render(found: Diagnosis, command: str = "") -> str:
     if found.bundle is not None:
         command = command or again.line(found)
         parts.append(f"Bundle  {found.bundle}\n        {command}")
+        if found.case and found.case["name"] != found.examined["name"]:
+            parts.append(_wrapped(SMALLEST, 2))
     tail = f"{found.seconds:.2f} s" + (f"; partial: {found.partial}" if found.partial else "")
-    return "\n\n".join([*parts, tail]) + "\n"
+    return visible("\n\n".join([*parts, tail]) + "\n")
 
 
 def headline(found: Diagnosis) -> str:
@@ -77,7 +82,7 @@ def _table(stages: list[StageState]) -> str:
 
 def _drawn(m: ErrorMap) -> str:
     """The map in characters: `#` wrong, `.` right; each stands for a block, whose worst element counts."""
-    rows = _folded([_folded(row, COLUMNS, max) for row in m.error_over_limit], ROWS, _worst)
+    rows = _folded([_folded(row, COLUMNS, max) for row in error_of(m)], ROWS, _worst)
     lines = ["       " + "".join("#" if not v <= SLACK else "." for v in row) for row in rows]
     shape = f"{m.shape[0]} x {m.shape[1]}"
     return "\n".join([*lines, f"       (# wrong, . right; {shape} elements, rows are all axes but the last)"])

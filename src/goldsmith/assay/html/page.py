@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 
 from ..results import REFERENCE_FAULT, Report
+from ..visible import visible
 from . import svg, view
 from .view import Entry
 
@@ -178,6 +179,7 @@ def template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_shown,
     )
     environment.filters |= {
         "num": view.number,
@@ -187,6 +189,11 @@ def template(name: str) -> jinja2.Template:
     }
     environment.globals |= {"glyph": svg.glyph, "seal": svg.seal, "count": view.count, "words": view.VERDICT_WORD}
     return environment.get_template(name)
+
+
+def _shown(value: Any) -> Any:
+    """What a template prints, without control characters; drawings stay what they are."""
+    return type(value)(visible(value)) if isinstance(value, str) else value
 
 
 def now() -> str:
