@@ -133,7 +133,7 @@ def one_machine(rows: list[dict], machine: str) -> str:
         share = "" if ours["share_of_ceiling"] is None else f"{100 * ours['share_of_ceiling']:.0f} %"
         where = f"{case}, {dtype}" + {"graph": ", CUDA graph", "replayed": ", CUDA graph, L2 cold"}.get(mode, "")
         times = [microseconds(found.get(peer)) for peer in peers]
-        lines.append([f"`{op}`", where, direction, times[0], share, *times[1:], verified(ours)])
+        lines.append([f"`{op}`", where, direction, times[0], share, *times[1:], speed_cpu.proved(ours)])
     titles = ["", "case", "", "ours", "of the copy rate", *(NAMES.get(p, p) for p in peers[1:]), "verified"]
     shown = [row for found in places.values() if "goldsmith" in found for row in found.values()]
     return table(titles, lines) + "\n" + "".join(f"{line}\n" for line in conditions(shown, machine)) + "\n"
@@ -150,10 +150,6 @@ def microseconds(row: dict | None) -> str:
     median = row["median_us"]
     spread = 50 * (row["p90"] - row["p10"]) / median
     return f"{median:.1f} ±{spread:.0f} %" if median < 100 else f"{median:.0f} ±{spread:.0f} %"
-
-
-def verified(row: dict) -> str:
-    return {True: "yes", False: "**no**", None: "-"}[row["verified"]]
 
 
 def conditions(rows: list[dict], machine: str) -> Iterator[str]:

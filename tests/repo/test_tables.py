@@ -57,5 +57,16 @@ def test_what_could_not_be_verified_says_so(speed):
     assert "**no**" in speed({"verified": False})
 
 
+def test_only_a_whole_proof_is_a_yes(speed):
+    for by, said in (
+        ("goldsmith verify, 1 cases, bfloat16 (v.json)", "1 case"),  # one that stands for others, out of a file
+        ("goldsmith verify, 1 cases, bfloat16", "yes"),  # all there are, in the run
+        ("goldsmith verify, 20 cases, bfloat16 (v.json)", "yes"),
+        ("goldsmith verify, 21 cases, bfloat16 (v.json)", "yes"),
+        ("goldsmith verify, 1 of 1 cases, bfloat16 (v.json)", "yes"),
+    ):
+        assert speed({"verified_by": by}).splitlines()[2].endswith(f"| {said} |")
+
+
 def test_rows_of_a_cpu_and_of_peers_that_did_not_run_are_left_out(speed):
     assert speed({"device": "cpu"}, {"median_us": None}).startswith("No measurement")
