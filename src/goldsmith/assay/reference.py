@@ -54,8 +54,8 @@ class References:
         self.outputs: tuple[str, ...] = ()  # what the golden returned
         self.order: list[str] = []  # stages, outputs, stages of the backward and gradients, as the golden makes them
         self.differentiable: frozenset[str] = frozenset()  # those of its outputs that a gradient can flow into
-        self.leaves = {n: _exact(t) for n, t in material.inputs.items()}
-        self.leaves.update({f"grad_{n}": _exact(t) for n, t in run.cotangents.items()})
+        self.leaves = {n: golden.exact(t) for n, t in material.inputs.items()}
+        self.leaves.update({f"grad_{n}": golden.exact(t) for n, t in run.cotangents.items()})
         self.stores = {n: t.dtype for n, _, t in run.results() if t is not None}
         self.stores.update({n: t.dtype for n, t in run.stages.items() if n not in self.decisions})
         for name in material.target.wanted_grads(material.inputs):
@@ -394,9 +394,3 @@ class _blaming_the_golden:
             return
         if isinstance(error, Exception) and not limits.out_of_memory(error):
             raise GoldenError(f"{type(error).__name__}: {error}") from error
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    """A contiguous float64 copy of a floating tensor, a plain copy of any other."""
-    tensor = tensor.detach()
-    return (tensor.double() if tensor.is_floating_point() else tensor).clone(memory_format=torch.contiguous_format)
