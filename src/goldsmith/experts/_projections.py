@@ -40,7 +40,7 @@ class Call:
         self.base = Weights(present(tensors, "gate_up"), present(tensors, "down"), options["layout"], self.to)
         ids = present(tensors, "topk_ids")
         self.shape = ids.shape
-        self.routes = self.routed(op, ids)
+        self.routes = Routes(op, ids, self.base.experts)
         self.expert = ids.reshape(-1).long().clamp(0, self.base.experts - 1)
         self.tokens = self.routes.token(torch.arange(ids.numel(), device=ids.device))
         self.rows = flat(self.x).to(self.to).index_select(0, self.tokens)
@@ -48,10 +48,7 @@ class Call:
         self.weights = self.routes.kept((torch.ones_like(ids) if weights is None else weights).to(self.to))
         self.lora = {target: self._factors(target) for target in TARGETS}
 
-    # -- loops over the experts: a backend may do them at once --------------------------------------------------------
-
-    def routed(self, op: str, ids: Tensor) -> Routes:
-        return Routes(op, ids, self.base.experts)
+    # -- loops over the experts ---------------------------------------------------------------------------------------
 
     def product(self, rows: Tensor, width: int, matrices: Matrices) -> Tensor:
         """[P, width]: each route's row times the matrix [in, width] of its expert."""

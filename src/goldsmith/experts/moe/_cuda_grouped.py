@@ -1,24 +1,25 @@
 """experts.moe: how it is fast on a GPU, where the base is bfloat16: one grouped product for all experts.
 
-The reference's formulas, with the loops over the experts replaced. Nothing waits for the card: routes are sorted and
-counted there, and an id out of range, which on a CPU raises, is skipped and makes its token's y and dx NaN.
-Products are stored in bfloat16 (torch._grouped_mm has no other result); what is between them is float32.
+The reference's formulas with the routes in the order of their experts: rows are brought into it once and back once, and
+gate and up are one product. Nothing waits for the card: routes are sorted and counted there, and an id out of range,
+which on a CPU raises, is skipped and makes its token's y and dx NaN. Products are stored in bfloat16
+(torch._grouped_mm has no other result); what is between them is float32.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ...assay.stage import silent
-from .._common import NAMES, flat, named
-from .._projections import Call
-from .._routes import Routes
-from .._weights import Matrices
-from . import reference
+from .. import dropout
+from .._activations import activate, slopes
+from .._common import NAMES, TARGETS, flat, named, wide
+from .._projections import Factors, present
 
 GRAIN = 8  # numbers: torch._grouped_mm wants rows that are multiples of 16 bytes apart
 
@@ -36,77 +37,204 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 
 
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    with silent():  # the reference's stages are not where this rounds
-        call = GroupedCall("experts.moe", dict(zip(NAMES, tensors, strict=True)), options)
-        y, g, u = reference.forward_of(call)
-    return y.masked_fill(call.routes.lost.view(*y.shape[:-1], 1), math.nan), g, u
+    call = GroupedCall(dict(zip(NAMES, tensors, strict=True)), options)
+    routes, x = call.routes, call.x
+    g, u = call.gate_and_up()
+    h = activate(options["activation"], g.to(call.to), u.to(call.to), options["alpha"], options["limit"])
+    y = routes.sum_slots(call.outputs("down", h).mul_(call.weights)).to(x.dtype).view(x.shape)
+    y = y.masked_fill(routes.lost.view(*x.shape[:-1], 1), math.nan)
+    return (y, routes.by_slot(g), routes.by_slot(u)) if options["save"] else (y, x.new_empty(0), x.new_empty(0))
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    with silent():
-        call = GroupedCall("experts.moe", tensors, options)
-        found = reference.backward_of(call, grads, needs)
-    if "x" in found:
-        found["x"] = found["x"].masked_fill(call.routes.lost.view(*call.x.shape[:-1], 1), math.nan)
-    return found
+    call = GroupedCall(tensors, options)
+    routes, to = call.routes, call.to
+    saved = [tensors[name].index_select(0, routes.order) for name in "gu"] if options["save"] else call.gate_and_up()
+    how = (options["activation"], *(t.to(to) for t in saved), options["alpha"], options["limit"])
+    h = activate(*how)
+    dy = call.of_routes(flat(grads["y"]))
+    found: dict[str, Tensor] = {}
+    if needs - {"down", "down_bias", "down_a", "down_b"}:
+        v = call.inputs("down", dy)
+        if "topk_weights" in needs:
+            dw, bias = (v * h).sum(-1), tensors.get("down_bias")
+            if bias is not None:
+                dw = dw + (dy * bias.to(to).index_select(0, routes.expert)).sum(-1)
+            found["topk_weights"] = routes.by_slot(dw).view(call.shape)
+        dh = v.mul_(call.weights)
+        to_g, to_u = slopes(*how)
+        d = torch.cat([to_g(dh), to_u(dh)], -1).to(call.store)
+        if "x" in needs:
+            found["x"] = routes.sum_slots(call.inputs("gate_up", d)).view(call.x.shape)
+            found["x"] = found["x"].masked_fill(routes.lost.view(*call.x.shape[:-1], 1), math.nan)
+        for name, part in zip(("gate", "up"), d.chunk(2, -1), strict=True):
+            found |= call.of_factors(name, part, call.rows, needs)
+        found |= call.of_base("gate_up", d, call.rows, needs)
+    found |= call.of_factors("down", dy, h, needs, call.weights)
+    if needs & {"down", "down_bias"}:
+        found |= call.of_base("down", dy * call.weights, h, needs)
+    return {name: value.to(tensors[name].dtype) for name, value in found.items()}
 
 
-class Sorted(Routes):
+class Sorted:
     """Routes by expert, without waiting for the card: skipped ones, and those out of range, come last.
 
     order, place   route of each sorted row, sorted row of each route
-    ends           int32 [E]: the sorted rows of expert e end there
+    expert, token  of each sorted row; of what is skipped, some expert
+    ends           int32 [E]: the sorted rows of expert e end there; what lies beyond is never written by a product
     lost           bool [T]: tokens with an id out of range
     """
 
     def __init__(self, ids: Tensor, experts: int) -> None:
         of_token = flat(ids).long()
         self.tokens, self.k = of_token.shape
-        self.experts = experts
         wrong = (of_token < -1) | (of_token >= experts)
         self.lost = wrong.any(-1)
         expert = of_token.masked_fill(wrong | (of_token < 0), experts).reshape(-1)
-        self.skipped = expert == experts
+        self.skipped = (expert == experts).unsqueeze(-1)
         ranked = expert.sort(stable=True)
         self.order, self.place = ranked.indices, ranked.indices.argsort()
-        numbers = torch.arange(experts, device=ids.device)
-        self.ends = torch.searchsorted(ranked.values, numbers, right=True).int()
+        self.expert = ranked.values.clamp(max=max(0, experts - 1))
+        self.token = self.order // max(1, self.k)
+        self.ends = torch.searchsorted(ranked.values, torch.arange(experts, device=ids.device), right=True).int()
+
+    def by_slot(self, rows: Tensor) -> Tensor:
+        """Sorted rows in the order of the routes; 0 for skipped ones."""
+        skipped = self.skipped if rows.dim() == 2 else self.skipped.squeeze(-1)
+        return rows.index_select(0, self.place).masked_fill_(skipped, 0.0)
+
+    def sum_slots(self, rows: Tensor) -> Tensor:
+        """[T, width]: the sum over a token's slots of sorted rows."""
+        return self.by_slot(rows).view(self.tokens, self.k, rows.shape[-1]).sum(1)
 
 
-class GroupedCall(Call):
-    """The three loops of `Call`, each as one grouped product."""
+class GroupedCall:
+    """The arguments of experts.moe, by sorted route.
 
-    routes: Sorted
+    rows     x [P, H], as products take it
+    weights  float32 [P, 1]
+    """
+
     store = torch.bfloat16
 
-    def routed(self, op: str, ids: Tensor) -> Routes:
-        return Sorted(ids, self.base.experts)
+    def __init__(self, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any]) -> None:
+        self.x, ids = present(tensors, "x"), present(tensors, "topk_ids")
+        self.to = wide(self.x.dtype)
+        self.tensors, self.options, self.shape = tensors, options, ids.shape
+        self.gate_up, self.down = present(tensors, "gate_up"), present(tensors, "down")
+        self.experts = len(self.down)
+        self.routes = Sorted(ids, self.experts)
+        self.rows = self.of_routes(flat(self.x))
+        weights = present(tensors, "topk_weights").reshape(-1, 1)
+        self.weights = weights.to(self.to).index_select(0, self.routes.order)
+        self.lora = {target: self._factors(target) for target in TARGETS}
 
-    def product(self, rows: Tensor, width: int, matrices: Matrices) -> Tensor:
-        out = grouped(self._sorted(rows), self._padded(matrices, (-2, -1)), self.routes.ends)[:, :width]
-        # rows beyond the last expert's are never written
-        found = out.index_select(0, self.routes.place).masked_fill(self.routes.skipped.unsqueeze(-1), 0.0)
-        return found.to(self.to)
+    def of_routes(self, of_tokens: Tensor) -> Tensor:
+        return of_tokens.to(self.store).index_select(0, self.routes.token)
+
+    # -- products -----------------------------------------------------------------------------------------------------
+
+    def product(self, rows: Tensor, matrices: Tensor) -> Tensor:
+        """[P, n]: each row times the matrix [m, n] of its expert."""
+        return grouped(rows.to(self.store), matrices, self.routes.ends)
 
     def outer(self, left: Tensor, right: Tensor) -> Tensor:
-        total = grouped(self._sorted(left).T, self._sorted(right), self.routes.ends)
-        return total[:, : left.shape[-1], : right.shape[-1]].to(self.to)
+        """[E, a, b]: the sum of left right^T over the routes of each expert; exactly 0 where there are none."""
+        return grouped(left.to(self.store).T, right.to(self.store), self.routes.ends).to(self.to)
 
-    def sums(self, rows: Tensor) -> Tensor:
-        # index_put_ sorts, and so repeats bit for bit, which index_add_ on a card does not
-        kept = rows.masked_fill(self.routes.skipped.unsqueeze(-1), 0.0)
-        return rows.new_zeros(self.base.experts, rows.shape[-1]).index_put_((self.expert,), kept, accumulate=True)
+    def gate_and_up(self) -> tuple[Tensor, Tensor]:
+        """[P, I] each, in x's dtype: rounded here, once, since everything after goes on from what is saved."""
+        both = self.product(self.rows, self.gate_up.mT)
+        bias = self.tensors.get("gate_up_bias")
+        if bias is not None or self.lora["gate"] or self.lora["up"]:
+            both = both.to(self.to)
+            if bias is not None:
+                both += bias.to(self.to).index_select(0, self.routes.expert)
+            for name, part in zip(("gate", "up"), both.chunk(2, -1), strict=True):
+                self._add_low(part, name, self.rows)
+        g, u = both.to(self.x.dtype).chunk(2, -1)
+        return g, u
 
-    def _sorted(self, rows: Tensor) -> Tensor:
-        return self._padded(rows.to(self.store).index_select(0, self.routes.order), (-1,))
+    def outputs(self, name: str, inputs: Tensor) -> Tensor:
+        """W v + b + s B A (m * v): [P, out], of down"""
+        total = self.product(inputs, self.down.mT).to(self.to)
+        bias = self.tensors.get("down_bias")
+        if bias is not None:
+            total += bias.to(self.to).index_select(0, self.routes.expert)
+        self._add_low(total, name, inputs)
+        return total
 
-    def _padded(self, t: Any, axes: tuple[int, ...]) -> Tensor:
-        """As products take it: these axes filled up with 0 to multiples of 8. Ranks may be anything."""
-        t = t.to(self.store)
-        missing = {axis: -t.shape[axis] % GRAIN for axis in axes}
-        if not any(missing.values()):
-            return t
-        return torch.nn.functional.pad(t, (0, missing.get(-1, 0), 0, missing.get(-2, 0)))
+    def _add_low(self, total: Tensor, name: str, inputs: Tensor) -> None:
+        lora = self.lora[name]
+        if lora is not None:
+            total.add_(self.product(self.low(name, inputs), lora.b.mT), alpha=lora.scale)
+
+    def inputs(self, name: str, grads: Tensor) -> Tensor:
+        """W^T d + s m * (A^T B^T d): [P, in], the gradient of v; of gate_up, those of both"""
+        total = self.product(grads, self.down if name == "down" else self.gate_up).to(self.to)
+        names = ("gate", "up") if name == "gate_up" else (name,)
+        for target, part in zip(names, grads.chunk(len(names), -1), strict=True):
+            lora = self.lora[target]
+            if lora is not None:
+                back = self.product(self.high(target, part), lora.a)
+                total.add_(self.masked(target, back), alpha=lora.scale)
+        return total
+
+    def low(self, name: str, inputs: Tensor) -> Tensor:
+        """A (m * v): [P, r], with r filled up"""
+        return self.product(self.masked(name, inputs), self.lora[name].a.mT)  # type: ignore[union-attr]
+
+    def high(self, name: str, grads: Tensor) -> Tensor:
+        """B^T d: [P, r], with r filled up"""
+        return self.product(grads, self.lora[name].b)  # type: ignore[union-attr]
+
+    def masked(self, name: str, values: Tensor) -> Tensor:
+        """m * values"""
+        p = self.options.get("dropout", 0.0)
+        if not p:
+            return values
+        slots = self.routes.order % max(1, self.routes.k)
+        seed = int(present(self.tensors, "seed"))
+        kept = dropout.kept(seed, TARGETS.index(name), self.routes.token, slots, values.shape[-1], p)
+        return values.to(self.to).masked_fill(~kept, 0.0) * (1 / (1 - p))
+
+    # -- gradients of parameters --------------------------------------------------------------------------------------
+
+    def of_factors(
+        self, name: str, grads: Tensor, inputs: Tensor, needs: frozenset, weights: Tensor | float = 1.0
+    ) -> dict[str, Tensor]:
+        """dA = s sum (w B^T d) (m * v)^T and dB = s sum d (w A (m * v))^T; weights go to the ranks, which are few."""
+        found: dict[str, Tensor] = {}
+        if self.lora[name] is None:
+            return found
+        scale, rank = self.options[f"{name}_scale"], present(self.tensors, f"{name}_a").shape[1]
+        if f"{name}_a" in needs:
+            high = self.high(name, grads) * weights
+            found[f"{name}_a"] = scale * self.outer(high, self.masked(name, inputs))[:, :rank]
+        if f"{name}_b" in needs:
+            low = self.low(name, inputs) * weights
+            found[f"{name}_b"] = scale * self.outer(grads, low)[..., :rank]
+        return found
+
+    def of_base(self, key: str, grads: Tensor, inputs: Tensor, needs: frozenset) -> dict[str, Tensor]:
+        """dW = sum d v^T and db = sum d, of "gate_up" or "down" """
+        found = {key: self.outer(grads, inputs)} if key in needs else {}
+        if f"{key}_bias" in needs:
+            skipped = self.routes.skipped.index_select(0, self.routes.order)
+            kept = grads.to(self.to).masked_fill(skipped, 0.0)
+            # index_put_ sorts, and so repeats bit for bit, which index_add_ on a card does not
+            sums = kept.new_zeros(self.experts, kept.shape[-1])
+            found[f"{key}_bias"] = sums.index_put_((self.routes.expert,), kept, accumulate=True)
+        return found
+
+    def _factors(self, name: str) -> Factors | None:
+        """As products take them: the rank, which may be anything, filled up with 0 to a multiple of 8."""
+        a, b = self.tensors.get(f"{name}_a"), self.tensors.get(f"{name}_b")
+        if a is None or b is None:
+            return None
+        missing = -a.shape[1] % GRAIN
+        a, b = pad(a.to(self.store), (0, 0, 0, missing)), pad(b.to(self.store), (0, missing))
+        return Factors(a.contiguous(), b.contiguous(), self.options[f"{name}_scale"])
 
 
 def grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
