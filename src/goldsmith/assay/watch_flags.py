@@ -38,7 +38,7 @@ def flush(watch: Watch, notes: list[Note], known: Iterable[Known]) -> None:
     """Read all flags at once, then judge the notes in order."""
     known = list(known)
     entries = [*known, *(entry for note in notes for _, _, entry in note.inputs)]
-    waiting = [p for note in notes for p in (note.peak, *(peak for _, peak, _ in note.inputs))]
+    waiting: list[object] = [p for note in notes for p in (note.peak, *(peak for _, peak, _ in note.inputs))]
     waiting += [p for entry in entries for p in (entry.peak, entry.mask)]
     values = read_all({id(p): p for p in waiting if isinstance(p, Tensor)})
     for entry in entries:

@@ -57,7 +57,7 @@ def larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:
         return torch.maximum(a, b) if (a.device, a.dtype) == (b.device, b.dtype) else b
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         number, tensor = (b, a) if isinstance(a, Tensor) else (a, b)
-        return tensor if math.isfinite(number) else number  # type: ignore[arg-type]
+        return tensor if math.isfinite(number) else number
     return a if math.isnan(a) else b if math.isnan(b) else max(a, b)
 
 
