@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..bounds import SLACK
-from ..html.maps import error_of
+from ..map_errors import error_of
 from ..results import PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap
 from ..text import headline as report_headline
 from ..visible import visible
