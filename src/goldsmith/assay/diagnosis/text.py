@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..bounds import SLACK
-from ..map_errors import error_of
 from ..results import PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap
 from ..text import headline as report_headline
 from ..visible import visible
@@ -82,7 +81,7 @@ def _table(stages: list[StageState]) -> str:
 
 def _drawn(m: ErrorMap) -> str:
     """The map in characters: `#` wrong, `.` right; each stands for a block, whose worst element counts."""
-    rows = _folded([_folded(row, COLUMNS, max) for row in error_of(m)], ROWS, _worst)
+    rows = _folded([_folded(row, COLUMNS, max) for row in m.error_over_limit], ROWS, _worst)
     lines = ["       " + "".join("#" if not v <= SLACK else "." for v in row) for row in rows]
     shape = f"{m.shape[0]} x {m.shape[1]}"
     return "\n".join([*lines, f"       (# wrong, . right; {shape} elements, rows are all axes but the last)"])

@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..map_errors import error_of
 from ..results import ErrorMap
 from . import svg
 
 
 def map_view(m: ErrorMap, cells: int) -> dict[str, Any]:
-    golden, candidate, error = (shrink(g, cells) for g in (m.golden, m.candidate, error_of(m)))
+    golden, candidate, error = (shrink(g, cells) for g in (m.golden, m.candidate, m.error_over_limit))
     finite = [abs(v) for row in golden for v in row if math.isfinite(v)]
     scale = max(finite, default=0.0)
     height = len(error)

@@ -48,9 +48,13 @@ def draw_one(
 
 
 def error_map(case: str, run: str, got: Tensor, reference: Reference, cells: int, bad: bool) -> ErrorMap:
-    """|got - golden| / bound and both values, rows = all axes but the last, as at most cells x cells blocks."""
+    """|got - golden| / bound and both values, rows = all axes but the last, as at most cells x cells blocks.
+
+    Between the same infinity, or two NaN, there is nothing.
+    """
     golden, bound = reference.bounded.value, reference.bounded.bound
-    error = (got.double() - golden).abs()
+    same = (got == golden) | (got.isnan() & golden.isnan())
+    error = (got.double() - golden).abs().masked_fill(same, 0.0)
     ratio = torch.where(error == 0, torch.zeros_like(error), error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
     fold = (-1, got.shape[-1]) if got.dim() else (1, 1)
     last = {n: (lo, hi) for n, (axis, lo, hi) in reference.segments.items() if axis in (-1, got.dim() - 1)}
