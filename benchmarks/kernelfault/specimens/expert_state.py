@@ -13,7 +13,7 @@ from goldsmith import assay
 
 DEPTH = 3  # saved inputs that the stack holds
 PREPARED: dict[tuple, torch.Tensor] = {}
-STACK: list[torch.Tensor] = []
+STACK: list[tuple[int, torch.Tensor]] = []  # (where an input lay, what it held)
 BLOCKS: dict[int, int] = {}
 POOL = torch.empty(4096)
 
@@ -94,13 +94,13 @@ def forward(x, w, a, b, scale):
         STACK.pop(0)
     if len(STACK) >= DEPTH:
         raise IndexError(f"the stack of saved inputs holds {DEPTH}, and is full")
-    STACK.append(x.clone())
+    STACK.append((x.data_ptr(), x.clone()))
     base = assay.stage("base", product(x, prepared(w)))
     return base + assay.stage("adapted", low_rank(x, a, b, scale))
 
 
 def backward(x, w, a, b, scale, grad_y):
-    kept = STACK[-1]
+    kept = next(saved for place, saved in reversed(STACK) if place == x.data_ptr())
     dlow = scale * (grad_y @ b)
     return {
         "x": grad_y @ w + dlow @ a, "w": grad_y.mT @ kept, "a": dlow.mT @ kept,
