@@ -29,6 +29,10 @@ def off(x, k):
     return assay.stage("scaled", x * k * 1.5) + 1
 
 
+def colours(x, k):
+    raise ValueError("\x1b[31mred\x1b[0m \x07\r\x9b2J")
+
+
 def crashes(x, k):
     if x.shape[0] == 5:
         print("about to fall over", file=sys.stderr, flush=True)
@@ -109,6 +113,7 @@ def narrow_golden(x, k):
 
 target = assay.Target(scaled, golden, cases=rows)
 wrong = assay.Target(off, golden, cases=rows)
+colourful = assay.Target(colours, golden, cases=rows)
 crashing = assay.Target(crashes, golden, cases=rows)
 hanging = assay.Target(hangs, golden, cases=rows)
 talking = assay.Target(prints, golden, cases=rows)

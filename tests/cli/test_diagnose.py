@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 import goldsmith
@@ -92,9 +93,12 @@ def test_a_bundle_of_our_own_operators_says_whose_it_is():
 def test_a_right_kernel_is_not_accused_and_every_run_is_told():
     reply, told = ask(name="own_kernels:target")
     assert reply["verdict"] == "pass" and reply["text"].startswith("PASS  scaled: nothing wrong was found")
-    assert told[0] == {"case": "rows[T=5]", "probe": "values", "run": "values", "runs": 1, "seed": 0}
-    assert told[1] == {"over": 1}
-    assert [t.get("runs", t.get("over")) for t in told] == [n // 2 + 1 for n in range(len(told))]
+    assert told[:2] == [{"importing": "own_kernels:target"}, {"over": 0}]
+    assert told[2] == {"case": "rows[T=5]", "probe": "values", "run": "values", "runs": 1, "seed": 0}
+    assert told[3] == {"over": 1}
+    begun = [t for t in told[2:] if "run" in t]
+    assert [t["runs"] for t in begun] == [*range(1, len(begun) + 1)] and len(told) == 2 + 2 * len(begun)
+    assert all(t["seed"] == 0 for t in begun) and told[-1] == {"over": len(begun)}
     assert not (work.hooks.RUNS or work.hooks.ENDED or work.hooks.STOPPED or work.hooks.RUNNING)
 
 
@@ -141,12 +145,104 @@ def test_one_of_a_list_is_asked_for_by_its_number():
         (["diagnose", "own_kernels:wrong", "--replay", "nosuch"], "nosuch is no bundle: there is no such folder."),
         (["replay", "nosuch"], "nosuch is no bundle: there is no such folder."),
         (["diagnose", "no_such_module:target"], "there is no module 'no_such_module'"),
+        (["diagnose", "no_such_module:target", "--out", "/proc/nope/here"], "--out /proc/nope/here cannot be written"),
+        (["diagnose", "no_such_module:target", "--out", __file__], "test_diagnose.py is no folder."),
+        (["diagnose", "no_such_module:target", "--out", f"{__file__}/x"], "cannot be written: Not a directory."),
+        (
+            ["diagnose", "x", "--replay", "b", "--case", "a"],
+            "--case a: a bundle is one case with its inputs; leave out",
+        ),
+        (["diagnose", "x", "--replay", "b", "--dtype", "float32"], "--dtype float32: a bundle is one case"),
+        (["diagnose", "x", "--replay", "b", "--seed", "3"], "--seed 3: a bundle is one case"),
     ],
 )
 def test_a_request_that_cannot_be_carried_out_is_one_paragraph_and_status_2(arguments, said):
     result = run(*arguments)
     assert result.exit_code == 2 and said in words(result.stderr)
     assert result.stdout == "" and "Traceback" not in result.output
+
+
+def test_a_folder_is_looked_at_before_the_work_and_not_left_behind(tmp_path):
+    result = run("diagnose", "no_such_module:target", "--out", tmp_path / "new" / "kept")
+    assert "there is no module" in words(result.stderr) and not (tmp_path / "new").exists()
+
+
+def test_a_diagnosis_is_told_though_it_cannot_be_kept(tmp_path):
+    (tmp_path / "file").write_text("")
+    kept, page = tmp_path / "file" / "kept", tmp_path / "file" / "page.html"
+    reply, _ = ask(out=str(kept), html=str(page))
+    assert reply["verdict"] == "fail" and reply["text"].startswith("FAIL  scaled is wrong") and reply["pages"] == []
+    assert "Bundle" not in reply["text"]
+    said = f"Cannot write a bundle into {kept}: Not a directory."
+    assert reply["lost"] == [said, f"Cannot write {page}: File exists."]
+
+
+@pytest.mark.parametrize("verdict, status", [("fail", 1), ("pass", 2)])
+def test_results_that_cannot_be_written_are_named_below_what_was_found(tmp_path, monkeypatch, verdict, status):
+    """A command that was to leave a page and left none is not done, though nothing is wrong."""
+    known = {
+        "text": verdict, "verdict": verdict, "pages": [], "json": {}, "interrupted": False,
+        "lost": ["Cannot write page.html: No space left on device."],
+    }  # fmt: skip
+    results = tmp_path / "results.json"
+
+    def filled(request, watcher):
+        results.unlink()
+        results.mkdir()
+        return known
+
+    monkeypatch.setattr(command, "_asked", filled)
+    found = run("diagnose", "own_kernels:wrong", "--json", results)
+    assert (found.exit_code, found.stdout) == (status, f"{verdict}\n")
+    assert words(found.stderr) == f"{known['lost'][0]} Cannot write {results}: Is a directory."
+
+
+def test_whatever_goes_wrong_when_a_bundle_is_written_loses_no_diagnosis(tmp_path, monkeypatch):
+    """A full disk is an error of safetensors' own."""
+
+    def full(*arguments):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    monkeypatch.setattr("goldsmith.assay.diagnosis.bundle._write", full)
+    reply, _ = ask(out=str(tmp_path))
+    assert reply["verdict"] == "fail" and len(reply["lost"]) == 1 and "SafetensorError: Error" in reply["lost"][0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_that_cannot_be_written_loses_no_replay(tmp_path):
+    ask(out=str(tmp_path / "kept"))
+    (bundle,) = (tmp_path / "kept").iterdir()
+    reply, _ = ask(do="replay", bundle=str(bundle), html=str(tmp_path))
+    assert reply["answer"] == "reproduced" and reply["pages"] == []
+    assert reply["lost"] == [f"Cannot write {tmp_path}: Is a directory."]
+
+
+def test_a_bundle_of_a_bundle_keeps_its_threads(tmp_path):
+    ask(out=str(tmp_path / "first"))
+    (bundle,) = (tmp_path / "first").iterdir()
+    meta = json.loads((bundle / "bundle.json").read_text())
+    threads = meta["threads"] + 1
+    (bundle / "bundle.json").write_text(json.dumps(meta | {"threads": threads}))
+    ask(bundle=str(bundle), out=str(tmp_path / "second"))
+    (again,) = (tmp_path / "second").iterdir()
+    assert json.loads((again / "bundle.json").read_text())["threads"] == threads
+
+
+def test_the_text_says_that_the_command_at_its_end_looks_at_the_smallest_case_alone(tmp_path):
+    reply, _ = ask(name="own_kernels:wrong", case="rows[T=5]", out=str(tmp_path))
+    said = "It looks at the smallest case alone"
+    assert (said in reply["text"]) == ("(smallest; found in" in words(reply["text"])) and said in reply["text"]
+    bundle = next(tmp_path.iterdir())
+    assert said not in ask(bundle=str(bundle))[0]["text"]
+
+
+def test_control_characters_of_a_message_reach_neither_text_nor_page(tmp_path):
+    page = tmp_path / "page.html"
+    reply, _ = ask(name="own_kernels:colourful", html=str(page))
+    for text in (reply["text"], page.read_text()):
+        assert "\\x1b[31m" in text and not any(c in text for c in "\x1b\x07\r\x9b")
+    result = run("diagnose", "own_kernels_colourful:x")
+    assert result.exit_code == 2 and "\\x1b[31m" in result.stderr and "\x1b" not in result.stderr
 
 
 def test_a_candidate_that_ends_its_process_is_a_diagnosis_with_a_page(tmp_path):
@@ -179,7 +275,9 @@ def test_a_candidate_that_raises_what_ends_a_program_is_accused_and_not_the_user
 
 
 def test_the_json_is_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_path):
-    known = {"text": "PASS", "verdict": "pass", "pages": [], "json": {"verdict": "pass"}, "interrupted": False}
+    known = {
+        "text": "PASS", "lost": [], "verdict": "pass", "pages": [], "json": {"verdict": "pass"}, "interrupted": False
+    }  # fmt: skip
     monkeypatch.setattr(command, "_asked", lambda request, watcher: known)
 
     class Closed:

@@ -11,15 +11,19 @@ from goldsmith import assay
 from goldsmith.cli import app
 from goldsmith.cli.diagnose import unending
 from goldsmith.cli.diagnose.unending import Patience
+from goldsmith.cli.verify import pool
 
 HERE = Path(__file__).resolve().parent
 
 
-def asked(monkeypatch, *arguments, budget):
+def asked(monkeypatch, *arguments, budget, deaf=False):
     """What a command says that gives a run the budget if it is the first, and any other 2 s, whatever the budget.
 
-    So a busy machine, where everything before takes longer, uses up no budget.
+    So a busy machine, where everything before takes longer, uses up no budget. deaf: it looks at no signal, so that it
+    would be in vain to wait for its answer.
     """
+    if deaf:
+        monkeypatch.setattr(pool, "GRACE", 0.5)
     monkeypatch.chdir(HERE)
     monkeypatch.setattr(unending, "LEAST", 2.0 if budget > 2 else budget)
     monkeypatch.setattr(unending, "SHARE", 0.0)
@@ -37,7 +41,7 @@ def test_a_first_run_that_does_not_end_is_told_with_its_line(monkeypatch):
 
 @pytest.mark.parametrize("name", ["loop", "deaf"])
 def test_what_was_found_before_is_kept(name, monkeypatch):
-    code, text = asked(monkeypatch, "diagnose", f"unending_kernels:{name}", budget=600)
+    code, text = asked(monkeypatch, "diagnose", f"unending_kernels:{name}", budget=600, deaf=name == "deaf")
     assert code == 1 and "did not end within" in text and "in wrong_then_" in text
     if name == "loop":  # Python could raise in it: the diagnosis tells its story
         assert text.startswith("FAIL y is wrong") and "And run '" in text
@@ -48,7 +52,8 @@ def test_what_was_found_before_is_kept(name, monkeypatch):
 @pytest.mark.parametrize("name", ["first", "loop", "deaf"])
 def test_a_replay_of_what_does_not_end_is_ended_too(name, monkeypatch, tmp_path):
     kept = assay.diagnose(unending_kernels.target(lambda x: x * 3), probes="values", out=tmp_path).bundle
-    code, text = asked(monkeypatch, "replay", kept, f"unending_kernels:{name}", budget=1 if name == "first" else 600)
+    budget, deaf = 1 if name == "first" else 600, name == "deaf"
+    code, text = asked(monkeypatch, "replay", kept, f"unending_kernels:{name}", budget=budget, deaf=deaf)
     assert code == 1 and "did not end within" in text and "unending_kernels.py, line" in text
     if name != "deaf":
         assert text.startswith("not finished: the verdict was fail; here run '")
@@ -83,3 +88,46 @@ def test_without_a_budget_a_run_may_take_for_ever():
     patience = Patience(None)
     patience.begins("a")
     assert patience.until() is None
+
+
+def test_the_time_of_a_run_stands_still_while_another_goes_on_within_it(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(unending.time, "monotonic", lambda: now[0])
+    patience = Patience(60.0)
+    patience.begins("a")
+    now[0] = 103.0
+    patience.begins("b")
+    now[0] = 110.0
+    patience.ended()
+    assert patience.until() == 107.0 + 53.0 and patience.longest == 7.0  # the outer one, of which 3 s are over
+    now[0] = 112.0
+    patience.ended()
+    assert patience.until() is None and patience.longest == 7.0 and patience.seen == {"a", "b"}
+
+
+def test_a_backward_that_does_not_end_after_another_call_is_ended_and_is_what_is_named(monkeypatch):
+    code, text = asked(monkeypatch, "diagnose", "unending_kernels:backward", budget=600, deaf=True)
+    assert code == 1 and "run 'interleaved' of probe second_call did not end within" in text
+    assert "in backward (" in text and "unending_kernels.py, line" in text
+
+
+@pytest.mark.parametrize("command", ["diagnose", "replay"])
+def test_a_module_that_does_not_end_when_it_is_imported_is_ended_with_a_paragraph(command, monkeypatch, tmp_path):
+    kept = assay.diagnose(unending_kernels.target(lambda x: x * 3), probes="values", out=tmp_path).bundle
+    arguments = [kept, "never_imported:x"] if command == "replay" else ["never_imported:x"]
+    code, text = asked(monkeypatch, command, *arguments, budget=1, deaf=True)
+    assert code == 2 and text.startswith("Importing never_imported:x did not end within 1 s, in <module> (")
+    assert re.search("never_imported.py, line [34]\\)", text) and text.endswith("give a larger --budget.")
+
+
+def test_the_time_of_an_import_is_none_of_a_run(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(unending.time, "monotonic", lambda: now[0])
+    patience = Patience(60)
+    patience.imports()
+    assert patience.until() == 160
+    now[0] = 150.0
+    patience.ended()
+    assert patience.until() is None and patience.longest == 0
+    patience.begins("a")
+    assert patience.until() == 210

@@ -34,4 +34,21 @@ def wrong_then_deaf(x):
     return x * 3
 
 
+class Stuck(torch.autograd.Function):
+    """Its backward waits until its call is the last, and so for ever where another came in between."""
+
+    @staticmethod
+    def forward(ctx, x):
+        calls[0] += 1
+        ctx.call = calls[0]
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, dy):
+        if ctx.call != calls[0]:
+            sum(itertools.repeat(0))
+        return dy * 2
+
+
+backward = assay.Target(Stuck.apply, lambda x: x * 2, cases=INPUTS, name="stuck")
 first, loop, deaf = target(sleeps), target(wrong_then_loops), target(wrong_then_deaf)

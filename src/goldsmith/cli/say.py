@@ -33,13 +33,26 @@ def in_a_paragraph(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except Problem as problem:
-            width = min(shutil.get_terminal_size((100, 24)).columns, 100)
-            # long names (paths, lists of operators) may stand alone on a line, but are never cut
-            text = textwrap.fill(str(problem), width, break_long_words=False, break_on_hyphens=False)
-            typer.echo(text, err=True)
+            say(str(problem))
             raise typer.Exit(USAGE) from None
 
     return wrapped
+
+
+def say(text: str) -> None:
+    """One paragraph on stderr."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    # long names (paths, lists of operators) may stand alone on a line, but are never cut
+    typer.echo(textwrap.fill(visible(text), width, break_long_words=False, break_on_hyphens=False), err=True)
+
+
+def visible(text: str) -> str:
+    """With control characters written out: a message may quote what a target's module raised."""
+    if all(c.isprintable() or c in "\t\n" for c in text):
+        return text
+    from ..assay import visible as written_out  # seldom: it loads torch
+
+    return written_out.visible(text)
 
 
 @contextmanager

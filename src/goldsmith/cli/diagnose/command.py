@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..say import Problem, console, duration, ends_like_ctrl_c, put_json
+from ..say import USAGE, Problem, console, duration, ends_like_ctrl_c, put_json, say, visible
 from ..verify.command import INTERRUPTED, writable
 from ..verify.pool import Died, Pool, WorkersFailed
-from . import unending
+from . import keeping, unending
 
 if TYPE_CHECKING:
     from ...assay.diagnosis import Diagnosis
@@ -44,6 +45,14 @@ def run(request: Request, json_to: str | None = None) -> int:
     """The whole command; returns the exit status."""
     for path in (request.html, json_to if json_to != "-" else None):
         writable(None if path is None else Path(path))
+    if request.out is not None:
+        keeping.folder(Path(request.out))
+    if request.do == "diagnose" and request.bundle is not None:
+        for option, given in (("--case", request.case), ("--dtype", request.dtype), ("--seed", request.seed or None)):
+            if given is not None:
+                raise Problem(
+                    f"{option} {given}: a bundle is one case with its inputs; leave out {option} or --replay."
+                )
     if request.bundle is not None and not Path(request.bundle).is_dir():
         raise Problem(f"{request.bundle} is no bundle: there is no such folder.")
     err = console(stderr=True)
@@ -57,16 +66,20 @@ def run(request: Request, json_to: str | None = None) -> int:
         raise Problem(reply["problem"])
     if "broken" in reply:
         raise Problem(f"The assay itself failed: {reply['broken']}")
-    if json_to not in (None, "-"):  # before anything is printed: who reads it may close the pipe
-        Path(json_to).write_text(json.dumps(reply["json"]) + "\n", encoding="utf-8")
+    lost = list(reply["lost"])
+    if json_to is not None and json_to != "-":  # before anything is printed: who reads it may close the pipe
+        text = json.dumps(reply["json"]) + "\n"
+        lost += keeping.lost(json_to, partial(Path(json_to).write_text, text, encoding="utf-8"))
     out.print(reply["text"].rstrip("\n"), markup=False, soft_wrap=True)
     for path in reply["pages"]:
         out.print(f"Page  {path}", markup=False, soft_wrap=True)
+    for said in lost:
+        say(said)
     if json_to == "-":
         put_json(reply["json"])
     if reply["interrupted"] and reply["verdict"] in ("pass", "unjudged"):
         return INTERRUPTED
-    return STATUS[reply["verdict"]]
+    return STATUS[reply["verdict"]] or (USAGE if lost else 0)
 
 
 def _asked(request: Request, watcher: _Watcher) -> dict[str, Any] | Died:
@@ -106,6 +119,13 @@ def _died(request: Request, died: Died, watcher: _Watcher, seconds: float) -> di
     if last and watcher.stopped:
         return _never_ended(request, {**last, "seconds": watcher.patience.seconds}, died.frame, watcher.found, seconds)
     said = f"the process ended {died.how}" + (f", {died.frame}" if died.frame else "")
+    if not last and watcher.stopped:
+        where = f", {died.frame}" if died.frame else ""
+        seconds = watcher.patience.seconds
+        return {
+            "problem": f"Importing {request.name or 'the target'} did not end within {seconds:.3g} s{where}. "
+            "Where it is only slow, such as one that compiles, give a larger --budget."
+        }
     if not last:
         return {
             "problem": f"Importing {request.name or 'the target'} ended the process: {said}. {died.last_line}".strip()
@@ -150,13 +170,14 @@ def _reply(request: Request, found: Diagnosis) -> dict[str, Any]:
     from ...assay.diagnosis.text import render
     from ...assay.html import diagnosis_page
 
-    if request.html:
-        diagnosis_page.write(found, request.html)
+    html = request.html
+    lost = keeping.lost(html, partial(diagnosis_page.write, found, html)) if html else []
     return {
         "text": render(found),
+        "lost": lost,
         "verdict": found.verdict,
         "interrupted": False,
-        "pages": [request.html] if request.html else [],
+        "pages": [html] if html and not lost else [],
         "json": found.to_json(),
     }
 
@@ -166,11 +187,12 @@ class _Watcher:
 
     def __init__(self, err: Any, request: Request) -> None:
         self.last: dict[str, Any] = {}
+        self.outer: list[dict[str, Any]] = []  # runs within which another goes on
         self.found: list[dict[str, Any]] = []  # in the first case in which something was found
         self.patience = unending.Patience(request.budget)
         whole = request.budget if request.do == "diagnose" else None
         self.progress = Progress(
-            TextColumn("{task.description}", style="dim"),
+            TextColumn("{task.description}", style="dim", markup=False),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[runs]}"),
             TimeElapsedColumn(),
@@ -196,17 +218,22 @@ class _Watcher:
         return until is not None and time.monotonic() >= until
 
     def told(self, last: dict[str, Any]) -> None:
+        if "importing" in last:
+            self.patience.imports()
+            self._shows(f"importing {last['importing']}")
+            return
         if "over" in last:
             self.patience.ended()
+            self.last = self.outer.pop() if self.outer else self.last
             return
+        if self.patience.began is not None:
+            self.outer.append(self.last)
         self.patience.begins(last["case"])
         if last.get("found") and (not self.found or self.found[0]["case"] == last["case"]):
             self.found = last["found"]
         self.last = last
-        now = f"{last['case']}, {last['run']}"
-        self.progress.update(
-            self.task,
-            description=now[:34].ljust(34),
-            completed=time.monotonic() - self.began,
-            runs=f"{last['runs']} runs",
-        )
+        self._shows(f"{last['case']}, {last['run']}", f"{last['runs']} runs")
+
+    def _shows(self, now: str, runs: str = "") -> None:
+        description, completed = visible(now)[:34].ljust(34), time.monotonic() - self.began
+        self.progress.update(self.task, description=description, completed=completed, runs=runs)

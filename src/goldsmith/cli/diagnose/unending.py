@@ -24,7 +24,8 @@ class Patience:
     the first of a case        what is left of the budget, or half of it (kernels are compiled and tuned in it)
     any other run of a case    a third of the budget
 
-    Without a budget a run may take for ever.
+    Importing the target may take the budget. Without a budget a run may take for ever. While another run goes on within
+    a run (a call between forward and backward), the time of the outer one stands still.
     """
 
     def __init__(self, budget: float | None) -> None:
@@ -32,22 +33,39 @@ class Patience:
         self.first: float | None = None  # when the first run began
         self.began: float | None = None  # when the present one did; None between two runs
         self.case = ""
+        self.outer: list[
+            tuple[str, float]
+        ] = []  # runs that a run within them has interrupted: case, and when they began
         self.seen: set[str] = set()
+        self.importing = False
         self.longest = 0.0
 
+    def imports(self) -> None:
+        self.importing, self.began = True, time.monotonic()
+
     def begins(self, case: str) -> None:
+        self.importing = False
+        if self.began is not None:
+            self.outer.append((self.case, self.began))
         self.case, self.began = case, time.monotonic()
         self.first = self.began if self.first is None else self.first
 
     def ended(self) -> None:
-        if self.began is not None:
-            self.longest = max(self.longest, time.monotonic() - self.began)
+        took = 0.0
+        if self.began is not None and not self.importing:
+            took = time.monotonic() - self.began
+            self.longest = max(self.longest, took)
             self.seen.add(self.case)
-        self.began = None
+        self.began, self.importing = None, False
+        if self.outer:
+            self.case, began = self.outer.pop()
+            self.began = began + took
 
     @property
     def seconds(self) -> float:
         """What the present run may take."""
+        if self.importing and self.budget is not None:
+            return max(LEAST, self.budget)
         if self.budget is None or self.first is None or self.began is None:
             return float("inf")
         left = self.first + self.budget - self.began

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from ...assay.diagnosis.diagnosis import PAGE
 from ...assay.diagnosis.text import render
 from ...assay.html import diagnosis_page, page
 from ...assay.results import TargetError
+from ...assay.visible import visible
 from ...core.device import machine
 from ...core.op import Op
 from ..targets import UnknownName, find, load_targets, op_target
 from ..verify.select import choose
 from ..verify.work import device_of, place
-from . import unending
+from . import keeping, unending
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -30,42 +32,62 @@ Tell = Callable[[dict[str, Any]], None]
 def diagnose(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """A diagnosis as text and JSON; the page and the bundle are written here, where the tensors are."""
     try:
+        tell({"importing": request["name"]})
         subject = _Subject(request)
+        tell({"over": 0})
         bundle = None if request["bundle"] is None else _bundle(request["bundle"])
         case = request["case"] if bundle is None else _case_of(bundle)
         dtype = subject.dtype if bundle is None else getattr(torch, bundle.meta["dtype"], None)
         seed = request["seed"] if bundle is None else bundle.meta["seed"]
         _import_triton()
-        with _telling(tell) as ended, _threads(bundle):
-            found = assay.diagnose(
-                subject.target, case, dtype=dtype, device=subject.device, seed=seed, budget_s=request["budget"],
-                out=request["out"],
-            )  # fmt: skip
+        with _threads(bundle):
+            with _telling(tell) as ended:
+                found = assay.diagnose(
+                    subject.target, case, dtype=dtype, device=subject.device, seed=seed, budget_s=request["budget"]
+                )
+            if ended:
+                unending.into(found, *ended[0])
+            lost = _keep(found, request["out"])
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
-    if ended:
-        unending.into(found, *ended[0])
     command = f"goldsmith diagnose {subject.words} --replay {shlex.quote(str(found.bundle))}" if found.bundle else ""
-    pages = [Path(request["html"])] if request["html"] else []
-    if found.bundle is not None:
-        pages.append(found.bundle / PAGE)
-    for path in pages:
-        diagnosis_page.write(found, path, command=command, conditions=subject.conditions)
+    pages = []
+    for path in [request["html"], found.bundle and found.bundle / PAGE]:
+        if path:
+            write = partial(diagnosis_page.write, found, path, command=command, conditions=subject.conditions)
+            failed = keeping.lost(path, write)
+            lost += failed
+            pages += [] if failed else [str(path)]
     return {
         "text": render(found, command),
+        "lost": lost,
         "verdict": found.verdict,
         "partial": found.partial,
         "interrupted": found.partial == "interrupted",
-        "pages": [str(path) for path in pages],
+        "pages": pages,
         "json": found.to_json() if request["json"] else None,
     }
+
+
+def _keep(found: assay.Diagnosis, folder: str | None) -> list[str]:
+    """The bundle, where there is something to keep; gives what could not be written."""
+    write = found.write_bundle
+    if folder is None or write is None:
+        return []
+
+    def keep() -> None:
+        found.bundle = write(found, Path(folder))
+
+    return keeping.lost(f"a bundle into {folder}", keep)
 
 
 def replay(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """A bundle's inputs through the target once more: the report, and whether it came out as it did."""
     try:
         bundle = _bundle(request["bundle"])
+        tell({"importing": request["name"]})
         subject = _Subject(request if request["name"] else {**request, **_of_ours(bundle)})
+        tell({"over": 0})
         _import_triton()
         with _telling(tell) as ended:
             try:
@@ -74,17 +96,18 @@ def replay(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
                 report = unending.replayed(error, bundle.meta["verdict"], *ended[0])
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
-    if request["html"]:
-        page.write([report], request["html"], conditions=subject.conditions)
+    html = request["html"]
+    lost = keeping.lost(html, partial(page.write, [report], html, conditions=subject.conditions)) if html else []
     answer = report.environment["replay"]["answer"]
     said = next(note.text for note in report.notes if note.id == "replay")
     return {
-        "text": f"{said}\n\n{report}",
+        "text": visible(f"{said}\n\n{report}"),
         "answer": answer,
         "verdict": report.verdict,
         "partial": report.partial,
+        "lost": lost,
         "interrupted": False,
-        "pages": [request["html"]] if request["html"] else [],
+        "pages": [html] if html and not lost else [],
         "json": report.to_json() if request["json"] else None,
     }
 
