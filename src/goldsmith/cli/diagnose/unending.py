@@ -33,9 +33,7 @@ class Patience:
         self.first: float | None = None  # when the first run began
         self.began: float | None = None  # when the present one did; None between two runs
         self.case = ""
-        self.outer: list[
-            tuple[str, float]
-        ] = []  # runs that a run within them has interrupted: case, and when they began
+        self.outer: list[tuple[str, float]] = []  # case and beginning of runs that one within them has interrupted
         self.seen: set[str] = set()
         self.importing = False
         self.longest = 0.0
