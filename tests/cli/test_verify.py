@@ -168,7 +168,10 @@ def test_a_request_that_cannot_be_carried_out_is_one_paragraph_and_status_2(argu
         ({"names": ["nosuch"]}, ". A target of your own is named package.module:target."),
         ({"names": ["own_kernels.py"]}, "a module's dotted name, not a file"),
         ({"names": ["no_such_module:target"]}, "there is no module 'no_such_module', neither in the current directory"),
-        ({"names": ["own_kernels:nosuch"]}, "own_kernels has no 'nosuch'; targets there: aborting, at_fault, crashing"),
+        (
+            {"names": ["own_kernels:nosuch"]},
+            "own_kernels has no 'nosuch'; targets there: aborting, at_fault, colourful, crashing",
+        ),
         ({"names": ["own_kernels:not_a_target"]}, "is int; it must be a goldsmith.assay.Target, or a list of them."),
         ({"names": ["mhc"], "backend": "cuda"}, "unknown backend 'cuda'; known: reference, triton"),
         ({"names": ["mhc"], "device": "tpu"}, "'tpu' is no device; use cpu, cuda or cuda:1"),
