@@ -82,12 +82,26 @@ def test_files_are_taken_together_and_in_any_order(proof, tmp_path):
         assert row["verified"] is True and row["verified_by"].endswith(f"bfloat16 ({names})")
 
 
-def test_cases_that_a_backend_refuses_are_neither_wanted_nor_counted(proof, tmp_path):
+def without_its_first(proof, note):
+    """A proof whose first case came to no verdict, and how many others there are."""
     (made,) = json.loads(proof.read_text())["proofs"]
     first, *rest = made["report"]["cases"]
-    made["report"]["notes"].append({"id": "cannot_run", "tensor": "", "text": "odd sizes", "case": first})
+    made["report"]["rows"] = [row for row in made["report"]["rows"] if row["case"] != first]
+    made["report"]["notes"].append({"id": note, "tensor": "", "text": "odd sizes", "case": first})
+    return made, len(rest)
+
+
+def test_cases_that_a_backend_refuses_are_neither_wanted_nor_counted(proof, tmp_path):
+    made, others = without_its_first(proof, "cannot_run")
     (row,) = rows(timed(changed(proof, tmp_path, proofs=[made])))
-    assert f"{len(rest)} of {len(rest)} cases" in row["verified_by"]
+    assert f"{others} of {others} cases" in row["verified_by"]
+
+
+@pytest.mark.parametrize("note", ["not_run", "not_judged"])
+def test_cases_that_came_to_no_verdict_are_wanted_and_not_counted(proof, tmp_path, note):
+    made, others = without_its_first(proof, note)
+    result = timed(changed(proof, tmp_path, proofs=[made]))
+    assert result.exit_code == 2 and f"{others} of the {others + 1} cases" in words(result.stderr)
 
 
 def test_the_backend_that_is_proved_is_a_fast_one_if_it_takes_any_small_case(monkeypatch):

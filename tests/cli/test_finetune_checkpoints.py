@@ -108,3 +108,8 @@ def test_what_is_not_what_a_run_writes_there_is_refused_before_it_begins(name, t
     with pytest.raises(TrainingError, match=f"has a (device, a pipe or a socket|file) named {name}, where this run"):
         lock(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_name_that_the_disk_does_not_take_is_told(tmp_path):
+    with pytest.raises(TrainingError, match="cannot be written: File name too long"):
+        lock(tmp_path / ("x" * 300))

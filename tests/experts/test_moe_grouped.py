@@ -95,6 +95,15 @@ def test_an_id_out_of_range_costs_its_token_and_no_other(on_cpu, given):
             assert t[4].isnan().all() and torch.equal(t[others], clean[others])
 
 
+def test_a_rank_that_is_filled_up_makes_no_nan_of_an_infinity(on_cpu, given):
+    x, ids, w, base = given
+    x[2, 5] = torch.inf
+    lora = {"up": (torch.rand(3, 3, 16) + 0.1, torch.rand(3, 8, 3) + 0.1)}
+    base = [t.abs() for t in base]
+    y = [experts.moe(x, ids, w, base, lora=lora, backend=b) for b in ("reference", "cuda_grouped")]
+    assert y[0][2].isinf().all() and torch.equal(y[0].isinf(), y[1].isinf())
+
+
 def test_torchs_own_product_fits_where_the_loop_stood(on_cpu, given):
     """torch has a slow one for the CPU; its result for these shapes is that of the loop."""
     x, ids, w, base = given

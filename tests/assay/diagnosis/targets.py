@@ -9,10 +9,10 @@ from goldsmith.assay.probes import values
 from goldsmith.assay.session import Session
 
 
-def session_of(target, selected=("values", "ensemble", "poison", "alias"), dtype=torch.float32, seed=0):
+def session_of(target, selected=("values", "ensemble", "poison", "alias"), dtype=torch.float32, seed=0, device="cpu"):
     """A session after its first probe, as a diagnosis begins with."""
     case = target.cases[0]
-    session = Session(target, case, dtype, "cpu", seed, frozenset(selected) & probes.select("default"), case.name)
+    session = Session(target, case, dtype, device, seed, frozenset(selected) & probes.select("default"), case.name)
     values.run(session)
     return session
 

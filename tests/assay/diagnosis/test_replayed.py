@@ -111,13 +111,31 @@ def test_what_python_has_read_is_left_to_a_whole_run():
         h = x @ w
         return h * 2 if float(h.detach().sum()) > 0 else h * 3
 
+    def by_number(x, w, ids, scale):
+        largest = (x @ w).amax().item()
+        return x / largest + scale[ids][:, None]
+
     def of_counts(x, w, ids, scale):
         return x[((x @ w).argmax(-1) % 3).tolist()] + (w * scale[ids[0]]).sum()
 
-    for golden, index in ((by_size, 0), (of_counts, 0)):
-        target = assay.Target(lambda x, w, ids, scale: x @ w, golden, cases=rows)
+    for golden in (by_size, by_number, of_counts):
+        target = assay.Target(golden, golden, cases=rows, backward=None)
         ref = session_of(target).ref
         run = Golden(ref)
+        names = Listening().record()
+        run.run_under(names, ref.leaves, "y")
+        index = next(call.index for call in names.calls if call.name == "mm")
         replay = taped(lambda mode, run=run, ref=ref: run.run_under(mode, ref.leaves, "y"), "y")
         with pytest.raises(Unknown):
             replay.value({index: moved(lambda out: -out)}, {})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("golden", [plain, in_place, of_parts])
+def test_on_a_gpu(golden):
+    target = assay.Target(lambda x, w, ids, scale: 1.01 * golden(x, w, ids, scale), golden, cases=rows)
+    ref = session_of(target, device="cuda").ref
+    run = Golden(ref)
+    replay = taped(lambda mode: run.run_under(mode, ref.leaves, "y"), "y")
+    other = {"x": ref.leaves["x"] * 3}
+    assert torch.equal(replay.value({}, other), run.run_under(Listening(), {**ref.leaves, **other}, "y")["y"])

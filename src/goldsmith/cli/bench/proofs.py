@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...assay.html.view import NOT_JUDGED
 from ...core import native
 from ...core.device import machine
 from ...core.op import Op
@@ -54,15 +55,15 @@ def read(files: Sequence[str], device: str) -> Proved:
                 held.rejected = held.rejected or f"{texts[0]} ({Path(file).name})"
             elif data["size"] != "quick":  # which looks at one case's first run alone
                 held.cases |= judged(report)
-                held.impossible |= set(report["cases"]) - judged(report)
+                held.impossible |= {n["case"] for n in report["notes"] if n["id"] == CANNOT_RUN} - judged(report)
             held.files.append(file)
     return found
 
 
 def judged(report: dict[str, Any]) -> set[str]:
-    """The cases that a report speaks of, without those that the backend refused."""
-    refused = {note["case"] for note in report["notes"] if note["id"] == CANNOT_RUN}
-    return set(report["cases"]) - refused
+    """The cases that came to a verdict: without those that the backend refused, and what was not run or not judged."""
+    without = {note["case"] for note in report["notes"] if note["id"] in NOT_JUDGED}
+    return set(report["cases"]) - (without - {row["case"] for row in report["rows"]})
 
 
 def judge(held: Held, op: Op, backend: str, device: str, dtype: torch.dtype) -> Verdict | None:
@@ -80,12 +81,13 @@ def judge(held: Held, op: Op, backend: str, device: str, dtype: torch.dtype) -> 
     if found == wanted:
         files = ", ".join(Path(file).name for file in held.files)
         return True, f"goldsmith verify, {len(found)} of {len(wanted)} cases, {kind} ({files})"
-    command = f"goldsmith verify {op.name} --backend {backend} --dtype {kind} --json {held.files[-1]}"
+    command = f"goldsmith verify {op.name} --backend {backend} --dtype {kind} --json whole.json"
     if device == "cpu" and torch.cuda.is_available():
         command += " --device cpu"
     raise Problem(
         f"--proof {', '.join(held.files)}: {len(found)} of the {len(wanted)} cases of {op.name} on {backend} in {kind} "
-        f"that bench would prove itself. What proves them: `{command}`; --proof may be given several times."
+        f"that bench would prove itself. What proves them: `{command}`; then take --proof whole.json, or both files: "
+        "--proof may be given several times."
     )
 
 

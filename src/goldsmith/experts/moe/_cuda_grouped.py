@@ -63,13 +63,14 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
             found["topk_weights"] = routes.by_slot(dw).view(call.shape)
         dh = v.mul_(call.weights)
         to_g, to_u = slopes(*how)
-        d = torch.cat([to_g(dh), to_u(dh)], -1).to(call.store)
+        both = torch.cat([to_g(dh), to_u(dh)], -1)
+        d = both.to(call.store)
         if "x" in needs:
             found["x"] = routes.sum_slots(call.inputs("gate_up", d)).view(call.x.shape)
             found["x"] = found["x"].masked_fill(routes.lost.view(*call.x.shape[:-1], 1), math.nan)
         for name, part in zip(("gate", "up"), d.chunk(2, -1), strict=True):
             found |= call.of_factors(name, part, call.rows, needs)
-        found |= call.of_base("gate_up", d, call.rows, needs)
+        found |= call.of_base("gate_up", both, call.rows, needs)
     found |= call.of_factors("down", dy, h, needs, call.weights)
     if needs & {"down", "down_bias"}:
         found |= call.of_base("down", dy * call.weights, h, needs)
@@ -182,11 +183,16 @@ class GroupedCall:
 
     def low(self, name: str, inputs: Tensor) -> Tensor:
         """A (m * v): [P, r], with r filled up"""
-        return self.product(self.masked(name, inputs), self.lora[name].a.mT)  # type: ignore[union-attr]
+        return self._of_ranks(name, self.masked(name, inputs), self.lora[name].a.mT)  # type: ignore[union-attr]
 
     def high(self, name: str, grads: Tensor) -> Tensor:
         """B^T d: [P, r], with r filled up"""
-        return self.product(grads, self.lora[name].b)  # type: ignore[union-attr]
+        return self._of_ranks(name, grads, self.lora[name].b)  # type: ignore[union-attr]
+
+    def _of_ranks(self, name: str, rows: Tensor, factor: Tensor) -> Tensor:
+        out = self.product(rows, factor)
+        out[:, present(self.tensors, f"{name}_a").shape[1] :] = 0  # what the rank is filled up with: 0 * inf is NaN
+        return out
 
     def masked(self, name: str, values: Tensor) -> Tensor:
         """m * values"""
@@ -232,8 +238,9 @@ class GroupedCall:
         a, b = self.tensors.get(f"{name}_a"), self.tensors.get(f"{name}_b")
         if a is None or b is None:
             return None
-        missing = -a.shape[1] % GRAIN
-        a, b = pad(a.to(self.store), (0, 0, 0, missing)), pad(b.to(self.store), (0, missing))
+        a, b = a.to(self.store), b.to(self.store)
+        if missing := -a.shape[1] % GRAIN:
+            a, b = pad(a, (0, 0, 0, missing)), pad(b, (0, missing))
         return Factors(a.contiguous(), b.contiguous(), self.options[f"{name}_scale"])
 
 

@@ -176,12 +176,12 @@ def lock(output: Path) -> IO[str]:
     Raises TrainingError when another run holds it, when it cannot be written, or when something that is no file has the
     name of one that the run will write.
     """
-    for name in FILES:
-        if what := in_the_way(output / name):
-            raise TrainingError(f"--output {output} has {what} named {name}, where this run writes a file.")
-    if (output / CHECKPOINTS).exists() and not (output / CHECKPOINTS).is_dir():
-        raise TrainingError(f"--output {output} has a file named {CHECKPOINTS}, where this run makes a folder.")
     try:
+        for name in FILES:
+            if what := in_the_way(output / name):
+                raise TrainingError(f"--output {output} has {what} named {name}, where this run writes a file.")
+        if (output / CHECKPOINTS).exists() and not (output / CHECKPOINTS).is_dir():
+            raise TrainingError(f"--output {output} has a file named {CHECKPOINTS}, where this run makes a folder.")
         output.mkdir(parents=True, exist_ok=True)
         file = open(output / LOCK, "w")
     except OSError as error:

@@ -178,8 +178,10 @@ class Search:
 
     @cached_property
     def replay(self) -> Replay | None:
-        """The run up to the tensor, for changes that leave most of it as it was."""
-        return taped(lambda tape: self.golden.run_under(tape, self.leaves, self.tensor), self.tensor)
+        """The run up to the tensor, for changes that leave most of it as it was; None where it cannot be taped."""
+        with suppress(RuntimeError, NotImplementedError):  # storage of another kind
+            return taped(lambda tape: self.golden.run_under(tape, self.leaves, self.tensor), self.tensor)
+        return None
 
     def _value(
         self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None = None

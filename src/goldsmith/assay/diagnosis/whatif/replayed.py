@@ -44,7 +44,7 @@ class Seen:
         if held.dtype == self.dtype:
             return held.as_strided(*self.layout)
         shape, strides, offset = self.layout
-        return torch.empty(0, dtype=self.dtype).set_(held.untyped_storage(), offset, shape, strides)
+        return torch.empty(0, dtype=self.dtype, device=held.device).set_(held.untyped_storage(), offset, shape, strides)
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,11 @@ class Replay:
         self.steps = self._behind(tape.steps)
 
     def _behind(self, steps: list[Step]) -> list[Step]:
-        """Those that the result is made of."""
+        """Those that the result is made of, or what the golden's Python may have read: numbers, places, counts."""
         wanted = {self.result.place}
         kept = []
         for step in reversed(steps):
-            if not wanted.isdisjoint((*step.written, *(s.place for s in _all(step.out)))):
+            if _readable(step.out) or not wanted.isdisjoint((*step.written, *(s.place for s in _all(step.out)))):
                 wanted |= step.places
                 kept.append(step)
         return kept[::-1]
@@ -154,7 +154,10 @@ class Replay:
             raise Unknown
         given = {_place(t) for t in _tensors((args, tuple(kwargs.values())))} if change is not None else ()
         for old, new in zip(step.out, out, strict=True):
-            if not isinstance(old, Seen):
+            if isinstance(old, Tensor):  # without elements
+                if not isinstance(new, Tensor) or new.shape != old.shape:
+                    raise Unknown
+            elif not isinstance(old, Seen):
                 if old is not new and old != new:
                     raise Unknown  # a number that the golden's Python has
             elif not isinstance(new, Tensor) or new.shape != old.shape or new.dtype != old.dtype:
@@ -218,11 +221,18 @@ def _laid_out(new: Tensor, old: Seen, *, fresh: bool) -> Tensor:
 def _all_of_it(t: Tensor) -> Tensor:
     """The whole memory of a tensor, as a row of its numbers."""
     storage = t.untyped_storage()
-    return torch.empty(0, dtype=t.dtype).set_(storage, 0, (storage.nbytes() // t.element_size(),), (1,))
+    return torch.empty(0, dtype=t.dtype, device=t.device).set_(
+        storage, 0, (storage.nbytes() // t.element_size(),), (1,)
+    )
 
 
 def _numbers(t: Tensor) -> bool:
     return t.is_floating_point() or t.is_complex() or t.dtype == torch.bool
+
+
+def _readable(out: tuple) -> bool:
+    """Whether Python goes by what an operator returned: a number, or a tensor that is none of `_numbers`."""
+    return any(not _numbers(o.tensor) if isinstance(o, Seen) else not isinstance(o, Tensor | None) for o in out)
 
 
 def _place(t: Tensor) -> int:
