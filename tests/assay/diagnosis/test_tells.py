@@ -38,8 +38,13 @@ def test_nothing_is_taken_back_where_the_smallest_tells():
 
 
 def test_where_only_the_whole_case_tells_it_stays():
-    found = shrink(rows[0], always, tells=lambda trial: False)
+    found = shrink(rows[0], always, tells=lambda trial: trial.case.sizes == {"T": 4, "D": 8})
     assert found.steps == () and found.case.sizes == {"T": 4, "D": 8}
+
+
+def test_where_not_even_the_whole_case_tells_the_smallest_is_shown():
+    found = shrink(rows[0], always, tells=lambda trial: False)
+    assert found.steps and all(found.case.sizes[name] < size for name, size in {"T": 4, "D": 8}.items())
 
 
 def test_a_bundle_diagnosed_again_is_told_as_before(tmp_path):

@@ -125,13 +125,13 @@ def shrink(
 def _telling(
     kept: list[tuple[Trial, tuple[str, ...]]], tells: Callable[[Trial], bool]
 ) -> tuple[Trial, tuple[str, ...]]:
-    """The last of these that tells, as a search by halves finds it; the first one is known to."""
+    """The last of these that tells, as a search by halves finds it; the smallest where not even the first does."""
     low, high = 0, len(kept) - 1
     middle = high
     while low < high:
         low, high = (middle, high) if tells(kept[middle][0]) else (low, middle - 1)
         middle = (low + high + 1) // 2
-    return kept[low]
+    return kept[low] if low or tells(kept[0][0]) else kept[-1]
 
 
 # sizes

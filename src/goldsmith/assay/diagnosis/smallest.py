@@ -98,12 +98,12 @@ class _Tells:
     """
 
     def __init__(self, same: _Same, shown: str, over: Callable[[float], bool]):
-        self.same, self.shown, self.over = same, shown, over
+        self.same, self.shown, self.over, self.whole = same, shown, over, same.best
 
     def __call__(self, trial: Trial) -> bool:
-        s = self.same.sessions.get(id(trial))
-        if s is None or not self.shown or self.over(0.0):
+        if not self.shown or self.over(0.0):
             return True
+        s = self.same.sessions.get(id(trial), self.whole)
         supply = s.material.supply
         case = Case(s.case.name, lambda make: dict(supply), given=True)
         probes = frozenset(catalogue.QUICK) | self.same.probes
