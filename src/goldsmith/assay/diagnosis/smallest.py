@@ -22,6 +22,7 @@ from .rank import by_rules, rank
 from .shrink import Shrunk, Trial, shrink
 
 _CHECKS = 2.0  # a trial is checked, and asked for its cause: as the first probe's time once more
+_AGAIN, _LEAST = 2.0, 1.0  # a check once more may take so often what the first took, and so many seconds at least
 _ALWAYS = ("values", "decisions", "poison", "guard", "alias")
 _GROUPS = (
     ("zeroed memory",), ("second call", "other inputs", "back"), ("repeat",), ("1 thread", "2 threads"),
@@ -40,9 +41,9 @@ def smallest(
     tell causes apart. over: whether there is no time for that.
     """
     same = _Same(session, evidence, stage, cause, spent)
-    least, costs = _least(session), _Costs(session)
+    costs = _Costs(session, _CHECKS * session.seconds.get("values", 0.0))
     found = shrink(
-        session.case, same, least=least, dtype=session.dtype, seed=session.seed, spent=spent, costs=costs,
+        session.case, same, least=_least(session), dtype=session.dtype, seed=session.seed, spent=spent, costs=costs,
         tells=_Tells(same, shown, over),
     )  # fmt: skip
     return found, same.sessions.get(id(found.trial), session)
@@ -99,18 +100,24 @@ class _Tells:
 
     def __init__(self, same: _Same, shown: str, over: Callable[[float], bool]):
         self.same, self.shown, self.over, self.whole = same, shown, over, same.best
+        self.probes = frozenset(catalogue.QUICK) | same.probes
+        self.costs = _Costs(self.whole, _AGAIN * sum(self.whole.seconds.get(p, 0.0) for p in self.probes))
 
     def __call__(self, trial: Trial) -> bool:
-        if not self.shown or self.over(0.0):
+        most = max(_LEAST, self.costs(trial))
+        if not self.shown or self.over(most):
             return True
         s = self.same.sessions.get(id(trial), self.whole)
         supply = s.material.supply
         case = Case(s.case.name, lambda make: dict(supply), given=True)
-        probes = frozenset(catalogue.QUICK) | self.same.probes
         try:
-            report, sessions = examine(s.target, [case], s.dtype, s.device, s.seed, probes, None, until_failing=True)
+            report, sessions = examine(
+                s.target, [case], s.dtype, s.device, s.seed, self.probes, most, until_failing=True
+            )
             if report.partial:
                 raise KeyboardInterrupt
+            if any(n.id == "budget" for n in report.notes):
+                return True
             if not sessions or report.verdict != FAIL:
                 return False
             evidence = begin(sessions[0], report)
@@ -125,8 +132,8 @@ class _Tells:
 class _Costs:
     """How many seconds a trial takes: those of the whole case, as one run of the golden takes less or more of them."""
 
-    def __init__(self, session: Session):
-        self.session, self.whole = session, _CHECKS * session.seconds.get("values", 0.0)
+    def __init__(self, session: Session, whole: float):
+        self.session, self.whole = session, whole
         self.golden = self._golden(session.case)
 
     def __call__(self, trial: Trial) -> float:
