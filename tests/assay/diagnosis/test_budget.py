@@ -83,7 +83,9 @@ def test_a_failing_case_keeps_the_budget(seconds, fault, budget):
     product = assay.Target(seconds(0.5, FAULTS[fault]), seconds(1.0, lambda x, w: x @ w), cases=INPUTS, name="product")
     found = assay.diagnose(product, budget_s=budget)
     assert found.verdict == "fail" and found.seconds <= 1.2 * budget
-    assert found.partial and "Left out, or ended early, for want of time: " in str(found)
+    assert found.partial and "Left out: statistics" in str(found)
+    if fault != "gradient":  # a slice of zeros is named before its golden is changed
+        assert "Left out, or ended early, for want of time: " in str(found)
 
 
 def test_few_looks_at_kinks_tell_that_there_are_none(seconds):

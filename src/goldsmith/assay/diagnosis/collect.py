@@ -25,8 +25,10 @@ from .influence import influence
 from .isolate import Isolation, handed_in, isolate, named, order
 from .kept_inputs import unheard
 from .leaks import leaking
+from .likely import SURE
 from .made_of import made_of
 from .provenance import provenance
+from .rank import strength
 from .rules.reading import Reading
 from .runs import facts
 from .whatif import Search, search
@@ -168,7 +170,7 @@ def collect(
         first_wrong, pace = table.first_wrong, time.pace("output gradients")
         evidence.carried = _step(evidence, "cotangents", lambda: carried(session, own, first_wrong, spent=pace))
     nothing = not (evidence.whatif or evidence.memory or depth.whatif)
-    if changed is not None and changed.left and nothing and not spent(0.0):
+    if changed is not None and changed.left and nothing and strength(evidence) < SURE and not spent(0.0):
         _step(evidence, "whatif", lambda: _tried(evidence, changed, _MORE, time))
     return table
 

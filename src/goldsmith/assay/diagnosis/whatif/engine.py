@@ -28,6 +28,7 @@ from .witness import Operators, Witness, called, few, of_this_draw, operators
 
 _MOST = 4000  # changes that are tried
 _KEPT = 12
+_ON = 1.0  # seconds of the processor, at least, that are looked on for what makes more of the other results
 _EMPTY = "empty_group"
 _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, of a share of the other results)
 
@@ -103,6 +104,7 @@ class Search:
         """
         if self._waiting is None:
             self._waiting = enumerate(self._all(self._calls()))
+        enough = self._enough()
         for count, change in self._waiting:
             if change.prior <= self._settled or count >= _MOST:
                 break
@@ -112,10 +114,23 @@ class Search:
                 self._found.append((change, what))
                 self._settle(change, what)
                 self._found += self._mistaken(change, what)
-            if spent():
+            if spent() or enough():
                 return self._ordered(self._found)
         self.left = False
         return self._ordered(self._found)
+
+    def _enough(self) -> Callable[[], bool]:
+        """Whether as much time again as it took to find what makes every element is over: then the rest is let be."""
+        began, found = time.thread_time(), 0.0
+
+        def enough() -> bool:
+            nonlocal found
+            now = time.thread_time() - began
+            if not found and any(w.exact and w.whole and c.free is None for c, w in self._found):
+                found = max(now, _ON)
+            return bool(found) and now > found + max(found, _ON)
+
+        return enough
 
     def _mistaken(self, change: Change, what: WhatIf) -> list[tuple[Change, WhatIf]]:
         """The same numbers of a gradient by another tensor that the backward reads, where the forward is right."""
@@ -197,12 +212,12 @@ class Search:
         """What the golden makes then; sure: by a whole run, even where a replay can tell."""
         changes = dict(group) if group else {at: change} if change is not None else {}
         given, golden = self.leaves if given is None else given, golden or self.golden
-        own = golden is self.golden and until == self.tensor and not (wrap or saved or scalars or sure)
+        own = golden is self.golden and until == self.tensor and not (wrap or scalars or sure)
         try:
             if own and self.replay is not None:
                 with suppress(Unknown):
                     other = {n: t for n, t in given.items() if t is not self.leaves.get(n)}
-                    return {until: self.replay.value(changes, other)}
+                    return {until: self.replay.value(changes, other, saved)}
             return golden.run_under(Listening(changes, wrap=wrap, saved=saved), given, until, scalars)
         except Exception:  # noqa: BLE001 - shapes that no longer fit: the candidate has not done this
             return None

@@ -5,7 +5,7 @@ before: here only the operators that the change reaches are called, on what was 
 
 Tensors are known by their memory, since views and what autograd saves are other objects of the same memory. What the
 recording cannot answer (`Unknown`) is left to a whole run: numbers that the golden's Python may have read, other
-shapes, views that are changed, what is drawn at random.
+shapes, views that are changed, what is drawn at random, lists of what the backward reads otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Changed, Listening
+from .calls import Changed, Instead, Key, Listening, floating, seen_through
 
 _MOST_BYTES = 1 << 28  # of memory that is written several times, of which each state is kept
 _LAST = sys.maxsize
@@ -56,6 +56,7 @@ class Step:
     places        the memories of the tensors that it was given
     written       those of them that it writes to
     views         whether it only looks at them anew
+    backward      whether the backward called it
     """
 
     index: int
@@ -66,6 +67,7 @@ class Step:
     places: frozenset[int]
     written: tuple[int, ...]
     views: bool
+    backward: bool
 
 
 class Taping(Listening):
@@ -77,10 +79,12 @@ class Taping(Listening):
         self.states: dict[int, list[tuple[int, Tensor]]] = {}  # memory -> (after which operator, what it held)
         self.bytes = 0
         self.leaves: dict[str, Seen] = {}
+        self.forward: dict[Key, Seen] = {}  # what the forward made, by who made it
 
     def call_it(self, tensor: Tensor, name: str, *, leaf: bool = False) -> None:
         if leaf and tensor.numel():
-            self.leaves[name] = Seen(tensor)
+            self.leaves[name] = self.forward[name] = Seen(tensor)
+            self.keys[_place(tensor)] = name
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -95,7 +99,10 @@ class Taping(Listening):
         given, named, made = _seen(args), {n: _seen(v) for n, v in kwargs.items()}, _seen(_parts(out))
         places = frozenset(s.place for s in _all((given, tuple(named.values()))))
         views = bool(_all(made)) and not written and places.issuperset(s.place for s in _all(made))
-        self.steps.append(Step(index, func, given, named, made, places, tuple(written), views))
+        self.steps.append(Step(index, func, given, named, made, places, tuple(written), views, self.backward))
+        for one in _all(made):
+            if self.keys.setdefault(one.place, index) == index and isinstance(out, Tensor) and not self.backward:
+                self.forward[index] = one
         return out
 
     def _keep(self, place: int, index: int, t: Tensor) -> None:
@@ -110,6 +117,8 @@ class Replay:
     def __init__(self, tape: Taping, result: Tensor):
         self.result = Seen(result)
         self.states, self.leaves = tape.states, tape.leaves
+        self.keys, self.forward = tape.keys, tape.forward
+        self.back = next((step.index for step in tape.steps if step.backward), _LAST)
         self.whole = tape.bytes <= _MOST_BYTES
         self.views = {step.index for step in tape.steps if step.views}
         self.steps = self._behind(tape.steps)
@@ -124,8 +133,10 @@ class Replay:
                 kept.append(step)
         return kept[::-1]
 
-    def value(self, changes: Mapping[int, Changed], leaves: Mapping[str, Tensor]) -> Tensor:
-        """The result, made again; `leaves` are those that are others now.
+    def value(
+        self, changes: Mapping[int, Changed], leaves: Mapping[str, Tensor], saved: Instead | None = None
+    ) -> Tensor:
+        """The result, made again; `leaves` are those that are others now, and `saved` says what the backward reads.
 
         Raises Unknown where a whole run has to tell; and what an operator raises that is given what does not fit.
         """
@@ -135,19 +146,37 @@ class Replay:
         with torch.no_grad():
             for name, new in leaves.items():
                 self._place_leaf(self.leaves.get(name), new, changed)
+            others = {} if saved is None else self._others(saved, changes, leaves)
             for step in self.steps:
                 change = changes.get(step.index)
-                if change is not None or changed and not step.views and not step.places.isdisjoint(changed):
-                    self._again(step, change, changed)
+                reached = not step.places.isdisjoint(changed) or step.backward and not step.places.isdisjoint(others)
+                if change is not None or reached and not step.views:
+                    self._again(step, change, changed, others if step.backward else {})
             return self._now(self.result, _LAST, changed).clone()
 
-    def _again(self, step: Step, change: Changed | None, changed: dict[int, Tensor]) -> None:
+    def _others(
+        self, saved: Instead, changes: Mapping[int, Changed], leaves: Mapping[str, Tensor]
+    ) -> dict[int, Tensor]:
+        """Of memories that the backward reads otherwise: what it reads."""
+        if changes or leaves:
+            raise Unknown  # what is read would have to be made of what is changed
+        new = saved({key: self._now(seen, self.back, {}) for key, seen in self.forward.items()})
+        others = {place: new[key] for place, key in self.keys.items() if key in new}
+        if self.result.place in others:
+            raise Unknown
+        return others
+
+    def _again(
+        self, step: Step, change: Changed | None, changed: dict[int, Tensor], others: Mapping[int, Tensor]
+    ) -> None:
         if _DRAWN in step.func.tags:
             raise Unknown
         for place in step.written:
             if place not in changed:
                 changed[place] = self._state(place, step.index).clone()
         args = self._now(step.args, step.index, changed)
+        if others:
+            args = _otherwise(step, args, others)
         kwargs = {name: self._now(value, step.index, changed) for name, value in step.kwargs.items()}
         out = _parts(step.func(*args, **kwargs) if change is None else change(step.func, args, kwargs))
         if len(step.out) != len(out):
@@ -207,6 +236,21 @@ def taped(run: Callable[[Taping], Mapping[str, Tensor]], tensor: str) -> Replay 
     tape = Taping()
     result = run(tape).get(tensor)
     return None if result is None or not result.numel() else Replay(tape, result)
+
+
+def _otherwise(step: Step, args: tuple, others: Mapping[int, Tensor]) -> tuple:
+    """An operator's arguments with what the backward reads instead of them."""
+    inside = [s for a in (*step.args, *step.kwargs.values()) if not isinstance(a, Seen) for s in _all(a)]
+    inside += [s for s in step.kwargs.values() if isinstance(s, Seen)]
+    if not others.keys().isdisjoint((*step.written, *(s.place for s in inside if floating(s.tensor)))):
+        raise Unknown  # what is written, and what lists hold, a whole run does not exchange
+    read = [
+        seen_through(others[old.place], old.tensor)
+        if isinstance(old, Seen) and old.place in others and floating(old.tensor)
+        else None
+        for old in step.args
+    ]
+    return tuple(now if new is None else new for now, new in zip(args, read, strict=True))
 
 
 def _laid_out(new: Tensor, old: Seen, *, fresh: bool) -> Tensor:
