@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...results import REFERENCE_FAULT
 from ..evidence import CULPRIT
+from .memory import too_many
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, half_open, say
 
 _PLACE = re.compile(r" \([^()]*:\d+\)$")  # file and line: their names say nothing of the error
@@ -26,7 +27,11 @@ def wrong_decision(r: Reading) -> Match | None:
     """A choice that no rounding makes legal."""
     for f in r.findings("decisions"):
         if "not a legal choice" in f.text or "wrong side" in f.text or "drops" in f.text:
-            score = LIKELY if "out of range" in f.text else EXACT + 0.03
+            if r.chosen_right(f):
+                text = "the choice is right as it is: what it is made of goes wrong in another run"
+                return Match(FAINT, (f.text, text), {"decision": f.tensor})
+            told = any(w.exact and w.tensor == f.tensor and w.cause != "wrong_decision" for w in r.e.whatif)
+            score = LIKELY if "out of range" in f.text or told else EXACT + 0.03
             if _inherited(r, f.tensor):
                 return Match(
                     FAINT, (f.text, f"it is made of {r.e.first_wrong}, which is wrong"), {"decision": f.tensor}
@@ -52,7 +57,7 @@ def wrong_saved_tensor(r: Reading) -> Match | None:
     saved = [s for s in r.e.stages if s.kind == "saved" and s.state == CULPRIT]
     outputs = [s for s in r.e.stages if s.kind == "output" and s.state not in ("ok", "not judged")]
     named = r.e.tensor if r.e.tensor.startswith("saved.") else saved[0].name if saved else ""
-    if named and not outputs:
+    if named and not outputs and r.plain_wrong:  # else a later call has written over it
         rearranged = any(p.kind in ("permuted", "shifted", "reversed", "transposed") for p in r.e.permutations)
         text = f"{named} is wrong, while the outputs are right"
         return Match(LIKELY if rearranged else EXACT + 0.01, (text,), {"saved": named})
@@ -227,7 +232,7 @@ def _error(r: Reading) -> str:
 def bad_config(r: Reading) -> Match | None:
     """The error speaks of sizes, divisions or launches."""
     text = _error(r)
-    if text and _CONFIG.search(_PLACE.sub("", text)):
+    if text and (_CONFIG.search(_PLACE.sub("", text)) or too_many(text)):
         return Match(SEEN, (text,), {})
     return None
 
