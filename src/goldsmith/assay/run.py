@@ -42,6 +42,8 @@ class How:
     linger      seconds to watch the buffers that the forward made, after it has returned
     alone       the only output that a gradient is sent to; the others get none (None: all of them)
     between     called when the forward is over, before the backward begins: another call of the candidate, say
+    arena       of an earlier run: the inputs that lie there are handed over again, the same tensors; fill and beside
+                are that one's (None: inputs are placed anew)
     """
 
     fill: str = NAN_FILL
@@ -57,6 +59,7 @@ class How:
     linger: float = 0.0
     alone: str | None = None
     between: Callable[[], object] | None = None
+    arena: Arena | None = None
 
 
 @dataclass
@@ -143,7 +146,7 @@ def execute(material: Material, how: How | None = None) -> Run:
     target, run = material.target, Run()
     if how.fresh and target.reset is not None:
         _reset(target.reset)
-    arena = Arena(how.fill, how.beside, watched=how.linger > 0)
+    arena = how.arena or Arena(how.fill, how.beside, watched=how.linger > 0)
     tracer = Tracer(substitute=how.substitute, debug=how.debug)
     _seed(material)
     with _threads(how.threads), restored(run.settings), listening(tracer), watching() as run.interpreted:
@@ -177,7 +180,8 @@ def _seed(material: Material) -> None:
 def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tracer, run: Run) -> None:
     target = material.target
     wanted = target.wanted_grads(material.inputs) if target.backward is not None and how.backward else ()
-    placed = {n: arena.place(n, t, how.layouts.get(n)) for n, t in material.inputs.items()}
+    there = {} if how.arena is None else {n: b.tensor for n, b in how.arena.inputs.items()}
+    placed = {n: there[n] if n in there else arena.place(n, t, how.layouts.get(n)) for n, t in material.inputs.items()}
     if target.backward == "auto":
         for name in wanted:
             placed[name].requires_grad_()

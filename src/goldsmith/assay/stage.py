@@ -127,14 +127,3 @@ def listening(tracer: Tracer) -> Iterator[Tracer]:
         yield tracer
     finally:
         _active = before
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """Stages are not recorded in this block (plumbing that calls a golden for its own ends)."""
-    global _active
-    before, _active = _active, None
-    try:
-        yield
-    finally:
-        _active = before

@@ -144,6 +144,20 @@ def test_a_kernel_that_keeps_nothing_is_not_said_to():
     assert [kept(session(target(k, lambda x, w: x * w.exp(), WEIGHTS, grads=("x",)))) for k in honest] == [{}, {}]
 
 
+def test_runs_that_ask_for_copies_have_guard_bands_too():
+    """In every run something lies behind the inputs and what the kernel makes: an overrun hits no memory of others."""
+    behind = []
+
+    def kernel(x, w):
+        made = torch.empty_like(x)
+        behind.append([t.untyped_storage().nbytes() - t.nbytes for t in (x, w, made)])
+        return made.copy_(x * w.exp())
+
+    of = session(target(kernel, lambda x, w: x * w.exp(), WEIGHTS, backward=None))
+    behind.clear()
+    assert kept(of) == {} and len(behind) >= 8 and min(map(min, behind)) >= 1024
+
+
 def test_the_same_numbers_in_another_order_keep_sum_and_ends():
     w = WEIGHTS["w"]
     other = reordered(w)

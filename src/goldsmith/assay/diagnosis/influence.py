@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..bounds import SLACK
 from ..probes.reach import rounding
-from ..probes.scaling import far, taken
+from ..probes.slices import far, taken
 from ..reference import GoldenError, References
 from ..session import Session
 from .evidence import Influence

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from ..bounds import SLACK
+from ..marks import ZERO_FILL
+from ..memory import Arena
 from ..probes.slices import taken
 from ..reference import GoldenError, References
-from ..run import How, Material, names_of
+from ..run import How, Material
 from ..session import Session
 from .evidence import Evidence
 from .rules.reading import Reading
@@ -33,8 +35,6 @@ _HALF = 0.5  # of what the golden moves: as much stays where it is
 def unheard(session: Session, evidence: Evidence, spent: Callable[[], bool] = lambda: False) -> None:
     """Asks both of a case, where its evidence gives a reason to."""
     r = Reading(evidence)
-    if any(f.probe == "guard" for f in session.findings):  # here nothing stands between a kernel and others' memory
-        return
     if not r.plain_wrong or any(not fact.same for fact in r.runs("repeat")) or r.right("second call"):
         evidence.kept = kept(session, spent)
     if not r.plain_wrong and not evidence.kept and r.fails("scale 2^-12") is not None:
@@ -44,7 +44,7 @@ def unheard(session: Session, evidence: Evidence, spent: Callable[[], bool] = la
 def kept(session: Session, spent: Callable[[], bool] = lambda: False) -> dict[str, str]:
     """Input -> a sentence, of those whose other numbers at the same address give the first result, bit for bit.
 
-    Two or three runs of the candidate's forward for every floating input, and one of the golden.
+    At most six runs of the candidate's forward for every floating input, and one of the golden.
     """
     found = {}
     for name, tensor in _inputs(session):
@@ -93,7 +93,7 @@ def _kept(session: Session, name: str, other: Tensor) -> str | None:
     try:
         ref = session.references(moved, session.first, taken(session, session.first))
         for again in (_written_over, _of_the_same_id):
-            said = _stays(session, ref, name, other, again)
+            said = _stays(session, ref, moved, name, again)
             if said is not None:
                 return said
     except Exception:  # noqa: BLE001 - a wrong kernel may raise whatever it likes, and then says nothing here
@@ -101,32 +101,38 @@ def _kept(session: Session, name: str, other: Tensor) -> str | None:
     return None
 
 
-Again = Callable[[list[Tensor], Tensor], Tensor | None]
+Again = Callable[[Arena, str, Tensor], bool]
 
 
-def _written_over(held: list[Tensor], other: Tensor) -> Tensor | None:
-    """The same tensor with other numbers."""
-    return held[0].copy_(other)
+def _written_over(arena: Arena, name: str, other: Tensor) -> bool:
+    """Other numbers in the same tensor."""
+    buffer = arena.inputs[name]
+    buffer.tensor.copy_(other)
+    buffer.before = buffer.raw.clone()
+    return True
 
 
-def _of_the_same_id(held: list[Tensor], other: Tensor) -> Tensor | None:
-    """Another tensor with the id of one that is gone; None where something holds that one, or the id is not given."""
-    wanted, tried = id(held.pop()), []
+def _of_the_same_id(arena: Arena, name: str, other: Tensor) -> bool:
+    """Another tensor with the id of one that is gone; False where something holds that one, or the id is not given."""
+    before = arena.inputs[name]
+    now = arena.place(name, other)
+    wanted, tried = id(before.tensor), []
+    before.tensor = before.tensor.detach()  # for its bands; the one that the candidate was given is gone
     for _ in range(_TRIES):
-        tried.append(other.clone(memory_format=torch.contiguous_format))
+        tried.append(now.detach())
         if id(tried[-1]) == wanted:
-            return tried[-1]
-    return None
+            arena.inputs[name].tensor = tried[-1]
+            return True
+    return False
 
 
-def _stays(session: Session, ref: References, name: str, other: Tensor, again: Again) -> str | None:
-    material = session.material
-    held = [material.inputs[name].detach().clone(memory_format=torch.contiguous_format)]
-    first = _forward(session, material, name, held)
-    now = again(held, other)
-    if now is None:
+def _stays(session: Session, ref: References, moved: Material, name: str, again: Again) -> str | None:
+    dense = session.material.inputs[name].clone(memory_format=torch.contiguous_format)
+    arena = Arena(ZERO_FILL)
+    first = _forward(session, session.material.with_inputs({name: dense}), arena)
+    if not again(arena, name, moved.inputs[name]):
         return None
-    second = _forward(session, material, name, [now])
+    second = _forward(session, moved, arena)
     for result, got in second.items():
         if result not in first or not _same(got, first[result]) or not _moves(session, ref, result):
             continue
@@ -134,19 +140,16 @@ def _stays(session: Session, ref: References, name: str, other: Tensor, again: A
         said = f"other numbers of {name} {how} give {result} as before, bit for bit"
         if _right(session, result, first[result]):
             return said
-        fresh = _forward(session, material, name, [now.clone()]).get(result)
+        fresh = _forward(session, moved, Arena(ZERO_FILL)).get(result)
         if fresh is not None and not _same(got, fresh):
             return f"{said}, and in a tensor of its own they do not"
     return None
 
 
-def _forward(session: Session, material: Material, name: str, held: list[Tensor]) -> dict[str, Tensor]:
-    """What the forward returns with the one tensor held there as that input, and no other reference to it left."""
-    supply = {**{n: t.detach().clone() for n, t in material.inputs.items()}, **material.scalars, name: held[0]}
-    torch.default_generator.manual_seed(material.seed)
-    with torch.no_grad():
-        pairs = names_of(session.target.bound("candidate", supply)(supply), session.target.outputs, "candidate")
-    return {n: t.detach().clone() for n, t in pairs if isinstance(t, Tensor)}
+def _forward(session: Session, material: Material, arena: Arena) -> dict[str, Tensor]:
+    """What the forward returns of the inputs that lie in an arena, or are placed there, between guard bands as ever."""
+    done = session.execute(PROBE, PROBE, How(fresh=False, backward=False, arena=arena), material, look=False)
+    return {n: t for n, t in done.outputs.items() if done.error is None}
 
 
 def _moves(session: Session, ref: References, name: str) -> bool:

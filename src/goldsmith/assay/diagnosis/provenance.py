@@ -25,7 +25,7 @@ from ..watch_facts import Event
 from .evidence import Born
 from .isolate import named, order
 from .whatif.calls import Call, Listening, _line, moved
-from .whatif.engine import Golden
+from .whatif.golden import Golden
 
 PROBE = "provenance"
 _TRIED = 24  # operations of the golden, at most
