@@ -51,6 +51,7 @@ from . import (
     pieces,
     products,
     readers,
+    regrouped,
     restarts,
     rests,
     saved,
@@ -58,6 +59,7 @@ from . import (
     scans,
     segments,
     shares,
+    signs,
     slopes,
     spans,
     spread,
@@ -66,6 +68,7 @@ from . import (
     tiles,
     turned,
     turns,
+    unfolded,
     updated,
     weighed,
     windows,
@@ -83,6 +86,8 @@ _OF_A_CALL = (
     ("scans", scans.changes),
     ("functions", functions.changes),
     ("convolutions", convolutions.changes),
+    ("unfolded", unfolded.changes),
+    ("signs", signs.changes),
     ("moves", moves.changes),
     ("lookups", lookups.changes),
     ("diagonals", diagonals.changes),
@@ -161,6 +166,7 @@ def _in_backward(search: Search, calls: list[Call], by_call: Mapping[int, list[C
     numbers = {**material.sizes, **material.scalars}
     waiting = offered("misplaced", misplaced.changes, calls, search.behind)
     waiting += offered("decided", decided.changes, calls, search.behind)
+    waiting += offered("regrouped", regrouped.changes, calls, search.behind)
     waiting += offered("carries", carries.changes, calls, search.behind, search.leaves)
     waiting += offered("restarts", restarts.changes, calls, search.behind)
     waiting += offered("shares", shares.changes, calls, search.behind, numbers)
