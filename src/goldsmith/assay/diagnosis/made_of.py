@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..session import Session
+from .choice import examined
 from .evidence import Evidence
 from .rules.reading import Reading, label, plain
 from .whatif.calls import Listening, behind
@@ -10,7 +11,8 @@ from .whatif.golden import Golden
 
 
 def made_of(session: Session, evidence: Evidence) -> frozenset[str]:
-    """Their names; one run of the golden, and none where no rule asks."""
+    """Their names; one run of the golden, and none where no rule asks. A choice is examined first."""
+    examined(session, evidence)
     if evidence.operators:
         return evidence.operators
     lowered = any(plain(label(f)) == "offset" for f in evidence.report.findings)

@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, plain, run_named, say
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, plain, run_named, say
 
 # what libraries with guards of their own, and sanitizers, say
 _BEYOND = re.compile(
@@ -68,8 +68,25 @@ def aliased(r: Reading) -> Match | None:
         text = fact.text if fact is not None else found.text if found is not None else ""
         name = fact.tensor if fact is not None else found.tensor if found is not None else ""
         return Match(EXACT + 0.01, (text,), {"tensor": name})
+    shared = _one_buffer(r)
+    if shared is not None:
+        return shared
     over = r.said("a later call overwrote what the first returned")
     return Match(LIKELY, (over.text, "a buffer that is used again was handed out"), {}) if over is not None else None
+
+
+def _one_buffer(r: Reading) -> Match | None:
+    """Two results with the same numbers, which are the sum of what each should hold: both are added up in one place."""
+    if r.y is None or r.g is None or not r.wrong_count:
+        return None
+    for name, (got, golden) in r.e.other.items():
+        if name == r.e.tensor or got is None or golden is None or not got.shape == golden.shape == r.g.shape:
+            continue
+        small = min(float(golden.norm()), float(r.g.norm())) <= 1e-3 * float((golden + r.g).norm())
+        if not small and close(r.y, got, r.unit) and close(r.y, golden + r.g, r.unit):
+            text = f"{r.e.tensor} and {name} hold the same numbers, the sum of what each of them should hold"
+            return Match(EXACT + 0.03, (text, "both are added up in one buffer"), {"tensor": name, "with": name})
+    return None
 
 
 def use_after_free(r: Reading) -> Match | None:
@@ -91,6 +108,16 @@ def use_after_free(r: Reading) -> Match | None:
 _OUT = re.compile(r"index (-?\d+) is out of bounds for \w+ \d+ with size (\d+)")
 
 
+_COUNT = re.compile(
+    r"selected (index|number) k |\bk not in range|k should be (at most|less)|kth value out of", re.IGNORECASE
+)
+
+
+def too_many(error: str) -> bool:
+    """Whether more of an axis was asked for than there is, such as the best 4 of the 3 in a last tile: no index."""
+    return _COUNT.search(error) is not None
+
+
 def one_beyond(r: Reading) -> bool:
     """Whether an index was refused that is one beyond the last."""
     found = _OUT.search(r.e.error or "")
@@ -103,7 +130,7 @@ def invalid_index(r: Reading) -> Match | None:
     if chosen is not None:
         return Match(EXACT, (chosen.text,), {})
     error = (r.e.error or "").lower()
-    if "index" in error and ("out of range" in error or "out of bounds" in error):
+    if "index" in error and ("out of range" in error or "out of bounds" in error) and not too_many(error):
         empty = any(isinstance(v, int) and v == 0 for v in r.e.sizes.values())
         return Match(HINT if empty else LIKELY if one_beyond(r) else SEEN, (r.e.error or "",), {})
     instead = _instead(r)

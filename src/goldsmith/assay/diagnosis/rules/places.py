@@ -158,11 +158,34 @@ def swapped_results(r: Reading) -> Match | None:
         if not bool((got != 0).any()) and close(r.y, golden + r.g, r.unit) and float(golden.norm()) > 0:
             text = f"{name} is zero, and {r.e.tensor} holds its share as well"
             return Match(EXACT + 0.03, (text,), {"with": name})
+    blocks = _blocks_exchanged(r)
+    if blocks is not None:
+        return blocks
     if r.foreign:
         text = (
             f"{r.foreign} has influence, and the golden makes {r.e.tensor} without it: it is read in place of another"
         )
         return Match(HINT + 0.1, (text,), {"with": r.foreign})
+    return None
+
+
+def _blocks_exchanged(r: Reading) -> Match | None:
+    """Of what lies packed along an axis two parts hold each other's: a shift's gradient and a scale's, say."""
+    for axis, index in _rows(r):
+        moved = [(i, j) for i, j in enumerate(index.tolist()) if i != j]
+        half = len(moved) // 2
+        step = moved[0][1] - moved[0][0]
+        first, second = moved[:half], moved[half:]
+        if half < 2 or len(moved) % 2 or step < half:
+            continue
+        begins = first[0][0], second[0][0]
+        along = [(begins[0] + k, begins[0] + k + step) for k in range(half)]
+        if first != along or second != [(j, i) for i, j in along]:
+            continue
+        spans = " and ".join(f"{b}..{b + half - 1}" for b in begins)
+        text = f"along axis {axis} {spans} hold each other's numbers; what else there is lies where it should"
+        packed = r.e.tensor.endswith(".grad")
+        return Match(EXACT + 0.03 if packed else EXACT - 0.02, (text,), {"axis": axis, "parts": list(begins)})
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ _SLOPES: dict[str, tuple[Slope, ...]] = {
         ("missing_term", "lacks its inner product", lambda g, y, d, *a: y * g),
         ("wrong_factor", "lacks the factor of the probabilities", lambda g, y, d, *a: g - _inner(g, y, d)),
         ("wrong_factor", "sums without the probabilities", lambda g, y, d, *a: y * (g - g.sum(d, keepdim=True))),
+        ("wrong_saved_tensor", "has an inner product with what was not divided by its total",
+         lambda g, y, d, *a: y * (g - _inner(g, y, d) / y.amax(d, keepdim=True))),
         ("wrong_axis", "sums along another axis", lambda g, y, d, *a: y * (g - _inner(g, y, (d - 1) % g.dim()))),
     ),
     "sigmoid_backward": (
@@ -72,7 +75,17 @@ _SLOPES: dict[str, tuple[Slope, ...]] = {
 }  # fmt: skip
 
 
+# of whole numbers, which places are made of, the same mistakes are called otherwise
+_OF_PLACES = {"missing_term": "invalid_index", "repeated_term": "invalid_index", "wrong_factor": "wrong_stride"}
+
+
 def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+    for change in _changes(call, calls):
+        other = _OF_PLACES.get(change.cause) if whole(call.out) else None
+        yield change if other is None else replace(change, cause=other, also=(change.cause, *change.also))
+
+
+def _changes(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
     if call.name in _ADDS and len(call.args) > 1:
         yield from _sums(call, calls)
     if call.name in _SCALES and len(call.args) > 1:

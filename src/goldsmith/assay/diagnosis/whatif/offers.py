@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..isolate import named
 from . import (
     addends,
     again,
@@ -22,25 +23,31 @@ from . import (
     carries,
     chosen,
     chunks,
+    components,
     composed,
     convolutions,
     counting,
     decided,
     diagonals,
+    divisors,
     elementwise,
     elsewhere,
     ends,
+    exchanged,
     functions,
     groups,
     hidden,
+    infinities,
     inner,
     inputs,
+    laid_out,
     late,
     leaves,
     lookups,
     masks,
     misplaced,
     moves,
+    neighbours,
     normalised,
     online,
     onwards,
@@ -51,7 +58,9 @@ from . import (
     pieces,
     products,
     readers,
+    reckoned,
     regrouped,
+    repeated_rows,
     restarts,
     rests,
     saved,
@@ -102,6 +111,11 @@ _OF_A_CALL = (
     ("counting", counting.changes),
     ("products", products.changes),
     ("normalised", normalised.changes),
+    ("reckoned", reckoned.changes),
+    ("neighbours", neighbours.changes),
+    ("infinities", infinities.changes),
+    ("laid_out", laid_out.changes),
+    ("divisors", divisors.changes),
 )
 _ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
 
@@ -112,6 +126,10 @@ def of(search: Search, calls: list[Call]) -> list[Change]:
     waiting = offered("leaves", leaves.changes, search.session, search.leaves)
     waiting += offered("elsewhere", elsewhere.changes, search.leaves)
     waiting += offered("onwards", onwards.changes, search.leaves, search.tensor)
+    waiting += offered("components", components.changes, search.leaves)
+    waiting += offered("repeated rows", repeated_rows.changes, calls, search.behind)
+    theirs = {n: t for n, (_, t) in named(search.own).items()}
+    waiting += offered("exchanged", exchanged.changes, search.session.ref.values, theirs, search.tensor)
     waiting += offered("scalars", scalars.changes, search.session.material.scalars, search.leaves)
     material = search.session.material
     numbers = {**material.sizes, **material.scalars}

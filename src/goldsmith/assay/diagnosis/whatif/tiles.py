@@ -69,7 +69,9 @@ def _joined(call: Call) -> Iterator[Change]:
             return x.transpose(axis, axis + 1).reshape(new).contiguous()
 
         text = f"axes {axis} and {axis + 1} of {call.operand(0) or call.said} are joined in the other order"
-        yield Change("permuted", text, call.index, instead(turned), {"axis": axis}, 0.55, also=_OTHERS)
+        # as long as each other, they are the axes of a square that is turned
+        cause, also = ("transposed", ("permuted", *_OTHERS)) if a == b else ("permuted", _OTHERS)
+        yield Change(cause, text, call.index, instead(turned), {"axis": axis}, 0.55, also=also)
 
 
 def _indices(

@@ -1,0 +1,37 @@
+"""Where a choice is told as the first that is wrong: whether it is wrong as it is, and by what it would be legal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ..session import Session, decided
+from .evidence import CULPRIT, OK, Evidence
+from .whatif import choices
+
+
+def examined(session: Session, evidence: Evidence) -> None:
+    """Changed scores that explain it, as changed goldens; of one that is right as it is, where another run goes wrong.
+
+    A choice may be found fault with in another run alone, such as one with large inputs: it is then no more than what
+    the first wrong stage of that run leads to.
+    """
+    name = evidence.first_wrong or ""
+    if name not in session.target.decisions or session._first is None or session._ref is None:
+        return
+    got, golden = decided(session.first, name), session.ref.values.get(name)
+    if got is None or golden is None or got.shape != golden.shape:
+        return
+    if not torch.equal(got.double(), golden.double()):
+        evidence.whatif = choices.explain(session, name) or evidence.whatif
+        return
+    if evidence.tensor == name and evidence.got is None:
+        evidence.got, evidence.golden, evidence.stored = got.double(), golden.double(), str(got.dtype)[6:]
+    first = next((fact.first for fact in evidence.runs.values() if fact.first), "")
+    if evidence.stage(first) is not None:
+        evidence.first_wrong = first
+        evidence.stages = [
+            replace(s, state=OK, text="right as it is") if s.name == name and s.state == CULPRIT else s
+            for s in evidence.stages
+        ]

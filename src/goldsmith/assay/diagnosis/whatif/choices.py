@@ -1,0 +1,224 @@
+"""What if a choice that is not legal was made by other scores, or is the right one, counted from elsewhere.
+
+A choice has no residual: of changed scores it is asked whether the candidate's choice is the best by them, in every row
+of this draw and of another one; of the golden's own choice, whether it becomes the candidate's by how places are
+counted. A mask that lets in what has no say is told as such. Where other changes of the scores explain the choice, it
+is still a choice by the wrong scores, and how they are wrong is said beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...bounds import SLACK
+from ...decisions import TopK
+from ...reference import GoldenError
+from ...run import Material, Run
+from ...session import Session, decided
+from ..evidence import WhatIf
+from . import offers
+from .calls import Change
+from .engine import Search, seconds
+from .golden import Golden
+from .judge import Judge
+from .witness import of_this_draw
+
+_SECONDS = 1.5  # of the processor
+_MOST, _KEPT = 600, 4
+_DRAWS, _LEAST = 2, 3  # other draws that are asked, and rows that are wrong, in all of them, for an answer
+_COMMON = 0.4  # what is rarer explains a few places by chance
+_RARER = 0.12  # than the first that is found: no more is asked
+_ROUNDED = 2.0**-20  # of the largest score: what changed scores are rounded by is not known
+_MASKS = frozenset(("wrong_mask", "mask_shift", "empty_group"))
+_BLOCKS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64, 128, 256)
+_SIZES = 8
+Counted = tuple[str, str, float, tuple[str, ...], Any]  # the last: what becomes of places, or of scores
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """One run's choice, rows by rows, with the golden's own and what the golden makes its scores of."""
+
+    made: Tensor
+    own: Tensor
+    scores: Tensor
+    ordered: bool
+    golden: Golden
+    leaves: Mapping[str, Tensor]
+
+    def legal(self, scores: Tensor) -> Tensor:
+        """Of each row, whether all that is chosen is as good as what is not, and in its order, within rounding."""
+        n = scores.shape[-1]
+        inside = self.made.clamp(0, n - 1)
+        right = ~inside.sort(-1).values.diff(dim=-1).eq(0).any(-1) & (inside == self.made).all(-1)
+        finite = scores[torch.isfinite(scores)]
+        near = SLACK * _ROUNDED * (float(finite.abs().max()) if finite.numel() else 0.0)
+        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, inside, True)
+        worst = torch.where(chosen, scores, torch.inf).amin(-1)
+        best = torch.where(chosen, -torch.inf, scores).amax(-1)
+        if self.ordered:
+            taken = scores.gather(-1, inside)
+            right &= ~(taken[..., 1:] > taken[..., :-1] + near).any(-1)
+        return right & (worst + near >= best) & ~torch.isnan(scores).any(-1)
+
+
+def explain(session: Session, name: str) -> list[WhatIf]:
+    """Of a top-k or argmax that is not legal as it is; empty for what else there is."""
+    decision = session.target.decisions.get(name)
+    if not isinstance(decision, TopK) or session._first is None:
+        return []
+    first = _drawn(session, name, decision, session.material, session.first)
+    if first is None or bool(first.legal(first.scores).all()):
+        return []
+    draws = [first, *_others(session, name, decision)]
+    if sum(int((~d.legal(d.scores)).sum()) for d in draws) < _LEAST:
+        return []
+    sizes = session.material.sizes
+    found = [_what(name, *c[:4]) for c in _counted(first, sizes) if all(_same(d, c[4]) for d in draws)]
+    found += [_what(name, *c[:4]) for c in _cut(first, sizes) if all(d.legal(c[4](d.scores)).all() for d in draws)]
+    return found[:_KEPT] or _by_other_scores(session, name, decision, draws)
+
+
+def _drawn(session: Session, name: str, decision: TopK, material: Material, done: Run) -> _Draw | None:
+    got = decided(done, name)
+    if done.error is not None or got is None:
+        return None
+    try:
+        ref = session.references(material, done)
+        own, scores = ref.values.get(name), ref.values.get(decision.scores, ref.leaves.get(decision.scores))
+    except GoldenError:
+        return None
+    if own is None or scores is None or own.shape != got.shape:
+        return None
+    dim = decision.dim
+    made, own = (t.unsqueeze(dim) if t.dim() < scores.dim() else t for t in (got.long(), own.long()))
+    made, own, rows = (t.movedim(dim, -1) for t in (made, own, scores.double()))
+    if made.shape[:-1] != rows.shape[:-1] or not made.numel() or not rows.shape[-1]:
+        return None
+    return _Draw(made, own, rows, decision.ordered, Golden(ref, opened=True), ref.leaves)
+
+
+# the right choice, counted otherwise
+
+
+def _counted(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
+    """(cause, text, prior, other names, what becomes of the places)"""
+    n = draw.scores.shape[-1]
+    known = {v for v in sizes.values() if isinstance(v, int) and not isinstance(v, bool) and 1 < v < n}
+    rows = sorted(v for v in known if n % v == 0)[:_SIZES]
+    for width in (n, *rows):
+        where = "" if width == n else f" within its row of {width}"
+        for block in (b for b in _BLOCKS if b < width):
+            yield ("invalid_index", f"its places count from the beginning of their block of {block}{where}", 0.6,
+                   ("wrong_stride",), lambda i, w=width, b=block: i // w * w + i % w % b)  # fmt: skip
+    for width in rows:
+        others = sorted(known - {width})[:_SIZES]
+        yield ("invalid_index", f"where a row of {width} begins is not added", 0.6, ("wrong_stride",),
+               lambda i, w=width: i % w)  # fmt: skip
+        yield ("invalid_index", f"the number of a row of {width} stands for the place", 0.55, ("wrong_stride",),
+               lambda i, w=width: i // w)  # fmt: skip
+        yield ("wrong_stride", f"its places count with the axes, {n // width} times {width}, the other way round", 0.6,
+               ("transposed", "invalid_index"), lambda i, w=width: i % w * (n // w) + i // w)  # fmt: skip
+        for other in (width - 1, width + 1, *others):
+            yield ("wrong_stride", f"a row of {width} counts as {other} places", 0.5, ("invalid_index",),
+                   lambda i, w=width, o=other: i // w * o + i % w)  # fmt: skip
+    for step in (1, -1):
+        yield ("off_by_one", f"every place is {step:+d}", 0.5, ("shifted", "invalid_index"), lambda i, s=step: i + s)
+    yield "permuted", "it has the last one first", 0.5, ("wrong_decision",), lambda i: i.flip(-1)
+
+
+def _cut(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
+    """The ends of rows are never chosen: blocks that are not whole, the last place or the first one are not looked at.
+
+    The last of each is what the scores are then.
+    """
+    n = draw.scores.shape[-1]
+    known = {v for v in sizes.values() if isinstance(v, int) and not isinstance(v, bool) and 2 < v < n}
+    for width in (n, *sorted(v for v in known if n % v == 0)[:_SIZES]):
+        ends = dict.fromkeys(((0, 1), (1, 0), *((0, width % b) for b in _BLOCKS if b < width and width % b)))
+        place = torch.arange(n, device=draw.scores.device) % width
+        for before, after in ends:
+            left_out = (place < before) | (place >= width - after)
+            which = f"the last {after} of" if after else "the first of"
+            text = f"{which} every {width} places {'are' if after > 1 else 'is'} never chosen"
+            yield ("truncated_reduction", text, 0.55, ("off_by_one", "wrong_mask", "wrong_decision"),
+                   lambda s, m=left_out: s.masked_fill(m, -torch.inf))  # fmt: skip
+
+
+def _same(draw: _Draw, counted: Callable[[Tensor], Tensor]) -> bool:
+    """In every row; where scores are as good as each other the golden's choice is one of several."""
+    return not torch.equal(draw.made, draw.own) and torch.equal(counted(draw.own), draw.made)
+
+
+# other scores
+
+
+def _by_other_scores(session: Session, name: str, decision: TopK, draws: list[_Draw]) -> list[WhatIf]:
+    search = _search(session, decision, draws[0])
+    if search is None:
+        return []
+    over, found = seconds(_SECONDS), list[Change]()
+    changes = sorted(offers.of(search, search._calls()), key=lambda c: -c.prior)
+    for change in changes[:_MOST]:
+        if over() or change.prior < (found[0].prior - _RARER if found else _COMMON) or len(found) >= _KEPT:
+            break
+        if change.free is not None or change.drawn or change.composed is not None:
+            continue
+        if all(_explains(search, change, draw, decision) for draw in draws[: 1 if of_this_draw(change) else None]):
+            found.append(change)
+    masks = [c for c in found if c.cause in _MASKS]
+    told = [_what(name, c.cause, f"{decision.scores} is another: {c.text}", c.prior, c.also) for c in masks or found]
+    return told if masks else [_criterion(name, w) for w in told]
+
+
+def _criterion(name: str, what: WhatIf) -> WhatIf:
+    also = tuple(dict.fromkeys((what.cause, *what.also)))
+    return WhatIf("wrong_decision", what.text, name, 1.0, True, {"choice": name}, prior=what.prior, also=also)
+
+
+def _search(session: Session, decision: TopK, first: _Draw) -> Search | None:
+    """For changes of the scores; which ones are wrong is known of the rows alone."""
+    bounded = session.ref.bounded.get(decision.scores)
+    if bounded is None:
+        return None
+    rows = (~first.legal(first.scores)).unsqueeze(-1).expand_as(first.scores).movedim(-1, decision.dim)
+    got = torch.where(rows, bounded.value + 1, bounded.value)
+    judge = Judge(got, bounded.value, bounded.bound)
+    return Search(session, decision.scores, judge, session.first, None)
+
+
+def _others(session: Session, name: str, decision: TopK) -> list[_Draw]:
+    found = []
+    for salt in range(1, _DRAWS + 1):
+        material = session.variant(salt)
+        done = session.execute("whatif", f"other inputs {salt}", material=material, look=False)
+        draw = _drawn(session, name, decision, material, done)
+        found += [] if draw is None else [draw]
+    return found
+
+
+def _explains(search: Search, change: Change, draw: _Draw, decision: TopK) -> bool:
+    """Whether the choice is legal by the scores that the changed golden makes."""
+    given = dict(draw.leaves)
+    try:
+        given |= change.leaves(given) if change.leaves is not None else {}
+    except (RuntimeError, ZeroDivisionError):
+        return False
+    made = search.made_by(
+        change.at, change.change, given, decision.scores, change.wrap, change.saved, change.group, draw.golden,
+        change.scalars,
+    )  # fmt: skip
+    value = (made or {}).get(decision.scores)
+    if value is None or not value.is_floating_point():
+        return False
+    rows = value.double().movedim(decision.dim, -1)
+    return rows.shape == draw.scores.shape and bool(draw.legal(rows).all())
+
+
+def _what(name: str, cause: str, text: str, prior: float, also: tuple[str, ...]) -> WhatIf:
+    return WhatIf(cause, text, name, 1.0, True, {"choice": name}, prior=prior, also=also)

@@ -1,0 +1,24 @@
+"""What should count for nothing in a maximum, a sum of exponentials or a choice counts as 0: minus infinity is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .calls import Call, Change, floating, moved
+
+_MAKES = frozenset("where masked_fill masked_fill_ full full_like fill_ scatter scatter_ index_fill triu".split())
+
+
+def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+    if call.backward or call.name not in _MAKES or not floating(call.out) or call.out.dim() == 0:
+        return
+    if bool(torch.isneginf(call.out).any()):
+        text = f"0 stands where {call.said} has minus infinity"
+        yield Change("wrong_mask", text, call.index, moved(_as_zero), {}, 0.56, also=("missing_term",))
+
+
+def _as_zero(t: Tensor) -> Tensor:
+    return t.masked_fill(torch.isneginf(t), 0.0)

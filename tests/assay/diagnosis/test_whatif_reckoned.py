@@ -1,0 +1,237 @@
+"""Changed goldens: places that are reckoned wrongly, rows repeated in turn, memory laid out otherwise, neighbours."""
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import best
+from goldsmith import assay
+
+
+@assay.case(N=[40], S=[37], F=[3])
+def corners(make, N, S, F):
+    return {"x": make.integers(0, 6, N), "y": make.integers(0, 6, N), "table": make.normal(S, F), "wide": 6}
+
+
+def looked_up(x, y, table, wide, place):
+    return table[place(x, y, wide) % len(table)] * wide + (x * y).unsqueeze(1)
+
+
+def dense(x, y, wide):
+    return x + y * wide
+
+
+def hashed(x, y, wide):
+    return x ^ ((y * 2654435761) & 0xFFFFFFFF)
+
+
+@pytest.mark.parametrize(
+    "right, wrong, cause, text",
+    [
+        (dense, lambda x, y, wide: x + y * (wide - 1), "wrong_stride", "the stride 6 in"),
+        (dense, lambda x, y, wide: x, "invalid_index", "is left out of"),
+        (hashed, lambda x, y, wide: x ^ (y.int() * (2654435761 - 2**32)).long(), "index_overflow", "32 bits with a"),
+        (lambda x, y, wide: x + (y - 2).clamp(0, 3) * wide, lambda x, y, wide: x + (y - 3).clamp(0, 3) * wide,
+         "shifted", "is one too low"),
+        (lambda x, y, wide: (x + y * wide) // 4, lambda x, y, wide: (x + y * wide) // 5, "wrong_stride", "5 stands"),
+    ],
+)  # fmt: skip
+def test_a_place_that_is_reckoned_wrongly(right, wrong, cause, text):
+    said = best(
+        lambda x, y, table, wide: looked_up(x, y, table, wide, wrong),
+        lambda x, y, table, wide: looked_up(x, y, table, wide, right),
+        corners,
+    )
+    assert said.exact and said.cause == cause and text in said.text, said.text
+
+
+@assay.case(B=[3], T=[5], D=[4])
+def modulated(make, B, T, D):
+    return {"x": make.normal(B, T, D), "scale": make.normal(B, D)}
+
+
+def test_a_batchs_row_that_is_found_by_the_rest_of_a_place():
+    def kernel(x, scale):
+        rows = torch.arange(x.shape[0] * x.shape[1]) % len(scale)
+        return x * scale[rows].reshape(x.shape) + 1
+
+    said = best(kernel, lambda x, scale: x * scale.unsqueeze(1) + 1, modulated)
+    assert said.exact and said.cause == "invalid_index" and "wrong_stride" in said.also, said.text
+    assert "by the rest of a place by 3" in said.text
+
+
+def test_what_is_expanded_before_it_is_read_is_known_too():
+    def kernel(x, scale):
+        rows = torch.arange(x.shape[0] * x.shape[1]) % len(scale)
+        return x * scale[rows].reshape(x.shape) + 1
+
+    said = best(kernel, lambda x, scale: x * scale.unsqueeze(1).expand(x.shape) + 1, modulated)
+    assert said.exact and said.cause in ("invalid_index", "permuted"), said.text
+
+
+@assay.case(P=[7], H=[2], page=[3], D=[4], T=[6])
+def cached(make, P, H, page, D, T):
+    return {"rows": make.normal(T, H, D), "cache": make.normal(P, H, page, D), "slots": make.permutation(P * page)[:T]}
+
+
+def stored(rows, cache, slots):
+    page = cache.shape[2]
+    return cache.transpose(1, 2).index_put((slots // page, slots % page), rows).transpose(1, 2)
+
+
+def test_rows_that_are_stored_as_if_the_memory_lay_in_another_order():
+    def kernel(rows, cache, slots):
+        P, H, page, D = cache.shape
+        lying = cache.clone().view(P, page, H, D)
+        lying[slots // page, slots % page] = rows
+        return lying.view(P, H, page, D)
+
+    said = best(kernel, stored, cached)
+    assert said.exact and said.whole and said.cause == "wrong_stride" and "taken in the other order" in said.text
+
+
+def test_rows_that_are_read_as_if_the_memory_lay_in_another_order():
+    def golden(rows, cache, slots):
+        return rows + cache.transpose(1, 2)[slots // cache.shape[2], slots % cache.shape[2]]
+
+    def kernel(rows, cache, slots):
+        P, H, page, D = cache.shape
+        return rows + cache.reshape(P, page, H, D)[slots // page, slots % page]
+
+    said = best(kernel, golden, cached)
+    assert said.exact and said.cause == "wrong_stride", said.text
+
+
+@assay.case(P=[7], D=[3])
+def projected(make, P, D):
+    return {"a": make.normal(P, D), "z": 1 + make.uniform(P), "turn": make.normal(P, 4)}
+
+
+def test_a_small_number_that_is_added_to_a_divisor():
+    def golden(a, z, turn, more=0.0):
+        return a / (z.unsqueeze(1) + more) - a.sum(1, keepdim=True) / (z.unsqueeze(1) + more)
+
+    said = best(lambda **given: golden(**given, more=2e-3), golden, projected)
+    assert said.cause == "absolute_eps" and said.params["value"] == pytest.approx(2e-3, rel=1e-3), said.text
+
+
+@pytest.mark.parametrize("order", [[3, 0, 1, 2], [2, 1, 0, 3]])
+def test_components_in_another_order_are_no_shift(order):
+    def golden(a, z, turn):
+        return torch.stack([turn[:, 0] * turn[:, 1] + z, turn[:, 2] - turn[:, 3] * z], 1)
+
+    said = best(lambda a, z, turn: golden(a, z, turn[:, order]), golden, projected)
+    assert said.exact and said.cause == "permuted" and ", ".join(map(str, order)) in said.text
+
+
+@assay.case(T=[6], U=[3])
+def lattice(make, T, U):
+    return {"stay": make.normal(T, U), "go": make.normal(T, U)}
+
+
+def summed(stay, go, later=0):
+    rows = [stay[0] * 0]
+    for t in range(1, len(stay)):
+        rows.append(torch.stack([rows[-1][u] + stay[t - 1 + later, u] * go[t, u] for u in range(stay.shape[1])]))
+    return torch.stack(rows) + stay
+
+
+def test_a_step_that_takes_the_number_of_the_cell_where_it_arrives():
+    said = best(lambda stay, go: summed(stay, go, later=1), summed, lattice)
+    assert said.exact and said.cause == "shifted" and "reads the place after its own" in said.text, said.text
+
+
+@assay.case(B=[9], T=[5])
+def ragged(make, B, T):
+    lengths = make.integers(1, T, B)
+    lengths[::3] = 0
+    return {"x": make.normal(B, T), "lengths": lengths}
+
+
+@pytest.mark.parametrize("counts, what", [(lambda n: n.clamp(min=1), "one"),
+                                          (lambda n: torch.where(n == 0, n.max(), n), "all")])  # fmt: skip
+def test_what_has_none_is_taken_to_have_some(counts, what):
+    def golden(x, lengths):
+        return torch.where(torch.arange(x.shape[1]) < lengths.unsqueeze(1), x, 0.0).sum(1)
+
+    said = best(lambda x, lengths: golden(x, counts(lengths)), golden, ragged)
+    assert said.exact and said.cause == "empty_group" and f"to have {what}" in said.text, said.text
+
+
+def test_minus_infinity_that_is_lost():
+    def golden(x, lengths, none=-torch.inf):
+        return torch.where(torch.arange(x.shape[1]) <= lengths.unsqueeze(1), x - 0.5, none).amax(1)
+
+    said = best(lambda x, lengths: golden(x, lengths, 0.0), golden, ragged)
+    assert said.exact and said.cause == "wrong_mask", said.text
+
+
+@assay.case(N=[5], C=[3], H=[4])
+def pairs(make, N, C, H):
+    return {"z": make.normal(N, N, C), "w": make.normal(C, H), "v": make.normal(C, H)}
+
+
+def test_a_square_that_is_joined_in_the_other_order_is_transposed():
+    def golden(z, w, v):
+        return ((z @ w).unsqueeze(1) * (z @ v).unsqueeze(0)).sum(2) + assay.stage("gate", z.sum(2, keepdim=True))
+
+    def kernel(z, w, v):
+        return torch.einsum("kih,kjh->ijh", z @ w, z @ v) + assay.stage("gate", z.sum(2, keepdim=True))
+
+    said = best(kernel, golden, pairs)
+    assert said.exact and said.cause == "transposed", said.text
+
+
+@assay.case(R=[6], C=[7])
+def attended(make, R, C):
+    return {"scores": make.normal(R, C), "v": make.normal(C, 4)}
+
+
+def weighed(scores, v):
+    return torch.softmax(scores, 1) @ v
+
+
+class SavedTooEarly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores, v):
+        weights = torch.exp(scores - scores.amax(1, keepdim=True))
+        total = weights.sum(1, keepdim=True)
+        ctx.save_for_backward(weights / total, v, weights @ v)
+        return weights @ v / total
+
+    @staticmethod
+    def backward(ctx, g):
+        p, v, acc = ctx.saved_tensors
+        return p * (g @ v.mT - (g * acc).sum(1, keepdim=True)), p.mT @ g
+
+
+def test_an_output_that_is_saved_before_it_is_divided():
+    said = best(SavedTooEarly.apply, weighed, attended, "scores.grad", backward="auto")
+    assert said.exact and said.cause == "wrong_saved_tensor" and "not divided by its total" in said.text, said.text
+
+
+class Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return torch.tanh(x) * torch.sigmoid(w)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        a, b = torch.tanh(x), torch.sigmoid(w)
+        da, db = assay.stage("a.grad", g * a), assay.stage("b.grad", g * b)
+        return da * (1 - a * a), db * b * (1 - b)
+
+
+@assay.case(R=[6], C=[7])
+def gated(make, R, C):
+    return {"x": make.normal(R, C), "w": make.normal(R, C)}
+
+
+def test_gradients_inside_of_a_backward_that_are_exchanged():
+    def golden(x, w):
+        return assay.stage("a", torch.tanh(x)) * assay.stage("b", torch.sigmoid(w))
+
+    found = assay.diagnose(assay.Target(Exchanged.apply, golden, cases=gated))
+    assert found.causes[0].tensor in ("a.grad", "b.grad") and found.causes[0].id == "swapped_results"
+    assert "a.grad holds b.grad" in str(found) or "b.grad holds a.grad" in str(found)
