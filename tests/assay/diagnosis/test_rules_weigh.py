@@ -57,6 +57,13 @@ def test_a_result_that_is_the_goldens_transposed_is_called_so_whatever_was_excha
     assert [c.id for c in found[:2]] == ["transposed", "swapped_results"]
 
 
+@pytest.mark.parametrize("also, first", [(("shifted",), "shifted"), ((), "off_by_one")])
+def test_a_result_that_is_the_goldens_moved_on_is_called_so_where_the_change_may_be(also, first):
+    golden = draw(9, 6)
+    bound = WhatIf("off_by_one", "each group begins one place late", "y", 1.0, True, prior=0.5, also=also)
+    assert rank(pair(golden.roll(1, 0), golden, whatif=[bound]), {})[0].id == first
+
+
 @pytest.mark.parametrize("empty, first", [(True, "empty_group"), (False, "uninitialised_accumulator")])
 def test_what_nobody_writes_where_nothing_belongs_is_no_accumulator(empty, first):
     golden = G.clone()

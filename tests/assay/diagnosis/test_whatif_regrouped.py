@@ -140,3 +140,28 @@ def test_bytes_with_a_sign_are_read_without_it():
         return (codes.long() - 4) % 8 * scale
 
     told(assay.Target(read, stored, cases=codes), "y", "wrong_format", "as 3 bits without a sign")
+
+
+# sums over rows of one place
+
+
+@assay.case(P=[12], G=[4])
+def entries(make, P, G):
+    return {"x": make.normal(P, 5), "place": torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3]), "groups": G}
+
+
+@pytest.mark.parametrize("together, cause", [(True, "overwritten_accumulator"), (False, "lost_update")])
+def test_what_lies_together_is_summed_in_a_loop_and_else_scattered(together, cause):
+    def places(place):
+        return place if together else place.flip(0)[torch.tensor([0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11])]
+
+    def summed(x, place, groups):
+        return x.new_zeros(groups, 5).index_add(0, places(place), x)
+
+    def stored(x, place, groups):
+        y = x.new_zeros(groups, 5)
+        for row, at in enumerate(places(place).tolist()):
+            y[at] = x[row]
+        return y
+
+    told(assay.Target(stored, summed, cases=entries), "y", cause, "of several updates of one place the last is left")

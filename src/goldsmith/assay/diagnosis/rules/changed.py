@@ -8,6 +8,7 @@ from .reading import EXACT, SEEN, Match
 _BEST, _PART, _NEAR = 0.97, 0.85, 0.75
 _SURE = 0.985  # two kinds of evidence say the same
 _CAP = 0.8  # of what rests on the look of the numbers alone, beside a change that makes them
+_MOVED = "shifted"
 _LOOKS = frozenset(
     """truncated_reduction off_by_one wrong_mask wrong_axis overwritten_accumulator lost_update missing_rescale
     low_precision_accumulation missing_term repeated_term sign_flip wrong_factor scale_bias transposed permuted shifted
@@ -54,6 +55,11 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
             if what.exact and (id not in out or out[id].score < _CAP):
                 text = f"the same change, called otherwise: {match.sentences[0]}"
                 out[id] = Match(match.score - 0.1 - 0.02 * place, (text,), match.params)
+            elif what.exact and what.whole and id == _MOVED and found[id].score >= EXACT:
+                # the whole tensor is seen to be the golden's, moved on: which bound or index did it is a guess
+                said = found[id]
+                score = min(_SURE, max(match.score, said.score) + 0.01)
+                out[id] = Match(score, (*said.sentences, match.sentences[0]), {**match.params, **said.params})
     if _redrawn(evidence, found, best):
         mask, change = found["dropout_mismatch"], out[best.cause]
         out[best.cause] = Match(min(change.score, _CAP), change.sentences, change.params)

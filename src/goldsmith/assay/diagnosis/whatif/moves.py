@@ -252,12 +252,21 @@ def _lost(call: Call) -> Iterator[Change]:
     if call.args[2].numel() > 4096:
         return
     yield from _borders(call)
+    # rows of one place that lie one behind another are summed in a loop, and not scattered
+    causes = ("overwritten_accumulator", "lost_update") if indexed and _in_runs(call.args[2]) else ("lost_update",)
     for last, which in ((True, "last"), (False, "first")):
         text = f"{call.said} stores where it should add: of several updates of one place the {which} is left"
-        yield Change("lost_update", text, call.index, stored(last, True), {"left": which}, 0.7)
+        prior = 0.68 + 0.02 * len(causes)
+        yield Change(causes[0], text, call.index, stored(last, True), {"left": which}, prior, also=causes[1:])
     if floating(call.args[0]) and bool(call.args[0].any()):
         text = f"{call.said} stores over what was there"
         yield Change("overwritten_accumulator", text, call.index, stored(True, False), {}, 0.5)
+
+
+def _in_runs(index: Tensor) -> bool:
+    """Whether all that goes to one place lies together, and some of it does."""
+    groups = len(index.unique_consecutive()) if index.dim() == 1 else 0
+    return 1 < groups < len(index) and groups == len(index.unique())
 
 
 def _borders(call: Call) -> Iterator[Change]:
