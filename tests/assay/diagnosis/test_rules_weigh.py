@@ -62,6 +62,9 @@ def test_a_result_that_is_the_goldens_moved_on_is_called_so_where_the_change_may
     golden = draw(9, 6)
     bound = WhatIf("off_by_one", "each group begins one place late", "y", 1.0, True, prior=0.5, also=also)
     assert rank(pair(golden.roll(1, 0), golden, whatif=[bound]), {})[0].id == first
+    other = replace(bound, cause="shifted", text="an index is one too high", also=(), prior=0.4)
+    found = rank(pair(draw(9, 6, seed=3), golden, fits=[], ratios=[], whatif=[bound, other]), {})
+    assert [c.id for c in found[:2]] == ["off_by_one", "shifted"]  # no look at the numbers says so
 
 
 @pytest.mark.parametrize("empty, first", [(True, "empty_group"), (False, "uninitialised_accumulator")])

@@ -55,7 +55,7 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
             if what.exact and (id not in out or out[id].score < _CAP):
                 text = f"the same change, called otherwise: {match.sentences[0]}"
                 out[id] = Match(match.score - 0.1 - 0.02 * place, (text,), match.params)
-            elif what.exact and what.whole and id == _MOVED and found[id].score >= EXACT:
+            elif what.exact and what.whole and id == _MOVED and id in found and found[id].score >= EXACT:
                 # the whole tensor is seen to be the golden's, moved on: which bound or index did it is a guess
                 said = found[id]
                 score = min(_SURE, max(match.score, said.score) + 0.01)
