@@ -1,8 +1,11 @@
 """The smallest case still tells what is wrong: the last steps are taken back where it does not."""
 
+import weakref
+
 import torch
 
 from goldsmith import assay
+from goldsmith.assay.diagnosis import collect, smallest
 from goldsmith.assay.diagnosis.shrink import shrink
 
 
@@ -61,3 +64,32 @@ def test_a_bundle_diagnosed_again_is_told_as_before(tmp_path):
     again = assay.diagnose(assay.Target(short, golden, cases={**kept.inputs}, name="short"))
     assert found.first_wrong_stage == again.first_wrong_stage
     assert found.causes[0].id == again.causes[0].id == "off_by_one"
+
+
+def test_of_the_smaller_cases_one_is_kept_and_the_one_that_tells_is_run_again(monkeypatch):
+    """A session is many times as large as its inputs: there are the whole case's, the last one's and the present one's.
+
+    Where steps are taken back, the case that is shown is not the last one that was tried.
+    """
+    made, at_once, examined = [], [], smallest.examine
+
+    def examine(*arguments, **options):
+        report, sessions = examined(*arguments, **options)
+        made.extend(map(weakref.ref, sessions))
+        at_once.append(sum(session() is not None for session in made))
+        return report, sessions
+
+    def told(self, trial):
+        return trial.case.sizes["T"] > 1
+
+    of = assay.Target(lambda x, w: (x * w).sum(-1) * 1.5, lambda x, w: (x * w).sum(-1), cases=rows, name="factor")
+    report, (whole,) = examined(of, [rows[0]], torch.float32, "cpu", 0, frozenset({"values"}), None, until_failing=True)
+    evidence = collect.begin(whole, report)
+    collect.collect(whole, evidence, collect.Depth(runs=(), influence=(), whatif=frozenset()))
+    monkeypatch.setattr(smallest, "examine", examine)
+    monkeypatch.setattr(smallest._Tells, "__call__", told)
+    found, small = smallest.smallest(
+        whole, evidence, "y", "wrong_factor", shown="wrong_factor", spent=lambda more: False
+    )
+    assert len(made) >= 6 and max(at_once) <= 2 and found.steps == ("D: 8 -> 1",)
+    assert small.case is found.case and small.material.inputs["x"].shape == (4, 1) and "y" in small.bad

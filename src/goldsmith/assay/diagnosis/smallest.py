@@ -14,7 +14,7 @@ import torch
 from .. import probes as catalogue
 from ..case import Case
 from ..check import examine
-from ..results import FAIL, Finding
+from ..results import FAIL, Finding, Report
 from ..session import Session
 from .collect import Depth, begin, collect, surest
 from .evidence import NO_TIME, Evidence
@@ -46,7 +46,8 @@ def smallest(
         session.case, same, least=_least(session), dtype=session.dtype, seed=session.seed, spent=spent, costs=costs,
         tells=_Tells(same, shown, over),
     )  # fmt: skip
-    return found, same.sessions.get(id(found.trial), session)
+    small = same.session(found.trial)
+    return (found, small) if small is not None else (replace(found, trial=Trial(session.case), steps=()), session)
 
 
 def _least(session: Session) -> dict[str, int]:
@@ -59,37 +60,56 @@ def _least(session: Session) -> dict[str, int]:
 
 
 class _Same:
-    """Whether a trial fails at the same stage for the same reason; keeps the session of the last that did."""
+    """Whether a trial fails at the same stage for the same reason; keeps the session of the last that did.
+
+    That of a large case is many times as large as its inputs: of the others only the trial is kept, which draws it
+    again.
+    """
 
     def __init__(
         self, session: Session, evidence: Evidence, stage: str | None, cause: str, spent: Callable[[float], bool]
     ):
-        self.best, self.stage, self.cause, self.spent = session, stage, cause, spent
-        self.sessions: dict[int, Session] = {}  # of every trial that did, by its id; shrink holds the trials
+        self.whole, self.stage, self.cause, self.spent = session, stage, cause, spent
+        self.last: tuple[Trial, Session] | None = None
         first = surest(evidence.report)
         self.probes = frozenset(_ALWAYS) | _owner(first)
         self.depth = depth(evidence, cause)
 
     def __call__(self, trial: Trial) -> bool:
-        s = self.best
+        failing = self._examined(trial)
+        if failing is None:
+            return False
+        session, report = failing
+        evidence = begin(session, report)
+        collect(session, evidence, self.depth, spent=self.spent, wanted=self.stage)
+        if evidence.first_wrong != self.stage:
+            return False
+        if by_rules(evidence) != self.cause:
+            return False
+        self.last = trial, session
+        return True
+
+    def _examined(self, trial: Trial) -> tuple[Session, Report] | None:
+        """A trial's session and report, where it fails."""
+        s = self.whole
         try:
             report, sessions = examine(
                 s.target, [trial.case], s.dtype, s.device, s.seed, self.probes, None, until_failing=True
             )
         except Exception:  # noqa: BLE001 - segments, scalars or shapes that do not go with these sizes
-            return False
+            return None
         if report.partial:
             raise KeyboardInterrupt
-        if not sessions or report.verdict != FAIL:
-            return False
-        evidence = begin(sessions[0], report)
-        collect(sessions[0], evidence, self.depth, spent=self.spent, wanted=self.stage)
-        if evidence.first_wrong != self.stage:
-            return False
-        if by_rules(evidence) != self.cause:
-            return False
-        self.best = self.sessions[id(trial)] = sessions[0]
-        return True
+        return (sessions[0], report) if sessions and report.verdict == FAIL else None
+
+    def session(self, trial: Trial) -> Session | None:
+        """Of a trial that did; None where it does not fail once more."""
+        if trial.case is self.whole.case:
+            return self.whole
+        if self.last is not None and self.last[0] is trial:
+            return self.last[1]
+        again = self._examined(trial)
+        return None if again is None else again[0]
 
 
 class _Tells:
@@ -99,7 +119,7 @@ class _Tells:
     """
 
     def __init__(self, same: _Same, shown: str, over: Callable[[float], bool]):
-        self.same, self.shown, self.over, self.whole = same, shown, over, same.best
+        self.same, self.shown, self.over, self.whole = same, shown, over, same.whole
         self.probes = frozenset(catalogue.QUICK) | same.probes
         self.costs = _Costs(self.whole, _AGAIN * sum(self.whole.seconds.get(p, 0.0) for p in self.probes))
 
@@ -107,10 +127,10 @@ class _Tells:
         most = max(_LEAST, self.costs(trial))
         if not self.shown or self.over(most):
             return True
-        s = self.same.sessions.get(id(trial), self.whole)
-        supply = s.material.supply
-        case = Case(s.case.name, lambda make: dict(supply), given=True)
+        s = self.whole
         try:
+            supply = s.draw(trial.case).supply
+            case = Case(trial.case.name, lambda make: dict(supply), given=True)
             report, sessions = examine(
                 s.target, [case], s.dtype, s.device, s.seed, self.probes, most, until_failing=True
             )
