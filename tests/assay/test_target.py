@@ -86,6 +86,16 @@ def test_a_name_that_nobody_supplies_is_an_error_that_lists_what_exists():
         made(golden=wrong)
 
 
+def test_what_takes_positions_alone_gets_them_in_the_order_of_the_case_scalars_among_them():
+    def product(*given):
+        x, eps, w = given
+        return x * w + eps
+
+    cases = {"x": torch.randn(3), "eps": 0.5, "w": torch.randn(3)}
+    for kernel, golden in ((product, lambda x, eps, w: x * w + eps), (lambda x, w, eps: x * w + eps, product)):
+        assert assay.check(assay.Target(kernel, golden, cases=cases), raises=False).ok
+
+
 def test_a_name_after_a_gap_in_positions_is_an_error():
     def gap(x, other=1, w=None, /):
         return x

@@ -85,7 +85,7 @@ class References:
         tracer = Tracer(live=True, substitute=self.decisions, store=self._store)
         with torch.enable_grad(), listening(tracer):
             placed = {n: leaves[n].detach().requires_grad_(n in wanted) for n in self.material.inputs}
-            supply = {**placed, **self.material.scalars}
+            supply = self.material.ordered(placed)
             look = self._several and (early or self._made_in is None)  # costs Python for each operator: not every time
             births = Births(self._stores_early if early else None) if look else None
             with births or nullcontext():

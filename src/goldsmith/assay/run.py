@@ -113,7 +113,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Material:
-    """What a run is made from: a target with one case's inputs and scalars, and the seed of its output gradients."""
+    """What a run is made from: a target with one case's inputs and scalars, and the seed of its output gradients.
+
+    order: names as they stand in the case's dict, by which a callable without a readable signature gets them.
+    """
 
     target: Target
     case: str
@@ -122,10 +125,16 @@ class Material:
     scalars: Mapping[str, Any]
     seed: int
     nudged: bool = False  # the noise of honest runs includes that of inputs which are off by one rounding
+    order: tuple[str, ...] = ()
 
     @property
     def supply(self) -> dict[str, Any]:
-        return {**self.inputs, **self.scalars}
+        return self.ordered(self.inputs)
+
+    def ordered(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """These inputs and the scalars, in the order of the case's dict."""
+        every = {**inputs, **self.scalars}
+        return {n: every[n] for n in (*self.order, *every)}
 
     @property
     def device(self) -> torch.device:
@@ -185,7 +194,7 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
     if target.backward == "auto":
         for name in wanted:
             placed[name].requires_grad_()
-    supply = {**{n: _passed(n, t, target) for n, t in placed.items()}, **material.scalars}
+    supply = material.ordered({n: _passed(n, t, target) for n, t in placed.items()})
     with Poison(arena):
         pairs = names_of(target.bound("candidate", supply)(supply), target.outputs, "candidate")
         named = only_tensors(pairs, "candidate")

@@ -115,7 +115,7 @@ class Session:
         """The case's inputs, drawn."""
         supply = case.build(self.dtype, self.device, self.seed)
         inputs, scalars = inputs_and_scalars(supply)
-        return Material(self.target, case.name, case.sizes, inputs, scalars, self.seed)
+        return Material(self.target, case.name, case.sizes, inputs, scalars, self.seed, order=tuple(supply))
 
     def variant(self, salt: int) -> Material:
         """Other values of the same sizes, with other output gradients."""

@@ -63,6 +63,43 @@ def test_what_is_written_is_read(tmp_path):
     assert saved(tmp_path, bundle.inputs | bundle.scalars, causes=bundle.meta["causes"], stage="y") == path
 
 
+def by_position(*given):
+    x, eps, b = given
+    return (x - b) * eps * 1.5
+
+
+def test_inputs_and_scalars_come_back_in_the_order_of_the_case(tmp_path):
+    """By which a kernel without a readable signature gets them, and by which the first wrong gradient is named."""
+    cases = {"x": torch.randn(3, 4), "eps": 0.5, "b": torch.randn(3, 4)}
+    of = assay.Target(by_position, lambda x, eps, b: (x - b) * eps, cases=cases, name="by_position")
+    found = assay.diagnose(of, out=tmp_path, probes="quick")
+    bundle = assay.load_bundle(found.bundle)
+    assert list(bundle.supply) == list(cases) and list(bundle.inputs) == ["x", "b"]
+    assert replay(found.bundle, of).environment["replay"]["answer"] == "reproduced"
+
+
+def test_of_two_gradients_that_are_wrong_the_same_one_is_named_again(tmp_path):
+    def flipped(g, t, x, y, grad_y):
+        return {"x": -grad_y, "t": grad_y, "g": -grad_y}
+
+    def sum_of(x, t, g):
+        return x - t + g
+
+    cases = {"x": torch.randn(5, 3), "t": torch.randn(5, 3), "g": torch.randn(5, 3)}
+    of = assay.Target(sum_of, sum_of, cases=cases, backward=flipped, name="flipped")
+    found = assay.diagnose(of, out=tmp_path, probes="quick")
+    again = assay.Target(sum_of, sum_of, cases=assay.load_bundle(found.bundle).supply, backward=flipped)
+    assert found.first_wrong_stage == assay.diagnose(again, probes="quick").first_wrong_stage == "x.grad"
+
+
+@pytest.mark.parametrize("order", ["x", ["x", "z"], [["x"]], {"x": 0}, 3])
+def test_an_order_of_other_names_is_refused(tmp_path, order):
+    file = saved(tmp_path) / "bundle.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"order": order}))
+    with pytest.raises(ValueError, match="'order' names something else than inputs and scalars"):
+        bundles.load_bundle(file.parent)
+
+
 PAYLOADS = [0x7FC00001, 0xFFABCDEF - 2**32, 0x7F800001, 0x80000000 - 2**32, 1]
 
 

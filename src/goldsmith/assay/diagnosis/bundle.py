@@ -36,13 +36,18 @@ TRIM = 64 << 20  # bytes of a storage around a tensor that are kept with it
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a bundle holds: `meta` is bundle.json."""
+    """What a bundle holds: `meta` is bundle.json. `supply`: inputs and scalars in the order of the case's dict."""
 
     inputs: dict[str, Tensor]
     scalars: dict[str, Any]
     golden: dict[str, Tensor]
     outputs: dict[str, Tensor]
     meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def supply(self) -> dict[str, Any]:
+        every = {**self.inputs, **self.scalars}
+        return {n: every[n] for n in (*self.meta.get("order", ()), *every)}
 
 
 def save(
@@ -71,7 +76,7 @@ def save(
         "seed": material.seed, "dtype": name_of(dtype), "device": str(material.device),
         "threads": torch.get_num_threads(), "versions": versions(material.device), "layouts": dict(layouts or {}),
         "scalars": {k: _scalar(v) for k, v in material.scalars.items()}, "verdict": verdict, "stage": stage,
-        "causes": [dict(c) for c in causes], "left_out": left_out, "tensors": {},
+        "causes": [dict(c) for c in causes], "left_out": left_out, "tensors": {}, "order": list(material.supply),
     }  # fmt: skip
     Path(folder).mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=".bundle-", dir=folder))
@@ -84,7 +89,7 @@ def save(
             meta["tensors"][part] = entries
             _write(made / f"{part}.safetensors", stored)
             digest.update((made / f"{part}.safetensors").read_bytes())
-        text = json.dumps(meta, indent=1, allow_nan=False, sort_keys=True)
+        text = json.dumps(meta, indent=1, allow_nan=False)  # in the order given: it is that of results, too
         digest.update(text.encode())
         (made / JSON).write_text(text, encoding="utf-8")
         final = Path(folder) / f"{_plain(target)}-{_plain(case)}-{digest.hexdigest()[:8]}"
@@ -157,7 +162,7 @@ def _packed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Any]], d
                 "stride": list(member.stride()),
                 "offset": member.storage_offset() - base // member.element_size(),
             }  # fmt: skip
-    return entries, stored
+    return {name: entries[name] for name in ordinary}, stored
 
 
 def _span(tensors: Any) -> tuple[int, int]:

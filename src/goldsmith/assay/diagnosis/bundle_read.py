@@ -43,6 +43,9 @@ def read(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any], dict
     both = sorted(set(scalars) & set(parts["inputs"]))
     if both:
         raise ValueError(f"bundle {path.name}: {both[0]!r} is an input and a scalar")
+    order, known = meta.get("order", []), [*parts["inputs"], *scalars]  # a bundle of earlier versions has no order
+    if not isinstance(order, list) or any(name not in known for name in order):
+        raise ValueError(f"{JSON}: 'order' names something else than inputs and scalars: {str(order)[:80]}")
     return parts, scalars, meta
 
 

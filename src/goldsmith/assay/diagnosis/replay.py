@@ -37,13 +37,13 @@ def replay(path: str | os.PathLike, target: Target) -> Report:
     device, remark = _device(bundle.meta["device"])
     meta, dtype = bundle.meta, DTYPES[bundle.meta["dtype"]]
     inputs = {n: _on(t, device) for n, t in bundle.inputs.items()}
-    supply = {**inputs, **bundle.scalars}
+    supply = {n: inputs.get(n, value) for n, value in bundle.supply.items()}
 
     def draw(make: Make) -> dict[str, Any]:
         return dict(supply)
 
     case = Case(meta["case"], draw, given=True)
-    material = Material(target, meta["case"], {}, inputs, bundle.scalars, meta["seed"])
+    material = Material(target, meta["case"], {}, inputs, bundle.scalars, meta["seed"], order=tuple(supply))
     threads, state = torch.get_num_threads(), torch.random.get_rng_state()
     torch.set_num_threads(meta["threads"])
     try:

@@ -204,7 +204,7 @@ def _bundle(path: str) -> assay.Bundle:
 
 def _case_of(bundle: assay.Bundle) -> assay.Case:
     """The bundle's inputs as a case."""
-    supply = {**bundle.inputs, **bundle.scalars}
+    supply = bundle.supply
     return assay.Case(bundle.meta["case"], lambda make: dict(supply), given=True)
 
 
