@@ -57,7 +57,7 @@ def test_the_right_choice_is_right():
 @pytest.mark.parametrize(
     "mistake, cause, text",
     [
-        ({"none": 0.0}, "wrong_mask", "0 stands where"),
+        ({"none": 0.0}, "wrong_mask", "rank is another"),
         ({"weigh": False}, "wrong_decision", "is left out of"),
         ({"places": lambda i, V: i // V * V + i % V % TILE}, "invalid_index", "beginning of their block of 4"),
         ({"places": lambda i, V: i % V}, "invalid_index", "where a row of 10 begins is not added"),

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from .calls import Call, Change, floating, moved
 
-_MAKES = frozenset("where masked_fill masked_fill_ full full_like fill_ scatter scatter_ index_fill triu".split())
+# a scalar that fills masked places is asked where masks are
+_MAKES = frozenset("full full_like fill_ scatter scatter_ index_fill index_fill_".split())
 
 
 def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
