@@ -32,6 +32,7 @@ def hashed(x, y, wide):
         (hashed, lambda x, y, wide: x ^ (y.int() * (2654435761 - 2**32)).long(), "index_overflow", "32 bits with a"),
         (lambda x, y, wide: x + (y - 2).clamp(0, 3) * wide, lambda x, y, wide: x + (y - 3).clamp(0, 3) * wide,
          "shifted", "is one too low"),
+        (lambda x, y, wide: x + 1 + y * wide, dense, "off_by_one", "1 is left out of"),
         (lambda x, y, wide: (x + y * wide) // 4, lambda x, y, wide: (x + y * wide) // 5, "wrong_stride", "5 stands"),
     ],
 )  # fmt: skip

@@ -32,7 +32,7 @@ def changes(leaves: Leaves) -> Iterator[Change]:
 
             text = f"the components of {name} are read in the order {', '.join(map(str, order))}"
             params = {"operand": name, "axis": t.dim() - 1, "index": list(order)}
-            yield Change("permuted", text, -1, None, params, 0.66, leaves=read, also=("wrong_format", "shifted"))
+            yield Change("permuted", text, -1, None, params, 0.66, leaves=read, also=("shifted", "wrong_format"))
 
 
 def _orders(n: int) -> Iterator[tuple[int, ...]]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from .calls import Call, Change, Changed, floating, given, replaced
 
-_MOST = 64  # a loop's divisions are too many to ask one by one
+_MOST = 16  # divisions: each takes a search for a number, and a loop has too many
 
 
 def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
-    if call.backward or call.name not in ("div", "div_") or len(call.args) < 2 or not floating(call.args[1]):
-        return
-    if len(calls) > _MOST * _MOST or bool((call.args[1] == 0).all()):
+    if not _divides(call) or len(list(islice(filter(_divides, calls), _MOST + 1))) > _MOST:
         return
 
     def inside(c: float) -> Changed:
@@ -20,3 +19,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
 
     text = f"the divisor {call.operand(1) or 'of ' + call.said} in {call.said} is shifted by"
     yield Change("absolute_eps", text, call.index, inside, {}, 0.5, free=0.0)
+
+
+def _divides(call: Call) -> bool:
+    return not call.backward and call.name in ("div", "div_") and len(call.args) > 1 and floating(call.args[1])

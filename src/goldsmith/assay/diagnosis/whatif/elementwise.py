@@ -82,6 +82,8 @@ _OF_PLACES = {"missing_term": "invalid_index", "repeated_term": "invalid_index",
 def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     for change in _changes(call, calls):
         other = _OF_PLACES.get(change.cause) if whole(call.out) else None
+        if other == "invalid_index" and any(a in (1, -1) for a in call.args[:2] if isinstance(a, int)):
+            other = "off_by_one"
         yield change if other is None else replace(change, cause=other, also=(change.cause, *change.also))
 
 
