@@ -165,3 +165,50 @@ def test_what_lies_together_is_summed_in_a_loop_and_else_scattered(together, cau
         return y
 
     told(assay.Target(stored, summed, cases=entries), "y", cause, "of several updates of one place the last is left")
+
+
+# stacked inputs, read with the stride of a partition of two
+
+
+@assay.case(E=[4], T=[3])
+def stacks(make, E, T):
+    return {
+        "x": make.normal(E, T, 6),
+        "up": make.normal(E, 6, 8),
+        "down": make.normal(E, 8, 2),
+        "own": make.normal(E, 5),
+    }
+
+
+def expanded(x, up, down, own):
+    return torch.tanh(x @ up) @ down * own.sum(1)[:, None, None]
+
+
+def as_of_a_half(w):
+    return w[torch.arange(len(w)) // 2]
+
+
+def half_as_long(w):
+    return w.as_strided(w.shape, (w.stride(0) // 2, *w.stride()[1:]))
+
+
+def test_the_stride_between_stacked_weights_is_that_of_half_an_entry():
+    def candidate(x, up, down, own):
+        return expanded(x, half_as_long(up), down, own)
+
+    target = assay.Target(candidate, expanded, cases=stacks)
+    told(target, "y", "wrong_stride", "the stride between the entries of up is half as long as it is")
+
+
+@pytest.mark.parametrize("read, text", [
+    (as_of_a_half, "every entry of up and down is read where the one of half its number lies"),
+    (half_as_long, "the stride between the entries of up and down is half as long as it is"),
+])  # fmt: skip
+def test_the_backward_reads_two_stacks_as_of_a_partition(read, text):
+    def backward(x, up, down, own, y, grad_y):
+        h = torch.tanh(x @ up)
+        dh = grad_y * own.sum(1)[:, None, None] @ read(down).mT
+        return {"x": dh * (1 - h * h) @ read(up).mT}
+
+    target = assay.Target(expanded, expanded, cases=stacks, backward=backward, grads=("x",))
+    told(target, "x.grad", "wrong_stride", text)

@@ -55,6 +55,7 @@ from . import (
     ordered,
     padding,
     parted,
+    partitions,
     pieces,
     products,
     readers,
@@ -125,6 +126,7 @@ def of(search: Search, calls: list[Call]) -> list[Change]:
     offered = partial(_offered, search)
     waiting = offered("leaves", leaves.changes, search.session, search.leaves)
     waiting += offered("elsewhere", elsewhere.changes, search.leaves)
+    waiting += offered("partitions", partitions.changes, search.leaves)
     waiting += offered("onwards", onwards.changes, search.leaves, search.tensor)
     waiting += offered("components", components.changes, search.leaves)
     waiting += offered("repeated rows", repeated_rows.changes, calls, search.behind)
@@ -184,6 +186,7 @@ def _in_backward(search: Search, calls: list[Call], by_call: Mapping[int, list[C
     numbers = {**material.sizes, **material.scalars}
     waiting = offered("misplaced", misplaced.changes, calls, search.behind)
     waiting += offered("decided", decided.changes, calls, search.behind)
+    waiting += offered("partitions", partitions.in_backward, calls, search.behind, search.leaves)
     waiting += offered("regrouped", regrouped.changes, calls, search.behind)
     waiting += offered("carries", carries.changes, calls, search.behind, search.leaves)
     waiting += offered("restarts", restarts.changes, calls, search.behind)
