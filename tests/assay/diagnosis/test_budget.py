@@ -7,6 +7,7 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay import clock
+from goldsmith.assay.diagnosis import diagnosis
 
 INPUTS = {"x": torch.randn(40, 40, generator=torch.Generator().manual_seed(0)), "w": torch.ones(40, 40)}
 HONEST = "honest runs of the golden in other orders: only what is certain was judged"
@@ -110,3 +111,36 @@ def test_the_clock_leaves_out_what_takes_longer_than_is_left():
         assert not clock.lacks(1.0, "short") and not clock.cut()
         assert clock.lacks(10.0, "long") and clock.lacks(10.0, "long") and clock.cut()
     assert left_out == ["long"] and not clock.cut()
+
+
+@pytest.mark.parametrize("budget", [20, 40, 60, 80, 100, 200, 300, 400, 500])
+def test_what_is_partial_says_what_was_left_out_and_nothing_else_does(seconds, budget):
+    product = assay.Target(seconds(0.5, FAULTS["gradient"]), seconds(1.0, lambda x, w: x @ w), cases=INPUTS, name="p")
+    found = assay.diagnose(product, budget_s=budget)
+    assert bool(found.partial) == ("Left out" in str(found)), str(found)
+    assert found.partial or budget > 100
+
+
+def test_an_interrupt_says_what_comes_after_it(monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    of = target(lambda x, w: x @ w * 1.01, 0.0)
+    for step, said in (("collect", "further evidence, and a smaller case"), ("smallest", "a smaller case")):
+        with monkeypatch.context() as patch:
+            patch.setattr(diagnosis, step, interrupted)
+            found = assay.diagnose(of, probes="quick")
+        assert found.partial == "interrupted" and found.traced[-1] == f"Left out: {said}."
+
+
+def test_a_pass_is_not_finished_where_costly_probes_did_not_run_on_every_case(seconds):
+    """The cheap ones judged all of them."""
+
+    @assay.case(N=[4, 5, 6, 7, 8, 9])
+    def squares(make, N):
+        return {"x": make.normal(N, N), "w": make.normal(N, N)}
+
+    right = assay.Target(lambda x, w: x @ w, seconds(0.05, lambda x, w: x @ w), cases=squares, backward=None)
+    found = assay.diagnose(right, budget_s=44)
+    assert found.verdict == "pass" and found.partial and "NOT FINISHED" in str(found)
+    assert any("taint on squares[N=" in line for line in found.traced), str(found)

@@ -135,7 +135,7 @@ def collect(
         _step(evidence, "fits", lambda: _first_wrong(session, evidence, table, terms=long))
     own = table.own or session.first
     evidence.other = _others(session, own, evidence.tensor)
-    if not spent(0.0):
+    if time.for_("where NaN begins", 0.0):
         evidence.born = _step(evidence, "provenance", lambda: provenance(session, own))
     changed = None
     if depth.whatif != frozenset() and table.first_wrong in named(own) and time.for_("changed goldens", _GOLDEN):
@@ -151,7 +151,7 @@ def collect(
         evidence.made_of = _step(evidence, "operators", lambda: made_of(session, evidence)) or frozenset()
     if table.first_wrong is None and first.probe in _LATER:
         evidence.first_wrong = _later(evidence) or first.tensor
-    if table.first_wrong is None and not _later(evidence) and not spent(0.0):
+    if table.first_wrong is None and not _later(evidence) and time.for_("leaks", 0.0):
         evidence.first_wrong = _step(evidence, "leaks", lambda: leaking(session)) or evidence.first_wrong
     _before_what_inherits(evidence)
     if depth.influence != () and table.first_wrong is not None and time.for_("influence", _RUN):
@@ -170,7 +170,8 @@ def collect(
         first_wrong, pace = table.first_wrong, time.pace("output gradients")
         evidence.carried = _step(evidence, "cotangents", lambda: carried(session, own, first_wrong, spent=pace))
     nothing = not (evidence.whatif or evidence.memory or depth.whatif)
-    if changed is not None and changed.left and nothing and strength(evidence) < SURE and not spent(0.0):
+    more = changed is not None and changed.left and nothing and strength(evidence) < SURE
+    if changed is not None and more and time.for_("changed goldens", 0.0):
         _step(evidence, "whatif", lambda: _tried(evidence, changed, _MORE, time))
     return table
 

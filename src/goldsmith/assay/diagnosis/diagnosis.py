@@ -28,7 +28,7 @@ from .further import afresh, further
 from .kept import Kept
 from .likely import SURE
 from .rank import by_rules, rank, strength
-from .redrawn import redrawn
+from .redrawn import asks, redrawn
 from .result import PAGE, Diagnosis
 from .smallest import smallest
 from .traced import traced
@@ -42,6 +42,11 @@ _REPEATS = 10
 _SPENT = "the budget of {:g} s was spent"
 _SMALLER = 10.0  # seconds, at least, to make the case small; as many as everything before took where that is more
 _TRYING = 0.7  # of that, at most, goes to smaller cases; the rest asks whether the smallest still tells what is wrong
+_AFTER = {  # what an interrupt leaves out, by where it comes
+    "check": "the rest of the check, and all that tells causes apart",
+    "evidence": "further evidence, and a smaller case",
+    "smaller": "a smaller case",
+}
 _SURE = 0.75  # strength of the best match below which a 16-bit case is examined in float32, too
 
 
@@ -82,9 +87,9 @@ def diagnose(
         found = Diagnosis(report.verdict, report, partial=report.partial)
     if failing is not None:
         try:
-            if failing.case.name != cases[0].name and not clock.spent(
-                _COLLECTING, more=failing.seconds.get("values", 0.0)
-            ):
+            if failing.case.name != cases[0].name and kept.changed and not clock.lacks(
+                "a start with nothing kept from other cases", _COLLECTING, failing.seconds.get("values", 0.0)
+            ):  # fmt: skip
                 later |= afresh(failing, kept)
             _explain(found, failing, later, clock)
             found = _wider(found, target, failing, seed, selected, clock) or found
@@ -93,11 +98,13 @@ def diagnose(
             found.partial = INTERRUPTED
         finally:
             torch.random.set_rng_state(state)
-    left_out = dict.fromkeys(f"Left out: {_what(n.text)}." for n in report.notes if n.id == "budget")
+    left_out = dict.fromkeys([_what(n.text) for n in report.notes if n.id == "budget"] + clock.left_out)
     hurried = found.evidence is not None and NO_TIME in found.evidence.left_out.values()
-    if (clock.spent() or left_out or hurried) and not found.partial:
+    if found.partial == INTERRUPTED:
+        left_out[_AFTER[clock.stage]] = None
+    elif left_out or hurried:
         found.partial = _SPENT.format(budget_s)
-    found.traced += left_out
+    found.traced += [f"Left out: {what}." for what in left_out]
     found.target = target
     found.seconds = time.perf_counter() - clock.started
     if out is not None and found.write_bundle is not None:
@@ -111,14 +118,26 @@ def _what(note: str) -> str:
 
 
 class _Clock:
-    """How much of the budget is over."""
+    """How much of the budget is over, and what there was no time for.
+
+    stage: what is done at present, of `_AFTER`.
+    """
 
     def __init__(self, seconds: float | None):
         self.seconds, self.started = seconds, time.perf_counter()
+        self.left_out: list[str] = []
+        self.stage = "check"
 
     def spent(self, share: float = 1.0, more: float = 0.0) -> bool:
         """Whether so much of it is over, or would be after so many seconds more."""
         return self.seconds is not None and time.perf_counter() - self.started + more > share * self.seconds
+
+    def lacks(self, what: str, share: float = 1.0, more: float = 0.0) -> bool:
+        """The same, and then something is left out."""
+        lacks = self.spent(share, more)
+        if lacks and what not in self.left_out:
+            self.left_out.append(what)
+        return lacks
 
 
 def _informative(cases: list[Case]) -> list[Case]:
@@ -144,8 +163,13 @@ def _failing(
         # where time ran out, the cheap probes judged every case, and these did not; after an interrupt nothing counts
         if whole.partial or whole.verdict != UNJUDGED or report.verdict != PASS:
             report = whole
+        else:
+            without = [n.case for n in whole.notes if n.id == NOT_RUN and "budget" in n.text]
+            text = f"{', '.join(sorted(selected - quick))} on {', '.join(dict.fromkeys(without))}"
+            report.notes += [Note("budget", "probes", f"{_SPENT.format(share)}; left out: {text}")] if without else []
+            report.notes += [n for n in whole.notes if n.id == "budget"]
     if _nothing_found(report) and {"second_call", "repeats"} <= selected and not report.partial:
-        return report, *_further(report, target, cases[0], dtype, device, seed, selected, share)
+        return report, *_further(report, target, cases[0], dtype, device, seed, selected, share, clock)
     return report, sessions[0] if sessions else None, {}
 
 
@@ -155,7 +179,7 @@ def _rather_numbers(
 ) -> tuple[Session, Report]:  # fmt: skip
     """Where a case raises, what fails with numbers says more: the forward alone, or another case."""
     error = None if failing._first is None else failing._first.error
-    if error is None or clock.spent(_CHECKING / 2):
+    if error is None or clock.lacks("other cases, which may not raise", _CHECKING / 2):
         return failing, report
     share = None if clock.seconds is None else _CHECKING / 2 * clock.seconds
     tries = [(target, [c for c in cases if c.name != failing.case.name])]
@@ -180,7 +204,7 @@ def _redrawn(
     target: Target, failing: Session, report: Report, kept: Kept, seed: int, selected: frozenset[str], clock: _Clock
 ) -> tuple[Session, Report]:
     """Where only other inputs of the same case are wrong: those."""
-    if clock.spent(_CHECKING):
+    if not asks(failing, report) or clock.lacks("the other draw that is wrong, by itself", _CHECKING):
         return failing, report
     quick, share = selected & frozenset(catalogue.QUICK), None if clock.seconds is None else clock.seconds * _CHECKING
     return redrawn(
@@ -196,21 +220,26 @@ def _nothing_found(report: Report) -> bool:
 
 def _further(
     report: Report, target: Target, case: Case, dtype: torch.dtype | None, device: str | torch.device, seed: int,
-    selected: frozenset[str], share: float | None,
+    selected: frozenset[str], share: float | None, whole: _Clock,
 ) -> tuple[Session | None, dict[str, RunFact]]:  # fmt: skip
     """The session that fails after calls of other sizes, or with more threads; the report then says so."""
     clock = _Clock(share)
     state = torch.random.get_rng_state()
     session = Session(target, case, dtype or target.dtypes[0], device, seed, selected, case.name)
     try:
-        with until(clock.started + (share or math.inf)):
-            later = further(session, [c for c in target.cases if c.name != case.name], spent=clock.spent)
+        with until(clock.started + (share or math.inf)) as left_out:
+            later = further(
+                session, [c for c in target.cases if c.name != case.name],
+                spent=lambda: clock.lacks("some calls of other sizes, or with more threads"),
+            )  # fmt: skip
     except KeyboardInterrupt:
         report.partial, report.verdict = INTERRUPTED, UNJUDGED
         return None, {}
     finally:
         torch.random.set_rng_state(state)
+        whole.left_out += clock.left_out
     if not later:
+        whole.left_out += left_out
         return None, {}
     report.findings += session.findings
     report.maps.update(session.maps)
@@ -224,6 +253,7 @@ def _explain(found: Diagnosis, session: Session, later: dict[str, RunFact], cloc
     evidence = found.evidence = begin(session, found.report)
     evidence.runs.update(later)
     found.write_bundle = _writer(session)
+    clock.stage = "evidence"
     try:
         if not found.partial:
             depth = Depth(_REPEATS, sent=True)
@@ -235,7 +265,8 @@ def _explain(found: Diagnosis, session: Session, later: dict[str, RunFact], cloc
         found.undecided = undecided(evidence, found.suspects)
         found.causes = rank(evidence) if found.verdict in (FAIL, REFERENCE_FAULT) else []
         found.first_wrong_stage = None if found.verdict == REFERENCE_FAULT else evidence.first_wrong
-    if found.verdict == FAIL and not found.partial and not clock.spent():
+    clock.stage = "smaller"
+    if found.verdict == FAIL and not found.partial and not clock.lacks("a smaller case"):
         _make_small(found, session, clock)
 
 
@@ -244,10 +275,10 @@ def _wider(
 ) -> Diagnosis | None:
     """The same case with float32 inputs, where 16 bits hide what is wrong; None where that says no more."""
     hidden = found.verdict == FAIL and session.dtype in NARROW and not session.case.given
-    if not hidden or found.partial or clock.spent(more=found.report.seconds):
-        return None
     best = strength(found.evidence) if found.causes else 0.0
-    if best >= _SURE:
+    if not hidden or found.partial or best >= _SURE:
+        return None
+    if clock.lacks("the same case with float32 inputs", more=found.report.seconds):
         return None
     share = None if clock.seconds is None else _CHECKING / 2 * clock.seconds
     report, sessions = examine(
@@ -275,8 +306,8 @@ def _beside(
         return
     share = None if clock.seconds is None else _CHECKING / 2 * clock.seconds
     told = beside(
-        target, session, evidence, found.causes[0].score, seed, selected, lambda more: clock.spent(_COLLECTING, more),
-        share,
+        target, session, evidence, found.causes[0].score, seed, selected,
+        lambda more: clock.lacks("other cases, in which a rule may be sure", _COLLECTING, more), share,
     )  # fmt: skip
     if told is not None:
         case, causes = told
@@ -297,7 +328,9 @@ def _make_small(found: Diagnosis, session: Session, clock: _Clock) -> None:
     limit = max(_SMALLER, began - clock.started)
 
     def over(more: float, share: float = 1.0) -> bool:
-        return clock.spent(1 - (1 - share) * (1 - _COLLECTING), more) or time.perf_counter() - began + more > limit
+        what = "smaller cases still" if share < 1 else "whether the smallest case still tells what is wrong"
+        short = clock.lacks(what, 1 - (1 - share) * (1 - _COLLECTING), more)
+        return short or time.perf_counter() - began + more > limit
 
     shrunk, small = smallest(
         session, found.evidence, found.first_wrong_stage, by_rules(found.evidence), shown=found.causes[0].id, over=over,

@@ -25,7 +25,7 @@ def further(session: Session, others: list[Case], *, spent: Callable[[], bool]) 
     try:
         values.run(session)
         for case in others[:_CASES]:
-            if not spent() and not found:
+            if not found and not spent():
                 material = session.draw(case)
                 _judged(session, found, "second_call", f"other sizes: {case.name}", How(fresh=False), material)
                 if not found:  # and once with the other sizes first, from a fresh start
@@ -33,7 +33,7 @@ def further(session: Session, others: list[Case], *, spent: Callable[[], bool]) 
                     _judged(session, found, "second_call", "other sizes", How(fresh=False))
         if session.material.device.type == "cpu":
             for count in _THREADS:
-                if not spent() and not found and count != torch.get_num_threads():
+                if not found and count != torch.get_num_threads() and not spent():
                     _judged(session, found, "repeats", f"{count} threads", How(threads=count))
     except (Ended, GoldenError, TargetError):
         return {}

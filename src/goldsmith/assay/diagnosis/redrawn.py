@@ -19,16 +19,21 @@ SALT = 1  # of the draw that a check calls with other inputs
 Examined = tuple[Report, list[Session]]
 
 
+def asks(failing: Session, report: Report) -> bool:
+    """Whether only a run of other inputs is wrong."""
+    found = [f for f in report.findings if f.rung != QUALITY]
+    others = all(plain(run_named(f.text)) == OTHERS for f in found)
+    return bool(found) and others and failing._first is not None
+
+
 def redrawn(
     failing: Session, report: Report, kept: Kept, examine: Callable[[Case], Examined]
 ) -> tuple[Session, Report]:
     """The session, and the report, of the draw at which the first call is wrong; else what was given.
 
-    examine  checks a case and gives the first session that fails
+    It must be one that `asks`.  examine  checks a case and gives the first session that fails
     """
     found = [f for f in report.findings if f.rung != QUALITY]
-    if not found or any(plain(run_named(f.text)) != OTHERS for f in found) or failing._first is None:
-        return failing, report
     fact = facts(failing, only=(OTHERS,))[0].get(OTHERS)
     if fact is not None and (fact.error or fact.stale):
         return failing, report
