@@ -208,19 +208,30 @@ def test_a_stage_that_holds_indices_does_not_keep_the_others_from_being_isolated
     assert "isolation" not in found.evidence.left_out
 
 
-def test_memory_that_is_written_after_the_call_has_returned_is_missing_a_wait():
+def test_memory_that_is_written_after_the_call_has_returned_is_missing_a_wait(monkeypatch):
+    """The copies arrive while the assay watches what the kernel made, however busy the machine is."""
+    under_way = []
+
+    def arrive(seconds=0.0):
+        while under_way:
+            let_go, thread = under_way.pop()
+            let_go.set()
+            thread.join()
+
     def kernel(x, w, wait=False):
-        staged = torch.empty(w.shape)
+        staged, let_go = torch.empty(w.shape), threading.Event()
 
         def copy():
-            time.sleep(0.005)
+            let_go.wait()
             staged.copy_(w.detach())
 
-        thread = threading.Thread(target=copy)
-        thread.start()
+        under_way.append((let_go, threading.Thread(target=copy)))
+        under_way[-1][1].start()
         if wait:
-            thread.join()
+            arrive()
         return torch.tanh(assay.stage("h", x @ assay.stage("staged", staged)))
+
+    monkeypatch.setattr(time, "sleep", arrive)
 
     def golden(x, w):
         return torch.tanh(assay.stage("h", x @ assay.stage("staged", w * 1)))
@@ -228,6 +239,7 @@ def test_memory_that_is_written_after_the_call_has_returned_is_missing_a_wait():
     for wait in (False, True):
         target = assay.Target(functools.partial(kernel, wait=wait), golden, cases=tokens, backward=None)
         found = assay.diagnose(target, probes="quick")
+        arrive()
         if wait:
             assert found.ok, str(found)
         else:

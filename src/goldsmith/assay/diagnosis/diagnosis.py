@@ -164,9 +164,9 @@ def _failing(
         if whole.partial or whole.verdict != UNJUDGED or report.verdict != PASS:
             report = whole
         else:
-            without = [n.case for n in whole.notes if n.id == NOT_RUN and "budget" in n.text]
-            text = f"{', '.join(sorted(selected - quick))} on {', '.join(dict.fromkeys(without))}"
-            report.notes += [Note("budget", "probes", f"{_SPENT.format(share)}; left out: {text}")] if without else []
+            left = dict.fromkeys(n.case for n in whole.notes if n.id == NOT_RUN and "budget" in n.text)
+            text = f"{', '.join(sorted(selected - quick))} on {', '.join(left)}"
+            report.notes += [Note("budget", "probes", f"{_SPENT.format(share)}; left out: {text}")] if left else []
             report.notes += [n for n in whole.notes if n.id == "budget"]
     if _nothing_found(report) and {"second_call", "repeats"} <= selected and not report.partial:
         return report, *_further(report, target, cases[0], dtype, device, seed, selected, share, clock)
