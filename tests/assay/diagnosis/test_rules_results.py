@@ -21,7 +21,7 @@ def golden(logits, bonus, done, temp):
     return rank.gather(1, index), index
 
 
-def kernel(*, shift=True, none=-torch.inf, weigh=True, places=lambda i, V: i, last=0, each=False):
+def kernel(*, shift=True, none=-torch.inf, weigh=True, places=lambda i, V: i, first=0, last=0, each=False):
     """The same with a mistake."""
 
     def run(logits, bonus, done, temp):
@@ -32,6 +32,7 @@ def kernel(*, shift=True, none=-torch.inf, weigh=True, places=lambda i, V: i, la
         rank = open_ / (temp + bonus.unsqueeze(2).square()) if weigh else open_
         if last:
             rank[:, :, V - last :] = -torch.inf
+        rank[:, :, :first] = -torch.inf
         if each:
             for v in range(0, V, TILE):
                 rank[:, :, v : v + TILE].topk(TILE - 1, 2)
@@ -62,7 +63,9 @@ def test_the_right_choice_is_right():
         ({"places": lambda i, V: i // V * V + i % V % TILE}, "invalid_index", "beginning of their block of 4"),
         ({"places": lambda i, V: i % V}, "invalid_index", "where a row of 10 begins is not added"),
         ({"places": lambda i, V: i // V * (V - 1) + i % V}, "wrong_stride", "a row of 10 counts as 9 places"),
-        ({"last": 2}, "truncated_reduction", "the last 2 of every 10 places are never chosen"),
+        ({"last": 2}, "truncated_reduction", "of every 10 places what lies in the last 2 places is never"),
+        ({"last": 6}, "truncated_reduction", "what lies behind the first 4 places"),
+        ({"first": 8}, "overwritten_accumulator", "what lies before place 8"),
     ],
 )
 def test_a_choice_that_is_not_legal_is_told_by_what_made_it(mistake, cause, text):

@@ -195,21 +195,24 @@ def weighed(scores, v):
 
 class SavedTooEarly(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, scores, v):
+    def forward(ctx, scores, v, what):
         weights = torch.exp(scores - scores.amax(1, keepdim=True))
         total = weights.sum(1, keepdim=True)
-        ctx.save_for_backward(weights / total, v, weights @ v)
-        return weights @ v / total
+        y = weights @ v / total
+        ctx.save_for_backward(weights / total, v, y * total) if what == "y" else ctx.save_for_backward(weights, v, y)
+        return y
 
     @staticmethod
     def backward(ctx, g):
         p, v, acc = ctx.saved_tensors
-        return p * (g @ v.mT - (g * acc).sum(1, keepdim=True)), p.mT @ g
+        return p * (g @ v.mT - (g * acc).sum(1, keepdim=True)), p.mT @ g, None
 
 
-def test_an_output_that_is_saved_before_it_is_divided():
-    said = best(SavedTooEarly.apply, weighed, attended, "scores.grad", backward="auto")
-    assert said.exact and said.cause == "wrong_saved_tensor" and "not divided by its total" in said.text, said.text
+@pytest.mark.parametrize("what, tensor, text", [("y", "scores.grad", "not divided by its total"),
+                                                ("weights", "v.grad", "before it was divided by")])  # fmt: skip
+def test_what_is_saved_before_it_is_divided(what, tensor, text):
+    said = best(lambda scores, v: SavedTooEarly.apply(scores, v, what), weighed, attended, tensor, backward="auto")
+    assert said.exact and said.cause == "wrong_saved_tensor" and text in said.text, said.text
 
 
 class Exchanged(torch.autograd.Function):

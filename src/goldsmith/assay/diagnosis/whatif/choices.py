@@ -80,7 +80,7 @@ def explain(session: Session, name: str) -> list[WhatIf]:
         return []
     sizes = session.material.sizes
     found = [_what(name, *c[:4]) for c in _counted(first, sizes) if all(_same(d, c[4]) for d in draws)]
-    found += [_what(name, *c[:4]) for c in _cut(first, sizes) if all(d.legal(c[4](d.scores)).all() for d in draws)]
+    found += [_what(name, *c[:4]) for c in _cut(first, sizes) if all(_chosen_of(d, c[4](d.scores)) for d in draws)]
     return found[:_KEPT] or _by_other_scores(session, name, decision, draws)
 
 
@@ -133,21 +133,32 @@ def _counted(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
 
 
 def _cut(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
-    """The ends of rows are never chosen: blocks that are not whole, the last place or the first one are not looked at.
+    """A part of every row is never chosen: its ends, a block that is not whole, all blocks but the first or the last.
 
     The last of each is what the scores are then.
     """
     n = draw.scores.shape[-1]
     known = {v for v in sizes.values() if isinstance(v, int) and not isinstance(v, bool) and 2 < v < n}
     for width in (n, *sorted(v for v in known if n % v == 0)[:_SIZES]):
-        ends = dict.fromkeys(((0, 1), (1, 0), *((0, width % b) for b in _BLOCKS if b < width and width % b)))
+        blocks = [b for b in _BLOCKS if b < width]
+        kinds = [("truncated_reduction", 0, 1, "the last place"), ("truncated_reduction", 1, 0, "the first place")]
+        rests = dict.fromkeys(width % b for b in blocks if width % b > 1)
+        kinds += [("truncated_reduction", 0, r, f"what lies in the last {r} places") for r in rests]
+        kinds += [("truncated_reduction", 0, width - b, f"what lies behind the first {b} places") for b in blocks]
+        last = dict.fromkeys((width - 1) // b * b for b in blocks)
+        kinds += [("overwritten_accumulator", a, 0, f"what lies before place {a}") for a in last if a > 1]
         place = torch.arange(n, device=draw.scores.device) % width
-        for before, after in ends:
+        for cause, before, after, which in kinds:
             left_out = (place < before) | (place >= width - after)
-            which = f"the last {after} of" if after else "the first of"
-            text = f"{which} every {width} places {'are' if after > 1 else 'is'} never chosen"
-            yield ("truncated_reduction", text, 0.55, ("off_by_one", "wrong_mask", "wrong_decision"),
+            also = ("wrong_decision", "wrong_mask", "off_by_one" if max(before, after) == 1 else "truncated_reduction")
+            yield (cause, f"of every {width} places {which} is never chosen", 0.55, also,
                    lambda s, m=left_out: s.masked_fill(m, -torch.inf))  # fmt: skip
+
+
+def _chosen_of(draw: _Draw, scores: Tensor) -> bool:
+    """Whether the choice is the best of what is left, and nothing in it is left out."""
+    at = draw.made.clamp(0, scores.shape[-1] - 1)
+    return torch.equal(scores.gather(-1, at), draw.scores.gather(-1, at)) and bool(draw.legal(scores).all())
 
 
 def _same(draw: _Draw, counted: Callable[[Tensor], Tensor]) -> bool:

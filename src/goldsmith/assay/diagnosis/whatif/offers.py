@@ -46,6 +46,7 @@ from . import (
     lookups,
     masks,
     misplaced,
+    moments,
     moves,
     neighbours,
     normalised,
@@ -185,6 +186,7 @@ def _in_backward(search: Search, calls: list[Call], by_call: Mapping[int, list[C
     material = search.session.material
     numbers = {**material.sizes, **material.scalars}
     waiting = offered("misplaced", misplaced.changes, calls, search.behind)
+    waiting += offered("moments", moments.changes, calls, search.behind)
     waiting += offered("decided", decided.changes, calls, search.behind)
     waiting += offered("partitions", partitions.in_backward, calls, search.behind, search.leaves)
     waiting += offered("regrouped", regrouped.changes, calls, search.behind)
