@@ -67,6 +67,13 @@ def test_a_result_that_is_the_goldens_moved_on_is_called_so_where_the_change_may
     assert [c.id for c in found[:2]] == ["off_by_one", "shifted"]  # no look at the numbers says so
 
 
+def test_what_a_change_may_be_called_too_stays_behind_it_in_what_was_saved():
+    stride = WhatIf("wrong_stride", "a stride is half as long", "saved.h", 1.0, True, also=("invalid_index",))
+    found = rank(pair(draw(9, 6, seed=3), draw(9, 6), tensor="saved.h", fits=[], ratios=[], whatif=[stride]), {})
+    scores = {c.id: c.score for c in found}
+    assert 0 < scores["invalid_index"] < scores["wrong_stride"] - 0.05 < scores["wrong_saved_tensor"]
+
+
 @pytest.mark.parametrize("empty, first", [(True, "empty_group"), (False, "uninitialised_accumulator")])
 def test_what_nobody_writes_where_nothing_belongs_is_no_accumulator(empty, first):
     golden = G.clone()

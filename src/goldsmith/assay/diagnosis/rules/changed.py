@@ -37,10 +37,9 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
     if evidence.tensor.startswith("saved.") and not kept and "wrong_saved_tensor" in out:
         said = out["wrong_saved_tensor"]
         out["wrong_saved_tensor"] = Match(min(said.score, _CAP), said.sentences, said.params)
+    most = _PART if kept else 1.0  # how what was saved came about matters less than that it is another tensor
     for what in reversed(evidence.whatif):
-        match = _match(what, best, evidence.whatif)
-        if kept:  # how what was saved came about matters less than that it is another tensor
-            match = Match(min(match.score, _PART), match.sentences, match.params)
+        match = _match(what, best, evidence.whatif, most)
         before = out.get(what.cause)
         if before is not None and what.cause in found and before.score >= EXACT and what.exact and what.whole:
             match = Match(min(_SURE, max(match.score, before.score) + 0.02), match.sentences, match.params)
@@ -50,7 +49,7 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
             match = Match(match.score, (*match.sentences, *before.sentences[:2]), {**before.params, **match.params})
         out[what.cause] = match
     for what in evidence.whatif:
-        match = _match(what, best, evidence.whatif)
+        match = _match(what, best, evidence.whatif, most)
         for place, id in enumerate(what.also):
             if what.exact and (id not in out or out[id].score < _CAP):
                 text = f"the same change, called otherwise: {match.sentences[0]}"
@@ -102,7 +101,7 @@ def _counted(evidence: Evidence, match: Match) -> bool:
     return not isinstance(times, int | float) or times <= 2 or times in sizes | {u * v for u in sizes for v in sizes}
 
 
-def _match(what: WhatIf, best: WhatIf, all: list[WhatIf]) -> Match:
+def _match(what: WhatIf, best: WhatIf, all: list[WhatIf], most: float) -> Match:
     score = (
         (_NEAR if not what.exact else _BEST if what.whole else _PART)
         - 0.3 * max(0.0, best.prior - what.prior)
@@ -111,4 +110,4 @@ def _match(what: WhatIf, best: WhatIf, all: list[WhatIf]) -> Match:
     said = f"the golden makes this {what.tensor} when {what.text} (R^2 {what.match:.6f})"
     also = [w.text for w in all if w is not what and w.cause == what.cause]
     sentences = (said, f"cannot be told from: {'; '.join(also[:3])}") if also else (said,)
-    return Match(score, sentences, {**what.params, "also": also[:6]})
+    return Match(min(score, most), sentences, {**what.params, "also": also[:6]})
