@@ -227,6 +227,14 @@ def attention_backward(g, q, k, v, out, lse, dropout_p=0.0, is_causal=False, *, 
     return ds @ k * scale, _of_heads(dk, few), _of_heads(dv, few)
 
 
+def max_pool2d_backward(
+    grad: Tensor, x: Tensor, kernel_size, stride, padding, dilation, ceil_mode: bool, indices: Tensor
+) -> Tensor:  # fmt: skip
+    """g at the places of the largest, added where windows overlap; torch composes it from 2.12 on, and not always"""
+    flat = torch.zeros_like(x, memory_format=torch.contiguous_format).flatten(-2)
+    return flat.scatter_add(-1, indices.flatten(-2), grad.flatten(-2)).view(x.shape)
+
+
 # what the legal orders need besides: here the error analysis has rules of its own
 
 
@@ -290,6 +298,7 @@ COMPOSED: dict[str, Callable] = {
     "mish": mish, "celu": celu, "threshold": threshold, "xlogy": xlogy, "logit": logit, "huber_loss": huber_loss,
     "linalg_cross": linalg_cross, "addbmm": addbmm, "norm": norm,
     "hardtanh": hardtanh, "logaddexp": logaddexp, "tan": tan, "cosh": cosh, "addr": addr, "trace": trace,
+    "max_pool2d_with_indices_backward": max_pool2d_backward,
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
 }  # fmt: skip
