@@ -36,7 +36,7 @@ def test_a_saved_output_in_a_buffer_kept_by_shape(backward, cause):
     target = assay.Target(
         kernel, unit, cases=rows, name="unit", outputs=("y", "length"), saved=("length",), backward=backward
     )
-    found = assay.diagnose(target)
+    found = assay.diagnose(target, budget_s=None)
     assert (found.first_wrong_stage, found.causes[0].id) == ("saved.length", cause), str(found)
     assert "wrong_saved_tensor" not in [c.id for c in found.causes]
     assert any("a later call overwrote what the first returned" in s for c in found.causes for s in c.evidence)
