@@ -187,7 +187,7 @@ def test_float32_stays_within_the_bound_forward_and_backward(name):
 
 
 def test_a_max_pools_gradient_has_a_bound_where_torch_composes_none(monkeypatch):
-    """As before torch 2.12, and where algorithms are to be deterministic: there torch's composition declines."""
+    """As in torch 2.11, and in later ones where algorithms are to be deterministic: there the composition declines."""
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     test_float32_stays_within_the_bound_forward_and_backward("max_pool")
 

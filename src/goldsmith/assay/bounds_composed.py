@@ -230,7 +230,7 @@ def attention_backward(g, q, k, v, out, lse, dropout_p=0.0, is_causal=False, *, 
 def max_pool2d_backward(
     grad: Tensor, x: Tensor, kernel_size, stride, padding, dilation, ceil_mode: bool, indices: Tensor
 ) -> Tensor:  # fmt: skip
-    """g at the places of the largest, added where windows overlap; torch composes it from 2.12 on, and not always"""
+    """g at the places of the largest, added where windows overlap; torch 2.11 never composes it, later ones mostly"""
     flat = torch.zeros_like(x, memory_format=torch.contiguous_format).flatten(-2)
     return flat.scatter_add(-1, indices.flatten(-2), grad.flatten(-2)).view(x.shape)
 
