@@ -163,6 +163,7 @@ SIZES: dict[str, tuple[dict[str, Any], str]] = {
     "strided": ({"T": 5, "layout": "strided"}, "x, A and B are slices of wider tensors, the base is transposed"),
     "dropout": ({"T": 5, "E": 3, "k": 3, "dropout": 0.3, "kind": "holes"}, "masks by token, slot and feature"),
     "many_tokens": ({"T": 33, "H": 20, "I": 12, "E": 5, "k": 3}, "more routes of an expert than a block has rows"),
+    "threads": ({"T": 16, "H": 96, "I": 128, "E": 8}, "weights for two threads and more: what is smaller runs on one"),
     "fp32": ({"T": 5, "packed": "fp32", "partitions": 3}, "packed, not rounded; slices of a group of 1"),
     "bf16": ({"T": 5, "H": 33, "I": 17, "packed": "bf16", "bias": True}, "two weights a word, sizes odd: a half word"),
     "bf16_slices": ({"T": 5, "H": 7, "I": 5, "packed": "bf16", "partitions": 7}, "slices of one, and two empty ones"),
