@@ -104,18 +104,50 @@ MORE = {
         },
     ),
 }
+# families with weights that transformers keeps in float32, beside DeepSeek-V3
+KEPT = {
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        "Glm4MoeForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "intermediate_size": 40,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 2,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeConfig",
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "intermediate_size": 40,
+            "moe_intermediate_size": 24,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_num_shared_experts": 1,
+            "moe_layer_start_index": 1,
+        },
+    ),
+}
+ALL = FAMILIES | MORE | KEPT
 EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
 def config(family, **changes):
-    name, _, options = (FAMILIES | MORE)[family]
+    name, _, options = ALL[family]
     return getattr(transformers, name)(**{**COMMON, **options, **changes})
 
 
 def model(family, *, dtype=torch.float32, implementation="eager", seed=0, **changes):
     """A model whose experts are eager unless said otherwise, and whose every weight matters."""
     torch.manual_seed(seed)
-    made = getattr(transformers, (FAMILIES | MORE)[family][1])(config(family, **changes))
+    made = getattr(transformers, ALL[family][1])(config(family, **changes))
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if "norm" not in name:

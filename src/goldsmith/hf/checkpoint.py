@@ -125,7 +125,8 @@ def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = (), pr
 
     progress   is told (bytes done, bytes in all, what)
 
-    Linear layers that a checkpoint stores as codes are decoded. What lies below the paths in `besides` stays as it is.
+    What transformers keeps in float32 in a model of half precision (DeepSeek-V3's e_score_correction_bias, which
+    chooses the experts) stays in float32, as `from_pretrained` loads it. Linear layers that a checkpoint stores as codes are decoded. What lies below the paths in `besides` stays as it is.
     Raises ValueError for what the files do not hold.
     """
     left = tuple(f"{path}." for path in besides)
@@ -135,6 +136,7 @@ def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = (), pr
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     wanted = [(name, tensor) for name, tensor in named if tensor.is_meta and not name.startswith(left)]
     done, total = 0, sum(tensor.nbytes for _, tensor in wanted)
+    dtypes = _Dtypes(model)
     for name, tensor in wanted:
         value = _value(source, name, used)
         done += tensor.nbytes
@@ -145,7 +147,7 @@ def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = (), pr
                 f"{source.folder}: {name} is {list(value.shape)}, but the model's config says {list(tensor.shape)}"
             )
         if value is not None:
-            _set(model, name, value.to(tensor.dtype), tensor)
+            _set(model, name, value.to(dtypes.of(name, tensor.dtype)), tensor)
         elif name not in tied and not _is_transient(model, name):
             missing.append(name)
     if missing:
@@ -159,6 +161,22 @@ def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = (), pr
     for holder in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
         if hasattr(holder, "quantization_config"):  # what is in memory now is not that any more
             del holder.quantization_config
+
+
+class _Dtypes:
+    """The dtype in which `from_pretrained` loads a tensor, by the rules of transformers' own plan for the model."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._plans: dict[torch.dtype, list[tuple[re.Pattern[str], torch.dtype]]] = {}
+
+    def of(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """`dtype`: what the tensor has on the meta device, where a plan does not count yet."""
+        if dtype not in self._plans:
+            plan = self._model._get_dtype_plan(dtype) if hasattr(self._model, "_get_dtype_plan") else {}
+            # the names in a plan are patterns, with * for anything, found anywhere in a name
+            self._plans[dtype] = [(re.compile(key.replace("*", ".*")), to) for key, to in plan.items()]
+        return next((to for pattern, to in self._plans[dtype] if pattern.search(name)), dtype)
 
 
 def _value(source: Checkpoint, name: str, used: set[str]) -> Tensor | None:
