@@ -11,7 +11,7 @@ import weakref
 import pytest
 import torch
 
-from goldsmith.experts import PackedExperts, memory, moe, pack
+from goldsmith.experts import PackedExperts, memory, moe, pack, quantise
 from goldsmith.experts.formats import FORMATS
 
 E, H, I = 2, 64, 160
@@ -138,6 +138,28 @@ def test_any_number_of_slices_holds_the_same_weights(format, partitions):
         assert all(torch.equal(a, b) for a, b in zip(came.unpack(), whole.unpack()))
         assert came.layout == sliced.layout and torch.equal(came.gate_up, sliced.gate_up)
     assert same(sliced.partition(1), whole) and sliced.partition(partitions) is sliced
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("format", FORMATS)
+def test_autocast_changes_nothing(format, dtype, tmp_path, monkeypatch):
+    """On a CPU it joins no float16: int4_asym's scales in slices and in pieces of a large matrix, and biases."""
+    monkeypatch.setattr(quantise, "_CHUNK", 128 * H)
+    biases = {"gate_up_bias": [torch.ones(2 * I).half()] * E, "down_bias": torch.ones(E, H).half()}
+
+    def made():
+        base = base_of(format, 3, **biases, interleaved=True)
+        base.save(path)
+        again = PackedExperts.load(path, partitions=2)
+        x, ids, w = torch.full((3, H), 0.5), torch.tensor([[0, 1]] * 3), torch.full((3, 2), 0.25)
+        return base, again, base.partition(2), base.unpack(), moe(x, ids, w, again), path.read_bytes()
+
+    path = tmp_path / "base"
+    wanted = made()
+    with torch.autocast("cpu", dtype=dtype):
+        came = made()
+    assert all(same(a, b) for a, b in zip(came[:3], wanted[:3])) and came[5] == wanted[5]
+    assert all(torch.equal(a, b) for a, b in zip((*came[3], came[4]), (*wanted[3], wanted[4])))
 
 
 @pytest.mark.parametrize(

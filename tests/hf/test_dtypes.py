@@ -1,7 +1,7 @@
 """Every tensor that is no expert's has the dtype and the value that transformers' own `from_pretrained` gives it.
 
-transformers keeps some weights in float32 in a model of half precision: DeepSeek-V3's e_score_correction_bias, large and
-nearly the same for all experts, chooses others when it is rounded.
+transformers keeps some weights in float32 in a model of half precision: DeepSeek-V3's e_score_correction_bias, large
+and nearly the same for all experts, chooses others when it is rounded.
 """
 
 import pytest

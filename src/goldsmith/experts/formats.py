@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -112,6 +113,9 @@ def scale_values(scales: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.exp2(scales.to(torch.float64) - 127).to(dtype)
 
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # a whole number of as many bytes
+
+
 @cache
 def _pairs(name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The two numbers of every byte: [256, 2]"""
@@ -128,6 +132,14 @@ def nibbles(codes: Tensor) -> Tensor:
 def from_nibbles(packed: Tensor) -> Tensor:
     """[..., n / 2] bytes -> [..., n] values 0..15, the low nibble first"""
     return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+
+
+def side_by_side(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors of one dtype joined, bit for bit: as whole numbers of the same width
+
+    Not every torch joins float8; and under autocast none joins float16 on a CPU.
+    """
+    return torch.cat([part.view(_BITS[part.dtype.itemsize]) for part in parts], dim).view(parts[0].dtype)
 
 
 def divisors(number: int, step: int = 8) -> list[int]:

@@ -102,7 +102,7 @@ def _uneven(op: str, first: str, few: object, second: str, many: object) -> Shap
 
 def check_finite(op: str, name: str, tensor: Tensor) -> None:
     """ValueError with the first place where `tensor` is NaN or infinite."""
-    if tensor.numel() == 0 or torch.stack(torch.aminmax(tensor)).isfinite().all():
+    if tensor.numel() == 0 or all(end.isfinite() for end in torch.aminmax(tensor)):
         return
     place = (~tensor.isfinite()).nonzero()[0].tolist()
     raise ValueError(

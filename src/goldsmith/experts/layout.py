@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .formats import FORMATS, FP8_BLOCK, SCALE_NAMES, Codes, Format, decode
+from .formats import FORMATS, FP8_BLOCK, SCALE_NAMES, Codes, Format, decode, side_by_side
 
 ROWS = 16  # of a panel
 WORDS = 16  # of a tile, along the inputs
@@ -299,16 +299,15 @@ def _cut_inputs(layout: Layout, matrix: Codes, begin: int, end: int) -> Codes:
 
 
 def _joined(parts: list[Codes], dim: int, *, scale_is_common: bool = False) -> Codes:
-    """Slices of a matrix side by side; float8 as bytes, which every torch can join."""
+    """Slices of a matrix side by side."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
-    bytes_ = first.codes.dtype if first.codes.dtype.itemsize > 1 else torch.uint8
-    codes = torch.cat([p.codes.view(bytes_) for p in parts], dim).view(first.codes.dtype)
+    codes = side_by_side([p.codes for p in parts], dim)
     if first.scales is None or scale_is_common:
         return Codes(codes, first.scales)
-    scales = torch.cat([p.scales for p in parts if p.scales is not None], dim)
-    zeros = torch.cat([p.zeros for p in parts if p.zeros is not None], dim) if first.zeros is not None else None
+    scales = side_by_side([p.scales for p in parts if p.scales is not None], dim)
+    zeros = side_by_side([p.zeros for p in parts if p.zeros is not None], dim) if first.zeros is not None else None
     return Codes(codes, scales, zeros)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import ShapeError, check_choice, check_dtype, check_tensor
-from .formats import FORMATS, Codes
+from .formats import FORMATS, Codes, side_by_side
 from .inputs import Stack, check_finite, check_flag, check_partitions, together
 from .layout import Expert, Layout
 from .memory import frozen
@@ -183,7 +183,8 @@ def check_biases(
             kept.append(None)
             continue
         if isinstance(bias, (list, tuple)) and all(isinstance(b, Tensor) for b in bias) and bias:
-            bias = torch.stack([b.detach() for b in bias])
+            with torch.autocast(bias[0].device.type, enabled=False):  # which would join no float16 on a CPU
+                bias = torch.stack([b.detach() for b in bias])
         check_tensor(op, name, bias)
         check_dtype(op, name, bias, _FLOATS)
         rows = bias.shape[0] if count is None and bias.dim() else count
@@ -192,6 +193,6 @@ def check_biases(
         bias = bias.detach().cpu().clone(memory_format=torch.contiguous_format)
         check_finite(op, name, bias)
         if name == "gate_up_bias" and interleaved:
-            bias = torch.cat((bias[:, 0::2], bias[:, 1::2]), 1)
+            bias = side_by_side((bias[:, 0::2], bias[:, 1::2]), 1)
         kept.append(bias)
     return kept[0], kept[1]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..core.shapes import kind
-from .formats import E2M1, FP8_BLOCK, SCALE_NAMES, Codes, Format, divisors
+from .formats import E2M1, FP8_BLOCK, SCALE_NAMES, Codes, Format, divisors, side_by_side
 
 _E2M1_MAX = max(E2M1)
 _E4M3_MAX = 448.0
@@ -38,14 +38,7 @@ def quantise(fmt: Format, weights: Tensor, group: int | None, scale_dtype: torch
     if len(parts) == 1:
         return parts[0]
     names = [name for name in ("codes", "scales", "zeros") if getattr(parts[0], name) is not None]
-    return Codes(**{name: _stacked([getattr(part, name) for part in parts]) for name in names})
-
-
-def _stacked(parts: list[Tensor]) -> Tensor:
-    """One below the other; float8 as bytes, which every torch can join."""
-    if parts[0].dtype.itemsize > 1:
-        return torch.cat(parts)
-    return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
+    return Codes(**{name: side_by_side([getattr(part, name) for part in parts]) for name in names})
 
 
 class _Overflow(Exception):
@@ -120,7 +113,7 @@ def check_scale_dtype(op: str, fmt: Format, scale_dtype: torch.dtype | None) -> 
 
 def _bf16(weights: Tensor) -> Tensor:
     codes = weights.to(torch.bfloat16)
-    if weights.dtype == torch.float32 and not torch.stack(torch.aminmax(codes)).isfinite().all():
+    if weights.dtype == torch.float32 and not all(end.isfinite() for end in torch.aminmax(codes)):
         row, k = (~codes.isfinite()).nonzero()[0].tolist()
         came = weights[row, k].item()
         raise _Overflow(row, f"input {k}: {came:.6g} overflows bfloat16; use format='fp32', or scale the weights")
