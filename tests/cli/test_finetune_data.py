@@ -53,6 +53,30 @@ def test_paragraphs_know_their_lines():
     assert list(paragraphs("\n\na\nb\n\n\n c\n")) == [(3, "a\nb"), (7, " c")]
 
 
+class Scanned(str):
+    """A text that adds up how many characters are looked through for line ends."""
+
+    looked_at = 0
+
+    def count(self, what, first=0, end=None):
+        end = len(self) if end is None else end
+        self.looked_at += end - first
+        return super().count(what, first, end)
+
+
+def test_each_character_is_looked_at_once_for_the_line_it_stands_in():
+    text = Scanned(VERSE * 50)
+    found = list(paragraphs(text))
+    assert len(found) == 4 * 50 + 1 and text.looked_at <= len(text)
+    lines = text.split("\n")
+    assert all(lines[line - 1] == words.split("\n")[0] for line, words in found)
+
+
+def test_an_ending_may_be_in_capitals(reading, tokenizer):
+    assert reading(VERSE, "VERSE.TXT") == reading(VERSE, "verse.txt")
+    assert counted(reading([{"prompt": "a", "completion": "b"}], "ROWS.JSONL")[0], tokenizer)[0] == "b<|end|>"
+
+
 def test_of_a_prompt_and_its_completion_the_completion_counts(reading, tokenizer):
     rows = [{"prompt": "2 + 2 = ", "completion": "4"}]
     assert counted(reading(rows)[0], tokenizer) == ("4<|end|>", "2 + 2 = 4<|end|>")

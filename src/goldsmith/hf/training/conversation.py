@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os.path import commonprefix
 from typing import Any
 
 ASSISTANT = "assistant"
@@ -10,7 +13,8 @@ ASSISTANT = "assistant"
 def conversation(messages: object, tokenizer: Any, *, every: bool = False) -> tuple[list[int], list[bool]]:
     """(tokens, whether they count) of a list of {"role", "content"}; ValueError with the reason.
 
-    What the assistant says counts, or every token.
+    What the assistant says counts, or every token. A token counts when any of its characters is the assistant's, a
+    blank as well, as with transformers' `return_assistant_tokens_mask`.
     """
     turns = _checked(messages)
     if not getattr(tokenizer, "chat_template", None):
@@ -23,14 +27,63 @@ def conversation(messages: object, tokenizer: Any, *, every: bool = False) -> tu
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids, [True] * len(ids)
     spans = _spans(turns, text, tokenizer)
-    try:
-        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    except NotImplementedError as error:
-        raise ValueError("the model's tokenizer cannot say where a token stands (it has no fast version)") from error
-    inside = [any(a <= first < last <= b for a, b in spans) for first, last in found["offset_mapping"]]
+    ids, places = _placed(text, tokenizer)
+    inside = _inside(places, spans)
     if not any(inside[1:]):
         raise ValueError("the assistant says nothing in it")
-    return found["input_ids"], inside
+    return ids, inside
+
+
+def _placed(text: str, tokenizer: Any) -> tuple[list[int], list[tuple[int, int]]]:
+    """Tokens, and where in the text each begins and ends."""
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ValueError(
+            "the model's tokenizer cannot say where a token stands (it has no fast version); "
+            "--train-on all does not ask for it"
+        )
+    with _untrimmed(tokenizer.backend_tokenizer):
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    ids, added = found["input_ids"], tokenizer.added_tokens_decoder
+    return ids, [_own(text, *place, added.get(token)) for token, place in zip(ids, found["offset_mapping"])]
+
+
+@contextmanager
+def _untrimmed(inner: Any) -> Iterator[None]:
+    """Inside, a token's place has its blanks.
+
+    Only post-processors take them off (`trim_offsets`, of ByteLevel by default), until nothing is left of a token of
+    blanks; special tokens, which is what else they do, are not asked for here.
+    """
+    from tokenizers.processors import ByteLevel
+
+    kept = inner.post_processor
+    if kept is not None:
+        inner.post_processor = ByteLevel(trim_offsets=False)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            inner.post_processor = kept
+
+
+def _own(text: str, first: int, last: int, added: Any) -> tuple[int, int]:
+    """A token's place without what is not its own: an added token may swallow the blanks beside it."""
+    if added is not None and text[first:last].strip():
+        if added.lstrip:
+            first = last - len(text[first:last].lstrip())
+        if added.rstrip:
+            last = first + len(text[first:last].rstrip())
+    return first, max(last, first + 1)  # what has no width belongs to what follows
+
+
+def _inside(places: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[bool]:
+    """Which places overlap with a span; both are in the order of the text."""
+    found, k = [], 0
+    for first, last in places:
+        while k < len(spans) and spans[k][1] <= first:
+            k += 1
+        found.append(k < len(spans) and spans[k][0] < last)
+    return found
 
 
 def _checked(messages: object) -> list[dict[str, Any]]:
@@ -67,13 +120,22 @@ def _spans(turns: list[dict[str, Any]], text: str, tokenizer: Any) -> list[tuple
     for number, turn in enumerate(turns):
         if turn["role"] != ASSISTANT:
             continue
-        before = _rendered(turns[:number], tokenizer, ask=True) if number else ""
-        after = _rendered(turns[: number + 1], tokenizer)
-        begins, ends = len(before), len(after)
-        if not text.startswith(before) or not text.startswith(after.rstrip()):
+        before, after = _before(turns, number, tokenizer), _rendered(turns[: number + 1], tokenizer)
+        ends = len(after.rstrip())
+        if not text.startswith(before) or not text.startswith(after[:ends]):
             raise ValueError(
                 f"the chat template writes message {number + 1} otherwise when more follows, so where the answer "
                 "stands is not known; give each answer a row of its own, or use --train-on all"
             )
-        spans.append((begins, min(ends, len(text))))
+        while ends < len(after) and text.startswith(after[ends], ends):  # some end the last turn with other blanks
+            ends += 1
+        spans.append((len(before), ends))
     return spans
+
+
+def _before(turns: list[dict[str, Any]], number: int, tokenizer: Any) -> str:
+    """The text up to where generation of an answer would begin."""
+    if number:
+        return _rendered(turns[:number], tokenizer, ask=True)
+    # no template writes a conversation of nothing: what two answers that differ have in common is none of either
+    return commonprefix([_rendered([turns[0] | {"content": said}], tokenizer) for said in ("a", "b")])

@@ -56,7 +56,7 @@ def read(path: str | Path, tokenizer: Any, *, document: str = "blank", train_on:
     text = decoded(path)
     if not text.strip():
         raise DataError(path, "the file is empty; at least one document is needed")
-    if path.suffix == ".jsonl":
+    if path.suffix.lower() == ".jsonl":
         found = list(_rows(path, text, tokenizer, train_on == "all"))
     else:
         found = list(_texts(list(paragraphs(text) if document == "blank" else [(1, text)]), tokenizer))
@@ -67,7 +67,7 @@ def read(path: str | Path, tokenizer: Any, *, document: str = "blank", train_on:
 
 def check(path: Path) -> None:
     """Refuses what is no file, or of no kind that can be read, before anything slow begins."""
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         ending = f"the name ends in {path.suffix}" if path.suffix else "the name has no ending"
         raise DataError(path, f"{ending}; readable are {', '.join(SUFFIXES)}")
     if not path.is_file():
@@ -97,12 +97,14 @@ def decoded(path: Path) -> str:
 
 def paragraphs(text: str) -> Iterator[tuple[int, str]]:
     """(line, text) of what stands between blank lines."""
-    at = 0
+    at, line = 0, 1
     for gap in [*re.finditer(r"\n(?:[ \t]*\n)+", text), None]:
         end = gap.start() if gap else len(text)
         if text[at:end].strip():
-            yield text.count("\n", 0, at) + 1, text[at:end].strip("\n")
-        at = gap.end() if gap else end
+            yield line, text[at:end].strip("\n")
+        after = gap.end() if gap else end
+        line += text.count("\n", at, after)
+        at = after
 
 
 def cut(path: str | Path, documents: list[Document], seq_len: int) -> Cut:
