@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import platform
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..say import Problem, console, count, put_json
-from .record import Record
+from .record import LOG, RUN, Record
 from .show import Shown
 
 DIVERGED, INTERRUPTED = 1, 130
@@ -18,10 +21,9 @@ DIVERGED, INTERRUPTED = 1, 130
 def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
     """The whole command; returns the exit status."""
     try:
-        from torch import OutOfMemoryError
-
         from ...core.device import BackendUnavailable
         from ...hf.training.errors import Diverged, TrainingError
+        from ...hf.training.exhausted import out_of_memory, paragraph
         from ...hf.training.options import Options
     except ImportError as error:
         if error.name is not None:  # of one of ours; goldsmith.hf says in words what is not installed
@@ -32,7 +34,8 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
     result: dict[str, Any] = {}
     try:
         with interrupt:
-            result = Run(Options(**given), show, interrupt).carry_out(dry_run)
+            options = Options(**given)
+            result = Run(options, show, interrupt).carry_out(dry_run)
     except Diverged as error:
         show.failed(str(error))
         result = {"error": str(error), "status": "diverged"}
@@ -40,14 +43,13 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
         raise Problem(str(error)) from error
     except BackendUnavailable as error:
         raise Problem(f"MODEL {given['model']} cannot be trained so: {error}.") from error
-    except OutOfMemoryError as error:
-        raise Problem(
-            f"--device {given['device']} has too little memory: a smaller --batch-size or --seq-len, or "
-            f"--checkpointing, takes less. What torch says: {str(error).partition('. ')[0]}."
-        ) from error
     except KeyboardInterrupt:
         show.stopped()
         result = {"status": "interrupted"}
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise Problem(paragraph(error, options)) from error
     if as_json:
         put_json(result)
     return {"diverged": DIVERGED, "interrupted": INTERRUPTED}.get(result.get("status", ""), 0)
@@ -67,7 +69,7 @@ class Run:
         from ...hf.training.journal import rows as logged
         from ...hf.training.loop import Trainer
         from ...hf.training.options import plan
-        from ...hf.training.session import LOG, Watcher, lock
+        from ...hf.training.session import Watcher, lock
 
         stream, said, held = self._streams()
         found = plan(self.options, len(stream))
@@ -76,10 +78,10 @@ class Run:
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
         session = self._session(found)
         watcher = Watcher(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
-        with lock(self.output):
+        with lock(self.output), self._told_in_run_json():
             start = session.find(self.options.resume, watcher)
             loaded, record, _ = self._model(said, found, stream)
-            record.write({"status": "running"})
+            watcher.begun = lambda: record.write({"status": "running"})
             watcher.saved = lambda rows: record.page(rows)
             apart = masks(loaded.model) if self.options.pack else no_masks
             trainer = Trainer(loaded.model, loaded.parameters, stream, found, apart)
@@ -98,13 +100,32 @@ class Run:
                 raise
             return self._end(rows, trainer, loaded, record)
 
+    @contextlib.contextmanager
+    def _told_in_run_json(self) -> Iterator[None]:
+        """Inside, an error is also the end of the run that run.json has as running, be it one that was killed."""
+        from ...hf.training.checkpoint import replace
+        from ...hf.training.exhausted import out_of_memory, paragraph
+        from ...hf.training.journal import rows
+
+        try:
+            yield
+        except Exception as error:
+            said = paragraph(error, self.options) if out_of_memory(error) else str(error) or type(error).__name__
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the error itself is what matters
+                facts = json.loads((self.output / RUN).read_bytes())
+                if facts["result"]["status"] == "running":
+                    step = max((row["step"] for row in rows(self.output / LOG)), default=0)
+                    facts["result"] = {"status": "failed", "step": step, "error": said}
+                    replace(self.output / RUN, json.dumps(facts, indent=1) + "\n")
+            raise
+
     def _streams(self) -> tuple[Any, dict[str, Any], Any]:
         """The rows to train on, what is said of them, and those that are held out, or None."""
         import torch
 
-        from ...hf.training import data
+        from ...hf.training import data, folders
         from ...hf.training.device import chosen
-        from ...hf.training.model import tokenizer
+        from ...hf.training.model import folder, tokenizer
 
         options = self.options
         chosen(options)
@@ -115,6 +136,7 @@ class Run:
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         with self.show.doing("reading the tokenizer and the data"):
+            folders.check(options, folder(options.model))
             words = tokenizer(options.model)
             stream, said = self._stream(options.data, words, packed=options.pack)
             held = None

@@ -63,9 +63,9 @@ def finetune(
             show_default=False,
         ),
     ],
-    output: Annotated[Path, typer.Option(help="Adapter, log, page and checkpoints go here.", metavar="DIR")] = Path(
-        "finetuned"
-    ),
+    output: Annotated[
+        str, typer.Option(help="Adapter, log, page and checkpoints go here.", metavar="DIR")
+    ] = "finetuned",
     eval_data: Annotated[
         Path | None, typer.Option(help="Held-out text, in the same forms, whose loss is followed.", metavar="FILE")
     ] = None,

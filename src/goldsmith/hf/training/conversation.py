@@ -44,7 +44,7 @@ def _placed(text: str, tokenizer: Any) -> tuple[list[int], list[tuple[int, int]]
     with _untrimmed(tokenizer.backend_tokenizer):
         found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids, added = found["input_ids"], tokenizer.added_tokens_decoder
-    return ids, [_own(text, *place, added.get(token)) for token, place in zip(ids, found["offset_mapping"])]
+    return ids, [_own(text, place, added.get(token)) for token, place in zip(ids, found["offset_mapping"])]
 
 
 @contextmanager
@@ -66,8 +66,9 @@ def _untrimmed(inner: Any) -> Iterator[None]:
             inner.post_processor = kept
 
 
-def _own(text: str, first: int, last: int, added: Any) -> tuple[int, int]:
+def _own(text: str, place: tuple[int, int], added: Any) -> tuple[int, int]:
     """A token's place without what is not its own: an added token may swallow the blanks beside it."""
+    first, last = place
     if added is not None and text[first:last].strip():
         if added.lstrip:
             first = last - len(text[first:last].lstrip())

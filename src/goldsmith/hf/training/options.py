@@ -63,6 +63,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, wanted, right in (
+            ("output", "the name of a folder (. is this one)", bool(self.output)),
             ("targets", f"any of {', '.join(TARGETS)}, with commas between", self._targets_right()),
             ("dtype", " or ".join(DTYPES), self.dtype in DTYPES),
             ("schedule", ", ".join(KINDS), self.schedule in KINDS),
@@ -80,7 +81,7 @@ class Options:
         ):
             if not right:
                 given = getattr(self, name)
-                shown = ",".join(given) if isinstance(given, tuple) else given
+                shown = (",".join(given) if isinstance(given, tuple) else given) or "empty"
                 raise TrainingError(f"{flag(name)} is {shown}; expected {wanted}.")
         if self.steps is not None and self.epochs is not None:
             raise TrainingError("--steps and --epochs exclude one another; give one, or neither for one epoch.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,7 @@ FILES = (LOG, LOCK, "run.json", "loss.html", WEIGHTS, CONFIG)  # what a run writ
 class Watcher:
     """Whom a session tells what happens; each may be left as it is."""
 
+    begun: Callable[[], None] = lambda: None  # what an earlier run left is out of the way
     row: Callable[[dict[str, Any]], None] = lambda row: None
     saved: Callable[[list[dict[str, Any]]], None] = lambda rows: None  # the log's, after a checkpoint
     note: Callable[[str], None] = lambda text: None
@@ -42,6 +45,7 @@ class Session:
     save_every: int = 50
     eval_every: int = 0
     keep: int = 2
+    anew: bool = field(default=False, init=False)  # --resume never
 
     @property
     def checkpoints(self) -> Path:
@@ -49,8 +53,8 @@ class Session:
 
     def find(self, resume: str, watcher: Watcher) -> checkpoint.Checkpoint | None:
         """The checkpoint to go on from, or None; refuses one of a run with other options, by their names."""
-        if resume == "never":
-            self._put_away(-1, watcher)
+        self.anew = resume == "never"
+        if self.anew:
             return None
         if resume == "auto":
             found, wrong = checkpoint.newest(self.checkpoints)
@@ -87,18 +91,20 @@ class Session:
         try:
             return self._run(trainer, watcher, start, evaluation)
         except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise
             raise TrainingError(self._unwritten(trainer, error)) from error
 
     def _run(
         self, trainer: Trainer, watcher: Watcher, start: checkpoint.Checkpoint | None, evaluation: Stream | None
     ) -> list[dict[str, Any]]:
-        earlier = None
+        own = start is not None and start.path.parent.resolve() == self.checkpoints.resolve()
+        earlier = None if start is None or own else rows(_run_of(start.path) / LOG)
         self.output.mkdir(parents=True, exist_ok=True)
         if start is not None:
-            if start.path.parent.resolve() != self.checkpoints.resolve():
-                earlier = rows(start.path.parent.parent / LOG)
-            self._put_away(start.step, watcher)
             self._restore(trainer, start)
+        self._put_away(start.step if start is not None and own else None, watcher)
+        watcher.begun()
         checkpoint.prune(self.checkpoints, self.keep)
         journal = Journal(self.output / LOG, trainer.done, earlier)
         saved = trainer.done if start is not None else -1
@@ -154,20 +160,35 @@ class Session:
         except ValueError as error:
             raise TrainingError(f"{start.path} does not fit this model: {error}.") from error
 
-    def _put_away(self, after: int, watcher: Watcher) -> None:
-        """Move checkpoints later than `after`, and with after < 0 the log as well, out of the way; nothing is lost."""
-        names = [f"{CHECKPOINTS}/step-{k:06d}" for k in checkpoint.steps(self.checkpoints) if k > after]
-        if after < 0 and (self.output / LOG).exists():
-            names.append(LOG)
-        if not names:
+    def _put_away(self, step: int | None, watcher: Watcher) -> None:
+        """Move what this run does not go on from out of its way, laid out as it is; nothing is lost.
+
+        That is all of another run (None), or of this one the checkpoints after `step`, with what was made of them. A
+        run without a checkpoint and without an adapter came to nothing: its log is kept only where one begins anew on
+        purpose.
+        """
+        found = [k for k in checkpoint.steps(self.checkpoints) if step is None or k > step]
+        worth = () if step is not None else (WEIGHTS, CONFIG, LOG) if self.anew else (WEIGHTS, CONFIG)
+        if not found and not any((self.output / name).exists() for name in worth):
             return
         number = 1
         while (away := self.output / f"earlier-{number}").exists():
             number += 1
         away.mkdir()
-        for name in names:
-            os.rename(self.output / name, away / Path(name).name)
+        if found:
+            (away / CHECKPOINTS).mkdir()
+        if step is not None and (self.output / LOG).exists():  # its first rows are this run's as well
+            shutil.copy2(self.output / LOG, away / LOG)
+        names = [name for name in FILES if name != LOCK and (name != LOG or step is None)]
+        for name in [*(f"{CHECKPOINTS}/step-{k:06d}" for k in found), *names]:
+            if (self.output / name).exists():
+                os.rename(self.output / name, away / name)
         watcher.note(f"What {self.output} held of an earlier run is now in {away}.")
+
+
+def _run_of(path: Path) -> Path:
+    """The folder of the run that a checkpoint is of."""
+    return path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
 
 
 def lock(output: Path) -> IO[str]:

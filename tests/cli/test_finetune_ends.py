@@ -1,0 +1,219 @@
+"""Where a run may not write, what it leaves of another's files, and how it ends when memory does not suffice."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+pytest.importorskip("peft", reason="comes with the extra hf")
+
+import torch
+from typer.testing import CliRunner
+
+from cli.finetune_tools import VERSE, saved_model, session, told, trained
+from goldsmith.cli import app
+from goldsmith.hf.training import model as models
+from goldsmith.hf.training.exhausted import out_of_memory
+from goldsmith.hf.training.journal import rows
+from goldsmith.hf.training.loop import Trainer
+from goldsmith.hf.training.session import CONFIG, LOG, WEIGHTS, Watcher
+
+HUGE = 1 << 50  # bytes; more than an address space of 48 bits gives to anyone
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finetune")
+    saved_model(folder / "model")
+    (folder / "verse.txt").write_text(VERSE)
+    return folder
+
+
+def run(place, output, *more, model=None):
+    words = ["finetune", model or place / "model", "--data", place / "verse.txt", "--output", output]
+    words += ["--seq-len", "64", "--batch-size", "2", "--steps", "4", "--save-every", "2", "--threads", "1", *more]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    return result, " ".join(result.output.split())
+
+
+def refused(place, output, *more, said, **how):
+    before = {path: path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+    result, text = run(place, output, *more, **how)
+    assert result.exit_code == 2 and said in text and "Traceback" not in text, text
+    assert {path: path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()} == before
+
+
+def result_of(folder):
+    return json.loads((folder / "run.json").read_text())["result"]
+
+
+# where it may not write
+
+
+def test_the_model_s_own_folder_is_no_output(place, tmp_path):
+    refused(place, place / "model", said="model is MODEL's own folder: an adapter there would be taken for a part")
+    (tmp_path / "link").symlink_to(place / "model")
+    refused(place, tmp_path / "link", said="is MODEL's own folder")
+
+
+def test_no_more_is_another_model_s(place, tmp_path):
+    shutil.copytree(place / "model", tmp_path / "other")
+    refused(place, tmp_path / "other", said="other is a model's folder (it has a config.json)")
+    assert {p.name for p in (tmp_path / "other").iterdir()} == {p.name for p in (place / "model").iterdir()}
+
+
+def test_a_folder_in_the_model_s_own_is_an_output(place, tmp_path):
+    shutil.copytree(place / "model", tmp_path / "model")
+    for steps in ("2", "4"):
+        more = ("--schedule", "constant", "--warmup", "0", "--steps", steps)
+        result, text = run(place, tmp_path / "model" / "tuned", *more, model=tmp_path / "model")
+        assert result.exit_code == 0, text
+    assert "Goes on after step 2 of 4" in text
+
+
+def test_an_empty_output_is_not_the_folder_one_is_in(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(place, "", said="--output is empty; expected the name of a folder (. is this one)")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--data", "--eval-data"])
+@pytest.mark.parametrize("name", ["log.jsonl", "checkpoints/rows.jsonl", ".unfinished-adapter/rows.jsonl"])
+def test_what_is_read_is_not_what_the_run_writes(place, tmp_path, option, name):
+    path = tmp_path / "out" / name
+    path.parent.mkdir(parents=True)
+    path.write_text('{"text": "something of the user\'s"}\n')
+    said = f"{name.partition('/')[0]}, which this run writes itself. Give another --output."
+    refused(place, tmp_path / "out", option, path, said=said)
+    os.link(path, tmp_path / "rows.jsonl")
+    (tmp_path / "link.jsonl").symlink_to(path)
+    refused(place, tmp_path / "out", option, tmp_path / "link.jsonl", said=said)
+    if name == LOG:
+        refused(place, tmp_path / "out", option, tmp_path / "rows.jsonl", said=said)
+    assert path.read_text() == '{"text": "something of the user\'s"}\n'
+
+
+def test_data_beside_what_the_run_writes_is_ordinary(place, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "something of the user\'s"}\n')
+    result, text = run(place, tmp_path, "--data", tmp_path / "rows.jsonl", "--steps", "1")
+    assert result.exit_code == 0, text
+
+
+# what is there of another run
+
+
+def test_an_adapter_that_is_there_is_moved_and_not_written_over(place, tmp_path):
+    for name in (WEIGHTS, CONFIG):
+        (tmp_path / name).write_text("hours of somebody's work")
+    result, text = run(place, tmp_path, "--steps", "1")
+    assert result.exit_code == 0 and "of an earlier run is now in" in text, text
+    earlier = {path.name: path.read_text() for path in (tmp_path / "earlier-1").iterdir()}
+    assert earlier == dict.fromkeys((WEIGHTS, CONFIG), "hours of somebody's work")
+    assert (tmp_path / WEIGHTS).stat().st_size > 1000 and result_of(tmp_path)["status"] == "trained"
+
+
+def test_beginning_anew_moves_everything_and_going_on_nothing(place, tmp_path):
+    run(place, tmp_path)
+    made = {path.name for path in tmp_path.iterdir()}
+    run(place, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == made
+    adapter = (tmp_path / WEIGHTS).read_bytes()
+    assert run(place, tmp_path, "--resume", "never", "--seed", "1")[0].exit_code == 0
+    assert {path.name for path in (tmp_path / "earlier-1").iterdir()} == made - {".lock"}
+    assert (tmp_path / "earlier-1" / WEIGHTS).read_bytes() == adapter != (tmp_path / WEIGHTS).read_bytes()
+    assert result_of(tmp_path / "earlier-1")["status"] == "trained"
+
+
+def test_a_checkpoint_of_an_earlier_run_goes_on_with_that_run_s_log(tmp_path):
+    trained(tmp_path)
+    first = told(tmp_path)
+    trained(tmp_path, resume="never", eval_every=1)
+    trained(tmp_path, resume=str(tmp_path / "earlier-1" / "checkpoints" / "step-000004"))
+    assert told(tmp_path) == first
+    assert len(told(tmp_path / "earlier-2")) > len(first)
+    assert len(list((tmp_path / "earlier-2" / "checkpoints").iterdir())) == 2
+
+
+def test_rows_of_steps_that_are_given_up_are_kept_with_their_checkpoints(tmp_path):
+    trained(tmp_path)
+    before = rows(tmp_path / LOG)
+    trained(tmp_path, resume=str(tmp_path / "checkpoints" / "step-000004"))
+    assert rows(tmp_path / "earlier-1" / LOG) == before
+    assert [p.name for p in (tmp_path / "earlier-1" / "checkpoints").iterdir()] == ["step-000006"]
+
+
+def test_a_run_that_cannot_begin_moves_nothing(tmp_path):
+    trained(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    session(tmp_path).find("never", Watcher())
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+# when memory does not suffice
+
+
+def test_too_little_memory_is_told_from_other_errors():
+    for fails in (
+        lambda: torch.empty(HUGE, dtype=torch.uint8),
+        lambda: torch.empty(1 << 62),
+        lambda: bytearray(1 << 62),
+    ):
+        with pytest.raises((RuntimeError, MemoryError)) as error:
+            fails()
+        assert out_of_memory(error.value), error.value
+    assert out_of_memory(OSError(12, "Cannot allocate memory")) and not out_of_memory(OSError(28, "No space"))
+    with pytest.raises(RuntimeError) as error:
+        torch.ones(2) @ torch.ones(3)
+    assert not out_of_memory(error.value) and not out_of_memory(ValueError("DefaultCPUAllocator"))
+
+
+def test_too_little_memory_in_a_step_is_one_paragraph_and_the_same_command_goes_on(place, tmp_path, monkeypatch):
+    assert run(place, tmp_path / "whole")[0].exit_code == 0
+    real = Trainer._loss
+
+    def loss(self, batch):
+        if self.done == 3:
+            torch.empty(HUGE, dtype=torch.uint8)
+        return real(self, batch)
+
+    monkeypatch.setattr(Trainer, "_loss", loss)
+    result, text = run(place, tmp_path / "out")
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit), text
+    said = "--device cpu has too little memory for 1,048,576.0 GiB more. The checkpoint of step 2 is whole: "
+    assert said in text and "with --checkpointing, the same command goes on from there. Less takes" in text
+    for option in ("--batch-size", "--seq-len", "--rank", "--format int4", "--resume never"):
+        assert option in text
+    ended = result_of(tmp_path / "out")
+    assert (ended["status"], ended["step"]) == ("failed", 3) and ended["error"].startswith(said)
+    monkeypatch.undo()
+    result, text = run(place, tmp_path / "out", "--checkpointing")
+    assert result.exit_code == 0 and "Goes on after step 2 of 4" in text, text
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
+
+
+def test_too_little_memory_before_the_first_checkpoint_and_before_the_model(place, tmp_path, monkeypatch):
+    def load(*words):
+        bytearray(1 << 62)
+
+    monkeypatch.setattr(models, "load", load)
+    result, text = run(place, tmp_path / "out", "--checkpointing", "--format", "int4")
+    assert result.exit_code == 2 and not (tmp_path / "out" / "run.json").exists()
+    assert text.endswith(
+        "--device cpu has too little memory. Less takes a smaller --batch-size (with a larger --grad-accum), "
+        "a smaller --seq-len or --rank."
+    )
+    (tmp_path / "out" / "run.json").write_text('{"result": {"status": "running"}}')  # as a kill leaves it
+    run(place, tmp_path / "out")
+    assert result_of(tmp_path / "out")["status"] == "failed"
+
+
+def test_a_disk_that_is_full_ends_the_run_in_run_json_as_well(place, tmp_path, monkeypatch):
+    def write(*words):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("goldsmith.hf.training.checkpoint.write", write)
+    result, text = run(place, tmp_path)
+    assert result.exit_code == 2 and "No space left on device" in text
+    assert result_of(tmp_path)["status"] == "failed" and "No space left" in result_of(tmp_path)["error"]
