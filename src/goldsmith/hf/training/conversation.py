@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os.path import commonprefix
@@ -28,6 +29,11 @@ def conversation(messages: object, tokenizer: Any, *, every: bool = False) -> tu
         return ids, [True] * len(ids)
     spans = _spans(turns, text, tokenizer)
     ids, places = _placed(text, tokenizer)
+    borders = [border for span in spans for border in span]
+    if crossing := [k for k, place in enumerate(places) if _crosses(place, borders)]:
+        added = tokenizer.added_tokens_decoder  # made anew at each call
+        for k in crossing:
+            places[k] = _own(text, places[k], added.get(ids[k]))
     inside = _inside(places, spans)
     if not any(inside[1:]):
         raise ValueError("the assistant says nothing in it")
@@ -43,8 +49,8 @@ def _placed(text: str, tokenizer: Any) -> tuple[list[int], list[tuple[int, int]]
         )
     with _untrimmed(tokenizer.backend_tokenizer):
         found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    ids, added = found["input_ids"], tokenizer.added_tokens_decoder
-    return ids, [_own(text, place, added.get(token)) for token, place in zip(ids, found["offset_mapping"])]
+    # what has no width belongs to what follows
+    return found["input_ids"], [(first, max(last, first + 1)) for first, last in found["offset_mapping"]]
 
 
 @contextmanager
@@ -66,6 +72,11 @@ def _untrimmed(inner: Any) -> Iterator[None]:
             inner.post_processor = kept
 
 
+def _crosses(place: tuple[int, int], borders: list[int]) -> bool:
+    at = bisect_right(borders, place[0])
+    return at < len(borders) and borders[at] < place[1]
+
+
 def _own(text: str, place: tuple[int, int], added: Any) -> tuple[int, int]:
     """A token's place without what is not its own: an added token may swallow the blanks beside it."""
     first, last = place
@@ -74,7 +85,7 @@ def _own(text: str, place: tuple[int, int], added: Any) -> tuple[int, int]:
             first = last - len(text[first:last].lstrip())
         if added.rstrip:
             last = first + len(text[first:last].rstrip())
-    return first, max(last, first + 1)  # what has no width belongs to what follows
+    return first, last
 
 
 def _inside(places: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[bool]:

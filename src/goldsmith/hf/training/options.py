@@ -81,7 +81,7 @@ class Options:
         ):
             if not right:
                 given = getattr(self, name)
-                shown = (",".join(given) if isinstance(given, tuple) else given) or "empty"
+                shown = ",".join(given) if isinstance(given, tuple) else "empty" if given == "" else given
                 raise TrainingError(f"{flag(name)} is {shown}; expected {wanted}.")
         if self.steps is not None and self.epochs is not None:
             raise TrainingError("--steps and --epochs exclude one another; give one, or neither for one epoch.")
