@@ -91,7 +91,7 @@ def test_a_streamed_model_has_the_tensors_and_the_routes_of_from_pretrained(save
 def test_what_finetune_trains_and_what_generate_asks_has_them_too(saved, tmp_path):
     _, folder = saved
     wanted = theirs(folder, torch.bfloat16)
-    trained = to_be_trained(Options(model=str(folder), data="", output="", dtype="bf16", threads=1)).model.eval()
+    trained = to_be_trained(Options(model=str(folder), data="", output="tuned", dtype="bf16", threads=1)).model.eval()
     check_tensors(trained, wanted)
     assert torch.equal(routes(trained), routes(wanted))
     with from_pretrained(folder, store=tmp_path / "store", dtype=torch.bfloat16, device="cpu") as held:

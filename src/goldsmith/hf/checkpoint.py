@@ -126,7 +126,8 @@ def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = (), pr
     progress   is told (bytes done, bytes in all, what)
 
     What transformers keeps in float32 in a model of half precision (DeepSeek-V3's e_score_correction_bias, which
-    chooses the experts) stays in float32, as `from_pretrained` loads it. Linear layers that a checkpoint stores as codes are decoded. What lies below the paths in `besides` stays as it is.
+    chooses the experts) stays in float32, as `from_pretrained` loads it. Linear layers that a checkpoint stores as
+    codes are decoded. What lies below the paths in `besides` stays as it is.
     Raises ValueError for what the files do not hold.
     """
     left = tuple(f"{path}." for path in besides)

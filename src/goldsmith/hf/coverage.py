@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .beside import tensors_of
 from .convert import converted_modules
 from .save import CONFIG, DOWN, GATE_UP, ROOT, WEIGHTS, stripped
 
 SHOWN = 3  # of a long list
-WRAPPED = "original_module."  # what peft's own modules_to_save keep in front of a parameter's name
 
 
 def targeted(config: Mapping[str, Any], where: str) -> list[str]:
@@ -34,27 +34,26 @@ def check_targets(path: Path, config: Mapping[str, Any], model: nn.Module) -> No
 
 
 def saved_modules(
-    model: nn.Module, path: Path, config: Mapping[str, Any], rest: Mapping[str, Tensor], missing: list[str]
-) -> dict[str, nn.Parameter]:
-    """The model's own parameters that the file has whole, by their names there; those that it lacks to `missing`.
+    bare: nn.Module, path: Path, config: Mapping[str, Any], rest: Mapping[str, Tensor], missing: list[str]
+) -> dict[str, Tensor]:
+    """The model's own tensors that the file has whole, by their names there; parameters that it lacks to `missing`.
 
-    ValueError for another shape, and for a module that is not there.
+    bare   the model without peft's layers. ValueError for another shape, and for a module that is not there.
     """
     names, found, met = tuple(config.get("modules_to_save") or ()), {}, set()
-    for full, parameter in model.named_parameters():
-        own = stripped(full)
+    for own, tensor in tensors_of(bare):
         module = own.rpartition(".")[0]
-        if not names or not module.endswith(names):
-            met |= {name for name in names if f"{name}.{WRAPPED}" in own}
+        places = [name for name in names if module.endswith(name) or f".{name}." in f".{module}."]
+        met |= set(places)
+        given = rest.get(f"{ROOT}{own}")
+        if not places or given is None and not isinstance(tensor, nn.Parameter):
             continue
-        met |= {name for name in names if module.endswith(name)}
-        tensor = rest.get(f"{ROOT}{own}")
-        if tensor is None:
+        if given is None:
             missing.append(f"{ROOT}{own}")
-        elif tensor.shape != parameter.shape:
-            raise ValueError(f"{ROOT}{own} is {list(tensor.shape)}, and {list(parameter.shape)} in the model")
+        elif given.shape != tensor.shape:
+            raise ValueError(f"{ROOT}{own} is {list(given.shape)}, and {list(tensor.shape)} in the model")
         else:
-            found[f"{ROOT}{own}"] = parameter
+            found[f"{ROOT}{own}"] = tensor
     for name in names:
         if name not in met:
             raise ValueError(f"{path}: modules_to_save has {name!r}, which this model does not have")
@@ -62,31 +61,30 @@ def saved_modules(
 
 
 def check_beside(
-    model: Any, folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor], missing: list[str]
-) -> None:
+    bare: nn.Module, folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor], missing: list[str]
+) -> nn.Module | None:
     """Of what peft puts on other modules (attention): ValueError for what has no place, or another shape, there.
 
-    What the file lacks is added to `missing`.
+    bare   the model without peft's layers. What the file lacks is added to `missing`. Returns a shell of the model
+           with what peft puts in, None where that is nothing.
     """
     if not tensors and not config.get("target_modules"):
-        return
+        return None
     from peft import get_peft_model_state_dict, inject_adapter_in_model
     from peft.tuners.tuners_utils import check_target_module_exists
 
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    like, lora = shell(base), lora_config(config)
-    trained = [(p, p.requires_grad) for p in base.parameters()]
-    if not getattr(model, "peft_config", None):
-        try:
-            inject_adapter_in_model(lora, like, low_cpu_mem_usage=True)
-        except ValueError as error:
-            if not tensors:  # nothing is targeted, and nothing is there: peft warns, and so it has always been
-                return
-            raise ValueError(f"{folder / CONFIG}: {error}") from error
-        finally:
-            for parameter, flag in trained:
-                parameter.requires_grad_(flag)
-    ours = tuple(f"{stripped(path)}." for path in converted_modules(model))
+    like, lora = shell(bare), lora_config(config)
+    trained = [(p, p.requires_grad) for p in bare.parameters()]
+    try:
+        inject_adapter_in_model(lora, like, low_cpu_mem_usage=True)
+    except ValueError as error:
+        if not tensors:  # nothing is targeted, and nothing is there: peft warns, and so it has always been
+            return None
+        raise ValueError(f"{folder / CONFIG}: {error}") from error
+    finally:
+        for parameter, flag in trained:
+            parameter.requires_grad_(flag)
+    ours = tuple(f"{stripped(path)}." for path in converted_modules(bare))
     state = get_peft_model_state_dict(like, save_embedding_layers=False)
     wanted = {f"{ROOT}{stripped(key)}": t for key, t in state.items() if not stripped(key).startswith(ours)}
     for name, tensor in tensors.items():
@@ -98,6 +96,7 @@ def check_beside(
             )
     covered = (name for name in wanted if check_target_module_exists(lora, _owner(name).removeprefix(ROOT)))
     missing += [name for name in covered if name not in tensors]
+    return like
 
 
 def lora_config(config: dict[str, Any]) -> Any:
@@ -105,7 +104,8 @@ def lora_config(config: dict[str, Any]) -> Any:
     from peft import LoraConfig
 
     own = {key: value for key, value in config.items() if key in LoraConfig.__dataclass_fields__}
-    return LoraConfig(**(own | {"target_parameters": None, "modules_to_save": None, "inference_mode": False}))
+    changes = {"target_parameters": None, "modules_to_save": None, "inference_mode": False, "init_lora_weights": True}
+    return LoraConfig(**(own | changes))
 
 
 def shell(module: nn.Module, made: dict[int, nn.Module] | None = None) -> nn.Module:

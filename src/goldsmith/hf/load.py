@@ -15,21 +15,38 @@ from torch import Tensor, nn
 from ..experts import LoRA
 from . import adapters
 from .adapters import Half, Pair
+from .beside import adapter_of, keep, put_in, restore, take_off
 from .convert import converted_modules, freeze_the_rest
-from .coverage import check_beside, check_targets, lora_config, refuse_missing, saved_modules, targeted
+from .coverage import check_beside, check_targets, lora_config, refuse_missing, saved_modules, shell, targeted
 from .modules import ConvertedExperts
-from .save import CONFIG, DOWN, GATE_UP, RANKS, ROOT, WEIGHTS, stripped
+from .save import (
+    CONFIG,
+    DOWN,
+    GATE_UP,
+    RANKS,
+    REFUSED,
+    ROOT,
+    SAVED,
+    WEIGHTS,
+    base_of,
+    is_plain_start,
+    pattern,
+    stripped,
+)
 
 
 def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     """Reads an adapter of peft's into a converted model, its experts' part as `experts.LoRA`; returns the model.
 
-    Any adapter with `target_parameters` on the experts, ours or stock peft's. A LoRA of the same ranks and scalings is
-    written in place, so that an optimizer keeps its tensors; others are replaced: make the optimizer afterwards. What
-    targets other modules (attention) is put in by peft itself, trainable. Weights under `modules_to_save` (a router)
-    are written into the model's own. A model converted without `lora` gets its first LoRA here, and all else is frozen,
-    as `convert` does it. Raises ValueError for files that are not there, damaged, for another model, without tensors
-    for something that their config covers, or with what the experts cannot take; the model is then as it was.
+    Any adapter with `target_parameters` on the experts, ours or stock peft's. It takes the place of what the model has:
+    afterwards the model computes what it would if this were its first adapter. A LoRA of the same ranks and scalings is
+    written in place, so that an optimizer keeps its tensors; others are replaced, and what this adapter does not cover
+    is taken off: make the optimizer afterwards. What targets other modules (attention) is put in by peft itself,
+    trainable. Weights under `modules_to_save` (a router) are written into the model's own, and those are back with the
+    next adapter. A model converted without `lora` gets its first LoRA here, and all else is frozen, as `convert` does
+    it. Raises ValueError for files that are not there, damaged, for another model, without tensors for something that
+    their config covers, or with what the experts cannot take; and for a model that has several adapters of peft's, or
+    one that is merged or no LoRA. The model is then as it was.
     """
     modules = converted_modules(model)
     if not modules:
@@ -38,6 +55,7 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
             "peft.PeftModel.from_pretrained for the plain model"
         )
     folder = Path(directory)
+    before = adapter_of(model)
     config, tensors, ranks = _read(folder)
     check_targets(folder / CONFIG, config, model)
     planned: dict[str, tuple[dict[str, Pair], dict[str, float], bool]] = {}
@@ -52,18 +70,27 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     if strange or not planned:
         what = f"{strange[0]} has no place in this model" if strange else "it holds nothing for this model's experts"
         raise ValueError(f"{folder}: {what}; its target_parameters are {config.get('target_parameters')}")
-    saved = saved_modules(model, folder / CONFIG, config, rest, missing)
+    bare = shell(base_of(model))
+    take_off(bare)
+    saved = saved_modules(bare, folder / CONFIG, config, rest, missing)
     beside = {name: t for name, t in rest.items() if name not in saved}
-    check_beside(model, folder, config, beside, missing)
+    like = check_beside(bare, folder, config, beside, missing)
     refuse_missing(folder, missing)
-    if beside:
-        _inject(model, config, beside)
+    restore(model, bare)
+    keep(model, bare, rest)
+    if beside or before is not None:
+        put_in(model, like, lora_config(config), beside, before)
     with torch.no_grad():
-        for name, parameter in saved.items():
-            parameter.copy_(rest[name])
+        for name, tensor in saved.items():
+            tensor.copy_(rest[name])
+    if config.get("modules_to_save"):
+        base_of(model).__dict__[SAVED] = config["modules_to_save"]
     had_none = all(module.lora is None for module in modules.values())
-    for path, (factors, scaling, shared) in planned.items():
-        _put(modules[path], factors, scaling, shared)
+    for path, module in modules.items():
+        if path in planned:
+            _put(module, *planned[path])
+        else:
+            module.lora = None
     if had_none:
         freeze_the_rest(model)
     return model
@@ -80,9 +107,15 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, tu
     _check_config(folder / CONFIG, config)
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; experts take 'LORA'")
-    for key in ("use_dora", "lora_bias", "fan_in_fan_out", "velora_config", "kasa_config"):
+    for key in REFUSED:
         if config.get(key):
             raise ValueError(f"{folder / CONFIG}: {key} is set, which neither peft nor goldsmith has for experts")
+    if not is_plain_start(config.get("init_lora_weights")):
+        how = config["init_lora_weights"]
+        raise ValueError(
+            f"{folder / CONFIG}: init_lora_weights is {how!r}, which changes the weights under a LoRA; "
+            "peft cannot do that beside experts"
+        )
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
@@ -103,11 +136,11 @@ def _check_config(path: Path, config: Any) -> None:
         given = config.get(key) or {}
         if not isinstance(given, dict) or not all(_number(value, least) for value in given.values()):
             raise ValueError(f"{path}: {key} is {given!r}, wanted a number for each name")
-        for pattern in given:
+        for name in given:
             try:
-                re.compile(pattern)
+                re.compile(name)
             except re.error as error:
-                raise ValueError(f"{path}: {key} has the pattern {pattern!r}, which cannot be read: {error}") from error
+                raise ValueError(f"{path}: {key} has the pattern {name!r}, which cannot be read: {error}") from error
     for key in ("target_parameters", "modules_to_save"):
         given = config.get(key) or []
         if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
@@ -162,7 +195,7 @@ def _halves_of_file(
                 f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} and lora_B.weight {list(b.shape)} are for "
                 f"other experts; wanted [r*{form.num_experts}, {inputs}] and [{outputs}, r*{form.num_experts}]"
             )
-        said = _pattern(config, "rank_pattern", f"{where}.{name}", config["r"])
+        said = pattern(config, "rank_pattern", f"{where}.{name}", config["r"])
         if r != said:
             raise ValueError(
                 f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} has rank {r} with {form.num_experts} "
@@ -179,14 +212,8 @@ def _halves_of_file(
 
 def _scaling(config: dict[str, Any], name: str, rank: int) -> float:
     """alpha / r, or alpha / sqrt(r)."""
-    alpha = _pattern(config, "alpha_pattern", name, config["lora_alpha"])
+    alpha = pattern(config, "alpha_pattern", name, config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-
-def _pattern(config: dict[str, Any], key: str, name: str, otherwise: Any) -> Any:
-    """A value by peft's rule for patterns: that of the first which matches the end of the name."""
-    given = config.get(key) or {}
-    return next((v for pattern, v in given.items() if re.match(rf"(.*\.)?({pattern})$", name)), otherwise)
 
 
 def _factors(
@@ -207,15 +234,16 @@ def _factors(
 def _put(module: ConvertedExperts, factors: dict[str, Pair], scaling: dict[str, float], shared: bool) -> None:
     """Into the LoRA that is there if it is of this kind; else a new one takes its place."""
     form, old = module.form, module.lora
+    like = next(iter(factors.values()))[0]
     rank = {name: a.shape[1] for name, (a, _) in factors.items()}
     same = (
         old is not None
         and old.shared_a == shared
         and dict(old.scaling) == scaling
         and {name: a.shape[1] for name, (a, _) in old.factors().items()} == rank
+        and all(torch.promote_types(p.dtype, like.dtype) == p.dtype for p in old.parameters())
     )
     if not same:
-        like = next(iter(factors.values()))[0]
         old = LoRA(
             form.num_experts,
             form.hidden_size,
@@ -226,6 +254,7 @@ def _put(module: ConvertedExperts, factors: dict[str, Pair], scaling: dict[str, 
             dropout=0.0 if old is None else old.dropout,
             shared_a=shared,
             dtype=like.dtype,
+            device=module.held[0].device,
         )
         module.lora = old.train(module.training)
     if old is None:
@@ -235,18 +264,3 @@ def _put(module: ConvertedExperts, factors: dict[str, Pair], scaling: dict[str, 
             ours = old.factors()[name]
             ours[0].copy_(a)
             ours[1].copy_(b)
-
-
-def _inject(model: Any, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """The part on other modules (attention), by peft, in place; peft freezes what is not its own, so that is undone."""
-    from peft import inject_adapter_in_model, set_peft_model_state_dict
-
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    if not getattr(model, "peft_config", None):
-        inject_adapter_in_model(lora_config(config), base)
-    for parameter in trainable:
-        parameter.requires_grad_(True)
-    told: Any = set_peft_model_state_dict(base, {name.removeprefix(ROOT): t for name, t in tensors.items()})
-    if told.unexpected_keys:
-        raise ValueError(f"goldsmith.hf.load_adapter: {told.unexpected_keys[0]} has no place in this model")

@@ -24,6 +24,21 @@ from .modules import ConvertedExperts
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ROOT = "base_model.model."
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
+SAVED = "_goldsmith_saved"  # in the model's __dict__: modules that an adapter brought whole, by the ends of their names
+# of a LoraConfig: what peft does not take for parameters
+REFUSED = (
+    "use_dora",
+    "lora_bias",
+    "fan_in_fan_out",
+    "use_qalora",
+    "use_bdlora",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "layer_replication",
+    "monteclora_config",
+    "velora_config",
+)
 RANKS = "goldsmith.ranks"  # metadata of the weights' file: the ranks that gate and up had before they became one pair
 
 
@@ -33,7 +48,9 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
     peft's own `PeftModel.from_pretrained(plain_model, directory)` gives the same merged weights, in float32 bit for bit
     (where gate and up have different scalings: to a rounding). Dropout belongs to training and is written as 0, which
     is all that peft takes for experts. Files are replaced whole, never half written. Raises ValueError when no experts
-    are converted or none has a LoRA, OSError when the disk refuses, or when a folder or a device has the name of one.
+    are converted or none has a LoRA, and where the LoRA beside them has what peft does not take together with experts
+    (DoRA, a bias, PiSSA), with nothing written; OSError when the disk refuses, or when a folder or a device has the
+    name of one.
     """
     modules = {path: m for path, m in converted_modules(model).items() if m.lora is not None}
     if not modules:
@@ -51,15 +68,20 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
             stem = f"{ROOT}{where}." + ("base_layer." if both else "")
             tensors[f"{stem}lora_A.weight"], tensors[f"{stem}lora_B.weight"] = adapters.to_peft(half.a, half.b)
     beside, config = _of_peft(model)
-    tensors |= beside
-    config = _config(config, halves, everywhere=len(modules) == len(converted_modules(model)))
+    tensors |= beside | _whole(model, config)
+    config = _config(config, halves, len(converted_modules(model)))
     folder = Path(directory)
     for name in (WEIGHTS, CONFIG):
         refuse_what_is_no_file("goldsmith.hf.save_adapter", folder / name)
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt", RANKS: json.dumps(ranks)}
     _write(folder / WEIGHTS, serialised(tensors, metadata))
-    _write(folder / CONFIG, (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+    _write(folder / CONFIG, config_text(config).encode())
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """The text of adapter_config.json: keys in order, but those of patterns, of which the first that matches counts."""
+    return json.dumps(dict(sorted(config.items())), indent=2) + "\n"
 
 
 def serialised(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -100,31 +122,72 @@ def _halves(module: ConvertedExperts, ranks: dict[str, tuple[int, int]], where: 
     return halves
 
 
+def base_of(model: Any) -> Any:
+    """The model of transformers, out of a PeftModel if it is in one."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def is_plain_start(how: Any) -> bool:
+    """Whether `init_lora_weights` leaves the weights under the LoRA alone; PiSSA, OLoRA and others take from them."""
+    return not isinstance(how, str) or how.lower() in ("gaussian", "eva", "orthogonal")
+
+
 def stripped(path: str) -> str:
     """The path in the plain model: without peft's own wrapping."""
     return path.removeprefix(ROOT)
 
 
-def _config(config: dict[str, Any], halves: dict[str, Half], everywhere: bool) -> dict[str, Any]:
-    """adapter_config.json: peft's, with the experts' parameters, ranks and scalings in it."""
+def _config(config: dict[str, Any], halves: dict[str, Half], layers: int) -> dict[str, Any]:
+    """adapter_config.json: peft's, with the experts' parameters, ranks and scalings in it.
+
+    Of patterns the first that matches counts. The experts' come first, so that none of peft's own reaches them, and
+    they match nothing else.
+    """
     short: dict[str, list[str]] = {}
     for name in halves:  # "mlp.experts.down_proj" says every layer
-        short.setdefault(re.sub(r"^.*\.\d+\.", "", name) if everywhere else name, []).append(name)
-    first = next(iter(halves.values()))
+        short.setdefault(re.sub(r"^.*\.\d+\.", "", name), []).append(name)
     rslora = bool(config.get("use_rslora"))
+    first = next(iter(halves.values()))
     if not config["target_modules"]:
-        config |= {"r": first.rank, "lora_alpha": _number(first.scaling * first.rank)}
-    config["target_parameters"] = sorted(short)
+        config |= {"r": first.rank, "lora_alpha": _alpha(first, rslora)}
+    config["target_parameters"] = sorted(
+        target for name, full in short.items() for target in ([name] if len(full) == layers else full)
+    )
+    ranks: dict[str, Any] = {}
+    alphas: dict[str, Any] = {}
     for name, full in short.items():
-        kinds = {(halves[f].rank, halves[f].scaling) for f in full}
-        for target in [name] if len(kinds) == 1 else full:
-            half = halves[target if target in halves else full[0]]
-            alpha = _number(half.scaling * (math.sqrt(half.rank) if rslora else half.rank))
-            if half.rank != config["r"]:
-                config["rank_pattern"][target] = half.rank
-            if alpha != config["lora_alpha"]:
-                config["alpha_pattern"][target] = alpha
+        same = len(full) == layers and len({(halves[f].rank, halves[f].scaling) for f in full}) == 1
+        for target, names in [(name, full)] if same else [(f, [f]) for f in full]:
+            half = halves[names[0]]
+            if any(pattern(config, "rank_pattern", f, config["r"]) != half.rank for f in names):
+                ranks[target] = half.rank
+            alpha = _alpha(half, rslora)
+            if any(pattern(config, "alpha_pattern", f, config["lora_alpha"]) != alpha for f in names):
+                alphas[target] = alpha
+    for key, ours in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
+        config[key] = ours | {name: value for name, value in config[key].items() if name not in ours}
     return config
+
+
+def _alpha(half: Half, rslora: bool) -> int | float:
+    return _number(half.scaling * (math.sqrt(half.rank) if rslora else half.rank))
+
+
+def pattern(config: Mapping[str, Any], key: str, name: str, otherwise: Any) -> Any:
+    """A value by peft's rule for patterns: that of the first which matches the end of the name."""
+    given = config.get(key) or {}
+    return next((v for known, v in given.items() if re.match(rf"(.*\.)?({known})$", name)), otherwise)
+
+
+def _whole(model: Any, config: dict[str, Any]) -> dict[str, Tensor]:
+    """Modules that an adapter brought whole (a router), and in the config their names."""
+    base = base_of(model)
+    names = tuple(base.__dict__.get(SAVED, ()))
+    if not names:
+        return {}
+    config["modules_to_save"] = sorted({*names, *(config.get("modules_to_save") or ())})
+    places = {path: module for path, module in base.named_modules() if path.endswith(names)}
+    return {f"{ROOT}{path}.{name}": t for path, module in places.items() for name, t in module.state_dict().items()}
 
 
 def _number(value: float) -> int | float:
@@ -136,10 +199,10 @@ def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from peft import LoraConfig
     from peft.utils import get_peft_model_state_dict
 
-    existing = getattr(model, "peft_config", {})
+    existing = getattr(model, "peft_config", None) or {}
     if len(existing) > 1:
         raise ValueError(f"goldsmith.hf.save_adapter: the model has adapters {sorted(existing)}; one can be written")
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_of(model)
     if not existing:
         config = LoraConfig(
             target_modules=[], base_model_name_or_path=getattr(base.config, "_name_or_path", None) or None
@@ -147,24 +210,42 @@ def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors: dict[str, Tensor] = {}
     else:
         ((name, config),) = existing.items()
+        _check_peft_s(config)
         state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)  # "auto" asks the hub
         ours = tuple(f"{path}." for path in converted_modules(model))
         tensors = {f"{ROOT}{stripped(key)}": t for key, t in state.items() if not key.startswith(ours)}
     written = {key: sorted(v) if isinstance(v, set) else v for key, v in config.to_dict().items()}
-    kind = getattr(config.peft_type, "value", config.peft_type)
-    if kind != "LORA":
-        raise ValueError(
-            f"goldsmith.hf.save_adapter: the adapter beside the experts is {kind}; only LoRA can be written with them"
-        )
     task = getattr(config.task_type, "value", config.task_type)
     if task is None and type(base).__name__.endswith("ForCausalLM"):
         task = "CAUSAL_LM"
-    written |= {"peft_type": kind, "task_type": task, "lora_dropout": 0.0, "inference_mode": True}
+    written |= {"peft_type": "LORA", "task_type": task, "lora_dropout": 0.0, "inference_mode": True}
+    if isinstance(config.init_lora_weights, str):
+        written["init_lora_weights"] = True  # the factors are in the file
     written["rank_pattern"], written["alpha_pattern"] = (
         dict(config.rank_pattern or {}),
         dict(config.alpha_pattern or {}),
     )
     return tensors, written
+
+
+def _check_peft_s(config: Any) -> None:
+    """Raises ValueError for what peft does not take together with experts."""
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if kind != "LORA":
+        raise ValueError(
+            f"goldsmith.hf.save_adapter: the adapter beside the experts is {kind}; only LoRA can be written with them"
+        )
+    for key in REFUSED:
+        if getattr(config, key, None):
+            raise ValueError(
+                f"goldsmith.hf.save_adapter: the adapter beside the experts has {key}, which peft does not take "
+                "together with experts in one adapter; nothing was written. Leave it out of its LoraConfig"
+            )
+    if not is_plain_start(config.init_lora_weights):
+        raise ValueError(
+            f"goldsmith.hf.save_adapter: init_lora_weights={config.init_lora_weights!r} of the adapter beside the "
+            "experts has changed the weights under it, which peft cannot do again beside experts; nothing was written"
+        )
 
 
 def _write(path: Path, blob: bytes) -> None:

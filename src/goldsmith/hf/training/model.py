@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,7 @@ def save_adapter(loaded: Loaded, folder: Path) -> None:
         write(loaded.model, temporary)
         trained = {name: p for name, p in routers(loaded.model).items() if name in loaded.parameters}
         if trained:
-            _add_routers(temporary, trained)
+            _add_routers(temporary, loaded.model, trained)
         for name in ADAPTER:
             os.chmod(temporary / name, 0o644)
             os.replace(temporary / name, folder / name)
@@ -191,20 +191,24 @@ def save_adapter(loaded: Loaded, folder: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _add_routers(folder: Path, trained: dict[str, nn.Parameter]) -> None:
+def _add_routers(folder: Path, model: nn.Module, trained: Iterable[str]) -> None:
+    """Whole modules, as peft keeps them: with what nobody trains, as DeepSeek-V3's e_score_correction_bias."""
     from safetensors import safe_open
 
-    from ..save import serialised
+    from ..save import config_text, serialised
 
     with safe_open(folder / ADAPTER[0], "pt") as file:
         names, metadata = list(file.keys()), file.metadata()
         tensors = {name: file.get_tensor(name).clone() for name in names}
-    for name, parameter in trained.items():
-        tensors[f"base_model.model.{name}"] = parameter.detach().cpu().contiguous()
+    places = sorted({name.rpartition(".")[0] for name in trained})
+    for place in places:
+        for name, tensor in model.get_submodule(place).state_dict().items():
+            tensors[f"base_model.model.{place}.{name}"] = tensor.cpu().contiguous()
     (folder / ADAPTER[0]).write_bytes(serialised(tensors, metadata or {}))
     config = json.loads((folder / ADAPTER[1]).read_text())
-    config["modules_to_save"] = sorted({".".join(name.split(".")[-3:-1]) for name in trained})
-    (folder / ADAPTER[1]).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    known = config.get("modules_to_save") or ()
+    config["modules_to_save"] = sorted({*known, *(".".join(place.split(".")[-2:]) for place in places)})
+    (folder / ADAPTER[1]).write_text(config_text(config))
 
 
 def _first(error: BaseException) -> str:
