@@ -51,7 +51,8 @@ def _written(host: catalogue.Host) -> str:
 
 def strangers(table: Table) -> str:
     """First sight of kernels by a stranger to the rules, batch by batch, beside the rates of the whole."""
-    batches = [json.loads(path.read_text()) for path in sorted(RESULTS.parent.glob(FIRST_SIGHT))]
+    found = sorted(RESULTS.parent.glob(FIRST_SIGHT), key=lambda path: int(path.stem.rpartition("_")[2]))
+    batches = [json.loads(path.read_text()) for path in found]
     titles = {key: title for key, title in show.TITLES.items() if key != "params"}
     groups = [found["rates"]["all"] for found in batches]
     rows = [[f"batch {i}: {_size(group)}"] + [show.percent(group[key]) for key in titles]
