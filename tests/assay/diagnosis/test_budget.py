@@ -119,6 +119,10 @@ def test_what_is_partial_says_what_was_left_out_and_nothing_else_does(seconds, b
     found = assay.diagnose(product, budget_s=budget)
     assert bool(found.partial) == ("Left out" in str(found)), str(found)
     assert found.partial or budget > 100
+    assert found.partial in (
+        "",
+        f"the budget of {budget} s was {'spent' if found.seconds > budget else 'too short for all of it'}",
+    )
 
 
 def test_an_interrupt_says_what_comes_after_it(monkeypatch):
@@ -126,7 +130,12 @@ def test_an_interrupt_says_what_comes_after_it(monkeypatch):
         raise KeyboardInterrupt
 
     of = target(lambda x, w: x @ w * 1.01, 0.0)
-    for step, said in (("collect", "further evidence, and a smaller case"), ("smallest", "a smaller case")):
+    for step, said in (
+        ("collect", "further evidence, and a smaller case"),
+        ("smallest", "a smaller case"),
+        ("_wider", "the same case with float32 inputs, and what other cases show"),
+        ("_beside", "what other cases show"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(diagnosis, step, interrupted)
             found = assay.diagnose(of, probes="quick")

@@ -16,6 +16,7 @@ from ..probes.maps import CELLS_BAD, error_map
 from ..results import CERTAIN, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location, Report, TargetError
 from ..run import Run
 from ..session import Session
+from .choice import examined
 from .closer import closer
 from .cotangents import carried
 from .evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, MemoryFact, StageState
@@ -148,6 +149,7 @@ def collect(
     if time.for_("other numbers of the same inputs", _RUN):
         pace = time.pace("other numbers of the same inputs")
         _step(evidence, "other numbers of the same inputs", lambda: unheard(session, evidence, pace))
+        _step(evidence, "the choice", lambda: examined(session, evidence))
         evidence.made_of = _step(evidence, "operators", lambda: made_of(session, evidence)) or frozenset()
     if table.first_wrong is None and first.probe in _LATER:
         evidence.first_wrong = _later(evidence) or first.tensor

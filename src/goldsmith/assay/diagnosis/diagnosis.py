@@ -39,13 +39,15 @@ __all__ = ["PAGE", "Diagnosis", "diagnose"]
 _CHECKING = 0.5  # of the budget, at most, goes to finding a failing case
 _COLLECTING = 0.8  # of the budget is over when no further evidence is sought; the rest makes the case small
 _REPEATS = 10
-_SPENT = "the budget of {:g} s was spent"
+_SPENT, _SHORT = "the budget of {:g} s was spent", "the budget of {:g} s was too short for all of it"
 _SMALLER = 10.0  # seconds, at least, to make the case small; as many as everything before took where that is more
 _TRYING = 0.7  # of that, at most, goes to smaller cases; the rest asks whether the smallest still tells what is wrong
 _AFTER = {  # what an interrupt leaves out, by where it comes
     "check": "the rest of the check, and all that tells causes apart",
     "evidence": "further evidence, and a smaller case",
     "smaller": "a smaller case",
+    "wider": "the same case with float32 inputs, and what other cases show",
+    "beside": "what other cases show",
 }
 _SURE = 0.75  # strength of the best match below which a 16-bit case is examined in float32, too
 
@@ -92,7 +94,9 @@ def diagnose(
             ):  # fmt: skip
                 later |= afresh(failing, kept)
             _explain(found, failing, later, clock)
+            clock.stage = "wider"
             found = _wider(found, target, failing, seed, selected, clock) or found
+            clock.stage = "beside"
             _beside(found, target, failing, seed, selected, clock)
         except KeyboardInterrupt:
             found.partial = INTERRUPTED
@@ -103,7 +107,7 @@ def diagnose(
     if found.partial == INTERRUPTED:
         left_out[_AFTER[clock.stage]] = None
     elif left_out or hurried:
-        found.partial = _SPENT.format(budget_s)
+        found.partial = (_SPENT if clock.spent() else _SHORT).format(budget_s)
     found.traced += [f"Left out: {what}." for what in left_out]
     found.target = target
     found.seconds = time.perf_counter() - clock.started

@@ -44,7 +44,8 @@ def unheard(session: Session, evidence: Evidence, spent: Callable[[], bool] = la
 def kept(session: Session, spent: Callable[[], bool] = lambda: False) -> dict[str, str]:
     """Input -> a sentence, of those whose other numbers at the same address give the first result, bit for bit.
 
-    At most six runs of the candidate's forward for every floating input, and one of the golden.
+    Four runs of the candidate's forward for every floating input, one more for each result that stays as it was and is
+    wrong, and one of the golden.
     """
     found = {}
     for name, tensor in _inputs(session):

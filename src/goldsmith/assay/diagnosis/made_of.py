@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..session import Session
-from .choice import examined
 from .evidence import Evidence
 from .rules.reading import Reading, label, plain
 from .whatif.calls import Listening, behind
@@ -11,8 +10,7 @@ from .whatif.golden import Golden
 
 
 def made_of(session: Session, evidence: Evidence) -> frozenset[str]:
-    """Their names; one run of the golden, and none where no rule asks. A choice is examined first."""
-    examined(session, evidence)
+    """Their names; one run of the golden, and none where no rule asks."""
     if evidence.operators:
         return evidence.operators
     lowered = any(plain(label(f)) == "offset" for f in evidence.report.findings)

@@ -100,7 +100,7 @@ class Search:
         """All that is found by then, the best first.
 
         It ends early where a change makes every element of the tensor, and the other results too: what is much rarer
-        would only come after it.
+        would only come after it. Where the other results are not made it looks on for as long again, and no longer.
         """
         if self._waiting is None:
             self._waiting = enumerate(self._all(self._calls()))
@@ -120,7 +120,7 @@ class Search:
         return self._ordered(self._found)
 
     def _enough(self) -> Callable[[], bool]:
-        """Whether as much time again as it took to find what makes every element is over: then the rest is let be."""
+        """Whether as much time again as it took to find what makes every element is over, and two seconds at least."""
         began, found = time.thread_time(), 0.0
 
         def enough() -> bool:

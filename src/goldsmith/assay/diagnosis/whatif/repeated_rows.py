@@ -17,19 +17,19 @@ from .calls import Call, Change, Changed, floating, replaced
 
 _TAKES = frozenset("mul mul_ add add_ sub sub_ div div_ rsub".split())
 _ALSO = ("wrong_stride", "permuted")
-_MOST = 256  # operators
+_MOST = 256  # axes and orders, about
 
 
 def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
     """Of one operand alone, and of all that are broadcast along the same axes."""
     groups: dict[tuple, list[tuple[int, Changed]]] = {}
     for call in calls[: 1 << 12]:
+        if len(groups) > _MOST:
+            break
         if call.index not in among or call.backward or call.name not in _TAKES or not floating(call.out):
             continue
         for i, a in enumerate(call.args[:2]):
             for axis, ordered, how in _orders(a, tuple(call.out.shape)):
-                if len(groups) > _MOST:
-                    return
                 name = call.operand(i) or f"an operand of {call.name}"
                 change = _read(i, tuple(call.out.shape), axis, ordered)
                 text = f"{name} in {call.said} is read {how}"
