@@ -102,6 +102,13 @@ def test_one_of_the_same_kind_is_written_in_place(adapters):
     assert before.keys() == after.keys() and all(p is after[name] for name, p in before.items())
 
 
+def test_dropout_is_the_one_of_the_later_adapter(adapters):
+    by_hand = models.peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4, lora_alpha=8, lora_dropout=0.5)
+    ours = loaded(adapters["plain"], model=hf.convert(models.peft.get_peft_model(plain(), by_hand), format="fp32"))
+    assert ours.peft_config["default"].lora_dropout == 0
+    assert torch.equal(ours.train()(models.tokens()).logits, loaded(adapters["plain"]).train()(models.tokens()).logits)
+
+
 def test_numbers_in_float32_do_not_go_into_factors_in_bfloat16(adapters):
     ours = hf.convert(plain(), format="fp32", lora={"rank": 4, "alpha": 8, "shared_a": True, "dtype": torch.bfloat16})
     loaded(adapters["plain"], model=ours)

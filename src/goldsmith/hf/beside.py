@@ -129,6 +129,7 @@ def _kinds(model: nn.Module, name: str) -> dict[str, Any]:
         path: (
             type(layer),
             dict(getattr(layer, "scaling", {})).get(name),
+            getattr(dict(getattr(layer, "lora_dropout", {})).get(name), "p", 0.0),
             getattr(layer, "disable_adapters", False),
             [active == name for active in getattr(layer, "active_adapters", [name])],
             sorted(
