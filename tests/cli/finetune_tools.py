@@ -77,6 +77,13 @@ def saved_model(folder, **options):
     return folder
 
 
+def saved_place(folder):
+    """A folder with a tiny model and a text."""
+    saved_model(folder / "model")
+    (folder / "verse.txt").write_text(VERSE)
+    return folder
+
+
 def tiny_documents(count=12, vocabulary=60, seed=0, least=2, most=12):
     draw = random.Random(seed)
     sizes = [draw.randint(least, most) for _ in range(count)]

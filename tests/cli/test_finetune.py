@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from cli.finetune_tools import VERSE, saved_model, tiny_model
+from cli.finetune_tools import VERSE, saved_model, saved_place, tiny_model
 from goldsmith.cli import app
 from goldsmith.cli.finetune.show import Shown
 from goldsmith.core import native
@@ -40,9 +40,7 @@ STEPS = 6
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with a model and two texts."""
-    folder = tmp_path_factory.mktemp("finetune")
-    saved_model(folder / "model")
-    (folder / "verse.txt").write_text(VERSE)
+    folder = saved_place(tmp_path_factory.mktemp("finetune"))
     (folder / "held.txt").write_text(VERSE.upper())
     return folder
 

@@ -11,17 +11,14 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from cli.finetune_tools import VERSE, saved_model
+from cli.finetune_tools import saved_place
 from goldsmith.cli import app
 from goldsmith.hf.training import device
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finetune")
-    saved_model(folder / "model")
-    (folder / "verse.txt").write_text(VERSE)
-    return folder
+    return saved_place(tmp_path_factory.mktemp("finetune"))
 
 
 def run(place, output, *more):

@@ -12,23 +12,23 @@ pytest.importorskip("peft", reason="comes with the extra hf")
 import torch
 from typer.testing import CliRunner
 
-from cli.finetune_tools import VERSE, saved_model, session, told, trained
+from cli.finetune_tools import saved_place, session, tiny_trainer, told, trained
 from goldsmith.cli import app
+from goldsmith.cli.finetune.show import Shown
+from goldsmith.cli.say import console
 from goldsmith.hf.training import model as models
-from goldsmith.hf.training.exhausted import out_of_memory
+from goldsmith.hf.training.exhausted import out_of_memory, paragraph
 from goldsmith.hf.training.journal import rows
 from goldsmith.hf.training.loop import Trainer
-from goldsmith.hf.training.session import CONFIG, LOG, WEIGHTS, Watcher
+from goldsmith.hf.training.options import Options
+from goldsmith.hf.training.session import CONFIG, LOG, WEIGHTS, Watcher, again
 
 HUGE = 1 << 50  # bytes; more than an address space of 48 bits gives to anyone
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finetune")
-    saved_model(folder / "model")
-    (folder / "verse.txt").write_text(VERSE)
-    return folder
+    return saved_place(tmp_path_factory.mktemp("finetune"))
 
 
 def run(place, output, *more, model=None):
@@ -60,7 +60,7 @@ def test_the_model_s_own_folder_is_no_output(place, tmp_path):
 
 def test_no_more_is_another_model_s(place, tmp_path):
     shutil.copytree(place / "model", tmp_path / "other")
-    refused(place, tmp_path / "other", said="other is a model's folder (it has a config.json)")
+    refused(place, tmp_path / "other", said="other holds a config.json, as a model's folder does: an adapter")
     assert {p.name for p in (tmp_path / "other").iterdir()} == {p.name for p in (place / "model").iterdir()}
 
 
@@ -151,6 +151,43 @@ def test_a_run_that_cannot_begin_moves_nothing(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
+def test_the_log_of_a_run_that_was_killed_before_its_first_checkpoint_is_moved_too(place, tmp_path):
+    left = {LOG: '{"step": 1, "loss": 5.5}\n', "run.json": '{"result": {"status": "running"}}'}
+    for name, text in left.items():
+        (tmp_path / name).write_text(text)
+    result, text = run(place, tmp_path, "--steps", "1")
+    assert result.exit_code == 0 and "of an earlier run is now in" in text, text
+    assert {path.name: path.read_text() for path in (tmp_path / "earlier-1").iterdir()} == left
+    assert len(rows(tmp_path / LOG)) == 1 and result_of(tmp_path)["status"] == "trained"
+
+
+@pytest.mark.parametrize("inside, given", [(".", "step-000004"), ("step-000006", "../step-000004")])
+def test_a_checkpoint_s_log_is_found_from_inside_its_folder(tmp_path, monkeypatch, inside, given):
+    trained(tmp_path / "a")
+    monkeypatch.chdir(tmp_path / "a" / "checkpoints" / inside)
+    trained(tmp_path / "b", resume=given)
+    assert told(tmp_path / "b") == told(tmp_path / "a")
+
+
+def test_a_checkpoint_s_log_is_found_through_links(tmp_path):
+    trained(tmp_path / "a")
+    (tmp_path / "best").symlink_to(tmp_path / "a" / "checkpoints" / "step-000004")
+    trained(tmp_path / "b", resume=str(tmp_path / "best"))
+    (tmp_path / "a" / "checkpoints").rename(tmp_path / "large")
+    (tmp_path / "a" / "checkpoints").symlink_to(tmp_path / "large")
+    trained(tmp_path / "c", resume=str(tmp_path / "a" / "checkpoints" / "step-000004"))
+    assert told(tmp_path / "b") == told(tmp_path / "c") == told(tmp_path / "a")
+
+
+def test_a_command_that_is_refused_is_not_the_end_of_a_run_that_was_killed(place, tmp_path):
+    assert run(place, tmp_path)[0].exit_code == 0
+    killed = '{"result": {"status": "running"}}'
+    (tmp_path / "run.json").write_text(killed)
+    result, text = run(place, tmp_path, "--rank", "3")
+    assert result.exit_code == 2 and "and is 3" in text, text
+    assert (tmp_path / "run.json").read_text() == killed
+
+
 # when memory does not suffice
 
 
@@ -191,6 +228,37 @@ def test_too_little_memory_in_a_step_is_one_paragraph_and_the_same_command_goes_
     result, text = run(place, tmp_path / "out", "--checkpointing")
     assert result.exit_code == 0 and "Goes on after step 2 of 4" in text, text
     assert (tmp_path / "out" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
+
+
+def paragraph_after(folder, *, begun=True, checkpoints=("step-000002",), **options):
+    for name in checkpoints:
+        (folder / "checkpoints" / name).mkdir(parents=True)
+    given = Options(model="m", data="d", output=str(folder), **options)
+    return paragraph(MemoryError(), given, begun=begun)
+
+
+def test_what_goes_on_after_too_little_memory_is_the_command_that_does(tmp_path):
+    said = paragraph_after(tmp_path / "anew", resume="never")
+    assert "or with --checkpointing, the same command without --resume never goes on from there" in said
+    said = paragraph_after(tmp_path / "path", resume="run/checkpoints/step-000002")
+    assert "the same command without --resume run/checkpoints/step-000002 goes on" in said
+    said = paragraph_after(tmp_path / "less", checkpointing=True)
+    assert said.count("--checkpointing") == 0 and "when more memory is free, the same command goes on" in said
+    said = paragraph_after(tmp_path / "before", resume="never", begun=False)
+    assert "checkpoint of step" not in said and "goes on" not in said
+    assert "of step 2 is whole" in paragraph_after(tmp_path / "later", begun=False)
+
+
+def test_a_disk_that_is_full_and_an_interrupt_name_the_command_that_goes_on(tmp_path, capsys):
+    assert again(tmp_path, "never") == again(tmp_path, "auto") == "the same command"
+    trained(tmp_path)
+    found = session(tmp_path)
+    found.find("never", Watcher())
+    assert "the same command without --resume never goes on" in found._unwritten(tiny_trainer(), OSError(28, "full"))
+    show = Shown(console(), console())
+    interrupted = {"status": "interrupted", "step": 1, "loss": None, "eval_loss": None}
+    show.ended(interrupted, 2, tmp_path, again(tmp_path, "A/b"))
+    assert "The same command without --resume A/b goes on" in " ".join(capsys.readouterr().out.split())
 
 
 def test_too_little_memory_before_the_first_checkpoint_and_before_the_model(place, tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
         from ...hf.training.errors import Diverged, TrainingError
         from ...hf.training.exhausted import out_of_memory, paragraph
         from ...hf.training.options import Options
+        from ...hf.training.session import again
     except ImportError as error:
         if error.name is not None:  # of one of ours; goldsmith.hf says in words what is not installed
             raise
@@ -35,7 +36,8 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
     try:
         with interrupt:
             options = Options(**given)
-            result = Run(options, show, interrupt).carry_out(dry_run)
+            work = Run(options, show, interrupt)
+            result = work.carry_out(dry_run)
     except Diverged as error:
         show.failed(str(error))
         result = {"error": str(error), "status": "diverged"}
@@ -44,12 +46,12 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
     except BackendUnavailable as error:
         raise Problem(f"MODEL {given['model']} cannot be trained so: {error}.") from error
     except KeyboardInterrupt:
-        show.stopped()
+        show.stopped(again(Path(given["output"]), given["resume"]))
         result = {"status": "interrupted"}
     except Exception as error:
         if not out_of_memory(error):
             raise
-        raise Problem(paragraph(error, options)) from error
+        raise Problem(paragraph(error, options, begun=work.begun)) from error
     if as_json:
         put_json(result)
     return {"diverged": DIVERGED, "interrupted": INTERRUPTED}.get(result.get("status", ""), 0)
@@ -62,6 +64,7 @@ class Run:
         self.options, self.show, self.interrupt = options, show, interrupt
         self.output = Path(options.output)
         self.highest = 0  # token id of all data
+        self.begun = False  # from here on what lies in the folder is this run's
 
     def carry_out(self, dry_run: bool) -> dict[str, Any]:
         from ...hf.training.borders import masks, no_masks
@@ -78,27 +81,32 @@ class Run:
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
         session = self._session(found)
         watcher = Watcher(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
-        with lock(self.output), self._told_in_run_json():
+        with lock(self.output):
             start = session.find(self.options.resume, watcher)
-            loaded, record, _ = self._model(said, found, stream)
-            watcher.begun = lambda: record.write({"status": "running"})
-            watcher.saved = lambda rows: record.page(rows)
-            apart = masks(loaded.model) if self.options.pack else no_masks
-            trainer = Trainer(loaded.model, loaded.parameters, stream, found, apart)
-            done = start.step if start else 0
-            record.facts["steps"] = max(found.steps, done)
-            self.show.begins(found.steps, done)
-            try:
-                with self.show.progress(found.steps, done):
-                    rows = session.run(trainer, watcher, start=start, evaluation=held)
-            except Diverged as error:
-                record.page(logged(self.output / LOG))
-                record.write({"status": "diverged", "step": trainer.done, "error": str(error)})
-                raise
-            except KeyboardInterrupt:  # the second Ctrl-C
-                record.write({"status": "interrupted", "step": trainer.done})
-                raise
-            return self._end(rows, trainer, loaded, record)
+            with self._told_in_run_json():
+                loaded, record, _ = self._model(said, found, stream)
+                watcher.begun = lambda: self._begins(record)
+                watcher.saved = lambda rows: record.page(rows)
+                apart = masks(loaded.model) if self.options.pack else no_masks
+                trainer = Trainer(loaded.model, loaded.parameters, stream, found, apart)
+                done = start.step if start else 0
+                record.facts["steps"] = max(found.steps, done)
+                self.show.begins(found.steps, done)
+                try:
+                    with self.show.progress(found.steps, done):
+                        rows = session.run(trainer, watcher, start=start, evaluation=held)
+                except Diverged as error:
+                    record.page(logged(self.output / LOG))
+                    record.write({"status": "diverged", "step": trainer.done, "error": str(error)})
+                    raise
+                except KeyboardInterrupt:  # the second Ctrl-C
+                    record.write({"status": "interrupted", "step": trainer.done})
+                    raise
+                return self._end(rows, trainer, loaded, record)
+
+    def _begins(self, record: Record) -> None:
+        self.begun = True
+        record.write({"status": "running"})
 
     @contextlib.contextmanager
     def _told_in_run_json(self) -> Iterator[None]:
@@ -110,7 +118,9 @@ class Run:
         try:
             yield
         except Exception as error:
-            said = paragraph(error, self.options) if out_of_memory(error) else str(error) or type(error).__name__
+            said = str(error) or type(error).__name__
+            if out_of_memory(error):
+                said = paragraph(error, self.options, begun=self.begun)
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the error itself is what matters
                 facts = json.loads((self.output / RUN).read_bytes())
                 if facts["result"]["status"] == "running":
@@ -213,6 +223,7 @@ class Run:
 
     def _end(self, rows: list[dict[str, Any]], trainer: Any, loaded: Any, record: Record) -> dict[str, Any]:
         from ...hf.training.model import save_adapter
+        from ...hf.training.session import again
 
         if trainer.done:
             try:
@@ -225,7 +236,7 @@ class Run:
         result = {"status": "trained" if trainer.done >= trainer.plan.steps else "interrupted", "step": trainer.done}
         result |= {name: _ends([row[name] for row in rows if name in row]) for name in ("loss", "eval_loss")}
         record.write(result)
-        self.show.ended(result, trainer.plan.steps, self.output)
+        self.show.ended(result, trainer.plan.steps, self.output, again(self.output, self.options.resume))
         return {"output": str(self.output), **result, **record.facts}
 
 

@@ -152,9 +152,9 @@ class Shown:
         elif done == 1 or self._last == self._steps or self._last % max(1, self._steps // LINES) == 0:
             self._say(f"step {self._last:,} of {self._steps:,}: {said}")
 
-    def stopped(self) -> None:
-        """Interrupted at once, in the middle of something."""
-        how = "Stopped at once; the same command goes on from the last checkpoint." if self._steps else NOTHING
+    def stopped(self, again: str) -> None:
+        """Interrupted at once, in the middle of something; `again` is the command that goes on."""
+        how = f"Stopped at once; {again} goes on from the last checkpoint." if self._steps else NOTHING
         self.note(how)
 
     def _say(self, text: str) -> None:
@@ -162,7 +162,7 @@ class Shown:
 
     # after
 
-    def ended(self, result: dict[str, Any], steps: int, output: Path) -> None:
+    def ended(self, result: dict[str, Any], steps: int, output: Path, again: str) -> None:
         if not result["step"]:
             self.note(NOTHING)
             return
@@ -172,7 +172,8 @@ class Shown:
         for word, name in (("adapter", "adapter_model.safetensors"), ("page", "loss.html"), ("log", "log.jsonl")):
             self.out.print(f"{word:8}{output / name}", markup=False, soft_wrap=True)
         if result["status"] == "interrupted":
-            self.note(f"Stopped after step {result['step']:,} of {steps:,}. The same command goes on from there.")
+            command = again[0].upper() + again[1:]
+            self.note(f"Stopped after step {result['step']:,} of {steps:,}. {command} goes on from there.")
 
 
 def size(number: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import checkpoint
 from .options import Options
-from .session import CHECKPOINTS
+from .session import CHECKPOINTS, again
 
 # torch has a class for a GPU's memory alone; of the CPU's it says these, the last of more bytes than can be counted
 SIGNS = ("DefaultCPUAllocator", "std::bad_alloc", "Storage size calculation overflowed")
@@ -24,8 +24,11 @@ def out_of_memory(error: BaseException) -> bool:
     return said or isinstance(error, (MemoryError, OutOfMemoryError))
 
 
-def paragraph(error: BaseException, options: Options) -> str:
-    """What was too much, what takes less, and from where the same command goes on."""
+def paragraph(error: BaseException, options: Options, *, begun: bool) -> str:
+    """What was too much, what takes less, and which command goes on from where.
+
+    Before a run has `begun`, what lies in its folder is its own only if it is to go on from there.
+    """
     wanted = re.search(r"tried to allocate ([\d.]+ ?\w+)", str(error), re.IGNORECASE)
     less = "a smaller --batch-size (with a larger --grad-accum), a smaller --seq-len or --rank"
     if not options.checkpointing:
@@ -33,12 +36,14 @@ def paragraph(error: BaseException, options: Options) -> str:
     if options.device == "cpu" and options.format in ("auto", "fp32", "bf16", "int8"):
         less += ", or --format int4"
     said = f"--device {options.device} has too little memory{f' for {_size(wanted[1])} more' if wanted else ''}."
-    done = checkpoint.steps(Path(options.output) / CHECKPOINTS)
+    output = Path(options.output)
+    done = checkpoint.steps(output / CHECKPOINTS) if begun or options.resume == "auto" else []
     if not done:
         return f"{said} Less takes {less}."
+    or_with, but_for = ("", "") if options.checkpointing else (", or with --checkpointing", "but for --checkpointing ")
     return (
-        f"{said} The checkpoint of step {done[-1]:,} is whole: when more memory is free, or with --checkpointing, the "
-        f"same command goes on from there. Less takes {less}; but for --checkpointing that is another run, with "
+        f"{said} The checkpoint of step {done[-1]:,} is whole: when more memory is free{or_with}, "
+        f"{again(output, options.resume)} goes on from there. Less takes {less}; {but_for}that is another run, with "
         "another --output or --resume never."
     )
 

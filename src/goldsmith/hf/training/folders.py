@@ -27,8 +27,8 @@ def check(options: Options, model: Path) -> None:
         )
     if (output / MODEL).exists():
         raise TrainingError(
-            f"--output {output} is a model's folder (it has a {MODEL}): an adapter there would be taken for a part of "
-            "that model. Give another."
+            f"--output {output} holds a {MODEL}, as a model's folder does: an adapter there would be taken for a part "
+            f"of that model. Give another, for instance {output / 'finetuned'}."
         )
     for name, path in (("MODEL", model), ("--data", Path(options.data)), ("--eval-data", options.eval_data)):
         if path is not None and (what := _own(output, Path(path))):

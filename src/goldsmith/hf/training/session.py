@@ -45,7 +45,7 @@ class Session:
     save_every: int = 50
     eval_every: int = 0
     keep: int = 2
-    anew: bool = field(default=False, init=False)  # --resume never
+    resume: str = field(default="auto", init=False)  # as find was told
 
     @property
     def checkpoints(self) -> Path:
@@ -53,8 +53,8 @@ class Session:
 
     def find(self, resume: str, watcher: Watcher) -> checkpoint.Checkpoint | None:
         """The checkpoint to go on from, or None; refuses one of a run with other options, by their names."""
-        self.anew = resume == "never"
-        if self.anew:
+        self.resume = resume
+        if resume == "never":
             return None
         if resume == "auto":
             found, wrong = checkpoint.newest(self.checkpoints)
@@ -151,7 +151,7 @@ class Session:
         last = f"the checkpoint of step {before[-1]} is whole" if before else "there is no checkpoint yet"
         return (
             f"After step {trainer.done}, {self.output} could not be written: {error.strerror or error}; {last}. "
-            "Put that right (is the disk full?), and the same command goes on from there."
+            f"Put that right (is the disk full?), and {again(self.output, self.resume)} goes on from there."
         )
 
     def _restore(self, trainer: Trainer, start: checkpoint.Checkpoint) -> None:
@@ -163,13 +163,12 @@ class Session:
     def _put_away(self, step: int | None, watcher: Watcher) -> None:
         """Move what this run does not go on from out of its way, laid out as it is; nothing is lost.
 
-        That is all of another run (None), or of this one the checkpoints after `step`, with what was made of them. A
-        run without a checkpoint and without an adapter came to nothing: its log is kept only where one begins anew on
-        purpose.
+        That is all of another run (None), also of one that a kill ended before its first checkpoint; or of this one the
+        checkpoints after `step`, with what was made of them.
         """
         found = [k for k in checkpoint.steps(self.checkpoints) if step is None or k > step]
-        worth = () if step is not None else (WEIGHTS, CONFIG, LOG) if self.anew else (WEIGHTS, CONFIG)
-        if not found and not any((self.output / name).exists() for name in worth):
+        names = [name for name in FILES if name != LOCK and (name != LOG or step is None)]
+        if not found and (step is not None or not any((self.output / name).exists() for name in names)):
             return
         number = 1
         while (away := self.output / f"earlier-{number}").exists():
@@ -179,16 +178,24 @@ class Session:
             (away / CHECKPOINTS).mkdir()
         if step is not None and (self.output / LOG).exists():  # its first rows are this run's as well
             shutil.copy2(self.output / LOG, away / LOG)
-        names = [name for name in FILES if name != LOCK and (name != LOG or step is None)]
         for name in [*(f"{CHECKPOINTS}/step-{k:06d}" for k in found), *names]:
             if (self.output / name).exists():
                 os.rename(self.output / name, away / name)
         watcher.note(f"What {self.output} held of an earlier run is now in {away}.")
 
 
+def again(output: Path, resume: str) -> str:
+    """What goes on from the last checkpoint of a run that has begun: --resume never or PATH would begin once more."""
+    saved = resume != "auto" and checkpoint.steps(output / CHECKPOINTS)
+    return f"the same command without --resume {resume}" if saved else "the same command"
+
+
 def _run_of(path: Path) -> Path:
-    """The folder of the run that a checkpoint is of."""
-    return path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
+    """The folder of the run that a checkpoint is of; `path` or its folder `checkpoints` may be a link."""
+    for place in (Path(os.path.abspath(path)), path.resolve()):
+        if place.parent.name == CHECKPOINTS:
+            return place.parent.parent
+    return path.resolve().parent
 
 
 def lock(output: Path) -> IO[str]:
