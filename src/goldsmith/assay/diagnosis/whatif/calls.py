@@ -225,6 +225,11 @@ def compared(calls: Sequence[Call], among: set[int]) -> set[int]:
     return found & among
 
 
+def read_back(calls: Sequence[Call], among: set[int]) -> set[Key]:
+    """Who made what the backward's operators among these read."""
+    return {key for call in calls if call.backward and call.index in among for key in call.made}
+
+
 _SIGNS = {"mul": "*", "div": "/", "add": "+", "sub": "-", "mm": "@", "bmm": "@"}
 _LONG = 36
 

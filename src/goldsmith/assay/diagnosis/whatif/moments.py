@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from .calls import Call, Change, Instead, Key, floating
+from .calls import Call, Change, Instead, Key, floating, read_back
 from .saved import followed
 
 _MOVES = frozenset("clone _to_copy contiguous detach alias".split())
@@ -14,7 +14,7 @@ _MOVES = frozenset("clone _to_copy contiguous detach alias".split())
 
 def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
     """exp(x - max x) in place of a softmax, which is that divided by its sum: the softmax over its own maximum."""
-    read = {key for call in calls if call.backward and call.index in among for key in call.made}
+    read = read_back(calls, among)
     for call in calls:
         if call.backward or call.name != "_softmax" or not floating(call.out) or call.index not in read:
             continue

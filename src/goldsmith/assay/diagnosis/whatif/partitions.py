@@ -12,7 +12,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Instead, Key, floating
+from .calls import Call, Change, Instead, Key, floating, read_back
 from .saved import followed
 
 _LEAST = 3  # entries: of two, the second one would be read where the first one lies, whichever way
@@ -54,7 +54,7 @@ def changes(leaves: Leaves) -> Iterator[Change]:
 
 def in_backward(calls: Sequence[Call], among: set[int], leaves: Leaves) -> Iterator[Change]:
     """Of inputs that the backward reads: one, two that have as many entries, or all such; the forward is right."""
-    read = {key for call in calls if call.backward and call.index in among for key in call.made}
+    read = read_back(calls, among)
     alike: dict[int, list[str]] = {}
     for name, t in _stacked(leaves):
         if name in read:
