@@ -143,7 +143,12 @@ def test_a_kernel_that_rounds_a_stage_is_told_which_and_is_right_when_that_is_de
 
 
 def test_a_query_that_is_nan_and_is_answered_by_zeros_is_found_by_a_formula():
-    report = told(attention, attention_formula, heads, torch.float32, probes=("values", "scaling"))
+    """As torch's attention does on a CPU with AVX-512; with AVX2 it has NaN."""
+
+    def answered(q, k, v):
+        return torch.where(q.isnan().any(-1, keepdim=True), 0, attention_formula(q, k, v))
+
+    report = told(answered, attention_formula, heads, torch.float32, probes=("values", "scaling"))
     assert [f.text[:34] for f in report.findings] == ["values:nan is swallowed: y is fini"], str(report)
 
 

@@ -6,7 +6,10 @@ import torch
 from goldsmith import mhc
 from goldsmith.core.device import triton_unavailable
 
-pytestmark = pytest.mark.skipif(triton_unavailable({}) is not None, reason="Triton cannot run here")
+pytestmark = [
+    pytest.mark.skipif(triton_unavailable({}) is not None, reason="Triton cannot run here"),
+    pytest.mark.usefixtures("products_by_element"),
+]
 
 TOKENS, N, DIM = 133, 2, 640  # two slices of the projection's sum; more tokens than any block of it
 
@@ -24,8 +27,8 @@ def pre(x, weights):
     return mhc.pre(x, *weights, iterations=2, backend="triton")
 
 
-@pytest.fixture(scope="module")
-def whole(given):
+@pytest.fixture
+def whole(given, products_by_element):
     x, *weights = given
     return pre(x, weights)
 

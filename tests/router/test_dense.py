@@ -43,7 +43,9 @@ def batches():
 @pytest.mark.parametrize(
     "dtype, memory", [(torch.float32, False), (torch.bfloat16, False), (torch.float16, True)], ids=str
 )
-def test_a_token_is_the_same_bits_alone_among_others_and_in_another_place(dtype, memory, seed, small_chunks):
+def test_a_token_is_the_same_bits_alone_among_others_and_in_another_place(
+    dtype, memory, seed, small_chunks, products_by_element
+):
     tensors, dy = drawn(seed, dtype, memory)
     whole = by_token(tensors, dy, torch.arange(T))
     for rows in batches():
@@ -51,7 +53,7 @@ def test_a_token_is_the_same_bits_alone_among_others_and_in_another_place(dtype,
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_chunks_of_experts_change_no_bit(dtype, seed, monkeypatch):
+def test_chunks_of_experts_change_no_bit(dtype, seed, products_by_element, monkeypatch):
     """The running sum is handed on from one to the next."""
     tensors, dy = drawn(seed, dtype)
     whole = by_token(tensors, dy, torch.arange(T))
