@@ -65,8 +65,8 @@ def _backward_kernel(
 def backward(x, z, bias, n, grad_h_in):
     T, _, D = x.shape
     s = torch.sigmoid(z + bias).contiguous()
-    dpre, dz = torch.empty(T, n), torch.empty(T, n)
-    dx, dbias = torch.empty(T, n, D), torch.zeros(n)
+    dpre, dz = x.new_empty(T, n), x.new_empty(T, n)
+    dx, dbias = x.new_empty(T, n, D), x.new_zeros(n)
     grid = (T,)
     _backward_kernel[grid](
         x, s, grad_h_in, dpre, dz, dbias, dx, *x.stride(), *grad_h_in.stride(), D, n, 32, EPS
