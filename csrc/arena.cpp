@@ -29,10 +29,11 @@ constexpr bool debug = true;
 constexpr bool debug = false;
 #endif
 
-// The last block given back is kept for the next call, up to this size: a fresh one would be zeroed by the system page
-// by page, which costs as much as writing it once more. 2,048 tokens of a layer with H 2048, I 1408 and k 6 take 150
-// MiB forward and 290 MiB backward, 360 with int8 weights, of which dg and du have two sheets.
-constexpr size_t most_kept = size_t(384) << 20;
+// The last block given back is kept for the next call: a fresh one would be zeroed by the system page by page, which
+// costs as much as writing it once more. 2,048 tokens of a layer with H 2048, I 1408 and k 6 take 150 MiB forward and
+// 290 MiB backward, 360 with int8 weights, of which dg and du have two sheets. Beyond that it is lent to the system,
+// which takes its pages when it runs short of them.
+constexpr size_t most_held = size_t(384) << 20;
 constexpr size_t huge = size_t(2) << 20;  // a page of the larger kind: rows far apart do not miss the TLB one by one
 std::atomic<char*> kept{nullptr};
 
@@ -55,9 +56,17 @@ char* obtain(size_t size) {
     return memory + line;
 }
 
+// But for the first pages, where its size stands.
+void lend(char* block) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(block) / huge * huge + huge,
+                    end = (reinterpret_cast<uintptr_t>(block) + capacity(block)) / huge * huge;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_FREE);
+}
+
 void give_back(char* block) {
-    if (block != nullptr && capacity(block) <= most_kept) block = kept.exchange(block);
-    release(block);
+    if (block == nullptr) return;
+    if (capacity(block) > most_held) lend(block);
+    release(kept.exchange(block));
 }
 
 }  // namespace

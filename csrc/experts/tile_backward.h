@@ -1,8 +1,8 @@
 // backward.h with products of whole tiles, in phases:
-//   sheets  rows of dy turned, and of x; B_down^T dy, and A_gate x, A_up x again where dB wants them
-//   inside  v = Wd^T dy + ..., then dw's parts, h, dg and du: a part's rows by some blocks of 32 features
-//   thin    dw: its parts in order; B_gate^T dg, B_up^T du, A_down h
-//   dx      rows of the routes: a part's by some columns; then those of a token added up in the order of the slots
+//   inside  a part's rows of dy turned, and of x; B_down^T dy, and A_gate x, A_up x again where dB wants them; then
+//           v = Wd^T dy + ..., dw's parts, h, dg and du by blocks of 32 features
+//   dx      dw: its parts in order; B_gate^T dg, B_up^T du, A_down h; then rows of a part's routes by blocks of 32
+//           columns, and those of a token added up in the order of the slots
 //   sums    the gradients of LoRA
 #pragma once
 
@@ -60,46 +60,17 @@ struct TileBackward : TileCall {
     }
 
     void run() {
-        in_halves([&](int64_t part, int64_t from, int64_t to, int worker) {
-            const int64_t e = plan.parts[part].expert;
-            each_group(part, from, to, [&](int64_t, int64_t place, int64_t count) {
-                for (int64_t i = place; i < place + count; ++i) weights.data()[i] = weight_at(args, plan.order[i]);
-            });
-            fill(dy, dys(), true, part, from, to);
-            if (want_x) fill(x, xs(), false, part, from, to);
-            if (ranks(args.down))
-                thin(part, from, to, dys(), true, factor_of(args.down.b, e), outer, false, ranks(args.down), worker,
-                     dy_down.data());
-            if (given(args.gate.db))
-                thin(part, from, to, xs(), false, transposed(factor_of(args.gate.a, e)), outer, false, ranks(args.gate),
-                     worker, x_gate.data());
-            if (given(args.up.db))
-                thin(part, from, to, xs(), false, transposed(factor_of(args.up.a, e)), outer, false, ranks(args.up),
-                     worker, x_up.data());
-        });
-        const Split strips = split(parts, inner_blocks, 2);
-        parallel_for(parts * strips.pieces, [&](int64_t item, int worker) {
-            [[maybe_unused]] const Tiles configured;
-            const int64_t piece = item % strips.pieces;
-            inside(item / strips.pieces, strips.begin(piece), strips.begin(piece + 1), worker);
-        });
+        in_turn(
+            0, parts, split(parts, inner_blocks, 2),
+            [&](int64_t part, int64_t from, int64_t to, int worker) { lay(part, from, to, worker); },
+            [&](int64_t part, int64_t begin, int64_t end, int worker) { inside(part, begin, end, worker); });
         if (given(args.dweights)) skipped();
-        in_halves([&](int64_t part, int64_t from, int64_t to, int worker) {
-            const int64_t e = plan.parts[part].expert;
-            if (given(args.dweights)) give_weights(part, from, to);
-            if (ranks(args.gate))
-                thin(part, from, to, dgs(), true, factor_of(args.gate.b, e), inner, true, ranks(args.gate), worker,
-                     dg_gate.data());
-            if (ranks(args.up))
-                thin(part, from, to, dus(), true, factor_of(args.up.b, e), inner, true, ranks(args.up), worker,
-                     du_up.data());
-            if (given(args.down.db))
-                thin(part, from, to, hs(), false, transposed(factor_of(args.down.a, e)), inner, true, ranks(args.down),
-                     worker, h_down.data());
-        });
-        if (given(args.dx))
-            for (int64_t chunk = 0; chunk < plan.chunk_count; ++chunk)
+        for (int64_t chunk = 0; chunk < plan.chunk_count; ++chunk)
+            if (given(args.dx))
                 for (int64_t col = 0; col < outer; col += columns) give(plan.chunks[chunk], col);
+            else
+                in_halves(plan.chunks[chunk].first, plan.chunks[chunk].last,
+                          [&](int64_t part, int64_t from, int64_t to, int worker) { narrow(part, from, to, worker); });
         const TileSums::Rows xrows{xs(), outer, false, false}, dyrows{dys(), outer, true, false},
             hrows{hs(), inner, false, true}, dgrows{dgs(), inner, true, true}, durows{dus(), inner, true, true};
         const TileSums::Product all[] = {
@@ -115,6 +86,38 @@ struct TileBackward : TileCall {
     }
 
 private:
+    void lay(int64_t part, int64_t from, int64_t to, int worker) const {
+        const int64_t e = plan.parts[part].expert;
+        each_group(part, from, to, [&](int64_t, int64_t place, int64_t count) {
+            for (int64_t i = place; i < place + count; ++i) weights.data()[i] = weight_at(args, plan.order[i]);
+        });
+        fill(dy, dys(), true, part, from, to);
+        if (want_x) fill(x, xs(), false, part, from, to);
+        if (ranks(args.down))
+            thin(part, from, to, dys(), true, factor_of(args.down.b, e), outer, false, ranks(args.down), worker,
+                 dy_down.data());
+        if (given(args.gate.db))
+            thin(part, from, to, xs(), false, transposed(factor_of(args.gate.a, e)), outer, false, ranks(args.gate),
+                 worker, x_gate.data());
+        if (given(args.up.db))
+            thin(part, from, to, xs(), false, transposed(factor_of(args.up.a, e)), outer, false, ranks(args.up), worker,
+                 x_up.data());
+    }
+
+    void narrow(int64_t part, int64_t from, int64_t to, int worker) const {
+        const int64_t e = plan.parts[part].expert;
+        if (given(args.dweights)) give_weights(part, from, to);
+        if (ranks(args.gate))
+            thin(part, from, to, dgs(), true, factor_of(args.gate.b, e), inner, true, ranks(args.gate), worker,
+                 dg_gate.data());
+        if (ranks(args.up))
+            thin(part, from, to, dus(), true, factor_of(args.up.b, e), inner, true, ranks(args.up), worker,
+                 du_up.data());
+        if (given(args.down.db))
+            thin(part, from, to, hs(), false, transposed(factor_of(args.down.a, e)), inner, true, ranks(args.down),
+                 worker, h_down.data());
+    }
+
     Sheet xs() const { return {x_data.data(), outer_blocks}; }
     Sheet dys() const { return {dy_data.data(), outer_blocks}; }
     Sheet hs() const { return {h_data.data(), inner_blocks}; }
@@ -278,13 +281,14 @@ private:
     // Columns [col, col + columns) of dx for a chunk.
     void give(const Chunk& chunk, int64_t col) const {
         const int64_t width = outer - col < columns ? outer - col : columns, count = chunk.last - chunk.first;
-        const Split strips = split(count, (width + 31) / 32, 2);
-        parallel_for(count * strips.pieces, [&](int64_t item, int worker) {
-            [[maybe_unused]] const Tiles configured;
-            const int64_t piece = item % strips.pieces;
-            give_rows(chunk, chunk.first + item / strips.pieces, col, col / 32 + strips.begin(piece),
-                      col / 32 + strips.begin(piece + 1), worker);
-        });
+        in_turn(
+            chunk.first, chunk.last, split(count, (width + 31) / 32, 2),
+            [&](int64_t part, int64_t from, int64_t to, int worker) {
+                if (col == 0) narrow(part, from, to, worker);
+            },
+            [&](int64_t part, int64_t begin, int64_t end, int worker) {
+                give_rows(chunk, part, col, col / 32 + begin, col / 32 + end, worker);
+            });
         constexpr int64_t rows = 16;
         parallel_for((chunk.end - chunk.begin + rows - 1) / rows, [&](int64_t item, int) {
             const int64_t first = chunk.begin + item * rows, last = first + rows;

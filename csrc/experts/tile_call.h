@@ -8,6 +8,7 @@
 #include "call.h"
 #include "tile_codes.h"
 #include "tile_left.h"
+#include "tile_parts.h"
 
 #if defined(__AMX_BF16__)
 
@@ -30,6 +31,7 @@ struct TileCall {
     const Rows x;
     Arena arena;
     const Region<int64_t> groups;  // of 16 rows: where those of each part begin
+    const Region<Progress> progress;
 
     // For fewer rows an expert, codes are multiplied as they come from memory.
     static bool takes(const gs_moe_args& a, const Plan& p) {
@@ -48,6 +50,7 @@ struct TileCall {
           inner_blocks(blocks_of(a)),
           x(rows_of(a.x, a.hidden, a.slots)),
           groups(arena.shared<int64_t>(parts + 1)),
+          progress(arena.shared<Progress>(parts)),
           sums_(arena.each<float>(2 * 32 * 32)),
           thin_weights_(arena.each<char>(thin_bytes())) {}
 
@@ -77,7 +80,7 @@ struct TileCall {
     }
     int64_t blocks_of_slice(int64_t s) const { return (args.slices[s].end - args.slices[s].begin + 31) / 32; }
 
-    // Items of a phase: pieces of every part, as many as give each worker several of them, of at least `least` blocks.
+    // Pieces of every part, as many as give each worker several of them, of at least `least` blocks.
     struct Split {
         int64_t pieces, blocks;
         int64_t begin(int64_t piece) const { return blocks * piece / pieces; }
@@ -295,12 +298,30 @@ struct TileCall {
 
     float* sums(int worker) const { return sums_.data(worker); }
 
-    // action(part, first group, last group, worker): every part in pieces
-    template <class Action> void in_halves(const Action& action) const {
-        const Split halves = split(parts, 16, 4);
-        parallel_for(parts * halves.pieces, [&](int64_t item, int worker) {
+    // begin(part, first group, last group, worker) for every part from `first` to `last`, then piece(part, first block,
+    // last block, worker) for all of its blocks. With fewer parts than workers each is begun in pieces, too.
+    template <class Begin, class Piece>
+    void in_turn(int64_t first, int64_t last, const Split& strips, const Begin& begin, const Piece& piece) const {
+        const auto some = [&](int64_t part, int64_t k, int worker) {
+            piece(part, strips.begin(k), strips.begin(k + 1), worker);
+        };
+        if (last - first >= threads())
+            return each_part(
+                first, last, strips.pieces, progress.data(),
+                [&](int64_t part, int worker) { begin(part, 0, groups_of(part), worker); }, some);
+        in_halves(first, last, begin);
+        parallel_for((last - first) * strips.pieces, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
-            const int64_t part = item / halves.pieces, piece = item % halves.pieces, all = groups_of(part),
+            some(first + item / strips.pieces, item % strips.pieces, worker);
+        });
+    }
+
+    // action(part, first group, last group, worker): every part in pieces
+    template <class Action> void in_halves(int64_t first, int64_t last, const Action& action) const {
+        const Split halves = split(last - first, 16, 4);
+        parallel_for((last - first) * halves.pieces, [&](int64_t item, int worker) {
+            [[maybe_unused]] const Tiles tiles;
+            const int64_t part = first + item / halves.pieces, piece = item % halves.pieces, all = groups_of(part),
                           from = all * piece / halves.pieces, to = all * (piece + 1) / halves.pieces;
             if (from < to) action(part, from, to, worker);
         });

@@ -1,8 +1,6 @@
 // forward.h with products of whole tiles, in phases:
-//   sheet   rows of x as tiles; A_gate x and A_up x
-//   hidden  g, u and h: a part's rows by some blocks of 32 features
-//   thin    A_down h
-//   output  rows of the routes: a part's by some columns
+//   hidden  a part's rows of x as tiles, A_gate x and A_up x; then g, u and h by blocks of 32 features
+//   output  A_down h of a part; then rows of its routes by blocks of 32 columns
 //   sums    y: the rows of a token added up in the order of the slots
 #pragma once
 
@@ -41,33 +39,27 @@ struct TileForward : TileCall {
         skipped();
         for (const gs_tensor* t : {&args.g, &args.u})
             if (given(*t)) prefer_huge_pages(t->data, static_cast<size_t>(args.tokens * slots * inner) * 2);
-        in_halves([&](int64_t part, int64_t from, int64_t to, int worker) {
-            const int64_t expert = plan.parts[part].expert;
-            fill(x, xs(), false, part, from, to);
-            if (ranks(args.gate))
-                thin(part, from, to, xs(), false, transposed(factor_of(args.gate.a, expert)), outer, false,
-                     ranks(args.gate), worker, gate_thin.data());
-            if (ranks(args.up))
-                thin(part, from, to, xs(), false, transposed(factor_of(args.up.a, expert)), outer, false,
-                     ranks(args.up), worker, up_thin.data());
-        });
-        const Split strips = split(parts, inner_blocks, 4);
-        parallel_for(parts * strips.pieces, [&](int64_t item, int worker) {
-            [[maybe_unused]] const Tiles tiles;
-            const int64_t piece = item % strips.pieces;
-            hidden(item / strips.pieces, strips.begin(piece), strips.begin(piece + 1), worker);
-        });
-        if (ranks(args.down))
-            in_halves([&](int64_t part, int64_t from, int64_t to, int worker) {
-                thin(part, from, to, hs(), false, transposed(factor_of(args.down.a, plan.parts[part].expert)), inner,
-                     true, ranks(args.down), worker, down_thin.data());
-            });
+        in_turn(
+            0, parts, split(parts, inner_blocks, 4),
+            [&](int64_t part, int64_t from, int64_t to, int worker) { lay(part, from, to, worker); },
+            [&](int64_t part, int64_t begin, int64_t end, int worker) { hidden(part, begin, end, worker); });
         for (int64_t chunk = 0; chunk < plan.chunk_count; ++chunk)
             for (int64_t col = 0; col < outer; col += columns) give(plan.chunks[chunk], col);
         arena.check();
     }
 
 private:
+    void lay(int64_t part, int64_t from, int64_t to, int worker) const {
+        const int64_t expert = plan.parts[part].expert;
+        fill(x, xs(), false, part, from, to);
+        if (ranks(args.gate))
+            thin(part, from, to, xs(), false, transposed(factor_of(args.gate.a, expert)), outer, false,
+                 ranks(args.gate), worker, gate_thin.data());
+        if (ranks(args.up))
+            thin(part, from, to, xs(), false, transposed(factor_of(args.up.a, expert)), outer, false, ranks(args.up),
+                 worker, up_thin.data());
+    }
+
     Sheet xs() const { return {x_data.data(), outer_blocks}; }
     Sheet hs() const { return {h_data.data(), inner_blocks}; }
 
@@ -193,13 +185,16 @@ private:
     // Columns [col, col + columns) of the result of a chunk.
     void give(const Chunk& chunk, int64_t col) {
         const int64_t width = outer - col < columns ? outer - col : columns, count = chunk.last - chunk.first;
-        const Split strips = split(count, (width + 31) / 32, 4);
-        parallel_for(count * strips.pieces, [&](int64_t item, int worker) {
-            [[maybe_unused]] const Tiles tiles;
-            const int64_t piece = item % strips.pieces;
-            output(chunk, chunk.first + item / strips.pieces, col, col / 32 + strips.begin(piece),
-                   col / 32 + strips.begin(piece + 1), worker);
-        });
+        in_turn(
+            chunk.first, chunk.last, split(count, (width + 31) / 32, 4),
+            [&](int64_t part, int64_t from, int64_t to, int worker) {
+                if (ranks(args.down) && col == 0)
+                    thin(part, from, to, hs(), false, transposed(factor_of(args.down.a, plan.parts[part].expert)),
+                         inner, true, ranks(args.down), worker, down_thin.data());
+            },
+            [&](int64_t part, int64_t begin, int64_t end, int worker) {
+                output(chunk, part, col, col / 32 + begin, col / 32 + end, worker);
+            });
         constexpr int64_t rows = 16;
         parallel_for((chunk.end - chunk.begin + rows - 1) / rows, [&](int64_t item, int) {
             const int64_t first = chunk.begin + item * rows, last = first + rows;

@@ -126,7 +126,8 @@ def test_no_level_shares_code_with_the_rest_of_the_library():
         level = path.name.partition(".")[0]
         listed = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
         weak = re.findall(r" [VWu] (?!DW\.ref\.)(.*)", listed)
-        weak = [name for name in weak if f"gs::{level}::" not in name]
+        own = (f"gs::{level}::", f"NS_{len(level)}{level}")  # nm leaves some names as the compiler writes them
+        weak = [name for name in weak if not any(word in name for word in own)]
         assert not weak, f"{path.name}: {weak}"
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.processors import nodes_of_machine, processors_of
 from .layout import Layout
 
-_HUGE = 4 << 20  # bytes from which pages of 2 MiB are asked for: a token's weights are read once, 4 KiB by 4 KiB else
+HUGE = 2 << 20  # bytes of a page of the larger kind, asked for from two of them on: 4 KiB by 4 KiB takes longer
 _MBIND = {"x86_64": 237, "aarch64": 235}  # the system call's number; libc has no function for it
 _PREFERRED = 1  # MPOL_PREFERRED: on that node while it has room, rather than out of memory
 
@@ -45,18 +45,24 @@ def empty_pages(size: int) -> Tensor:
     if size == 0 or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(size, dtype=torch.uint8)
     try:
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = map_pages(size)
     except OSError as error:
         raise MemoryError(
             f"goldsmith.experts: the system gives no {size / 1e9:.1f} GB for packed weights ({error}); a format with "
             "fewer bytes per weight is int4 or mxfp4"
         ) from error
-    if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def map_pages(size: int) -> mmap.mmap:
+    """`size` bytes that are the process's own; raises OSError."""
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= 2 * HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             pages.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
             pass  # a kernel without huge pages: small ones do
-    return torch.frombuffer(pages, dtype=torch.uint8)
+    return pages
 
 
 def give_back(pages: Tensor) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _recycled
 from .._common import NAMES, TARGETS, flat
 from .._native_abi import Call
 
@@ -37,12 +38,12 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Te
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     call.keep("y", flat(y))
     shape = (call.tokens * call.slots, call.intermediate) if options["save"] else (0,)
-    saved = [x.new_empty(shape) for _ in "gu"]
+    g, u = _recycled.empty(shape, x.dtype), _recycled.empty(shape, x.dtype)
     if options["save"]:
-        for name, tensor in zip("gu", saved, strict=True):
-            call.keep(name, tensor)
+        call.keep("g", g)
+        call.keep("u", u)
     call.run("forward", "experts.moe", named["topk_ids"])
-    return y, *saved
+    return y, g, u
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:

@@ -1,0 +1,133 @@
+"""Large memory that is saved for a backward: used again, never twice at once, and lent to the system meanwhile."""
+
+import os
+import threading
+
+import pytest
+import torch
+
+from goldsmith import experts
+from goldsmith.core import native
+from goldsmith.experts import _recycled
+
+MB = 1 << 20
+pytestmark = pytest.mark.skipif(not hasattr(_recycled.mmap, "MADV_FREE"), reason="this system lends no pages")
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    blocks = _recycled.Blocks()
+    monkeypatch.setattr(_recycled, "_blocks", blocks)
+    return blocks
+
+
+def test_a_block_is_used_again_when_nothing_refers_to_it(blocks):
+    first = _recycled.empty((33, MB), torch.uint8)
+    place = first.data_ptr()
+    part = first[3:, ::2]
+    del first
+    assert not blocks.idle
+    del part
+    assert len(blocks.idle) == 1 and not blocks.used
+    again = _recycled.empty((16, MB), torch.bfloat16)
+    assert again.data_ptr() == place and again.is_contiguous() and again.shape == (16, MB)
+
+
+def test_another_size_takes_no_block_that_is_a_quarter_too_large(blocks):
+    kept = _recycled.empty((100, MB), torch.uint8)
+    large = _recycled.empty((50, MB), torch.uint8)
+    place = large.data_ptr()
+    del large
+    near = _recycled.empty((41, MB), torch.uint8)
+    assert near.data_ptr() == place
+    del near
+    assert _recycled.empty((38, MB), torch.uint8).data_ptr() != place
+    assert kept.numel() == 100 * MB
+
+
+def test_idle_and_used_blocks_are_never_more_than_were_used_at_once(blocks):
+    sizes = [40, 60, 100, 36, 80, 33, 120, 45]
+    for at, size in enumerate(sizes):
+        held = [_recycled.empty((each, MB), torch.uint8) for each in (size, sizes[at - 1])]
+        assert sum(map(len, blocks.idle)) + sum(blocks.used.values()) <= blocks.most
+        del held
+    assert blocks.idle and not blocks.used
+
+
+def test_small_memory_is_the_allocator_s(blocks):
+    tensor = _recycled.empty((31, MB), torch.uint8)
+    assert not blocks.used and tensor.shape == (31, MB)
+
+
+def test_threads_never_share_a_block(blocks):
+    wrong = []
+
+    def work(number):
+        for turn in range(30):
+            tensors = [_recycled.empty((33 + (turn + number) % 3, MB), torch.uint8) for _ in range(2)]
+            for tensor in tensors:
+                tensor[:, ::4096] = number
+            wrong.extend(t for t in tensors if (t[:, ::4096] != number).any())
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and not blocks.used
+
+
+@pytest.mark.skipif(native.reason() is not None, reason="the native library is not there")
+class TestALayer:
+    SHAPES = {"E": 4, "H": 32, "I": 512, "T": 4200, "k": 4}
+
+    def layer(self):
+        torch.manual_seed(0)
+        E, H, I, T, k = self.SHAPES.values()
+        base = experts.pack(torch.randn(E, 2 * I, H) * H**-0.5, torch.randn(E, H, I) * I**-0.5, format="bf16")
+        lora = experts.LoRA(E, H, I, rank=2)
+        x = torch.randn(T, H, requires_grad=True)
+        ids, weights = torch.rand(T, E).topk(k).indices, torch.rand(T, k)
+        return lambda: experts.moe(x, ids, weights, base, lora=lora, backend="native"), (x, *lora.parameters())
+
+    def test_saved_numbers_are_what_they_are_in_fresh_memory_and_are_used_again(self, blocks, monkeypatch):
+        forward, wanted = self.layer()
+        with monkeypatch.context() as apart:
+            apart.setattr(_recycled, "LEAST", 1 << 60)
+            y = forward()
+            fresh = [y, *torch.autograd.grad(y, wanted, torch.ones_like(y))]
+        places = []
+        for _ in range(3):
+            y = forward()
+            places.append(sorted(blocks.used))
+            again = [y, *torch.autograd.grad(y, wanted, torch.ones_like(y), retain_graph=True)]
+            twice = torch.autograd.grad(y, wanted, torch.ones_like(y))
+            assert all(torch.equal(a, b) for a, b in zip(fresh, again, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(fresh[1:], twice, strict=True))
+            assert not blocks.used and len(blocks.idle) == 2
+        assert len(places[0]) == 2 and places[0] == places[1] == places[2]
+
+    def test_forwards_that_wait_for_their_backward_keep_their_own(self, blocks):
+        forward, wanted = self.layer()
+        with torch.no_grad():
+            wanted[0].copy_(torch.linspace(-1, 1, wanted[0].numel()).view_as(wanted[0]))
+        first = forward()
+        alone = torch.autograd.grad(first, wanted, torch.ones_like(first))
+        first, second = forward(), forward()
+        assert len(blocks.used) == 4
+        for y in (second, first):
+            later = torch.autograd.grad(y, wanted, torch.ones_like(y))
+            assert all(torch.equal(a, b) for a, b in zip(alone, later, strict=True))
+
+    def test_a_forked_child_has_memory_of_its_own(self, blocks):
+        saved = _recycled.empty((33, MB), torch.uint8)
+        saved[:, 0] = 1
+        child = os.fork()
+        if child == 0:
+            saved[:, 0] = 2
+            del saved
+            again = _recycled.empty((33, MB), torch.uint8)
+            again[:, 0] = 3
+            os._exit(0 if len(blocks.used) == 1 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert (saved[:, 0] == 1).all()
