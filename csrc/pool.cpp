@@ -24,6 +24,7 @@ namespace gs {
 namespace {
 
 constexpr int most_threads = 1024;
+constexpr uint32_t everybody = FUTEX_BITSET_MATCH_ANY;
 thread_local int wanted = 1;
 
 // By i % size: the processors that worker i may have. What was there before is never freed: a worker may be reading it.
@@ -40,8 +41,22 @@ void settle(int id) {
 uint32_t bit_of(int id) { return uint32_t(1) << std::min(id - 1, 31); }
 uint32_t bits_below(int team) { return team > 32 ? ~uint32_t(0) : bit_of(team) - 1; }
 
-// A number that threads wait for a change of: at most 50 us awake, because the next region often comes at once, then
-// parked. A pool that spins for longer takes the cores from whoever else wants them, its own callers first.
+constexpr int wake = FUTEX_WAKE_BITSET | FUTEX_PRIVATE_FLAG, sleep = FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG;
+
+// At most 50 us awake, because the next region often comes at once. A pool that spins for longer takes the cores from
+// whoever else wants them, its own callers first.
+bool changes_soon(const std::atomic<uint32_t>& value, uint32_t seen) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
+    do {
+        for (int i = 0; i < 32; ++i) {
+            if (value.load() != seen) return true;
+            __builtin_ia32_pause();
+        }
+    } while (std::chrono::steady_clock::now() < until);
+    return false;
+}
+
+// A number that threads wait for a change of: they look out for it for a while, then they are parked.
 class Signal {
 public:
     uint32_t value() const { return value_.load(); }
@@ -54,27 +69,13 @@ public:
 
     // `soon`: look out for it for a while before parking.
     void wait(uint32_t seen, uint32_t bits = everybody, bool soon = true) {
-        if (soon && changes_soon(seen)) return;
+        if (soon && changes_soon(value_, seen)) return;
         parked_.fetch_add(1);
         while (value() == seen) syscall(SYS_futex, &value_, sleep, seen, nullptr, nullptr, bits);
         parked_.fetch_sub(1);
     }
 
 private:
-    static constexpr uint32_t everybody = FUTEX_BITSET_MATCH_ANY;
-    static constexpr int wake = FUTEX_WAKE_BITSET | FUTEX_PRIVATE_FLAG, sleep = FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG;
-
-    bool changes_soon(uint32_t seen) const {
-        const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
-        do {
-            for (int i = 0; i < 32; ++i) {
-                if (value() != seen) return true;
-                __builtin_ia32_pause();
-            }
-        } while (std::chrono::steady_clock::now() < until);
-        return false;
-    }
-
     std::atomic<uint32_t> value_{0}, parked_{0};
 };
 
@@ -220,6 +221,16 @@ void workers_on(const int32_t* processors, const int32_t* nodes, int count) {
 Threads::~Threads() { wanted = before_; }
 
 int threads() { return wanted; }
+
+void Event::happen() {
+    happened_.store(1);
+    syscall(SYS_futex, &happened_, wake, INT_MAX, nullptr, nullptr, everybody);
+}
+
+void Event::wait() {
+    if (happened_.load() != 0 || changes_soon(happened_, 0)) return;
+    while (happened_.load() == 0) syscall(SYS_futex, &happened_, sleep, 0, nullptr, nullptr, everybody);
+}
 
 void rouse(int team) {
     try {

@@ -1,6 +1,7 @@
 // The thread pool: one per process, its workers parked between calls, made anew in a forked child.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace gs {
@@ -27,9 +28,20 @@ void workers_on(const int32_t* processors, const int32_t* nodes, int count);
 // Inside an item it is 1: what is started there runs where it is.
 int threads();
 
-// Runs items 0..items-1 in any order on threads() threads, this one among them, and returns when all are done. The
-// first exception of an item is thrown again here; items that had not begun then are left out.
+// Runs items 0..items-1 on threads() threads, this one among them, and returns when all are done. They are begun in
+// order, so that when one begins all before it have a thread; they end in any order. The first exception of an item is
+// thrown again here; items that had not begun then are left out.
 void parallel_for(int64_t items, Item run, void* context);
+
+// What happens once while others wait for it: they look out for it for a while, then sleep.
+class Event {
+public:
+    void happen();
+    void wait();
+
+private:
+    std::atomic<uint32_t> happened_{0};
+};
 
 // A region of so many threads comes at once: workers that are parked look out for it for a while.
 void rouse(int team);

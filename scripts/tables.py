@@ -49,24 +49,27 @@ def fill(text: str) -> str:
 
 def support() -> str:
     """Which backend takes what, asked of the backends themselves, with every operator's own cases."""
-    rows, refusals = [], {}
+    rows, refusals, backends = [], {}, ("reference", "triton", "native", "cuda_grouped")
     for _, op in sorted(Op.all().items()):
         if op.internal:
             continue
         row = [f"`{op.name}`", op.summary, "of all inputs" if op.grads == op.inputs else ", ".join(op.grads) or "none"]
-        for backend in ("reference", "triton"):
-            taken, streams = [], set()
+        streams = set()
+        for backend in backends:
+            taken = []
             for dtype in DTYPES if backend in op.backends else ():
                 for case, reason in refused(op, backend, dtype):
                     if reason is None:
                         taken.append(dtype)
-                        streams.add(case.sizes.get("n"))
-                    elif "float64" not in reason:
+                        if backend == "triton":
+                            streams.add(case.sizes.get("n"))
+                    elif backend == "triton" and "float64" not in reason:
                         refusals.setdefault(reason, []).append(f"`{op.name}`")
             row.append(" ".join(DTYPES[d] for d in dict.fromkeys(taken)) or "-")
         row.append(", ".join(str(n) for n in sorted(streams - {None})) if "triton" in op.backends else "-")
         rows.append(row)
-    titles = ["operator", "computes", "gradients", "reference: any device, any n", "Triton: CUDA", "Triton: n tried"]
+    titles = ["operator", "computes", "gradients", "reference: any device, any n", "Triton: CUDA", "C++: CPU",
+              "torch's grouped products: CUDA", "Triton: n tried"]  # fmt: skip
     notes = [f"- Triton, {', '.join(dict.fromkeys(names))}: {reason}.\n" for reason, names in refusals.items()]
     return table(titles, rows) + "\n" + "".join(notes)
 
@@ -77,7 +80,10 @@ def refused(op: Op, backend: str, dtype: str) -> Iterator[tuple[Case, str | None
         if "large" not in case.tags:
             given = case.build(getattr(torch, dtype))
             tensors, options = [given.get(name) for name in op.inputs], {name: given[name] for name in op.options}
-            yield case, op.why_not(backend, *tensors, **options)
+            if backend == "cuda_grouped":  # a machine without a GPU can say what it would take
+                yield case, op.backend(backend).unsupported(dict(zip(op.inputs, tensors, strict=True)), options)
+            else:
+                yield case, op.why_not(backend, *tensors, **options)
 
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -6,12 +6,27 @@
 
 namespace {
 
+// What is written must have the width that the kernels write.
+void check_results(const gs_moe_args& args) {
+    const struct {
+        const char* name;
+        const gs_tensor& tensor;
+        gs_dtype wanted;
+    } all[] = {{"y", args.y, args.x.dtype},   {"g", args.g, args.x.dtype},   {"u", args.u, args.x.dtype},
+               {"dy", args.dy, args.x.dtype}, {"dx", args.dx, args.x.dtype}, {"rows", args.rows, GS_F32},
+               {"flags", args.flags, GS_U8}};
+    for (const auto& [name, tensor, wanted] : all)
+        if (tensor.dtype != GS_NONE && tensor.dtype != wanted)
+            gs::fail(GS_INTERNAL, "%s has dtype %d, wanted %d", name, tensor.dtype, wanted);
+}
+
 template <class Kernel> gs_status call(const gs_moe_args* args, Kernel kernel) {
     return gs::guarded([&] {
         if (args->size != sizeof(gs_moe_args))
             gs::fail(GS_INTERNAL,
                      "gs_moe_args has %zu bytes, wanted %zu: library and Python code are of different versions",
                      args->size, sizeof(gs_moe_args));
+        check_results(*args);
         const gs::Threads threads(args->threads);
         kernel(*args, gs::Plan(*args, gs::table().moe_rows));
     });

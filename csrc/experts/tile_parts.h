@@ -16,7 +16,7 @@ namespace gs::GS_LEVEL {
 
 struct Progress {
     std::atomic<int64_t> next{0};  // piece
-    std::atomic<bool> begun{false};
+    Event begun;
 };
 
 // Parts [first, last) in `pieces` each; progress: room for as many parts.
@@ -25,19 +25,19 @@ void each_part(int64_t first, int64_t last, int64_t pieces, Progress* progress, 
                const Piece& piece) {
     const int64_t count = last - first;
     for (int64_t i = 0; i < count; ++i) new (progress + i) Progress;
-    // items are handed out in order: when the second half is reached, every part has been taken by somebody
+    // items are begun in order: when the second half is reached, every part has been taken by somebody
     parallel_for(2 * count, [&](int64_t item, int worker) {
         [[maybe_unused]] const Tiles tiles;
         const bool helps = item >= count;
         const int64_t i = helps ? 2 * count - 1 - item : item;  // the last ones taken have most left to do
         Progress& part = progress[i];
         if (helps) {
-            while (!part.begun.load(std::memory_order_acquire)) __builtin_ia32_pause();
+            part.begun.wait();
         } else {
             const struct Begun {  // also when it throws: nobody is to wait for ever
-                Progress& part;
-                ~Begun() { part.begun.store(true, std::memory_order_release); }
-            } at_the_end{part};
+                Event& event;
+                ~Begun() { event.happen(); }
+            } at_the_end{part.begun};
             begin(first + i, worker);
         }
         for (int64_t k; (k = part.next.fetch_add(1, std::memory_order_relaxed)) < pieces;) piece(first + i, k, worker);

@@ -86,6 +86,10 @@ BAD = {
     "limit": (dict(limit=-1.0), ValueError, "limit=-1.0, wanted a number of at least 0.0"),
     "limit_of_text": (dict(limit="7"), TypeError, "limit='7' is of type str, wanted a number"),
     "alpha": (dict(alpha=None), TypeError, "alpha=None is of type NoneType, wanted a number"),
+    "alpha_that_is_none": (dict(alpha=float("nan")), ValueError, "alpha=nan, wanted a finite number"),
+    "limit_of_words": (dict(limit="7"), TypeError, "limit='7' is of type str, wanted a number"),
+    "scaling_without_lora": (dict(lora_scaling="2"), TypeError, "lora_scaling='2' is of type str, wanted a number"),
+    "half_a_pair": (dict(lora={"up": pair()[:1]}), TypeError, "lora['up'] is a tuple of 1, wanted (A [E, r, in], B"),
     "compute": (dict(compute="fp8"), ValueError, "compute='fp8' is unknown; choose one of: 'float', 'int8'"),
     "int8_of_floats": (
         dict(compute="int8"), ValueError,

@@ -1,6 +1,7 @@
 """experts.Experts: the module holds the LoRA; the base stays what and where it is."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -84,3 +85,14 @@ def test_dropout_goes_through_compilation(base):
     assert not torch.equal(compiled(x, ids, w), compiled(x, ids, w))
     layer.eval()
     assert torch.equal(compiled(x, ids, w), layer(x, ids, w))
+
+
+@pytest.mark.parametrize("options, text", [
+    ({"activation": "nope"}, "activation='nope' is unknown; choose one of: 'silu'"),
+    ({"limit": -3}, "limit=-3.0, wanted a number of at least 0.0"),
+    ({"alpha": float("inf")}, "alpha=inf, wanted a finite number"),
+    ({"backend": "zzz"}, "backend='zzz' is unknown; choose one of: 'auto'"),
+])  # fmt: skip
+def test_options_that_cannot_be_are_refused_where_they_are_given(base, options, text):
+    with pytest.raises(ValueError, match=re.escape(f"experts.Experts: {text}")):
+        experts.Experts(base, **options)

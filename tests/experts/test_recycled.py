@@ -59,6 +59,12 @@ def test_small_memory_is_the_allocator_s(blocks):
     assert not blocks.used and tensor.shape == (31, MB)
 
 
+def test_memory_that_the_system_does_not_have_is_said_with_what_it_was_for(blocks):
+    with pytest.raises(MemoryError, match=r"gives no 1125899.9 GB for what the backward needs \(.*\); fewer tokens"):
+        _recycled.empty((1 << 50,), torch.uint8)
+    assert not blocks.used
+
+
 def test_threads_never_share_a_block(blocks):
     wrong = []
 

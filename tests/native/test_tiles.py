@@ -18,10 +18,32 @@ pytestmark = pytest.mark.skipif(
 )
 JUDGED = """
 import json, sys, torch
-from goldsmith import Op, assay
+from goldsmith import Op, assay, experts
 from goldsmith.cli.targets import op_target
 from goldsmith.core import native
+from goldsmith.experts import _native_abi
+_native_abi.busy = lambda weights, flop: 64
+native.threads = _native_abi.threads = lambda: 3
 found = {"level": native.isa()}
+
+def results(workers, E, format, k):
+    "Forward and backward of a layer with more parts than workers, or fewer."
+    native.threads = _native_abi.threads = lambda: workers
+    torch.manual_seed(0)
+    base = experts.pack(torch.randn(E, 192, 128), torch.randn(E, 128, 96), format=format)
+    lora = experts.LoRA(E, 128, 96, rank=5)
+    for factor in lora.parameters():
+        torch.nn.init.normal_(factor, std=0.1)
+    x, weights = torch.randn(90, 128).bfloat16().requires_grad_(), torch.rand(90, k).requires_grad_()
+    y = experts.moe(x, torch.rand(90, E).topk(k).indices, weights, base, lora=lora)
+    return [y, *torch.autograd.grad(y, (x, weights, *lora.parameters()), torch.randn(90, 128).bfloat16())]
+
+for layer in ((9, "bf16", 2), (2, "bf16", 1), (9, "int4", 2), (4, "int8", 3), (9, "mxfp4", 2)):
+    alone = results(1, *layer)
+    for workers in (2, 3, 7):
+        same = all(map(torch.equal, alone, results(workers, *layer)))
+        found[f"{layer} with {workers} workers"] = "pass" if same else "other bits than with one"
+native.threads = _native_abi.threads = lambda: 3
 for name in ("experts.moe", "experts.moe_int8"):
     target = op_target(Op.get(name), "native", dtype=torch.bfloat16)
     for case in Op.get(name).cases:

@@ -279,3 +279,21 @@ def test_the_dense_part_around_a_call_can_be_compiled(store):
         with torch.no_grad():
             assert torch.equal(compiled(x), block(x))
         assert len(torch._dynamo.explain(block)(x).break_reasons) == 1
+
+
+@pytest.mark.parametrize("lanes", ["cpu", "mixed"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, None], ids=str)
+def test_what_a_program_sets_as_default_dtype_or_device_changes_nothing(store, lanes, dtype):
+    call = stores.call(store, 1, T=9, k=3)
+
+    def run():
+        with Engine(store, device="cpu", gpu_budget="1MiB", lanes=lanes) as engine:
+            return engine(1, *call)
+
+    usual, before = run(), torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        with torch.device("cpu" if dtype else "meta"):
+            assert torch.equal(run(), usual)
+    finally:
+        torch.set_default_dtype(before)

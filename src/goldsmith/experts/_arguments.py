@@ -36,6 +36,8 @@ def lora_of(
 ) -> tuple[tuple[Tensor | None, ...], tuple[float, ...], float, Tensor | None]:
     """The six factors in order, the three scales, the dropout probability, and the seed of its masks if any."""
     if lora is None:
+        if not isinstance(scaling, Mapping):
+            finite(op, "lora_scaling", scaling)
         return (None,) * len(FACTORS), (1.0,) * len(TARGETS), 0.0, None
     if isinstance(lora, LoRA):
         if scaling != 1.0:
@@ -55,7 +57,8 @@ def lora_of(
     for target in TARGETS:
         pair = lora.get(target)
         if pair is not None and not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            raise TypeError(f"{op}: lora[{target!r}] is a {type(pair).__name__}, wanted (A [E, r, in], B [E, out, r])")
+            came = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, (tuple, list)) else type(pair).__name__
+            raise TypeError(f"{op}: lora[{target!r}] is a {came}, wanted (A [E, r, in], B [E, out, r])")
         found += (None, None) if pair is None else pair
     return tuple(found), _scales(op, scaling, lora), 0.0, None
 

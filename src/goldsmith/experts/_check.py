@@ -16,7 +16,7 @@ from ..core.shapes import (
     check_same_device,
     check_tensor,
 )
-from ._common import ACTIVATIONS, FACTORS, FLOATS, TARGETS, named
+from ._common import ACTIVATIONS, FACTORS, FLOATS, TARGETS, named, number
 from ._weights import sizes
 from .layout import Layout
 
@@ -196,14 +196,18 @@ def _fail(op: str, what: str, arguments: Mapping[str, tuple[Tensor, str]]) -> No
 
 
 def _check_options(op: str, given: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-    check_choice(op, "activation", options["activation"], ACTIVATIONS)
-    limit, dropout = options["limit"], options.get("dropout", 0.0)
-    if limit is not None:
-        check_at_least(op, "limit", limit, 0.0)
+    check_activation(op, options["activation"], options["limit"])
+    dropout = options.get("dropout", 0.0)
     if not 0 <= dropout < 1:
         raise ValueError(f"{op}: dropout={dropout!r}, wanted a probability of at least 0 and below 1")
     if dropout and ("seed" not in given or given["seed"].numel() != 1):
         raise ValueError(f"{op}: dropout={dropout!r} needs a seed of one number")
+
+
+def check_activation(op: str, activation: Any, limit: Any) -> None:
+    check_choice(op, "activation", activation, ACTIVATIONS)
+    if limit is not None:
+        check_at_least(op, "limit", number(op, "limit", limit), 0.0)
 
 
 def check_int8(op: str, layout: str) -> None:

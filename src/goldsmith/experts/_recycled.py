@@ -18,6 +18,7 @@ from torch import Tensor
 from .memory import HUGE, map_pages
 
 LEAST = 32 << 20  # bytes: the most that glibc keeps by itself (DEFAULT_MMAP_THRESHOLD_MAX)
+_PURPOSE = "what the backward needs", "fewer tokens at a time, or activation checkpointing, need less"
 _WASTE = 4  # a block may be larger than what is asked for by a quarter
 
 
@@ -37,12 +38,13 @@ class Blocks:
         """An uninitialised tensor, contiguous; its block comes back when nothing refers to it any more."""
         count = math.prod(shape)
         size = count * dtype.itemsize
-        pages = self._fitting(size) or map_pages(-(-size // HUGE) * HUGE)
+        pages = self._fitting(size) or map_pages(-(-size // HUGE) * HUGE, *_PURPOSE)
+        view = memoryview(pages)
+        tensor = torch.frombuffer(view, dtype=dtype, count=count).view(shape)
+        weakref.finalize(view, self._take_back, pages).atexit = False
         self.used[id(pages)] = len(pages)
         self._trim()
-        view = memoryview(pages)
-        weakref.finalize(view, self._take_back, pages).atexit = False
-        return torch.frombuffer(view, dtype=dtype, count=count).view(shape)
+        return tensor
 
     def _fitting(self, size: int) -> mmap.mmap | None:
         for pages in sorted(self.idle, key=len):
@@ -56,7 +58,7 @@ class Blocks:
 
     def _take_back(self, pages: mmap.mmap) -> None:
         pages.madvise(mmap.MADV_FREE)
-        del self.used[id(pages)]
+        self.used.pop(id(pages), None)
         self.idle.append(pages)
 
     def _trim(self) -> None:
@@ -75,5 +77,5 @@ _blocks = Blocks()
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor on the CPU; a large one in memory that was used before."""
     if math.prod(shape) * dtype.itemsize < LEAST or not hasattr(mmap, "MADV_FREE"):
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return _blocks.empty(shape, dtype)

@@ -43,20 +43,18 @@ def allocate(layout: Layout, which: str, nodes: Sequence[int] = ()) -> Tensor:
 def empty_pages(size: int) -> Tensor:
     """`size` zero bytes in pages of their own, which cost nothing before they are written and go back when freed."""
     if size == 0 or not hasattr(mmap, "MAP_ANONYMOUS"):
-        return torch.zeros(size, dtype=torch.uint8)
-    try:
-        pages = map_pages(size)
-    except OSError as error:
-        raise MemoryError(
-            f"goldsmith.experts: the system gives no {size / 1e9:.1f} GB for packed weights ({error}); a format with "
-            "fewer bytes per weight is int4 or mxfp4"
-        ) from error
+        return torch.zeros(size, dtype=torch.uint8, device="cpu")
+    pages = map_pages(size, "packed weights", "a format with fewer bytes per weight is int4 or mxfp4")
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
-def map_pages(size: int) -> mmap.mmap:
-    """`size` bytes that are the process's own; raises OSError."""
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def map_pages(size: int, purpose: str, advice: str) -> mmap.mmap:
+    """`size` bytes that are the process's own; raises MemoryError, with what they were for and what needs less."""
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        gives = f"the system gives no {size / 1e9:.1f} GB for {purpose} ({error})"
+        raise MemoryError(f"goldsmith.experts: {gives}; {advice}") from error
     if size >= 2 * HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             pages.madvise(mmap.MADV_HUGEPAGE)

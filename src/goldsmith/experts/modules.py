@@ -6,11 +6,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..core.shapes import check_choice
 from ._arguments import Base, base_of
-from ._common import number
+from ._check import check_activation
+from ._common import finite
 from ._weights import sizes
 from .lora import LoRA
-from .moe.op import moe
+from .moe.op import MOE, moe
 
 
 class Experts(nn.Module):
@@ -47,9 +49,11 @@ class Experts(nn.Module):
                     f"experts.Experts: lora has num_experts={has[0]}, hidden_size={has[1]}, "
                     f"intermediate_size={has[2]}, but the base has {experts}, {hidden}, {inner}"
                 )
+        check_activation("experts.Experts", activation, limit)
+        check_choice("experts.Experts", "backend", backend, ("auto", *MOE.backends))
         self._base = _Held(base)
         self.lora = lora
-        self.activation, self.alpha, self.limit = activation, number("experts.Experts", "alpha", alpha), limit
+        self.activation, self.alpha, self.limit = activation, finite("experts.Experts", "alpha", alpha), limit
         self.backend = backend
 
     @property

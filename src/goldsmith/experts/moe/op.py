@@ -12,7 +12,7 @@ from ...core.op import Op
 from ...core.shapes import check_choice
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
 from .._check import check_moe
-from .._common import BASE, COMPUTE, FACTORS, NAMES, PARTS, TARGETS, number
+from .._common import BASE, COMPUTE, FACTORS, NAMES, PARTS, TARGETS, finite
 from .._weights import sizes
 from ..moe_int8.op import MOE_INT8
 
@@ -79,7 +79,7 @@ def moe(
     save = needs_gradient(tensors)
     options: dict[str, Any] = dict(
         layout=layout, gate_scale=scales[0], up_scale=scales[1], down_scale=scales[2], dropout=dropout,
-        activation=activation, alpha=number("experts.moe", "alpha", alpha),
+        activation=activation, alpha=finite("experts.moe", "alpha", alpha),
         limit=limit_of("experts.moe", limit, activation), backend=backend,
     )  # fmt: skip
     check_choice("experts.moe", "compute", compute, COMPUTE)

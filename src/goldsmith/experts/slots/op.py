@@ -13,7 +13,7 @@ from ...core.op import Op
 from ...core.shapes import ShapeError, check_dtype, check_same_device, check_tensor
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
 from .._check import check_moe
-from .._common import SLOT_NAMES, TARGETS, number, wide
+from .._common import SLOT_NAMES, TARGETS, finite, wide
 
 SLOTS = Op(
     "experts.slots",
@@ -62,7 +62,7 @@ def slots(
         raise ValueError(f"{op}: has no gradient; call it under torch.no_grad(), or use experts.moe")
     options = dict(
         layout=layout, gate_scale=scales[0], up_scale=scales[1], down_scale=scales[2], activation=activation,
-        alpha=number(op, "alpha", alpha), limit=limit_of(op, limit, activation),
+        alpha=finite(op, "alpha", alpha), limit=limit_of(op, limit, activation),
     )  # fmt: skip
     if out is None and flags is None:
         return SLOTS(*tensors, **options, backend=backend)[0]
@@ -71,7 +71,7 @@ def slots(
     _check_result("out", out, shape, dtype, x)
     _check_result("flags", flags, topk_ids.shape, torch.uint8, x)
     if _directly(tensors, options, backend, out, flags):
-        o = torch.empty(shape, dtype=dtype) if out is None else out
+        o = torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
         SLOTS.backend("native").into(o, flags, *tensors, **options)
         _increment([t for t in (out, flags) if t is not None])
         return o
@@ -84,7 +84,7 @@ def slots(
 def _directly(tensors: Any, options: Any, backend: str, out: Tensor | None, flags: Tensor | None) -> bool:
     """Whether kernels of the CPU write rows and flags where they are wanted; else they are copied there."""
     places = [t for t in (out, flags) if t is not None]
-    if torch.compiler.is_compiling() or not plain((*tensors, *places)):
+    if torch.compiler.is_compiling() or not plain((*tensors, *places)) or any(t.is_neg() for t in places):
         return False
     if SLOTS.choose(backend, tensors, options) != "native":
         return False

@@ -1,0 +1,105 @@
+"""What a program sets as default device and dtype changes nothing here, and above all not where kernels write."""
+
+import pytest
+import torch
+
+from goldsmith import experts
+from goldsmith.core import native
+from goldsmith.experts import _native_abi
+
+E, H, I, T, K = 4, 64, 32, 5, 2
+pytestmark = pytest.mark.skipif(native.reason() is not None, reason="the native library is not there")
+
+
+@pytest.fixture(params=["meta", "bfloat16", "float64"])
+def unusual(request):
+    """Enters the default; what is entered is left at the end of the `with`."""
+
+    class Dtype:
+        def __enter__(self):
+            self.before = torch.get_default_dtype()
+            torch.set_default_dtype(getattr(torch, request.param))
+
+        def __exit__(self, *_):
+            torch.set_default_dtype(self.before)
+
+    return torch.device("meta") if request.param == "meta" else Dtype()
+
+
+@pytest.fixture
+def given():
+    torch.manual_seed(0)
+    base = experts.pack(torch.randn(E, 2 * I, H), torch.randn(E, H, I), format="int8")
+    return torch.randn(T, H), torch.randint(0, E, (T, K)), torch.rand(T, K), base
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_moe_with_gradients_and_dropout(unusual, given, backend):
+    x, ids, weights, base = given
+    lora = experts.LoRA(E, H, I, rank=2, dropout=0.5)
+    torch.nn.init.normal_(lora.gate_b)
+    dy = torch.ones(T, H)
+
+    def results():
+        torch.manual_seed(1)
+        leaf = x.clone().requires_grad_()
+        y = experts.moe(leaf, ids, weights, base, lora=lora, backend=backend)
+        return [y, *torch.autograd.grad(y, (leaf, *lora.parameters()), dy)]
+
+    usual = results()
+    with unusual:
+        found = results()
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(usual, found, strict=True))
+
+
+@pytest.mark.parametrize("out", [None, "out", "flags"])
+def test_slots(unusual, given, out):
+    x, ids, _, base = given
+    usual = experts.slots(x, ids, base)
+    places = {"out": torch.full((T, K, H), 7.0)} if out == "out" else {}
+    places |= {"flags": torch.full((T, K), 7, dtype=torch.uint8)} if out == "flags" else {}
+    with unusual:
+        found = experts.slots(x, ids, base, **places)
+    assert found.dtype == torch.float32 and found.is_cpu and torch.equal(found, usual)
+    assert "flags" not in places or not places["flags"].any()
+
+
+def test_products_in_8_bits(unusual, given):
+    x, ids, weights, base = given
+    usual = experts.moe(x, ids, weights, base, compute="int8")
+    with unusual:
+        assert torch.equal(experts.moe(x, ids, weights, base, compute="int8"), usual)
+
+
+def test_packing_and_files(unusual, given, tmp_path):
+    gate_up, down = torch.randn(E, 2 * I, H), torch.randn(E, H, I)
+    usual = experts.pack(gate_up, down, format="int4").unpack()
+    with unusual:
+        base = experts.pack(gate_up, down, format="int4")
+        base.save(tmp_path / "base.safetensors")
+        loaded = experts.PackedExperts.load(tmp_path / "base.safetensors", partitions=2)
+    for found in (base.unpack(), loaded.unpack()):
+        assert all(a.dtype == torch.float32 and torch.equal(a, b) for a, b in zip(found, usual, strict=True))
+
+
+def test_rows_for_a_result_with_the_negative_bit_are_copied_there(given):
+    x, ids, _, base = given
+    usual, out = experts.slots(x, ids, base), torch._neg_view(torch.zeros(T, K, H))
+    assert experts.slots(x, ids, base, out=out) is out and torch.equal(out, usual)
+
+
+def test_a_tensor_that_no_kernel_may_touch_is_refused_before_its_address_is_given(given):
+    call = _native_abi.MoeArgs()
+    for tensor in (torch.empty(3, device="meta"), torch.empty(3, dtype=torch.float64)):
+        with pytest.raises(RuntimeError, match=r"the kernels take no torch\.float(32|64) tensor on (meta|cpu)"):
+            native.put(tensor, call, 0)
+
+
+def test_the_library_refuses_results_of_another_width(given, monkeypatch):
+    x, ids, _, base = given
+    narrow, true = {torch.float32: torch.bfloat16}, torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, dtype, **kind: true(*size, dtype=narrow.get(dtype, dtype), **kind)
+    )
+    with pytest.raises(RuntimeError, match="rows has dtype 2, wanted 1"):
+        experts.slots(x, ids, base, backend="native")
