@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .modes import DispatchMode
 
-class Births(TorchDispatchMode):
+
+class Births(DispatchMode):
     """Counts operators, and knows of a tensor's memory which of them was the last to fill it.
 
     made: number of an operator -> what is to be done with its result before anything reads it.

@@ -28,6 +28,7 @@ from torch.utils import _python_dispatch as modes
 
 from .bounds_twins import Twin, slots, tensors, view_key
 from .golden import default_dtype, in_one_order, is_deciding, threads_for
+from .modes import DispatchMode
 
 Error = Tensor | float  # a float64 tensor that broadcasts to the value, or 0.0 for exact
 # second-order terms that the rules leave out; |y - value| > SLACK * bound is more than the roundings of the golden's
@@ -147,7 +148,7 @@ def _store_error(value: Tensor, error: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(exact, 0.0, rounding)
 
 
-class RunningErrors(modes.TorchDispatchMode):
+class RunningErrors(DispatchMode):
     """The mode behind `running_bounds`; the rules call it as `v, e = m(argument)`."""
 
     def __init__(

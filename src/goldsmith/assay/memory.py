@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .marks import DIRT_FILL, NAN_FILL, ZERO_FILL, band_mark, band_read, fill_body, poison_left, wide, zero_mark
+from .modes import DispatchMode
 
 __all__ = [
     "DIRT_FILL", "LAYOUTS", "NAN_FILL", "ZERO_FILL", "Arena", "Buffer", "Hit", "Poison", "aliases", "band_read",
@@ -290,7 +290,7 @@ _RESIZE = {
 _BUILTIN = {"aten", "prims", "prim", "inductor", "c10d", "_c10d_functional", "profiler"}
 
 
-class Poison(TorchDispatchMode):
+class Poison(DispatchMode):
     """Guards and poisons every `empty*`, guards every `zeros*`, `ones*` and `full*`.
 
     In the forward, and in autograd's threads, whose state carries the mode along. A Python custom operator is entered
