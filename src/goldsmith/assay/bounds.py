@@ -154,7 +154,10 @@ class RunningErrors(DispatchMode):
     def __init__(
         self, compute: torch.dtype, dot: str = "ieee", careful: bool = False, read_back: torch.dtype | None = None
     ):
+        from .bounds_plan import decided, plan_of
+
         super().__init__()
+        self._plan_of, self._decided = plan_of, decided
         self.compute, self.careful = compute, careful
         self.u = unit_roundoff(compute)
         self.read_back = unit_roundoff(read_back) if read_back is not None else 0.0
@@ -224,10 +227,10 @@ class RunningErrors(DispatchMode):
     # dispatch
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        from .bounds_plan import decided, plan_of
-
         kwargs = kwargs or {}
-        plan = decided(plan_of(func)) if is_deciding() else plan_of(func)
+        plan = self._plan_of(func)
+        if is_deciding():
+            plan = self._decided(plan)
         if plan.composed is not None:
             with self:
                 y = plan.composed(*args, **kwargs)

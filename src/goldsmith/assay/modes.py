@@ -1,18 +1,19 @@
-"""What the assay's dispatch modes have in common: a check does not import torch's compiler."""
+"""What the assay's dispatch modes have in common: torch's compiler is kept out of them only where it is at work."""
 
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+_traced_by = torch._C._dynamo.eval_frame.get_eval_frame_callback  # None: nothing traces this thread
 
 
 class DispatchMode(TorchDispatchMode):
-    """torch keeps its compiler from tracing `__torch_dispatch__`, and imports it for that: a second, in each process.
-
-    As long as nothing else has imported it, nothing traces.
+    """torch keeps its compiler from tracing `__torch_dispatch__`, at each operator, and imports it for that, which takes a
+    second of each process. Where nothing traces, there is nothing to be kept out.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -25,6 +26,6 @@ class DispatchMode(TorchDispatchMode):
 def _untraced(plain: Any, untraced: Any) -> Any:
     @functools.wraps(plain)
     def dispatch(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return (untraced if "torch._dynamo" in sys.modules else plain)(self, func, types, args, kwargs)
+        return (plain if _traced_by() is None else untraced)(self, func, types, args, kwargs)
 
     return dispatch
