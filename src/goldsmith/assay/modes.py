@@ -12,8 +12,8 @@ _traced_by = torch._C._dynamo.eval_frame.get_eval_frame_callback  # None: nothin
 
 
 class DispatchMode(TorchDispatchMode):
-    """torch keeps its compiler from tracing `__torch_dispatch__`, at each operator, and imports it for that, which takes a
-    second of each process. Where nothing traces, there is nothing to be kept out.
+    """torch keeps its compiler from tracing `__torch_dispatch__`, at each operator, and imports it for that: a second
+    of each process. Where nothing traces, there is nothing to be kept out.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
