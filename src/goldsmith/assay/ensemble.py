@@ -194,8 +194,8 @@ class LegalOrder(DispatchMode):
     def _narrow(self, a: Any) -> Any:
         if isinstance(a, Tensor):
             return a.to(self.compute) if a.dtype == torch.float64 else a
-        if isinstance(a, list | tuple):
-            return type(a)(self._narrow(b) for b in a) if type(a) in (list, tuple) else a
+        if type(a) is list or type(a) is tuple:
+            return type(a)([self._narrow(b) for b in a])
         return self.compute if a is torch.float64 else a
 
 
