@@ -25,7 +25,7 @@ class DispatchMode(TorchDispatchMode):
 
 def _untraced(plain: Any, untraced: Any) -> Any:
     @functools.wraps(plain)
-    def dispatch(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return (plain if _traced_by() is None else untraced)(self, func, types, args, kwargs)
 
-    return dispatch
+    return __torch_dispatch__
