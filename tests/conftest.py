@@ -51,7 +51,12 @@ def pytest_report_header(config):
     return f"goldsmith: torch {torch.__version__}, Triton kernels {kernels}"
 
 
+# What takes longest by itself comes first: at the end a worker has nothing to do while another is at such a test.
+FIRST = ("native", "repo", "examples")
+
+
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=lambda item: item.path.parent.name not in FIRST)
     reasons = {}
     if not HAS_GPU:
         reasons["gpu"] = "needs a CUDA device, and this machine has none"

@@ -18,12 +18,13 @@ from goldsmith.core.op import Op
 def _without_a_clock(monkeypatch):
     monkeypatch.setattr(command, "machine", lambda: replace(machine(), interpreter=False))
     monkeypatch.setattr(command, "clock", lambda device: Clock())
+    monkeypatch.setattr(prove.verify.os, "sched_getaffinity", lambda process: {0})  # a second worker only loads torch
 
 
 @pytest.fixture(scope="module")
 def proof(tmp_path_factory):
     file = tmp_path_factory.mktemp("proofs") / "expand.json"
-    asked = ["verify", "mhc.expand", "--backend", "reference", "--device", "cpu", "--dtype", "bfloat16"]
+    asked = ["verify", "mhc.expand", "--backend", "reference", "--device", "cpu", "--dtype", "bfloat16", "--jobs", "1"]
     assert CliRunner().invoke(app, [*asked, "--json", str(file)]).exit_code == 0
     return file
 

@@ -36,7 +36,7 @@ def test_a_first_run_that_does_not_end_is_told_with_its_line(monkeypatch):
     assert code == 1 and text.startswith("FAIL sleeps does not end (no_end, score 1.00)")
     said = r"run 'values' of probe values did not end within [\d.]+ s \(case given, seed 0\), in sleeps \("
     assert re.search(said, text)
-    assert "unending_kernels.py, line 19)" in text and "Try: look for a loop or a barrier" in text
+    assert "unending_kernels.py, line 22)" in text and "Try: look for a loop or a barrier" in text
 
 
 @pytest.mark.parametrize("name", ["loop", "deaf"])
@@ -117,7 +117,7 @@ def test_a_module_that_does_not_end_when_it_is_imported_is_ended_with_a_paragrap
     arguments = [kept, "never_imported:x"] if command == "replay" else ["never_imported:x"]
     code, text = asked(monkeypatch, command, *arguments, budget=1, deaf=True)
     assert code == 2 and text.startswith("Importing never_imported:x did not end within 1 s, in <module> (")
-    assert re.search("never_imported.py, line [34]\\)", text) and text.endswith("give a larger --budget.")
+    assert re.search("never_imported.py, line [56]\\)", text) and text.endswith("give a larger --budget.")
 
 
 def test_the_time_of_an_import_is_none_of_a_run(monkeypatch):

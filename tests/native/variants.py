@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from repo.tree import ROOT, SOURCE
 CASES = Path(__file__).with_name("cases")
 # What must be loaded before Python is; AddressSanitizer looks for the C++ library's own functions when it starts.
 PRELOADED = {"address": ("libasan.so", "libstdc++.so.6"), "thread": ("libtsan.so",)}
+TOGETHER = ("lane", "levels", "measure", "pool", "pool:overrun", "pool:race")
 SECONDS = 300  # for a script: one that hangs has failed
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0",  # Python's own are many
@@ -34,6 +36,26 @@ def library(variant: str = "release") -> Path:
 
 def run(variant: str, case: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """cases/<case>.py on a sanitized library; skips where the compiler or the system has no such sanitizer."""
+    name = ":".join([case, *arguments])
+    if name in TOGETHER:
+        return _together(variant)[name]
+    return _sanitized(variant, str(CASES / f"{case}.py"), *arguments)
+
+
+@cache
+def _together(variant: str) -> dict[str, subprocess.CompletedProcess[str]]:
+    """Those that take no time but for what they import: in one process, of which each gets a fork."""
+    with tempfile.TemporaryDirectory() as place:
+        done = _sanitized(variant, str(CASES.with_name("forked.py")), place, *TOGETHER)
+        assert done.returncode == 0, done.stderr
+        left = {path.name: path.read_text() for path in Path(place).iterdir()}
+    return {
+        name: subprocess.CompletedProcess(name, int(left[f"{name}.status"]), left[f"{name}.out"], left[f"{name}.err"])
+        for name in TOGETHER
+    }
+
+
+def _sanitized(variant: str, *command: str) -> subprocess.CompletedProcess[str]:
     preloaded = [_shared(name) for name in PRELOADED[variant]]
     environment = (
         os.environ
@@ -45,7 +67,7 @@ def run(variant: str, case: str, *arguments: str) -> subprocess.CompletedProcess
             "OMP_NUM_THREADS": "1",
         }
     )
-    command = [sys.executable, str(CASES / f"{case}.py"), *arguments]
+    command = (sys.executable, *command)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     if "unexpected memory mapping" in done.stderr:  # gcc 12's ThreadSanitizer where addresses are very random
         done = subprocess.run(["setarch", "-R", *command], env=environment, capture_output=True, text=True)

@@ -1,5 +1,6 @@
 """examples/omnimoe_lm.py, run as a user runs it, with sizes that take seconds."""
 
+import importlib.util
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--dim", "16", "--heads", "2", "--layers", "2", "--seq", "16", "--batch", "2", "--experts", "64", "--k", "4")
@@ -76,11 +78,35 @@ def test_norm_none_is_not_norm_layer(text, tmp_path):
         ("--seq 4096", "omnimoe_lm: --data has 3520 bytes of text; --seq 4096 needs at least 81940"),
     ],
 )
-def test_what_cannot_be_trained_is_told_in_one_sentence(text, options, said):
-    done = run("--data", str(text), *options.split())
-    assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr
+def test_what_cannot_be_trained_is_told_in_one_sentence(text, options, said, told):
+    status, err = told("--data", str(text), *options.split())
+    assert status != 0 and said in err and "Traceback" not in err
 
 
-def test_wrong_options_are_told_in_words():
-    done = run("--data", "nowhere")
-    assert done.returncode == 2 and "there is no such file" in done.stderr
+def test_wrong_options_are_told_in_words(told):
+    status, err = told("--data", "nowhere")
+    assert status == 2 and "there is no such file" in err
+
+
+@pytest.fixture
+def told(monkeypatch, capsys):
+    """What the example says to stderr as it ends, in this process: what it sets for the whole process is put back."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    spec = importlib.util.spec_from_file_location("omnimoe_lm", ROOT / "examples" / "omnimoe_lm.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+
+    def told(*args):
+        with pytest.raises(SystemExit) as end:
+            example.main([*SMALL, "--device", "cpu", *args])
+        err = capsys.readouterr().err
+        if isinstance(end.value.code, str):  # Python itself prints it, and ends with 1
+            return 1, end.value.code
+        return end.value.code, err
+
+    yield told
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = fill

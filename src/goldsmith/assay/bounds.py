@@ -28,6 +28,7 @@ from torch.utils import _python_dispatch as modes
 
 from .bounds_twins import Twin, slots, tensors, view_key
 from .golden import default_dtype, in_one_order, is_deciding, threads_for
+from .modes import DispatchMode
 
 Error = Tensor | float  # a float64 tensor that broadcasts to the value, or 0.0 for exact
 # second-order terms that the rules leave out; |y - value| > SLACK * bound is more than the roundings of the golden's
@@ -147,13 +148,16 @@ def _store_error(value: Tensor, error: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(exact, 0.0, rounding)
 
 
-class RunningErrors(modes.TorchDispatchMode):
+class RunningErrors(DispatchMode):
     """The mode behind `running_bounds`; the rules call it as `v, e = m(argument)`."""
 
     def __init__(
         self, compute: torch.dtype, dot: str = "ieee", careful: bool = False, read_back: torch.dtype | None = None
     ):
+        from .bounds_plan import decided, plan_of
+
         super().__init__()
+        self._plan_of, self._decided = plan_of, decided
         self.compute, self.careful = compute, careful
         self.u = unit_roundoff(compute)
         self.read_back = unit_roundoff(read_back) if read_back is not None else 0.0
@@ -223,10 +227,10 @@ class RunningErrors(modes.TorchDispatchMode):
     # dispatch
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        from .bounds_plan import decided, plan_of
-
         kwargs = kwargs or {}
-        plan = decided(plan_of(func)) if is_deciding() else plan_of(func)
+        plan = self._plan_of(func)
+        if is_deciding():
+            plan = self._decided(plan)
         if plan.composed is not None:
             with self:
                 y = plan.composed(*args, **kwargs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -33,9 +32,18 @@ class Plan:
     size: Callable[..., Tensor] | None = None  # of that sum's terms
 
 
-@cache
+_known: dict[int, tuple[OpOverload, Plan]] = {}  # by id: an overload's own hash takes longer than all else here
+
+
 def plan_of(func: OpOverload) -> Plan:
     """The plan of an overload, by its base name: `add`, `add_`, and all their overloads share one rule."""
+    found = _known.get(id(func))
+    if found is None:
+        found = _known[id(func)] = func, _made(func)
+    return found[1]
+
+
+def _made(func: OpOverload) -> Plan:
     namespace, full = func._schema.name.split("::")
     label = f"{namespace}.{full}"
     if namespace != "aten":

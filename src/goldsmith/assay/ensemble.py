@@ -22,13 +22,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import ensemble_orders as orders
 from .bounds import smallest_subnormal, unit_roundoff
 from .bounds_composed import REDUCTIONS, softmax_backward
 from .bounds_plan import plan_of
 from .golden import default_dtype, in_one_order, is_deciding, threads_for
+from .modes import DispatchMode
 
 # tiles: sums of 16..256 permuted terms, added up; mixed: another of the four for every reduction
 STYLES = ("as_stored", "permuted", "tiles", "pairwise", "mixed", "permuted", "tiles", "pairwise")
@@ -96,7 +97,7 @@ def _nudged(t: Tensor, compute: torch.dtype, seed: int) -> Tensor:
     return t + t * signs * torch.finfo(compute).eps
 
 
-class LegalOrder(TorchDispatchMode):
+class LegalOrder(DispatchMode):
     """Runs every operator in `compute` precision, and those that add things up in one style of legal order."""
 
     def __init__(
@@ -193,8 +194,8 @@ class LegalOrder(TorchDispatchMode):
     def _narrow(self, a: Any) -> Any:
         if isinstance(a, Tensor):
             return a.to(self.compute) if a.dtype == torch.float64 else a
-        if isinstance(a, list | tuple):
-            return type(a)(self._narrow(b) for b in a) if type(a) in (list, tuple) else a
+        if type(a) is list or type(a) is tuple:
+            return type(a)([self._narrow(b) for b in a])
         return self.compute if a is torch.float64 else a
 
 

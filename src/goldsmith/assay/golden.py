@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import golden_gradient, inplace, limits
+from .modes import DispatchMode
 from .results import TargetError
 
 _SMALL = 2**17  # elements of all inputs together up to which one thread is faster than two
@@ -250,7 +251,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
 
 
-class _NarrowerThanFloat64(TorchDispatchMode):
+class _NarrowerThanFloat64(DispatchMode):
     """Names every operator that made a floating tensor narrower than float64, outside `storage(...)`.
 
     Random numbers are not computed: in float32 they are those that a candidate draws, and in float64 torch has others.

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from .modes import DispatchMode
 
 RUNS = 4
 
 
-class Jitter(TorchDispatchMode):
+class Jitter(DispatchMode):
     """Moves each new floating result by a unit of its own dtype, up or down."""
 
     def __init__(self, seed: int):

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .marks import DIRT_FILL, NAN_FILL, ZERO_FILL, band_mark, band_read, fill_body, poison_left, wide, zero_mark
+from .modes import DispatchMode
 
 __all__ = [
     "DIRT_FILL", "LAYOUTS", "NAN_FILL", "ZERO_FILL", "Arena", "Buffer", "Hit", "Poison", "aliases", "band_read",
@@ -288,9 +288,20 @@ _RESIZE = {
     _aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_Storage_storage_offset, _aten.set_.source_Tensor,
 }  # fmt: skip
 _BUILTIN = {"aten", "prims", "prim", "inductor", "c10d", "_c10d_functional", "profiler"}
+_kinds: dict[int, tuple[Any, str]] = {}  # by id: an operator's own hash is Python, and takes longer than the rest
 
 
-class Poison(TorchDispatchMode):
+def _kind(func: Any) -> str:
+    """What Poison does with an operator: empty, filled, resize, custom; or plain, if it only may write to out=."""
+    found = _kinds.get(id(func))
+    if found is None:
+        sets = {"empty": _EMPTY, "filled": _FILLED, "resize": _RESIZE}
+        otherwise = "plain" if func.namespace in _BUILTIN else "custom"
+        found = _kinds[id(func)] = func, next((name for name, those in sets.items() if func in those), otherwise)
+    return found[1]
+
+
+class Poison(DispatchMode):
     """Guards and poisons every `empty*`, guards every `zeros*`, `ones*` and `full*`.
 
     In the forward, and in autograd's threads, whose state carries the mode along. A Python custom operator is entered
@@ -304,16 +315,20 @@ class Poison(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _EMPTY:
+        kind = _kind(func)
+        if not kwargs:
+            if kind == "plain":
+                return func(*args)
+            kwargs = {}
+        if kind == "empty":
             return self._guarded(func(*args, **kwargs))
-        if func in _FILLED:
+        if kind == "filled":
             plain = func(*args, **kwargs)
             guarded = self._guarded(plain)
             return plain if guarded is plain else guarded.copy_(plain)
-        if func.namespace not in _BUILTIN:
+        if kind == "custom":
             return self._enter(func, args, kwargs)
-        written = args[:1] if func in _RESIZE else kwargs.values()  # out= may resize, too
+        written = args[:1] if kind == "resize" else kwargs.values()  # out= may resize, too
         plain = [t for t in written if type(t) is Tensor and t.layout == torch.strided]
         held = [(t, owner, t.shape) for t in plain if (owner := self.arena.owner(t)) is not None]
         try:
@@ -324,7 +339,7 @@ class Poison(TorchDispatchMode):
             _move([tensor for tensor, _, _ in held])
             result = func(*args, **kwargs)
         for tensor, owner, shape in held:
-            if func in _RESIZE or tensor.shape != shape:
+            if kind == "resize" or tensor.shape != shape:
                 self.arena.forget(owner)
         return result
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from .modes import DispatchMode
 
 _aten = torch.ops.aten
 _SUMS = {_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.default}
 
 
-class _Nothing(TorchDispatchMode):
+class _Nothing(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if kwargs or len(args) != 2 or not all(isinstance(a, Tensor) and a.is_floating_point() for a in args):
             return func(*args, **(kwargs or {}))

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import watch_facts as facts
 from . import watch_flags as flags
+from .modes import DispatchMode
 from .watch_facts import Event, Likely, Operand
 from .watch_flags import Note
 from .watch_known import FOREIGN, TOLD, Known, Plan, owner, plan_of
@@ -41,7 +41,7 @@ class _Aside(threading.local):
 _aside = _Aside()
 
 
-class Ear(TorchDispatchMode):
+class Ear(DispatchMode):
     """Hears every operator for a watch."""
 
     def __init__(self, watch: Watch):
