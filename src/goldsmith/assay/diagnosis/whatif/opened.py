@@ -115,6 +115,10 @@ def _batch_norm(
     return _scaled(y, *(None if t is None else t.reshape(shape) for t in (weight, bias)))
 
 
+def _cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Tensor:
+    return a.roll(-1, dim) * b.roll(-2, dim) - a.roll(-2, dim) * b.roll(-1, dim)
+
+
 _SMALLER: dict[Any, Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
@@ -126,4 +130,5 @@ _SMALLER: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
     F.nll_loss: _nll_loss,
     F.cross_entropy: _cross_entropy,
+    torch.linalg.cross: _cross,
 }
