@@ -132,3 +132,43 @@ def test_shares_that_are_made_again_of_another_turns_state(later, which):
     found = best(lambda **k: Paths.of(later).apply(*k.values()), paths, chains, "table.grad", backward="auto")
     assert found.cause == "wrong_saved_tensor" and which in found.text and found.exact and found.whole, found
     assert found.also == ("shifted", "off_by_one"), found
+
+
+# a chain of probabilities, whose states are vectors
+
+
+@assay.case(T=[6], K=[4])
+def probabilities(make, T, K):
+    return {"p": make.uniform(K) + 0.1, "table": make.uniform(K, K) + 0.1, "seen": make.uniform(T, K) + 0.2}
+
+
+def likelihood(p, table, seen):
+    for step in seen:
+        p = (p @ table) * step
+    return p.log()
+
+
+class Likelihood(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, p, table, seen):
+        states = [p]
+        for step in seen:
+            states.append((states[-1] @ table) * step)
+        ctx.save_for_backward(table, seen, *states)
+        return states[-1].log()
+
+    @staticmethod
+    def backward(ctx, g):
+        table, seen, *states = ctx.saved_tensors
+        g, dtable, dseen = g / states[-1], torch.zeros_like(table), torch.empty_like(seen)
+        for t in range(len(seen) - 1, -1, -1):
+            dseen[t], g = g * (states[t] @ table), g * seen[t]
+            dtable += states[t + 1][:, None] * g
+            g = table @ g
+        return g, dtable, dseen
+
+
+def test_states_without_a_batch_that_are_read_after_their_turn():
+    found = best(lambda **k: Likelihood.apply(*k.values()), likelihood, probabilities, "table.grad", backward="auto")
+    assert found.exact and found.whole and "of the turn after, the last one its own" in found.text, found
+    assert "wrong_saved_tensor" in (found.cause, *found.also), found

@@ -141,6 +141,64 @@ def test_the_inner_sum_of_a_backward_that_each_group_takes_by_itself():
     assert found.cause == "wrong_axis" and "parts of 4" in found.text and found.exact, found
 
 
+@assay.case(T=[5], L=[3], P=[4])
+def levels(make, T, L, P):
+    return {"scores": make.normal(T, L, P), "v": make.normal(T, L, P)}
+
+
+def test_two_axes_that_share_one_softmax():
+    def golden(scores, v):
+        return torch.softmax(scores, 2) * v
+
+    def kernel(scores, v):
+        return torch.softmax(scores.flatten(1), 1).view_as(scores) * v
+
+    found = best(kernel, golden, levels)
+    assert found.cause == "wrong_axis" and "over axes 1 and 2 together" in found.text and found.exact, found
+
+
+# memory of a tile of rows that is set to zero once
+
+
+def test_sums_of_a_tile_that_go_on_in_the_next_one():
+    def golden(scores, v):
+        return (scores * v).sum(2)
+
+    def kernel(scores, v):
+        total, y = torch.zeros(2, scores.shape[1]), torch.empty(scores.shape[:2])
+        for first in range(0, len(scores), 2):
+            n = min(2, len(scores) - first)
+            for p in range(scores.shape[2]):
+                total[:n] += scores[first : first + n, :, p] * v[first : first + n, :, p]
+            y[first : first + n] = total[:n]
+        return y
+
+    found = best(kernel, golden, levels)
+    assert found.cause == "uninitialised_accumulator" and "a tile of 2 goes on" in found.text and found.exact, found
+
+
+# turned by complex numbers
+
+
+@assay.case(N=[6], D=[4])
+def turned(make, N, D):
+    return {"a": make.normal(N, D, 2), "b": make.normal(N, D, 2)}
+
+
+def rotated(a, b):
+    return torch.view_as_real(torch.view_as_complex(a) * torch.view_as_complex(b)).cumsum(0)
+
+
+@pytest.mark.parametrize("signs", [(1, 1, 1), (1, -1, 1)], ids=["without its minus", "of the conjugate"])
+def test_a_complex_product_with_a_sign_that_is_wrong(signs):
+    def kernel(a, b):
+        (x, y), (u, v), (p, q, r) = a.unbind(2), b.unbind(2), signs
+        return torch.stack((x * u + p * y * v, q * x * v + r * y * u), 2).cumsum(0)
+
+    found = best(kernel, rotated, turned)
+    assert found.cause == "sign_flip" and found.exact and found.whole, found
+
+
 # moments about a point
 
 

@@ -1,4 +1,4 @@
-"""Each part of an axis takes a sum of its own where one of the whole axis should stand for all its places.
+"""Each part of an axis takes a sum of its own where one of the whole axis should stand for all; or two axes share one.
 
 An axis of several levels, heads or tiles that lie one behind another: the inner sum of a softmax's backward, a mean
 that is subtracted, a total that is divided by are taken over the inner axis of a view, and not over both.
@@ -25,6 +25,8 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     axis = _axis(call)
     if axis is None:
         return
+    if call.name in _NORMS | _SLOPES:  # of sums, other axes are asked with them
+        yield from _together(call, axis)
     n = call.args[0].shape[axis]
     sizes = [size for size in range(2, n // 2 + 1) if n % size == 0]
     for size in sizes[:_PARTS]:
@@ -34,6 +36,24 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
             text = f"of {call.said} each of {n // size} parts of {size} has a sum {which}"
             params = {"axis": axis, "part": size}
             yield Change("wrong_axis", text, call.index, change, params, 0.55 if inner else 0.5, also=_ALSO)
+
+
+def _together(call: Call, axis: int) -> Iterator[Change]:
+    """The other way round: the sum goes over a neighbouring axis as well, as of a view that has both in one."""
+    x = call.args[0]
+    for other in (axis - 1, axis + 1):
+        if not 0 <= other < x.dim() or x.shape[other] < 2:
+            continue
+        first, shape = min(axis, other), (x.shape[min(axis, other)], x.shape[max(axis, other)])
+        made = _slope if call.name in _SLOPES else _norm if call.name in _NORMS else _sum
+
+        def run(*args: Any, first: int = first, shape: tuple[int, int] = shape, made: Made = made, **kw: Any) -> Tensor:
+            tensors = tuple(t.flatten(first, first + 1) for t in args if isinstance(t, Tensor) and t.dim())
+            return made(call.name, tensors, first).expand(tensors[0].shape).unflatten(first, shape).contiguous()
+
+        text = f"of {call.said} the sum goes over axes {first} and {first + 1} together"
+        params = {"axis": other, "golden_axis": axis}
+        yield Change("wrong_axis", text, call.index, instead(run), params, 0.55)
 
 
 def _axis(call: Call) -> int | None:

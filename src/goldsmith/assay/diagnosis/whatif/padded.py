@@ -41,7 +41,10 @@ class _Beside:
 
     def run(self, now: Leaves) -> Leaves:
         """The leaves stay as they are; what the full run makes of them is kept for the changes."""
-        self.made = {call.index: call.out for call in self.calls(now)}
+        try:
+            self.made = {call.index: call.out for call in self.calls(now)}
+        except Exception as error:
+            raise RuntimeError("the golden does not run to the padded end") from error
         return {}
 
     def out(self, index: int) -> Changed:
