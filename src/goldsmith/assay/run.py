@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from .interpreter import Interpreted, watching
-from .memory import NAN_FILL, Arena, Hit, Poison, aliases, band_read, poison_left
+from .memory import NAN_FILL, Arena, Hit, Poison, aliases, band_read, overlap, poison_left
 from .results import TargetError
 from .returned import name_gradients, names_of, only_tensors
 from .settings import restored
@@ -77,6 +77,7 @@ class Run:
     own          an output is what an autograd.Function of the candidate's own returned
     settings     sentences: what the run left otherwise in torch
     late         bytes of the forward's own buffers that were written after it had returned
+    reused       stage -> a later one in the same memory, which holds other numbers by the end
     """
 
     names: tuple[str, ...] = ()
@@ -100,6 +101,7 @@ class Run:
     asked: bool = False
     own: bool = False
     late: int = 0
+    reused: dict[str, str] = field(default_factory=dict)
     settings: list[str] = field(default_factory=list)
     interpreted: Interpreted = field(default_factory=Interpreted)
 
@@ -168,6 +170,7 @@ def execute(material: Material, how: How | None = None) -> Run:
             run.error = error
     run.asked = tracer.asked and not tracer.debug
     run.stages.update(tracer.records)
+    run.reused = dict(_reused(tracer))
     _look_at_memory(run, arena, target, tracer.places)
     return run
 
@@ -303,6 +306,18 @@ def _dense(grad: Tensor | None) -> Tensor | None:
 
 
 # memory
+
+
+def _reused(tracer: Tracer) -> Iterator[tuple[str, str]]:
+    """(stage, the first later one in its memory) of those that hold other numbers than when they were told."""
+    names = list(tracer.places)
+    for i, name in enumerate(names):
+        if _bytes_differ(tracer.places[name], tracer.records[name]) is None:
+            continue
+        later = (n for n in names[i + 1 :] if overlap(tracer.places[name], tracer.places[n]))
+        by = next(later, None)
+        if by is not None:
+            yield name, by
 
 
 def _one(a: Tensor, b: Tensor) -> bool:

@@ -135,7 +135,7 @@ def collect(
         long = time.for_("terms", _FITS)  # ratios and patterns are arithmetic on what is there: there is always time
         _step(evidence, "fits", lambda: _first_wrong(session, evidence, table, terms=long))
     own = table.own or session.first
-    evidence.other = _others(session, own, evidence.tensor)
+    evidence.other, evidence.reused = _others(session, own, evidence.tensor), own.reused
     if time.for_("where NaN begins", 0.0):
         evidence.born = _step(evidence, "provenance", lambda: provenance(session, own))
     changed = None

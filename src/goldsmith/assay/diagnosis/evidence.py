@@ -203,7 +203,8 @@ class Born:
 
     kind   "nan" or "inf"; stage: the first named tensor that holds it
     op     the operation that makes it of finite values; "" where torch's dispatcher sees none
-    cause  "overflow", "missing_max_shift", "missing_sync" or "use_after_free", where that is known
+    cause  "overflow", "missing_max_shift", "missing_sync", "use_after_free" or "uninitialised_accumulator", where that
+           is known
     """
 
     kind: str
@@ -266,6 +267,7 @@ class Evidence:
     made_of               operators, as far as a rule asks for them and `operators` is empty
     stored                dtype of the first wrong tensor, as the candidate made it
     kept                  input -> a sentence: its other numbers in the same memory give the first result
+    reused                stage -> a later one that was written into its memory
     deaf                  input -> where all inputs are small, the share of what it moves in the golden that stays
     grouped               whether an input is of whole numbers or a mask, which may say what belongs to which group
     filled                which groups are empty, where an error goes away once they are not
@@ -302,6 +304,7 @@ class Evidence:
     made_of: frozenset[str] = frozenset()
     stored: str = ""
     kept: dict[str, str] = field(default_factory=dict)
+    reused: dict[str, str] = field(default_factory=dict)
     deaf: dict[str, float] = field(default_factory=dict)
 
     def stage(self, name: str) -> StageState | None:

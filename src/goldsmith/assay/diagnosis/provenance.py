@@ -29,6 +29,7 @@ from .whatif.golden import Golden
 
 PROBE = "provenance"
 _TRIED = 24  # operations of the golden, at most
+_ADDING = frozenset("add_ sub_ addcmul_ addmm_ baddbmm_ addmv_ index_add_ scatter_add_".split())
 _FILLS = ("fill", "full", "masked", "where", "empty", "copy", "scatter", "index_put", "zeros", "ones")
 
 
@@ -59,20 +60,25 @@ def provenance(session: Session, own: Run) -> Born | None:
                     f"{stage} depends on")  # fmt: skip
     cause = "" if event is None else _cause(event)
     if event is None and nan and freed.read:
-        said.append(f"the candidate itself fills memory with NaN{freed.filled}, and {freed.read} reads it "
-                    "afterwards: it had been given back")  # fmt: skip
-        cause = "use_after_free"
+        told = f"the candidate itself fills memory with NaN{freed.filled}, and {freed.read}"
+        said.append(f"{told} adds to it afterwards: it was handed out again, and not set to zero" if freed.added else
+                    f"{told} reads it afterwards: it had been given back")  # fmt: skip
+        cause = "uninitialised_accumulator" if freed.added else "use_after_free"
     cause = "overflow" if passed is not None else cause
     return Born("nan" if nan else "inf", stage, "" if event is None else event.op, cause, tuple(said))
 
 
 class _Freed(TorchDispatchMode):
-    """Hears memory that the candidate fills with NaN, as a pool does with what is given back, and who reads it then."""
+    """Hears memory that the candidate fills with NaN, as a pool does with what is given back, and who reads it then.
+
+    added: who reads it first adds to it in place, as to a sum that begins there.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.places: dict[int, str] = {}  # storage -> where it was filled
         self.filled = self.read = ""
+        self.added = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = func._schema.name.split("::")[1]
@@ -83,8 +89,10 @@ class _Freed(TorchDispatchMode):
                 self.places[places[0]] = _line()
         elif name not in ("copy_", "zero_", "normal_", "uniform_") and not self.read:
             at = next((p for p, t in zip(places, tensors, strict=True) if p in self.places and _nan(t)), None)
-            if at is not None and not func._schema.is_mutable and not _view(func):
+            added = at is not None and name in _ADDING and at == places[0] and _nan(tensors[0])
+            if at is not None and (added or not func._schema.is_mutable and not _view(func)):
                 self.filled, self.read = f" at {self.places[at]}" if self.places[at] else "", f"{name} at {_line()}"
+                self.added = added
         return func(*args, **(kwargs or {}))
 
 

@@ -7,6 +7,7 @@ import re
 
 import torch
 
+from ..evidence import INHERITED, OK
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, plain, run_named, say
 
 # what libraries with guards of their own, and sanitizers, say
@@ -68,7 +69,7 @@ def aliased(r: Reading) -> Match | None:
         text = fact.text if fact is not None else found.text if found is not None else ""
         name = fact.tensor if fact is not None else found.tensor if found is not None else ""
         return Match(EXACT + 0.01, (text,), {"tensor": name})
-    shared = _one_buffer(r)
+    shared = _one_buffer(r) or _written_into(r)
     if shared is not None:
         return shared
     over = r.said("a later call overwrote what the first returned")
@@ -86,6 +87,21 @@ def _one_buffer(r: Reading) -> Match | None:
         if not small and close(r.y, got, r.unit) and close(r.y, golden + r.g, r.unit):
             text = f"{r.e.tensor} and {name} hold the same numbers, the sum of what each of them should hold"
             return Match(EXACT + 0.03, (text, "both are added up in one buffer"), {"tensor": name, "with": name})
+    return None
+
+
+def _written_into(r: Reading) -> Match | None:
+    """A stage lies in an earlier one's memory, and what comes is wrong, although it is right on values of its own."""
+    state = r.e.stage(r.e.first_wrong or "")
+    if state is None or state.state != INHERITED or not r.e.reused:
+        return None
+    before = r.e.stages[: r.e.stages.index(state)]
+    right = {s.name for s in before if s.state == OK}
+    for name, by in r.e.reused.items():
+        if name in right:
+            text = f"{name} is right as it is made, and {by} is written into its memory"
+            wrong = f"{state.name} is wrong, and right as soon as each has memory of its own"
+            return Match(EXACT + 0.03, (text, wrong), {"tensor": name, "with": by})
     return None
 
 

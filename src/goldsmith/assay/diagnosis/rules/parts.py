@@ -198,9 +198,22 @@ def empty_group(r: Reading) -> Match | None:
     if (nan or dead) and (r.e.grouped or counts):
         place = f"{say(rows[0])} of axis 0" if rows else "in part"
         text = f"only where the golden is exactly zero: {place}, a group with nothing in it"
+        if nan and not _whole_slices(r):  # a group is a row: what is left out here and there was not chosen
+            return Match(FAINT, (f"only where the golden is exactly zero: {place}, but no whole slice",), {})
         unread = nan and r.nothing_there and r.right("zeroed memory")
         return Match(SEEN + 0.02 if unread else LIKELY if nan else HINT + 0.1, (text,), {"counts": counts})
     return None
+
+
+def _whole_slices(r: Reading) -> bool:
+    """Whether some axis has an index of which all is wrong, and one of which nothing is."""
+    if r.wrong is None:
+        return False
+    for axis in range(r.wrong.dim()):
+        flags = r.wrong.movedim(axis, 0).flatten(1) if r.wrong.dim() > 1 else r.wrong[:, None]
+        if bool(flags.all(1).any()) and not bool(flags.any(1).all()):
+            return True
+    return False
 
 
 def _is_counts(g: Tensor) -> bool:

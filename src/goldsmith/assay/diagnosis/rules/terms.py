@@ -11,6 +11,8 @@ import torch
 from ..evidence import Fit
 from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading, say
 
+_WHOLE = 0.999999
+
 
 def _fitted(r: Reading, reading: str) -> Match | None:
     fit = r.fit(reading)
@@ -158,7 +160,9 @@ def _added(r: Reading) -> Match | None:
     foreign = r.foreign
     if foreign and foreign in fitted.params["term"] and not fitted.params["also"]:
         text = f"the golden does not use {foreign} there"
-        return replace(fitted, score=LIKELY, sentences=(*fitted.sentences, text))
+        fit = r.fit("added")
+        whole = fit is not None and fit.r2 > _WHOLE  # a term of it makes every number
+        return replace(fitted, score=SEEN if whole else LIKELY, sentences=(*fitted.sentences, text))
     return replace(fitted, score=fitted.score * HINT)
 
 

@@ -7,13 +7,14 @@ several that meet is a store where an addition should be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Key, floating, moved
+from .calls import Call, Change, Key, floating, moved, whole
 from .judge import Judge
 
 _SENT, _PLACES, _PAIRS = 1024, 8192, 2**21  # numbers that come down, that come out, and one with another, at most
@@ -25,8 +26,9 @@ _AT_INDICES = frozenset("index_put index_put_ index_add index_add_ scatter_add e
 _SCALED = _AT_INDICES | {"mm", "bmm", "unfold_backward"}
 
 
-def changes(calls: Sequence[Call], among: set[int], judge: Judge) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+def changes(calls: Sequence[Call], among: set[int], judge: Judge, leaves: Mapping[str, Tensor]) -> Iterator[Change]:
+    """`among`: the operators that the wrong tensor is made of. leaves: indices among them may say an order of rows."""
+    orders = {n: t.argsort(stable=True) for n, t in leaves.items() if whole(t) and t.dim() == 1 and len(t) > 1}
     for call in calls:
         last = call.backward and call.index in among and floating(call.out)
         if not last or call.out.numel() != judge.golden.numel() or call.out.numel() > _PLACES:
@@ -38,9 +40,9 @@ def changes(calls: Sequence[Call], among: set[int], judge: Judge) -> Iterator[Ch
                 continue
             times = torch.where(golden == 0, times, golden / out)
         at = next((i for i, a in enumerate(call.args) if _linear(calls, call, i, a)), None)
-        change = None if at is None else _change(call, at, judge, times)
+        change = None if at is None else _change(call, at, judge, times, orders)
         if change is not None:
-            yield change
+            yield replace(change, redone=lambda calls, judge: changes(calls, set(range(len(calls))), judge, leaves))
 
 
 def _linear(calls: Sequence[Call], call: Call, i: int, a: object) -> bool:
@@ -61,7 +63,7 @@ def _made(call: Call, i: int, t: Tensor) -> Tensor:
     return call.func(*args, **call.kwargs)
 
 
-def _change(call: Call, at: int, judge: Judge, times: Tensor) -> Change | None:
+def _change(call: Call, at: int, judge: Judge, times: Tensor, orders: Mapping[str, Tensor]) -> Change | None:
     sent = call.args[at].detach()
     if sent.numel() * call.out.numel() > _PAIRS:
         return None
@@ -90,10 +92,28 @@ def _change(call: Call, at: int, judge: Judge, times: Tensor) -> Change | None:
         return None
     whole = call.out.detach().reshape(-1).clone()
     whole[wrong] = value
-    cause, how, also = _read(addends, choices[best.squeeze(1)], source, call.name in _AT_INDICES)
+    kept = choices[best.squeeze(1)]
+    cause, how, also = _in_order(addends, kept, source, sent, orders) or _read(
+        addends, kept, source, call.name in _AT_INDICES
+    )
     text = f"of the addends of {call.said} {how}"
     change = moved(lambda out, v=whole: v.reshape(out.shape))
     return Change(cause, text, call.index, change, {"addends": most}, 0.5, also=also)
+
+
+def _in_order(
+    addends: Tensor, kept: Tensor, source: Tensor, sent: Tensor, orders: Mapping[str, Tensor]
+) -> tuple[str, str, tuple[str, ...]] | None:
+    """The same where whole rows are lost of what comes down, those that an index sorts to the end: the last tile's."""
+    rows = source // max(sent[:1].numel(), 1)
+    lost = set(rows[(addends != 0) & (kept == 0)].tolist())
+    if lost & set(rows[(addends != 0) & (kept > 0)].tolist()):
+        return None
+    for name, order in orders.items():
+        if len(order) == len(sent) and 0 < len(lost) < len(order) and lost == set(order[-len(lost) :].tolist()):
+            text = f"the last {len(lost)} of {len(order)} rows, in the order of {name}, arrive nowhere"
+            return "truncated_reduction", text, ("off_by_one", "never_written", "missing_term")
+    return None
 
 
 def _choices(n: int) -> Tensor:

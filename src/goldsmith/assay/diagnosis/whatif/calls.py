@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,7 @@ class Change:
     scalars  for at = -1: number of the case -> what it is instead
     composed for at = -1: of the leaves, and of a run of the golden with others: results put together of several runs
     drawn    made of the very numbers that came: of another draw's it says nothing
+    redone   of such a change: the changes of its kind that the numbers of another draw offer
     """
 
     cause: str
@@ -82,6 +83,7 @@ class Change:
     scalars: Mapping[str, Any] = field(default_factory=dict)
     composed: Callable[..., Mapping[str, Tensor]] | None = None
     drawn: bool = False
+    redone: Callable[..., Iterable[Change]] | None = None
 
     @property
     def all(self) -> tuple[tuple[int, Callable[..., Any]], ...]:

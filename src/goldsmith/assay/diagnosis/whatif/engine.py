@@ -244,10 +244,20 @@ class Search:
         if self._witnesses is None:
             self._witnesses = called(self.session, self.tensor, self.own, self.judge)
         for draw in self._witnesses:
+            if change.redone is not None:
+                if draw.judge.error and all(c.cause != change.cause for c in change.redone(*self._seen_in(draw))):
+                    return False
+                continue
             share, exact = draw.judge.explained((self._made(change, self.tensor, draw) or {}).get(self.tensor))
             if share < EXPLAINED and not exact:
                 return False
         return True
+
+    def _seen_in(self, draw: Witness) -> tuple[list[Call], Judge]:
+        """What a change that is read off the numbers is offered from, of another draw."""
+        mode = Listening().record()
+        draw.golden.run_under(mode, draw.leaves, self.tensor)
+        return mode.calls or [], draw.judge
 
     @cached_property
     def all_operators(self) -> Operators:

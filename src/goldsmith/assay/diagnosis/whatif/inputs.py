@@ -28,7 +28,7 @@ def changes(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
             yield from _flags(name, t)
         if t.dtype in (torch.uint8, torch.int8):
             yield from _bits(name)
-    yield from _full(leaves, numbers)
+    yield from full(leaves, numbers)
 
 
 def _one(name: str, change: Callable[..., Tensor]) -> Callable[[Leaves], Leaves]:
@@ -97,7 +97,7 @@ def _bits(name: str) -> Iterator[Change]:
                      also=("permuted",))  # fmt: skip
 
 
-def _full(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
+def full(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
     """Lengths that are taken for a size of the case: what lies behind a sequence's end belongs to it."""
     sizes = {k: n for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and n > 1}
     fits: dict[str, list[tuple[str, int]]] = {}

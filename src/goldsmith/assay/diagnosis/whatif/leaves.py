@@ -18,6 +18,7 @@ _MEANT = 8  # choices of axes of one length
 _BLOCK = 16  # the largest block that lengths are filled up to, in cases as small as those that are tried
 _BEYOND = ("stray_read", "overrun")
 Leaves = Mapping[str, Tensor]
+_OTHER = ("wrong_saved_tensor", ("swapped_results", "invalid_index"))  # of whole numbers it is another index
 
 
 def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
@@ -43,8 +44,9 @@ def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
             yield _change("swapped_results", f"{a} and {b} are exchanged", exchanged, {"exchanged": [a, b]}, 0.75)
             for there, here, change in ((a, b, twice), (b, a, lambda now, a=a, b=b: {a: now[b]})):
                 text = f"{there} is read in place of {here}"
-                yield Change("wrong_saved_tensor", text, -1, None, {"read": there, "operand": here}, 0.5, leaves=change,
-                             also=("swapped_results", "invalid_index"))  # fmt: skip
+                cause, also = ("invalid_index", ("permuted", "wrong_saved_tensor")) if whole(s) else _OTHER
+                params = {"read": there, "operand": here}
+                yield Change(cause, text, -1, None, params, 0.5, leaves=change, also=also)
 
 
 def _together(leaves: Leaves) -> Iterator[Change]:

@@ -13,6 +13,7 @@ from ..isolate import named
 from . import (
     addends,
     again,
+    apart,
     arrivals,
     before,
     beyond,
@@ -27,6 +28,7 @@ from . import (
     composed,
     convolutions,
     counting,
+    crossed,
     decided,
     diagonals,
     divisors,
@@ -44,6 +46,7 @@ from . import (
     late,
     leaves,
     lookups,
+    marginals,
     masks,
     misplaced,
     moments,
@@ -54,6 +57,7 @@ from . import (
     onwards,
     operands,
     ordered,
+    padded,
     padding,
     parted,
     partitions,
@@ -68,6 +72,7 @@ from . import (
     saved,
     scalars,
     scans,
+    scattered,
     segments,
     shares,
     signs,
@@ -76,12 +81,14 @@ from . import (
     spread,
     sums,
     survivors,
+    tables,
     tiles,
     turned,
     turns,
     unfolded,
     updated,
     weighed,
+    whole_places,
     windows,
 )
 from .calls import Call, Change
@@ -118,6 +125,10 @@ _OF_A_CALL = (
     ("infinities", infinities.changes),
     ("laid_out", laid_out.changes),
     ("divisors", divisors.changes),
+    ("tables", tables.changes),
+    ("apart", apart.changes),
+    ("crossed", crossed.changes),
+    ("whole places", whole_places.changes),
 )
 _ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
 
@@ -147,6 +158,7 @@ def of(search: Search, calls: list[Call]) -> list[Change]:
     waiting += offered("slopes", slopes.changes, calls)
     waiting += offered("ordered", ordered.changes, calls)
     waiting += [c for c in offered("padding", padding.changes, calls) if c.at in search.behind]
+    waiting += offered("padded", padded.changes, search, calls)
     waiting += offered("readers", readers.changes, calls, search.behind)
     waiting += offered("turns", turns.changes, calls, search.behind)
     waiting += offered("segments", segments.changes, calls, search.behind, search.leaves)
@@ -174,7 +186,8 @@ def of(search: Search, calls: list[Call]) -> list[Change]:
     waiting += offered("again", again.changes, calls, by_call, search.tensor)
     waiting += _drawn(offered("borders", borders.changes, calls, by_call, search.judge.wrong_at))
     waiting += _drawn(offered("survivors", survivors.changes, calls, search.judge))
-    waiting += _drawn(offered("arrivals", arrivals.changes, calls, search.behind, search.judge))
+    waiting += _drawn(offered("scattered", scattered.changes, calls, search.judge))
+    waiting += _drawn(offered("arrivals", arrivals.changes, calls, search.behind, search.judge, search.leaves))
     if search.tensor.endswith(".grad"):
         waiting += _in_backward(search, calls, by_call)
     return waiting
@@ -186,6 +199,7 @@ def _in_backward(search: Search, calls: list[Call], by_call: Mapping[int, list[C
     material = search.session.material
     numbers = {**material.sizes, **material.scalars}
     waiting = offered("misplaced", misplaced.changes, calls, search.behind)
+    waiting += offered("marginals", marginals.changes, calls, search.behind)
     waiting += offered("moments", moments.changes, calls, search.behind)
     waiting += offered("decided", decided.changes, calls, search.behind)
     waiting += offered("partitions", partitions.in_backward, calls, search.behind, search.leaves)

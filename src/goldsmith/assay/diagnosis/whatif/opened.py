@@ -115,6 +115,22 @@ def _batch_norm(
     return _scaled(y, *(None if t is None else t.reshape(shape) for t in (weight, bias)))
 
 
+def _cross(a: Tensor, b: Tensor, *, dim: int = -1, **more: Any) -> Tensor:
+    if more:
+        return NotImplemented
+    return a.roll(-1, dim) * b.roll(-2, dim) - a.roll(-2, dim) * b.roll(-1, dim)
+
+
+def _product(a: Any, b: Any, **more: Any) -> Tensor:
+    """Of complex numbers, as their parts are multiplied. What is negated twice leaves a minus that may be forgotten."""
+    complex_ = isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_complex() and b.is_complex()
+    if not complex_ or more:
+        return NotImplemented
+    (x, y), (u, v) = (torch.view_as_real(t.resolve_conj()).unbind(-1) for t in (a, b))
+    y, v = y.neg().neg(), v.neg().neg()
+    return torch.view_as_complex(torch.stack((x * u - y * v, x * v + y * u), -1))
+
+
 _SMALLER: dict[Any, Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
@@ -126,4 +142,8 @@ _SMALLER: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
     F.nll_loss: _nll_loss,
     F.cross_entropy: _cross_entropy,
+    torch.linalg.cross: _cross,
+    torch.mul: _product,
+    Tensor.mul: _product,
+    Tensor.__mul__: _product,
 }

@@ -129,6 +129,15 @@ def _begun(sequence: Sequence_, made: list[int], calls: Sequence[Call], before: 
         sequence.values[places[0] - each] = call.args[i]
         sequence.reads.append((call, places[0] - each))
     last = places[-1] + each
-    if last < len(made) and calls[made[last]].out.shape == like.shape:
+    end = _seen_as(calls[made[last]].out, like) if last < len(made) else None
+    if end is not None:
         sequence.carried = len(sequence.values) == len(made)
-        sequence.values[last] = calls[made[last]].out
+        sequence.values[last] = end
+
+
+def _seen_as(made: Tensor, like: Tensor) -> Tensor | None:
+    """What is made, as it would be read: a state without a batch is read as a row, or as a column."""
+    if made.shape == like.shape:
+        return made
+    vector = made.numel() == like.numel() == max(like.shape, default=0)
+    return made.reshape(like.shape) if vector else None
