@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..memory import ZERO_FILL
+from ..modes import DispatchMode
 from ..run import How, Run
 from ..session import Session
 from ..watch import watch
@@ -68,7 +68,7 @@ def provenance(session: Session, own: Run) -> Born | None:
     return Born("nan" if nan else "inf", stage, "" if event is None else event.op, cause, tuple(said))
 
 
-class _Freed(TorchDispatchMode):
+class _Freed(DispatchMode):
     """Hears memory that the candidate fills with NaN, as a pool does with what is given back, and who reads it then.
 
     added: who reads it first adds to it in place, as to a sum that begins there.

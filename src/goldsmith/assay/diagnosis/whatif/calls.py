@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...modes import DispatchMode
 
 Key = str | int  # a leaf's name, or the index of the operator that made a tensor
 Instead = Callable[[Mapping[Key, Tensor]], Mapping[Key, Tensor]]
@@ -91,7 +92,7 @@ class Change:
         return self.group or (((self.at, self.change),) if self.change is not None else ())
 
 
-class Listening(TorchDispatchMode):
+class Listening(DispatchMode):
     """Counts the operators of a run, records them when asked to, and changes some."""
 
     def __init__(self, changes: Mapping[int, Changed] | None = None, *, wrap: str = "", saved: Instead | None = None):
@@ -271,7 +272,7 @@ _INSIDE = (f"{os.sep}torch{os.sep}", f"{os.sep}goldsmith{os.sep}assay{os.sep}")
 
 def _line() -> str:
     """File and line of the nearest frame that is neither torch's nor the assay's; "" in autograd's backward."""
-    frame = sys._getframe(4)
+    frame = sys._getframe(1)
     while frame is not None and any(part in frame.f_code.co_filename for part in _INSIDE):
         if frame.f_code.co_name == "_gradients":
             return ""
