@@ -29,6 +29,69 @@ def speed(table: Table) -> str:
     return "\n".join(of_machine(table, name, places) for name, places in machines.items()) or NOTHING
 
 
+ASKED = {  # milliseconds, of DeepSeek-V2-Lite's layer on the 16 cores: what was aimed at before anything was written
+    ("train[v2-lite,T=2048,bf16]", "forward"): "14",
+    ("train[v2-lite,T=2048,bf16]", "backward"): "22",
+    ("train[v2-lite,T=256,bf16]", "forward"): "9",
+    ("decode[v2-lite,bf16]", "forward"): "0.79",
+    ("train[v2-lite,T=256,int4]", "forward"): "6",
+    ("train[v2-lite,T=256,int4]", "backward"): "9",
+}
+RUNS_OF, LAST_RUNS = "16 cores", 4
+
+
+def runs(table: Table) -> str:
+    """Ours beside kt-kernel in each of the last runs that have both: no run is chosen."""
+    found, commits = _beside_kt_kernel()
+    wanted = list(commits)[-LAST_RUNS:]
+    lines = [
+        [case, direction, ASKED.get((case, direction), "-"), *(_beside(by.get(commit, {})) for commit in wanted)]
+        for (case, direction), by in found.items()
+        if any(len(by.get(commit, {})) == 2 for commit in wanted)
+    ]
+    return table(["case", "", "asked, ms", *(f"{commit}, {commits[commit]}" for commit in wanted)], lines)
+
+
+def short(table: Table) -> str:
+    """The last of those runs, training alone."""
+    found, commits = _beside_kt_kernel()
+    last = list(commits)[-1]
+    lines = [
+        [f"`experts.moe` {case}", direction, *_pair(by[last])]
+        for (case, direction), by in found.items()
+        if len(by.get(last, {})) == 2 and case.startswith("train")
+    ]
+    ours = next(row for row in rows() if row["commit"] == last and row["machine"].endswith(RUNS_OF))
+    where = conditions(ours["machine"], [ours])[0].split("; ceilings")[0]
+    return table(["case", "", "ours, ms", "kt-kernel, ms", "times as fast"], lines) + f"\n{where}; 16 threads.\n"
+
+
+def _pair(times: dict[str, float]) -> list[str]:
+    ours, theirs = times["goldsmith"], times["kt-kernel"]
+    return [f"{ours:.3g}", f"{theirs:.3g}", f"{theirs / ours:.2f}"]
+
+
+def _beside_kt_kernel() -> tuple[dict[tuple[str, str], dict[str, dict[str, float]]], dict[str, str]]:
+    """Medians of DeepSeek-V2-Lite's layer: (case, direction) -> commit -> peer, and each commit's day, in order."""
+    found: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    commits: dict[str, str] = {}
+    for row in rows():
+        kind = "v2-lite" in row["case"] and "r=" not in row["case"] and row["peer"] in ("goldsmith", "kt-kernel")
+        if kind and row["threads"] == 16 and row["machine"].endswith(RUNS_OF) and row["median_us"]:
+            place = found.setdefault((row["case"], row["direction"]), {}).setdefault(row["commit"], {})
+            place[row["peer"]] = row["median_us"] / 1e3
+            commits[row["commit"]] = row["date"]
+    return found, commits
+
+
+def _beside(times: dict[str, float]) -> str:
+    """Ours, kt-kernel's, and how many times as fast ours is."""
+    if len(times) < 2:
+        return "-"
+    ours, theirs, ratio = _pair(times)
+    return f"{ours} beside {theirs} ({ratio})"
+
+
 def rows() -> list[dict]:
     lines = [line for path in sorted(RESULTS.glob("*.jsonl")) for line in path.read_text().splitlines()]
     found = [json.loads(line) for line in lines]

@@ -240,6 +240,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "speed_all": speed_all,
     "speed_cpu": lambda: speed_cpu.speed(table),
+    "speed_cpu_short": lambda: speed_cpu.short(table),
+    "speed_cpu_runs": lambda: speed_cpu.runs(table),
     "experts_memory": lambda: speed_cpu.memory(table),
     "commands": commands,
     "liger_verdicts": lambda: liger.verdicts(table),

@@ -77,8 +77,8 @@ def _step(w_ptr, grad_ptr, g_ptr, m_ptr, v_ptr, n_ptr, total_ptr, P, lr, limit, 
 
 
 def kernel(w, grad, previous, m, v, n, step, lr, limit, betas, decay, eps):
-    w, g, m, v, n = (torch.empty(t.shape).copy_(t) for t in (w, previous, m, v, n))
-    P, grad, total = len(w), grad.contiguous(), torch.zeros(1)
+    w, g, m, v, n = (w.new_empty(t.shape).copy_(t) for t in (w, previous, m, v, n))
+    P, grad, total = len(w), grad.contiguous(), w.new_zeros(1)
     grid = (triton.cdiv(P, BLOCK),)
     _squares[grid](grad, total, P, BLOCK)
     c1, c2, c3 = (1 - b**step for b in betas)

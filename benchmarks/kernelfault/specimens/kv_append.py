@@ -76,7 +76,7 @@ def forward(k, v, cos, sin, positions, slots, key_cache, value_cache):
     T, H, D = k.shape
     k, v, cos, sin = k.contiguous(), v.contiguous(), cos.contiguous(), sin.contiguous()
     positions, slots = positions.contiguous(), slots.contiguous()
-    keys, values = torch.empty(key_cache.shape), torch.empty(value_cache.shape)
+    keys, values = k.new_empty(key_cache.shape), v.new_empty(value_cache.shape)
     keys.copy_(key_cache)
     values.copy_(value_cache)
     half = D // 2

@@ -59,11 +59,11 @@ def _step(w_ptr, m_ptr, g_ptr, order_ptr, row_ptr, begin_ptr, D, lr, eps, BLOCK:
 
 
 def kernel(weight, moment, ids, grad, lr, eps):
-    weight, moment = torch.empty(weight.shape).copy_(weight), torch.empty(moment.shape).copy_(moment)
+    weight, moment = weight.new_empty(weight.shape).copy_(weight), weight.new_empty(moment.shape).copy_(moment)
     grad, D = grad.contiguous(), weight.shape[1]
     in_order, order = torch.sort(ids)
     rows, counts = torch.unique_consecutive(in_order, return_counts=True)
-    begin = torch.zeros(len(rows) + 1, dtype=torch.int64)
+    begin = counts.new_zeros(len(rows) + 1)
     begin[1:] = counts.cumsum(0)
     _step[(len(rows),)](weight, moment, grad, order, rows, begin, D, lr, eps, triton.next_power_of_2(D))
     return weight, moment
