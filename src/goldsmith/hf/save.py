@@ -7,7 +7,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
             tensors[f"{stem}lora_A.weight"], tensors[f"{stem}lora_B.weight"] = adapters.to_peft(half.a, half.b)
     beside, config = _of_peft(model)
     tensors |= beside | _whole(model, config)
-    config = _config(config, halves, len(converted_modules(model)))
+    config = _config(config, halves, len(converted_modules(model)), alone=not beside)
     folder = Path(directory)
     for name in (WEIGHTS, CONFIG):
         refuse_what_is_no_file("goldsmith.hf.save_adapter", folder / name)
@@ -137,9 +137,23 @@ def stripped(path: str) -> str:
     return path.removeprefix(ROOT)
 
 
-def _config(config: dict[str, Any], halves: dict[str, Half], layers: int) -> dict[str, Any]:
+def parameters_beside(model: Any) -> list[str]:
+    """Names of all parameters that are not the experts', as they are in the plain model, which peft has not wrapped."""
+    base = base_of(model)
+    ours = tuple(f"{path}." for path in converted_modules(base))
+    names = (name for name, _ in base.named_parameters(remove_duplicate=False) if ".lora_" not in name)
+    return [name.replace(".base_layer.", ".") for name in names if not name.startswith(ours)]
+
+
+def is_named(target: str, names: Iterable[str]) -> bool:
+    """Whether one of `target_parameters` reaches any of these parameters, by peft's rule."""
+    return any(f".{name}".endswith(f".{target}") for name in names)
+
+
+def _config(config: dict[str, Any], halves: dict[str, Half], layers: int, *, alone: bool) -> dict[str, Any]:
     """adapter_config.json: peft's, with the experts' parameters, ranks and scalings in it.
 
+    alone   peft has put in nothing beside the experts, so that the first of them says rank and alpha.
     Of patterns the first that matches counts. The experts' come first, so that none of peft's own reaches them, and
     they match nothing else.
     """
@@ -148,11 +162,10 @@ def _config(config: dict[str, Any], halves: dict[str, Half], layers: int) -> dic
         short.setdefault(re.sub(r"^.*\.\d+\.", "", name), []).append(name)
     rslora = bool(config.get("use_rslora"))
     first = next(iter(halves.values()))
-    if not config["target_modules"]:
+    if alone:
         config |= {"r": first.rank, "lora_alpha": _alpha(first, rslora)}
-    config["target_parameters"] = sorted(
-        target for name, full in short.items() for target in ([name] if len(full) == layers else full)
-    )
+    ours = {target for name, full in short.items() for target in ([name] if len(full) == layers else full)}
+    config["target_parameters"] = sorted(ours.union(config["target_parameters"]))
     ranks: dict[str, Any] = {}
     alphas: dict[str, Any] = {}
     for name, full in short.items():
@@ -221,6 +234,9 @@ def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     written |= {"peft_type": "LORA", "task_type": task, "lora_dropout": 0.0, "inference_mode": True}
     if isinstance(config.init_lora_weights, str):
         written["init_lora_weights"] = True  # the factors are in the file
+    # a router, and what else is no module of peft's: without these names its tensors would be nobody's
+    names = parameters_beside(model)
+    written["target_parameters"] = [t for t in config.target_parameters or () if is_named(t, names)]
     written["rank_pattern"], written["alpha_pattern"] = (
         dict(config.rank_pattern or {}),
         dict(config.alpha_pattern or {}),
