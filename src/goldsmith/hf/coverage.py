@@ -107,7 +107,7 @@ def lora_config(config: dict[str, Any], model: nn.Module) -> Any:
     own = {key: value for key, value in config.items() if key in LoraConfig.__dataclass_fields__}
     names = parameters_beside(model)
     beside = [target for target in config.get("target_parameters") or () if is_named(target, names)]
-    changes = {"modules_to_save": None, "inference_mode": False, "init_lora_weights": True}
+    changes: dict[str, Any] = {"modules_to_save": None, "inference_mode": False, "init_lora_weights": True}
     changes["target_parameters"] = beside or None
     return LoraConfig(**(own | changes))
 

@@ -164,8 +164,8 @@ def _config(config: dict[str, Any], halves: dict[str, Half], layers: int, *, alo
     first = next(iter(halves.values()))
     if alone:
         config |= {"r": first.rank, "lora_alpha": _alpha(first, rslora)}
-    ours = {target for name, full in short.items() for target in ([name] if len(full) == layers else full)}
-    config["target_parameters"] = sorted(ours.union(config["target_parameters"]))
+    targets = {target for name, full in short.items() for target in ([name] if len(full) == layers else full)}
+    config["target_parameters"] = sorted(targets.union(config["target_parameters"]))
     ranks: dict[str, Any] = {}
     alphas: dict[str, Any] = {}
     for name, full in short.items():

@@ -135,7 +135,7 @@ class Run:
 
         from ...hf.training import data, folders
         from ...hf.training.device import chosen
-        from ...hf.training.model import folder, tokenizer
+        from ...hf.training.model import check, folder, tokenizer
 
         options = self.options
         chosen(options)
@@ -147,6 +147,7 @@ class Run:
             torch.set_num_threads(options.threads)
         with self.show.doing("reading the tokenizer and the data"):
             folders.check(options, folder(options.model))
+            check(options)
             words = tokenizer(options.model)
             stream, said = self._stream(options.data, words, packed=options.pack)
             held = None
