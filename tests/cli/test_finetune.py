@@ -306,7 +306,7 @@ def test_the_measured_activations_grow_with_the_rank_and_not_with_the_base(place
         (("--lr", "0"), "--lr is 0.0; expected a number above 0"),
         (("--format", "int4", "--group-size", "24"), "group_size"),
         (("--lora-modules", "q_proj,nosuch"), "--lora-modules nosuch: no layer of this model has that name"),
-        (("--lora-modules", "embed_tokens"), "model.embed_tokens is a Embedding, no linear layer"),
+        (("--lora-modules", "embed_tokens"), "model.embed_tokens is of class Embedding, no linear layer"),
         (("--train-router", "--dtype", "bf16"), "--train-router trains model.layers.0.mlp.gate.weight itself"),
         (("--resume", "nosuch"), "nosuch is no checkpoint: state.json is missing"),
         (("--data", "nosuch.txt"), "nosuch.txt: there is no such file"),

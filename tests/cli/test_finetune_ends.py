@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 
 import pytest
 
@@ -285,3 +286,31 @@ def test_a_disk_that_is_full_ends_the_run_in_run_json_as_well(place, tmp_path, m
     result, text = run(place, tmp_path)
     assert result.exit_code == 2 and "No space left on device" in text
     assert result_of(tmp_path)["status"] == "failed" and "No space left" in result_of(tmp_path)["error"]
+
+
+# signals
+
+
+@pytest.mark.forks
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("ignored", [True, False], ids=["ignored", "not"])
+def test_a_signal_ends_the_run_unless_it_was_started_to_ignore_it(number, ignored, place, tmp_path):
+    """nohup has SIGHUP ignored, and `&` of a shell without jobs SIGINT."""
+    real = Shown.row
+
+    def row(self, said):
+        real(self, said)
+        os.kill(os.getpid(), number)
+
+    child = os.fork()
+    if child == 0:
+        code = 255
+        try:
+            signal.signal(number, signal.SIG_IGN if ignored else signal.default_int_handler)
+            Shown.row = row
+            code = run(place, tmp_path)[0].exit_code
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (0 if ignored else 130)
+    result = result_of(tmp_path)
+    assert (result["status"], result["step"]) == (("trained", 4) if ignored else ("interrupted", 1))

@@ -86,9 +86,9 @@ def test_every_layer_that_is_named_gets_lora_and_the_adapter_has_all_of_it(famil
         (
             "qwen3_moe",
             {"lora_modules": ("embed_tokens",)},
-            "embed_tokens: model.embed_tokens is a Embedding, no linear",
+            "embed_tokens: model.embed_tokens is of class Embedding, no linear",
         ),
-        ("qwen3_moe", {"lora_modules": ("norm",)}, "norm: model.norm is a Qwen3MoeRMSNorm, no linear layer"),
+        ("qwen3_moe", {"lora_modules": ("norm",)}, "norm: model.norm is of class Qwen3MoeRMSNorm, no linear layer"),
         ("qwen3_moe", {"lora_modules": ("experts",)}, "experts: model.layers.1.mlp.experts belongs to the experts"),
         ("qwen3_moe", {"lora_modules": ("q_proj", "gate"), "dropout": 0.1}, "gate: peft adapts these as parameters"),
         ("qwen3_moe", {"lora_modules": ("gate",), "train_router": True}, "--lora-modules gate puts LoRA on them"),

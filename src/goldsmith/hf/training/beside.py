@@ -54,7 +54,9 @@ def layers(model: nn.Module, names: tuple[str, ...]) -> dict[str, list[str]]:
             weight = getattr(module, "weight", None)
             linear = isinstance(module, nn.Linear) or path in choosing and weight is not None and weight.dim() == 2
             if not linear:
-                raise TrainingError(f"--lora-modules {name}: {path} is a {type(module).__name__}, no linear layer.")
+                raise TrainingError(
+                    f"--lora-modules {name}: {path} is of class {type(module).__name__}, no linear layer."
+                )
         found[name] = list(here)
     return found
 
