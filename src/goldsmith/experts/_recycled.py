@@ -75,5 +75,5 @@ _blocks = Blocks()
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor on the CPU; a large one in memory that was used before."""
     if math.prod(shape) * dtype.itemsize < LEAST or not hasattr(mmap, "MADV_FREE"):
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return _blocks.empty(shape, dtype)

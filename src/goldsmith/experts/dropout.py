@@ -54,4 +54,4 @@ def kept(seed: int, projection: int, tokens: Tensor, slots: Tensor, features: in
 
 def new_seed() -> Tensor:
     """int64 []: drawn from torch's default CPU generator, which activation checkpointing saves and replays."""
-    return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)
+    return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device="cpu")

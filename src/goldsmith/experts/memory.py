@@ -43,7 +43,7 @@ def allocate(layout: Layout, which: str, nodes: Sequence[int] = ()) -> Tensor:
 def empty_pages(size: int) -> Tensor:
     """`size` zero bytes in pages of their own, which cost nothing before they are written and go back when freed."""
     if size == 0 or not hasattr(mmap, "MAP_ANONYMOUS"):
-        return torch.zeros(size, dtype=torch.uint8)
+        return torch.zeros(size, dtype=torch.uint8, device="cpu")
     try:
         pages = map_pages(size)
     except OSError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .beside import tensors_of
+from .beside import tensors_of, usual_defaults
 from .convert import converted_modules
 from .save import CONFIG, DOWN, GATE_UP, ROOT, WEIGHTS, is_named, parameters_beside, stripped
 
@@ -78,7 +78,8 @@ def check_beside(
     like = shell(bare)
     trained = [(p, p.requires_grad) for p in bare.parameters()]
     try:
-        inject_adapter_in_model(lora, like, low_cpu_mem_usage=True)
+        with usual_defaults():
+            inject_adapter_in_model(lora, like, low_cpu_mem_usage=True)
     except ValueError as error:
         if not tensors:  # nothing is targeted, and nothing is there: peft warns, and so it has always been
             return None

@@ -40,8 +40,8 @@ class Beside:
         self._tokens = Transit(machine.host)
         self._gathered, self._wide = (Transit(_ordinary) for _ in range(2))
         with torch.inference_mode(False):
-            self._routes = torch.empty(1, rows, dtype=torch.int64)
-            self._flags = torch.empty(rows, dtype=torch.uint8)
+            self._routes = torch.empty(1, rows, dtype=torch.int64, device="cpu")
+            self._flags = torch.empty(rows, dtype=torch.uint8, device="cpu")
         self._routes_there = self._routes.numpy()
         self._views: dict[int, tuple[Tensor, Tensor]] = {}
         self._early: tuple[Tensor, Tensor] | None = None
@@ -136,7 +136,7 @@ class Beside:
 
 
 def _ordinary(nbytes: int) -> Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8)
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
 def _taken(x: Tensor, tokens: np.ndarray, into: Transit) -> Tensor:

@@ -185,7 +185,7 @@ class _Writer:
     ) -> None:
         self._file, self._path, self._recipe, self._progress = file, path, recipe, progress
         self._layers, self._total = layers, None if layers is None else -1
-        self._block = torch.empty(0, dtype=torch.uint8)
+        self._block = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._entries: list[LayerEntry] = []
         self._done = PAGE
         self._experts: int | None = None
@@ -237,7 +237,7 @@ class _Writer:
     def _look_for_room(self, blocks: Blocks) -> None:
         """What is to come, as far as it is known, against the disk's free bytes."""
         if not self._block.numel():
-            self._block = torch.zeros(blocks.stride, dtype=torch.uint8)
+            self._block = torch.zeros(blocks.stride, dtype=torch.uint8, device="cpu")
         if self._experts is None:
             return
         rest = blocks.stride * self._experts * ((self._layers or len(self._entries)) - len(self._entries) + 1)

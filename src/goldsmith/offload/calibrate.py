@@ -235,7 +235,7 @@ def _no_gpu(
 ) -> _Found:
     """The device is the CPU, after its own lane: nothing runs beside anything, and nothing goes to and fro."""
     measured["copy"] = measured["copy_pageable"] = host.copy(0.3)
-    copier = host.copier(torch.empty(2, store.blocks.stride, dtype=torch.uint8))
+    copier = host.copier(torch.empty(2, store.blocks.stride, dtype=torch.uint8, device="cpu"))
     measured["together"] = _bytes(store, host.together_with(copier, 0.4))
     calls = overheads(store, device, host.threads, _CALLS, cpu[1])
     least = measured["cpu_latency"] + calls.get("cpu", 0.0)  # all that a call on the CPU does is done there as well

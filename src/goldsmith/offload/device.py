@@ -55,8 +55,8 @@ class DeviceLanes:
         rows, on = self.most_rows, {"device": machine.device}
         self.copies, self.cpu = machine.copies, Beside(store, machine, rows, threads)
         with torch.inference_mode(False):
-            self.rows = torch.empty(rows, store.hidden_size, **on)
-            self.h = torch.empty(rows * store.intermediate_size, **on)
+            self.rows = torch.empty(rows, store.hidden_size, dtype=torch.float32, **on)
+            self.h = torch.empty(rows * store.intermediate_size, dtype=torch.float32, **on)
             self.lists = torch.empty(3 * rows, dtype=torch.int32, **on)  # filled anew behind its readers, in a stream
             self.tiles = torch.empty(3 * (rows // 4 + 1024), dtype=torch.int32, **on)
             self.dirty = machine.host(4).view(torch.int32)

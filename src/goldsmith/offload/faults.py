@@ -88,7 +88,7 @@ class Faults:
     def _plant(self, fault: Fault, call: Call, outcome: Outcome, route: int, expert: int) -> None:
         if fault.stage == "transfer" and expert in outcome.slots:
             return  # its slot's bytes are wrong already
-        row = outcome.rows[int(outcome.at(torch.tensor([route])))]  # a view
+        row = outcome.rows[int(outcome.at(torch.tensor([route], device="cpu")))]  # a view
         flags = outcome.known_flags()
         if fault.stage == "merge":
             flags[route] = UNWRITTEN

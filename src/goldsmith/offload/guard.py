@@ -182,7 +182,14 @@ class Guard:
         if section is None:
             return None
         said = f"Expert {e} matches its checksum in the store, and does not in slot {slot.index} (section {section})."
-        return Finding("transfer", "transfer", torch.tensor([float("nan")]), tokens, (e,), (said,))
+        return Finding(
+            "transfer",
+            "transfer",
+            torch.tensor([float("nan")], dtype=torch.float32, device="cpu"),
+            tokens,
+            (e,),
+            (said,),
+        )
 
     def _not_repeated(self, call: Call, outcome: Outcome, e: int, routes: Tensor, tokens: Tensor) -> Finding:
         rows = outcome.rows_of(routes)
@@ -204,7 +211,7 @@ class Guard:
             return None
         k = call.ids.shape[1]
         rows = bad.nonzero()[:, 0]
-        routes = (rows.cpu()[:, None] * k + torch.arange(k)).view(-1)
+        routes = (rows.cpu()[:, None] * k + torch.arange(k, device="cpu")).view(-1)
         kept = (call.ids.view(-1)[routes] >= 0).to(call.weights.device)
         parts = (outcome.rows_of(routes) * call.weights.view(-1)[routes.to(call.weights.device)].unsqueeze(-1))[kept]
         said = (

@@ -40,8 +40,8 @@ class HostLanes:
         self.transport = ("memory", "the device is the CPU: bytes are copied from memory to memory")
         self.copies, self.compute = Worker("goldsmith copies"), Inline()
         self.most_rows = max(1, MOST_ROWS // (4 * store.hidden_size))
-        self._rows = [torch.empty(0, store.hidden_size) for _ in range(2)]
-        self._flags = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
+        self._rows = [torch.empty(0, store.hidden_size, dtype=torch.float32, device="cpu") for _ in range(2)]
+        self._flags = [torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(2)]
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
@@ -160,8 +160,8 @@ class HostLanes:
         """Rows and flags for so many routes: 0 what is merged, 1 what a lane makes. Kept from call to call."""
         if len(self._rows[which]) < routes:
             with torch.inference_mode(False):  # they are written in calls outside of it as well
-                self._rows[which] = torch.empty(routes, self.store.hidden_size)
-                self._flags[which] = torch.empty(routes, dtype=torch.uint8)
+                self._rows[which] = torch.empty(routes, self.store.hidden_size, dtype=torch.float32, device="cpu")
+                self._flags[which] = torch.empty(routes, dtype=torch.uint8, device="cpu")
         return self._rows[which][:routes], self._flags[which][:routes]
 
 

@@ -51,7 +51,7 @@ class Cuda:
 
     def host(self, nbytes: int) -> Tensor:
         """Pinned bytes of the CPU."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def move(self, source: Tensor, into: Tensor, stream: CudaStream) -> None:
         """A copy between the device and pinned memory on the current stream, which is `stream`, not waited for."""
@@ -146,7 +146,7 @@ class Simulated:
         return Inline()
 
     def host(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def copy(self, source: Tensor, into: Tensor) -> None:
         into.copy_(source)

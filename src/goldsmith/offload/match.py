@@ -44,7 +44,7 @@ def check_source(
         raise fail(f"format={format!r}, and {layout.format!r} in the store")
     known = {entry.layer: entry for entry in header.layers}
     seen = set()
-    block = torch.zeros(0 if raw is None else header.blocks.stride, dtype=torch.uint8)
+    block = torch.zeros(0 if raw is None else header.blocks.stride, dtype=torch.uint8, device="cpu")
     for layer, weights in layers_of(source, _OP):
         entry = known.get(layer)
         if entry is None:

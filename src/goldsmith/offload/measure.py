@@ -79,14 +79,16 @@ class HostBench:
         experts=0: every slot is skipped.
         """
         wide = max(1, experts)
-        x = torch.randn(tokens, self.store.hidden_size).to(self.dtype)
-        rows, flags = torch.empty(tokens * wide, self.store.hidden_size), torch.empty(tokens * wide, dtype=torch.uint8)
+        x = torch.randn(tokens, self.store.hidden_size, dtype=torch.float32, device="cpu").to(self.dtype)
+        rows = torch.empty(tokens * wide, self.store.hidden_size, dtype=torch.float32, device="cpu")
+        flags = torch.empty(tokens * wide, dtype=torch.uint8, device="cpu")
         apart = self._lane is not None and tokens > 1  # as the engine's lane has them, sorted by expert
         if apart:
             x = x.repeat(wide, 1)
 
         def ids(first: int) -> Tensor:
-            chosen = (torch.arange(wide) + first) % len(self.blocks) if experts else torch.full((wide,), -1)
+            chosen = torch.arange(first, first + wide, device="cpu") % len(self.blocks)
+            chosen = chosen if experts else torch.full_like(chosen, -1)
             return chosen.repeat_interleave(tokens)[:, None] if apart else chosen.expand(tokens, wide).contiguous()
 
         turns = [ids(first) for first in range(0, len(self.blocks), wide)]
@@ -105,7 +107,7 @@ class HostBench:
 
     def copy(self, seconds: float) -> float:
         """Seconds of a copy of one expert from memory to memory."""
-        return median(self.copier(torch.empty(2, self.store.blocks.stride, dtype=torch.uint8)), seconds)
+        return median(self.copier(torch.empty(2, self.store.blocks.stride, dtype=torch.uint8, device="cpu")), seconds)
 
     def copier(self, slots: Tensor) -> Callable[[], None]:
         turn = 0
@@ -178,7 +180,7 @@ class DeviceBench:
 
     def pageable(self, seconds: float) -> float:
         """The same out of ordinary memory."""
-        source = torch.empty(self.store.blocks.stride, dtype=torch.uint8).random_(0, 255)
+        source = torch.empty(self.store.blocks.stride, dtype=torch.uint8, device="cpu").random_(0, 255)
         return self._copies(seconds, lambda _, out: out.copy_(source))
 
     def _copies(self, seconds: float, copy: Callable[[Tensor, Tensor], object]) -> float:
@@ -221,10 +223,10 @@ class DeviceBench:
 
         count, device = self.together if experts is None else experts, self.device
         config, rows = panels.pick(tokens), count * tokens
-        x = torch.randn(tokens, self.store.hidden_size, device=device).to(self.host.dtype)
+        x = torch.randn(tokens, self.store.hidden_size, dtype=torch.float32, device=device).to(self.host.dtype)
         narrow = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
         h = torch.empty(rows, self.store.intermediate_size, dtype=narrow, device=device)
-        y = torch.empty(rows, self.store.hidden_size, device=device)
+        y = torch.empty(rows, self.store.hidden_size, dtype=torch.float32, device=device)
         index = torch.arange(tokens, dtype=torch.int32, device=device).repeat(count)
         starts = list(range(0, rows, tokens))
         sets = []
@@ -258,7 +260,7 @@ class DeviceBench:
     def give_way(self) -> None:
         """Gives the device's memory back, so that nothing of it counts against a budget; `transport` stays."""
         torch.cuda.synchronize(self.device)
-        self.arena = torch.empty(0, dtype=torch.uint8)
+        self.arena = torch.empty(0, dtype=torch.uint8, device="cpu")
         del self.base
         torch.cuda.empty_cache()
 

@@ -19,7 +19,7 @@ class Transit:
 
     def __init__(self, allocate: Callable[[int], Tensor], count: int = 2) -> None:
         self._allocate = allocate
-        self._buffers = [torch.empty(0, dtype=torch.uint8)] * count
+        self._buffers = [torch.empty(0, dtype=torch.uint8, device="cpu")] * count
         self._free: list[Any] = [DONE] * count
         self._at = 0
         self._views: list[dict[Any, Tensor]] = [{} for _ in range(count)]

@@ -84,7 +84,7 @@ class Transport:
     def _fill_ring(self, store: ExpertStore) -> str | None:
         try:
             size = min(_PIECE, self._stride)
-            buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)]
+            buffers = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(_BUFFERS)]
         except RuntimeError as error:
             return f"no page-locked buffers ({str(error).splitlines()[0]})"
         self._ring = Ring(buffers, _event_of)

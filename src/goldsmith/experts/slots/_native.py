@@ -18,8 +18,8 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
     x, ids = tensors[:2]
-    o = torch.empty((*ids.shape, x.shape[-1]))  # type: ignore[union-attr]
-    flags = torch.empty(ids.shape, dtype=torch.uint8)  # type: ignore[union-attr]
+    o = torch.empty((*ids.shape, x.shape[-1]), dtype=torch.float32, device="cpu")  # type: ignore[union-attr]
+    flags = torch.empty(ids.shape, dtype=torch.uint8, device="cpu")  # type: ignore[union-attr]
     into(o, flags, *tensors, **options)
     return o, flags
 

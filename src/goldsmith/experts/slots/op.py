@@ -71,7 +71,7 @@ def slots(
     _check_result("out", out, shape, dtype, x)
     _check_result("flags", flags, topk_ids.shape, torch.uint8, x)
     if _directly(tensors, options, backend, out, flags):
-        o = torch.empty(shape, dtype=dtype) if out is None else out
+        o = torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
         SLOTS.backend("native").into(o, flags, *tensors, **options)
         _increment([t for t in (out, flags) if t is not None])
         return o
