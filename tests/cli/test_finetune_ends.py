@@ -278,6 +278,16 @@ def test_too_little_memory_before_the_first_checkpoint_and_before_the_model(plac
     assert result_of(tmp_path / "out")["status"] == "failed"
 
 
+def test_before_a_run_what_takes_the_memory_is_what_should_take_less(place, tmp_path, monkeypatch):
+    for free, rank, said in (
+        (10_000_000, 1024, "a smaller --rank or fewer --targets"),
+        (1000, 8, "a smaller --seq-len"),
+    ):
+        monkeypatch.setattr("goldsmith.hf.training.accounting.memory_free", lambda free=free: free)
+        result, text = run(place, tmp_path / "none", "--dry-run", "--rank", str(rank))
+        assert result.exit_code == 0 and said in text and ("trained parameters leave no room" in text) == (rank > 8)
+
+
 def test_a_disk_that_is_full_ends_the_run_in_run_json_as_well(place, tmp_path, monkeypatch):
     def write(*words):
         raise OSError(28, "No space left on device")
