@@ -96,6 +96,16 @@ def test_what_is_read_is_not_what_the_run_writes(place, tmp_path, option, name):
     assert path.read_text() == '{"text": "something of the user\'s"}\n'
 
 
+def test_what_a_run_writes_is_for_whom_the_umask_leaves_it(place, tmp_path):
+    before = os.umask(0o077)
+    try:
+        assert run(place, tmp_path / "out", "--train-router")[0].exit_code == 0
+    finally:
+        os.umask(before)
+    found = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {CONFIG, WEIGHTS, LOG} < found.keys() and set(found.values()) == {0o600}, found
+
+
 def test_data_beside_what_the_run_writes_is_ordinary(place, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "something of the user\'s"}\n')
     result, text = run(place, tmp_path, "--data", tmp_path / "rows.jsonl", "--steps", "1")

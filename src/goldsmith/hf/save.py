@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..experts import LoRA
-from ..experts.files import refuse_what_is_no_file
+from ..experts.files import refuse_what_is_no_file, replacing
 from . import adapters
 from .adapters import Half
 from .convert import converted_modules
@@ -75,8 +73,9 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
         refuse_what_is_no_file("goldsmith.hf.save_adapter", folder / name)
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt", RANKS: json.dumps(ranks)}
-    _write(folder / WEIGHTS, serialised(tensors, metadata))
-    _write(folder / CONFIG, config_text(config).encode())
+    for name, content in ((WEIGHTS, serialised(tensors, metadata)), (CONFIG, config_text(config).encode())):
+        with replacing(folder / name) as file:
+            file.write(content)
 
 
 def config_text(config: Mapping[str, Any]) -> str:
@@ -262,17 +261,3 @@ def _check_peft_s(config: Any) -> None:
             f"goldsmith.hf.save_adapter: init_lora_weights={config.init_lora_weights!r} of the adapter beside the "
             "experts has changed the weights under it, which peft cannot do again beside experts; nothing was written"
         )
-
-
-def _write(path: Path, blob: bytes) -> None:
-    """The whole file or none: written beside it, flushed to the disk, then renamed."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...experts.files import mode_for
 from ..routers import router_weights
 from . import beside
 from . import device as places
@@ -167,7 +168,7 @@ def save_adapter(loaded: Loaded, folder: Path) -> None:
         write(loaded.model, temporary)
         beside.add_routers(temporary, loaded.model, set(router_weights(loaded.model)) & set(loaded.parameters))
         for name in ADAPTER:
-            os.chmod(temporary / name, 0o644)
+            os.chmod(temporary / name, mode_for(folder / name))
             os.replace(temporary / name, folder / name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
