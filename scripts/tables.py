@@ -181,13 +181,18 @@ def commands() -> str:
         arguments, options, usage = [], [], ["goldsmith", name]
         for parameter in signature(command.callback).parameters.values():
             kind, about = get_args(hints[parameter.name])[:2]
-            said = one_line(about.help) + default(parameter.default, about.help)
+            said = one_line(about.help)
             if isinstance(about, ArgumentInfo):
+                said += default(parameter.default, about.help)
                 arguments.append([f"`{about.metavar}`", said])
                 many = "..." if any(get_origin(k) is list for k in (kind, *get_args(kind))) else ""
                 usage.append(about.metavar if parameter.default is Parameter.empty else f"[{about.metavar}]{many}")
             else:
-                flags = ", ".join(about.param_decls or [f"--{parameter.name.replace('_', '-')}"])
+                # beside Annotated, typer takes the first name for a default
+                given = [n for n in (about.default, *(about.param_decls or ())) if str(n).startswith("-")]
+                flags = ", ".join(given or [f"--{parameter.name.replace('_', '-')}"])
+                on = flags.partition("/")[0] if parameter.default is True else parameter.default
+                said += default(on, about.help)
                 options.append([f"`{flags}{value(kind, about.metavar)}`", said])
         text += (
             f"## goldsmith {name}\n\n`{' '.join([*usage, '[options]'])}`\n\n{cleandoc(command.callback.__doc__)}\n\n"

@@ -114,7 +114,8 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_where_the_answers_pla
 @pytest.mark.parametrize(
     "row, said",
     [
-        ("{not json", "no JSON: .*; a row is"),
+        ("{not json", r"no JSON: Expecting property name enclosed in double quotes \(column 2\); a row is"),
+        ('{"prompt": "a", "comp', r"no JSON: Unterminated string starting at \(column 17\); a row is"),
         ("[" * 100_000, "no JSON: it is nested too deeply; a row is"),
         ("[1]", "a list; a row is"),
         ('{"txt": "a"}', "has the keys 'txt'; a row is"),

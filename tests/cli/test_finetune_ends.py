@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 
 import pytest
 
@@ -93,6 +94,16 @@ def test_what_is_read_is_not_what_the_run_writes(place, tmp_path, option, name):
     if name == LOG:
         refused(place, tmp_path / "out", option, tmp_path / "rows.jsonl", said=said)
     assert path.read_text() == '{"text": "something of the user\'s"}\n'
+
+
+def test_what_a_run_writes_is_for_whom_the_umask_leaves_it(place, tmp_path):
+    before = os.umask(0o077)
+    try:
+        assert run(place, tmp_path / "out", "--train-router")[0].exit_code == 0
+    finally:
+        os.umask(before)
+    found = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {CONFIG, WEIGHTS, LOG} < found.keys() and set(found.values()) == {0o600}, found
 
 
 def test_data_beside_what_the_run_writes_is_ordinary(place, tmp_path):
@@ -277,6 +288,16 @@ def test_too_little_memory_before_the_first_checkpoint_and_before_the_model(plac
     assert result_of(tmp_path / "out")["status"] == "failed"
 
 
+def test_before_a_run_what_takes_the_memory_is_what_should_take_less(place, tmp_path, monkeypatch):
+    for free, rank, said in (
+        (10_000_000, 1024, "a smaller --rank or fewer --targets"),
+        (1000, 8, "a smaller --seq-len"),
+    ):
+        monkeypatch.setattr("goldsmith.hf.training.accounting.memory_free", lambda free=free: free)
+        result, text = run(place, tmp_path / "none", "--dry-run", "--rank", str(rank))
+        assert result.exit_code == 0 and said in text and ("trained parameters leave no room" in text) == (rank > 8)
+
+
 def test_a_disk_that_is_full_ends_the_run_in_run_json_as_well(place, tmp_path, monkeypatch):
     def write(*words):
         raise OSError(28, "No space left on device")
@@ -285,3 +306,31 @@ def test_a_disk_that_is_full_ends_the_run_in_run_json_as_well(place, tmp_path, m
     result, text = run(place, tmp_path)
     assert result.exit_code == 2 and "No space left on device" in text
     assert result_of(tmp_path)["status"] == "failed" and "No space left" in result_of(tmp_path)["error"]
+
+
+# signals
+
+
+@pytest.mark.forks
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("ignored", [True, False], ids=["ignored", "not"])
+def test_a_signal_ends_the_run_unless_it_was_started_to_ignore_it(number, ignored, place, tmp_path):
+    """nohup has SIGHUP ignored, and `&` of a shell without jobs SIGINT."""
+    real = Shown.row
+
+    def row(self, said):
+        real(self, said)
+        os.kill(os.getpid(), number)
+
+    child = os.fork()
+    if child == 0:
+        code = 255
+        try:
+            signal.signal(number, signal.SIG_IGN if ignored else signal.default_int_handler)
+            Shown.row = row
+            code = run(place, tmp_path)[0].exit_code
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (0 if ignored else 130)
+    result = result_of(tmp_path)
+    assert (result["status"], result["step"]) == (("trained", 4) if ignored else ("interrupted", 1))

@@ -1,6 +1,7 @@
 """The `goldsmith` command itself: alone, asked for its version, given what it does not know, without its packages."""
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import goldsmith
 from goldsmith.cli import app, doctor
 from goldsmith.cli.bench import command as bench
+from goldsmith.cli.say import ends_like_ctrl_c
 from goldsmith.core.device import machine
 from goldsmith.core.op import Op
 
@@ -123,3 +125,18 @@ def test_the_help_of_bench_names_its_modules():
     from goldsmith.cli.bench.composites import ALL
 
     assert ", ".join(ALL) in " ".join(run("bench", "--help").output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_what_a_command_was_started_to_ignore_does_not_end_it(number):
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with ends_like_ctrl_c():
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_IGN
+        signal.signal(number, signal.SIG_DFL)
+        with pytest.raises(KeyboardInterrupt, match=number.name), ends_like_ctrl_c():
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from experts.defaults import check
 from goldsmith import ShapeError, experts
 
 E, H, I, T, K = 3, 8, 6, 5, 2
@@ -71,3 +72,22 @@ WRONG = {
 def test_a_place_that_does_not_fit_is_refused(more, kind, text):
     with pytest.raises(kind, match=text):
         experts.slots(*given(), **more)
+
+
+def test_torch_s_defaults_change_nothing():
+    torch.manual_seed(0)
+    x, ids, (gate_up, down) = given()
+    x = x.bfloat16()
+
+    def work(_):
+        base = experts.pack(gate_up, down, format="bf16")
+        o = torch.full((T, K, H), 7.0, dtype=torch.float32, device="cpu")
+        flags = torch.full((T, K), 9, dtype=torch.uint8, device="cpu")
+        rows = [
+            experts.slots(x, ids, base),
+            experts.slots(x, ids, base, out=o),
+            experts.slots(x, ids, base, flags=flags),
+        ]
+        return rows, flags
+
+    check(work)

@@ -22,6 +22,8 @@ ADAPTERS = {
     "experts alone": {"target_modules": []},
     "one layer": {"target_modules": [], "target_parameters": FIRST_LAYER},
     "router": {"target_modules": ["q_proj"], "modules_to_save": ["mlp.gate"]},
+    "router's LoRA": {"target_modules": ["q_proj"], "target_parameters": [*EXPERTS, "mlp.gate.weight"]},
+    "router's LoRA alone": {"target_modules": ["gate"]},
     "biases": {"target_modules": ["q_proj", "v_proj"], "bias": "all"},
 }
 

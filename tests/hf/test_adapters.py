@@ -1,6 +1,8 @@
 """Adapters in and out as stock peft's files: the layout, exact round trips, whatever else peft trains beside them."""
 
 import json
+import os
+import stat
 
 import pytest
 import torch
@@ -244,6 +246,21 @@ def test_a_full_disk_leaves_the_old_files_whole(call, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         hf.save_adapter(ours, tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_files_have_the_mode_that_the_umask_leaves_and_keep_the_one_they_have(tmp_path):
+    def modes():
+        return {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+
+    before = os.umask(0o077)
+    try:
+        hf.save_adapter(made(lora={"rank": 2}), tmp_path)
+        assert modes() == {CONFIG: 0o600, WEIGHTS: 0o600}
+        (tmp_path / CONFIG).chmod(0o640)
+        hf.save_adapter(made(lora={"rank": 2}), tmp_path)
+        assert modes() == {CONFIG: 0o640, WEIGHTS: 0o600}
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])

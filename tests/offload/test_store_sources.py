@@ -1,9 +1,12 @@
 """Sources of more than one kind: dtypes and codes that meet, layers out of order; what the key of a store counts."""
 
+import itertools
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from experts.defaults import check
 from goldsmith import ShapeError, experts
 from goldsmith.offload import ExpertStore, contents
 from goldsmith.offload.source import Floats
@@ -96,3 +99,17 @@ def test_the_key_counts_dtypes_and_the_borders_between_tensors():
     assert len(set(keys)) == 3  # the store's header names the dtype: it is another store
     parts = list(contents.parts_of(Floats(*(torch.zeros(2, 2) for _ in range(3)), {"down_bias": torch.zeros(2)})))
     assert [tuple(part.shape) for part in parts] == [(2, 2)] * 3 + [(2,)]
+
+
+def test_torch_s_defaults_change_nothing(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    found = {f"model.layers.0.mlp.experts.{name}_proj": tensor for name, tensor in weights(E=2).items()}
+    save_file(found, folder / "model.safetensors")
+    number = itertools.count()
+
+    def work(_):
+        with ExpertStore.build(folder, tmp_path / str(next(number))) as store:
+            return store.format, store.dequantize(0, 1)
+
+    check(work)

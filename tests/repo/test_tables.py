@@ -1,6 +1,7 @@
 """The tables of the documents say what the operators and the measurements say."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -19,6 +20,19 @@ ROW = {
 def test_generated_tables_are_up_to_date():
     done = subprocess.run([sys.executable, "scripts/tables.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}: run `python scripts/tables.py`"
+
+
+def test_every_name_of_every_option_is_in_the_table_of_its_command():
+    typer = pytest.importorskip("typer", reason="comes with the extra cli")
+    from goldsmith.cli import app
+
+    text = (ROOT / "docs" / "commands.md").read_text()
+    for name, command in typer.main.get_command(app).commands.items():
+        section = text.partition(f"## goldsmith {name}\n")[2].partition("\n## ")[0]
+        for option in command.params:
+            for flag in (*option.opts, *option.secondary_opts):
+                if flag.startswith("-") and flag != "--help":
+                    assert re.search(rf"^\| `[^`]*{flag}(?![\w-])[^`]*` \|", section, re.M), f"{name} {flag}"
 
 
 @pytest.fixture

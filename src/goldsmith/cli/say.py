@@ -56,21 +56,29 @@ def visible(text: str) -> str:
 
 
 @contextmanager
+def told(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
+    """Inside, `handler` is called on these signals, but for those that are ignored, as by nohup or a shell's `&`."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: it is not Python's
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handled in before.items():
+            signal.signal(number, handled)
+
+
+@contextmanager
 def ends_like_ctrl_c() -> Iterator[None]:
     """Inside, being told to terminate or to hang up ends the work as Ctrl-C does: with what was finished."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with told(interrupt, signal.SIGTERM, signal.SIGHUP):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def put(text: str) -> None:

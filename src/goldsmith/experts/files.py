@@ -117,7 +117,7 @@ def save(base: PackedExperts, path: str | os.PathLike[str]) -> None:
     layout = base.layout
     biases = {name: getattr(base, name) for name in BIASES if getattr(base, name) is not None}
     entries = entries_of(layout, {name: (bias.dtype, tuple(bias.shape)) for name, bias in biases.items()})
-    with _told(path, sum(entry.nbytes for entry in entries.values())), _replacing(path) as file:
+    with _told(path, sum(entry.nbytes for entry in entries.values())), replacing(path) as file:
         start = file.write(_header(layout, entries))  # checksums still 0: they take the same room
         for name, bias in biases.items():
             _write(file, start, entries[name], 0, bias)
@@ -166,7 +166,7 @@ def _told(path: str | os.PathLike[str], size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A new file beside `path`, on the disk and in its place when the block ends well, gone when it does not."""
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
@@ -176,7 +176,7 @@ def _replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(handle)
-        os.chmod(name, _mode(target))
+        os.chmod(name, mode_for(target))
         os.replace(name, target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -190,7 +190,7 @@ def _replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             os.close(opened)
 
 
-def _mode(target: str) -> int:
+def mode_for(target: str | os.PathLike[str]) -> int:
     """What the file before had; for a new one what the umask leaves, since a temporary file is its owner's alone."""
     with contextlib.suppress(OSError):
         return os.stat(target).st_mode & 0o777

@@ -7,7 +7,8 @@ which are kept in the model from the first time that they are written over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,6 +51,18 @@ def take_off(model: nn.Module) -> None:
     model.__dict__.pop("peft_config", None)
 
 
+@contextmanager
+def usual_defaults() -> Iterator[None]:
+    """torch's own default dtype and device: peft makes its layers of them, and on a shell leaves them so."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
 def put_in(model: Any, like: nn.Module | None, config: Any, tensors: Mapping[str, Tensor], name: str | None) -> None:
     """peft's part of an adapter, in place of `name`'s; into its own tensors where its layers are as those of `like`.
 
@@ -69,12 +82,14 @@ def put_in(model: Any, like: nn.Module | None, config: Any, tensors: Mapping[str
             tuner.peft_config[now] = config
             tuner.targeted_module_names, tuner.targeted_parameter_names = [], []
             if given:
-                tuner.inject_adapter(base, now)
+                with usual_defaults():
+                    tuner.inject_adapter(base, now)
         else:
             if getattr(base, "_hf_peft_config_loaded", False):
                 base._hf_peft_config_loaded = bool(given)
             if given:
-                inject_adapter_in_model(config, base, now)
+                with usual_defaults():
+                    inject_adapter_in_model(config, base, now)
     else:
         model.peft_config[now] = config
     for parameter, flag in trained:

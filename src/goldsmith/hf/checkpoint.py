@@ -218,7 +218,7 @@ def _fill_transient_buffers(model: Any) -> None:
             parameter._is_hf_initialized = True  # transformers then leaves it as it is
         marks = {name: float("nan") if buffer.is_floating_point() else -1 for name, buffer in empty.items()}
         module._buffers |= {n: torch.full(b.shape, marks[n], dtype=b.dtype, device="cpu") for n, b in empty.items()}
-        with torch.no_grad():
+        with torch.no_grad(), torch.device("cpu"):  # transformers computes on torch's default device
             model._init_weights(module)
         lost = [n for n, mark in marks.items() if not _written(module._buffers[n], mark)]
         if lost:

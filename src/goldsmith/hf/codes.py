@@ -66,10 +66,10 @@ def decode(method: str, parts: Mapping[str, Tensor], name: str) -> Tensor:
 
 def _nibbles(words: Tensor) -> Tensor:
     """[..., 8] of int32 [...]: bits 4i..4i+3, the sign bit being data."""
-    return (words.unsqueeze(-1) >> torch.arange(0, 32, 4)) & 15
+    return (words.unsqueeze(-1) >> torch.arange(0, 32, 4, device=words.device)) & 15
 
 
 def _awq(words: Tensor) -> Tensor:
     """[rows, 8 c] of AutoAWQ's words [rows, c]."""
-    order = torch.tensor(AWQ_ORDER).argsort()
+    order = torch.tensor(AWQ_ORDER, device=words.device).argsort()
     return _nibbles(words)[..., order].flatten(1).float()

@@ -69,7 +69,9 @@ def convert(
             base = packed_from(source, path, form, format, group_size, partitions)
         else:
             base = _pack_module(module, form, format, group_size, partitions)
-        ours = None if lora is None else LoRA(form.num_experts, form.hidden_size, form.intermediate_size, **lora)
+        ours = None
+        if lora is not None:  # where its base is, whatever torch's default device
+            ours = LoRA(form.num_experts, form.hidden_size, form.intermediate_size, **{"device": "cpu", **lora})
         made = ConvertedExperts(base, ours, form=form, expert_parallel=is_parallel(module), backend=backend)
         _replace(model, path, made)
         module._parameters.clear()  # whoever still holds the module does not hold its weights

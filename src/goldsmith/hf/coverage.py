@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .beside import tensors_of
+from .beside import tensors_of, usual_defaults
 from .convert import converted_modules
-from .save import CONFIG, DOWN, GATE_UP, ROOT, WEIGHTS, stripped
+from .save import CONFIG, DOWN, GATE_UP, ROOT, WEIGHTS, is_named, parameters_beside, stripped
 
 SHOWN = 3  # of a long list
 
@@ -22,15 +22,17 @@ SHOWN = 3  # of a long list
 def targeted(config: Mapping[str, Any], where: str) -> list[str]:
     """gate_up_proj and down_proj of the experts at `where`, those that target_parameters names, by peft's rule."""
     given = config.get("target_parameters") or ()
-    return [name for name in (GATE_UP, DOWN) if any(f".{where}.{name}".endswith(f".{target}") for target in given)]
+    return [name for name in (GATE_UP, DOWN) if any(is_named(target, [f"{where}.{name}"]) for target in given)]
 
 
 def check_targets(path: Path, config: Mapping[str, Any], model: nn.Module) -> None:
-    """ValueError for a target parameter that is none of the converted experts'."""
-    names = [f".{stripped(where)}.{name}" for where in converted_modules(model) for name in (GATE_UP, DOWN)]
+    """ValueError for a target parameter that neither the converted experts have nor anything beside them."""
+    names = [f"{stripped(where)}.{name}" for where in converted_modules(model) for name in (GATE_UP, DOWN)]
     for target in config.get("target_parameters") or ():
-        if not any(name.endswith(f".{target}") for name in names):
-            raise ValueError(f"{path}: target_parameters has {target!r}, which no experts of this model have")
+        if not is_named(target, names) and not is_named(target, parameters_beside(model)):
+            raise ValueError(
+                f"{path}: target_parameters has {target!r}, which no experts of this model have, nor anything else"
+            )
 
 
 def saved_modules(
@@ -68,15 +70,16 @@ def check_beside(
     bare   the model without peft's layers. What the file lacks is added to `missing`. Returns a shell of the model
            with what peft puts in, None where that is nothing.
     """
-    if not tensors and not config.get("target_modules"):
+    lora = lora_config(config, bare)
+    if not tensors and not lora.target_modules and not lora.target_parameters:
         return None
     from peft import get_peft_model_state_dict, inject_adapter_in_model
-    from peft.tuners.tuners_utils import check_target_module_exists
 
-    like, lora = shell(bare), lora_config(config)
+    like = shell(bare)
     trained = [(p, p.requires_grad) for p in bare.parameters()]
     try:
-        inject_adapter_in_model(lora, like, low_cpu_mem_usage=True)
+        with usual_defaults():
+            inject_adapter_in_model(lora, like, low_cpu_mem_usage=True)
     except ValueError as error:
         if not tensors:  # nothing is targeted, and nothing is there: peft warns, and so it has always been
             return None
@@ -94,17 +97,19 @@ def check_beside(
             raise ValueError(
                 f"{folder / WEIGHTS}: {name} is {list(tensor.shape)}, and {list(wanted[name].shape)} in this model"
             )
-    covered = (name for name in wanted if check_target_module_exists(lora, _owner(name).removeprefix(ROOT)))
-    missing += [name for name in covered if name not in tensors]
+    missing += [name for name in wanted if name not in tensors]
     return like
 
 
-def lora_config(config: dict[str, Any]) -> Any:
-    """peft's config of what is not the experts': to be trained, without target_parameters and modules_to_save."""
+def lora_config(config: dict[str, Any], model: nn.Module) -> Any:
+    """peft's config of what is not the experts': to be trained, without their parameters and modules_to_save."""
     from peft import LoraConfig
 
     own = {key: value for key, value in config.items() if key in LoraConfig.__dataclass_fields__}
-    changes = {"target_parameters": None, "modules_to_save": None, "inference_mode": False, "init_lora_weights": True}
+    names = parameters_beside(model)
+    beside = [target for target in config.get("target_parameters") or () if is_named(target, names)]
+    changes: dict[str, Any] = {"modules_to_save": None, "inference_mode": False, "init_lora_weights": True}
+    changes["target_parameters"] = beside or None
     return LoraConfig(**(own | changes))
 
 

@@ -181,7 +181,7 @@ def _activation(module: Any) -> str:
 def _try(module: Any, form: Form) -> None:
     """Holds the module's own gate to the formula that we would compute, on numbers within and beyond the limit."""
     reach = 2.0 * form.limit if form.limit else 4.0
-    values = torch.linspace(-reach, reach, 9, device="cpu")
+    values = torch.linspace(-reach, reach, 9, dtype=torch.float32, device="cpu")
     g, u = (v.reshape(-1) for v in torch.meshgrid(values, values, indexing="ij"))
     together = torch.stack((g, u), -1).reshape(-1) if form.interleaved else torch.cat((g, u))
     with torch.no_grad(), torch.autocast("cpu", enabled=False):

@@ -38,16 +38,16 @@ from .save import (
 def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     """Reads an adapter of peft's into a converted model, its experts' part as `experts.LoRA`; returns the model.
 
-    Any adapter with `target_parameters` on the experts, ours or stock peft's. It takes the place of what the model has:
-    afterwards the model computes what it would if this were its first adapter. A LoRA of the same ranks and scalings,
-    of a dtype that holds the file's numbers, is written in place, so that an optimizer keeps its tensors; others are
-    replaced (float32 is not rounded to bfloat16), and what this adapter does not cover is taken off: make the optimizer
-    afterwards. What targets other modules (attention) is put in by peft itself, trainable. Weights under
-    `modules_to_save` (a router) are written into the model's own, and those are back with the next adapter. A model
-    converted without `lora` gets its first LoRA here, and all else is frozen, as `convert` does it. Raises ValueError
-    for files that are not there, damaged, for another model, without tensors for something that their config covers, or
-    with what the experts cannot take; and for a model that has several adapters of peft's, or one that is merged or no
-    LoRA. The model is then as it was.
+    Any adapter with `target_parameters` on the experts, ours or stock peft's, on a router too. It takes the place of
+    what the model has: afterwards the model computes what it would if this were its first adapter. A LoRA of the same
+    ranks and scalings, of a dtype that holds the file's numbers, is written in place, so that an optimizer keeps its
+    tensors; others are replaced (float32 is not rounded to bfloat16), and what this adapter does not cover is taken
+    off: make the optimizer afterwards. What targets other modules (attention) is put in by peft itself, trainable.
+    Weights under `modules_to_save` (a router) are written into the model's own, and those are back with the next
+    adapter. A model converted without `lora` gets its first LoRA here, and all else is frozen, as `convert` does it.
+    Raises ValueError for files that are not there, damaged, for another model, without tensors for something that their
+    config covers, or with what the experts cannot take; and for a model that has several adapters of peft's, or one
+    that is merged or no LoRA. The model is then as it was.
     """
     modules = converted_modules(model)
     if not modules:
@@ -80,7 +80,7 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     restore(model, bare)
     keep(model, bare, rest)
     if beside or before is not None:
-        put_in(model, like, lora_config(config), beside, before)
+        put_in(model, like, lora_config(config, bare), beside, before)
     with torch.no_grad():
         for name, tensor in saved.items():
             tensor.copy_(rest[name])

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from .convert import converted_modules
+from .routers import routers
 
 TARGETS = ("gate", "up", "down")
 
@@ -18,14 +19,14 @@ def trainable_report(model: nn.Module) -> dict[str, Any]:
      "expert_lora": {"gate", "up", "down"},             a shared A counts under gate
      "bytes": {"experts", "frozen", "trained"}}         packed bases; other frozen parameters; trained parameters
 
-    attention_lora is every adapter of peft's (lora_A and lora_B, wherever they sit); router is what a router or its
-    bias holds. Each parameter counts once, as an optimizer counts it.
+    router is what a router holds, with its bias and a LoRA on it; attention_lora is every other adapter of peft's
+    (lora_A and lora_B, wherever they sit). Each parameter counts once, as an optimizer counts it.
     """
     modules = converted_modules(model)
     by_target = {target: 0 for target in TARGETS}
     groups = {"expert_lora": 0, "attention_lora": 0, "router": 0, "other": 0}
     size = {"experts": sum(module.nbytes for module in modules.values()), "frozen": 0, "trained": 0}
-    routers = _router_prefixes(model, set(modules))
+    choosing = tuple(f"{path}." for path in routers(model))
     for name, parameter in model.named_parameters():  # a shared parameter is named once
         size["trained" if parameter.requires_grad else "frozen"] += parameter.numel() * parameter.element_size()
         if not parameter.requires_grad:
@@ -34,10 +35,10 @@ def trainable_report(model: nn.Module) -> dict[str, Any]:
         if path is not None:
             groups["expert_lora"] += parameter.numel()
             by_target[name.rpartition(".")[2].partition("_")[0]] += parameter.numel()
+        elif name.startswith(choosing):
+            groups["router"] += parameter.numel()
         elif "lora_" in name:
             groups["attention_lora"] += parameter.numel()
-        elif name.startswith(routers):
-            groups["router"] += parameter.numel()
         else:
             groups["other"] += parameter.numel()
     return {
@@ -45,9 +46,3 @@ def trainable_report(model: nn.Module) -> dict[str, Any]:
         "expert_lora": by_target,
         "bytes": size,
     }
-
-
-def _router_prefixes(model: nn.Module, experts: set[str]) -> tuple[str, ...]:
-    """Names of the modules beside the experts that choose them: `gate` or `router` of the same block."""
-    blocks = {path.rpartition(".")[0] for path in experts}
-    return tuple(f"{block}.{name}." for block in blocks for name in ("gate", "router") if block) or ("\0",)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..experts import LoRA
-from ..experts.files import refuse_what_is_no_file
+from ..experts.files import refuse_what_is_no_file, replacing
 from . import adapters
 from .adapters import Half
 from .convert import converted_modules
@@ -69,14 +67,15 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
             tensors[f"{stem}lora_A.weight"], tensors[f"{stem}lora_B.weight"] = adapters.to_peft(half.a, half.b)
     beside, config = _of_peft(model)
     tensors |= beside | _whole(model, config)
-    config = _config(config, halves, len(converted_modules(model)))
+    config = _config(config, halves, len(converted_modules(model)), alone=not beside)
     folder = Path(directory)
     for name in (WEIGHTS, CONFIG):
         refuse_what_is_no_file("goldsmith.hf.save_adapter", folder / name)
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt", RANKS: json.dumps(ranks)}
-    _write(folder / WEIGHTS, serialised(tensors, metadata))
-    _write(folder / CONFIG, config_text(config).encode())
+    for name, content in ((WEIGHTS, serialised(tensors, metadata)), (CONFIG, config_text(config).encode())):
+        with replacing(folder / name) as file:
+            file.write(content)
 
 
 def config_text(config: Mapping[str, Any]) -> str:
@@ -137,9 +136,23 @@ def stripped(path: str) -> str:
     return path.removeprefix(ROOT)
 
 
-def _config(config: dict[str, Any], halves: dict[str, Half], layers: int) -> dict[str, Any]:
+def parameters_beside(model: Any) -> list[str]:
+    """Names of all parameters that are not the experts', as they are in the plain model, which peft has not wrapped."""
+    base = base_of(model)
+    ours = tuple(f"{path}." for path in converted_modules(base))
+    names = (name for name, _ in base.named_parameters(remove_duplicate=False) if ".lora_" not in name)
+    return [name.replace(".base_layer.", ".") for name in names if not name.startswith(ours)]
+
+
+def is_named(target: str, names: Iterable[str]) -> bool:
+    """Whether one of `target_parameters` reaches any of these parameters, by peft's rule."""
+    return any(f".{name}".endswith(f".{target}") for name in names)
+
+
+def _config(config: dict[str, Any], halves: dict[str, Half], layers: int, *, alone: bool) -> dict[str, Any]:
     """adapter_config.json: peft's, with the experts' parameters, ranks and scalings in it.
 
+    alone   peft has put in nothing beside the experts, so that the first of them says rank and alpha.
     Of patterns the first that matches counts. The experts' come first, so that none of peft's own reaches them, and
     they match nothing else.
     """
@@ -148,11 +161,10 @@ def _config(config: dict[str, Any], halves: dict[str, Half], layers: int) -> dic
         short.setdefault(re.sub(r"^.*\.\d+\.", "", name), []).append(name)
     rslora = bool(config.get("use_rslora"))
     first = next(iter(halves.values()))
-    if not config["target_modules"]:
+    if alone:
         config |= {"r": first.rank, "lora_alpha": _alpha(first, rslora)}
-    config["target_parameters"] = sorted(
-        target for name, full in short.items() for target in ([name] if len(full) == layers else full)
-    )
+    targets = {target for name, full in short.items() for target in ([name] if len(full) == layers else full)}
+    config["target_parameters"] = sorted(targets.union(config["target_parameters"]))
     ranks: dict[str, Any] = {}
     alphas: dict[str, Any] = {}
     for name, full in short.items():
@@ -221,6 +233,9 @@ def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     written |= {"peft_type": "LORA", "task_type": task, "lora_dropout": 0.0, "inference_mode": True}
     if isinstance(config.init_lora_weights, str):
         written["init_lora_weights"] = True  # the factors are in the file
+    # a router, and what else is no module of peft's: without these names its tensors would be nobody's
+    names = parameters_beside(model)
+    written["target_parameters"] = [t for t in config.target_parameters or () if is_named(t, names)]
     written["rank_pattern"], written["alpha_pattern"] = (
         dict(config.rank_pattern or {}),
         dict(config.alpha_pattern or {}),
@@ -246,17 +261,3 @@ def _check_peft_s(config: Any) -> None:
             f"goldsmith.hf.save_adapter: init_lora_weights={config.init_lora_weights!r} of the adapter beside the "
             "experts has changed the weights under it, which peft cannot do again beside experts; nothing was written"
         )
-
-
-def _write(path: Path, blob: bytes) -> None:
-    """The whole file or none: written beside it, flushed to the disk, then renamed."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)

@@ -86,7 +86,7 @@ class Outcome:
 
     def from_host(self) -> tuple[Tensor, Tensor]:
         """`host`, of which there is one, with the routes as a tensor: for faults and the guard, which seldom ask."""
-        rows, routes = self.host or (torch.empty(0, device="cpu"), ())
+        rows, routes = self.host or (torch.empty(0, dtype=torch.float32, device="cpu"), ())
         return rows, torch.as_tensor(routes, device="cpu")
 
     def at(self, routes: Tensor) -> Tensor:
@@ -100,11 +100,8 @@ class Outcome:
     def known_flags(self) -> Tensor:
         """The flags [T k] on the CPU; found out now, where no kernel has set them."""
         if self.flags is None:
-            place = (
-                torch.arange(len(self.rows), device="cpu")
-                if self.place is None
-                else torch.as_tensor(self.place, device="cpu")
-            )
+            place = torch.arange(len(self.rows), device="cpu") if self.place is None else self.place
+            place = torch.as_tensor(place, device="cpu")
             finite = torch.isfinite(self.rows_of(torch.arange(len(place), device="cpu"))).all(1).cpu()
             self.flags = (~finite & (place >= 0)).to(torch.uint8)
         return self.flags

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .contents import files_of
@@ -73,7 +74,11 @@ class Checkpoint(Mapping[int, dict[str, Any]]):
         return lambda expert: self._get(keys[expert])
 
     def _slice(self, key: str) -> Callable[[int], Tensor]:
-        return lambda expert: self._shard(self._file_of[key]).get_slice(key)[expert]
+        def read(expert: int) -> Tensor:
+            with torch.device("cpu"):  # safetensors reads a slice to torch's default device
+                return self._shard(self._file_of[key]).get_slice(key)[expert]
+
+        return read
 
     def _experts(self, key: str) -> int:
         return self._shard(self._file_of[key]).get_slice(key).get_shape()[0]

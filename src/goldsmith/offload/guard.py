@@ -182,7 +182,14 @@ class Guard:
         if section is None:
             return None
         said = f"Expert {e} matches its checksum in the store, and does not in slot {slot.index} (section {section})."
-        return Finding("transfer", "transfer", torch.tensor([float("nan")], device="cpu"), tokens, (e,), (said,))
+        return Finding(
+            "transfer",
+            "transfer",
+            torch.tensor([float("nan")], dtype=torch.float32, device="cpu"),
+            tokens,
+            (e,),
+            (said,),
+        )
 
     def _not_repeated(self, call: Call, outcome: Outcome, e: int, routes: Tensor, tokens: Tensor) -> Finding:
         rows = outcome.rows_of(routes)

@@ -87,7 +87,7 @@ class Kernels:
 
 def _like(tensor: Tensor) -> Tensor:
     """Memory of its own for what lies like this: what is kept would hold the whole of somebody's buffer."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 @functools.cache

@@ -87,8 +87,8 @@ class HostBench:
             x = x.repeat(wide, 1)
 
         def ids(first: int) -> Tensor:
-            count = torch.arange(wide, device="cpu")
-            chosen = (count + first) % len(self.blocks) if experts else torch.full_like(count, -1)
+            chosen = torch.arange(first, first + wide, device="cpu") % len(self.blocks)
+            chosen = chosen if experts else torch.full_like(chosen, -1)
             return chosen.repeat_interleave(tokens)[:, None] if apart else chosen.expand(tokens, wide).contiguous()
 
         turns = [ids(first) for first in range(0, len(self.blocks), wide)]
@@ -223,10 +223,10 @@ class DeviceBench:
 
         count, device = self.together if experts is None else experts, self.device
         config, rows = panels.pick(tokens), count * tokens
-        x = torch.randn(tokens, self.store.hidden_size, device=device).to(self.host.dtype)
+        x = torch.randn(tokens, self.store.hidden_size, dtype=torch.float32, device=device).to(self.host.dtype)
         narrow = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
         h = torch.empty(rows, self.store.intermediate_size, dtype=narrow, device=device)
-        y = torch.empty(rows, self.store.hidden_size, device=device)
+        y = torch.empty(rows, self.store.hidden_size, dtype=torch.float32, device=device)
         index = torch.arange(tokens, dtype=torch.int32, device=device).repeat(count)
         starts = list(range(0, rows, tokens))
         sets = []

@@ -91,7 +91,7 @@ def _given(engine: Engine, turns: list[list[int]], tokens: int) -> tuple[Tensor,
     dtype = torch.bfloat16 if store.dtype == torch.bfloat16 else torch.float32
     x = torch.randn(tokens, store.hidden_size, dtype=torch.float32, device="cpu").to(device, dtype)
     given = [torch.tensor([ids] * tokens, device=device) for ids in turns]
-    return x, given, torch.full(given[0].shape, 1 / len(turns[0]), device=device)
+    return x, given, torch.full(given[0].shape, 1 / len(turns[0]), dtype=torch.float32, device=device)
 
 
 def _beside(

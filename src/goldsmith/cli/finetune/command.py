@@ -6,12 +6,11 @@ import contextlib
 import json
 import platform
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..say import Problem, console, count, put_json
+from ..say import Problem, console, count, put_json, told
 from .record import LOG, RUN, Record
 from .show import Shown
 
@@ -34,7 +33,7 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
     interrupt = Interrupt(show)
     result: dict[str, Any] = {}
     try:
-        with interrupt:
+        with told(interrupt.told, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             options = Options(**given)
             work = Run(options, show, interrupt)
             result = work.carry_out(dry_run)
@@ -135,7 +134,7 @@ class Run:
 
         from ...hf.training import data, folders
         from ...hf.training.device import chosen
-        from ...hf.training.model import folder, tokenizer
+        from ...hf.training.model import check, folder, tokenizer
 
         options = self.options
         chosen(options)
@@ -147,6 +146,7 @@ class Run:
             torch.set_num_threads(options.threads)
         with self.show.doing("reading the tokenizer and the data"):
             folders.check(options, folder(options.model))
+            check(options)
             words = tokenizer(options.model)
             stream, said = self._stream(options.data, words, packed=options.pack)
             held = None
@@ -241,23 +241,12 @@ class Run:
 
 
 class Interrupt:
-    """Ctrl-C and SIGTERM: the first ends the run after the step that is under way, the second at once."""
+    """Ctrl-C, SIGTERM and SIGHUP: the first ends the run after the step that is under way, the second at once."""
 
     def __init__(self, show: Shown):
         self.show, self.asked, self.training = show, False, False
-        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                self._before[number] = signal.signal(number, self._told)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _told(self, number: int, frame: object) -> None:
+    def told(self, number: int, frame: object) -> None:
         if self.asked or not self.show.training:
             raise KeyboardInterrupt
         self.asked = True

@@ -94,7 +94,10 @@ def finetune(
     ] = False,
     dropout: Annotated[float, typer.Option(help="Dropout in front of the LoRA.")] = 0.0,
     lora_modules: Annotated[
-        str, typer.Option(help="Linear layers that get LoRA as well, as q_proj,v_proj. Default: none.", metavar="LIST")
+        str,
+        typer.Option(
+            help="Linear layers, or routers, that get LoRA as well, as q_proj,v_proj. Default: none.", metavar="LIST"
+        ),
     ] = "",
     train_router: Annotated[
         bool, typer.Option("--train-router", help="Train the routers' own weights as well.")

@@ -85,7 +85,12 @@ class Shown:
 
     def _propose(self, found: Any, options: Any) -> None:
         now = (options.batch_size, options.grad_accum)
-        if found.proposal is None:
+        if found.proposal is None and found.would_fit_alone(options.batch_size):
+            self.note(
+                f"Gradients and optimizer of {found.trained['total']:,} trained parameters leave no room for a row in "
+                "what is free; a smaller --rank or fewer --targets take less."
+            )
+        elif found.proposal is None:
             self.note(
                 f"One row of {options.seq_len:,} tokens does not fit into what is free; "
                 "--checkpointing, a smaller --seq-len or --format int4 make room."

@@ -197,5 +197,5 @@ def place(op: Op, backend: str, request: dict[str, Any]) -> tuple[str, str | Non
 
 def machine_reason(op: Op, backend: str, device: str) -> str | None:
     """Why no case at all can run, judged without inputs."""
-    probe = torch.empty(1, device=device)
+    probe = torch.empty(1, dtype=torch.float32, device=device)
     return op.backends[backend].machine({op.inputs[0]: probe})

@@ -101,7 +101,7 @@ def _try(module: Any, form: Form) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device="cpu")
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
     few = copy.copy(module)
     few.__dict__ = {name: value for name, value in module.__dict__.items() if not name.startswith("_goldsmith")}
@@ -112,7 +112,7 @@ def _try(module: Any, form: Form) -> None:
     }
     few.num_experts = PAIR
     x, weights = draw(TOKENS, form.hidden_size), draw(TOKENS, 1).abs() + 0.5
-    ids = torch.arange(TOKENS).remainder(PAIR).unsqueeze(1)
+    ids = torch.arange(TOKENS, device="cpu").remainder(PAIR).unsqueeze(1)
     base = [form.rows(few.gate_up_proj), form.columns(few.down_proj)]
     if form.biased:
         base += [form.rows(few.gate_up_proj_bias), few.down_proj_bias]

@@ -90,8 +90,8 @@ def encoded(tokenizer: Any, prompts: Sequence[str], *, chat: bool = False) -> di
             raise ValueError(f"prompt {number} is empty, and the tokenizer has no token for a beginning")
     width = max(map(len, rows))
     pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device="cpu")
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device="cpu")
     return {"input_ids": ids, "attention_mask": mask}
 
 

@@ -45,6 +45,10 @@ class Accounting:
         """What training takes on top of what is loaded."""
         return self.optimizer + self.activations
 
+    def would_fit_alone(self, batch_size: int) -> bool:
+        """Whether one row of the batch fits, if it were not for gradients and moments of what is trained."""
+        return self.activations / batch_size <= SHARE * self.free
+
 
 def account(loaded: Loaded, options: Options, plan: Plan) -> Accounting:
     """Raises TrainingError when what the model calls trainable is not what the optimizer gets."""

@@ -155,6 +155,8 @@ def _parsed(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             row = json.loads(raw)
+        except json.JSONDecodeError as error:  # whose own line is of the row, and always 1
+            raise DataError(path, f"no JSON: {error.msg} (column {error.colno}); a row is {SHAPES}", line) from error
         except (ValueError, RecursionError) as error:
             why = "it is nested too deeply" if isinstance(error, RecursionError) else error
             raise DataError(path, f"no JSON: {why}; a row is {SHAPES}", line) from error

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...experts.files import mode_for
+from ..routers import router_weights
+from . import beside
 from . import device as places
 from .checkpoint import UNFINISHED
 from .errors import TrainingError
@@ -68,6 +69,21 @@ def tokenizer(name: str) -> Any:
     return found
 
 
+def check(options: Options) -> None:
+    """TrainingError where --lora-modules or --train-router finds nothing in the model; no weight of it is read."""
+    if not options.lora_modules and not options.train_router:
+        return
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder(options.model))
+        with torch.device("meta"):
+            bare = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
+    beside.check(bare, options)
+
+
 def load(options: Options, progress: Progress | None = None) -> Loaded:
     """Seeds torch, loads, packs the experts, attaches LoRA, and freezes all else. Raises TrainingError with the reason.
 
@@ -93,6 +109,9 @@ def load(options: Options, progress: Progress | None = None) -> Loaded:
     }
     try:
         bare, checkpoint = _skeleton(place, options)
+        beside.check(bare, options)
+        own = router_weights(bare) if options.train_router else {}
+        chosen = [name for name, p in own.items() if p.requires_grad]  # without a bias that nobody trains, as ERNIE's
         model: Any = convert(
             bare,
             format=options.format,
@@ -103,15 +122,15 @@ def load(options: Options, progress: Progress | None = None) -> Loaded:
             progress=told,
         )
         model.config._name_or_path = options.model  # the adapter names it as its base
-        _attention(model, options)
+        beside.put_on(model, options)
         model.to(device)
     except (OSError, ValueError, TypeError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
-    if options.train_router:
-        for name, parameter in routers(model).items():
-            if parameter.dtype != torch.float32:
-                raise TrainingError(f"--train-router trains {name} itself, in float32: give --dtype fp32 with it.")
-            parameter.requires_grad_(True)
+    for name in chosen:
+        parameter = model.get_parameter(name)
+        if parameter.dtype != torch.float32:
+            raise TrainingError(f"--train-router trains {name} itself, in float32: give --dtype fp32 with it.")
+        parameter.requires_grad_(True)
     if options.checkpointing:
         checkpoint_layers(model)
     return Loaded(model, {name: p for name, p in model.named_parameters() if p.requires_grad})
@@ -138,40 +157,6 @@ def _skeleton(place: Path, options: Options) -> tuple[Any, Path | None]:
         return AutoModelForCausalLM.from_config(config, dtype=dtype), place
 
 
-def _attention(model: Any, options: Options) -> None:
-    """LoRA on linear layers by name, which is peft's own."""
-    if not options.lora_modules:
-        return
-    from peft import LoraConfig, inject_adapter_in_model
-
-    before = {name for name, p in model.named_parameters() if p.requires_grad}
-    config = LoraConfig(
-        r=options.rank,
-        lora_alpha=int(options.alpha) if options.alpha == int(options.alpha) else options.alpha,  # type: ignore[arg-type]
-        lora_dropout=options.dropout,
-        target_modules=list(options.lora_modules),
-        base_model_name_or_path=options.model,
-    )
-    inject_adapter_in_model(config, model)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name or name in before:
-            parameter.requires_grad_(True)
-        if "lora_" in name:
-            parameter.data = parameter.data.float()
-
-
-def routers(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights of the modules that choose experts: `gate` or `router` beside `experts`."""
-    from ..convert import converted_modules
-
-    beside = {path.rpartition(".")[0] for path in converted_modules(model)}
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if re.sub(r"\.(gate|router)\.[^.]+$", "", name) in beside
-    }
-
-
 def save_adapter(loaded: Loaded, folder: Path) -> None:
     """peft's two files, each whole or as it was before; a trained router stands in them under `modules_to_save`."""
     from .. import save_adapter as write
@@ -181,34 +166,12 @@ def save_adapter(loaded: Loaded, folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         write(loaded.model, temporary)
-        trained = {name: p for name, p in routers(loaded.model).items() if name in loaded.parameters}
-        if trained:
-            _add_routers(temporary, loaded.model, trained)
+        beside.add_routers(temporary, loaded.model, set(router_weights(loaded.model)) & set(loaded.parameters))
         for name in ADAPTER:
-            os.chmod(temporary / name, 0o644)
+            os.chmod(temporary / name, mode_for(folder / name))
             os.replace(temporary / name, folder / name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _add_routers(folder: Path, model: nn.Module, trained: Iterable[str]) -> None:
-    """Whole modules, as peft keeps them: with what nobody trains, as DeepSeek-V3's e_score_correction_bias."""
-    from safetensors import safe_open
-
-    from ..save import config_text, serialised
-
-    with safe_open(folder / ADAPTER[0], "pt") as file:
-        names, metadata = list(file.keys()), file.metadata()
-        tensors = {name: file.get_tensor(name).clone() for name in names}
-    places = sorted({name.rpartition(".")[0] for name in trained})
-    for place in places:
-        for name, tensor in model.get_submodule(place).state_dict().items():
-            tensors[f"base_model.model.{place}.{name}"] = tensor.cpu().contiguous()
-    (folder / ADAPTER[0]).write_bytes(serialised(tensors, metadata or {}))
-    config = json.loads((folder / ADAPTER[1]).read_text())
-    known = config.get("modules_to_save") or ()
-    config["modules_to_save"] = sorted({*known, *(".".join(place.split(".")[-2:]) for place in places)})
-    (folder / ADAPTER[1]).write_text(config_text(config))
 
 
 def _first(error: BaseException) -> str:

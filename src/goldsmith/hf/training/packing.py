@@ -56,18 +56,18 @@ def batch(rows: Sequence[Sequence[Document]], pad: int) -> Batch:
     """Rows as tensors, filled up to the longest; the filling is a document of its own and carries no loss."""
     sizes = [sum(map(len, row)) for row in rows]
     longest = max(sizes)
-    ids, positions, labels = (torch.full((len(rows), longest), fill) for fill in (pad, 0, UNTRAINED))
+    ids, positions, labels = (torch.full((len(rows), longest), fill, device="cpu") for fill in (pad, 0, UNTRAINED))
     for k, row in enumerate(rows):
         at = 0
         for document in row:
             end = at + len(document)
-            ids[k, at:end] = torch.tensor(document.ids)
-            positions[k, at:end] = torch.arange(end - at)
-            counts = torch.tensor(document.trained)
+            ids[k, at:end] = torch.tensor(document.ids, device="cpu")
+            positions[k, at:end] = torch.arange(end - at, device="cpu")
+            counts = torch.tensor(document.trained, device="cpu")
             counts[0] = False
             labels[k, at:end] = torch.where(counts, ids[k, at:end], UNTRAINED)
             at = end
-        positions[k, at:] = torch.arange(longest - at)
+        positions[k, at:] = torch.arange(longest - at, device="cpu")
     return Batch(ids, positions, labels, sum(sizes))
 
 
@@ -76,7 +76,7 @@ class Stream:
 
     def __init__(self, documents: Sequence[Document], seq_len: int, *, packed: bool, seed: int, pad: int = 0):
         self.documents, self.seed, self.pad = documents, seed, pad
-        order = torch.randperm(len(documents), generator=_generator(seed, 0)).tolist()
+        order = torch.randperm(len(documents), generator=_generator(seed, 0), device="cpu").tolist()
         lengths = [len(documents[k]) for k in order]
         rows = pack(lengths, seq_len) if packed else [[k] for k in range(len(order))]
         self.rows = [[order[k] for k in row] for row in rows]
@@ -98,7 +98,7 @@ class Stream:
     def _place(self, number: int) -> int:
         epoch, within = divmod(number, len(self.rows))
         if self._epoch[0] != epoch:
-            order = torch.randperm(len(self.rows), generator=_generator(self.seed, epoch + 1)).tolist()
+            order = torch.randperm(len(self.rows), generator=_generator(self.seed, epoch + 1), device="cpu").tolist()
             self._epoch = (epoch, order)
         return self._epoch[1][within]
 
