@@ -82,8 +82,10 @@ class Tracer:
         if self.live:
             self.records[name] = value
         else:
-            self.places[name] = place = value.detach()
+            place = value.detach()
             self.records[name] = place.clone()
+            if not torch._C._functorch.is_functorch_wrapped_tensor(place):  # a transform's has no memory to look at
+                self.places[name] = place
         if name in self.substitute:
             value = self._replace(name, value)
         if value.requires_grad:
