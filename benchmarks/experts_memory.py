@@ -1,6 +1,7 @@
 """Peak memory of a layer of experts with LoRA, forward and backward: ours in each format, and transformers under peft.
 
-    python benchmarks/experts_memory.py            writes benchmarks/results/experts_memory.json
+    python benchmarks/experts_memory.py                 writes benchmarks/results/experts_memory.json
+    python benchmarks/experts_memory.py ours bf16 2048  prints one of its rows, here of 2,048 tokens
 
 Each is measured in a process of its own: what is resident before the weights are made, when they are there and what
 they were made of is gone, and at most during forward and backward of 256 tokens (VmHWM, reset before).
@@ -108,7 +109,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
+    if len(sys.argv) > 2:
+        LAYER["T"] = int(sys.argv[3]) if len(sys.argv) > 3 else LAYER["T"]
         print(json.dumps({"ours": ours, "peer": peer}[sys.argv[1]](sys.argv[2])))
     else:
         main()
