@@ -162,6 +162,29 @@ def test_an_overflow_is_told_from_an_undefined_value():
     assert "zero or negative inputs: 1" in w.events[3].likely.evidence
 
 
+def test_what_float64_cannot_hold_either_is_an_overflow_and_a_pole_is_not():
+    with assay.watch() as w:
+        torch.exp(torch.full((2,), 1000.0))
+        torch.ones(2) / 0
+        torch.atanh(torch.ones(2))
+    assert [e.likely.id for e in w.events] == ["overflow", "unknown", "unknown"]
+    assert "of inputs up to 1000 it passes the end of float64" in w.first.likely.evidence
+    assert w.events[1].likely.evidence.endswith("the divisor is the number 0")
+    assert w.events[2].likely.evidence.endswith("atanh is not defined there")
+
+
+def test_what_comes_of_a_written_infinity_is_not_said_to_come_of_finite_values():
+    beside = torch.tensor([3.0, 1e38])
+    with assay.watch() as w:
+        infinite = torch.ones(2) * math.inf  # no event: the program wrote it down
+        assert w.first is None
+        infinite - infinite
+        torch.where(torch.tensor([True, False]), -math.inf, beside) * 1e38
+    assert [(e.kind, e.likely.id) for e in w.events] == [("nan", "unknown"), ("inf", "overflow")]
+    assert w.first.likely.evidence == "aten::sub made it of infinities that the program wrote down"
+    assert w.events[1].count == 1 and "in float64 it reaches 1e+76" in w.events[1].likely.evidence
+
+
 def nan_empty(monkeypatch):
     """`torch.empty` as it is on a bad day"""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
@@ -333,3 +356,5 @@ def test_wrong_arguments_are_named():
         assay.watch(3)
     with pytest.raises(ValueError, match="every=0"):
         assay.watch(every=0)
+    with pytest.raises(TypeError, match="norms='x'; expected True or False"):
+        assay.watch(norms="x")

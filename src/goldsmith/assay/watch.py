@@ -41,6 +41,9 @@ def watch(
             raise TypeError(f"watch: argument {number} is of type {type(module).__name__}; expected a torch.nn.Module")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"watch: every={every!r}; expected a whole number of steps, 1 or more")
+    for name, value in (("norms", norms), ("stop", stop), ("sync", sync)):
+        if not isinstance(value, bool):
+            raise TypeError(f"watch: {name}={value!r}; expected True or False")
     return Watch(modules, norms, every, stop, sync)
 
 

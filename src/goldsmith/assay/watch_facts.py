@@ -44,7 +44,7 @@ class Event:
     """A place where NaN or Inf was born (all that the operator read was finite), or entered unseen (carried).
 
     kind     "nan" or "inf" (NaN, where there are both)
-    phase    "forward" or "backward"
+    phase    "backward" under autograd's backward, "forward" everywhere else, in an optimizer too
     module   dotted path of the innermost watched module ("" outside of them)
     op       the operator, such as "aten::div"
     tensor   which of its results, or what it read
@@ -200,17 +200,25 @@ def said(stack: Frames) -> tuple[str, ...]:
 
 # causes
 
+POLES = {"atanh", "digamma", "erfinv", "lgamma", "log1p", "logit", "mvlgamma", "polygamma", "tan", "special_ndtri"}
+
 
 def cause(
-    op: str, func: Callable, args: Any, kwargs: Mapping[str, Any], out: Tensor, kind: str, mutated: bool
-) -> Likely:
-    """The likely cause of a non-finite result of finite inputs: the operator once more, as it was and in float64."""
+    op: str, func: Callable, args: Any, kwargs: Mapping[str, Any], out: Tensor, mutated: bool, meant: bool,
+    bad: Tensor | None,
+) -> Likely:  # fmt: skip
+    """The likely cause of what is born: the operator once more, as it was and in float64.
+
+    meant: among what it read are infinities that the program wrote down, or that came of them; bad: where it made
+    others of finite numbers beside them.
+    """
+    made = f"{op} made it of " + ("infinities that the program wrote down" if meant else "finite values")
     tensors = [t for t in leaves((args, kwargs)) if plain(t)]
     written = [v for v in leaves((args, kwargs)) if isinstance(v, float) and not math.isfinite(v)]
     if written:
         return Likely("unknown", f"{op} was given the number {written[0]}")
     if mutated or not op.startswith("aten::") or any(t.numel() > LARGEST for t in tensors) or out.numel() > LARGEST:
-        return Likely("unknown", f"{op} made it of finite values")
+        return Likely("unknown", made)
     settle()
     try:
         again = [t for t in leaves(func(*args, **kwargs)) if plain(t) and t.shape == out.shape]
@@ -219,34 +227,41 @@ def cause(
             return Likely("missing_sync", evidence)
         wide = func(*_widened(args), **_widened(kwargs))
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        return Likely(
-            "unknown", f"{op} made it of finite values; it has no float64 form: {str(error).split(chr(10))[0]}"
-        )
+        return Likely("unknown", f"{made}; it has no float64 form: {str(error).split(chr(10))[0]}")
     found = [t for t in leaves(wide) if isinstance(t, Tensor) and t.shape == out.shape and plain(t)]
-    if not found:
-        return Likely("unknown", f"{op} made it of finite values")
-    most_seen, most, dtype = peak(found[0]), torch.finfo(out.dtype).max, name_of(out.dtype)
+    if not found or (meant and bad is None):
+        return Likely("unknown", made)
+    seen = found[0] if bad is None else found[0][bad]
+    most_seen, most, dtype = peak(seen), torch.finfo(out.dtype).max, name_of(out.dtype)
+    hint = "; subtract the maximum first" if op == "aten::exp" else ""
     if math.isfinite(most_seen) and most_seen > most:
-        hint = "; subtract the maximum first" if op == "aten::exp" else ""
         return Likely("overflow", f"in float64 it reaches {most_seen:.4g}, and {dtype} ends at {most:.4g}{hint}")
     if math.isfinite(most_seen):
         return Likely(
             "unknown", f"in float64 the same inputs give finite values up to {most_seen:.4g}: look inside {op}"
         )
-    return Likely("unknown", f"float64 gives {kind_of(most_seen)} of the same inputs: {_undefined(op, tensors)}")
+    undefined = _undefined(op, tensors, [v for v in leaves((args, kwargs)) if isinstance(v, int | float)])
+    if not undefined and math.isinf(most_seen) and op.split("::")[1].rstrip("_") not in POLES:
+        largest = max((float(t[t.isfinite()].abs().amax()) for t in tensors if bool(t.isfinite().any())), default=0.0)
+        return Likely("overflow", f"of inputs up to {largest:.4g} it passes the end of float64, too{hint}")
+    undefined = undefined or f"{op.split('::')[1]} is not defined there"
+    return Likely("unknown", f"float64 gives {kind_of(most_seen)} of the same inputs: {undefined}")
 
 
-def _undefined(op: str, tensors: list[Tensor]) -> str:
-    """In words, which inputs lie where the operator is not defined."""
+def _undefined(op: str, tensors: list[Tensor], numbers: list[float]) -> str:
+    """In words, which inputs lie where the operator is not defined; "" where it is for all of them, or nobody knows."""
     stem = op.split("::")[1]
     last = tensors[-1]
+    if stem == "div" and 0 in numbers:
+        return "the divisor is the number 0"
     if stem in ("div", "reciprocal", "rsqrt") and bool((last == 0).any()):
         zeros, below = int((last == 0).sum()), int((last < 0).sum()) if stem == "rsqrt" else 0
         said = f"the divisor holds {zeros} zero{'' if zeros == 1 else 's'}"
         return said + (f" and {below} negative value{'' if below == 1 else 's'}" if below else "")
     if stem in ("log", "log2", "log10", "sqrt", "rsqrt", "pow"):
-        return f"zero or negative inputs: {int((tensors[0] <= 0).sum())}"
-    return f"{stem} is not defined there"
+        none = int((tensors[0] <= 0).sum())
+        return f"zero or negative inputs: {none}" if none else ""
+    return ""
 
 
 def _widened(value: Any) -> Any:

@@ -223,7 +223,7 @@ class Ear(DispatchMode):
             entry.told = True
             self._tell(out, label, plan.name, value, read, peaks, False, source, likely)
         else:
-            likely = facts.cause(plan.name, func, args, kwargs, out, facts.kind_of(value), bool(plan.writes))
+            likely = facts.cause(plan.name, func, args, kwargs, out, bool(plan.writes), bool(guilty), made)
             self._tell(out, label, plan.name, value, read, peaks, True, plan.name, likely, made)
         self._record(out, plan.name, value, told=True)
 
