@@ -11,7 +11,7 @@ from ..results import PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap
 from ..text import headline as report_headline
 from ..visible import visible
 from . import again
-from .evidence import StageState
+from .evidence import CULPRIT, StageState
 
 if TYPE_CHECKING:
     from .diagnosis import Diagnosis
@@ -20,6 +20,8 @@ WIDTH = 80
 SHOWN_CAUSES, SHOWN_SENTENCES = 5, 6
 ROWS, COLUMNS = 8, 64  # of the map
 SMALLEST = "It looks at the smallest case alone, which shows less: causes may stand in another order there."
+
+WITHIN = ";\n a culprit below 1 is told by the noise of honest implementations, or by what has no number)"
 
 
 def render(found: Diagnosis, command: str = "") -> str:
@@ -76,7 +78,8 @@ def _table(stages: list[StageState]) -> str:
     lines = [f"{'stage':<{width}}  {'propagated':>10}  {'isolated':>10}  state", "-" * min(WIDTH, width + 36)]
     for s in stages:
         lines.append(f"{s.name:<{width}}  {_number(s.propagated):>10}  {_number(s.isolated):>10}  {s.state}")
-    return "\n".join(lines) + "\n(largest error as a multiple of the proven bound)"
+    within = any(s.state == CULPRIT and max(s.propagated or 0, s.isolated or 0) <= 1 for s in stages)
+    return "\n".join(lines) + "\n(largest error as a multiple of the proven bound" + (WITHIN if within else ")")
 
 
 def _drawn(m: ErrorMap) -> str:
