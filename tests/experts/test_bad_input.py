@@ -37,6 +37,7 @@ BAD = {
     "ids_of_int16": (dict(ids=ids_with(0).short()), TypeError, "topk_ids is int16, wanted one of: int32, int64"),
     "ids_of_a_list": (dict(ids=[[0, 1]] * T), TypeError, "topk_ids is a list, wanted a torch.Tensor"),
     "x_of_integers": (dict(x=torch.zeros(T, H, dtype=torch.int64)), TypeError, "x is int64, wanted one of: bfloat16"),
+    "x_nested": (dict(x=torch.nested.as_nested_tensor([torch.randn(2, H)] * 2)), TypeError, "x is nested, wanted"),
     "no_x": (dict(x=None), TypeError, "x is a NoneType, wanted a torch.Tensor"),
     "hidden": (dict(x=torch.randn(T, H + 1)), ShapeError, "x has hidden=9, but the base has hidden=8"),
     "tokens": (dict(x=torch.randn(T + 1, H)), ShapeError, "topk_ids and x need the same leading dimensions"),

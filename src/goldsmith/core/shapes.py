@@ -74,6 +74,8 @@ def kind(value: object) -> str:
 def check_tensor(op: str, name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} is {kind(value)}, wanted a torch.Tensor")
+    if value.is_nested:
+        raise TypeError(f"{op}: {name} is nested, wanted a dense tensor: {name}.to_padded_tensor(0.0), or its parts")
     if value.layout is not torch.strided:
         layout = str(value.layout).removeprefix("torch.")
         raise TypeError(f"{op}: {name} is {layout}, wanted a dense tensor: {name}.to_dense()")

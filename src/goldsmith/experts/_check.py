@@ -55,7 +55,7 @@ def _signature(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) 
     for tensor in tensors.values():
         if tensor is None:
             found.append(None)
-        elif type(tensor) in (Tensor, torch.nn.Parameter):
+        elif type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_nested:
             found += (tensor.shape, tensor.dtype, tensor.device, tensor.layout)
         else:
             return None
