@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,36 @@ def names_of(result: Any, names: tuple[str, ...] | None, who: str, said: str = "
         came = "1 result" if len(values) == 1 else f"{len(values)} results"
         raise TargetError(f"outputs: the {who} returned {came}, {said} {len(known)}: {', '.join(known)}")
     return list(zip(known, values, strict=True))
+
+
+def own_names(names: Sequence[str], supply: Mapping[str, Any], saved: Collection[str], who: str, sent: bool) -> None:
+    """Refuse results that are called what something else is called: an input or scalar, a gradient, an output gradient.
+
+    who: the beginning of the sentence; sent: output gradients are handed over, as grad_<output>.
+    """
+    example = ", ".join(repr(n) for n in _free(len(names), supply)) + ("," if len(names) == 1 else "")
+    advice = f"give the results names of their own, outputs=({example})"
+    for name in names:
+        if name in supply:
+            there = f"there are: {', '.join(supply)}"
+            raise TargetError(f"{who} {name!r} is what the cases call one of their values; {there}; {advice}")
+        if name.endswith(".grad"):
+            of = name.removesuffix(".grad")
+            raise TargetError(f"{who} {name!r} is what the gradient of {of} is called; {advice}")
+    gradients = {f"grad_{n}": n for n in names if sent and n not in saved}
+    for name in (*supply, *names):
+        if name in gradients:
+            output = gradients[name]
+            raise TargetError(f"{who} {name!r} is what the gradient that {output!r} is sent is called; {advice}")
+
+
+def _free(count: int, taken: Mapping[str, Any]) -> list[str]:
+    """Names of results that nobody has."""
+    for base in ("z", "out", "result"):
+        names = [base] if count == 1 else [f"{base}{i}" for i in range(count)]
+        if not any(n in taken or f"grad_{n}" in taken for n in names):
+            return names
+    return [f"my_result{i}" for i in range(count)]
 
 
 def _is_number(value: Any) -> bool:

@@ -19,7 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from .interpreter import Interpreted, watching
 from .memory import NAN_FILL, Arena, Hit, Poison, aliases, band_read, overlap, poison_left
 from .results import TargetError
-from .returned import name_gradients, names_of, only_tensors
+from .returned import name_gradients, names_of, only_tensors, own_names
 from .settings import restored
 from .stage import Tracer, listening
 from .target import Target
@@ -202,6 +202,8 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
         pairs = names_of(target.bound("candidate", supply)(supply), target.outputs, "candidate")
         named = only_tensors(pairs, "candidate")
     run.names = tuple(name for name, _ in pairs)
+    if run.names != target.outputs:  # those were looked at when they were declared
+        own_names(run.names, supply, target.saved, "outputs: the candidate's result", target.backward is not None)
     run.saved = tuple(n for n in named if n in target.saved)
     run.live = {_label(n, target): t.detach() for n, t in named.items()}
     run.outputs = {n: t.clone() for n, t in run.live.items()}
