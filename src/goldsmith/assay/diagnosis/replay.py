@@ -14,6 +14,7 @@ from ..case import Case, Make
 from ..check import check
 from ..results import Note, Report
 from ..run import How, Material, execute
+from ..settings import as_if_alone, threads_set
 from ..target import Target
 from .bundle import Bundle, load_bundle, versions
 from .bundle_read import DTYPES
@@ -44,9 +45,7 @@ def replay(path: str | os.PathLike, target: Target) -> Report:
 
     case = Case(meta["case"], draw, given=True)
     material = Material(target, meta["case"], {}, inputs, bundle.scalars, meta["seed"], order=tuple(supply))
-    threads, state = torch.get_num_threads(), torch.random.get_rng_state()
-    torch.set_num_threads(meta["threads"])
-    try:
+    with as_if_alone(), threads_set(meta["threads"]):
         report = check(target, case, dtype=dtype, device=device, seed=meta["seed"], raises=False)
         try:
             with hooks.running(meta["case"], "replay", "as it was kept", meta["seed"], report.findings):
@@ -54,9 +53,6 @@ def replay(path: str | os.PathLike, target: Target) -> Report:
         except KeyboardInterrupt as error:
             error.report = report  # type: ignore[attr-defined]
             raise
-    finally:
-        torch.set_num_threads(threads)
-        torch.random.set_rng_state(state)
     mine = {name: tensor for name, _, tensor in run.results() if tensor is not None}
     other = _other_bits(bundle, mine)
     answer = _answer(meta["verdict"], report.verdict, other)
