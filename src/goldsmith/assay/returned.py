@@ -11,6 +11,10 @@ from torch import Tensor
 from .results import TargetError
 
 
+class Unusable(Exception):
+    """The candidate returned what holds no numbers, which is its own fault."""
+
+
 def names_of(result: Any, names: tuple[str, ...] | None, who: str, said: str = "declared are") -> list[tuple[str, Any]]:
     """A callable's return value as (output name, value); `said` is where the names come from."""
     if isinstance(result, Mapping):
@@ -72,8 +76,16 @@ def only_tensors(pairs: list[tuple[str, Any]], who: str) -> dict[str, Tensor]:
                 raise TargetError(f"outputs: the {who}'s {name!r} is of type {type(value).__name__}, not a tensor")
             value = torch.tensor(value)
         _judgeable(value, f"outputs: the {who}'s {name!r}")
+        _holds_numbers(value, name, who)
         named[name] = value
     return named
+
+
+def _holds_numbers(value: Tensor, name: str, who: str) -> None:
+    if value.is_meta and who == "golden":
+        raise TargetError(f"outputs: the golden's {name!r} lies on the device meta, where tensors hold no numbers")
+    if value.is_meta:
+        raise Unusable(f"{name} lies on the device meta, where tensors hold no numbers")
 
 
 def _judgeable(value: Tensor, what: str) -> None:
@@ -107,4 +119,6 @@ def _gradients(named: dict[str, Any], who: str) -> dict[str, Tensor | None]:
     for name, grad in named.items():
         if grad is not None and not isinstance(grad, Tensor):
             raise TargetError(f"{who}: the gradient of {name!r} is of type {type(grad).__name__}, not a tensor")
+        if grad is not None:
+            _holds_numbers(grad, f"{name}.grad", "golden" if who.startswith("golden") else "candidate")
     return named
