@@ -56,6 +56,23 @@ def test_an_argument_that_is_wrong_is_named_with_what_came_and_what_was_wanted(f
         function(made(), **changes)
 
 
+def test_a_folder_that_cannot_be_written_is_named_before_the_diagnosis(tmp_path):
+    runs = []
+    one = made(candidate=lambda x, w: runs.append(1) or golden(x, w) * 2, outputs=("y",))
+    (tmp_path / "file").write_text("here")
+    for out, kind, text in (
+        (3, TypeError, "^out: expected a folder's path or None, got 3$"),
+        ("", assay.TargetError, "^out: expected a folder's path or None, got ''$"),
+        (tmp_path / "file", assay.TargetError, "^out: '.*file' is a folder that cannot be written: it is no folder$"),
+        (tmp_path / "file" / "in", assay.TargetError, "^out: '.*in' is a folder that cannot be written: Not a direc"),
+    ):
+        with pytest.raises(kind, match=text):
+            assay.diagnose(one, out=out)
+    assert not runs
+    assert assay.diagnose(made(), out=tmp_path / "new" / "kept").ok and not (tmp_path / "new").exists()
+    assert assay.diagnose(one, out=tmp_path / "new" / "kept", probes="quick").bundle.is_dir()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_a_cuda_device_that_is_not_there_is_said():
     text = "^device: cuda: this machine has no CUDA device that torch can use; use device='cpu'$"

@@ -13,7 +13,7 @@ import torch
 
 from .. import hooks
 from .. import probes as catalogue
-from ..arguments import examined
+from ..arguments import examined, folder
 from ..case import Case
 from ..check import INTERRUPTED, NARROW, examine
 from ..clock import until
@@ -78,6 +78,8 @@ def diagnose(
     """
     seed = hooks.seed_of(seed)
     examined("diagnose", target, case, dtype, device, seed, probes, budget_s)
+    if out is not None:
+        folder("out", out)
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = _informative(list(target.cases)) if case is None else [target.case(case)]
     clock = _Clock(budget_s)
