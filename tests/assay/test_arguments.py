@@ -130,3 +130,32 @@ def test_a_reset_that_raises_and_a_gradient_that_is_a_number_are_mistakes_in_the
         assay.check(made(backward=lambda x, w, grad_y: (1.0, w), outputs=("y",)))
     with pytest.raises(TypeError, match="^case: expected a function of make and the sizes, got int 3$"):
         assay.case(T=[1])(3)
+
+
+DECLARED = [
+    (lambda: made(cases={}), assay.TargetError, "^cases: the dict is empty; give the inputs by name"),
+    (lambda: assay.load_bundle(3), TypeError, "^path: expected the path of a bundle's folder, got 3$"),
+    (lambda: assay.case(T=[1], tags="abc"), TypeError, "^tags: expected a tuple of words, got 'abc'$"),
+    (lambda: assay.case(T=[1], tags=(1,)), TypeError, r"^tags: expected a tuple of words, got \(1,\)$"),
+    (lambda: assay.case(T=[1], why=3), TypeError, "^why: expected a text, got 3$"),
+    (lambda: assay.check(made(), strict="yes"), TypeError, "^strict: expected True or False, got 'yes'$"),
+    (
+        lambda: assay.storage(3).__enter__(),
+        assay.TargetError,
+        "^storage: name is a word, 'int4' or 'float32' say, got 3$",
+    ),
+    (lambda: assay.deciding("").__enter__(), assay.TargetError, "^deciding: precision is a word, .* got ''$"),
+]
+
+
+@pytest.mark.parametrize("call, kind, text", DECLARED, ids=range(len(DECLARED)))
+def test_what_a_declaration_is_made_of_is_looked_at(call, kind, text):
+    with pytest.raises(kind, match=text):
+        call()
+
+
+@pytest.mark.parametrize("who", ["candidate", "golden"])
+def test_a_stage_without_a_name_is_a_mistake_in_the_declaration(who):
+    named = {"candidate": golden, "golden": golden, who: lambda x, w: assay.stage("", golden(x, w))}
+    with pytest.raises(assay.TargetError, match=r"^stage\('', \.\.\.\) takes a name that says what the value is$"):
+        assay.check(made(**named))

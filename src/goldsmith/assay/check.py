@@ -79,6 +79,8 @@ def check(
     """
     seed = hooks.seed_of(seed)
     examined("check", target, case, dtype, device, seed, probes, budget_s)
+    if not isinstance(strict, bool):
+        raise TypeError(f"strict: expected True or False, got {strict!r}")
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = target.cases if case is None else (target.case(case),)
     report, _ = examine(target, cases, dtype, device, seed, selected, budget_s, strict=strict)

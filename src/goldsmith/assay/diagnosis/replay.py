@@ -59,7 +59,8 @@ def replay(path: str | os.PathLike, target: Target) -> Report:
     before, now = meta["versions"], versions(device)
     apart = {k: [before.get(k, "-"), now.get(k, "-")] for k in {**before, **now} if before.get(k) != now.get(k)}
     report.environment["replay"] = {"answer": answer, "versions": apart, "bits": other}
-    report.notes.insert(0, Note("replay", "", _said(answer, meta, report, other, apart, remark), case.name))
+    said = _said(answer, meta, report, other, apart, [_another(meta["target"], target.name), remark])
+    report.notes.insert(0, Note("replay", "", said, case.name))
     return report
 
 
@@ -69,14 +70,18 @@ def _answer(before: str, now: str, other: list[str]) -> str:
     return DIFFERS if other else REPRODUCED
 
 
-def _said(answer: str, meta: dict, report: Report, other: list[str], apart: dict, remark: str) -> str:
+def _said(answer: str, meta: dict, report: Report, other: list[str], apart: dict, remarks: list[str]) -> str:
     words = [f"{answer}: the verdict was {meta['verdict']}, here it is {report.verdict}"]
     if other:
         words.append(f"other bits in {', '.join(other)}")
     if "outputs" in meta["left_out"]:
         words.append("the bundle holds no outputs, so that bits were not compared")
     words += [f"{name} was {was}, here {here}" for name, (was, here) in sorted(apart.items())]
-    return "; ".join(words + [remark] * bool(remark))
+    return "; ".join(words + [remark for remark in remarks if remark])
+
+
+def _another(kept: str, name: str | None) -> str:
+    return f"the bundle is of the target {kept[:80]!r}, and this one is {name!r}" if kept != name else ""
 
 
 def _other_bits(bundle: Bundle, mine: dict[str, Tensor]) -> list[str]:
