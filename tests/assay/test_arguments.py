@@ -56,6 +56,23 @@ def test_an_argument_that_is_wrong_is_named_with_what_came_and_what_was_wanted(f
         function(made(), **changes)
 
 
+def test_a_folder_that_cannot_be_written_is_named_before_the_diagnosis(tmp_path):
+    runs = []
+    one = made(candidate=lambda x, w: runs.append(1) or golden(x, w) * 2, outputs=("y",))
+    (tmp_path / "file").write_text("here")
+    for out, kind, text in (
+        (3, TypeError, "^out: expected a folder's path or None, got 3$"),
+        ("", assay.TargetError, "^out: expected a folder's path or None, got ''$"),
+        (tmp_path / "file", assay.TargetError, "^out: '.*file' is a folder that cannot be written: it is no folder$"),
+        (tmp_path / "file" / "in", assay.TargetError, "^out: '.*in' is a folder that cannot be written: Not a direc"),
+    ):
+        with pytest.raises(kind, match=text):
+            assay.diagnose(one, out=out)
+    assert not runs
+    assert assay.diagnose(made(), out=tmp_path / "new" / "kept").ok and not (tmp_path / "new").exists()
+    assert assay.diagnose(one, out=tmp_path / "new" / "kept", probes="quick").bundle.is_dir()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_a_cuda_device_that_is_not_there_is_said():
     text = "^device: cuda: this machine has no CUDA device that torch can use; use device='cpu'$"
@@ -113,3 +130,32 @@ def test_a_reset_that_raises_and_a_gradient_that_is_a_number_are_mistakes_in_the
         assay.check(made(backward=lambda x, w, grad_y: (1.0, w), outputs=("y",)))
     with pytest.raises(TypeError, match="^case: expected a function of make and the sizes, got int 3$"):
         assay.case(T=[1])(3)
+
+
+DECLARED = [
+    (lambda: made(cases={}), assay.TargetError, "^cases: the dict is empty; give the inputs by name"),
+    (lambda: assay.load_bundle(3), TypeError, "^path: expected the path of a bundle's folder, got 3$"),
+    (lambda: assay.case(T=[1], tags="abc"), TypeError, "^tags: expected a tuple of words, got 'abc'$"),
+    (lambda: assay.case(T=[1], tags=(1,)), TypeError, r"^tags: expected a tuple of words, got \(1,\)$"),
+    (lambda: assay.case(T=[1], why=3), TypeError, "^why: expected a text, got 3$"),
+    (lambda: assay.check(made(), strict="yes"), TypeError, "^strict: expected True or False, got 'yes'$"),
+    (
+        lambda: assay.storage(3).__enter__(),
+        assay.TargetError,
+        "^storage: name is a word, 'int4' or 'float32' say, got 3$",
+    ),
+    (lambda: assay.deciding("").__enter__(), assay.TargetError, "^deciding: precision is a word, .* got ''$"),
+]
+
+
+@pytest.mark.parametrize("call, kind, text", DECLARED, ids=range(len(DECLARED)))
+def test_what_a_declaration_is_made_of_is_looked_at(call, kind, text):
+    with pytest.raises(kind, match=text):
+        call()
+
+
+@pytest.mark.parametrize("who", ["candidate", "golden"])
+def test_a_stage_without_a_name_is_a_mistake_in_the_declaration(who):
+    named = {"candidate": golden, "golden": golden, who: lambda x, w: assay.stage("", golden(x, w))}
+    with pytest.raises(assay.TargetError, match=r"^stage\('', \.\.\.\) takes a name that says what the value is$"):
+        assay.check(made(**named))

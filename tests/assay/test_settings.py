@@ -1,34 +1,65 @@
 """What a candidate sets in torch and leaves so: it is noticed, and undone after the run."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from goldsmith import assay
+from goldsmith.assay import settings
 from goldsmith.assay.settings import restored
 
 INPUTS = {"x": torch.arange(12.0)}
 
 
-def widens(x):
-    torch.set_default_dtype(torch.float64)
-    return x * 2
+SETS = {
+    "default dtype": (lambda: torch.set_default_dtype(torch.float64), "float32", "float64"),
+    "number of threads": (lambda: torch.set_num_threads(torch.get_num_threads() + 1), None, None),
+    "grad mode": (lambda: torch.set_grad_enabled(False), "on", "off"),
+    "default device": (lambda: torch.set_default_device("meta"), "cpu", "meta"),
+    "deterministic mode": (lambda: torch.use_deterministic_algorithms(True), "0", "2"),
+    "flushing of subnormals": (lambda: torch.set_flush_denormal(True), "off", "on"),
+    "anomaly mode": (lambda: torch.autograd.set_detect_anomaly(True), "off", "on"),
+    "autocast on cpu": (lambda: torch.set_autocast_enabled("cpu", True), "off", "on"),
+}
 
 
-def takes_threads(x):
-    torch.set_num_threads(torch.get_num_threads() + 1)
-    return x * 2
+def state():
+    return [setting.get() for setting in settings._SETTINGS]
 
 
-@pytest.mark.parametrize("kernel, said", [
-    (widens, "torch's default dtype, which was float32, is float64 after a run (values), for all that runs later"),
-    (takes_threads, "torch's number of threads, which was {}, is {} after a run (values), for all that runs later"),
-])  # fmt: skip
-def test_what_a_kernel_sets_is_noticed_and_undone(kernel, said):
-    before = torch.get_default_dtype(), torch.get_num_threads()
-    report = assay.check(assay.Target(kernel, lambda x: x * 2, cases=INPUTS, backward=None), probes="quick")
-    assert (torch.get_default_dtype(), torch.get_num_threads()) == before
-    (note,) = [n for n in report.notes if n.id == "settings"]
-    assert note.text == said.format(before[1], before[1] + 1) and note.text in " ".join(str(report).split())
+def that_sets(what):
+    def kernel(x):
+        y = x * 2
+        SETS[what][0]()
+        return y
+
+    return assay.Target(kernel, lambda x: x * 2, cases=INPUTS, backward=None)
+
+
+@pytest.mark.parametrize("what", SETS)
+@pytest.mark.parametrize("verb", [partial(assay.check, probes="quick"), lambda t: assay.diagnose(t, probes="quick")])
+def test_what_a_kernel_sets_is_noticed_and_undone(verb, what):
+    before, threads = state(), torch.get_num_threads()
+    found = verb(that_sets(what))
+    assert state() == before
+    (note,) = [n for n in getattr(found, "report", found).notes if n.id == "settings"]
+    was, now = SETS[what][1:] if what != "number of threads" else (threads, threads + 1)
+    assert note.text == f"torch's {what}, which was {was}, is {now} after a run (values), for all that runs later"
+
+
+@pytest.mark.parametrize("verb", [partial(assay.check, raises=False), lambda t: assay.diagnose(t)])
+@pytest.mark.parametrize("outside", [torch.no_grad, torch.inference_mode])
+def test_check_and_diagnose_are_the_same_in_every_mode_of_the_caller(verb, outside):
+    wrong = assay.Target(lambda x: x * 2 + 1e-3 * x.detach() ** 2, lambda x: x * 2 + 1e-3 * x**2, cases=INPUTS)
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    with outside():
+        found = verb(wrong)
+        assert not torch.is_grad_enabled() and torch.equal(torch.random.get_rng_state(), before)
+    assert {f.tensor for f in getattr(found, "report", found).findings} == {"x.grad"}
+    if isinstance(found, assay.Diagnosis):
+        assert found.first_wrong_stage == "x.grad" and {"y", "x.grad"} <= {s.name for s in found.stages}
 
 
 def test_it_is_undone_where_the_kernel_raises():

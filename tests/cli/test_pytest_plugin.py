@@ -156,6 +156,20 @@ def test_the_marker_asks_for_a_diagnosis_and_the_folder_can_be_chosen(pytester):
     assert len(list((pytester.path / "mine").iterdir())) == 1
 
 
+@pytest.mark.parametrize(
+    "folder, why", [("test_kernels.py", "it is no folder"), ("test_kernels.py/in", "Not a directory")]
+)
+def test_a_folder_for_bundles_that_cannot_be_is_a_usage_error_before_the_tests(pytester, folder, why):
+    result = run(pytester, "--assay-bundles", folder, WRONG)
+    text = result.stderr.str()
+    assert "--assay-bundles: " in text and f"{folder} cannot be written: {why}" in text and result.ret == 4
+
+
+def test_a_folder_for_bundles_is_not_left_behind_where_nothing_is_kept(pytester):
+    run(pytester, "--assay-bundles", "new/mine", RIGHT).assert_outcomes(passed=1)
+    assert not (pytester.path / "new").exists()
+
+
 def test_what_stops_a_diagnosis_does_not_hide_the_failure(pytester, monkeypatch):
     monkeypatch.setattr(assay, "diagnose", lambda *a, **k: 1 / 0)
     result = run(pytester, "--assay-diagnose", WRONG)

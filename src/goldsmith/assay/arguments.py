@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +50,28 @@ def examined(
     if budget_s is not None and not budget_s > 0:
         raise TargetError(f"budget_s: expected a positive number of seconds or None, got {budget_s}")
     _device(device)
+
+
+def folder(argument: str, path: Any) -> None:
+    """Say now, not after the work, that nothing can be kept in a folder; one that is not there is not left behind."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{argument}: expected a folder's path or None, got {path!r}")
+    if not str(path):
+        raise TargetError(f"{argument}: expected a folder's path or None, got ''")
+    wanted = Path(path)
+    made = []
+    try:
+        made = [p for p in (wanted, *wanted.parents) if not p.exists()]
+        wanted.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=wanted):
+            pass
+    except OSError as error:
+        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror or error
+        raise TargetError(f"{argument}: {str(path)!r} is a folder that cannot be written: {why}") from error
+    finally:
+        for new in made:
+            with contextlib.suppress(OSError):
+                new.rmdir()
 
 
 def _device(wanted: Any) -> None:

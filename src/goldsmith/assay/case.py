@@ -172,6 +172,10 @@ def _check_value(case: str, name: Any, value: Any) -> None:
 
 def case(*, tags: Iterable[str] = (), why: str = "", **sizes: Any) -> Callable[[Draw], list[Case]]:
     """Turns `f(make, **sizes) -> dict` into the list of its cases, one for every combination of the sizes."""
+    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+        raise TypeError(f"tags: expected a tuple of words, got {tags!r}")
+    if not isinstance(why, str):
+        raise TypeError(f"why: expected a text, got {why!r}")
     lists = {name: list(v) if isinstance(v, list | tuple | range) else [v] for name, v in sizes.items()}
     for name, values in lists.items():
         if not values:
@@ -216,6 +220,8 @@ def as_cases(cases: Any) -> tuple[Case, ...]:
     if isinstance(cases, Case):
         return (cases,)
     if isinstance(cases, Mapping):
+        if not cases:
+            raise TargetError("cases: the dict is empty; give the inputs by name, {'x': torch.randn(3, 4)}")
         return (given(cases),)
     if isinstance(cases, list | tuple):
         flat = [c for item in cases for c in as_cases(item)]

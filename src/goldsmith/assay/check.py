@@ -38,6 +38,7 @@ from .results import (
 )  # fmt: skip
 from .run import How
 from .session import Budget, Ended, Session
+from .settings import as_if_alone
 from .target import Target
 
 OWN_INPUTS = ("layouts", "scaling", "taint")  # probes that change the values of inputs: a golden may refuse those
@@ -78,6 +79,8 @@ def check(
     """
     seed = hooks.seed_of(seed)
     examined("check", target, case, dtype, device, seed, probes, budget_s)
+    if not isinstance(strict, bool):
+        raise TypeError(f"strict: expected True or False, got {strict!r}")
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = target.cases if case is None else (target.case(case),)
     report, _ = examine(target, cases, dtype, device, seed, selected, budget_s, strict=strict)
@@ -108,9 +111,8 @@ def examine(
     report = Report(target.name or "", environment=environment(device), device=str(device), seed=seed, strict=strict)
     tally = _Tally()
     sessions: list[Session] = []  # a session holds every run's tensors: only the one that is asked for is kept
-    state = torch.random.get_rng_state()
     stopped: KeyboardInterrupt | None = None
-    try:  # a caller's no_grad is about the caller; the candidate's gradients are asked for
+    with as_if_alone():
         for each in cases:
             for drawn, only_values in _dtypes(target, each, dtype, selected):
                 if sessions:
@@ -129,7 +131,7 @@ def examine(
                     report.environment[NO_MEMORY] = limits.told(error)
                     continue
                 try:
-                    with torch.inference_mode(False), torch.enable_grad(), budget.ends(session):
+                    with budget.ends(session):
                         _examine(session, budget, tally, only_values)
                 except KeyboardInterrupt as error:
                     report.partial, stopped = INTERRUPTED, error
@@ -141,8 +143,6 @@ def examine(
                     sessions.append(session)
                 del session
                 limits.release(device)
-    finally:
-        torch.random.set_rng_state(state)
     report.probes = tally.runs(selected)
     report.verdict = _verdict(report, tally)
     report.seconds = time.perf_counter() - budget.started

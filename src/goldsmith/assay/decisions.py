@@ -7,6 +7,7 @@ it: a choice is legal when its score lies within the rounding bound of the best 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 from .results import TargetError
 
@@ -40,12 +41,16 @@ Decision = TopK | Sign | Given
 
 def topk(scores: str, k: str | int, dim: int = -1, ordered: bool = True) -> TopK:
     """Decision: the k largest of `scores` along `dim`. `k` is a number or the name of a scalar."""
-    return TopK(_text("topk", "scores", scores), k, int(dim), bool(ordered))
+    if not isinstance(k, str):
+        k = _whole("topk", "k", k)
+        if k < 0:
+            raise TargetError(f"topk: k is a number from 0, or the name of a scalar, got {k}")
+    return TopK(_text("topk", "scores", scores), k, _whole("topk", "dim", dim), bool(ordered))
 
 
 def argmax(scores: str, dim: int = -1) -> TopK:
     """Decision: the index of the largest of `scores` along `dim` (that axis may be kept or dropped in the result)."""
-    return TopK(_text("argmax", "scores", scores), 1, int(dim), True)
+    return TopK(_text("argmax", "scores", scores), 1, _whole("argmax", "dim", dim), True)
 
 
 def sign(of: str) -> Sign:
@@ -64,3 +69,9 @@ def _text(what: str, argument: str, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{what}: {argument} is the name of an input, output or stage, got {type(value).__name__}")
     return value
+
+
+def _whole(what: str, argument: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{what}: {argument} is a whole number, got {value!r}")
+    return int(value)

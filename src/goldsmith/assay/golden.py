@@ -34,6 +34,7 @@ class SelfCheck:
 @contextmanager
 def storage(name: str) -> Iterator[None]:
     """Inside, a golden may make tensors narrower than float64: it models the storage format `name`, e.g. "int4"."""
+    _text("storage", "name", name)
     before = getattr(_inside, "storage", ())
     _inside.storage = (*before, name)
     try:
@@ -58,6 +59,7 @@ def deciding(precision: str) -> Iterator[None]:
 
     What is made here is exact, however close two scores are, and runs as it is written in every legal run.
     """
+    _text("deciding", "precision", precision)
     before = getattr(_inside, "deciding", False)
     _inside.deciding = True
     try:
@@ -65,6 +67,12 @@ def deciding(precision: str) -> Iterator[None]:
             yield
     finally:
         _inside.deciding = before
+
+
+def _text(what: str, argument: str, value: Any) -> None:
+    """A mistake in the declaration is nobody's arithmetic: TargetError, also where a golden makes it."""
+    if not isinstance(value, str) or not value:
+        raise TargetError(f"{what}: {argument} is a word, 'int4' or 'float32' say, got {value!r}")
 
 
 def exact(t: Tensor) -> Tensor:

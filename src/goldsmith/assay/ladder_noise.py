@@ -5,6 +5,10 @@ rms of the *noisiest* member (candidates may use that very order), or the elemen
 is larger, with the rounding of the store (ulp / sqrt 12) added in squares: eight members that happen to round to the
 same number say nothing about the ninth.
 
+Where the golden is 0 and so is every member (x - mean(x) of one element), there is no noise to measure with: honest
+formulas that round there (x r - mean r) would err by any multiple of it. Such elements are `silent`: the bound alone
+judges them, and no statistic is made of them.
+
 W = 1.5 is measured: of 3,000 clean runs over random goldens, shapes, data, stores and orders none was beyond the limit
 before any confirmation, and the farthest stood at 0.61 of it (0.92 with W = 1). A rate below 0.13 % at 95 %, squared by
 the fresh seed that must repeat an alarm (`tests/assay/test_ladder_rates.py 3000`; torch 2.13, CPU).
@@ -63,7 +67,8 @@ class Noise:
         Members that share a rounded intermediate are one sample rather than eight: where its rounding happens to
         cancel, all of them are near the golden at once, and the next honest run is not. So no element is taken for
         quieter than its line: the open elements along an axis, and of the axes the quietest, so that rows and columns
-        of different scale do not hide one another.
+        of different scale do not hide one another. Where no member errs on 0, it is the largest
+        number's rounding.
         """
         bound, value = self.bounded.bound, self.bounded.value
         if not bool(self.bounded.open.any()):
@@ -72,13 +77,29 @@ class Noise:
         for member in self.members:
             spread = torch.maximum(spread, torch.nan_to_num((member.to(torch.float64) - value).abs(), torch.inf))
         spread = torch.maximum(spread, _of_line(spread, self.bounded.open))
-        spread = spread + unit_roundoff(self.store) * value.abs() + smallest_subnormal(self.store)
+        spread = spread + unit_roundoff(self.store) * value.abs()
+        largest = torch.where(torch.isfinite(value), value.abs(), 0.0).max()
+        nothing = spread == 0
+        spread = torch.where(nothing, unit_roundoff(self.compute) * largest, spread + smallest_subnormal(self.store))
         return torch.where(self.bounded.open, spread, bound)
 
     @cached_property
+    def silent(self) -> Tensor:
+        """Elements at which golden and members are 0, up to what float64 itself rounds where they are not.
+
+        Where the bound is open, there are none: the noise beside them is all that there is to judge them by.
+        """
+        own = 0.0 if self.compute == torch.float64 else unit_roundoff(torch.float64) / unit_roundoff(self.compute)
+        least = torch.where(self.bounded.open, -1.0, own * self.bounded.bound)
+        silent = self.bounded.value.abs() <= least
+        for member in self.members if bool(silent.any()) else []:
+            silent = silent & (member.to(torch.float64).abs() <= least)
+        return silent
+
+    @cached_property
     def judged(self) -> Tensor:
-        """Elements that can be compared: finite golden, unit neither 0 (those are exact) nor infinite."""
-        return torch.isfinite(self.bounded.value) & torch.isfinite(self.unit) & (self.unit > 0)
+        """Elements that can be compared: finite golden, noise, and a unit neither 0 (those are exact) nor infinite."""
+        return torch.isfinite(self.bounded.value) & torch.isfinite(self.unit) & (self.unit > 0) & ~self.silent
 
     @cached_property
     def count(self) -> int:

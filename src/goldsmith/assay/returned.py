@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .results import TargetError
+
+
+class Unusable(Exception):
+    """The candidate returned what holds no numbers, which is its own fault."""
 
 
 def names_of(result: Any, names: tuple[str, ...] | None, who: str, said: str = "declared are") -> list[tuple[str, Any]]:
@@ -27,6 +31,36 @@ def names_of(result: Any, names: tuple[str, ...] | None, who: str, said: str = "
     return list(zip(known, values, strict=True))
 
 
+def own_names(names: Sequence[str], supply: Mapping[str, Any], saved: Collection[str], who: str, sent: bool) -> None:
+    """Refuse results that are called what something else is called: an input or scalar, a gradient, an output gradient.
+
+    who: the beginning of the sentence; sent: output gradients are handed over, as grad_<output>.
+    """
+    example = ", ".join(repr(n) for n in _free(len(names), supply)) + ("," if len(names) == 1 else "")
+    advice = f"give the results names of their own, outputs=({example})"
+    for name in names:
+        if name in supply:
+            there = f"there are: {', '.join(supply)}"
+            raise TargetError(f"{who} {name!r} is what the cases call one of their values; {there}; {advice}")
+        if name.endswith(".grad"):
+            of = name.removesuffix(".grad")
+            raise TargetError(f"{who} {name!r} is what the gradient of {of} is called; {advice}")
+    gradients = {f"grad_{n}": n for n in names if sent and n not in saved}
+    for name in (*supply, *names):
+        if name in gradients:
+            output = gradients[name]
+            raise TargetError(f"{who} {name!r} is what the gradient that {output!r} is sent is called; {advice}")
+
+
+def _free(count: int, taken: Mapping[str, Any]) -> list[str]:
+    """Names of results that nobody has."""
+    for base in ("z", "out", "result"):
+        names = [base] if count == 1 else [f"{base}{i}" for i in range(count)]
+        if not any(n in taken or f"grad_{n}" in taken for n in names):
+            return names
+    return [f"my_result{i}" for i in range(count)]
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, bool | int | float)
 
@@ -42,8 +76,16 @@ def only_tensors(pairs: list[tuple[str, Any]], who: str) -> dict[str, Tensor]:
                 raise TargetError(f"outputs: the {who}'s {name!r} is of type {type(value).__name__}, not a tensor")
             value = torch.tensor(value)
         _judgeable(value, f"outputs: the {who}'s {name!r}")
+        _holds_numbers(value, name, who)
         named[name] = value
     return named
+
+
+def _holds_numbers(value: Tensor, name: str, who: str) -> None:
+    if value.is_meta and who == "golden":
+        raise TargetError(f"outputs: the golden's {name!r} lies on the device meta, where tensors hold no numbers")
+    if value.is_meta:
+        raise Unusable(f"{name} lies on the device meta, where tensors hold no numbers")
 
 
 def _judgeable(value: Tensor, what: str) -> None:
@@ -77,4 +119,6 @@ def _gradients(named: dict[str, Any], who: str) -> dict[str, Tensor | None]:
     for name, grad in named.items():
         if grad is not None and not isinstance(grad, Tensor):
             raise TargetError(f"{who}: the gradient of {name!r} is of type {type(grad).__name__}, not a tensor")
+        if grad is not None:
+            _holds_numbers(grad, f"{name}.grad", "golden" if who.startswith("golden") else "candidate")
     return named

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,8 +18,8 @@ from torch.autograd.function import BackwardCFunction
 from .interpreter import Interpreted, watching
 from .memory import NAN_FILL, Arena, Hit, Poison, aliases, band_read, overlap, poison_left
 from .results import TargetError
-from .returned import name_gradients, names_of, only_tensors
-from .settings import restored
+from .returned import name_gradients, names_of, only_tensors, own_names
+from .settings import restored, threads_set
 from .stage import Tracer, listening
 from .target import Target
 
@@ -160,7 +159,7 @@ def execute(material: Material, how: How | None = None) -> Run:
     arena = how.arena or Arena(how.fill, how.beside, watched=how.linger > 0)
     tracer = Tracer(substitute=how.substitute, debug=how.debug)
     _seed(material)
-    with _threads(how.threads), restored(run.settings), listening(tracer), watching() as run.interpreted:
+    with threads_set(how.threads), restored(run.settings), listening(tracer), watching() as run.interpreted:
         try:
             _forward_and_backward(material, how, arena, tracer, run)
             _synchronise(material.device)
@@ -202,6 +201,8 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
         pairs = names_of(target.bound("candidate", supply)(supply), target.outputs, "candidate")
         named = only_tensors(pairs, "candidate")
     run.names = tuple(name for name, _ in pairs)
+    if run.names != target.outputs:  # those were looked at when they were declared
+        own_names(run.names, supply, target.saved, "outputs: the candidate's result", target.backward is not None)
     run.saved = tuple(n for n in named if n in target.saved)
     run.live = {_label(n, target): t.detach() for n, t in named.items()}
     run.outputs = {n: t.clone() for n, t in run.live.items()}
@@ -363,19 +364,6 @@ def _bytes_differ(tensor: Tensor, copy: Tensor) -> Tensor | None:
         return None
     mask = ~((tensor == copy) | ((tensor != tensor) & (copy != copy)))
     return mask if bool(mask.any()) else None
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    if count is None:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _synchronise(device: torch.device) -> None:

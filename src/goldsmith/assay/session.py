@@ -35,6 +35,7 @@ from .results import (
     Note,
     Row,
 )
+from .returned import Unusable
 from .run import How, Material, Run, execute
 from .target import Target
 
@@ -233,6 +234,9 @@ class Session:
         if from_interpreter(done.error):
             self.note(NOT_JUDGED, self.target.name or "", f"cannot run in the interpreter: {what}")
             raise Ended("interpreter")
+        if isinstance(done.error, Unusable):
+            self.find(CERTAIN, probe, done.phase, f"the candidate's {done.error} ({run})")
+            return True
         edits = inplace.edited(done.error, self.target.wanted_grads(self.material.inputs))
         what = what if edits is None else edits + _place(done.error)
         self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {what}")

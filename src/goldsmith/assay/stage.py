@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .results import TargetError
+
 _active: Tracer | None = None
 
 
@@ -71,6 +73,8 @@ class Tracer:
             raise TypeError(f"stage({name!r}, ...) takes a tensor, got {type(value).__name__}")
         if not isinstance(name, str):
             raise TypeError(f"stage({name!r}, ...) takes a name, which is a string, got {type(name).__name__}")
+        if not name:
+            raise TargetError("stage('', ...) takes a name that says what the value is")
         if value.is_complex():  # recorded and judged as its two parts
             parts = self.visit(name, torch.view_as_real(value.resolve_conj()))
             return torch.view_as_complex(parts.contiguous())

@@ -18,6 +18,7 @@ from .binding import Bound, bind, inputs_and_scalars, parameters
 from .case import Case, as_cases
 from .decisions import Decision, Given, Sign, TopK
 from .results import TargetError
+from .returned import own_names
 
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 DOTS = {"ieee": None, "tf32": 2.0**-11}
@@ -132,12 +133,7 @@ class Target:
         _known("surrogate", self.surrogate, floating if self.grads is None else self.grads, "inputs with gradients")
         _known("stored", tuple(self.stored.values()), floating, "floating-point inputs")
         if self.outputs is not None:
-            taken = [n for n in self.outputs if n in supply]
-            if taken:
-                raise TargetError(
-                    f"outputs: {taken[0]!r} is what the cases call one of their values; there are: {listed(supply)}; "
-                    "give the output a name of its own"
-                )
+            own_names(self.outputs, supply, self.saved, "outputs:", self.backward is not None)
             names = (*supply, *self.outputs, *(f"grad_{o}" for o in self.outputs if o not in self.saved))
             for argument in ("backward", "golden_backward"):
                 if callable(getattr(self, argument)):

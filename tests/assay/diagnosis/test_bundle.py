@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 
 import pytest
@@ -170,6 +171,25 @@ def test_outputs_beyond_the_limit_are_left_out_and_that_is_said(tmp_path, monkey
     assert not (path / "outputs.safetensors").exists() and set(bundle.inputs) == {"x", "w"}
 
 
+@pytest.mark.parametrize("umask, modes", [(0o022, (0o755, 0o644)), (0o077, (0o700, 0o600)), (0o002, (0o775, 0o664))])
+def test_a_bundle_has_the_modes_that_the_umask_leaves(tmp_path, umask, modes):
+    before = os.umask(umask)
+    try:
+        path = saved(tmp_path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == modes[0]
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {modes[1]}
+
+
+def test_a_replay_says_that_the_bundle_is_of_another_target(tmp_path):
+    path = saved(tmp_path)
+    other = assay.Target(wrong, golden, cases=plain(), name="other")
+    said = [replay(path, of).notes[0].text for of in (other, target())]
+    assert said[0].endswith("the bundle is of the target 'mul', and this one is 'other'")
+    assert "the bundle is of" not in said[1]
+
+
 # hostile bundles
 
 
@@ -208,7 +228,11 @@ def entry(**values):
         (lambda m: m.update(schema=2), "schema 2"),
         (lambda m: m.update(schema=True), "schema True"),
         (lambda m: m.pop("seed"), "'seed' is missing"),
-        (lambda m: m.update(seed=-1), "out of range"),
+        (lambda m: m.update(seed=-1), "seed -1 or threads .* out of range"),
+        (lambda m: m.update(seed=10**400), "seed of more than 64 bits or threads .{1,6} out of range$"),
+        (lambda m: m.update(schema=10**400), r"schema 10{79}; this version"),
+        (entry(shape=[2**33, 2], stride=[0, 0]), "repeats its 48 bytes to 68719476736 in a dense copy; at most"),
+        (lambda m: m.update(order=["x", "w", "x"]), "'order' names something twice"),
         (lambda m: m.update(threads=10**9), "out of range"),
         (lambda m: m.update(dtype="os.system"), "dtype 'os.system'"),
         (lambda m: m.update(left_out=["inputs"]), "left_out"),

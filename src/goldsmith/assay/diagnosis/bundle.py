@@ -95,7 +95,7 @@ def save(
         final = Path(folder) / f"{_plain(target)}-{_plain(case)}-{digest.hexdigest()[:8]}"
         if final.exists():  # the very same bytes
             return final
-        made.chmod(0o755)
+        _readable_as(made / JSON, made)
         return made.rename(final)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -103,6 +103,8 @@ def save(
 
 def load_bundle(path: str | os.PathLike) -> Bundle:
     """The data of a bundle's folder. Reads only; raises ValueError that says what is wrong with it."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path: expected the path of a bundle's folder, got {path!r}"[:200])
     parts, scalars, meta = read(Path(path))
     return Bundle(parts["inputs"], scalars, parts["golden"], parts["outputs"], meta)
 
@@ -181,6 +183,14 @@ def _ordinary(name: str, tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
         raise TypeError(f"bundle: {name!r} is no ordinary strided tensor ({tensor.layout}, {tensor.device})")
     return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _readable_as(file: Path, folder: Path) -> None:
+    """All of the folder, and itself, get the mode that the umask left `file`: safetensors and tempfile make it 0600."""
+    mode = file.stat().st_mode & 0o666
+    for other in folder.iterdir():
+        other.chmod(mode)
+    folder.chmod(mode | (mode & 0o444) >> 2)
 
 
 def _write(path: Path, stored: dict[str, Tensor]) -> None:

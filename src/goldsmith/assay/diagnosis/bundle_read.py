@@ -15,6 +15,7 @@ JSON = "bundle.json"
 FILES = ("inputs", "golden", "outputs")
 MOST_JSON = 16 << 20
 MOST_ELEMENTS = 1 << 34
+MOST_REPEATED = 1 << 30  # bytes that a dense copy of a tensor may have beyond those that its file holds
 MOST_AXES = 64
 DTYPES = {
     name: dtype
@@ -46,6 +47,8 @@ def read(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any], dict
     order, known = meta.get("order", []), [*parts["inputs"], *scalars]  # a bundle of earlier versions has no order
     if not isinstance(order, list) or any(name not in known for name in order):
         raise ValueError(f"{JSON}: 'order' names something else than inputs and scalars: {str(order)[:80]}")
+    if len(set(order)) < len(order):
+        raise ValueError(f"{JSON}: 'order' names something twice: {str(order)[:80]}")
     return parts, scalars, meta
 
 
@@ -59,7 +62,7 @@ def _meta(path: Path) -> dict[str, Any]:
         raise ValueError(f"{JSON}: cannot be read: {error}") from error
     if not isinstance(meta, dict) or type(meta.get("schema")) is not int or meta["schema"] != SCHEMA:
         schema = meta.get("schema") if isinstance(meta, dict) else None
-        raise ValueError(f"{JSON}: schema {schema!r}; this version reads {SCHEMA}")
+        raise ValueError(f"{JSON}: schema {repr(schema)[:80]}; this version reads {SCHEMA}")
     wanted: dict[str, type | tuple[type, ...]] = {
         **dict.fromkeys(TEXTS, str), "seed": int, "threads": int, "sizes": dict, "scalars": dict, "versions": dict,
         "layouts": dict, "tensors": dict, "causes": list, "left_out": list, "stage": (str, type(None)),
@@ -70,7 +73,11 @@ def _meta(path: Path) -> dict[str, Any]:
     if meta["dtype"] not in DTYPES:
         raise ValueError(f"{JSON}: dtype {meta['dtype'][:80]!r}; there are: {', '.join(DTYPES)}")
     if not 0 <= meta["seed"] < 2**63 or not 1 <= meta["threads"] < 2**16:
-        raise ValueError(f"{JSON}: seed {meta['seed']} or threads {meta['threads']} out of range")
+        seed, threads = (
+            f"{number:.4g}" if abs(number) < 2**64 else "of more than 64 bits"
+            for number in (meta["seed"], meta["threads"])
+        )
+        raise ValueError(f"{JSON}: seed {seed} or threads {threads} out of range")
     if any(part not in ("golden", "outputs") for part in meta["left_out"]):
         raise ValueError(f"{JSON}: left_out {str(meta['left_out'])[:80]}; golden and outputs alone can be left out")
     for name in ("layouts", "versions"):
@@ -139,6 +146,10 @@ def _rebuilt(label: str, entry: dict[str, Any], raw: Tensor) -> Tensor:
     end = (last + 1) * dtype.itemsize if elements else offset * dtype.itemsize
     if end > raw.numel():
         raise ValueError(f"{label}: shape {shape}, strides {stride}, offset {offset} leave its {raw.numel()} bytes")
+    dense = elements * dtype.itemsize
+    if dense > raw.numel() + MOST_REPEATED:
+        said = f"shape {shape} with strides {stride} repeats its {raw.numel()} bytes to {dense} in a dense copy"
+        raise ValueError(f"{label}: {said}; at most {MOST_REPEATED} more are read")
     place = (raw.untyped_storage(), offset, tuple(shape), tuple(stride))
     if dtype is torch.bool and bool((torch.empty(0, dtype=torch.uint8).set_(*place) > 1).any()):
         raise ValueError(f"{label}: holds bytes that are no bool")

@@ -13,12 +13,13 @@ import torch
 
 from .. import hooks
 from .. import probes as catalogue
-from ..arguments import examined
+from ..arguments import examined, folder
 from ..case import Case
 from ..check import INTERRUPTED, NARROW, examine
 from ..clock import until
 from ..results import FAIL, NOT_RUN, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Note, Report, _plain
 from ..session import Session
+from ..settings import as_if_alone
 from ..target import Target
 from . import bundle
 from .beside import beside, joined
@@ -52,6 +53,7 @@ _AFTER = {  # what an interrupt leaves out, by where it comes
 _SURE = 0.75  # strength of the best match below which a 16-bit case is examined in float32, too
 
 
+@as_if_alone()
 def diagnose(
     target: Target,
     case: Case | str | None = None,
@@ -76,13 +78,14 @@ def diagnose(
     """
     seed = hooks.seed_of(seed)
     examined("diagnose", target, case, dtype, device, seed, probes, budget_s)
+    if out is not None:
+        folder("out", out)
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = _informative(list(target.cases)) if case is None else [target.case(case)]
     clock = _Clock(budget_s)
     kept = Kept(target)
     report, failing, later = _failing(target, cases, dtype, device, seed, selected, clock)
     found = Diagnosis(report.verdict, report, partial=report.partial)
-    state = torch.random.get_rng_state()
     if failing is not None and not report.partial:
         failing, report = _rather_numbers(target, cases, failing, report, seed, selected, clock)
         failing, report = _redrawn(target, failing, report, kept, seed, selected, clock)
@@ -100,8 +103,6 @@ def diagnose(
             _beside(found, target, failing, seed, selected, clock)
         except KeyboardInterrupt:
             found.partial = INTERRUPTED
-        finally:
-            torch.random.set_rng_state(state)
     left_out = dict.fromkeys([_what(n.text) for n in report.notes if n.id == "budget"] + clock.left_out)
     hurried = found.evidence is not None and NO_TIME in found.evidence.left_out.values()
     if found.partial == INTERRUPTED:
@@ -228,7 +229,6 @@ def _further(
 ) -> tuple[Session | None, dict[str, RunFact]]:  # fmt: skip
     """The session that fails after calls of other sizes, or with more threads; the report then says so."""
     clock = _Clock(share)
-    state = torch.random.get_rng_state()
     session = Session(target, case, dtype or target.dtypes[0], device, seed, selected, case.name)
     try:
         with until(clock.started + (share or math.inf)) as left_out:
@@ -240,7 +240,6 @@ def _further(
         report.partial, report.verdict = INTERRUPTED, UNJUDGED
         return None, {}
     finally:
-        torch.random.set_rng_state(state)
         whole.left_out += clock.left_out
     if not later:
         whole.left_out += left_out

@@ -14,6 +14,7 @@ from ..case import Case, Make
 from ..check import check
 from ..results import Note, Report
 from ..run import How, Material, execute
+from ..settings import as_if_alone, threads_set
 from ..target import Target
 from .bundle import Bundle, load_bundle, versions
 from .bundle_read import DTYPES
@@ -44,9 +45,7 @@ def replay(path: str | os.PathLike, target: Target) -> Report:
 
     case = Case(meta["case"], draw, given=True)
     material = Material(target, meta["case"], {}, inputs, bundle.scalars, meta["seed"], order=tuple(supply))
-    threads, state = torch.get_num_threads(), torch.random.get_rng_state()
-    torch.set_num_threads(meta["threads"])
-    try:
+    with as_if_alone(), threads_set(meta["threads"]):
         report = check(target, case, dtype=dtype, device=device, seed=meta["seed"], raises=False)
         try:
             with hooks.running(meta["case"], "replay", "as it was kept", meta["seed"], report.findings):
@@ -54,16 +53,14 @@ def replay(path: str | os.PathLike, target: Target) -> Report:
         except KeyboardInterrupt as error:
             error.report = report  # type: ignore[attr-defined]
             raise
-    finally:
-        torch.set_num_threads(threads)
-        torch.random.set_rng_state(state)
     mine = {name: tensor for name, _, tensor in run.results() if tensor is not None}
     other = _other_bits(bundle, mine)
     answer = _answer(meta["verdict"], report.verdict, other)
     before, now = meta["versions"], versions(device)
     apart = {k: [before.get(k, "-"), now.get(k, "-")] for k in {**before, **now} if before.get(k) != now.get(k)}
     report.environment["replay"] = {"answer": answer, "versions": apart, "bits": other}
-    report.notes.insert(0, Note("replay", "", _said(answer, meta, report, other, apart, remark), case.name))
+    said = _said(answer, meta, report, other, apart, [_another(meta["target"], target.name), remark])
+    report.notes.insert(0, Note("replay", "", said, case.name))
     return report
 
 
@@ -73,14 +70,18 @@ def _answer(before: str, now: str, other: list[str]) -> str:
     return DIFFERS if other else REPRODUCED
 
 
-def _said(answer: str, meta: dict, report: Report, other: list[str], apart: dict, remark: str) -> str:
+def _said(answer: str, meta: dict, report: Report, other: list[str], apart: dict, remarks: list[str]) -> str:
     words = [f"{answer}: the verdict was {meta['verdict']}, here it is {report.verdict}"]
     if other:
         words.append(f"other bits in {', '.join(other)}")
     if "outputs" in meta["left_out"]:
         words.append("the bundle holds no outputs, so that bits were not compared")
     words += [f"{name} was {was}, here {here}" for name, (was, here) in sorted(apart.items())]
-    return "; ".join(words + [remark] * bool(remark))
+    return "; ".join(words + [remark for remark in remarks if remark])
+
+
+def _another(kept: str, name: str | None) -> str:
+    return f"the bundle is of the target {kept[:80]!r}, and this one is {name!r}" if kept != name else ""
 
 
 def _other_bits(bundle: Bundle, mine: dict[str, Tensor]) -> list[str]:

@@ -74,16 +74,31 @@ def _golden_has(plain: References, name: str, what: str) -> Tensor:
     )
 
 
-def _number(session: Session, value: Any) -> float:
+def _number(session: Session, value: Any) -> Any:
     return session.material.scalars[value] if isinstance(value, str) else value
 
 
+def _asked(session: Session, name: str, decision: TopK, scores: Tensor) -> int:
+    """k, where the scores have the declared axis and so many along it: otherwise the declaration is wrong."""
+    shape, dim, k = list(scores.shape), decision.dim, _number(session, decision.k)
+    where = f"decisions[{name!r}]"
+    if not -len(shape) <= dim < len(shape):
+        raise TargetError(f"{where}: dim {dim} is no axis of the scores {decision.scores!r}, whose shape is {shape}")
+    said = repr(decision.k) if isinstance(decision.k, str) else "k"
+    if isinstance(k, bool) or int(k) != k:
+        raise TargetError(f"{where}: {said} is {k!r}; how many are chosen is a whole number")
+    if not 0 <= k <= shape[dim]:
+        there = f"{shape[dim]} along dim {dim} of {decision.scores!r}, whose shape is {shape}"
+        raise TargetError(f"{where}: {said} is {k}, and there are {there}")
+    return int(k)
+
+
 def _topk(session: Session, name: str, decision: TopK, made: Tensor, own: Tensor, scores: Bounded) -> Tensor:
+    k = _asked(session, name, decision, scores.value)
     dropped = made.dim() == scores.value.dim() - 1  # argmax without keepdim
     index = (made.unsqueeze(decision.dim) if dropped else made).movedim(decision.dim, -1).long()
     golden = (own.unsqueeze(decision.dim) if dropped else own).movedim(decision.dim, -1).long()
     value, bound = (t.movedim(decision.dim, -1) for t in (scores.value, scores.bound * SLACK))
-    k = int(_number(session, decision.k))
     if index.shape != (*value.shape[:-1], k):
         text = f"{name} has shape {list(made.shape)}; the {k} best of {list(scores.value.shape)} were asked for"
         session.find(CERTAIN, NAME, name, text)

@@ -20,7 +20,7 @@ from .. import other_formula
 from ..bounds import SLACK
 from ..kinks import binary
 from ..reference import References
-from ..run import Material
+from ..run import Material, Run
 from ..session import Session
 from .slices import ran, results
 
@@ -28,6 +28,7 @@ from .slices import ran, results
 # large saturates shows a small one, and large ones hide behind their own rounding what small ones do not
 TIMES = (1.0, -1.0, 0.01, -0.01)
 _DRAWS = 4
+STABLE = "right for inputs that are off by rounding at the size of the largest"
 
 
 def seen(
@@ -60,6 +61,14 @@ def moved(session: Session, name: str, tensor: Tensor, references: References) -
     out = ~still & (golden == before.value) & ~(apart <= 2 * SLACK * before.bound)
     out = out & off(session, name, tensor, references) if bool(out.any()) else out
     return off_kinks(session, name, out, references)
+
+
+def stable(session: Session, reference: References, name: str, done: Run) -> bool:
+    """Whether another formula rounds so: exp(x - logsumexp(x)) rounds at the size of x, and loses at large ones."""
+    got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
+    if got is None or got.shape != golden.shape:
+        return False
+    return not bool(off(session, name, got, reference, inputs_alone=True).any())
 
 
 def off_kinks(session: Session, name: str, mask: Tensor, references: References) -> Tensor:

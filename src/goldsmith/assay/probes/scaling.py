@@ -110,7 +110,7 @@ def _held(
             change=changed,
         )  # fmt: skip
         excused = {n for n in failed if not _honest_passes(session, reference, n)}
-        stable = set() if noise else {n for n in failed - excused if _stable(session, reference, n, done)}
+        stable = set() if noise else {n for n in failed - excused if reach.stable(session, reference, n, done)}
         if noise:
             excused |= {n for n in failed - excused if _rounds_so(reference, n, done)}
         steep = {n for n in failed - excused if noise and _steep(reference, n)}
@@ -128,7 +128,7 @@ def _held(
     for names, why in (
         (excused, "the golden in compute precision leaves its own bounds"),
         (steep, "other honest runs stand out of the noise, too"),
-        (stable, "right for inputs that are off by rounding at the size of the largest"),
+        (stable, reach.STABLE),
         (other, "within what rounding allows, outside the noise of the golden's own formula"),
     ):
         if names:
@@ -151,14 +151,6 @@ def _rounds_so(reference: References, name: str, done: Run) -> bool:
         return False
     far = max(float((run - golden).abs().max()) for run in runs)
     return bool(((got.double() - golden).abs() <= _FARTHER * far).all())  # NaN is no rounding
-
-
-def _stable(session: Session, reference: References, name: str, done: Run) -> bool:
-    """Whether another formula rounds so: exp(x - logsumexp(x)) rounds at the size of x, and loses at large ones."""
-    got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
-    if got is None or got.shape != golden.shape:
-        return False
-    return not bool(reach.off(session, name, got, reference, inputs_alone=True).any())
 
 
 def _honest_passes(session: Session, reference: References, name: str) -> bool:

@@ -23,17 +23,12 @@ GROSS = 0.05
 def run(session: Session) -> None:
     """Make the first run and its references, check the golden, judge every tensor."""
     first = session.first = session.execute("values", "values", look=False)
+    plain = session.references(session.material, first)
+    _golden_first(session, plain)
     if first.error is not None:
         session.look("values", first)
         session.raised("values", "values", first)
         raise Ended("the candidate raised")
-    plain = session.references(session.material, first)
-    checked = plain.self_check()
-    session.problems += checked.problems
-    for text in checked.notes:
-        session.note("golden", session.target.name or "", text)
-    if session.problems:
-        raise Ended("the golden is at fault")
     _names_exist(session, plain)
     session.target.check_names(session.material.supply, first.names, tuple(plain.bounded))
     session.ref = decisions.settle(session, first, plain)
@@ -49,6 +44,16 @@ def run(session: Session) -> None:
     _forward_only(session, first)
     _narrow_results(session, first)
     maps.draw(session)
+
+
+def _golden_first(session: Session, plain: References) -> None:
+    """Nobody is accused by a golden at fault, nor of raising where it raises itself."""
+    checked = plain.self_check()
+    session.problems += checked.problems
+    for text in checked.notes:
+        session.note("golden", session.target.name or "", text)
+    if session.problems:
+        raise Ended("the golden is at fault")
 
 
 def judge(

@@ -1,0 +1,74 @@
+"""Results that are called what an input, a gradient or an output gradient is called are refused before anybody is."""
+
+import pytest
+import torch
+
+from goldsmith import assay
+
+X = {"x": torch.ones(2, 3), "y": torch.full((2, 3), 2.0)}
+
+
+def times(x, y):
+    return x * y
+
+
+def both(x, y):
+    return x * y, x + y
+
+
+def named(result):
+    return lambda x, y: {result: x * y}
+
+
+def gradients(x, y, grad_y):
+    return {"x": grad_y * y, "y": grad_y * x}
+
+
+def made(kernel, cases=None, **more):
+    return assay.Target(kernel, kernel, cases=cases or X, **more)
+
+
+THERE = "the cases call one of their values; there are: "
+WRONG = [
+    (made(times), f"'y' is what {THERE}x, y; give the results names of their own, outputs=('z',)"),
+    (made(times, backward=gradients), f"'y' is what {THERE}x, y; "),
+    (made(times, backward=None), f"'y' is what {THERE}x, y; "),
+    (made(times, {**X, "z": 1}), "outputs=('out',)"),
+    (made(lambda x, y0: both(x, y0), {"x": X["x"], "y0": X["y"]}), "outputs=('z0', 'z1')"),
+    (made(named("x")), f"'x' is what {THERE}x, y; "),
+    (made(named("x.grad")), "'x.grad' is what the gradient of x is called; "),
+    (made(named("grad_y"), {**X, "grad_grad_y": X["x"]}), "'grad_grad_y' is what the gradient that 'grad_y' is sent"),
+    (made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}), "'grad_y' is what the gradient that 'y' is"),
+]
+
+
+@pytest.mark.parametrize("target, text", WRONG, ids=range(len(WRONG)))
+@pytest.mark.parametrize("verb", [assay.check, assay.diagnose])
+def test_a_result_that_is_named_like_something_else_is_a_mistake_in_the_declaration(verb, target, text):
+    with pytest.raises(assay.TargetError) as error:
+        verb(target)
+    assert str(error.value).startswith("outputs: the candidate's result '") and text in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "outputs, text", [(("x.grad",), "'x.grad' is what the gradient of x is"), (("h.grad",), "of h is"),
+                      (("z", "grad_z"), "'grad_z' is what the gradient that 'z' is sent is called")]
+)  # fmt: skip
+def test_a_declared_name_is_refused_when_the_target_is_made(outputs, text):
+    with pytest.raises(assay.TargetError, match="^outputs: ") as error:
+        made(times, outputs=outputs)
+    assert text in str(error.value)
+
+
+RIGHT = [
+    made(times, outputs=("z",)),
+    made(named("z")),
+    made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}, backward=None),
+    made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}, outputs=("dx",)),
+    made(both, outputs=("z", "grad_z"), backward=None),
+]
+
+
+@pytest.mark.parametrize("target", RIGHT, ids=range(len(RIGHT)))
+def test_names_that_nothing_else_has_are_right(target):
+    assert assay.check(target).ok
