@@ -35,6 +35,7 @@ from . import (
     elementwise,
     elsewhere,
     ends,
+    epsilons,
     exchanged,
     functions,
     groups,
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
 
 _OF_A_CALL = (
     ("elementwise", elementwise.changes),
+    ("epsilons", epsilons.changes),
     ("sums", sums.changes),
     ("online", online.changes),
     ("blocks", blocks.changes),
