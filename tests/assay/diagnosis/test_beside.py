@@ -35,3 +35,16 @@ def test_a_case_that_is_sure_by_itself_asks_no_other():
     )
     found = assay.diagnose(target, target.cases[0])
     assert found.causes[0].id == "sign_flip" and not any("No rule is sure" in said for said in found.traced), str(found)
+
+
+def test_cases_without_elements_and_right_ones_are_passed_over():
+    @assay.case(T=[5, 0, 7, 6, 8], D=[6])
+    def some(make, T, D):
+        return {"x": make.normal(T, D), "w": make.normal(D)}
+
+    def kernel(x, w):
+        return golden(x, w) if len(x) in (0, 6, 7) else unlike(x, w)
+
+    target = assay.Target(kernel, golden, cases=some, backward=None)
+    found = assay.diagnose(target, target.cases[0])
+    assert found.causes[0].id == "sign_flip" and "in some[T=8,D=6]: " in found.causes[0].evidence[0], str(found)

@@ -70,7 +70,7 @@ def gated(r, z, h, *, share=lambda z: z):
 def test_one_of_two_calls_of_a_line_is_another_in_every_turn():
     found = best(assay.Target(lambda r, z, h: gated(r, z, h, share=lambda z: 1 - z), gated, cases=steps))
     assert (found.cause, found.exact) == ("swapped_results", True)
-    assert found.text.startswith("1 - exp(") and found.text.endswith("and so 6 times")
+    assert found.text.startswith("1 - exp(") and found.text.endswith("in 6 places")
 
 
 # running sums

@@ -23,7 +23,7 @@ def cheapest(start, cost, steps, *, turn=lambda t: t):
 def test_a_table_that_a_loop_reads_by_its_columns_and_another_line_by_its_rows():
     found = best(lambda **k: cheapest(**k, turn=lambda t: t.mT), cheapest, costs)
     assert found.cause == "transposed" and "reads cost by its columns" in found.text, found
-    assert found.exact and found.whole and "and so 3 times" in found.text, found
+    assert found.exact and found.whole and "in 3 places" in found.text, found
 
 
 @assay.case(N=[9], V=[4])

@@ -20,7 +20,7 @@ from .evidence import Evidence
 from .likely import SURE
 from .rank import Cause, rank, strength
 
-_CASES = 2
+_CASES, _LOOKED_AT = 2, 6  # that fail; altogether
 
 
 def beside(
@@ -32,9 +32,10 @@ def beside(
     least  the score that its first cause must have and more
     spent  says whether time is over, or would be so many seconds later; share: seconds for a case's check
     """
-    quick = selected & frozenset(catalogue.QUICK)
-    for case in [c for c in target.cases if c.name != session.case.name][:_CASES]:
-        if spent(evidence.report.seconds):
+    quick, failed = selected & frozenset(catalogue.QUICK), 0
+    others = sorted((c for c in target.cases if c.name != session.case.name), key=_empty)
+    for case in others[:_LOOKED_AT]:
+        if failed == _CASES or spent(evidence.report.seconds):
             return None
         report, sessions = examine(
             target, [case], session.dtype, session.device, seed, quick, share, until_failing=True
@@ -42,12 +43,18 @@ def beside(
         first = sessions[0]._first if sessions else None
         if report.verdict != FAIL or report.partial or first is None or first.error is not None:
             continue
+        failed += 1
         other = begin(sessions[0], report)
         collect(sessions[0], other, Depth(), spent=spent)
         causes = rank(other) if other.first_wrong == evidence.first_wrong and strength(other) >= SURE else []
         if causes and causes[0].score > least:
             return case, causes
     return None
+
+
+def _empty(case: Case) -> bool:
+    """Whether a size is 0: what has no elements shows nothing."""
+    return any(n == 0 for n in case.sizes.values() if isinstance(n, int))
 
 
 def joined(mine: Sequence[Cause], theirs: Sequence[Cause], case: Case) -> list[Cause]:

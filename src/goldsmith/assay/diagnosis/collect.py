@@ -28,6 +28,7 @@ from .kept_inputs import unheard
 from .leaks import leaking
 from .likely import SURE
 from .made_of import made_of
+from .magnified import magnified
 from .provenance import provenance
 from .rank import strength
 from .rules.reading import Reading
@@ -316,6 +317,10 @@ def _what_if(
     found = None if got is None else search(session, evidence.tensor, got, own, causes=causes)
     if found is not None:
         _tried(evidence, found, _WHAT_IF, time)
+        if not evidence.whatif:
+            larger = magnified(session, evidence.tensor, own, found, time.pace("other magnitudes"))
+            if larger is not None:
+                _tried(evidence, larger, _WHAT_IF, time)
         evidence.operators = found.operators
         evidence.alike = found.alike
     return found

@@ -82,7 +82,7 @@ def _reached(function: Callable | str | None) -> Iterator[Any]:
         function = vars(type(function)).get("__call__")
     if not isinstance(function, FunctionType):
         return
-    if not function.__module__.startswith("torch"):
+    if not (function.__module__ or "").startswith("torch"):  # code of exec() has no module
         yield from (v for name, v in function.__globals__.items() if not name.startswith("__"))
     for cell in function.__closure__ or ():
         try:

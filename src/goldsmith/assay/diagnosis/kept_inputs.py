@@ -2,14 +2,15 @@
 
 reordered   the numbers of one input in another order, written into the same tensor between two calls: its address, its
             shape, its first and last element, its sum and its largest number stay what they were; or written into a new
-            tensor that has the id of the one before it
+            tensor that has the id of the one before it; indices and masks are another draw's, since in another order
+            they may point anywhere
 small       with all inputs times 2^-12, one of them moved a little: what is flushed to zero or rounded to fixed steps
             stays where it is, bit for bit; what an epsilon is added to moves
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -44,18 +45,28 @@ def unheard(session: Session, evidence: Evidence, spent: Callable[[], bool] = la
 def kept(session: Session, spent: Callable[[], bool] = lambda: False) -> dict[str, str]:
     """Input -> a sentence, of those whose other numbers at the same address give the first result, bit for bit.
 
-    Four runs of the candidate's forward for every floating input, one more for each result that stays as it was and is
-    wrong, and one of the golden.
+    Four runs of the candidate's forward for every floating input, and for all others at once, which may only go with
+    one another; one more for each result that stays as it was and is wrong, and one of the golden.
     """
-    found = {}
-    for name, tensor in _inputs(session):
+    found: dict[str, str] = {}
+    for other in _others(session):
         if spent() or session.target.mutates:
             break
-        other = reordered(tensor)
-        said = None if torch.equal(other, tensor) else _kept(session, name, other)
+        same = all(torch.equal(t, session.material.inputs[n]) for n, t in other.items())
+        said = None if same else _kept(session, other)
         if said is not None:
-            found[name] = said
+            found |= dict.fromkeys(other, said)
     return found
+
+
+def _others(session: Session) -> Iterator[dict[str, Tensor]]:
+    """Other numbers of one input, or of several: floating ones in another order, indices and masks of another draw."""
+    for name, tensor in _inputs(session):
+        yield {name: reordered(tensor)}
+    mine = {n: t for n, t in session.material.inputs.items() if not t.is_floating_point() and t.numel()}
+    drawn = session.variant(1).inputs if mine else {}
+    if mine and all(n in drawn and drawn[n].shape == t.shape and drawn[n].dtype == t.dtype for n, t in mine.items()):
+        yield {n: drawn[n] for n in mine}
 
 
 def deaf(session: Session, spent: Callable[[], bool] = lambda: False) -> dict[str, float]:
@@ -88,13 +99,12 @@ def _inputs(session: Session) -> list[tuple[str, Tensor]]:
     return [(n, t) for n, t in session.material.inputs.items() if t.is_floating_point() and t.numel() > 3][:_MOST]
 
 
-def _kept(session: Session, name: str, other: Tensor) -> str | None:
-    material = session.material
-    moved = material.with_inputs({name: other})
+def _kept(session: Session, other: Mapping[str, Tensor]) -> str | None:
+    moved = session.material.with_inputs(dict(other))
     try:
         ref = session.references(moved, session.first, taken(session, session.first))
         for again in (_written_over, _of_the_same_id):
-            said = _stays(session, ref, moved, name, again)
+            said = _stays(session, ref, moved, tuple(other), again)
             if said is not None:
                 return said
     except Exception:  # noqa: BLE001 - a wrong kernel may raise whatever it likes, and then says nothing here
@@ -127,18 +137,18 @@ def _of_the_same_id(arena: Arena, name: str, other: Tensor) -> bool:
     return False
 
 
-def _stays(session: Session, ref: References, moved: Material, name: str, again: Again) -> str | None:
-    dense = session.material.inputs[name].clone(memory_format=torch.contiguous_format)
+def _stays(session: Session, ref: References, moved: Material, names: tuple[str, ...], again: Again) -> str | None:
+    dense = {n: session.material.inputs[n].clone(memory_format=torch.contiguous_format) for n in names}
     arena = Arena(ZERO_FILL)
-    first = _forward(session, session.material.with_inputs({name: dense}), arena)
-    if not again(arena, name, moved.inputs[name]):
+    first = _forward(session, session.material.with_inputs(dense), arena)
+    if not all(again(arena, n, moved.inputs[n]) for n in names):
         return None
     second = _forward(session, moved, arena)
     for result, got in second.items():
         if result not in first or not _same(got, first[result]) or not _moves(session, ref, result):
             continue
         how = "in the same memory" if again is _written_over else "in a tensor of the same id"
-        said = f"other numbers of {name} {how} give {result} as before, bit for bit"
+        said = f"other numbers of {' and '.join(names)} {how} give {result} as before, bit for bit"
         if _right(session, result, first[result]):
             return said
         fresh = _forward(session, moved, Arena(ZERO_FILL)).get(result)

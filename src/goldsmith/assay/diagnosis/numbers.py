@@ -10,8 +10,10 @@ from typing import Any
 from torch import Tensor
 
 _SMALL = {0.0: "0", 1.0: "1", -1.0: "-1", 2.0: "2", -2.0: "-2", 0.5: "1/2", -0.5: "-1/2"}
+_CONSTANTS = {"ln 2": math.log(2.0), "sqrt(2)": math.sqrt(2.0), "pi": math.pi}
 _ELEMENTS = 8  # inputs of at most so many elements may name a number, one by one
 _LARGEST = 1 << 20
+_LENGTHS = 4  # of axes, where no size is known
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ def known(scalars: Mapping[str, Any], sizes: Mapping[str, Any], inputs: Mapping[
             values = tensor.detach().double().flatten().tolist()
             single = len(values) == 1
             found.update({name if single else f"{name}[{i}]": v for i, v in enumerate(values)})
+    if not sizes:  # of tensors that were given only the axes have lengths
+        lengths = {n: f"{name}.shape[{i}]" for name, t in reversed(list(inputs.items())) for i, n in enumerate(t.shape)}
+        found.update({said: float(n) for n, said in list(lengths.items())[:_LENGTHS] if n not in found.values()})
     return {n: v for n, v in found.items() if math.isfinite(v) and v not in (0.0, 1.0, -1.0)}
 
 
@@ -69,6 +74,17 @@ def _candidates(value: float, numbers: Mapping[str, float]) -> Iterator[tuple[st
         yield f"1-{n}", 1 - v
         yield f"sqrt({n})", math.sqrt(v) if v > 0 else math.inf
         yield f"1/sqrt({n})", 1 / math.sqrt(v) if v > 0 else math.inf
+        if v == round(v) and v > 2:  # a mean, and a deviation, with one number less
+            for said, number in ((f"({n}-1)/{n}", (v - 1) / v), (f"{n}/({n}-1)", v / (v - 1))):
+                yield said, number
+                yield f"sqrt({said})", math.sqrt(number)
+        if 0 < v < 1:
+            yield f"1/(1-{n})", 1 / (1 - v)
+            yield f"sqrt(1-{n})", math.sqrt(1 - v)
+            yield f"1/sqrt(1-{n})", 1 / math.sqrt(1 - v)
+    for said, number in _CONSTANTS.items():
+        yield said, number
+        yield f"1/{said}", 1 / number
     for i, (n, v) in enumerate(singles):
         for m, w in singles[i + 1 :]:
             yield f"{n}*{m}", v * w

@@ -12,6 +12,7 @@ from torch import Tensor
 from .evidence import Pattern
 
 _MATCH = 0.99  # share of the error's squares that a pattern has to explain
+_FEW, _MOST = 6, 1 << 22  # numbers that are followed one by one
 _ROWS = 512  # slices of an axis that are matched with one another at most
 _FLOATS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9, torch.float32: 2.0**-18, torch.float64: 2.0**-18}
 
@@ -70,6 +71,8 @@ def _rearrangements(tensor: str, y: Tensor, g: Tensor, allowed: Tensor, others: 
     found += [p for p in shifts if p.params["around"]][:1] or shifts[:1]
     if not found:
         found += _permutations(tensor, y, g, allowed)
+    if not found:
+        found += _elements(tensor, y, g)
     return _told_apart(found)
 
 
@@ -147,6 +150,47 @@ def _permutations(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterato
         text = f"{tensor} is the golden {what} along axis {axis}: {moved} of {n} slices moved"
         params = {"axis": axis, "index": index.tolist(), "bijective": bijective, "moved": moved}
         yield Pattern(tensor, "permuted", match, params, (), text)
+
+
+def _elements(tensor: str, y: Tensor, g: Tensor) -> Iterator[Pattern]:
+    """The golden's very numbers in another order: split into shorter axes, and these exchanged, where that makes it.
+
+    Numbers that occur twice cannot be followed.
+    """
+    mine, wanted = (t.flatten().to(torch.float32) for t in (y, g))
+    n = mine.numel()
+    if not _FEW <= n <= _MOST or not torch.equal(mine.sort().values, wanted.sort().values) or len(mine.unique()) < n:
+        return
+    index = torch.empty(n, dtype=torch.int64)
+    index[mine.argsort().cpu()] = wanted.argsort().cpu()
+    moved = int((index != torch.arange(n)).sum())
+    text, params = f"{tensor} holds all of the golden's numbers bit for bit, {moved} of {n} at other places", {}
+    split = factors(index)
+    if split is not None:
+        shape, order = split
+        text += f": split as {' x '.join(map(str, shape))}, its axes come in the order {', '.join(map(str, order))}"
+        params = {"shape": list(shape), "order": list(order)}
+    yield Pattern(tensor, "permuted", 1.0, {**params, "moved": moved, "bijective": True}, (), text)
+
+
+def factors(index: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(shape, order) with arange(n).view(shape).permute(order).flatten() = index; None where there are none."""
+    left, digits = index, []  # (length, stride), the innermost axis first
+    while len(left) > 1:
+        n, step = len(left), int(left[1] - left[0])
+        straight = left == left[0] + step * torch.arange(n)
+        run = n if bool(straight.all()) else int((~straight).nonzero()[0])
+        length = next(k for k in range(run, 0, -1) if n % k == 0)
+        if length < 2 or step < 1:
+            return None
+        digits.append((length, step))
+        left = left[::length]
+    outermost_first = digits[::-1]
+    by_stride = sorted(range(len(digits)), key=lambda i: -outermost_first[i][1])
+    shape = tuple(outermost_first[i][0] for i in by_stride)
+    order = tuple(by_stride.index(i) for i in range(len(digits)))
+    made = torch.arange(len(index)).view(shape).permute(order).flatten() if shape else index
+    return (shape, order) if torch.equal(made, index) else None
 
 
 def _close(a: Tensor, b: Tensor, allowed: Tensor | None) -> bool:

@@ -52,6 +52,11 @@ class Cause:
     def weak(self) -> bool:
         return self.score < WEAK
 
+    @property
+    def guessed(self) -> bool:
+        """Whether no rule shows it: it only is what faults that look like this one were."""
+        return bool(self.params.get("learned"))
+
 
 def rank(evidence: Evidence, calibration: Calibration | None = None) -> list[Cause]:
     """Causes, the best first. Empty when nothing is wrong: ties and other notes are nobody's fault.
@@ -146,6 +151,14 @@ def _cause(id: str, match: Match, score: float, tensor: str) -> Cause:
     entry = rules.CATALOGUE[id]
     text = f"{tensor} is wrong: {entry.text}" if tensor else entry.text
     return Cause(id, round(score, 4), tensor, list(match.sentences), dict(match.params), text, entry.mend)
+
+
+def shown(causes: Sequence[Cause]) -> list[Cause]:
+    """Those that a reader is shown: behind a cause that a rule shows one guess is enough, and all are kept as data."""
+    if not causes or causes[0].guessed:
+        return list(causes)
+    guesses = [c for c in causes if c.guessed]
+    return [c for c in causes if not c.guessed or c is guesses[0]]
 
 
 def _unknown(evidence: Evidence) -> Cause:

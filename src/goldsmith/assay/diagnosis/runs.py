@@ -7,7 +7,7 @@ stale state, layouts and scales apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -169,19 +169,26 @@ def _error(done: Run, ref: References, tensor: str) -> Tensor | None:
 
 
 def _stale(session: Session, done: Run, material: Material, wrong: list[str]) -> tuple[str, ...]:
-    """The input which, as it was in the first run, makes the golden give what came; all of them where that does."""
+    """The input which, as it was in the first run, makes the golden give what came; several where only those do."""
     got = {n: (k, t) for n, k, t in done.results() if n in wrong}
-    floating = [n for n, t in session.material.inputs.items() if t.is_floating_point()]
-    for names in [(n,) for n in floating] + [tuple(floating)] if wrong else ():
+    for names in _together(session.material.inputs) if wrong else ():
         old = material.with_inputs({n: session.material.inputs[n] for n in names})
         try:
             ref = session.references(old, done)
-        except GoldenError:
+            against = {n: ref.reference(n, k, noise=False) for n, (k, _) in got.items()}
+        except GoldenError:  # lengths of one draw need not go with the offsets of another
             continue
-        against = {n: ref.reference(n, k, noise=False) for n, (k, _) in got.items()}
         if all(a is not None and ladder.judge(n, got[n][1], a, probe=PROBE).ok for n, a in against.items()):
             return names
     return ()
+
+
+def _together(inputs: Mapping[str, Tensor]) -> list[tuple[str, ...]]:
+    """Inputs that a copy may be kept of: each alone, all numbers, all indices and masks, all."""
+    floating = tuple(n for n, t in inputs.items() if t.is_floating_point())
+    others = tuple(n for n in inputs if n not in floating)
+    tries = [*((n,) for n in inputs), floating, others, tuple(inputs)]
+    return [names for names in dict.fromkeys(tries) if names]
 
 
 def _computed(session: Session, done: Run) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from ..text import headline as report_headline
 from ..visible import visible
 from . import again
 from .evidence import CULPRIT, StageState
+from .rank import shown
 
 if TYPE_CHECKING:
     from .diagnosis import Diagnosis
@@ -39,7 +40,7 @@ def render(found: Diagnosis, command: str = "") -> str:
     if where:
         parts.append("\n".join(where))
     parts += [_wrapped(sentence, 2) for sentence in (*found.traced, *found.undecided)]
-    others = found.causes[1:SHOWN_CAUSES]
+    others = shown(found.causes)[1:SHOWN_CAUSES]
     if others:
         lines = [_wrapped(f"  {c.score:.2f}  {c.id}: {(c.evidence or [c.text])[0]}", 8) for c in others]
         parts.append("Other causes\n" + "\n".join(lines))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..axes import axis_names
+from ..diagnosis.rank import shown
 from ..ladder_noise import ulps
 from ..results import FAIL, PASS, REFERENCE_FAULT, ErrorMap
 from . import svg, view
@@ -94,7 +95,7 @@ def causes(found: Diagnosis) -> list[dict[str, Any]]:
             "bar": svg.score(cause.score, f"score {cause.score:.2f}"),
             "params": ", ".join(f"{k} {_plain(v)}" for k, v in cause.params.items() if v not in (None, "", [], ())),
         }
-        for cause in found.causes
+        for cause in shown(found.causes)
     ]
 
 

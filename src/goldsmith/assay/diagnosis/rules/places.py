@@ -30,6 +30,9 @@ def transposed(r: Reading) -> Match | None:
     found = r.pattern("transposed")
     if found is not None:
         return _pattern(r, found, EXACT if _oblong(r, found) else _PLAIN)
+    split = r.pattern("permuted")
+    if split is not None and "order" in split.params:
+        return _pattern(r, split, SEEN)
     if r.pair is not None and r.pair[0].dim() >= 2:
         y, g = r.pair
         if g.shape[-1] == g.shape[-2] and close(y, g.mT, r.unit) and not close(y, g, r.unit):

@@ -218,7 +218,7 @@ class Reading:
             known.add(plain(name))
             if plain(name).startswith(prefix):
                 said = [f.text for f in self.e.report.findings if plain(label(f)) == plain(name)]
-                yield replace(fact, text="; ".join([*said[:2], fact.text])) if said else fact
+                yield replace(fact, text="; ".join([*once(said[:2]), fact.text])) if said else fact
         for f in self.e.report.findings:
             name = plain(label(f)) or (plain(f.probe) if f.probe in ("second_call",) else "")
             if f.rung != QUALITY and name and name not in known and name.startswith(prefix):
@@ -326,6 +326,17 @@ class Reading:
         if pair is not None and pair[1] is not None and pair[1].dim() > i.axis:
             return length == pair[1].shape[i.axis]
         return length in self.e.sizes.values()
+
+
+def once(said: list[str]) -> list[str]:
+    """Sentences without what one repeats of another: an opening with other numbers, the advice at the end."""
+    kept: list[str] = []
+    for text in said:
+        opening, advice = text.partition(": ")[0], text.rpartition("; ")[2]
+        if any(k.partition(": ")[0] == opening for k in kept):
+            continue
+        kept = [*(k.removesuffix(f"; {advice}") for k in kept), text]
+    return kept
 
 
 def plain(name: str) -> str:

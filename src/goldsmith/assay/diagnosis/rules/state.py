@@ -55,7 +55,7 @@ def stale_state(r: Reading) -> Match | None:
 def stale_copy(r: Reading) -> Match | None:
     """Other inputs of the same shapes, or other numbers in the same memory, give the first result."""
     if r.e.kept:
-        return Match(EXACT + 0.03, tuple(r.e.kept.values()), {"input": next(iter(r.e.kept))})
+        return Match(EXACT + 0.03, tuple(dict.fromkeys(r.e.kept.values())), {"input": next(iter(r.e.kept))})
     others = r.fails("other inputs") or r.fails("others")
     if others is None or r.plain_wrong:
         return None

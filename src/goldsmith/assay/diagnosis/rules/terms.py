@@ -27,7 +27,10 @@ def _fitted(r: Reading, reading: str) -> Match | None:
     factor = "" if fit.factor in ("", "1") else f" {fit.factor}"
     place = f" in {fit.where}" if fit.where else ""
     weighs = f", which comes in {whole} times" if whole else ""
-    said = [
+    of_itself = bool(whole) and not place and not factor and fit.term == r.e.tensor
+    said = [f"{fit.term} is {whole} times the golden's"] if of_itself else []
+    weighs = "" if of_itself else weighs
+    said += [
         f"the error{place} is {number}{named} times{factor} {fit.term}{weighs} (R^2 {fit.r2:.4f}, +- {fit.error:.1g})"
     ]
     if fit.also:

@@ -65,7 +65,7 @@ def _left_out(calls: Sequence[Call], backward: Sequence[Call]) -> Iterator[Chang
         told.add(at)
         group = tuple((index, moved(torch.zeros_like)) for index in at)
         first = members[at[0]]
-        often = f", and so {len(group)} times" if len(group) > 1 else ""
+        often = f", in {len(group)} places" if len(group) > 1 else ""
         text = f"nothing comes through {first.said}{often}"
         more = {"term": first.said}
         prior = 0.55 if first.name in _PRODUCTS else 0.6
@@ -121,7 +121,9 @@ def vanishing(calls: Sequence[Call], among: set[int]) -> dict[int, Changed]:
         if not (call.backward and call.index in among and floating(call.out) and call.out.numel()):
             continue
         if call.name in ("add", "sub") and len(call.made) == 2:
-            size = max([sizes.get(key, 0.0) for key in call.made] + [float(t.abs().amax()) for t in call.tensors])
+            size = max(
+                [sizes.get(key, 0.0) for key in call.made] + [float(t.detach().abs().amax()) for t in call.tensors]
+            )
             if size > 0 and bool((call.out.abs() <= _LEAST * size).all()):
                 found[call.index], sizes[call.index] = moved(torch.zeros_like), size
         if call.name != "sum":

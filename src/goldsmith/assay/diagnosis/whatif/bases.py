@@ -17,8 +17,8 @@ _LN2, _LOG2E = math.log(2.0), 1 / math.log(2.0)
 # of x, its maximum m, and s, the logarithm of the sum of exp(x - m): (text, the logarithm of the softmax, cause)
 _Parts = Callable[[Tensor, Tensor, Tensor], Tensor]
 _SOFTMAX: tuple[tuple[str, str, _Parts], ...] = (
-    ("wrong_factor", "takes e^ where numbers are to base 2", lambda x, m, s: _LOG2E * (x - m - s)),
-    ("wrong_factor", "takes 2^ where numbers are to base e", lambda x, m, s: _LN2 * (x - m - s)),
+    ("wrong_factor", "is times 1/ln 2 within, as if its numbers were to base 2", lambda x, m, s: _LOG2E * (x - m - s)),
+    ("wrong_factor", "is times ln 2 within, as if its numbers were to base e", lambda x, m, s: _LN2 * (x - m - s)),
     ("wrong_factor", "has its argument to base e, and all else to base 2", lambda x, m, s: _LN2 * x - m - s),
     ("wrong_factor", "has its argument to base 2, and all else to base e", lambda x, m, s: _LOG2E * x - m - s),
     ("wrong_factor", "has the logarithm of its sum to base 2, and all else to base e",

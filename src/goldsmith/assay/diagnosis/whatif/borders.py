@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -36,7 +37,7 @@ def changes(calls: Sequence[Call], made: Mapping[int, Sequence[Change]], wrong: 
                 changed = [steps[j] for j in at if j < len(steps)]
                 said = f"at every {chunk}th of {n} steps" if 2 * chunk < n else f"at step {chunk} of {n}"
                 for change in together(changed, made) if changed else ():
-                    text = f"{change.text.split(', and so ')[0]}, {said}, where a chunk begins"
+                    text = re.sub(r", in \d+ places$", "", change.text) + f", {said}, where a chunk begins"
                     yield replace(change, text=text, at=changed[0].index, prior=change.prior - 0.05)
                 if changed and backward:
                     text = f"nothing of {changed[0].said} is passed on, {said}, where a chunk begins"

@@ -49,7 +49,7 @@ def _contracted(call: Call) -> int:
 
 def _cut(members: Sequence[Call]) -> Iterator[Change]:
     lengths = [c.args[0].shape[_contracted(c)] for c in members]
-    often = f", and so {len(members)} times" if len(members) > 1 else ""
+    often = f", in {len(members)} places" if len(members) > 1 else ""
     for block in BLOCKS:
         if block >= max(lengths):
             continue

@@ -1,4 +1,4 @@
-"""Terms, factors, signs, epsilons and functions: what goes wrong in an operator on elements."""
+"""Terms, factors, signs and functions: what goes wrong in an operator on elements."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from .calls import Call, Change, floating, given, instead, masks, moved, replaced, whole
+from .epsilons import ROOTS
 
 _ADDS = ("add", "add_", "sub", "sub_", "rsub")
 _SCALES = ("mul", "mul_", "div", "div_")
-_ROOTS = ("rsqrt", "rsqrt_", "sqrt", "sqrt_", "reciprocal", "log", "log_")
 _BENDS = (
     "exp", "exp_", "sigmoid", "tanh", "_softmax", "silu", "gelu", "_log_softmax", "relu", "softplus", "sin", "cos",
     "logsumexp",
 )  # fmt: skip
-_SKIPPED = (*_ROOTS, "exp", "sigmoid", "tanh", "silu", "gelu", "relu", "softplus", "square", "abs", "sin", "cos")
+_SKIPPED = (*ROOTS, "exp", "sigmoid", "tanh", "silu", "gelu", "relu", "softplus", "square", "abs", "sin", "cos")
 
 
 def _inner(g: Tensor, y: Tensor, dim: int) -> Tensor:
@@ -95,9 +95,7 @@ def _changes(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
         yield from _counted(call)
     if call.name in ("addmm", "baddbmm", "addcmul", "addmv"):
         yield from _biased(call)
-    if call.name in _ROOTS:
-        yield from _epsilons(call, calls)
-    if call.name in _BENDS or call.name in _ROOTS:
+    if call.name in _BENDS or call.name in ROOTS:
         yield from _scaled_arguments(call)
     if call.name in _SLOPES:
         for cause, text, make in _SLOPES[call.name]:
@@ -307,36 +305,6 @@ def _biased(call: Call) -> Iterator[Change]:
     yield Change("sign_flip", f"{name} has the other sign in {call.said}", call.index, signed(-1), {"term": name}, 0.7)
     text = f"{name} is added twice in {call.said}"
     yield Change("repeated_term", text, call.index, signed(2), {"term": name, "times": 2}, 0.6)
-
-
-def _epsilons(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
-    """f(x + c): a constant that is added where the golden adds another, or none; and f(x) + c."""
-
-    def inside(c: float) -> Any:
-        return given(lambda args: replaced(args, 0, args[0] + c))
-
-    yield Change("absolute_eps", f"the argument of {call.said} is shifted by", call.index, inside, {}, 0.55, free=0.0)
-    eps = _added(call, calls)
-    if not call.name.startswith(("rsqrt", "sqrt")):
-        return
-
-    def outside(c: float) -> Any:
-        return instead(lambda x: (x - eps).sqrt() + c if call.name.startswith("sqrt") else 1 / ((x - eps).sqrt() + c))
-
-    text = f"outside of the root of {call.said} stands"
-    if eps:
-        yield Change("absolute_eps", f"{text} {eps:g}", call.index, outside(eps), {"eps": eps}, 0.7)
-    yield Change("absolute_eps", text, call.index, outside, {}, 0.5, free=eps or 1e-9)
-
-
-def _added(call: Call, calls: Sequence[Call]) -> float:
-    """The constant that the golden adds just before; 0 where it adds none."""
-    made = call.made[0] if call.made else -1
-    if not isinstance(made, int) or not 0 <= made < len(calls):
-        return 0.0
-    before = calls[made]
-    number = before.args[1] if before.name in ("add", "add_") and len(before.args) > 1 else 0.0
-    return float(number) if isinstance(number, int | float) else 0.0
 
 
 def _scaled_arguments(call: Call) -> Iterator[Change]:

@@ -55,7 +55,7 @@ def _without(part: Sequence[Call], axis: int, place: int, said: str) -> Change:
         return out
 
     changed: Any = moved(left_out)
-    often = f", and so {len(part)} times" if len(part) > 1 else ""
+    often = f", in {len(part)} places" if len(part) > 1 else ""
     text = f"the {said} along axis {axis} of {part[0].said} is left out{often}"
     group = tuple((call.index, changed) for call in part) if len(part) > 1 else ()
     params = {"term": part[0].said, "axis": axis}

@@ -30,6 +30,8 @@ _MOST = 4000  # changes that are tried
 _KEPT = 12
 _ON = 1.0  # seconds of the processor, at least, that are looked on for what makes more of the other results
 _EMPTY = "empty_group"
+_TOWARDS = 0.5  # of the error's squares: what is left beside rounding
+SMALL = 64.0  # times the bound: an error that rounding may hide
 _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, of a share of the other results)
 
 
@@ -73,12 +75,16 @@ class Search:
 
     left      whether there are changes that were not tried
     left_out  kinds of changes that a golden of this form made impossible to offer, and why
+    beside    searches of the same case at other magnitudes: a change must fit there, too
+    seen      what is said of the magnitude behind each change
     """
 
     def __init__(self, session: Session, tensor: str, judge: Judge, own: Run, causes: frozenset[str] | None):
         self.session, self.tensor, self.judge, self.own = session, tensor, judge, own
         self.causes, self.left = causes, True
         self.left_out: dict[str, str] = {}
+        self.beside: list[Search] = []
+        self.seen = ""
         self.behind: set[int] = set()  # the operators that the wrong tensor is made of
         self.operators: frozenset[str] = frozenset()  # their names
         self.alike = ""  # another tensor of the golden with the very numbers of the wrong one
@@ -115,9 +121,12 @@ class Search:
                 self._settle(change, what)
                 self._found += self._mistaken(change, what)
             if spent() or enough():
-                return self._ordered(self._found)
+                return self._said()
         self.left = False
-        return self._ordered(self._found)
+        return self._said()
+
+    def _said(self) -> list[WhatIf]:
+        return [replace(w, text=w.text + self.seen) for w in self._ordered(self._found)]
 
     def _enough(self) -> Callable[[], bool]:
         """Whether as much time again as it took to find what makes every element is over, and two seconds at least."""
@@ -239,6 +248,17 @@ class Search:
             sure,
         )  # fmt: skip
 
+    def fits(self, change: Change) -> bool:
+        """Whether it makes what came at the other magnitudes as well, or leads there where rounding hides the rest."""
+        if not self.beside or change.drawn or of_this_draw(change):
+            return True
+        for other in self.beside:
+            if other.all_operators == self.all_operators:
+                share, _ = other.judge.explained((other._made(change, self.tensor) or {}).get(self.tensor))
+                if share <= _TOWARDS or other.judge.worst > SMALL and share < EXPLAINED:
+                    return False
+        return True
+
     def holds(self, change: Change) -> bool:
         """Whether it makes what came of other draws as well, where the first one has too few numbers to tell."""
         if self._witnesses is None:
@@ -293,7 +313,7 @@ class Search:
         if share < EXPLAINED:
             share, exact = self.judge.explained_where_wrong(value)
             text, whole = f"{text}, in the wrong part alone", False
-        if share < EXPLAINED or few(self.judge) and not self.holds(change):
+        if share < EXPLAINED or few(self.judge) and not self.holds(change) or not self.fits(change):
             return None
         if exact and whole and not self._again(change):
             return None

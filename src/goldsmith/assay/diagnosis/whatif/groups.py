@@ -92,7 +92,7 @@ def together(members: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -
         alike = [k[kind] for k in kinds if kind in k]
         if len(alike) == len(members) and first.change is not None:
             group = tuple((c.at, c.change) for c in alike if c.change is not None)
-            text = f"{first.text}, and so {len(members)} times"
+            text = f"{first.text}, in {len(members)} places"
             if first.free is not None:  # the number that is sought comes after it
                 text = f"as {len(members) - 1} more of them, {first.text}"
             cause, also = first.cause, first.also

@@ -35,6 +35,7 @@ from . import (
     elementwise,
     elsewhere,
     ends,
+    epsilons,
     exchanged,
     functions,
     groups,
@@ -79,6 +80,7 @@ from . import (
     slopes,
     spans,
     spread,
+    starts,
     sums,
     survivors,
     tables,
@@ -86,6 +88,7 @@ from . import (
     turned,
     turns,
     unfolded,
+    unguarded,
     updated,
     weighed,
     whole_places,
@@ -98,6 +101,7 @@ if TYPE_CHECKING:
 
 _OF_A_CALL = (
     ("elementwise", elementwise.changes),
+    ("epsilons", epsilons.changes),
     ("sums", sums.changes),
     ("online", online.changes),
     ("blocks", blocks.changes),
@@ -149,6 +153,8 @@ def of(search: Search, calls: list[Call]) -> list[Change]:
     numbers = {**material.sizes, **material.scalars}
     waiting += offered("composed", composed.changes, search.leaves, search.tensor, numbers)
     waiting += offered("inputs", inputs.changes, search.leaves, numbers)
+    waiting += offered("starts", starts.changes, search.leaves, numbers)
+    waiting += offered("unguarded", unguarded.changes, calls, search.behind)
     waiting += offered("counting", counting.steps, calls, search.behind, numbers)
     waiting += offered("normalised", normalised.by_parts, calls, search.behind, numbers)
     waiting += offered("beyond", beyond.changes, calls, search.behind, numbers)

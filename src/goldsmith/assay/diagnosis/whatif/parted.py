@@ -35,7 +35,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
             for m, c, i in pairs:
                 group[c.index] = _parted(m.index, i, held, group.get(c.index))
             term, factor = made.operand(late) or "an addend", call.operand(1 - pairs[-1][2]) or "a factor"
-            times = f", and so {len(pairs)} times" if len(pairs) > 1 else ""
+            times = f", in {len(pairs)} places" if len(pairs) > 1 else ""
             text = f"{term} is added behind {call.said}: {factor} is no factor of it{times}"
             params = {"factor": factor, "term": term}
             at = next(iter(group))

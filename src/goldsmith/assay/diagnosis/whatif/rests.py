@@ -51,8 +51,6 @@ def _cut(members: Sequence[Call]) -> Iterator[Change]:
 
             if rest:
                 group.append((call.index, given(whole)))
-        text = (
-            f"what is left behind whole blocks of {block} is left out of {members[0].said}, and so {len(group)} times"
-        )
+        text = f"what is left behind whole blocks of {block} is left out of {members[0].said}, in {len(group)} places"
         yield Change("truncated_reduction", text, group[0][0], group[0][1], {"block": block}, 0.62, group=tuple(group),
                      also=("wrong_mask", "off_by_one"))  # fmt: skip

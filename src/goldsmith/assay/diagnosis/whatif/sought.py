@@ -39,7 +39,7 @@ def sought(search: Search, change: Change) -> WhatIf | None:
     number = math.exp(best.at) if factor else best.at
     made = replace(change, change=make(number), free=None, group=tuple((i, of(number)) for i, of in change.group))
     held = not few(search.judge) or search.holds(made)
-    return _number(search, change, number, best.share, best.exact) if held else None
+    return _number(search, change, number, best.share, best.exact) if held and search.fits(made) else None
 
 
 def _number(search: Search, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:

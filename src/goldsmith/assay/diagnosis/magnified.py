@@ -1,0 +1,88 @@
+"""The same case at another magnitude, where what is wrong is too small in it to be told from rounding.
+
+A constant that does not scale with the inputs, such as an epsilon, is a part in a million of them at one magnitude, and
+a hundredth at another: there a change of the golden makes the candidate's numbers or does not, and rounding hides
+nothing. What is found has to lead towards the numbers of the case as it is, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..case import Case
+from ..probes import decisions
+from ..reference import GoldenError
+from ..results import TargetError
+from ..run import How, Run
+from ..session import Session
+from .isolate import named
+from .whatif import Search, search
+from .whatif.engine import SMALL
+
+PROBE = "magnified"
+_EXPONENTS = (12, -12, 6, -6)
+_GAIN = 8.0  # so many times as large, in units of the bound, it must be
+
+
+def magnified(
+    session: Session, tensor: str, own: Run, found: Search, spent: Callable[[], bool] = lambda: False
+) -> Search | None:
+    """A search at the magnitude where the error is largest; None where it is large as it is, or no larger elsewhere.
+
+    found  the search at the case's own magnitude
+    """
+    if found.judge.worst > SMALL or session.case.salt:
+        return None
+    tried: list[Search] = []
+    for exponent in _EXPONENTS:
+        if spent():
+            break
+        tried += _searched(session, tensor, own, found, exponent)
+    best = max(tried, key=lambda s: s.judge.worst, default=found)
+    if best.judge.worst <= _GAIN * found.judge.worst:
+        return None
+    best.beside = [found, *(s for s in tried if s is not best and s.judge.worst > found.judge.worst)]
+    return best
+
+
+def _searched(session: Session, tensor: str, own: Run, found: Search, exponent: int) -> Iterator[Search]:
+    for other, done in _run(session, own is not session.first, exponent):
+        got = named(done).get(tensor, ("", None))[1]
+        tried = None if got is None else search(other, tensor, got, done, causes=found.causes)
+        if tried is not None and bool(tried.judge.finite.all()):
+            tried.seen = f", with inputs times 2^{exponent}: there {tensor} errs by {tried.judge.worst:.3g} bounds, as "
+            tried.seen += f"they are by {found.judge.worst:.3g}"
+            yield tried
+
+
+def _run(session: Session, debug: bool, exponent: int) -> Iterator[tuple[Session, Run]]:
+    """A session of the case with its numbers scaled, and its first run; none where it cannot be judged."""
+    case = replace(session.case, draw=_scaled(session.case, 2.0**exponent))
+    label = f"{session.label} times 2^{exponent}"
+    other = Session(session.target, case, session.dtype, session.device, session.seed, session.selected, label)
+    done = other.first = other.execute(PROBE, label, How(debug=debug), look=False)
+    session.candidate_runs += 1
+    if done.error is not None:
+        return
+    try:
+        other.ref = decisions.settle(other, done, other.references(other.material, done))
+        _ = other.ref.bounded
+    except (GoldenError, TargetError):
+        return
+    yield other, done
+
+
+def _scaled(case: Case, by: float) -> Callable[..., dict[str, Any]]:
+    def draw(make: Any, **sizes: Any) -> dict[str, Any]:
+        return {n: v * by if _scales(v) else v for n, v in case.draw(make, **sizes).items()}
+
+    return draw
+
+
+def _scales(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and bool(torch.isfinite(value).all())

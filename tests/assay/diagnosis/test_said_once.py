@@ -1,0 +1,56 @@
+"""What a reader is shown is said once, and guesses do not outnumber what a rule shows; the data keep all."""
+
+import torch
+
+from goldsmith import assay
+from goldsmith.assay.diagnosis.rank import Cause, shown
+from goldsmith.assay.diagnosis.rules.reading import once
+
+
+def guess(id):
+    return Cause(id, 0.1, "y", ["no rule shows this"], {"learned": True})
+
+
+def test_sentences_do_not_repeat_one_another():
+    second = "the second call gives another result: 20 of 20 elements differ, by up to {} (second_call)"
+    assert once([second.format(0.25), second.format(0.227)]) == [second.format(0.25)]
+    where = "where such inputs never come, choose probes= without 'scaling' (values:offset)"
+    said = once([f"y has Inf: every element; {where}", f"x.grad has NaN: every element; {where}"])
+    assert said == ["y has Inf: every element", f"x.grad has NaN: every element; {where}"]
+    assert once(["y is wrong: axis 0: 1; worst at [1]", "z is wrong: axis 0: 1; worst at [2]"]) == [
+        "y is wrong: axis 0: 1; worst at [1]",
+        "z is wrong: axis 0: 1; worst at [2]",
+    ]
+
+
+def test_a_state_that_grows_says_so_once():
+    calls = [0]
+
+    def kernel(x):
+        calls[0] += 1
+        return x * (1 + (calls[0] - 1) * 0.1)
+
+    found = assay.diagnose(assay.Target(kernel, lambda x: x * 1.0, cases={"x": torch.randn(4, 5)}))
+    assert found.causes[0].id == "stale_state", str(found)
+    assert " ".join(found.causes[0].evidence).count("the second call with the same inputs") == 1, str(found)
+
+
+def test_behind_what_a_rule_shows_one_guess_is_enough():
+    real, other = Cause("sign_flip", 0.9, "y", ["seen"]), Cause("shifted", 0.2, "y", ["seen, too"])
+    some = [real, guess("race"), other, guess("permuted"), guess("overrun")]
+    assert [c.id for c in shown(some)] == ["sign_flip", "race", "shifted"]
+    assert shown([guess("race"), guess("permuted"), real]) == [guess("race"), guess("permuted"), real]
+    assert shown([]) == []
+
+
+def test_the_data_keep_every_guess():
+    @assay.case(N=[12], D=[7])
+    def rows(make, N, D):
+        return {"x": make.normal(N, D)}
+
+    def kernel(x):
+        return assay.stage("s", 0.9573 * x.std(0, keepdim=True))
+
+    found = assay.diagnose(assay.Target(kernel, lambda x: assay.stage("s", x.std(0, keepdim=True)), cases=rows))
+    guesses = [c for c in found.to_json()["causes"] if c["params"].get("learned")]
+    assert len(guesses) > 1 and str(found).count("no rule shows this") == 1, str(found)

@@ -1,0 +1,53 @@
+"""A copy that is kept of any input, numbers, lengths or a mask, is told as such; and no sentence denies it."""
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.evidence import RunFact
+from goldsmith.assay.diagnosis.runs import OTHERS, facts
+
+
+@assay.case(B=[4], L=[9])
+def rows(make, B, L):
+    lengths = make.integers(1, L + 1, B)
+    mask = torch.arange(L)[None] < make.integers(1, L + 1, B)[:, None]
+    return {"x": make.normal(B, L), "n": lengths, "mask": mask}
+
+
+def golden(x, n, mask):
+    inside = torch.arange(x.shape[1])[None] < n[:, None]
+    return torch.where(inside & mask, x, 0).sum(-1)
+
+
+def keeps(name):
+    """The golden with a copy of one input, made once for a shape."""
+    kept = {}
+
+    def kernel(x, n, mask):
+        now = {"x": x, "n": n, "mask": mask}
+        now[name] = kept.setdefault(x.shape, now[name].detach().clone())
+        return golden(**now)
+
+    return assay.Target(kernel, golden, cases=rows, name=f"keeps {name}", backward=None)
+
+
+@pytest.mark.parametrize("name", ["n", "mask", "x"])
+def test_a_copy_of_any_input_is_told(name):
+    found = assay.diagnose(keeps(name))
+    best = found.causes[0]
+    assert best.id == "stale_copy" and best.score > 0.9, str(found)
+    assert f" {name} " in " ".join(best.evidence), best.evidence
+    assert not any("no input as it was" in said for said in best.evidence)
+
+
+@pytest.mark.parametrize("name", ["n", "mask"])
+def test_the_run_of_other_inputs_names_it(name):
+    fact: RunFact = facts(session_of(keeps(name)), only=(OTHERS,))[0][OTHERS]
+    assert fact.wrong == ("y",) and fact.stale == (name,), fact
+
+
+def test_a_right_kernel_keeps_nothing():
+    found = assay.diagnose(assay.Target(lambda x, n, mask: golden(x, n, mask), golden, cases=rows))
+    assert found.verdict == "pass", str(found)

@@ -1,0 +1,46 @@
+"""Where warnings are errors a diagnosis says as much as elsewhere: its own arithmetic warns nobody."""
+
+import warnings
+
+import torch
+
+from assay.diagnosis.targets import adapter, session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.whatif import search
+from goldsmith.assay.diagnosis.whatif.calls import Listening
+
+
+def strictly(target):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return assay.diagnose(target)
+
+
+def test_sizes_of_addends_in_a_backward_are_read_without_a_warning():
+    found = strictly(adapter("missing", named=False))
+    assert found.causes[0].id == "missing_term" and not found.evidence.left_out, str(found)
+    assert not any("Left out" in said for said in found.traced), found.traced
+
+
+def test_a_changed_golden_may_warn():
+    @assay.case(N=[5], D=[3])
+    def rows(make, N, D):
+        return {"x": make.normal(N, D)}
+
+    def golden(x):
+        return x / x.std(0, keepdim=True)
+
+    session = session_of(assay.Target(lambda x: 2 * golden(x), golden, cases=rows, backward=None))
+    found = search(session, "y", session.first.outputs["y"], session.first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = found.golden.run_under(Listening(), {"x": session.ref.leaves["x"][:1]}, "y")
+    assert bool(torch.isnan(made["y"]).all())  # of one number torch has no deviation, and says so
+
+
+def test_a_kernel_of_no_module_is_diagnosed():
+    space = {"__builtins__": __builtins__}
+    exec("def kernel(x):\n    return -x", space)
+    target = assay.Target(space["kernel"], lambda x: x.clone(), cases={"x": torch.randn(3, 4)})
+    assert space["kernel"].__module__ is None
+    assert assay.diagnose(target).causes[0].id == "sign_flip"
