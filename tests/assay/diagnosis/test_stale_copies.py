@@ -51,3 +51,25 @@ def test_the_run_of_other_inputs_names_it(name):
 def test_a_right_kernel_keeps_nothing():
     found = assay.diagnose(assay.Target(lambda x, n, mask: golden(x, n, mask), golden, cases=rows))
     assert found.verdict == "pass", str(found)
+
+
+def test_a_copy_that_an_earlier_call_has_left_is_told_where_the_first_call_is_wrong():
+    kept = {}
+
+    def kernel(x, w, v):
+        return torch.tanh(x @ kept.setdefault(w.shape, w.detach().clone())) * v
+
+    def product(x, w, v):
+        return torch.tanh(x @ w) * v
+
+    kernel(torch.randn(5, 6), torch.randn(6, 4), torch.randn(4))
+    inputs = {"x": torch.randn(5, 6), "w": torch.randn(6, 4), "v": torch.randn(4)}
+    best = assay.diagnose(assay.Target(kernel, product, cases=inputs)).causes[0]
+    assert best.id == "stale_copy" and best.params == {"input": "w"}
+    assert best.evidence[0] == "whatever w holds, y stays as it is, bit for bit, and it is nowhere zero"
+
+
+def test_an_input_that_is_left_out_is_no_stale_copy():
+    inputs = {"x": torch.randn(5, 6), "w": torch.randn(5, 6)}
+    best = assay.diagnose(assay.Target(lambda x, w: x.sin(), lambda x, w: x.sin() + w, cases=inputs)).causes[0]
+    assert best.id == "missing_term", best

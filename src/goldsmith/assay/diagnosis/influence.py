@@ -71,6 +71,7 @@ class _Axis:
         self.extra: list[tuple[int, int]] = []
         self.elsewhere: list[tuple[int, int]] = []
         self.related = False  # whether the golden's results move with any slice
+        self.kept = False  # whether the candidate's move with any of those
         self.touched: dict[str, Tensor] = {}  # what moves with slices that are not as they should be
         self.at: int | None = None  # the slice that is looked at
         self.partly = False  # whether some of what a slice moves in the golden stays as it is
@@ -92,8 +93,8 @@ class _Axis:
             return None
         if not self.missing and not self.extra:
             return None
-        if _joined(self.missing) == ((0, self.length - 1),):
-            return Influence(self.name, self.axis, (), _joined(self.extra), tuple(sorted(self.outputs)), none=True)
+        if self.missing and not self.extra and not self.kept:
+            return Influence(self.name, self.axis, (), (), tuple(sorted(self.outputs)), length=self.length, none=True)
         return Influence(
             self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)),
             elsewhere=_joined(self.elsewhere), length=self.length, foreign=not self.related, reached=self._reached(),
@@ -190,6 +191,7 @@ class _Axis:
         goes = after != before
         self.related |= bool(goes.any())
         still = tensor == mine
+        self.kept |= bool((goes & ~still).any())
         if bool((goes & still).any()):
             return True
         step = (tensor.double() - mine.double()).abs()

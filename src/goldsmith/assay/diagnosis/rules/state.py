@@ -56,8 +56,10 @@ def stale_copy(r: Reading) -> Match | None:
     """Other inputs of the same shapes, or other numbers in the same memory, give the first result."""
     if r.e.kept:
         return Match(EXACT + 0.03, tuple(dict.fromkeys(r.e.kept.values())), {"input": next(iter(r.e.kept))})
+    if r.plain_wrong:
+        return _unread(r)
     others = r.fails("other inputs") or r.fails("others")
-    if others is None or r.plain_wrong:
+    if others is None:
         return None
     raises = bool(others.error) or "raised" in others.text
     if raises:
@@ -71,6 +73,17 @@ def stale_copy(r: Reading) -> Match | None:
     if others.stale is not None:  # no input of the first call makes it: those inputs may be wrong in any call
         return Match(FAINT, (text, "no input as it was in the first call makes it"), {"run": others.name})
     return Match(SEEN if r.fails("second call") is None else HINT, (text,), {"run": others.name})
+
+
+def _unread(r: Reading) -> Match | None:
+    """An input that moves nothing, in a result that holds numbers: in the first call already, after an earlier one."""
+    found = list(r.e.influence.values())
+    unread = [i for i in found if i.none and all(j.none for j in found if j.input == i.input)]
+    if not unread or any(i.extra for i in found) or r.explained or r.pair is None or r.zeros:
+        return None
+    name = unread[0].input
+    said = f"whatever {name} holds, {r.e.tensor} stays as it is, bit for bit, and it is nowhere zero"
+    return Match(SEEN, (said, f"numbers of an earlier call may stand there in place of {name}"), {"input": name})
 
 
 def stale_config(r: Reading) -> Match | None:
