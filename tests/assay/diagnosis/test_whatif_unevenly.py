@@ -150,7 +150,7 @@ def test_a_golden_that_loops_over_lengths_is_held_to_other_draws_of_the_same_len
         return torch.stack(rows)
 
     found = best(lambda x, lengths: golden(x, lengths, alone=True), golden, steered)
-    assert (found.cause, found.exact) == ("off_by_one", True) and "so 3 times" in found.text
+    assert (found.cause, found.exact) == ("off_by_one", True) and "in 3 places" in found.text
 
 
 def test_an_index_alone_reaches_part_of_what_is_wrong():
