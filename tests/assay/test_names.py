@@ -30,15 +30,9 @@ def made(kernel, cases=None, **more):
 
 THERE = "the cases call one of their values; there are: "
 WRONG = [
-    (made(times), f"'y' is what {THERE}x, y; give the results names of their own, outputs=('z',)"),
-    (made(times, backward=gradients), f"'y' is what {THERE}x, y; "),
-    (made(times, backward=None), f"'y' is what {THERE}x, y; "),
-    (made(times, {**X, "z": 1}), "outputs=('out',)"),
-    (made(lambda x, y0: both(x, y0), {"x": X["x"], "y0": X["y"]}), "outputs=('z0', 'z1')"),
     (made(named("x")), f"'x' is what {THERE}x, y; "),
     (made(named("x.grad")), "'x.grad' is what the gradient of x is called; "),
     (made(named("grad_y"), {**X, "grad_grad_y": X["x"]}), "'grad_grad_y' is what the gradient that 'grad_y' is sent"),
-    (made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}), "'grad_y' is what the gradient that 'y' is"),
 ]
 
 
@@ -60,8 +54,16 @@ def test_a_declared_name_is_refused_when_the_target_is_made(outputs, text):
     assert text in str(error.value)
 
 
+def sent_z(x, y, grad_z):
+    return {"x": grad_z * y, "y": grad_z * x}
+
+
 RIGHT = [
     made(times, outputs=("z",)),
+    made(times),
+    made(times, backward=sent_z),
+    made(lambda x, y0: both(x, y0), {"x": X["x"], "y0": X["y"]}),
+    made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}),
     made(named("z")),
     made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}, backward=None),
     made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}, outputs=("dx",)),
@@ -72,3 +74,24 @@ RIGHT = [
 @pytest.mark.parametrize("target", RIGHT, ids=range(len(RIGHT)))
 def test_names_that_nothing_else_has_are_right(target):
     assert assay.check(target).ok
+
+
+TAKEN = [({}, "z"), ({"z": 1}, "out"), ({"z": 1, "grad_out": 1, "result": 1}, "my_result0")]
+
+
+@pytest.mark.parametrize("more, name", TAKEN, ids=[name for _, name in TAKEN])
+def test_the_default_name_is_one_that_nobody_has(more, name):
+    backward = eval(f"lambda x, y, grad_{name}: {{'x': grad_{name} * y, 'y': grad_{name} * x}}")
+    report = assay.check(made(times, {**X, **more}, backward=backward))
+    assert {row.tensor for row in report.rows} == {name, "x.grad", "y.grad"}
+
+
+def test_without_a_backward_of_its_own_it_is_y_however_the_inputs_are_called():
+    assert {row.tensor for row in assay.check(made(times)).rows} == {"y", "x.grad", "y.grad"}
+    gradient = made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]})
+    assert "z" in {row.tensor for row in assay.check(gradient).rows}
+
+
+def test_a_backward_that_asks_for_the_gradient_of_an_input_is_told_what_there_is():
+    with pytest.raises(assay.TargetError, match="takes 'grad_y', which nobody supplies; there are: .*grad_z"):
+        assay.check(made(times, backward=gradients))

@@ -15,16 +15,20 @@ class Unusable(Exception):
     """The candidate returned what holds no numbers, which is its own fault."""
 
 
-def names_of(result: Any, names: tuple[str, ...] | None, who: str, said: str = "declared are") -> list[tuple[str, Any]]:
-    """A callable's return value as (output name, value); `said` is where the names come from."""
+def names_of(
+    result: Any, names: tuple[str, ...] | None, who: str, said: str = "declared are", taken: Collection[str] = ()
+) -> list[tuple[str, Any]]:
+    """A callable's return value as (output name, value); `said` is where the names come from.
+
+    Without names they are y, or y0, y1 and so on, or what nobody has where one of those is `taken`.
+    """
     if isinstance(result, Mapping):
         return [(str(name), value) for name, value in result.items()]
     values = list(result) if isinstance(result, list | tuple) else [result]
     fits = names is not None and len(names) == len(values)
     if isinstance(result, list) and values and not fits and all(_is_number(v) for v in values):
         raise TargetError(f"outputs: the {who} returned a list of {len(values)} numbers; return them as one tensor")
-    plain = ("y",) if not isinstance(result, list | tuple) else tuple(f"y{i}" for i in range(len(values)))
-    known = plain if names is None else names
+    known = _free(len(values), isinstance(result, list | tuple), taken) if names is None else names
     if len(known) != len(values):
         came = "1 result" if len(values) == 1 else f"{len(values)} results"
         raise TargetError(f"outputs: the {who} returned {came}, {said} {len(known)}: {', '.join(known)}")
@@ -36,7 +40,8 @@ def own_names(names: Sequence[str], supply: Mapping[str, Any], saved: Collection
 
     who: the beginning of the sentence; sent: output gradients are handed over, as grad_<output>.
     """
-    example = ", ".join(repr(n) for n in _free(len(names), supply)) + ("," if len(names) == 1 else "")
+    free = _free(len(names), len(names) > 1, [*supply, *names])
+    example = ", ".join(repr(n) for n in free) + ("," if len(names) == 1 else "")
     advice = f"give the results names of their own, outputs=({example})"
     for name in names:
         if name in supply:
@@ -52,13 +57,13 @@ def own_names(names: Sequence[str], supply: Mapping[str, Any], saved: Collection
             raise TargetError(f"{who} {name!r} is what the gradient that {output!r} is sent is called; {advice}")
 
 
-def _free(count: int, taken: Mapping[str, Any]) -> list[str]:
-    """Names of results that nobody has."""
-    for base in ("z", "out", "result"):
-        names = [base] if count == 1 else [f"{base}{i}" for i in range(count)]
+def _free(count: int, several: bool, taken: Collection[str]) -> tuple[str, ...]:
+    """Names of results that nobody has: y, or y0, y1 of several, if they are free."""
+    for base in ("y", "z", "out", "result"):
+        names = tuple(f"{base}{i}" for i in range(count)) if several else (base,)
         if not any(n in taken or f"grad_{n}" in taken for n in names):
             return names
-    return [f"my_result{i}" for i in range(count)]
+    return tuple(f"my_result{i}" for i in range(count))
 
 
 def _is_number(value: Any) -> bool:

@@ -198,10 +198,11 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
             placed[name].requires_grad_()
     supply = material.ordered({n: _passed(n, t, target) for n, t in placed.items()})
     with Poison(arena):
-        pairs = names_of(target.bound("candidate", supply)(supply), target.outputs, "candidate")
+        result = target.bound("candidate", supply)(supply)
+        pairs = names_of(result, target.outputs, "candidate", taken=_taken(target, supply))
         named = only_tensors(pairs, "candidate")
     run.names = tuple(name for name, _ in pairs)
-    if run.names != target.outputs:  # those were looked at when they were declared
+    if isinstance(result, Mapping) and run.names != target.outputs:  # those were looked at when they were declared
         own_names(run.names, supply, target.saved, "outputs: the candidate's result", target.backward is not None)
     run.saved = tuple(n for n in named if n in target.saved)
     run.live = {_label(n, target): t.detach() for n, t in named.items()}
@@ -299,6 +300,12 @@ def _own_backward(
         return {f"{n}.grad": _dense(g) for n, g in name_gradients(result, wanted, "backward").items()}
 
     return step
+
+
+def _taken(target: Target, supply: Named) -> tuple[str, ...]:
+    """Names that a result without one may not get: a backward of its own takes inputs, results and what they are sent
+    by name; torch's takes none, and only what a result is sent stands beside the inputs."""
+    return tuple(n for n in supply if callable(target.backward) or n.startswith("grad_"))
 
 
 def _dense(grad: Tensor | None) -> Tensor | None:

@@ -16,7 +16,7 @@ def golden(x, w):
 
 def unlike(x, w):
     """Numbers that no change of the golden makes, in the first case; the second one's sign is flipped."""
-    return torch.frac(1e3 * x * x) if len(x) == 5 else -golden(x, w)
+    return torch.frac(1e3 * x * x * w) if len(x) == 5 else -golden(x, w)
 
 
 def test_a_sure_rule_of_another_case_comes_first():
