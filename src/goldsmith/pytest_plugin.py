@@ -6,12 +6,10 @@ modules when a test begins.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -57,19 +55,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _writable(folder: Path) -> None:
     """Say before the tests, not in place of their diagnoses, that none can be kept there."""
-    made: list[Path] = []
-    try:
-        made = [p for p in (folder, *folder.parents) if not p.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror or error
-        raise pytest.UsageError(f"--assay-bundles: {folder} cannot be written: {why}") from error
-    finally:
-        for new in made:
-            with contextlib.suppress(OSError):
-                new.rmdir()
+    from .assay.folders import unwritable
+
+    why = unwritable(folder)
+    if why:
+        raise pytest.UsageError(f"--assay-bundles: {folder} cannot be written: {why}")
 
 
 @pytest.fixture

@@ -146,7 +146,10 @@ def test_one_of_a_list_is_asked_for_by_its_number():
         (["replay", "nosuch"], "nosuch is no bundle: there is no such folder."),
         (["diagnose", "no_such_module:target"], "there is no module 'no_such_module'"),
         (["diagnose", "no_such_module:target", "--out", "/proc/nope/here"], "--out /proc/nope/here cannot be written"),
-        (["diagnose", "no_such_module:target", "--out", __file__], "test_diagnose.py is no folder."),
+        (
+            ["diagnose", "no_such_module:target", "--out", __file__],
+            "diagnose.py cannot be written: it is no folder",
+        ),
         (["diagnose", "no_such_module:target", "--out", f"{__file__}/x"], "cannot be written: Not a directory."),
         (
             ["diagnose", "x", "--replay", "b", "--case", "a"],

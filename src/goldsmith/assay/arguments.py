@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import torch
 
 from .case import Case
+from .folders import unwritable
 from .results import TargetError
 from .target import UNIT, Target, listed, outside_of_transforms
 
@@ -58,20 +57,9 @@ def folder(argument: str, path: Any) -> None:
         raise TypeError(f"{argument}: expected a folder's path or None, got {path!r}")
     if not str(path):
         raise TargetError(f"{argument}: expected a folder's path or None, got ''")
-    wanted = Path(path)
-    made = []
-    try:
-        made = [p for p in (wanted, *wanted.parents) if not p.exists()]
-        wanted.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=wanted):
-            pass
-    except OSError as error:
-        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror or error
-        raise TargetError(f"{argument}: {str(path)!r} is a folder that cannot be written: {why}") from error
-    finally:
-        for new in made:
-            with contextlib.suppress(OSError):
-                new.rmdir()
+    why = unwritable(Path(path))
+    if why:
+        raise TargetError(f"{argument}: {str(path)!r} is a folder that cannot be written: {why}")
 
 
 def _device(wanted: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,20 +11,11 @@ from ..say import Problem
 
 def folder(path: Path) -> None:
     """Say now, not after the work, that nothing can be kept in a folder; one that is not there is not left behind."""
-    made: list[Path] = []
-    try:
-        made = [p for p in (path, *path.parents) if not p.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except FileExistsError:
-        raise Problem(f"--out {path} is no folder.") from None
-    except OSError as error:
-        raise Problem(f"--out {path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        for new in made:
-            with contextlib.suppress(OSError):
-                new.rmdir()
+    from ...assay.folders import unwritable
+
+    why = unwritable(path)
+    if why:
+        raise Problem(f"--out {path} cannot be written: {why}.")
 
 
 def lost(what: object, write: Callable[[], Any]) -> list[str]:
