@@ -1,6 +1,6 @@
 """One case in one dtype under examination: runs the candidate, keeps its first run, collects what is found.
 
-Probes are functions of a Session. What must hold in every run (nothing written outside a buffer, no input changed,
+Probes are functions of a Examination. What must hold in every run (nothing written outside a buffer, no input changed,
 nothing left unwritten, no shared memory) is looked at here, once for all of them.
 """
 
@@ -68,7 +68,7 @@ class Budget:
         return f"the budget of {self.seconds:g} s was spent"
 
     @contextmanager
-    def ends(self, session: Session) -> Iterator[None]:
+    def ends(self, examination: Examination) -> Iterator[None]:
         """Inside, what costs much is left out where there is no time for it, and noted."""
         if self.seconds is None:
             yield
@@ -78,10 +78,10 @@ class Budget:
                 yield
             finally:
                 for what in left_out:
-                    session.note("budget", what, f"{self.said}; left out: {what}")
+                    examination.note("budget", what, f"{self.said}; left out: {what}")
 
 
-class Session:
+class Examination:
     """State of one (case, dtype): what probes read and write."""
 
     def __init__(

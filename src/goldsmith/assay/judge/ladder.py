@@ -68,7 +68,7 @@ def judge(
         text = f"{name}: {came}, expected shape {list(shape)}"
         row = Row(case, run, name, ref.kind, str(ref.store), shape, float("inf"), state="bad")
         return Judgement(row, [Finding(CERTAIN, probe, name, None, None, None, text, case)])
-    held = _Held(name, got, ref)
+    held = _Comparison(name, got, ref)
     findings = held.certain(probe, case)
     if not findings and confirm is not None and ref.noise.usable:
         findings = _alarms(held, confirm, probe, case)
@@ -78,10 +78,10 @@ def judge(
 
 def stands_out(name: str, got: Tensor, ref: GoldenTensor) -> bool:
     """Whether one element is beyond the noise of the ensemble: what alarms, before a fresh seed is asked."""
-    return ref.noise.usable and _beyond(_Held(name, got, ref))
+    return ref.noise.usable and _beyond(_Comparison(name, got, ref))
 
 
-class _Held:
+class _Comparison:
     """A candidate's tensor beside its reference."""
 
     def __init__(self, name: str, got: Tensor, ref: GoldenTensor):
@@ -225,14 +225,14 @@ class _Held:
 # rungs 2 to 4
 
 
-def _alarms(held: _Held, confirm: Confirm, probe: str, case: str) -> list[Finding]:
-    again: _Held | None = None
+def _alarms(held: _Comparison, confirm: Confirm, probe: str, case: str) -> list[Finding]:
+    again: _Comparison | None = None
 
-    def repeats() -> _Held:
+    def repeats() -> _Comparison:
         nonlocal again
         if again is None:
             got, ref = confirm(1)
-            again = _Held(held.name, got, ref)
+            again = _Comparison(held.name, got, ref)
         return again
 
     for rung in (_statistical, _systematic, _quality):
@@ -242,11 +242,11 @@ def _alarms(held: _Held, confirm: Confirm, probe: str, case: str) -> list[Findin
     return []
 
 
-def _beyond(held: _Held) -> bool:
+def _beyond(held: _Comparison) -> bool:
     return bool(held.beyond.any())
 
 
-def _statistical(held: _Held, repeats: Callable[[], _Held], probe: str, case: str) -> Finding | None:
+def _statistical(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
     if not _beyond(held) or not _repeated(repeats, _beyond):
         return None
     if held.ref.tensor_cores and _truncated_products(held):
@@ -264,7 +264,7 @@ def _statistical(held: _Held, repeats: Callable[[], _Held], probe: str, case: st
     return Finding(STATISTICAL, probe, held.name, place, measured, limit, text, case)
 
 
-def _truncated_products(held: _Held) -> bool:
+def _truncated_products(held: _Comparison) -> bool:
     """A slope toward zero explains the whole alarm: without it nothing is beyond the limit."""
     noise = held.ref.noise
     bias = patterns.slope(held.r, noise)
@@ -272,7 +272,7 @@ def _truncated_products(held: _Held) -> bool:
     return -_TRUNCATION < bias.value < 0 and bool((rest <= noise.limit()).all())
 
 
-def _systematic(held: _Held, repeats: Callable[[], _Held], probe: str, case: str) -> Finding | None:
+def _systematic(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
     seen = _patterns(held)
     if not seen:
         return None
@@ -289,8 +289,8 @@ def _systematic(held: _Held, repeats: Callable[[], _Held], probe: str, case: str
     return Finding(rung, probe, held.name, None, same[0].measured, same[0].limit, text, case)
 
 
-def _quality(held: _Held, repeats: Callable[[], _Held], probe: str, case: str) -> Finding | None:
-    def ratios(h: _Held) -> tuple[float, float]:
+def _quality(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
+    def ratios(h: _Comparison) -> tuple[float, float]:
         """Maximum and rms as multiples of the noisiest member's, rounding of the store included in both."""
         noise = h.ref.noise
         quantum = float(noise.quantum.double().square().sum() / max(noise.count, 1)) ** 0.5
@@ -298,7 +298,7 @@ def _quality(held: _Held, repeats: Callable[[], _Held], probe: str, case: str) -
         floor = max(noise.rms, quantum, 1e-30)
         return float(h.r.abs().max()) / max(noise.largest, floor), rms / floor
 
-    def worse(h: _Held) -> bool:
+    def worse(h: _Comparison) -> bool:
         return min(ratios(h)) > _QUALITY_RATIO
 
     if not worse(held) or not _repeated(repeats, worse):
@@ -311,10 +311,10 @@ def _quality(held: _Held, repeats: Callable[[], _Held], probe: str, case: str) -
     return Finding(QUALITY, probe, held.name, None, min(top, rms), _QUALITY_RATIO, text, case)
 
 
-def _repeated(repeats: Callable[[], _Held], test: Callable[[_Held], bool]) -> bool:
+def _repeated(repeats: Callable[[], _Comparison], test: Callable[[_Comparison], bool]) -> bool:
     fresh = repeats()
     return fresh.ref.noise.usable and test(fresh)
 
 
-def _patterns(held: _Held) -> list[patterns.Pattern]:
+def _patterns(held: _Comparison) -> list[patterns.Pattern]:
     return patterns.found(held.r, held.ref.noise, held.ref.groups if held.r.dim() else None)
