@@ -19,8 +19,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 
-from goldsmith.router._kernels.bounds import bounded_kernel
-from goldsmith.router._kernels.lists import assembly_of_floats
+from goldsmith.router._kernels.bounded_selection import bounded_kernel
+from goldsmith.router._kernels.lane_sorts import assembly_of_floats
 from goldsmith.router.product_topk._triton import NUMBER_BITS
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

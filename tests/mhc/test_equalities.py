@@ -6,7 +6,7 @@ from torch import nn
 
 from goldsmith import Op, assay, mhc
 from goldsmith.assay.case import Case
-from goldsmith.mhc import _repeat
+from goldsmith.mhc import _side_effects
 from mhc import formulas
 from mhc.networks import DIM, Layer, Norm, connection, gradients, held_to_formulas
 from mhc.wrong import check, equal
@@ -224,9 +224,9 @@ def test_a_norm_that_hides_what_it_changes_is_found_out():
 
 def test_while_a_graph_is_captured_operators_tell_what_they_draw(monkeypatch):
     """No generator may then be asked for its state; the capture itself is only pretended here."""
-    monkeypatch.setattr(_repeat, "_is_capturing", lambda device: True)
+    monkeypatch.setattr(_side_effects, "_is_capturing", lambda device: True)
     for norm, draws in ((nn.Dropout(0.5), True), (nn.Dropout(0.5).eval(), False), (Norm(), False), (Batch(DIM), True)):
-        state, h = _repeat.State(norm, torch.device("cpu")), torch.randn(5, DIM)
+        state, h = _side_effects.State(norm, torch.device("cpu")), torch.randn(5, DIM)
         with state.watching():
             norm(h)
         assert state.has_changed() == draws, norm

@@ -9,7 +9,7 @@ import torch
 from goldsmith import Op, assay
 from goldsmith.assay.case import Case
 from goldsmith.mhc._cases import DERIVATIVE_SEGMENTS
-from goldsmith.mhc.pre_backward.cases import gradients
+from goldsmith.mhc.pre_gradient_formula.cases import gradients
 from mhc.wrong import check, found_wrong, spread
 
 PRE_BACKWARD = Op.get("mhc.pre_backward")

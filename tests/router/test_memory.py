@@ -73,7 +73,7 @@ def kept(monkeypatch):
     # as many experts as there are pairs
     monkeypatch.setattr(tables, "Coming", lambda upto: SimpleNamespace(value=lambda: 1 + upto.storage_offset()))
     made = []
-    monkeypatch.setattr(_triton, "few_rows", lambda *parts: made.extend(parts[:2]) or parts[0])
+    monkeypatch.setattr(_triton, "row_sparse", lambda *parts: made.extend(parts[:2]) or parts[0])
     return made
 
 

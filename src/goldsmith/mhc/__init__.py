@@ -13,7 +13,7 @@ from .head.op import head
 from .modules import HyperConnection, HyperHead
 from .post.op import post
 from .pre.op import pre
-from .pre_backward.op import pre_backward
+from .pre_gradient_formula.op import pre_backward
 from .sinkhorn.op import sinkhorn
 from .stack import HyperStack
 

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from ..core.autograd import transformed
 from ..core.shapes import ShapeError, check_choice, kind
 from ._common import FLOATS, FORMS, ORIENTATIONS, check_flag, check_numbers, rows
-from ._connect import Settings, enter, leave
-from ._recompute import Region
+from ._connection import ConnectionSettings, enter, leave
+from ._recomputation import Region
 from .head.op import HEAD
 from .pre.op import PRE
 
@@ -107,7 +107,7 @@ class HyperConnection(_Float32Module):
                     f"{name}: {argument} is of type {type(given).__name__}, wanted a module or function of {of}"
                 )
         self.layer, self.norm, self.recompute, self.init = layer, norm, recompute, init
-        self.settings = Settings(
+        self.settings = ConnectionSettings(
             rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, form, orientation, coefficient_dtype, backend
         )
         self.fn = _parameter(device, rows(n), n * dim)
@@ -161,7 +161,7 @@ class HyperConnection(_Float32Module):
 
     def extra_repr(self) -> str:
         shown = {"init": self.init, "recompute": self.recompute}
-        shown |= {k: v for k, v in vars(self.settings).items() if v != getattr(Settings(), k)}
+        shown |= {k: v for k, v in vars(self.settings).items() if v != getattr(ConnectionSettings(), k)}
         return ", ".join([f"dim={self.dim}, n={self.n}", *(f"{k}={v!r}" for k, v in shown.items())])
 
 

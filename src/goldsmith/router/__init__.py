@@ -15,7 +15,7 @@ from .convert import (
     to_peer_pytorch,
     to_product_key_memory,
 )
-from .measures import Usage, load_balance_loss, usage
+from .load_balance import Usage, load_balance_loss, usage
 from .modules import OmniMoE
 from .peer import PEER
 from .product_topk.op import product_topk

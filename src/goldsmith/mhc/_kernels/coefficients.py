@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ...core._kernels.arithmetic import sigmoid
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .balance import grid, sinkhorn, sinkhorn_backward
+from .bfloat16_planes import new_planes, store_planes
 from .launch import INTERPRET
-from .planes import new_planes, store_planes
+from .sinkhorn import grid, sinkhorn, sinkhorn_backward
 
 BLOCK_T = 8
 

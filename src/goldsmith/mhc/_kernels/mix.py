@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .numerics import wide
+from .float32_products import wide
 
 
 @triton.jit(do_not_specialize=["T"])

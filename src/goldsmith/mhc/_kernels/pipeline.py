@@ -11,14 +11,14 @@ from typing import Any
 from torch import Tensor
 
 from ...assay.stage import stage, tracing
+from .bfloat16_planes import from_planes, to_planes
 from .coefficients import coefficients_backward, coefficients_forward
 from .collapse import collapse, collapse_dots
-from .finish import finish
-from .gradient import stream_gradient
 from .launch import dense, narrow, narrow_n, rows, shaped, streams
-from .planes import from_planes, to_planes
-from .project import project
-from .psi import partial_psi
+from .ordered_sums import finish
+from .phi_gradient import partial_psi
+from .projection import project
+from .stream_gradient import stream_gradient
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:

@@ -1,6 +1,6 @@
 """mhc.connect_backward: what it is.
 
-Internal: `HyperConnection` calls it in place of pre's backward (see ../_connect.py). Post's backward then does not
+Internal: `HyperConnection` calls it in place of pre's backward (see ../_connection.py). Post's backward then does not
 write its share of dx; this operator mixes the gradient of x_next itself, so that a connection's backward moves 56*dim
 bytes a token at n=4 in bfloat16 instead of 80*dim.
 """

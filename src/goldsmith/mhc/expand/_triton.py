@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...assay.stage import stage
 from ...core._kernels.launch import cdiv, power_of_2, run
+from .._kernels.float32_products import wide
 from .._kernels.launch import narrow_n, rows, streams
-from .._kernels.numerics import wide
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ...assay.stage import stage
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .._kernels.balance import grid, sinkhorn, sinkhorn_backward
 from .._kernels.coefficients import BLOCK_T
 from .._kernels.launch import narrow_n
+from .._kernels.sinkhorn import grid, sinkhorn, sinkhorn_backward
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:

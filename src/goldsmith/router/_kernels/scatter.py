@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ...core._kernels.arithmetic import exp
-from .warps import share
+from .warp_selection import share
 
 
 @triton.jit

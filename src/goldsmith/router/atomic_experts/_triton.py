@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ...assay.stage import stage
 from .._common import flat
-from .._kernels.dense import dense_dots, dense_sums
-from .._kernels.lookup import dots, gate, gate_backward, sums
-from .._kernels.tables import ByExpert
+from .._kernels.dense_products import dense_dots, dense_sums
+from .._kernels.table_gradients import ByExpert
+from .._kernels.table_lookups import dots, gate, gate_backward, sums
 from .._pairs import Pairs
-from .few_rows import few_rows
+from .row_sparse import row_sparse
 
 DOTS = {"gather": dots, "sorted": dots, "dense": dense_dots}
 SUMS = {"gather": sums, "sorted": sums, "dense": dense_sums}
@@ -75,5 +75,5 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         sums = pairs.sums([(*jobs[name], tensors[name].dtype) for name in names])
         experts = pairs.used() if sparse else None
         for name, grad in zip(names, sums.tables(experts), strict=True):
-            found[name] = stage(f"d{name}", grad if experts is None else few_rows(grad, experts, tensors[name]))
+            found[name] = stage(f"d{name}", grad if experts is None else row_sparse(grad, experts, tensors[name]))
     return found

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...assay.stage import stage
 from .._common import add_at, chunk_bytes, flat, wide
 from .._pairs import Pairs
-from .few_rows import few_rows
+from .row_sparse import row_sparse
 
 
 def forward(
@@ -194,7 +194,7 @@ def _sparse_table(values: Tensor, rows: Tensor, table: Tensor, pairs: Pairs) -> 
     used, local = expert.unique_consecutive(return_inverse=True)
     count = int((used < pairs.n).sum())
     total = _added(rows.new_zeros(len(used), table.shape[1]), local, values, rows, pairs, 0, len(expert))
-    return few_rows(total[:count].to(table.dtype), used[:count], table)
+    return row_sparse(total[:count].to(table.dtype), used[:count], table)
 
 
 def _added(out: Tensor, into: Tensor, values: Tensor, rows: Tensor, pairs: Pairs, first: int, last: int) -> Tensor:

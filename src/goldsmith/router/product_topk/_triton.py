@@ -13,10 +13,10 @@ from torch import Tensor
 from ...assay.stage import stage
 from ...core._kernels.launch import cdiv, power_of_2, run
 from .._common import flat
-from .._kernels.bounds import bounded_kernel
-from .._kernels.rows import select_row_kernel
+from .._kernels.bounded_selection import bounded_kernel
+from .._kernels.row_selection import select_row_kernel
 from .._kernels.scatter import gradient_kernel
-from .._kernels.warps import select_warp_kernel
+from .._kernels.warp_selection import select_warp_kernel
 from . import reference
 from .op import keeps_lse
 

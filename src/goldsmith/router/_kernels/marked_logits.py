@@ -9,9 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .lists import LANES, float_bits, float_of, in_order, order_of, settled_lists
-from .networks import INTERPRET
-from .warps import bits_of
+from .lane_sorts import LANES, float_bits, float_of, in_order, order_of, settled_lists
+from .sorting_networks import INTERPRET
+from .warp_selection import bits_of
 
 LAST_PLACE = tl.constexpr(2047)  # a key has the place in its last 11 bits
 

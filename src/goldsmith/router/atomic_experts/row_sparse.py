@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def few_rows(rows: Tensor, experts: Tensor, table: Tensor) -> Tensor:
+def row_sparse(rows: Tensor, experts: Tensor, table: Tensor) -> Tensor:
     """The tensor of the table's shape that has rows[i] at experts[i], which ascend, and 0 elsewhere.
 
     By the operator at the bottom of torch.sparse_coo_tensor, which looks at no invariants: they hold here. That

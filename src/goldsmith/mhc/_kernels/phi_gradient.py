@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
+from .bfloat16_planes import load_planes
+from .float32_products import dot, split, transposed, wide
 from .launch import INTERPRET, PARTS, token_chunks
-from .numerics import dot, split, transposed, wide
-from .planes import load_planes
 
 
 @triton.jit(do_not_specialize=["T", "CHUNK", "M"])

@@ -19,10 +19,10 @@ import triton
 import triton.language as tl
 
 from ...core._kernels.arithmetic import exp
-from .lists import LANES, first, float_of, in_order_together, of_lane, order_of, selected
-from .packed import at_most, flipped, greatest_of_lanes, low, marked, shares, twice, words_of
-from .places import LAST_PLACE, ones, order_of_key, picked, ranked, split
-from .wide import greatest, marked_wide, tile_of
+from .float32_logits import greatest, marked_wide, tile_of
+from .lane_sorts import LANES, first, float_of, in_order_together, of_lane, order_of, selected
+from .marked_logits import LAST_PLACE, ones, order_of_key, picked, ranked, split
+from .packed_logits import at_most, flipped, greatest_of_lanes, low, marked, shares, twice, words_of
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 

@@ -22,7 +22,7 @@ from .pre.op import PRE
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConnectionSettings:
     """The options of pre and post, as a connection holds them."""
 
     rms_eps: float = 1e-6
@@ -56,7 +56,7 @@ class Settings:
 
 
 def enter(
-    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, settings: Settings
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, settings: ConnectionSettings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """h_in, h_post, h_res (both as post takes them), and the token for `leave`.
 
@@ -69,7 +69,9 @@ def enter(
     return h_in, settings.rounded(h_post), settings.rounded(h_res), token
 
 
-def leave(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, token: Tensor | None, settings: Settings) -> Tensor:
+def leave(
+    x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, token: Tensor | None, settings: ConnectionSettings
+) -> Tensor:
     """x_next; the token belongs to this x."""
     if token is None:
         return POST(x, f, h_post, h_res, **settings.of_post)
@@ -79,7 +81,13 @@ def leave(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, token: Tensor | N
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, settings: Settings
+        ctx: Any,
+        x: Tensor,
+        phi: Tensor,
+        alpha: Tensor,
+        bias: Tensor,
+        gamma: Tensor | None,
+        settings: ConnectionSettings,
     ) -> tuple[Tensor, ...]:
         found = PRE.all_results(x, phi, alpha, bias, gamma, **settings.of_pre)
         token = x.new_zeros(()).expand(x.shape)

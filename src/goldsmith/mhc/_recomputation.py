@@ -27,11 +27,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ._repeat import State, repeats, same, sample
+from ._side_effects import State, repeats, same, sample
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Kept:
     """A tensor that stays, and the version it had: hooks switch off autograd's own check for writes."""
 
     tensor: Tensor
@@ -47,7 +47,7 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class _Saved:
+class _SavedTensor:
     """The index-th tensor that build() saved."""
 
     region: Region
@@ -58,7 +58,7 @@ class _Saved:
 
 
 @dataclass(frozen=True)
-class _Output:
+class _OutputView:
     """A view of the index-th output of build(); offset counts from that output's first element."""
 
     region: Region
@@ -73,7 +73,7 @@ class _Output:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _OutputLayout:
     """How an output of build() is told again: its storage, and what it had of it."""
 
     storage: int
@@ -90,14 +90,14 @@ class Region:
     ) -> None:
         fake = isinstance(kept[0], FakeTensor)  # it has no numbers, and nothing is drawn for it
         self._build, self._doubtful = build, None if fake or repeats(norm) else norm
-        self._kept = [_Held(t, t._version) for t in kept]
+        self._kept = [_Kept(t, t._version) for t in kept]
         device = kept[0].device.type
         self._autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         self._count = 0
-        self._outputs: list[_Made] = []
+        self._outputs: list[_OutputLayout] = []
         self._sample: Tensor | None = None
         self._live: Sequence[Tensor] = ()
-        self._again: tuple[list[_Held], list[_Held]] | None = None
+        self._again: tuple[list[_Kept], list[_Kept]] | None = None
 
     def run(self) -> tuple[Any, ...]:
         if self._doubtful is None:
@@ -105,17 +105,17 @@ class Region:
                 outputs = self._build()
         else:
             outputs = self._run_watched()
-        self._outputs = [_Made(_storage(t), _layout(t), int(t.storage_offset()), t._version) for t in outputs]
+        self._outputs = [_OutputLayout(_storage(t), _layout(t), int(t.storage_offset()), t._version) for t in outputs]
         self._live = outputs
         return outputs
 
     def _run_watched(self) -> tuple[Any, ...]:
-        saved: list[_Held] = []
+        saved: list[_Kept] = []
 
-        def note(t: Tensor) -> _Held | _Saved:
+        def note(t: Tensor) -> _Kept | _SavedTensor:
             noted = self._note(t)
-            if isinstance(noted, _Saved):
-                saved.append(_Held(t.detach(), t._version))
+            if isinstance(noted, _SavedTensor):
+                saved.append(_Kept(t.detach(), t._version))
             return noted
 
         device = self._kept[0].tensor.device
@@ -123,7 +123,7 @@ class Region:
         with saved_tensors_hooks(note, _open), state.watching():
             outputs = self._build()
         if state.has_changed():
-            self._again = saved, [_Held(t.detach(), t._version) for t in outputs]
+            self._again = saved, [_Kept(t.detach(), t._version) for t in outputs]
         elif device.type == "cpu":
             self._sample = sample(outputs[1])
         return outputs
@@ -134,7 +134,7 @@ class Region:
             yield
         self._live = ()  # until here they had to live: a freed storage's address may be given to the next tensor
 
-    def again(self) -> tuple[list[_Held], list[_Held]]:
+    def again(self) -> tuple[list[_Kept], list[_Kept]]:
         """Everything that build() saved, and its outputs."""
         if self._again is None:
             saved: list[Tensor] = []
@@ -151,26 +151,26 @@ class Region:
                     "recomputing a connection gave other tensors than the first time: its norm must do the same each "
                     "time it is called (recompute=False lifts this)"
                 )
-            self._again = [_Held(t, t._version) for t in saved], [_Held(t, t._version) for t in outputs]
+            self._again = [_Kept(t, t._version) for t in saved], [_Kept(t, t._version) for t in outputs]
         return self._again
 
     def _is_kept(self, t: Tensor) -> bool:
         return (t.is_leaf and t.requires_grad) or any(t is held.tensor for held in self._kept)
 
-    def _note(self, t: Tensor) -> _Held | _Saved:
+    def _note(self, t: Tensor) -> _Kept | _SavedTensor:
         if self._is_kept(t):
-            return _Held(t.detach(), t._version)
+            return _Kept(t.detach(), t._version)
         self._count += 1
-        return _Saved(self, self._count - 1)
+        return _SavedTensor(self, self._count - 1)
 
-    def _note_output(self, t: Tensor) -> _Held | _Output:
+    def _note_output(self, t: Tensor) -> _Kept | _OutputView:
         for index, made in enumerate(self._outputs):
             if _storage(t) == made.storage and t._version == made.version and t.dtype == made.layout[-1] and t.numel():
-                return _Output(self, index, tuple(t.shape), t.stride(), int(t.storage_offset()) - made.offset)
-        return _Held(t.detach(), t._version)
+                return _OutputView(self, index, tuple(t.shape), t.stride(), int(t.storage_offset()) - made.offset)
+        return _Kept(t.detach(), t._version)
 
 
-def _open(note: _Held | _Saved | _Output) -> Tensor:
+def _open(note: _Kept | _SavedTensor | _OutputView) -> Tensor:
     return note.open()
 
 

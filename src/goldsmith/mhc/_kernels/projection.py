@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
+from .float32_products import dot, split, transposed, wide
 from .launch import INTERPRET, PARTS, SLICE_D
-from .numerics import dot, split, transposed, wide
 
 
 @triton.jit

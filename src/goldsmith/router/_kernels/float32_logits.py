@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .lists import LANES
-from .networks import INTERPRET
-from .packed import bit_reversed
-from .warps import columns, share
+from .lane_sorts import LANES
+from .packed_logits import bit_reversed
+from .sorting_networks import INTERPRET
+from .warp_selection import columns, share
 
 
 @triton.jit

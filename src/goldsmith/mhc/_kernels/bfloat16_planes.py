@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, run
+from .float32_products import split
 from .launch import INTERPRET
-from .numerics import split
 
 BLOCK = 1024
 ROWS = 16 if INTERPRET else 1  # of a program, of 16 * i rows: the interpreter takes as long for one as for 16

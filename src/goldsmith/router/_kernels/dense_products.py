@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .networks import INTERPRET
+from .sorting_networks import INTERPRET
 
 TOKENS, EXPERTS = 4096, 8192  # at hand at a time; a multiple of BLOCK_K experts
 # of the dtype alone, since another block would add in another order: (BLOCK_M, BLOCK_N, BLOCK_K, warps, stages)

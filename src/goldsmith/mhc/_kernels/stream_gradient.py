@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .numerics import dot, wide
-from .planes import load_planes, phi_planes
+from .bfloat16_planes import load_planes, phi_planes
+from .float32_products import dot, wide
 
 # Tiles of BLOCK_D a program: the loads of both are under way at once, into shared memory (341 us at T = 8192, D = 4096,
 # which is 13D at 2.6 TB/s; with one tile 440, four 371, eight 409: H100)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .keys import ordered
-from .networks import INTERPRET
-from .warps import columns
+from .sort_keys import ordered
+from .sorting_networks import INTERPRET
+from .warp_selection import columns
 
 LANES = tl.constexpr(32)
 

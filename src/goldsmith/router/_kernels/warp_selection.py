@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from ...core._kernels.arithmetic import exp
-from .keys import minus_infinity
-from .networks import INTERPRET, descending, greatest
+from .sort_keys import minus_infinity
+from .sorting_networks import INTERPRET, descending, greatest
 
 LAST_PLACE = tl.constexpr(2047)  # a key has the place below its number
 LANES = tl.constexpr(32)

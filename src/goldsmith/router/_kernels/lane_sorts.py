@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .networks import INTERPRET
-from .warps import bits_of
+from .sorting_networks import INTERPRET
+from .warp_selection import bits_of
 
 LANES = tl.constexpr(32)
 INFINITE = tl.constexpr(-(1 << 23))  # the bits of -inf

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ...core._kernels.arithmetic import exp
-from .keys import minus_infinity, nothing, ordered, value
+from .sort_keys import minus_infinity, nothing, ordered, value
 
 PLACE_BITS = tl.constexpr(11)
 LAST_PLACE = tl.constexpr((1 << 11) - 1)
