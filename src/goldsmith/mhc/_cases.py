@@ -33,8 +33,8 @@ def named(
     """
 
     def tags(name: str, sizes: Mapping[str, Any]) -> tuple[str, ...]:
-        given = {"large": _numbers(sizes) > 2**17, "every_probe": name in every_probe}
-        return tuple(tag for tag, holds in given.items() if holds)
+        conditions = {"large": _numbers(sizes) > 2**17, "every_probe": name in every_probe}
+        return tuple(tag for tag, holds in conditions.items() if holds)
 
     unknown = set(every_probe) - set(cases)
     if unknown:

@@ -98,19 +98,19 @@ def check_mixing(
             f"{op}: phi is float64, but x is {_name(x)} and sums run in float32; use phi.float() or x.double()"
         )
     _check_vector(op, "alpha", alpha, groups, x)
-    given = {"x": (x, f"*batch {n} {dim}"), "phi": (phi, f"{mixes} {n * dim}"), "alpha": (alpha, f"{groups}")}
+    arguments = {"x": (x, f"*batch {n} {dim}"), "phi": (phi, f"{mixes} {n * dim}"), "alpha": (alpha, f"{groups}")}
     hints = {"phi": _hint_phi(x, phi, mixes, head), "alpha": "" if head else "alpha = [pre, post, res], one scale each"}
     if biased:
-        given["bias"] = (_check_vector(op, "bias", bias, mixes, x), f"{mixes}")
-        if tuple(given["bias"][0].shape) == (1, mixes):
+        arguments["bias"] = (_check_vector(op, "bias", bias, mixes, x), f"{mixes}")
+        if tuple(arguments["bias"][0].shape) == (1, mixes):
             hints["bias"] = "[1, M] is TransformerEngine's layout: use mhc.from_te or bias.squeeze(0)"
     if gamma is not None:
         check_coefficient(op, "gamma", gamma, x)
-        given["gamma"] = (gamma, f"{n} {dim}" if gamma.dim() == 2 else f"{n * dim}")
+        arguments["gamma"] = (gamma, f"{n} {dim}" if gamma.dim() == 2 else f"{n * dim}")
         hints["gamma"] = f"one weight per stream and channel; for one per channel: gamma.repeat({n})"
-    wrong = next((name for name, (t, pattern) in given.items() if name != "x" and _shape(t) != pattern), None)
-    check_shapes(op, given, hint=hints.get(wrong, "") if wrong else "")
-    check_same_device(op, {name: t for name, (t, _) in given.items()})
+    wrong = next((name for name, (t, pattern) in arguments.items() if name != "x" and _shape(t) != pattern), None)
+    check_shapes(op, arguments, hint=hints.get(wrong, "") if wrong else "")
+    check_same_device(op, {name: t for name, (t, _) in arguments.items()})
 
 
 def _mixing_fits(x: Any, phi: Any, alpha: Any, bias: Any, gamma: Any, head: bool) -> bool:
@@ -149,8 +149,8 @@ def _hint_phi(x: Tensor, phi: Tensor, mixes: int, head: bool) -> str:
         return f"x looks like [*batch, dim={n}, n={dim}], streams innermost: use mhc.streams_from_te"
     if len(shape) == 2 and shape[0] != mixes and not head:
         valid = ", ".join(f"{rows(k)} (n={k})" for k in (1, 2, 3, 4, 8))
-        found = streams(shape[0])
-        fits = f"for no n: {valid}" if found is None else f"for n={found}, but x has n={n}"
+        implied_n = streams(shape[0])
+        fits = f"for no n: {valid}" if implied_n is None else f"for n={implied_n}, but x has n={n}"
         return f"phi has {shape[0]} rows, which is n*(n+2) {fits}"
     if len(shape) == 2 and shape[0] == rows(n) and head:
         return f"a head has one mix a stream, {n}; {shape[0]} rows are those of a connection"
@@ -178,8 +178,8 @@ def check_numbers(op: str, **numbers: float) -> None:
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int if name == "iterations" else (int, float)):
             wanted = "a whole number of at least 1" if name == "iterations" else "a number"
-            shown = f" is {kind(value)}" if isinstance(value, Tensor) else f"={value!r}"
-            raise TypeError(f"{op}: {name}{shown}, wanted {wanted}")
+            value_text = f" is {kind(value)}" if isinstance(value, Tensor) else f"={value!r}"
+            raise TypeError(f"{op}: {name}{value_text}, wanted {wanted}")
     _check_ranges(op, **numbers)
 
 
@@ -241,13 +241,13 @@ def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, ori
         hint = f"f is the layer's output, {x.shape[-1]} channels a token as in x; it has {f.shape[-1]}"
     elif x.shape[-2] != h_res.shape[-1]:
         hint = "h_post and h_res hold one row a stream of x"
-    given = {
+    arguments = {
         "x": (x, "*batch n dim"),
         "f": (f, "*batch dim"),
         "h_post": (h_post, "*batch n"),
         "h_res": (h_res, "*batch n n"),
     }
-    check_shapes(op, given, hint=hint)
+    check_shapes(op, arguments, hint=hint)
     check_same_device(op, {"x": x, "f": f, "h_post": h_post, "h_res": h_res})
 
 

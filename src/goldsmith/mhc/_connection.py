@@ -89,13 +89,13 @@ class _Enter(torch.autograd.Function):
         gamma: Tensor | None,
         settings: ConnectionSettings,
     ) -> tuple[Tensor, ...]:
-        found = PRE.all_results(x, phi, alpha, bias, gamma, **settings.of_pre)
+        results = PRE.all_results(x, phi, alpha, bias, gamma, **settings.of_pre)
         token = x.new_zeros(()).expand(x.shape)
         ctx.set_materialize_grads(False)
         ctx.settings = settings
-        mixing = settings.rounded(found["h_res"])
-        ctx.save_for_backward(x, phi, alpha, bias, gamma, mixing, found["inv_rms"], found["h_mix"])
-        return found["h_in"], found["h_post"], found["h_res"], token
+        mixing = settings.rounded(results["h_res"])
+        ctx.save_for_backward(x, phi, alpha, bias, gamma, mixing, results["inv_rms"], results["h_mix"])
+        return results["h_in"], results["h_post"], results["h_res"], token
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:

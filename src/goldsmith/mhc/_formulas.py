@@ -89,32 +89,32 @@ def mix_gradients(
     if grad_x_post is not None:
         dx = dx + stage("post", grad_x_post.to(vec.dtype))
     per_group = over_tokens(dlogits * z).sum(0).split(groups, -1)
-    found = {
+    gradients = {
         "x": dx,
         "phi": over_tokens(dm).mT @ over_tokens(vec * weight(gamma, x)),
         "alpha": torch.stack([mixes.sum() for mixes in per_group]),
         "bias": over_tokens(dlogits).sum(0),
     }
     if gamma is not None:
-        found["gamma"] = over_tokens((dm @ phi) * vec).sum(0)
-    return found
+        gradients["gamma"] = over_tokens((dm @ phi) * vec).sum(0)
+    return gradients
 
 
-def like_inputs(found: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
+def like_inputs(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
     """Each gradient in the shape and dtype of its input: the one rounding."""
-    return {name: grad.reshape(tensors[name].shape).to(tensors[name].dtype) for name, grad in found.items()}
+    return {name: grad.reshape(tensors[name].shape).to(tensors[name].dtype) for name, grad in gradients.items()}
 
 
-def named(found: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
+def named(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
     """The same, as stages dx, dphi, dalpha, dbias and dgamma."""
-    return {name: stage(f"d{name}", grad) for name, grad in like_inputs(found, tensors).items()}
+    return {name: stage(f"d{name}", grad) for name, grad in like_inputs(gradients, tensors).items()}
 
 
-def as_results(found: dict[str, Tensor], tensors: dict[str, Any]) -> tuple[Tensor, ...]:
+def as_results(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> tuple[Tensor, ...]:
     """(dx, dphi, dalpha, dbias, dgamma); dgamma has no elements when there is no gamma."""
-    found = like_inputs(found, tensors)
-    none = found["alpha"].new_empty(0)
-    return found["x"], found["phi"], found["alpha"], found["bias"], found.get("gamma", none)
+    gradients = like_inputs(gradients, tensors)
+    none = gradients["alpha"].new_empty(0)
+    return gradients["x"], gradients["phi"], gradients["alpha"], gradients["bias"], gradients.get("gamma", none)
 
 
 def over_tokens(value: Tensor) -> Tensor:

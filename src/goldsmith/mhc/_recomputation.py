@@ -113,10 +113,10 @@ class Region:
         saved: list[_Kept] = []
 
         def note(t: Tensor) -> _Kept | _SavedTensor:
-            noted = self._note(t)
-            if isinstance(noted, _SavedTensor):
+            record = self._note(t)
+            if isinstance(record, _SavedTensor):
                 saved.append(_Kept(t.detach(), t._version))
-            return noted
+            return record
 
         device = self._kept[0].tensor.device
         state = State(self._doubtful, device)
@@ -138,8 +138,8 @@ class Region:
         """Everything that build() saved, and its outputs."""
         if self._again is None:
             saved: list[Tensor] = []
-            for held in self._kept:
-                held.open()
+            for kept in self._kept:
+                kept.open()
             device, dtype, enabled = self._autocast
             with torch.enable_grad(), torch.autocast(device, dtype, enabled), saved_tensors_hooks(
                 lambda t: None if self._is_kept(t) else saved.append(t.detach()), _open
@@ -155,7 +155,7 @@ class Region:
         return self._again
 
     def _is_kept(self, t: Tensor) -> bool:
-        return (t.is_leaf and t.requires_grad) or any(t is held.tensor for held in self._kept)
+        return (t.is_leaf and t.requires_grad) or any(t is kept.tensor for kept in self._kept)
 
     def _note(self, t: Tensor) -> _Kept | _SavedTensor:
         if self._is_kept(t):
@@ -164,9 +164,14 @@ class Region:
         return _SavedTensor(self, self._count - 1)
 
     def _note_output(self, t: Tensor) -> _Kept | _OutputView:
-        for index, made in enumerate(self._outputs):
-            if _storage(t) == made.storage and t._version == made.version and t.dtype == made.layout[-1] and t.numel():
-                return _OutputView(self, index, tuple(t.shape), t.stride(), int(t.storage_offset()) - made.offset)
+        for index, output in enumerate(self._outputs):
+            if (
+                _storage(t) == output.storage
+                and t._version == output.version
+                and t.dtype == output.layout[-1]
+                and t.numel()
+            ):
+                return _OutputView(self, index, tuple(t.shape), t.stride(), int(t.storage_offset()) - output.offset)
         return _Kept(t.detach(), t._version)
 
 

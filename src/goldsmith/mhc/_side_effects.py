@@ -52,14 +52,16 @@ class State:
         generators: list[torch.Generator] = [torch.default_generator]
         if self._device.type == "cuda":
             generators.append(torch.cuda.default_generators[self._device.index])
-        found: list[tuple[Any, Any]] = []
+        records: list[tuple[Any, Any]] = []
         for module in self._modules:
-            for held in (vars(module), module._parameters, module._buffers):
-                found += [(value, value._version if isinstance(value, Tensor) else None) for value in held.values()]
+            for attributes in (vars(module), module._parameters, module._buffers):
+                records += [
+                    (value, value._version if isinstance(value, Tensor) else None) for value in attributes.values()
+                ]
             generators += [value for value in vars(module).values() if isinstance(value, torch.Generator)]
         if self._drawn is None:
-            found += [(g, g.get_state().numpy().tobytes()) for g in generators]
-        return found
+            records += [(g, g.get_state().numpy().tobytes()) for g in generators]
+        return records
 
 
 def _equal(before: tuple[Any, Any], after: tuple[Any, Any]) -> bool:

@@ -35,17 +35,17 @@ def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: Any = None
     hc_scale; all in float32. Options: n, and from `config` (hc_mult, hc_sinkhorn_iters, hc_eps, rms_norm_eps; an object
     or a mapping) iterations, pre_eps, sinkhorn_eps and rms_eps too. Raises ValueError naming the keys found.
     """
-    found = _hf_keys(state, prefix)
-    fn, base, scale = (_float("from_hf", found[name], state[found[name]]) for name in ("fn", "base", "scale"))
+    keys = _hf_keys(state, prefix)
+    fn, base, scale = (_float("from_hf", keys[name], state[keys[name]]) for name in ("fn", "base", "scale"))
     head = scale.numel() == 1
-    n = _streams("from_hf", found["fn"], fn, "fn [n*(n+2), n*dim], or [n, n*dim]", head=head)
-    _size("from_hf", found["base"], base, fn.shape[0])
-    _size("from_hf", found["scale"], scale, 1 if head else 3)
+    n = _streams("from_hf", keys["fn"], fn, "fn [n*(n+2), n*dim], or [n, n*dim]", head=head)
+    _size("from_hf", keys["base"], base, fn.shape[0])
+    _size("from_hf", keys["scale"], scale, 1 if head else 3)
     options: dict[str, Any] = {"n": n}
     if config is not None:
         options |= {ours: _config(config, theirs) for ours, theirs in _CONFIG.items()}
         if options["n"] != n:
-            raise ValueError(f"mhc.from_hf: {found['fn']} has n={n}, but the config says hc_mult={options['n']}")
+            raise ValueError(f"mhc.from_hf: {keys['fn']} has n={n}, but the config says hc_mult={options['n']}")
         if head:
             options = {name: options[name] for name in ("n", "pre_eps", "rms_eps")}
     weights = {"fn": fn, "base": base.reshape(-1), "scale": scale.reshape(-1)}
@@ -59,11 +59,11 @@ def to_hf(weights: Mapping[str, Tensor]) -> Weights:
     it).
     """
     if isinstance(weights, Mapping) and "hc_fn" in weights:
-        given = _checked("to_hf", weights, ("hc_fn", "hc_base", "hc_scale"))
-        n = _streams("to_hf", "hc_fn", given["hc_fn"], "hc_fn [n, n*dim]", head=True)
-        _size("to_hf", "hc_base", given["hc_base"], n)
-        _size("to_hf", "hc_scale", given["hc_scale"], 1)
-        return given
+        tensors = _checked("to_hf", weights, ("hc_fn", "hc_base", "hc_scale"))
+        n = _streams("to_hf", "hc_fn", tensors["hc_fn"], "hc_fn [n, n*dim]", head=True)
+        _size("to_hf", "hc_base", tensors["hc_base"], n)
+        _size("to_hf", "hc_scale", tensors["hc_scale"], 1)
+        return tensors
     return _ours("to_hf", weights, no_gamma="the model")[0]
 
 
@@ -88,10 +88,10 @@ def to_liger(weights: Mapping[str, Tensor]) -> Weights:
 
     Raises ValueError for norm_weight, which Liger does not have (fn * norm_weight gives the same model without it).
     """
-    given, _ = _ours("to_liger", weights, no_gamma="Liger")
-    pre, post, res = given["scale"].clone().unbind(0)
-    phi = given["fn"].T.contiguous()
-    return {"phi": phi, "b": given["base"], "alpha_pre": pre, "alpha_post": post, "alpha_res": res}
+    ours, _ = _ours("to_liger", weights, no_gamma="Liger")
+    pre, post, res = ours["scale"].clone().unbind(0)
+    phi = ours["fn"].T.contiguous()
+    return {"phi": phi, "b": ours["base"], "alpha_pre": pre, "alpha_post": post, "alpha_res": res}
 
 
 def from_te(state: Mapping[str, Tensor], n: int = 4) -> tuple[Weights, dict[str, Any]]:
@@ -103,27 +103,27 @@ def from_te(state: Mapping[str, Tensor], n: int = 4) -> tuple[Weights, dict[str,
     """
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise ValueError(f"mhc.from_te: n={n!r}, wanted a whole number of at least 1")
-    given = _checked("from_te", state, ("phi", "alpha", "beta"), optional=("norm_weight",))
-    phi = given["phi"]
+    tensors = _checked("from_te", state, ("phi", "alpha", "beta"), optional=("norm_weight",))
+    phi = tensors["phi"]
     if phi.dim() != 2 or phi.shape[0] != rows(n) or phi.shape[1] % n or not phi.shape[1]:
         raise _wrong_shape("from_te", "phi", phi, f"phi [M, K] = [{rows(n)}, dim*{n}] for n={n}")
-    _size("from_te", "beta", given["beta"], rows(n))
-    _size("from_te", "alpha", given["alpha"], 3)
-    weights = {"fn": _outermost(phi, n), "base": given["beta"].reshape(-1), "scale": given["alpha"].reshape(-1)}
+    _size("from_te", "beta", tensors["beta"], rows(n))
+    _size("from_te", "alpha", tensors["alpha"], 3)
+    weights = {"fn": _outermost(phi, n), "base": tensors["beta"].reshape(-1), "scale": tensors["alpha"].reshape(-1)}
     options: dict[str, Any] = {"n": n, "form": "log", "rms_eps": TE_RMS_EPS, "pre_eps": 0.0, "orientation": "in_out"}
-    if "norm_weight" in given:
-        _size("from_te", "norm_weight", given["norm_weight"], phi.shape[1])
-        weights["norm_weight"] = _outermost(given["norm_weight"].reshape(-1), n)
+    if "norm_weight" in tensors:
+        _size("from_te", "norm_weight", tensors["norm_weight"], phi.shape[1])
+        weights["norm_weight"] = _outermost(tensors["norm_weight"].reshape(-1), n)
         options["gamma"] = True
     return weights, options
 
 
 def to_te(weights: Mapping[str, Tensor]) -> Weights:
     """phi[:, d*n + i] = fn[:, i*dim + d], norm_weight likewise; alpha = scale, beta = base as [1, M]; in float32"""
-    given, n = _ours("to_te", weights)
-    state = {"phi": _innermost(given["fn"], n), "alpha": given["scale"], "beta": given["base"].reshape(1, -1)}
-    if "norm_weight" in given:
-        state["norm_weight"] = _innermost(given["norm_weight"], n)
+    ours, n = _ours("to_te", weights)
+    state = {"phi": _innermost(ours["fn"], n), "alpha": ours["scale"], "beta": ours["base"].reshape(1, -1)}
+    if "norm_weight" in ours:
+        state["norm_weight"] = _innermost(ours["norm_weight"], n)
     return state
 
 
@@ -162,17 +162,17 @@ def _float(function: str, name: str, value: Any) -> Tensor:
 
 def _ours(function: str, weights: Mapping[str, Tensor], *, no_gamma: str = "") -> tuple[Weights, int]:
     """fn, base, scale and, where there is one, norm_weight, as HyperConnection has them, in float32; and n."""
-    given = _checked(function, weights, ("fn", "base", "scale"), optional=("norm_weight",))
-    if no_gamma and "norm_weight" in given:
+    tensors = _checked(function, weights, ("fn", "base", "scale"), optional=("norm_weight",))
+    if no_gamma and "norm_weight" in tensors:
         raise ValueError(
             f"mhc.{function}: there is a norm_weight, which {no_gamma} has no place for; use fn * norm_weight"
         )
-    n = _streams(function, "fn", given["fn"], "fn [n*(n+2), n*dim]")
-    _size(function, "base", given["base"], rows(n))
-    _size(function, "scale", given["scale"], 3)
-    if "norm_weight" in given:
-        _size(function, "norm_weight", given["norm_weight"], given["fn"].shape[1])
-    return {name: value if name == "fn" else value.reshape(-1) for name, value in given.items()}, n
+    n = _streams(function, "fn", tensors["fn"], "fn [n*(n+2), n*dim]")
+    _size(function, "base", tensors["base"], rows(n))
+    _size(function, "scale", tensors["scale"], 3)
+    if "norm_weight" in tensors:
+        _size(function, "norm_weight", tensors["norm_weight"], tensors["fn"].shape[1])
+    return {name: value if name == "fn" else value.reshape(-1) for name, value in tensors.items()}, n
 
 
 def _checked(
@@ -226,8 +226,8 @@ def _hf_keys(state: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
 
 def _listed(what: str, names: Any) -> str:
     names = [str(name) for name in names]
-    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
-    return f"{what}: {shown or 'nothing'}"
+    listing = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+    return f"{what}: {listing or 'nothing'}"
 
 
 def _wrong_shape(function: str, name: str, value: Tensor, wanted: str) -> ValueError:

@@ -38,9 +38,9 @@ class _Float32Module(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         for name, parameter in self.named_parameters(recurse=False):
-            given = state_dict.get(prefix + name)
-            if isinstance(given, Tensor) and given.is_floating_point():  # matters for assign=True alone
-                state_dict[prefix + name] = given.to(parameter.dtype)
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor) and value.is_floating_point():  # matters for assign=True alone
+                state_dict[prefix + name] = value.to(parameter.dtype)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -101,10 +101,10 @@ class HyperConnection(_Float32Module):
         check_choice(name, "coefficient_dtype", coefficient_dtype, (None, *FLOATS[:3]))
         check_flag(name, "recompute", recompute)
         check_flag(name, "gamma", gamma, "" if not isinstance(gamma, Tensor) else "; its values: load norm_weight")
-        for argument, given, of in (("layer", layer, "h_in"), ("norm", norm, "h_in, or None")):
-            if not callable(given) and not (argument == "norm" and given is None):
+        for argument, function, of in (("layer", layer, "h_in"), ("norm", norm, "h_in, or None")):
+            if not callable(function) and not (argument == "norm" and function is None):
                 raise TypeError(
-                    f"{name}: {argument} is of type {type(given).__name__}, wanted a module or function of {of}"
+                    f"{name}: {argument} is of type {type(function).__name__}, wanted a module or function of {of}"
                 )
         self.layer, self.norm, self.recompute, self.init = layer, norm, recompute, init
         self.settings = ConnectionSettings(
@@ -160,9 +160,9 @@ class HyperConnection(_Float32Module):
             return join(leave(x, f, h_post, h_res, token, self.settings), rest)
 
     def extra_repr(self) -> str:
-        shown = {"init": self.init, "recompute": self.recompute}
-        shown |= {k: v for k, v in vars(self.settings).items() if v != getattr(ConnectionSettings(), k)}
-        return ", ".join([f"dim={self.dim}, n={self.n}", *(f"{k}={v!r}" for k, v in shown.items())])
+        options = {"init": self.init, "recompute": self.recompute}
+        options |= {k: v for k, v in vars(self.settings).items() if v != getattr(ConnectionSettings(), k)}
+        return ", ".join([f"dim={self.dim}, n={self.n}", *(f"{k}={v!r}" for k, v in options.items())])
 
 
 class HyperHead(_Float32Module):

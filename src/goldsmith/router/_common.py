@@ -73,7 +73,7 @@ def same_dtype(op: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
             )
 
 
-def answers(t: Tensor) -> bool:
+def can_inspect(t: Tensor) -> bool:
     """Whether it may be asked what it holds: only a CPU answers at once, and vmap not for many samples at a time."""
     if t.device.type != "cpu" or torch.compiler.is_compiling():
         return False

@@ -32,7 +32,7 @@ class Float32BatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.training and self.running_mean is not None and self.running_var is not None and computed_again():
+        if self.training and self.running_mean is not None and self.running_var is not None and is_recomputation():
             unseen = self.running_mean.clone(), self.running_var.clone()  # as many tensors as the first time
             return functional.batch_norm(input, *unseen, self.weight, self.bias, training=True, eps=self.eps)
         return super().forward(input)
@@ -46,7 +46,7 @@ class Float32BatchNorm(nn.BatchNorm1d):
         return super()._apply(keep, recurse)
 
 
-def computed_again() -> bool:
+def is_recomputation() -> bool:
     """Whether a backward is under way, as it is where activation checkpointing runs a forward again."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
@@ -105,7 +105,7 @@ def check_experts(name: str, activation: Any, strategy: Any, sparse_grad: Any, b
     check_choice(name, "backend", backend, tuple(known))
 
 
-def check_made(name: str, device: Any, dtype: Any) -> None:
+def check_placement(name: str, device: Any, dtype: Any) -> None:
     if device is not None and type(device) is not int:  # torch takes the number of a card, too
         check_device(name, device)
     if dtype is not None and dtype not in FLOATS:
@@ -128,11 +128,11 @@ def check_h(name: str, h: Tensor, hidden_size: int, weight: Any, return_router: 
         )
 
 
-def looked_up(layer: Any, h: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
+def apply_experts(layer: Any, h: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
     """The experts, in the dtype of their tables: under autocast h may come in another one."""
-    found = atomic_experts(
+    y = atomic_experts(
         h.to(layer.w_out.dtype), layer.w_in, layer.w_out, weights.flatten(h.dim() - 1), indices,
         activation=layer.activation, strategy=layer.strategy, sparse_grad=layer.sparse_grad,
         backend=layer.backend,
     )  # fmt: skip
-    return found.to(h.dtype)
+    return y.to(h.dtype)

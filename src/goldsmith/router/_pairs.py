@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ._common import answers, chunk_bytes
+from ._common import can_inspect, chunk_bytes
 
 
 class Pairs:
@@ -22,13 +22,13 @@ class Pairs:
         self.at = flat.masked_fill(self.skipped, 0)
         self._wrong = (flat < -1) | (flat >= n)
         self.lost = self._wrong.any(-1, keepdim=True)
-        self._asked = answers(flat)
-        self._holes = not self._asked or bool(self.skipped.any())
+        self._inspectable = can_inspect(flat)
+        self._holes = not self._inspectable or bool(self.skipped.any())
         self._indices = indices
 
-    def refuse_what_is_out_of_range(self) -> None:
+    def raise_if_out_of_range(self) -> None:
         """On a CPU. A GPU would have to be waited for: there, and under vmap, the token's result is NaN instead."""
-        if self._asked and bool(self._wrong.any()):
+        if self._inspectable and bool(self._wrong.any()):
             place = tuple(int(i) for i in self._wrong.view(self._indices.shape).nonzero()[0])
             raise IndexError(
                 f"router.atomic_experts: indices{list(place)} is {int(self._indices[place])}, wanted -1 (skipped) or "
@@ -47,8 +47,8 @@ class Pairs:
     def rows(self, table: Tensor, tokens: slice, dtype: torch.dtype) -> Tensor:
         """[tokens, K, width]: the experts' rows, 0 for skipped ones."""
         at = self.at[tokens]
-        found = table.index_select(0, at.reshape(-1)).to(dtype).view(*at.shape, table.shape[1])
-        return found.masked_fill(self.skipped[tokens].unsqueeze(-1), 0.0) if self._holes else found
+        rows = table.index_select(0, at.reshape(-1)).to(dtype).view(*at.shape, table.shape[1])
+        return rows.masked_fill(self.skipped[tokens].unsqueeze(-1), 0.0) if self._holes else rows
 
     @functools.cached_property
     def by_expert(self) -> tuple[Tensor, Tensor, Tensor]:

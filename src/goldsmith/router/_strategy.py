@@ -45,10 +45,10 @@ def choose_strategy(
         check_count(op, name, value)
     if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
         raise TypeError(f"{op}: dtype={dtype!r}, wanted one of: {', '.join(f'torch.{named(d)}' for d in FLOATS)}")
-    return chosen(tokens, k, num_experts, dtype, check_device(op, device).type)
+    return rule_based_strategy(tokens, k, num_experts, dtype, check_device(op, device).type)
 
 
-def chosen(tokens: int, k: int, num_experts: int, dtype: torch.dtype, kind: str) -> str:
+def rule_based_strategy(tokens: int, k: int, num_experts: int, dtype: torch.dtype, kind: str) -> str:
     rule = DENSE.get(kind, DENSE["cuda"])
     many = tokens >= rule.tokens and k * rule.one_in >= num_experts
     return "dense" if many and dtype in rule.dtypes else "gather"

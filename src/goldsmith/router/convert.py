@@ -55,12 +55,12 @@ def from_omnimoe(state_dict: Mapping[str, Tensor], *, k: int, activation: str = 
     With N rows in the tables and N no square, s = floor(sqrt(N)), as there: experts from s * s on can never be chosen,
     but their rows are kept.
     """
-    given = _renamed("from_omnimoe", state_dict, _OMNIMOE)
-    s, dim = _matrix("from_omnimoe", "router_gate_x.weight", given["router_x.weight"])
-    rows = _matrix("from_omnimoe", "up_embed.weight", given["w_in"])[0]
+    tensors = _renamed("from_omnimoe", state_dict, _OMNIMOE)
+    s, dim = _matrix("from_omnimoe", "router_gate_x.weight", tensors["router_x.weight"])
+    rows = _matrix("from_omnimoe", "up_embed.weight", tensors["w_in"])[0]
     if s != math.isqrt(rows):
-        raise _wrong("from_omnimoe", "router_gate_x.weight", given["router_x.weight"], f"floor(sqrt({rows})) rows")
-    wide = _matrix("from_omnimoe", "gate_proj.weight", given["shared_gate.weight"])[0]
+        raise _wrong("from_omnimoe", "router_gate_x.weight", tensors["router_x.weight"], f"floor(sqrt({rows})) rows")
+    wide = _matrix("from_omnimoe", "gate_proj.weight", tensors["shared_gate.weight"])[0]
     shapes: dict[str, tuple[int, ...]] = {
         "w_in": (rows, dim),
         "w_out": (rows, dim),
@@ -70,10 +70,10 @@ def from_omnimoe(state_dict: Mapping[str, Tensor], *, k: int, activation: str = 
     shapes |= {"shared_gate.weight": (wide, dim), "shared_up.weight": (wide, dim)}
     batches = {"running_mean": (s,), "running_var": (s,), "num_batches_tracked": ()}
     shapes |= {f"router_norm_{axis}.{name}": shape for axis in "xy" for name, shape in batches.items()}
-    _shapes("from_omnimoe", given, shapes, _OMNIMOE)
+    _shapes("from_omnimoe", tensors, shapes, _OMNIMOE)
     _options("from_omnimoe", k, s, activation)
     module = OmniMoE.paper(dim, (s, s), k, intermediate_size=wide, activation=activation, device="meta")
-    return _filled(module, given)
+    return _filled(module, tensors)
 
 
 def to_omnimoe(module: OmniMoE) -> State:
@@ -110,19 +110,19 @@ def from_peer_pytorch(
         raise ValueError(f"router.{function}: product_key_topk={product_key_topk} < {k}: no exact top-k, not offered")
     gamma = {"pre_norm.gamma": "norm.gamma"} if "norm.gamma" in _mapping(function, state_dict) else {}
     names = {**_PEER, "keys": "keys", **gamma}
-    given = _renamed(function, state_dict, names)
-    heads, s, dim, key_dim = _keyed(function, given)
-    rows = _matrix(function, names["w_in"], given["w_in"])[0]
+    tensors = _renamed(function, state_dict, names)
+    heads, s, dim, key_dim = _keyed(function, tensors)
+    rows = _matrix(function, names["w_in"], tensors["w_in"])[0]
     separate = rows == heads * s * s and heads > 1
     shapes = {name: (s * s * (heads if separate else 1), dim) for name in ("w_in", "w_out")}
-    _shapes(function, given, {**shapes, "pre_norm.gamma": (dim,)}, names)
+    _shapes(function, tensors, {**shapes, "pre_norm.gamma": (dim,)}, names)
     _options(function, k, s, activation)
     module = PEER(
         dim, s * s, k, heads=heads, key_dim=key_dim, activation=activation,
         weights="softmax" if heads_compete else "relu", separate_tables=separate,
         pre_norm="rms" if gamma else "none", device="meta",
     )  # fmt: skip
-    return _filled(module, given)
+    return _filled(module, tensors)
 
 
 def to_peer_pytorch(module: PEER) -> State:
@@ -159,16 +159,16 @@ def from_product_key_memory(
     names = {**_MEMORY, "keys": "keys", **(_BATCH_NORM if batch else _LAYER_NORM)}
     pre, out = ("pre_layernorm.weight" in state_dict, "output_norm.weight" in state_dict)
     names |= (_PRE_NORM if pre else {}) | (_OUTPUT_NORM if out else {})
-    given = _renamed(function, state_dict, names)
-    heads, s, dim, key_dim = _keyed(function, given)
+    tensors = _renamed(function, state_dict, names)
+    heads, s, dim, key_dim = _keyed(function, tensors)
     shapes = {name: (dim if name.startswith(("pre", "output")) else key_dim,) for name in names if "norm" in name}
-    _shapes(function, given, {**shapes, "norm.num_batches_tracked": (), "w_out": (s * s, dim)}, names)
+    _shapes(function, tensors, {**shapes, "norm.num_batches_tracked": (), "w_out": (s * s, dim)}, names)
     _options(function, k, s)
     module = PEER(
         dim, s * s, k, heads=heads, key_dim=key_dim, weights="softmax" if compete else "relu", values_only=True,
         query_norm="batch" if batch else "layer", pre_norm="layer" if pre else "none", output_norm=out, device="meta",
     )  # fmt: skip
-    return _filled(module, given)
+    return _filled(module, tensors)
 
 
 def to_product_key_memory(module: PEER) -> State:
@@ -221,16 +221,18 @@ def _same_dtype(op: str, state: State) -> None:
             same_dtype(op, [(first, like), (name, tensor)])
 
 
-def _keyed(function: str, given: State) -> tuple[int, int, int, int]:
+def _keyed(function: str, tensors: State) -> tuple[int, int, int, int]:
     """(heads, s, dim, key_dim); puts the keys from (head, s, axis, dim) in our order."""
-    keys = given["keys"]
+    keys = tensors["keys"]
     if keys.dim() != 4 or keys.shape[2] != 2:
         raise _wrong(function, "keys", keys, "[heads, s, 2, key_dim]")
     heads, s, _, key_dim = keys.shape
-    rows, dim = _matrix(function, "to_queries", given["query.weight"])
+    rows, dim = _matrix(function, "to_queries", tensors["query.weight"])
     if rows != 2 * heads * key_dim:
-        raise _wrong(function, "to_queries", given["query.weight"], f"2 * {heads} * {key_dim} rows, as keys have them")
-    given["keys"] = keys.permute(2, 0, 1, 3)
+        raise _wrong(
+            function, "to_queries", tensors["query.weight"], f"2 * {heads} * {key_dim} rows, as keys have them"
+        )
+    tensors["keys"] = keys.permute(2, 0, 1, 3)
     return heads, s, dim, key_dim
 
 
@@ -246,16 +248,16 @@ def _copied(module: nn.Module, names: Mapping[str, str]) -> State:
 
 
 def _exported(module: PEER, names: Mapping[str, str]) -> State:
-    found = _copied(module, {**names, "keys": "keys"})
-    return found | {"keys": found["keys"].permute(1, 2, 0, 3).contiguous()}
+    state = _copied(module, {**names, "keys": "keys"})
+    return state | {"keys": state["keys"].permute(1, 2, 0, 3).contiguous()}
 
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def _filled(module: Module, given: State) -> Module:
+def _filled(module: Module, tensors: State) -> Module:
     """Copies in place of what the module has on the meta device; tables may have more rows than are ever chosen."""
-    for name, value in given.items():
+    for name, value in tensors.items():
         owner, _, own = name.rpartition(".")
         holder = module.get_submodule(owner)
         copied = value.clone(memory_format=torch.contiguous_format)
@@ -274,10 +276,10 @@ def _matrix(function: str, name: str, value: Tensor) -> Sequence[int]:
     return value.shape
 
 
-def _shapes(function: str, given: State, wanted: Mapping[str, tuple[int, ...]], names: Mapping[str, str]) -> None:
+def _shapes(function: str, tensors: State, wanted: Mapping[str, tuple[int, ...]], names: Mapping[str, str]) -> None:
     for ours, shape in wanted.items():
-        if ours in given and tuple(given[ours].shape) != shape:
-            raise _wrong(function, names[ours], given[ours], str(list(shape)))
+        if ours in tensors and tuple(tensors[ours].shape) != shape:
+            raise _wrong(function, names[ours], tensors[ours], str(list(shape)))
 
 
 def _wrong(function: str, name: str, value: Tensor, wanted: str) -> ValueError:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
-from ._common import FLOATS, answers, check_count, same_dtype, wide
+from ._common import FLOATS, can_inspect, check_count, same_dtype, wide
 from ._common import flat as rows_of
 
 KINDS = ("marginal", "joint")
@@ -141,7 +141,7 @@ def _entries(op: str, indices: Tensor, n: int) -> tuple[Tensor, Tensor]:
     check_tensor(op, "indices", indices)
     check_dtype(op, "indices", indices, (torch.int32, torch.int64))
     flat = indices.reshape(-1).long()
-    if answers(flat) and bool(((flat < -1) | (flat >= n)).any()):
+    if can_inspect(flat) and bool(((flat < -1) | (flat >= n)).any()):
         raise IndexError(
             f"{op}: indices has {int(flat.min())}..{int(flat.max())}, wanted -1 (left out) or 0 <= index < {n}"
         )

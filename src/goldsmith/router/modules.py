@@ -14,12 +14,12 @@ from ._common import check_count, check_flag, wide
 from ._layers import (
     Float32BatchNorm,
     RouterOutput,
+    apply_experts,
     axis_sizes,
     check_experts,
     check_h,
     check_k,
-    check_made,
-    looked_up,
+    check_placement,
     over_tokens,
 )
 from .product_topk.op import WEIGHTS, product_topk
@@ -74,24 +74,24 @@ class OmniMoE(nn.Module):
         check_choice(name, "weights", weights, WEIGHTS)
         check_flag(name, "log_softmax", log_softmax)
         check_experts(name, activation, strategy, sparse_grad, backend)
-        check_made(name, device, dtype)
+        check_placement(name, device, dtype)
         self.hidden_size, self.k, self.intermediate_size = hidden_size, k, intermediate_size
         self.activation, self.router_norm, self.strategy = activation, router_norm, strategy
         self.log_softmax, self.weights, self.sparse_grad, self.backend = log_softmax, weights, sparse_grad, backend
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         (sx, sy), n = self.sizes, math.prod(self.sizes)
-        self.router_x = nn.Linear(hidden_size, sx, bias=False, **made)
-        self.router_y = nn.Linear(hidden_size, sy, bias=False, **made)
+        self.router_x = nn.Linear(hidden_size, sx, bias=False, **factory)
+        self.router_y = nn.Linear(hidden_size, sy, bias=False, **factory)
         if router_norm == "batch":
             precise: dict[str, Any] = {"device": device, "dtype": wide(dtype or torch.get_default_dtype())}
             self.router_norm_x = Float32BatchNorm(sx, affine=False, **precise)
             self.router_norm_y = Float32BatchNorm(sy, affine=False, **precise)
-        self.w_in = nn.Parameter(torch.empty(n, hidden_size, **made))
-        self.w_out = nn.Parameter(torch.empty(n, hidden_size, **made))
+        self.w_in = nn.Parameter(torch.empty(n, hidden_size, **factory))
+        self.w_out = nn.Parameter(torch.empty(n, hidden_size, **factory))
         if intermediate_size:
-            self.shared_gate = nn.Linear(hidden_size, intermediate_size, bias=False, **made)
-            self.shared_up = nn.Linear(hidden_size, intermediate_size, bias=False, **made)
-            self.shared_down = nn.Linear(intermediate_size, hidden_size, bias=False, **made)
+            self.shared_gate = nn.Linear(hidden_size, intermediate_size, bias=False, **factory)
+            self.shared_up = nn.Linear(hidden_size, intermediate_size, bias=False, **factory)
+            self.shared_down = nn.Linear(intermediate_size, hidden_size, bias=False, **factory)
         self.reset_parameters()
 
     @classmethod
@@ -126,7 +126,7 @@ class OmniMoE(nn.Module):
         weights, indices = product_topk(
             x, y, self.k, log_softmax=self.log_softmax, weights=self.weights, backend=self.backend
         )
-        out = looked_up(self, h, weights, indices)
+        out = apply_experts(self, h, weights, indices)
         if self.intermediate_size:
             out = out + self.shared_down(functional.silu(self.shared_gate(h)) * self.shared_up(h))
         return (out, RouterOutput(x, y, weights, indices)) if return_router else out

@@ -14,12 +14,12 @@ from ._common import check_count, check_flag, check_fraction, wide
 from ._layers import (
     Float32BatchNorm,
     RouterOutput,
+    apply_experts,
     axis_sizes,
     check_experts,
     check_h,
     check_k,
-    check_made,
-    looked_up,
+    check_placement,
     over_tokens,
 )
 from .product_topk.op import product_topk
@@ -85,25 +85,25 @@ class PEER(nn.Module):
         check_flag(name, "values_only", values_only)
         check_experts(name, activation, strategy, sparse_grad, backend)
         check_fraction(name, "dropout", dropout)
-        check_made(name, device, dtype)
+        check_placement(name, device, dtype)
         self.hidden_size, self.size, self.k, self.heads, self.key_dim = hidden_size, sizes[0], k, heads, key_dim
         self.activation, self.weights, self.query_norm, self.pre_norm_kind = activation, weights, query_norm, pre_norm
         self.separate_tables, self.values_only, self.dropout = separate_tables, values_only, dropout
         self.strategy, self.sparse_grad, self.backend = strategy, sparse_grad, backend
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         precise: dict[str, Any] = {"device": device, "dtype": wide(dtype or torch.get_default_dtype())}
         rows = self.size**2 * (heads if separate_tables else 1)
-        self.pre_norm = {"rms": _RMSNorm, "layer": nn.LayerNorm}.get(pre_norm, _no_norm)(hidden_size, **made)
-        self.query = nn.Linear(hidden_size, 2 * heads * key_dim, bias=False, **made)
+        self.pre_norm = {"rms": _RMSNorm, "layer": nn.LayerNorm}.get(pre_norm, _no_norm)(hidden_size, **factory)
+        self.query = nn.Linear(hidden_size, 2 * heads * key_dim, bias=False, **factory)
         self.norm: Any = (
             Float32BatchNorm(key_dim, **precise)
             if query_norm == "batch"
-            else (nn.LayerNorm if query_norm == "layer" else _no_norm)(key_dim, **made)
+            else (nn.LayerNorm if query_norm == "layer" else _no_norm)(key_dim, **factory)
         )
-        self.keys = nn.Parameter(torch.empty(2, heads, self.size, key_dim, **made))
-        self.w_in = None if values_only else nn.Parameter(torch.empty(rows, hidden_size, **made))
-        self.w_out = nn.Parameter(torch.empty(rows, hidden_size, **made))
-        self.output_norm = (nn.LayerNorm if output_norm else _no_norm)(hidden_size, **made)
+        self.keys = nn.Parameter(torch.empty(2, heads, self.size, key_dim, **factory))
+        self.w_in = None if values_only else nn.Parameter(torch.empty(rows, hidden_size, **factory))
+        self.w_out = nn.Parameter(torch.empty(rows, hidden_size, **factory))
+        self.output_norm = (nn.LayerNorm if output_norm else _no_norm)(hidden_size, **factory)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -125,7 +125,9 @@ class PEER(nn.Module):
         soft = self.weights == "softmax"
         scores, indices = product_topk(x, y, self.k, weights="softmax" if soft else "none", backend=self.backend)
         weights = scores if soft else torch.relu(scores)
-        out = looked_up(self, normed, functional.dropout(weights, self.dropout, self.training), self._folded(indices))
+        out = apply_experts(
+            self, normed, functional.dropout(weights, self.dropout, self.training), self._folded(indices)
+        )
         if self.output_norm is not None:
             out = self.output_norm(out)
         return (out, RouterOutput(x, y, weights, indices)) if return_router else out
@@ -156,9 +158,9 @@ class PEER(nn.Module):
 class _RMSNorm(nn.Module):
     """h / max(|h|, 1e-12) * sqrt(D) * (1 + gamma), as PEER-pytorch has it: no eps inside, gamma stored minus 1"""
 
-    def __init__(self, size: int, **made: Any) -> None:
+    def __init__(self, size: int, **factory: Any) -> None:
         super().__init__()
-        self.gamma = nn.Parameter(torch.empty(size, **made))
+        self.gamma = nn.Parameter(torch.empty(size, **factory))
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.gamma)
@@ -169,5 +171,5 @@ class _RMSNorm(nn.Module):
         return (unit * math.sqrt(h.shape[-1]) * (self.gamma.to(to) + 1)).to(h.dtype)
 
 
-def _no_norm(size: int, **made: Any) -> None:
+def _no_norm(size: int, **factory: Any) -> None:
     return None

@@ -77,17 +77,19 @@ def finish(
 ) -> dict[str, Tensor]:
     """dphi, dgamma (unless gamma is None), dbias, dalpha from psi [P, M, K] and sums [blocks, 2, M] of dl, dl * z."""
     P, M, K = psi.shape
-    found = {"dphi": phi, "dgamma": gamma, "dbias": bias, "dalpha": alpha}
-    found = {name: torch.empty(v.shape, dtype=v.dtype, device=v.device) for name, v in found.items() if v is not None}
+    gradients = {"dphi": phi, "dgamma": gamma, "dbias": bias, "dalpha": alpha}
+    gradients = {
+        name: torch.empty(v.shape, dtype=v.dtype, device=v.device) for name, v in gradients.items() if v is not None
+    }
     if P == 0:  # a sum of nothing is 0, also beside a NaN in gamma or phi
-        return {name: v.zero_() for name, v in found.items()}
+        return {name: v.zero_() for name, v in gradients.items()}
     groups, MP = alpha.numel(), power_of_2(M)
     block_k, wide = max(16, min(64, 4096 // MP)), power_of_2(max(WIDTH, M - (groups - 1) * n))
     first = groups + cdiv(M, WIDTH)
     run(
         _finish_kernel, (first + cdiv(K, block_k),),
-        psi, sums, phi, phi if gamma is None else gamma, found["dphi"], found.get("dgamma", phi), found["dbias"],
-        found["dalpha"], P, sums.shape[0], M, K, n, MP, gamma is not None, block_k, first, groups, WIDTH, wide,
-        max(16, 8192 // wide), num_warps=8,
+        psi, sums, phi, phi if gamma is None else gamma, gradients["dphi"], gradients.get("dgamma", phi),
+        gradients["dbias"], gradients["dalpha"], P, sums.shape[0], M, K, n, MP, gamma is not None, block_k, first,
+        groups, WIDTH, wide, max(16, 8192 // wide), num_warps=8,
     )  # fmt: skip
-    return found
+    return gradients

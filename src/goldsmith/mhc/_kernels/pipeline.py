@@ -45,20 +45,20 @@ def forward(
 
     `names` renames stages (`boundary` calls the next connection's h_post `h_post_next`).
     """
-    called, flat = names or {}, streams(x)
+    stage_names, flat = names or {}, streams(x)
     n, K = flat.shape[1], flat.shape[1] * flat.shape[2]
     part = project(flat, phi.contiguous(), None if gamma is None else gamma.reshape(-1).contiguous())
     traced = tracing("h_res_logits") or tracing("h_pre")
-    found = coefficients_forward(part, alpha.contiguous(), bias.contiguous(), n, K, logits=traced, **options)
-    if traced and "h_res" in found:
-        staged("h_res_logits", x, found["logits"][:, 2 * n :].unflatten(-1, (n, n)))
+    results = coefficients_forward(part, alpha.contiguous(), bias.contiguous(), n, K, logits=traced, **options)
+    if traced and "h_res" in results:
+        staged("h_res_logits", x, results["logits"][:, 2 * n :].unflatten(-1, (n, n)))
     balanced = ("h_res",) if options.get("sinkhorn", True) else ()
     for name in ("inv_rms", "h_mix", "h_pre", "h_post", *balanced):
-        if name in found:
-            found[name] = staged(called.get(name, name), x, found[name])
+        if name in results:
+            results[name] = staged(stage_names.get(name, name), x, results[name])
     if collapsed:
-        found[output] = staged(output, x, collapse(flat, found["h_pre"]))
-    return {name: of_tokens(x, value) for name, value in found.items()}
+        results[output] = staged(output, x, collapse(flat, results["h_pre"]))
+    return {name: of_tokens(x, value) for name, value in results.items()}
 
 
 def coefficient_gradients(
@@ -69,17 +69,17 @@ def coefficient_gradients(
     n, D = x.shape[-2:]
     flat = lambda g, *shape: None if g is None else dense(g, -1, *shape)  # noqa: E731
     names = ("pre_eps", "post_mult", "iterations", "sinkhorn_eps", "sinkhorn")
-    found = coefficients_backward(
+    results = coefficients_backward(
         flat(dh_pre, n), flat(dh_post, n), flat(dh_res, n, n), dense(tensors["h_mix"], -1, M),
         dense(tensors["inv_rms"], -1), tensors["alpha"].contiguous(), tensors["bias"].contiguous(), n, n * D,
         dlogits=tracing("dlogits"),
         **{name: options[name] for name in names if name in options},
     )  # fmt: skip
-    if "dlogits" in found:
-        staged("dlogits", x, found["dlogits"])
+    if "dlogits" in results:
+        staged("dlogits", x, results["dlogits"])
     if tracing("dm"):
-        found["dm"] = to_planes(staged("dm", x, from_planes(found["dm"], M)), found["dm"])
-    return found
+        results["dm"] = to_planes(staged("dm", x, from_planes(results["dm"], M)), results["dm"])
+    return results
 
 
 def backward(
@@ -96,19 +96,21 @@ def backward(
     T, n, _ = x.shape
     phi, gamma = tensors["phi"].contiguous(), tensors.get("gamma")
     dh_pre = staged("dh_pre", tensors["x"], collapse_dots(x, u)) if u is not None else h_pre
-    found = coefficient_gradients(tensors, options, dh_pre, h_post, h_res)
+    partials = coefficient_gradients(tensors, options, dh_pre, h_post, h_res)
     dx = stream_gradient(
-        x, found["dm"], found["kappa"], phi, None if gamma is None else gamma.reshape(-1).contiguous(),
-        u=u, h_pre=found["h_pre"], grad=None if grad is None else streams(grad),
+        x, partials["dm"], partials["kappa"], phi, None if gamma is None else gamma.reshape(-1).contiguous(),
+        u=u, h_pre=partials["h_pre"], grad=None if grad is None else streams(grad),
         h_res=None if mixing is None else dense(mixing, T, n, n), orientation=orientation,
     )  # fmt: skip
-    return {"x": stage(output, shaped(dx, tensors["x"].shape)), **parameter_gradients(tensors, x, found)}
+    return {"x": stage(output, shaped(dx, tensors["x"].shape)), **parameter_gradients(tensors, x, partials)}
 
 
-def parameter_gradients(tensors: dict, x: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
+def parameter_gradients(tensors: dict, x: Tensor, partials: dict[str, Tensor]) -> dict[str, Tensor]:
     """dphi and dgamma from Psi = dm^T X, dalpha and dbias from their partial sums; x is [T, n, D]."""
     phi, alpha, bias = (tensors[name].contiguous() for name in ("phi", "alpha", "bias"))
     gamma = tensors.get("gamma")
-    psi = partial_psi(x, found["dm"], phi.shape[0])
-    done = finish(psi, found["sums"], phi, None if gamma is None else gamma.contiguous(), alpha, bias, x.shape[1])
-    return {name.removeprefix("d"): stage(name, grad) for name, grad in done.items()}
+    psi = partial_psi(x, partials["dm"], phi.shape[0])
+    gradients = finish(
+        psi, partials["sums"], phi, None if gamma is None else gamma.contiguous(), alpha, bias, x.shape[1]
+    )
+    return {name.removeprefix("d"): stage(name, grad) for name, grad in gradients.items()}

@@ -22,8 +22,8 @@ def forward(
     *, orientation: str, **options: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     tensors = {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma, "inv_rms": inv_rms, "h_mix": h_mix}
-    found = pipeline.backward(
+    gradients = pipeline.backward(
         tensors, options, u=grad_h_in, h_post=grad_h_post, h_res=grad_h_res,
         grad=grad_x_next, mixing=h_res, orientation=orientation,
     )  # fmt: skip
-    return as_results(found, tensors)
+    return as_results(gradients, tensors)

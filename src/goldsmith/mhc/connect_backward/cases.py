@@ -21,9 +21,9 @@ def gradients(
     **settings: Any,
 ) -> dict[str, Any]:
     """What pre saved at these inputs, and gradients for those of its results, and of x_next, where one arrives."""
-    given = pre_inputs(make, T, n, dim, **settings)
-    inputs = {name: given.pop(name) for name in ("x", "phi", "alpha", "bias", "gamma")}
-    _, h_post, h_res, inv_rms, h_mix = coefficients.forward(*inputs.values(), **given)
+    arguments = pre_inputs(make, T, n, dim, **settings)
+    inputs = {name: arguments.pop(name) for name in ("x", "phi", "alpha", "bias", "gamma")}
+    _, h_post, h_res, inv_rms, h_mix = coefficients.forward(*inputs.values(), **arguments)
     x, to = inputs["x"], wide(inputs["x"].dtype)
     grads = {
         "h_in": make.normal(*x.shape[:-2], dim),
@@ -31,7 +31,7 @@ def gradients(
         "h_res": make.normal(*h_res.shape, dtype=to),
         "x_next": make.normal(*x.shape),
     }
-    options = {k: v for k, v in given.items() if k not in ("rms_eps", "sinkhorn")}
+    options = {k: v for k, v in arguments.items() if k not in ("rms_eps", "sinkhorn")}
     arrived = {f"grad_{name}": grad if name in arriving else None for name, grad in grads.items()}
     return {
         **inputs,

@@ -39,5 +39,5 @@ def forward(
         grad_x_post = output_by_input(h_res.to(to), orientation).mT @ grad_x_next.to(to)
     grads = {"h_in": grad_h_in, "h_post": grad_h_post, "h_res": grad_h_res}
     tensors = {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma, "inv_rms": inv_rms, "h_mix": h_mix}
-    found = coefficients.gradients(grads, tensors, {**options, "sinkhorn": True}, grad_x_post=grad_x_post)
-    return formulas.as_results(formulas.named(found, tensors), tensors)
+    gradients = coefficients.gradients(grads, tensors, {**options, "sinkhorn": True}, grad_x_post=grad_x_post)
+    return formulas.as_results(formulas.named(gradients, tensors), tensors)

@@ -22,9 +22,9 @@ def forward(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, orientation:
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     x, f, h_post, h_res = (tensors[name] for name in ("x", "f", "h_post", "h_res"))
     n = x.shape[-2]
-    found = mix_backward(
+    gradients = mix_backward(
         streams(grads["x_next"]), streams(x), rows(f), dense(h_post, -1, n), dense(h_res, -1, n, n),
         options["orientation"], needs_dx="x" in needs,
     )  # fmt: skip
     names = {"f": "df", "h_post": "dh_post", "h_res": "dh_res", "x": "dx_post"}
-    return {name: stage(names[name], shaped(grad, tensors[name].shape)) for name, grad in found.items()}
+    return {name: stage(names[name], shaped(grad, tensors[name].shape)) for name, grad in gradients.items()}

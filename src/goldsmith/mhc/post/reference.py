@@ -20,13 +20,13 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     to = wide(x.dtype)
     g = grads["x_next"].to(to)
     mixing = output_by_input(h_res.to(to), options["orientation"])
-    found = {
+    gradients = {
         "f": (h_post.to(to).unsqueeze(-1) * g).sum(-2),
         "h_post": (g * f.to(to).unsqueeze(-2)).sum(-1),
         "h_res": output_by_input(g @ x.to(to).mT, options["orientation"]),
         "x": mixing.mT @ g,
     }
-    return {name: stage(_NAMES[name], grad.to(tensors[name].dtype)) for name, grad in found.items()}
+    return {name: stage(_NAMES[name], grad.to(tensors[name].dtype)) for name, grad in gradients.items()}
 
 
 _NAMES = {"f": "df", "h_post": "dh_post", "h_res": "dh_res", "x": "dx_post"}  # dx_post: pre adds a share of its own

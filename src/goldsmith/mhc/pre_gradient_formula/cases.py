@@ -16,9 +16,9 @@ def gradients(
     make: Make, T: int | tuple[int, ...], n: int, dim: int, accumulate: bool = False, **settings: Any
 ) -> dict[str, Any]:
     """What pre saved at these inputs, and gradients for its three results."""
-    given = pre_inputs(make, T, n, dim, sinkhorn=False, **settings)
-    x, inputs = given["x"], [given.pop(name) for name in ("x", "phi", "alpha", "bias", "gamma")]
-    h_pre, h_post, logits, inv_rms, h_mix = coefficients.forward(*inputs, **given)
+    arguments = pre_inputs(make, T, n, dim, sinkhorn=False, **settings)
+    x, inputs = arguments["x"], [arguments.pop(name) for name in ("x", "phi", "alpha", "bias", "gamma")]
+    h_pre, h_post, logits, inv_rms, h_mix = coefficients.forward(*inputs, **arguments)
     to = wide(x.dtype)
     return {
         "grad_h_in": make.normal(*x.shape[:-2], dim),
@@ -33,8 +33,8 @@ def gradients(
         "h_post": h_post,
         "gamma": inputs[4],
         "grad_x_post": torch.zeros_like(x).add_(make.normal(*x.shape)) if accumulate else None,
-        "pre_eps": given["pre_eps"],
-        "post_mult": given["post_mult"],
+        "pre_eps": arguments["pre_eps"],
+        "post_mult": arguments["post_mult"],
     }
 
 

@@ -20,9 +20,9 @@ import triton.language as tl
 
 from ...core._kernels.arithmetic import exp
 from .float32_logits import greatest, marked_wide, tile_of
-from .lane_sorts import LANES, first, float_of, in_order_together, of_lane, order_of, selected
-from .marked_logits import LAST_PLACE, ones, order_of_key, picked, ranked, split
-from .packed_logits import at_most, flipped, greatest_of_lanes, low, marked, shares, twice, words_of
+from .lane_sorts import LANES, broadcast_first, broadcast_lane, float_of, order_of, select_pairs, sorted_pair
+from .marked_logits import LAST_PLACE, bit_count, element_at, order_of_key, sorted_keys, split_keys
+from .packed_logits import at_most, flip_order, greatest_of_lanes, low_half, marked, packed_limit, shares, words_of
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
@@ -59,20 +59,22 @@ def a_number(limit):
 
 
 @triton.jit
-def fewer(mask, row, size, limit, top, K: tl.constexpr, ROOM: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr):
+def reduced_marks(
+    mask, row, size, limit, top, K: tl.constexpr, ROOM: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr
+):
     """(the marks, or where they are more than ROOM those of the first K or more of the axis; how many).
 
     limit: what is marked is not below it; top: no logit is above it.
     """
     NARROW: tl.constexpr = row.dtype.element_ty.primitive_bitwidth == 16
-    count = tl.sum(ones(mask), axis=0)
+    count = tl.sum(bit_count(mask), axis=0)
     if count > ROOM:
         least, most = float_of(tl.max(order_of(limit), axis=0)), float_of(tl.max(order_of(top), axis=0))
         low, high = order_of_key(least, LAST_PLACE, NARROW) & -2048, order_of_key(most, -1, NARROW)
         while (count > ROOM) | (count < K):
             middle = (low & high) + ((low ^ high) >> 1)
             mask = marked_by_key(row, size, middle, WIDTH, EVEN, mask.dtype)
-            count = tl.sum(ones(mask), axis=0)
+            count = tl.sum(bit_count(mask), axis=0)
             low = tl.where(count > ROOM, middle, low)
             high = tl.where(count > ROOM, high, middle)
     return mask, count
@@ -85,7 +87,7 @@ def finite(v):
 
 
 @triton.jit
-def lists(DTYPE: tl.constexpr, R: tl.constexpr):
+def zero_lists(DTYPE: tl.constexpr, R: tl.constexpr):
     out = ()
     for _ in tl.static_range(R):
         out = out + (tl.zeros((LANES,), DTYPE),)
@@ -93,7 +95,7 @@ def lists(DTYPE: tl.constexpr, R: tl.constexpr):
 
 
 @triton.jit
-def weighed(sums, lse, K: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr):
+def weighted_scores(sums, lse, K: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr):
     """The scores or weights of sums, descending in tensors of 32."""
     lane = tl.arange(0, LANES)
     top = 0.0
@@ -121,7 +123,7 @@ def weighed(sums, lse, K: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr
 @triton.jit
 def guess(both, RANK: tl.constexpr):
     """The limits of x and y, integers in the order of 16-bit numbers, that the greatest logits of RANK lanes exceed."""
-    limits = of_lane(both, RANK)
+    limits = broadcast_lane(both, RANK)
     return (limits << 16) >> 16, limits >> 16
 
 
@@ -139,15 +141,15 @@ def marks(
     else:
         mask_x, total_x = marked_wide(row_x, SX, limit_x, top_x, WIDTH_X, EVEN_X, MASK, LSE)
         mask_y, total_y = marked_wide(row_y, SY, limit_y, top_y, WIDTH_Y, EVEN_Y, MASK, LSE)
-    return mask_x, mask_y, tl.sum(ones(mask_x) | (ones(mask_y) << 16), axis=0), total_x, total_y
+    return mask_x, mask_y, tl.sum(bit_count(mask_x) | (bit_count(mask_y) << 16), axis=0), total_x, total_y
 
 
 @triton.jit
 def limits_of(order, v, NARROW: tl.constexpr, DTYPE: tl.constexpr, OF_ORDER: tl.constexpr):
     """(what marks compare with, the limit as float32) of an integer in the order of 16 bits, or of a float32 v."""
     if NARROW:
-        limit = twice(order if OF_ORDER else at_most(v, DTYPE), DTYPE)
-        value = low(limit, DTYPE)
+        limit = packed_limit(order if OF_ORDER else at_most(v, DTYPE), DTYPE)
+        value = low_half(limit, DTYPE)
     else:
         value = a_number(float_of(order << 16)) if OF_ORDER else v
         limit = value
@@ -178,9 +180,9 @@ def bounded_kernel(
     if NARROW:
         xs = words_of(row_x, SX, WIDTH_X, TILES_X, EVEN_X)
         ys = words_of(row_y, SY, WIDTH_Y, TILES_Y, EVEN_Y)
-        both = in_order_together(greatest_of_lanes(xs, ys, DTYPE))
+        both = sorted_pair(greatest_of_lanes(xs, ys, DTYPE))
         most_x, most_y = guess(both, 0)
-        most_x, most_y = low(flipped(most_x), DTYPE), low(flipped(most_y), DTYPE)
+        most_x, most_y = low_half(flip_order(most_x), DTYPE), low_half(flip_order(most_y), DTYPE)
         if LSE:
             top_x, top_y = finite(most_x), finite(most_y)
             lse_x = tl.sum(shares(xs, top_x, DTYPE), axis=0)
@@ -191,7 +193,7 @@ def bounded_kernel(
         top_x, top_y = float_of(tl.max(lanes_x, axis=0)), float_of(tl.max(lanes_y, axis=0))
         most_x, most_y = tl.full((LANES,), 0.0, tl.float32) + top_x, tl.full((LANES,), 0.0, tl.float32) + top_y
         top_x, top_y = finite(top_x), finite(top_y)
-        both = in_order_together(((lanes_x >> 16) & 0xFFFF) | (lanes_y & -65536))
+        both = sorted_pair(((lanes_x >> 16) & 0xFFFF) | (lanes_y & -65536))
 
     order_x, order_y = guess(both, 17 if R == 1 else 25)
     limit_x, least_x = limits_of(order_x, 0.0, NARROW, DTYPE, True)
@@ -209,18 +211,23 @@ def bounded_kernel(
             row_x, row_y, xs, ys, SX, SY, limit_x, limit_y, top_x, top_y, WIDTH_X, WIDTH_Y, EVEN_X, EVEN_Y, MASK, False
         )
 
-    x_places, y_places, numbers, sums = lists(tl.int32, R), lists(tl.int32, R), lists(tl.int32, R), lists(tl.float32, R)
+    x_places, y_places, numbers, sums = (
+        zero_lists(tl.int32, R),
+        zero_lists(tl.int32, R),
+        zero_lists(tl.int32, R),
+        zero_lists(tl.float32, R),
+    )
     rounds = 0
     while rounds < 2:
         if (n & 0xFFFF > ROOM) | (n >> 16 > ROOM):
-            mask_x, n_x = fewer(mask_x, row_x, SX, least_x, most_x, K, ROOM, WIDTH_X, EVEN_X)
-            mask_y, n_y = fewer(mask_y, row_y, SY, least_y, most_y, K, ROOM, WIDTH_Y, EVEN_Y)
+            mask_x, n_x = reduced_marks(mask_x, row_x, SX, least_x, most_x, K, ROOM, WIDTH_X, EVEN_X)
+            mask_y, n_y = reduced_marks(mask_y, row_y, SY, least_y, most_y, K, ROOM, WIDTH_Y, EVEN_Y)
             n = n_x | (n_y << 16)
-        keys_x, keys_y = ranked(row_x, row_y, mask_x, mask_y, ROOM, WIDTH_X, WIDTH_Y)
-        x, x_places = split(keys_x, NARROW)
-        y, y_places = split(keys_y, NARROW)
-        numbers, sums = selected(x, y, words, K, BITS, NARROW)
-        bound, best_x, best_y = of_lane(sums[R - 1], (K - 1) % 32), first(x[0]), first(y[0])
+        keys_x, keys_y = sorted_keys(row_x, row_y, mask_x, mask_y, ROOM, WIDTH_X, WIDTH_Y)
+        x, x_places = split_keys(keys_x, NARROW)
+        y, y_places = split_keys(keys_y, NARROW)
+        numbers, sums = select_pairs(x, y, words, K, BITS, NARROW)
+        bound, best_x, best_y = broadcast_lane(sums[R - 1], (K - 1) % 32), broadcast_first(x[0]), broadcast_first(y[0])
         enough = ((n & 0xFFFF) >= K) | (least_x + best_y < bound)
         enough &= ((n >> 16) >= K) | (least_y + best_x < bound)
         rounds += 1 + tl.min(enough.to(tl.int32), axis=0)
@@ -238,11 +245,11 @@ def bounded_kernel(
     if LSE:
         lse_x, lse_y = top_x + tl.log(lse_x), top_y + tl.log(lse_y)
         tl.store(lse_ptr + 2 * t + lane, tl.where(lane == 0, lse_x, lse_y), mask=lane < 2)
-    results = weighed(sums, lse_x + lse_y, K, LSE, WEIGHTS)
+    results = weighted_scores(sums, lse_x + lse_y, K, LSE, WEIGHTS)
     for i in tl.static_range(R):
         pair = tl.load(words_ptr + len(words) * LANES + numbers[i])
         at = i * LANES + lane
-        index = picked(x_places, pair & 255) * SY + picked(y_places, pair >> 8)
+        index = element_at(x_places, pair & 255) * SY + element_at(y_places, pair >> 8)
         index = tl.where(sums[i] == float("-inf"), -1, index)
         tl.store(indices_ptr + t * K + at, index, mask=at < K)
         tl.store(scores_ptr + t * K + at, results[i], mask=at < K)

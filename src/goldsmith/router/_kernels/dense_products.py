@@ -121,16 +121,16 @@ def memory(tokens: int, table: Tensor, dtype: torch.dtype) -> Tensor:
 def dense_dots(rows: Tensor, table: Tensor, indices: Tensor) -> Tensor:
     """[1, T, K] in float32: <rows[t], table[e_tj]>; 0 where nothing is chosen."""
     T, K = indices.shape
-    found = torch.zeros((1, T, K), dtype=torch.float32, device=rows.device)
+    chosen_dots = torch.zeros((1, T, K), dtype=torch.float32, device=rows.device)
     space = memory(T, table, torch.float32)
     for tokens in tiles(T if K else 0, TOKENS):
         for experts in tiles(table.shape[0], EXPERTS):
             t, n = tokens.stop - tokens.start, experts.stop - experts.start
             dots = space[: t * n].view(t, n)
             product(rows[tokens], table[experts].T, dots)
-            at = indices[tokens], found[0, tokens], experts.start, n, K
+            at = indices[tokens], chosen_dots[0, tokens], experts.start, n, K
             run(pick_kernel, (t,), dots, *at, min(256, power_of_2(K)), num_warps=1)
-    return found
+    return chosen_dots
 
 
 def dense_sums(values: Tensor, table: Tensor, indices: Tensor, dtype: torch.dtype) -> Tensor:

@@ -135,24 +135,24 @@ def network(a, KIND: tl.constexpr, UP: tl.constexpr):
 
 
 @triton.jit
-def settled(a, UP: tl.constexpr):
+def bitonic_merge(a, UP: tl.constexpr):
     """A bitonic list in order, descending or UP."""
     return network(a, "merge", UP)
 
 
 @triton.jit
-def in_order(a, UP: tl.constexpr):
+def sorted_list(a, UP: tl.constexpr):
     return network(a, "sort", UP)
 
 
 @triton.jit
-def runs_in_order(a, UP: tl.constexpr):
+def sorted_runs(a, UP: tl.constexpr):
     """A list whose four parts of 8 are bitonic, descending or UP."""
     return network(a, "runs", UP)
 
 
 @triton.jit
-def in_order_together(both):
+def sorted_pair(both):
     """Two lists of 16-bit integers, one above the other, descending."""
     if INTERPRET:
         a, b = both >> 16, (both << 16) >> 16
@@ -165,21 +165,21 @@ def in_order_together(both):
 
 
 @triton.jit
-def settled_lists(a, UP: tl.constexpr):
+def bitonic_merge_lists(a, UP: tl.constexpr):
     """A bitonic list of 32, or of 64 in two tensors, in order."""
     if len(a) == 1:
-        out = (settled(a[0], UP),)
+        out = (bitonic_merge(a[0], UP),)
     else:
         high, low = tl.maximum(a[0], a[1]), tl.minimum(a[0], a[1])
         if UP:
-            out = (settled(low, UP), settled(high, UP))
+            out = (bitonic_merge(low, UP), bitonic_merge(high, UP))
         else:
-            out = (settled(high, UP), settled(low, UP))
+            out = (bitonic_merge(high, UP), bitonic_merge(low, UP))
     return out
 
 
 @triton.jit
-def greater(a, b):
+def elementwise_max(a, b):
     out = ()
     for i in tl.static_range(len(a)):
         out = out + (tl.maximum(a[i], b[i]),)
@@ -187,14 +187,14 @@ def greater(a, b):
 
 
 @triton.jit
-def of_lane(a, LANE: tl.constexpr):
+def broadcast_lane(a, LANE: tl.constexpr):
     """What one lane has, in every lane."""
     return tl.gather(a, tl.full((LANES,), LANE, tl.int32), 0)
 
 
 @triton.jit
-def first(a):
-    return of_lane(a, 0)
+def broadcast_first(a):
+    return broadcast_lane(a, 0)
 
 
 @triton.jit
@@ -205,23 +205,23 @@ def hook_sums(x, y, words, FINITE: tl.constexpr):
     sum is -inf. FINITE: right where no logit is NaN or +inf, else without order.
     """
     lane = tl.arange(0, LANES)
-    x_first, y_first = first(x[0]), first(y[0])
+    x_first, y_first = broadcast_first(x[0]), broadcast_first(y[0])
     sums = ()
     for i in tl.static_range(len(y)):
-        sums = sums + (added(x_first, y[i], 0, FINITE),)  # of all ranks
+        sums = sums + (pair_sums(x_first, y[i], 0, FINITE),)  # of all ranks
     for i in tl.static_range(len(x)):
         back = tl.gather(x[len(x) - 1 - i], (32 - lane) & 31, 0)  # x[room - lane]
         if i == 1:
-            back = tl.where(lane == 0, first(x[1]), back)
-        sums = sums + (added(back, y_first, words[len(y) + i], FINITE),)
+            back = tl.where(lane == 0, broadcast_first(x[1]), back)
+        sums = sums + (pair_sums(back, y_first, words[len(y) + i], FINITE),)
     for i in tl.static_range(2 * len(x), len(words)):
         a, b = tl.gather(x[0], (words[i] >> 16) & 31, 0), tl.gather(y[0], (words[i] >> 24) & 31, 0)
-        sums = sums + (added(a, b, words[i], FINITE),)
+        sums = sums + (pair_sums(a, b, words[i], FINITE),)
     return sums
 
 
 @triton.jit
-def added(x, y, word, FINITE: tl.constexpr):
+def pair_sums(x, y, word, FINITE: tl.constexpr):
     none = word < 0
     if not FINITE:
         none = none | (x == float("-inf")) | (y == float("-inf"))
@@ -232,15 +232,15 @@ def added(x, y, word, FINITE: tl.constexpr):
 def best_pairs(keys):
     """The 32 or 64 greatest keys, descending, of those of 119 or 280 pairs."""
     if len(keys) == 4:
-        best = (settled(tl.maximum(keys[0], keys[1]), False),)
-        best = (settled(tl.maximum(best[0], settled(keys[2], True)), False),)
-        best = (settled(tl.maximum(best[0], runs_in_order(keys[3], True)), False),)
+        best = (bitonic_merge(tl.maximum(keys[0], keys[1]), False),)
+        best = (bitonic_merge(tl.maximum(best[0], bitonic_merge(keys[2], True)), False),)
+        best = (bitonic_merge(tl.maximum(best[0], sorted_runs(keys[3], True)), False),)
     else:
-        best = settled_lists((tl.maximum(keys[0], keys[2]), tl.maximum(keys[1], keys[3])), False)
-        best = settled_lists(greater(best, settled_lists((keys[4], keys[5]), True)), False)
-        best = settled_lists(greater(best, settled_lists((keys[6], keys[7]), True)), False)
-        rest = settled_lists((settled(keys[8], False), runs_in_order(keys[9], True)), True)
-        best = settled_lists(greater(best, rest), False)
+        best = bitonic_merge_lists((tl.maximum(keys[0], keys[2]), tl.maximum(keys[1], keys[3])), False)
+        best = bitonic_merge_lists(elementwise_max(best, bitonic_merge_lists((keys[4], keys[5]), True)), False)
+        best = bitonic_merge_lists(elementwise_max(best, bitonic_merge_lists((keys[6], keys[7]), True)), False)
+        rest = bitonic_merge_lists((bitonic_merge(keys[8], False), sorted_runs(keys[9], True)), True)
+        best = bitonic_merge_lists(elementwise_max(best, rest), False)
     return best
 
 
@@ -280,42 +280,42 @@ def long_keys(sums, words, BITS: tl.constexpr):
 
 
 @triton.jit
-def by_short_keys(sums, words, K: tl.constexpr, BITS: tl.constexpr):
+def select_by_short_keys(sums, words, K: tl.constexpr, BITS: tl.constexpr):
     """`selected`, and whether it is: not where a sum that matters has bits in the number's place, or is not finite."""
     LAST: tl.constexpr = (1 << BITS) - 1
     keys, unfit = short_keys(sums, words, BITS)
     best = best_pairs(keys)
     numbers = ()
-    found = ()
+    values = ()
     for i in tl.static_range(len(best)):
         bits = best[i].to(tl.int32, bitcast=True)
         numbers = numbers + ((bits ^ (bits >> 31)) & LAST,)
-        found = found + (float_bits(bits & (-1 - LAST)),)
-    kth = of_lane(best[len(best) - 1], (K - 1) % 32).to(tl.int32, bitcast=True)
+        values = values + (float_bits(bits & (-1 - LAST)),)
+    kth = broadcast_lane(best[len(best) - 1], (K - 1) % 32).to(tl.int32, bitcast=True)
     least = float_bits(tl.where(kth < 0, kth | LAST, kth & (-1 - LAST)))  # what is below it has another sum
     least = tl.where(kth == INFINITE, float("-inf"), least)
-    fit = ((unfit < least) | (unfit == float("-inf"))) & (first(sums[0]) < float("inf"))
-    return numbers, found, tl.min(fit.to(tl.int32), axis=0)
+    fit = ((unfit < least) | (unfit == float("-inf"))) & (broadcast_first(sums[0]) < float("inf"))
+    return numbers, values, tl.min(fit.to(tl.int32), axis=0)
 
 
 @triton.jit
-def by_long_keys(sums, words, BITS: tl.constexpr):
+def select_by_long_keys(sums, words, BITS: tl.constexpr):
     best = best_pairs(long_keys(sums, words, BITS))
     numbers = ()
-    found = ()
+    values = ()
     for i in tl.static_range(len(best)):
         numbers = numbers + ((best[i] & ((1 << BITS) - 1)).to(tl.int32),)
-        found = found + (float_of((best[i] >> 32).to(tl.int32)),)
-    return numbers, found
+        values = values + (float_of((best[i] >> 32).to(tl.int32)),)
+    return numbers, values
 
 
 @triton.jit
-def selected(x, y, words, K: tl.constexpr, BITS: tl.constexpr, NARROW: tl.constexpr):
+def select_pairs(x, y, words, K: tl.constexpr, BITS: tl.constexpr, NARROW: tl.constexpr):
     """(the numbers of the selected pairs, reversed; their sums), each as tensors of 32."""
     if NARROW:
-        numbers, found, fit = by_short_keys(hook_sums(x, y, words, True), words, K, BITS)
+        numbers, values, fit = select_by_short_keys(hook_sums(x, y, words, True), words, K, BITS)
         if fit == 0:
-            numbers, found = by_long_keys(hook_sums(x, y, words, False), words, BITS)
+            numbers, values = select_by_long_keys(hook_sums(x, y, words, False), words, BITS)
     else:
-        numbers, found = by_long_keys(hook_sums(x, y, words, False), words, BITS)
-    return numbers, found
+        numbers, values = select_by_long_keys(hook_sums(x, y, words, False), words, BITS)
+    return numbers, values

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .lane_sorts import LANES, float_bits, float_of, in_order, order_of, settled_lists
+from .lane_sorts import LANES, bitonic_merge_lists, float_bits, float_of, order_of, sorted_list
 from .sorting_networks import INTERPRET
 from .warp_selection import bits_of
 
@@ -56,7 +56,7 @@ def order_of_key(v, place, NARROW: tl.constexpr):
 
 
 @triton.jit
-def ones(mask):
+def bit_count(mask):
     """How many bits are set."""
     if INTERPRET:
         n = tl.sum((mask[:, None] >> tl.arange(0, mask.dtype.primitive_bitwidth)[None, :]) & 1, axis=1).to(tl.int32)
@@ -82,11 +82,11 @@ def place_of(bit, lane, WIDTH: tl.constexpr, NARROW: tl.constexpr, MANY: tl.cons
 
 
 @triton.jit
-def lane_of(slot, upto):
+def lane_of(slot, inclusive_counts):
     """The lane whose marks come to `slot`; upto: each lane's marks with those of the lanes before it."""
     lane = tl.zeros((LANES,), tl.int32)
     for q in tl.static_range(5):
-        lane = tl.where(tl.gather(upto, lane + ((16 >> q) - 1), 0) <= slot, lane + (16 >> q), lane)
+        lane = tl.where(tl.gather(inclusive_counts, lane + ((16 >> q) - 1), 0) <= slot, lane + (16 >> q), lane)
     return lane
 
 
@@ -103,17 +103,25 @@ def marked_key(row, marks, lane, inside, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def listed(
-    row_x, row_y, mask_x, mask_y, counts, upto, FIRST: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr
+def gathered_keys(
+    row_x,
+    row_y,
+    mask_x,
+    mask_y,
+    counts,
+    inclusive_counts,
+    FIRST: tl.constexpr,
+    WIDTH_X: tl.constexpr,
+    WIDTH_Y: tl.constexpr,
 ):
     """The keys of both axes' marked logits FIRST to FIRST + 31, one to a lane; -inf after the last.
 
     counts: marks of each lane, x | y << 16; upto: with those of the lanes before it.
     """
     slot = tl.arange(0, LANES) + FIRST
-    lane_x, lane_y = lane_of(slot, upto & 0xFFFF), lane_of(slot, upto >> 16)
+    lane_x, lane_y = lane_of(slot, inclusive_counts & 0xFFFF), lane_of(slot, inclusive_counts >> 16)
     total = tl.sum(counts, axis=0)
-    before = upto - counts
+    before = inclusive_counts - counts
     ahead_x, ahead_y = slot - (tl.gather(before, lane_x, 0) & 0xFFFF), slot - (tl.gather(before, lane_y, 0) >> 16)
     marks_x, marks_y = tl.gather(mask_x, lane_x, 0), tl.gather(mask_y, lane_y, 0)
     for i in tl.static_range(3):  # a lane has seldom more than four, and a loop costs more than what it saves
@@ -128,21 +136,21 @@ def listed(
 
 
 @triton.jit
-def ranked(row_x, row_y, mask_x, mask_y, ROOM: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr):
+def sorted_keys(row_x, row_y, mask_x, mask_y, ROOM: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr):
     """The keys of both axes' marked logits, descending, as ROOM / 32 tensors each."""
-    counts = ones(mask_x) | (ones(mask_y) << 16)
-    upto = tl.cumsum(counts, axis=0)
-    x, y = listed(row_x, row_y, mask_x, mask_y, counts, upto, 0, WIDTH_X, WIDTH_Y)
-    xs, ys = (in_order(x, False),), (in_order(y, False),)
+    counts = bit_count(mask_x) | (bit_count(mask_y) << 16)
+    inclusive_counts = tl.cumsum(counts, axis=0)
+    x, y = gathered_keys(row_x, row_y, mask_x, mask_y, counts, inclusive_counts, 0, WIDTH_X, WIDTH_Y)
+    xs, ys = (sorted_list(x, False),), (sorted_list(y, False),)
     if ROOM == 64:
-        x, y = listed(row_x, row_y, mask_x, mask_y, counts, upto, 32, WIDTH_X, WIDTH_Y)
-        xs = settled_lists((xs[0], in_order(x, True)), False)
-        ys = settled_lists((ys[0], in_order(y, True)), False)
+        x, y = gathered_keys(row_x, row_y, mask_x, mask_y, counts, inclusive_counts, 32, WIDTH_X, WIDTH_Y)
+        xs = bitonic_merge_lists((xs[0], sorted_list(x, True)), False)
+        ys = bitonic_merge_lists((ys[0], sorted_list(y, True)), False)
     return xs, ys
 
 
 @triton.jit
-def split(keys, NARROW: tl.constexpr):
+def split_keys(keys, NARROW: tl.constexpr):
     """(values, places)."""
     values = ()
     places = ()
@@ -154,7 +162,7 @@ def split(keys, NARROW: tl.constexpr):
 
 
 @triton.jit
-def picked(a, place):
+def element_at(a, place):
     """a[place] of a list in tensors of 32."""
     out = tl.gather(a[0], place & 31, 0)
     if len(a) == 2:

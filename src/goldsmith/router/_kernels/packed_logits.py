@@ -36,7 +36,7 @@ def words_of(row, size, WIDTH: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.cons
 
 
 @triton.jit
-def low(w, DTYPE: tl.constexpr):
+def low_half(w, DTYPE: tl.constexpr):
     if DTYPE == tl.bfloat16:
         v = (w << 16).to(tl.float32, bitcast=True)
     else:
@@ -45,7 +45,7 @@ def low(w, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def high(w, DTYPE: tl.constexpr):
+def high_half(w, DTYPE: tl.constexpr):
     if DTYPE == tl.bfloat16:
         v = (w & -65536).to(tl.float32, bitcast=True)
     else:
@@ -67,7 +67,7 @@ def greater_words(a, b, DTYPE: tl.constexpr):
     if INTERPRET:
         a_low, a_high = orders(a, DTYPE)
         b_low, b_high = orders(b, DTYPE)
-        w = flipped((tl.maximum(a_low, b_low) & 0xFFFF) | (tl.maximum(a_high, b_high) << 16))
+        w = flip_order((tl.maximum(a_low, b_low) & 0xFFFF) | (tl.maximum(a_high, b_high) << 16))
     else:
         text: tl.constexpr = "max.NaN." + ("bf16x2" if DTYPE == tl.bfloat16 else "f16x2") + " $0, $1, $2;"
         w = tl.inline_asm_elementwise(text, "=r,r,r", [a, b], tl.int32, True, 1)
@@ -75,7 +75,7 @@ def greater_words(a, b, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def flipped(w):
+def flip_order(w):
     """Numbers of 16 bits to integers of their order, and these to numbers again."""
     if INTERPRET:
         out = w ^ ((((w << 16) >> 31) & 0x7FFF) | ((w >> 31) & 0x7FFF0000))
@@ -98,7 +98,7 @@ def greatest_of_lanes(xs, ys, DTYPE: tl.constexpr):
     best_x, best_y = greatest_word(best_x, DTYPE), greatest_word(best_y, DTYPE)
     evens = (best_x & 0xFFFF) | (best_y << 16)
     odds = ((best_x >> 16) & 0xFFFF) | (best_y & -65536)
-    return flipped(greater_words(evens, odds, DTYPE))
+    return flip_order(greater_words(evens, odds, DTYPE))
 
 
 @triton.jit
@@ -111,11 +111,11 @@ def greatest_word(tile, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def twice(order, DTYPE: tl.constexpr):
+def packed_limit(order, DTYPE: tl.constexpr):
     """A limit for `marked`, both halves of a word, from an integer of the order; no less than the lowest number."""
     LOWEST: tl.constexpr = -0x7F80 if DTYPE == tl.bfloat16 else -0x7C00
     order = tl.maximum(order, LOWEST)
-    return flipped((order & 0xFFFF) | (order << 16))
+    return flip_order((order & 0xFFFF) | (order << 16))
 
 
 @triton.jit
@@ -135,8 +135,8 @@ def marked(tiles, limit, MASK: tl.constexpr, DTYPE: tl.constexpr):
         if INTERPRET:
             bit = tl.full((HALF,), 1, tl.int32) << ((tl.arange(0, HALF) + i * HALF) & 15)
             bit = tl.expand_dims(bit, 0)
-            of_low = tl.where(low(tiles[i], DTYPE) < low(limit, DTYPE)[:, None], 0, bit)
-            of_high = tl.where(high(tiles[i], DTYPE) < low(limit, DTYPE)[:, None], 0, bit << 16)
+            of_low = tl.where(low_half(tiles[i], DTYPE) < low_half(limit, DTYPE)[:, None], 0, bit)
+            of_high = tl.where(high_half(tiles[i], DTYPE) < low_half(limit, DTYPE)[:, None], 0, bit << 16)
             if i * HALF < 16:
                 mask |= tl.sum(of_low | of_high, axis=1)
             else:
@@ -180,6 +180,6 @@ def shares(tiles, top, DTYPE: tl.constexpr):
     back = tl.expand_dims(-top * LOG2E, 1)
     total = tl.zeros((LANES,), tl.float32)
     for i in tl.static_range(len(tiles)):
-        a, b = tl.fma(low(tiles[i], DTYPE), LOG2E, back), tl.fma(high(tiles[i], DTYPE), LOG2E, back)
+        a, b = tl.fma(low_half(tiles[i], DTYPE), LOG2E, back), tl.fma(high_half(tiles[i], DTYPE), LOG2E, back)
         total += tl.sum(tl.exp2(a) + tl.exp2(b), axis=1)
     return total

@@ -80,7 +80,7 @@ def descending(a):
 
 
 @triton.jit
-def settled(a):
+def bitonic_merge(a):
     """A bitonic list of 2^p, descending."""
     return network(a, log2_up(len(a)))
 
@@ -94,4 +94,4 @@ def greatest(a, b):
             kept = kept + (tl.maximum(a[i], b[len(a) - 1 - i]),)
         else:
             kept = kept + (a[i],)
-    return settled(kept)
+    return bitonic_merge(kept)

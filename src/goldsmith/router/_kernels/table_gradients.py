@@ -83,7 +83,7 @@ def used_kernel(
 
 
 @triton.jit
-def listed(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP: tl.constexpr):
+def add_pairs(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP: tl.constexpr):
     """total [G, BLOCK_D] + the pairs first [G] to last [G] of the sorted order."""
     for start in range(0, tl.max(last - first, axis=0), STEP):
         p = (first + start)[:, None] + tl.arange(0, STEP)[None, :]
@@ -114,7 +114,7 @@ def blocks_kernel(
         d = FIRST + column
         first = tl.full((1,), 0, tl.int64) + c * WHOLE
         total = tl.zeros((1, BLOCK_D), tl.float32)
-        total = listed(total, first, first + WHOLE, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
+        total = add_pairs(total, first, first + WHOLE, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
         tl.store(block_ptr + c * WIDTH + column[None, :], total, mask=(column < WIDTH)[None, :])
 
 
@@ -134,7 +134,7 @@ def short_kernel(
     inside &= last - first <= SHORT
     total = tl.zeros((GROUP, BLOCK_D), tl.float32)
     last = tl.where(inside, last, first)
-    total = listed(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
+    total = add_pairs(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
     tl.store(out_ptr + (r * D)[:, None] + d[None, :], total, mask=inside[:, None] & (d < D)[None, :])
 
 
@@ -175,13 +175,13 @@ def long_kernel(
             head = tl.where(to_block > from_block, from_block * WHOLE, last)
             tail = tl.where(to_block > from_block, to_block * WHOLE, last)
             total = tl.zeros((1, BLOCK_D), tl.float32)
-            total = listed(total, one + first, one + head, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
+            total = add_pairs(total, one + first, one + head, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
             for start in range(from_block, to_block, STEP):
                 c = start + tl.arange(0, STEP)
                 mask = (c < to_block)[:, None] & (column < WIDTH)[None, :]
                 rows = tl.load(block_ptr + c[:, None].to(tl.int64) * WIDTH + column[None, :], mask=mask, other=0.0)
                 total += tl.sum(rows, axis=0)[None, :]
-            total = listed(total, one + tail, one + last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
+            total = add_pairs(total, one + tail, one + last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
             tl.store(out_ptr + r * D + d[None, :], total, mask=(column < WIDTH)[None, :])
 
 
@@ -206,7 +206,7 @@ class ByExpert:
             self.experts, upto = new(min(n, pairs), False), new(pairs, pairs < 2**31)
             run(firsts_kernel, (cdiv(pairs, BLOCK),), self.expert, upto, pairs, n, BLOCK)
             upto.cumsum_(0, dtype=upto.dtype)
-            self.count = Coming(upto[-1:])
+            self.count = PendingCount(upto[-1:])
             run(
                 used_kernel, (cdiv(pairs, BLOCK),),
                 self.expert, upto, self.order, self.experts, self.starts, self.token, pairs, n, chosen, BLOCK,
@@ -255,7 +255,7 @@ class Sums:
 
     def tables(self, experts: Tensor | None = None) -> list[Tensor]:
         """[N, D] each, or [len(experts), D]."""
-        pairs, found = self.pairs, []
+        pairs, gradients = self.pairs, []
         count, sparse = pairs.n if experts is None else experts.numel(), experts is not None
         at, P = pairs.starts if experts is None else experts, pairs.order.numel()
         for jobs, blocks in zip(self.groups, self.blocks, strict=True):
@@ -278,8 +278,8 @@ class Sums:
                     pairs.order, pairs.expert, pairs.token, pairs.starts, at, *each, blocks, blocks.shape[1], count,
                     pairs.n, D, first, width, sparse, SHORT, WHOLE, LONG_STEP, block_d, num_warps=2,
                 )  # fmt: skip
-            found += outs
-        return found
+            gradients += outs
+        return gradients
 
 
 def _slabs(D: int) -> tuple[int, int]:
@@ -288,7 +288,7 @@ def _slabs(D: int) -> tuple[int, int]:
     return block_d, cdiv(D, block_d)
 
 
-class Coming:
+class PendingCount:
     """A number of the device on its way to the host; an empty tensor is 0."""
 
     def __init__(self, number: Tensor) -> None:

@@ -132,18 +132,18 @@ def dots(rows: Tensor, table: Tensor, indices: Tensor) -> Tensor:
     K, slab = indices.shape[1], min(SLAB, power_of_2(D, 16))
     slabs = cdiv(D, slab)
     part = torch.empty((min(slabs, PARTS), T, K), dtype=torch.float32, device=rows.device)
-    done = used = 0  # slabs that were computed; parts that hold their sum
-    while done < slabs:
-        if done:
+    computed = used = 0  # slabs that were computed; parts that hold their sum
+    while computed < slabs:
+        if computed:
             run(fold_kernel, (cdiv(T * K, BLOCK),), part, T * K, used, BLOCK)
             used = 1
-        new = min(PARTS - used, slabs - done)
+        new = min(PARTS - used, slabs - computed)
         run(
             dots_kernel, (T, new if K else 0),
-            rows, table, indices, part[used:], table.stride(0), table.stride(1), T, table.shape[0], D, K, done,
+            rows, table, indices, part[used:], table.stride(0), table.stride(1), T, table.shape[0], D, K, computed,
             min(32, power_of_2(K)), slab, num_warps=2,
         )  # fmt: skip
-        done, used = done + new, used + new
+        computed, used = computed + new, used + new
     return part[:used]
 
 

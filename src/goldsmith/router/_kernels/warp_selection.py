@@ -88,7 +88,7 @@ def shift_of(key):
 
 
 @triton.jit
-def held(row, size, below, AGAIN: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr, LSE: tl.constexpr):
+def lane_maxima(row, size, below, AGAIN: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr, LSE: tl.constexpr):
     """The four greatest keys (AGAIN: below `below`) of each lane's share, descending; and the logsumexp of the axis."""
     least = tl.full((LANES,), EMPTY, tl.int32)
     best = (least, least, least, least)
@@ -129,12 +129,12 @@ def held(row, size, below, AGAIN: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.co
 
 
 @triton.jit
-def taken(best, last, row, size, WIDTH: tl.constexpr, EVEN: tl.constexpr):
+def next_key(best, last, row, size, WIDTH: tl.constexpr, EVEN: tl.constexpr):
     """(the next key of an axis after `last`, the lists without it)."""
     a, b, c, d = best
     key = tl.max(a, axis=0)
     if key == SPENT:
-        again, _ = held(row, size, last, True, WIDTH, EVEN, False)
+        again, _ = lane_maxima(row, size, last, True, WIDTH, EVEN, False)
         a, b, c, d = again
         key = tl.max(a, axis=0)
     out = a == key
@@ -150,12 +150,12 @@ def select_warp_kernel(
     t = tl.program_id(0).to(tl.int64)
     DEAD: tl.constexpr = minus_infinity(tl.float32)
     row_x, row_y = x_ptr + t * stride_x, y_ptr + t * stride_y
-    best_x, lse_x = held(row_x, SX, 0, False, WIDTH_X, EVEN_X, LSE)
-    best_y, lse_y = held(row_y, SY, 0, False, WIDTH_Y, EVEN_Y, LSE)
+    best_x, lse_x = lane_maxima(row_x, SX, 0, False, WIDTH_X, EVEN_X, LSE)
+    best_y, lse_y = lane_maxima(row_y, SY, 0, False, WIDTH_Y, EVEN_Y, LSE)
 
     j = tl.arange(0, K_P)
-    last_x, best_x = taken(best_x, 0, row_x, SX, WIDTH_X, EVEN_X)
-    last_y, best_y = taken(best_y, 0, row_y, SY, WIDTH_Y, EVEN_Y)
+    last_x, best_x = next_key(best_x, 0, row_x, SX, WIDTH_X, EVEN_X)
+    last_y, best_y = next_key(best_y, 0, row_y, SY, WIDTH_Y, EVEN_Y)
     x_keys, y_keys = tl.where(j == 0, last_x, EMPTY), tl.where(j == 0, last_y, EMPTY)
     x, y, y_first = number(x_keys), number(y_keys), number(last_y)
     in_y = 1
@@ -171,7 +171,7 @@ def select_warp_kernel(
         after = pair + 1
         b = after & LAST_B
         if b == in_y:
-            last_y, best_y = taken(best_y, last_y, row_y, SY, WIDTH_Y, EVEN_Y)
+            last_y, best_y = next_key(best_y, last_y, row_y, SY, WIDTH_Y, EVEN_Y)
             y, y_keys = tl.where(j == b, number(last_y), y), tl.where(j == b, last_y, y_keys)
             in_y += 1
         won = following == pair
@@ -179,7 +179,7 @@ def select_warp_kernel(
         y_next = tl.gather(y, tl.zeros_like(j) + (b & (K_P - 1)), 0)
         order = tl.where(won, tl.where(y_next == float("-inf"), DEAD, summed(x, y_next)), order)
         if b == 1:  # the first pair of rank a was taken: that of the next rank is in question now
-            last_x, best_x = taken(best_x, last_x, row_x, SX, WIDTH_X, EVEN_X)
+            last_x, best_x = next_key(best_x, last_x, row_x, SX, WIDTH_X, EVEN_X)
             v, entered = number(last_x), j == (pair >> B_BITS) + 1
             x, x_keys = tl.where(entered, v, x), tl.where(entered, last_x, x_keys)
             order = tl.where(entered, tl.where(v == float("-inf"), DEAD, summed(v, y_first)), order)

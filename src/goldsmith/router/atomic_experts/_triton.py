@@ -35,7 +35,7 @@ def forward(
     activation: str, strategy: str, sparse_grad: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     if indices.device.type == "cpu":
-        Pairs(indices, w_out.shape[0]).refuse_what_is_out_of_range()
+        Pairs(indices, w_out.shape[0]).raise_if_out_of_range()
     lists, n = flat(indices), w_out.shape[0]
     part = None if w_in is None else DOTS[strategy](flat(h), w_in, lists)
     preact, gated = gate(part, flat(weights), lists, n, activation)
@@ -59,15 +59,15 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         part, preact, flat(tensors["weights"]), lists, w_out.shape[0], options["activation"]
     )
     del part  # as much again as all else that is kept of a pair
-    found = {}
+    gradients = {}
     if "weights" in needs:
-        found["weights"] = stage("dweights", dweights).view(tensors["weights"].shape)
+        gradients["weights"] = stage("dweights", dweights).view(tensors["weights"].shape)
     if w_in is None:
-        found["h"] = torch.zeros_like(h, memory_format=torch.contiguous_format)
+        gradients["h"] = torch.zeros_like(h, memory_format=torch.contiguous_format)
     elif needs & {"h", "w_in"}:
         da = stage("dpreact", da)
         if "h" in needs:
-            found["h"] = stage("dh", SUMS[options["strategy"]](da, w_in, lists, h.dtype).view(h.shape))
+            gradients["h"] = stage("dh", SUMS[options["strategy"]](da, w_in, lists, h.dtype).view(h.shape))
     if tables:
         pairs = pairs if sparse else ByExpert(lists, w_out.shape[0])
         jobs = {"w_in": (da, rows), "w_out": (gated, dy)}
@@ -75,5 +75,5 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         sums = pairs.sums([(*jobs[name], tensors[name].dtype) for name in names])
         experts = pairs.used() if sparse else None
         for name, grad in zip(names, sums.tables(experts), strict=True):
-            found[name] = stage(f"d{name}", grad if experts is None else row_sparse(grad, experts, tensors[name]))
-    return found
+            gradients[name] = stage(f"d{name}", grad if experts is None else row_sparse(grad, experts, tensors[name]))
+    return gradients

@@ -171,9 +171,9 @@ def _bench(
         f"rows of {'the table' if memory else 'both tables'} once each, tokens {'once' if memory else 'twice'}, "
         f"weights and indices; backward with {gradients} gradients of the tables"
     )
-    given = {"T": T, "D": D, "N": N, "K": k, "strategy": strategy, "sparse": sparse, "memory": memory}
+    arguments = {"T": T, "D": D, "N": N, "K": k, "strategy": strategy, "sparse": sparse, "memory": memory}
     mark = "_sparse" if sparse else "_memory" if memory else "" if strategy == "gather" else f"_{strategy}"
-    case = Case(f"{letter}{mark}[T={T},D={D},N={N},k={k}]", inputs, given, why)
+    case = Case(f"{letter}{mark}[T={T},D={D},N={N},k={k}]", inputs, arguments, why)
     dtype = torch.float32 if cpu else torch.bfloat16  # a CPU has no reason for less
     pairs, size = T * k, dtype.itemsize
     rows = N * (1 - (1 - 1 / N) ** pairs)  # distinct experts of a uniform routing

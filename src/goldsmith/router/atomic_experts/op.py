@@ -8,7 +8,7 @@ from torch import Tensor
 from ...core.op import Op
 from ...core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
 from .._common import FLOATS, check_flag, named, same_dtype, wide
-from .._strategy import STRATEGIES, chosen
+from .._strategy import STRATEGIES, rule_based_strategy
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "identity")
 
@@ -59,7 +59,7 @@ def atomic_experts(
     check_choice("router.atomic_experts", "strategy", strategy, STRATEGIES)
     if strategy == "auto" and isinstance(h, Tensor) and isinstance(w_out, Tensor) and isinstance(indices, Tensor):
         k, experts = (t.shape[axis] if t.dim() else 0 for t, axis in ((indices, -1), (w_out, 0)))
-        strategy = chosen(h.shape[:-1].numel(), k, experts, h.dtype, h.device.type)
+        strategy = rule_based_strategy(h.shape[:-1].numel(), k, experts, h.dtype, h.device.type)
     if sparse_grad and torch.compiler.is_compiling() and torch.is_grad_enabled():
         raise NotImplementedError(
             "router.atomic_experts: sparse_grad=True cannot be compiled with gradients: how many rows they have "

@@ -30,7 +30,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     to = wide(h.dtype)
     pairs = Pairs(indices, w_out.shape[0])
-    pairs.refuse_what_is_out_of_range()
+    pairs.raise_if_out_of_range()
     rows = flat(h).to(to)
     preact = rows.new_empty(0)
     hidden = torch.ones(pairs.shape, dtype=to, device=h.device)
@@ -49,7 +49,7 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     pairs = Pairs(tensors["indices"], w_out.shape[0])
     weights = pairs.kept(flat(tensors["weights"]).to(to))
     dy = flat(grads["y"]).to(to)
-    found = {}
+    gradients = {}
     if w_in is None:
         hidden, slope = torch.ones_like(weights), None
     else:
@@ -58,40 +58,42 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     table = _sparse_table if options["sparse_grad"] else _dense_table
     if needs - {"w_out"}:
         r = stage("dout_dot", DOTS[strategy](dy, w_out, pairs))
-        found["weights"] = stage("dweights", (hidden * r).to(tensors["weights"].dtype).view(tensors["weights"].shape))
+        gradients["weights"] = stage(
+            "dweights", (hidden * r).to(tensors["weights"].dtype).view(tensors["weights"].shape)
+        )
     if slope is None:
-        found["h"] = torch.zeros_like(h, memory_format=torch.contiguous_format)
+        gradients["h"] = torch.zeros_like(h, memory_format=torch.contiguous_format)
     elif needs & {"h", "w_in"}:
         da = pairs.kept(weights * r * slope)
         if options["activation"] in ("relu", "relu2"):
             da = da.masked_fill(preact <= 0, 0.0)  # a gate, not a factor: 0 also where what arrives is NaN
         da = stage("dpreact", da)
         dh = SUMS[strategy](da, w_in, pairs).masked_fill(pairs.lost, math.nan)
-        found["h"] = stage("dh", dh.to(h.dtype).view(h.shape))
+        gradients["h"] = stage("dh", dh.to(h.dtype).view(h.shape))
         if "w_in" in needs:
-            found["w_in"] = stage("dw_in", table(da, flat(h).to(to), w_in, pairs))
+            gradients["w_in"] = stage("dw_in", table(da, flat(h).to(to), w_in, pairs))
     if "w_out" in needs:
-        found["w_out"] = stage("dw_out", table(weights * hidden, dy, w_out, pairs))
-    return found
+        gradients["w_out"] = stage("dw_out", table(weights * hidden, dy, w_out, pairs))
+    return gradients
 
 
 # sum_d rows[t, d] table[e_tj, d] -> [T, K], and sum_j values[t, j] table[e_tj, :] -> [T, width], by three strategies
 
 
 def _gathered_dots(rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
-    found = [
+    chunks = [
         _products(pairs.rows(table, part, rows.dtype), rows[part].unsqueeze(-1)).squeeze(-1)
         for part in pairs.chunks(table.shape[1])
     ]
-    return pairs.kept(torch.cat(found))  # rows of zeros are not enough: 0 times NaN
+    return pairs.kept(torch.cat(chunks))  # rows of zeros are not enough: 0 times NaN
 
 
 def _gathered_sums(values: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
-    found = [
+    chunks = [
         _products(values[part].unsqueeze(1), pairs.rows(table, part, values.dtype)).squeeze(1)
         for part in pairs.chunks(table.shape[1])
     ]
-    return torch.cat(found)
+    return torch.cat(chunks)
 
 
 def _products(left: Tensor, right: Tensor) -> Tensor:
@@ -104,11 +106,11 @@ def _products(left: Tensor, right: Tensor) -> Tensor:
 def _sorted_dots(rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
     """By expert: equal rows of the table are neighbours."""
     place, expert, token = pairs.by_expert
-    found = [
+    chunks = [
         (table.index_select(0, expert[part].clamp(max=pairs.n - 1)).to(rows.dtype) * rows[token[part]]).sum(-1)
         for part in pairs.parts(table.shape[1], 0, len(place))
     ]
-    dots = torch.cat([rows.new_empty(0), *found]).index_select(0, place.argsort())
+    dots = torch.cat([rows.new_empty(0), *chunks]).index_select(0, place.argsort())
     return pairs.kept(dots.view(pairs.shape))
 
 

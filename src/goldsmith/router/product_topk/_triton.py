@@ -96,15 +96,15 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     x, y, k = flat(tensors["x"]), flat(tensors["y"]), options["k"]
     scores, indices, grad = (flat(v) for v in (tensors["scores"], tensors["indices"], grads["scores"]))
     lse = keeps_lse(options["log_softmax"], options["weights"])
-    found = {name: torch.empty_like(tensors[name], memory_format=torch.contiguous_format) for name in ("x", "y")}
+    gradients = {name: torch.empty_like(tensors[name], memory_format=torch.contiguous_format) for name in ("x", "y")}
     run(
         gradient_kernel, (x.shape[0],),
-        grad, scores, indices, x, y, flat(tensors["lse"]) if lse else scores, found["x"], found["y"],
+        grad, scores, indices, x, y, flat(tensors["lse"]) if lse else scores, gradients["x"], gradients["y"],
         x.stride(0), y.stride(0), x.shape[1], y.shape[1],
         k, power_of_2(k), min(1024, power_of_2(max(x.shape[1], y.shape[1]), 16)), lse, options["weights"],
         "x" in needs, "y" in needs, num_warps=1,
     )  # fmt: skip
-    return {name: stage(f"dscores_{name}", found[name]) for name in ("x", "y") if name in needs}
+    return {name: stage(f"dscores_{name}", gradients[name]) for name in ("x", "y") if name in needs}
 
 
 def _width(size: int) -> int:

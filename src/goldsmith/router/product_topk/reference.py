@@ -60,8 +60,8 @@ def _select(x: Tensor, y: Tensor, a: Tensor, b: Tensor, k: int, sums: torch.dtyp
     pairs = (best_x + best_y).masked_fill((best_x == NEG_INF) | (best_y == NEG_INF), NEG_INF)
     pairs = stage("candidates", pairs.to(to))
     best = canonical(pairs).argsort(dim=-1, descending=True, stable=True)[:, :k]
-    found = rank_x.gather(-1, a[best]) * y.shape[-1] + rank_y.gather(-1, b[best])
-    return found.masked_fill(pairs.gather(-1, best) == NEG_INF, -1).to(torch.int32)
+    indices = rank_x.gather(-1, a[best]) * y.shape[-1] + rank_y.gather(-1, b[best])
+    return indices.masked_fill(pairs.gather(-1, best) == NEG_INF, -1).to(torch.int32)
 
 
 def ranks(t: Tensor, k: int) -> Tensor:
@@ -136,15 +136,15 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         ds = g * scores
     ds = stage("dsums", ds.masked_fill(masked, 0.0).view(*batch, k)).view(-1, k)
     total = _row_sums(ds)
-    found = {}
+    gradients = {}
     for axis, (name, logits, at) in enumerate((("x", x, ix), ("y", y, iy))):
         if name not in needs:
             continue
         d = add_at(ds, at, logits.shape[-1])
         if options["log_softmax"] and options["weights"] != "softmax":
             d = d - _softmax(logits.to(to), flat(tensors["lse"])[:, axis : axis + 1]) * total
-        found[name] = stage(f"dscores_{name}", d.to(logits.dtype).view(tensors[name].shape))
-    return found
+        gradients[name] = stage(f"dscores_{name}", d.to(logits.dtype).view(tensors[name].shape))
+    return gradients
 
 
 def _softmax(logits: Tensor, lse: Tensor) -> Tensor:
