@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from goldsmith.assay import Make
 from goldsmith.router import _common
-from goldsmith.router._kernels import dense, lookup, tables
+from goldsmith.router._kernels import dense_products, table_gradients, table_lookups
 from goldsmith.router.atomic_experts import _triton, reference
 from goldsmith.router.atomic_experts.cases import inputs
 from goldsmith.router.atomic_experts.op import ATOMIC_EXPERTS
@@ -68,10 +68,10 @@ class Allocations(TorchDispatchMode):
 @pytest.fixture
 def kept(monkeypatch):
     """Starts no kernel; what sparse gradients are made of, which these would keep where nobody sees it."""
-    for module in (dense, lookup, tables):
+    for module in (dense_products, table_lookups, table_gradients):
         monkeypatch.setattr(module, "run", lambda *args, **meta: None)
     # as many experts as there are pairs
-    monkeypatch.setattr(tables, "Coming", lambda upto: SimpleNamespace(value=lambda: 1 + upto.storage_offset()))
+    monkeypatch.setattr(table_gradients, "PendingCount", lambda upto: SimpleNamespace(value=lambda: 1 + upto.storage_offset()))
     made = []
     monkeypatch.setattr(_triton, "row_sparse", lambda *parts: made.extend(parts[:2]) or parts[0])
     return made

@@ -1,4 +1,4 @@
-"""Draws that the family's cases share, and the sizes that its benchmarks run at."""
+"""Random inputs that the family's cases share, and the sizes of its benchmarks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def named(
     *,
     every_probe: tuple[str, ...],
 ) -> list[Case]:
-    """{name: (sizes, why)} as cases.
+    """Cases from {name: (sizes, why)}.
 
-    Above 2^17 numbers they are tagged "large": for cards, not for two cores. Those of `every_probe` carry that tag:
-    they go through the dear probes too (dependence, layouts, scaling), which ask for dozens of runs.
+    Cases above 2^17 elements get the tag "large": they run on a GPU, not on two cores. Cases named in `every_probe` get
+    that tag: they also go through the expensive probes (dependence, layouts, scaling), which need dozens of runs.
     """
 
     def tags(name: str, sizes: Mapping[str, Any]) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def named(
 
     unknown = set(every_probe) - set(cases)
     if unknown:
-        raise ValueError(f"every_probe names no case: {sorted(unknown)}")
+        raise ValueError(f"every_probe names unknown cases: {sorted(unknown)}")
     return [Case(name, draw, sizes, why, tags(name, sizes)) for name, (sizes, why) in cases.items()]
 
 
@@ -60,8 +60,8 @@ def mixing(
 ) -> dict[str, Any]:
     """phi, alpha, bias and gamma whose logits have about the given standard deviation.
 
-    gamma is not 1, and the alphas differ: a factor forgotten or exchanged shows. `diagonal` is added to the bias of
-    h_res' diagonal: near-identity mixes, the trained state.
+    gamma is not 1 and the alphas differ, so that a forgotten or swapped factor shows. `diagonal` is added to the bias
+    of h_res's diagonal; a large one gives near-identity mixes, as in a trained model.
     """
     to = wide(make.dtype)
     bias = make.normal(rows(n), std=0.3, dtype=to)
@@ -85,7 +85,7 @@ def pre_inputs(
     layout: str = "contiguous",
     **options: Any,
 ) -> dict[str, Any]:
-    """What coefficients and pre take; T is a number of tokens, or all leading dimensions."""
+    """Inputs and options of coefficients and pre; T is a number of tokens, or all leading dimensions."""
     batch = T if isinstance(T, tuple) else (T,)
     x = streams(make, batch, n, dim, layout)
     return {"x": x, **mixing(make, n, dim, std=std, gamma=gamma, diagonal=diagonal), **OPTIONS, **options}
@@ -94,7 +94,7 @@ def pre_inputs(
 def post_inputs(
     make: Make, T: int | tuple[int, ...], n: int, dim: int, layout: str = "contiguous", orientation: str = "in_out"
 ) -> dict[str, Any]:
-    """What post takes; h_res is far from symmetric, so that its orientation shows."""
+    """Inputs and options of post; h_res is far from symmetric, so that a wrong orientation shows."""
     batch = T if isinstance(T, tuple) else (T,)
     to = wide(make.dtype)
     return {
@@ -107,12 +107,12 @@ def post_inputs(
 
 
 def by_group(n: int) -> dict[str, tuple[int, int]]:
-    """The mixes' last axis."""
+    """The segments of the mixes' last axis: {group: (start, stop)}."""
     return {"pre": (0, n), "post": (n, 2 * n), "res": (2 * n, rows(n))}
 
 
 def rows_by_group(n: int) -> dict[str, tuple[int, int, int]]:
-    """phi's first axis."""
+    """The segments of phi's first axis: {group: (axis, start, stop)}."""
     return {name: (0, low, high) for name, (low, high) in by_group(n).items()}
 
 
@@ -132,14 +132,14 @@ PRE_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "one_channel": ({"T": 3, "n": 4, "dim": 1, "iterations": 2}, "a block over dim that is almost all mask"),
     "two_slices": (
         {"T": 2, "n": 1, "dim": 515, "iterations": 1},
-        "the sum of the projection is cut into slices of 512 channels; the second is almost all mask",
+        "the projection is summed in slices of 512 channels; the second is almost all mask",
     ),
     "two_blocks": ({"T": 67, "n": 2, "dim": 3, "iterations": 2}, "more tokens than a block of any kernel holds"),
     "one_stream": ({"T": 2, "n": 1, "dim": 5, "iterations": 2}, "softmax of one number: dL must be 0"),
     "two_streams": ({"T": 3, "n": 2, "dim": 5, "iterations": 2, "diagonal": 4.0}, "8 mixes, half way to the identity"),
     "three_streams": (
         {"T": 3, "n": 3, "dim": 5, "std": 3.0, "sinkhorn_eps": 1e-2, "iterations": 3},
-        "n and M = 15 are no powers of two: padding of the softmax must not enter the sums through eps",
+        "n and M = 15 are not powers of two: padding of the softmax must not enter the sums through eps",
     ),
     "eight_streams": ({"T": 2, "n": 8, "dim": 5, "std": 0.5, "iterations": 2}, "80 mixes, 64 of them in the matrix"),
     "large_logits": ({"T": 2, "n": 4, "dim": 5, "std": 10.0}, "Sinkhorn far from converged; softmax saturated"),
@@ -150,20 +150,20 @@ PRE_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "large_epsilons": (
         {"T": 3, "n": 2, "dim": 5, "rms_eps": 0.3, "pre_eps": 0.05, "post_mult": 1.0, "sinkhorn_eps": 0.02,
          "iterations": 1},
-        "an eps or a factor forgotten shows only where it is not tiny",
+        "a forgotten eps or factor shows only when it is not tiny",
     ),
-    "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "dim": 5, "iterations": 2}, "leading dimensions as they come"),
+    "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "dim": 5, "iterations": 2}, "three leading dimensions"),
     "no_leading_dimension": ({"T": (), "n": 4, "dim": 5, "iterations": 2}, "one token without a batch"),
     "cann": ({"T": 3, "n": 4, "dim": 5, "sinkhorn": False}, "CANN's form: logits in place of h_res"),
     "megatron": ({"T": 3, "n": 4, "dim": 5, "std": 3.0, "iterations": 4, "form": "megatron"}, "Megatron's Sinkhorn"),
     "log": ({"T": 3, "n": 4, "dim": 5, "std": 3.0, "iterations": 4, "form": "log"}, "TransformerEngine's Sinkhorn"),
     "expanded": (
         {"T": 3, "n": 4, "dim": 64, "layout": "expanded", "iterations": 2},
-        "stride 0 over the streams: the usual entry to the model",
+        "stride 0 over the streams, as at the entry of a model",
     ),
     "transposed": ({"T": 3, "n": 4, "dim": 65, "layout": "transposed", "iterations": 2}, "streams outermost in memory"),
-    "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than any one block"),
-    "usual_width": ({"T": 129, "n": 4, "dim": 4096, "std": 1.28}, "the width that is usual in training"),
+    "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than one block of any kernel"),
+    "usual_width": ({"T": 129, "n": 4, "dim": 4096, "std": 1.28}, "a common training width"),
     "wide": ({"T": 33, "n": 4, "dim": 7168, "std": 2.56}, "DeepSeek's widest K"),
 }  # fmt: skip
 PRE_EVERY_PROBE = ("three_streams", "cann")
@@ -178,10 +178,10 @@ def bench(
     why: str,
     n: int = 4,
 ) -> list[BenchCase]:
-    """Training and decoding sizes in bfloat16; forward and backward in elements of dim that a token must move.
+    """Benchmarks at training and decoding sizes in bfloat16; a token must move forward * dim (backward * dim) elements.
 
-    Decoding adds `fixed` bytes (the weights, read once whatever the number of tokens); at training sizes they are below
-    0.3 % and left out, so that floors stay those of the design.
+    Decoding adds `fixed` bytes for the weights, which are read once for any number of tokens. At training sizes they
+    are below 0.3 % and are left out, so that the floors match the design.
     """
     entries = []
     for tokens, dim in TRAINING + DECODING:
@@ -204,5 +204,5 @@ def bench(
 
 
 def phi_bytes(n: int, dim: int) -> int:
-    """phi in float32."""
+    """Bytes of phi in float32."""
     return 4 * rows(n) * n * dim

@@ -1,4 +1,4 @@
-"""What every operator of the family checks and names alike: dtypes, shapes, the likely mistakes."""
+"""Constants, sizes and argument checks that the family's operators share; error messages name likely mistakes."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ POST_GRADIENTS = ("dx_post", "df", "dh_post", "dh_res")
 PRE_OPTIONS = (
     "float rms_eps, float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn"
 )
-MOST_ITERATIONS = 2**31 - 1  # what an int32 of a kernel counts
+MOST_ITERATIONS = 2**31 - 1  # kernels count iterations in int32
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums and coefficients: float32, or float64 when the streams are float64."""
+    """The dtype of sums and coefficients: float64 for float64 streams, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def tokens(x: Tensor, keep: int) -> Tensor:
-    """All leading dimensions as one, the last `keep` as they are: a view where strides allow it, else a copy."""
+    """x with all but the last `keep` dimensions flattened to one: a view where strides allow it, otherwise a copy."""
     return x.reshape(math.prod(x.shape[: x.dim() - keep]), *x.shape[x.dim() - keep :])
 
 
 def rows(n: int) -> int:
-    """M, the number of mixes of n streams: n for pre, n for post, n*n for res."""
+    """M = n*(n+2), the number of mixes of n streams: n for pre, n for post, n*n for res."""
     return n * (n + 2)
 
 
 def streams(mixes: int) -> int | None:
-    """n with rows(n) == mixes, or None."""
+    """The n with rows(n) == mixes, or None: the inverse of `rows`."""
     n = math.isqrt(mixes + 1) - 1
     return n if n >= 1 and rows(n) == mixes else None
 
@@ -61,7 +61,7 @@ def check_streams(op: str, name: str, x: Tensor) -> None:
 
 
 def check_coefficient(op: str, name: str, value: Tensor, x: Tensor) -> None:
-    """Coefficients are float32 (or float64 beside float64 streams): in bfloat16 rows would miss 1 by 3e-3."""
+    """Refuses coefficients that are not float32 (or float64 with float64 streams): bfloat16 row sums miss 1 by 3e-3."""
     check_tensor(op, name, value)
     allowed = (torch.float32, torch.float64) if x.dtype == torch.float64 else (torch.float32,)
     if value.dtype not in allowed:
@@ -83,13 +83,13 @@ def check_mixing(
     head: bool = False,
     biased: bool = True,
 ) -> None:
-    """phi, alpha, bias, gamma against x [*batch, n, dim]; `head` has n mixes and one alpha instead of M and three."""
+    """Checks phi, alpha, bias and gamma against x [*batch, n, dim]; a `head` has n mixes and one alpha, not M and 3."""
     if _mixing_fits(x, phi, alpha, bias, gamma, head) and (bias is not None) == biased:
         return
     check_streams(op, "x", x)
     n, dim = (
         int(size) for size in x.shape[-2:]
-    )  # numbers for the patterns, also while a graph with free sizes is traced
+    )  # the patterns below need plain integers, also when a graph with dynamic sizes is traced
     groups, mixes = (1, n) if head else (3, rows(n))
     check_tensor(op, "phi", phi)
     check_dtype(op, "phi", phi, FLOATS)
@@ -114,7 +114,7 @@ def check_mixing(
 
 
 def _mixing_fits(x: Any, phi: Any, alpha: Any, bias: Any, gamma: Any, head: bool) -> bool:
-    """The usual call, recognised in a few microseconds (the full check takes 90); False decides nothing."""
+    """Fast path: True for an ordinary valid call, in a few microseconds. False leaves it to the full check (90 us)."""
     if not all(map(_is_dense, (x, phi, alpha))) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
         return False
     n, dim = x.shape[-2:]
@@ -140,7 +140,7 @@ def _is_float32(value: Any, shapes: tuple[tuple[int, ...], ...], device: torch.d
 
 
 def _hint_phi(x: Tensor, phi: Tensor, mixes: int, head: bool) -> str:
-    """The likely mistake behind a phi of this shape."""
+    """A hint about the likely mistake behind a phi of this shape."""
     n, dim = x.shape[-2:]
     shape = tuple(phi.shape)
     if shape == (n * dim, mixes):
@@ -153,12 +153,12 @@ def _hint_phi(x: Tensor, phi: Tensor, mixes: int, head: bool) -> str:
         fits = f"for no n: {valid}" if implied_n is None else f"for n={implied_n}, but x has n={n}"
         return f"phi has {shape[0]} rows, which is n*(n+2) {fits}"
     if len(shape) == 2 and shape[0] == rows(n) and head:
-        return f"a head has one mix a stream, {n}; {shape[0]} rows are those of a connection"
-    return f"phi has a column for each of the {n}*{dim} channels of x"
+        return f"a head has one mix per stream, {n}; {shape[0]} rows belong to a connection"
+    return f"phi needs one column for each of the {n}*{dim} channels of x"
 
 
 def _check_vector(op: str, name: str, value: Any, size: int, x: Tensor) -> Tensor:
-    """alpha or bias: one tensor, where a number or several tensors are the likely mistakes."""
+    """Checks alpha or bias, which must be one tensor; a number or a list of tensors is the likely mistake."""
     if isinstance(value, tuple | list):
         joined = "torch.stack" if name == "alpha" else "torch.cat"
         what = f"{type(value).__name__} of {len(value)}"
@@ -174,7 +174,7 @@ def _shape(t: Tensor) -> str:
 
 
 def check_numbers(op: str, **numbers: float) -> None:
-    """iterations from 1, post_mult above 0, every eps from 0; all finite in float32."""
+    """Checks iterations >= 1, post_mult > 0 and every eps >= 0, all finite in float32."""
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int if name == "iterations" else (int, float)):
             wanted = "a whole number of at least 1" if name == "iterations" else "a number"
@@ -187,7 +187,7 @@ def check_numbers(op: str, **numbers: float) -> None:
 def _check_ranges(op: str, *, iterations: int = 1, post_mult: float = 1.0, **epsilons: float) -> None:
     check_at_least(op, "iterations", iterations, 1)
     if not post_mult > 0:
-        raise ValueError(f"{op}: post_mult={post_mult!r}, wanted a number above 0 (the published model has 2.0)")
+        raise ValueError(f"{op}: post_mult={post_mult!r}, wanted a number above 0 (the published model uses 2.0)")
     for name, value in epsilons.items():
         check_at_least(op, name, value, 0.0)
     if iterations > MOST_ITERATIONS:
@@ -206,7 +206,7 @@ def check_flag(op: str, name: str, value: object, hint: str = "") -> None:
 def check_pre(
     op: str, x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any
 ) -> None:
-    """What coefficients, pre and boundary take alike."""
+    """Checks the arguments that coefficients, pre and boundary share."""
     check_mixing(op, x, phi, alpha, bias, gamma)
     check_form(op, options["form"])
     check_flag(op, "sinkhorn", options.get("sinkhorn", True))
@@ -232,15 +232,15 @@ def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, ori
     check_coefficient(op, "h_res", h_res, x)
     hint = "leading dimensions must agree: nothing is broadcast"
     if f.shape == x.shape:
-        hint = "f has a stream dimension: it is the layer's output, one row a token"
+        hint = "f has a stream dimension, but the layer's output has one row per token"
     elif h_res.dim() == x.dim() - 1 and h_res.shape[-1] == x.shape[-2] ** 2:
         hint = f"h_res is flat: h_res.unflatten(-1, ({x.shape[-2]}, {x.shape[-2]}))"
     elif x.shape[-2:] == (f.shape[-1:] + h_post.shape[-1:]) and x.shape[-1] != x.shape[-2]:
         hint = f"x looks like [*batch, dim={x.shape[-2]}, n={x.shape[-1]}], streams innermost: use mhc.streams_from_te"
     elif f.shape[:-1] == x.shape[:-2] and f.shape[-1] != x.shape[-1]:
-        hint = f"f is the layer's output, {x.shape[-1]} channels a token as in x; it has {f.shape[-1]}"
+        hint = f"f is the layer's output and needs {x.shape[-1]} channels per token, as x has; it has {f.shape[-1]}"
     elif x.shape[-2] != h_res.shape[-1]:
-        hint = "h_post and h_res hold one row a stream of x"
+        hint = "h_post and h_res need one row per stream of x"
     arguments = {
         "x": (x, "*batch n dim"),
         "f": (f, "*batch dim"),

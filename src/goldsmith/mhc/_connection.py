@@ -1,10 +1,10 @@
-"""One connection under autograd: pre, then (after the layer) post, with a backward that writes dx once.
+"""One connection under autograd: pre before the layer, post after it, and a joint backward that writes dx once.
 
-Plain autograd would compute post's share of dx, pre's share of dx, and add them in a third pass over the streams. Here
-post is given x without its history, and hands the gradient G of x_next, as it is, to pre's backward, which mixes it by
-h_res and adds it to its own addends. The way between the two is the **token**: zeros of x's shape (one stored number)
-that `enter` returns and `leave` takes. Its gradient is G and not the gradient of anything else, so the token must never
-be used twice or get a hook; it stays a local variable of whoever calls both, and no public function returns it.
+Plain autograd would compute post's share of dx, then pre's share, and add the two in a third pass over the streams.
+Here post receives a detached x and passes the gradient G of x_next unchanged to pre's backward. That backward mixes G
+by h_res and adds it to its own terms. G travels through the **token**: zeros of x's shape (one stored number) that
+`enter` returns and `leave` takes. The token's gradient is G and nothing else. The token must therefore be used once and
+have no hook; the caller of both functions keeps it in a local variable, and no public function returns it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .pre.op import PRE
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """The options of pre and post, as a connection holds them."""
+    """The options that a connection passes to pre and post."""
 
     rms_eps: float = 1e-6
     pre_eps: float = 1e-6
@@ -50,7 +50,7 @@ class ConnectionSettings:
         return {name: getattr(self, name) for name in names}
 
     def rounded(self, coefficient: Tensor) -> Tensor:
-        """As post receives it: through coefficient_dtype, back in its own."""
+        """The coefficient rounded to coefficient_dtype and converted back, as post receives it."""
         to = self.coefficient_dtype
         return coefficient if to is None else coefficient.to(to).to(coefficient.dtype)
 
@@ -58,9 +58,9 @@ class ConnectionSettings:
 def enter(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, settings: ConnectionSettings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """h_in, h_post, h_res (both as post takes them), and the token for `leave`.
+    """h_in, the rounded h_post and h_res, and the token for `leave`.
 
-    There is no token where nothing is recorded, and under torch.func, which takes pre and post as they are.
+    The token is None without gradients and under torch.func, which differentiates pre and post separately.
     """
     if not torch.is_grad_enabled() or transformed():
         h_in, h_post, h_res = PRE(x, phi, alpha, bias, gamma, **settings.of_pre)
@@ -72,7 +72,7 @@ def enter(
 def leave(
     x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, token: Tensor | None, settings: ConnectionSettings
 ) -> Tensor:
-    """x_next; the token belongs to this x."""
+    """x_next = post(x, f, h_post, h_res). The token must come from `enter` with the same x."""
     if token is None:
         return POST(x, f, h_post, h_res, **settings.of_post)
     return _Leave.apply(POST(x.detach(), f, h_post, h_res, **settings.of_post), token)
@@ -108,7 +108,7 @@ class _Enter(torch.autograd.Function):
 class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_next: Tensor, token: Tensor) -> Tensor:
-        ctx.mark_dirty(x_next)  # so that the result is x_next itself, not a view that nobody may write to
+        ctx.mark_dirty(x_next)  # otherwise the result would be a view of x_next, which must not be written in place
         return x_next
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Formulas that several references of the family share; letters as in README.md.
+"""Formulas that several references of the family share; README.md explains the letters.
 
-T tokens (any leading dimensions), n streams, D dim, K = n*D; groups are the segments of the mixes, each scaled by an
-alpha of its own: (n, n, n*n) for pre, post and res, (n,) for the head.
+T tokens (any leading dimensions), n streams, D dim, K = n*D. Groups are the segments of the mixes, and each has its own
+alpha: (n, n, n*n) for pre, post and res, (n,) for the head.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def groups_of(n: int) -> tuple[int, int, int]:
 
 
 def spread(alpha: Tensor, groups: tuple[int, ...]) -> Tensor:
-    """[len(groups)] -> one value per mix."""
+    """alpha [len(groups)] repeated to one value per mix, [M]."""
     return torch.cat([alpha[i].expand(size) for i, size in enumerate(groups)])
 
 
 def weight(gamma: Tensor | None, x: Tensor) -> Tensor | float:
-    """gamma as [K] in the dtype of sums, or 1."""
+    """gamma as [K] in the dtype of the sums; 1 without gamma."""
     return 1.0 if gamma is None else gamma.reshape(-1).to(wide(x.dtype))
 
 
@@ -54,7 +54,7 @@ def sigmoid_gradient(logits: Tensor) -> Tensor:
 
 
 def collapse_gradient(grad_h_in: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
-    """u = dL/dh_in (zero when none arrives), and dh_pre[i] = <u, x[i]>"""
+    """u = dL/dh_in (zeros for None), and dh_pre[i] = <u, x[i]>"""
     stream = x.to(wide(x.dtype))
     u = torch.zeros_like(stream[..., 0, :]) if grad_h_in is None else grad_h_in.to(stream.dtype)
     return u, (u.unsqueeze(-2) * stream).sum(-1)
@@ -68,7 +68,7 @@ def mix_gradients(
     collapsed: tuple[Tensor, Tensor] | None = None,
     grad_x_post: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Everything below the logits, in the precision of sums.
+    """Gradients of x, phi, alpha, bias and gamma from the gradient of the logits, not yet rounded.
 
     z = r m;  dz = alpha dl;  dm = r dz;  dphi = dm^T (gamma X);  dgamma = sum_t (dm phi) X
     dx = dm (phi gamma) - (dz . z) r^2 / K X + h_pre (x) u + grad_x_post        collapsed = (h_pre, u)
@@ -101,22 +101,22 @@ def mix_gradients(
 
 
 def like_inputs(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
-    """Each gradient in the shape and dtype of its input: the one rounding."""
+    """Each gradient in the shape and dtype of its input. This is the only rounding."""
     return {name: grad.reshape(tensors[name].shape).to(tensors[name].dtype) for name, grad in gradients.items()}
 
 
 def named(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
-    """The same, as stages dx, dphi, dalpha, dbias and dgamma."""
+    """The gradients rounded to their inputs' dtypes, as stages dx, dphi, dalpha, dbias and dgamma."""
     return {name: stage(f"d{name}", grad) for name, grad in like_inputs(gradients, tensors).items()}
 
 
 def as_results(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> tuple[Tensor, ...]:
-    """(dx, dphi, dalpha, dbias, dgamma); dgamma has no elements when there is no gamma."""
+    """(dx, dphi, dalpha, dbias, dgamma); dgamma is empty without gamma."""
     gradients = like_inputs(gradients, tensors)
     none = gradients["alpha"].new_empty(0)
     return gradients["x"], gradients["phi"], gradients["alpha"], gradients["bias"], gradients.get("gamma", none)
 
 
 def over_tokens(value: Tensor) -> Tensor:
-    """All tokens as rows: [..., M] -> [T, M]."""
+    """[..., M] -> [T, M]"""
     return value.reshape(-1, value.shape[-1])

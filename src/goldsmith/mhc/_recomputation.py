@@ -1,18 +1,18 @@
-"""Cheap work before a dear layer, forgotten after the forward and done again when the backward asks for it.
+"""Recomputes the cheap operators before an expensive layer: their saved tensors are dropped after the forward.
 
     region = Region(build, kept)
-    outputs = region.run()              runs build(); of what its operators save, only `kept` stays
-    with region.watching():             what saves one of those outputs keeps a note of which, not the tensor
+    outputs = region.run()              runs build(); of the tensors that its operators save, only `kept` stay
+    with region.watching():             an operator that saves one of the outputs keeps a reference to it by index
         ...
 
-The first note that the backward opens runs build() once more, under the autocast of the first time; all notes are then
-served from that run, and it is freed with the last of them. That is right only if build() gives the same again, bit for
-bit. Operators of this library do; the norm that build() calls on the way may not:
+The first reference that the backward opens runs build() once more, under the autocast of the first run. All references
+are served from that run, which is freed with the last of them. This is correct only if build() repeats bit for bit.
+Operators of this library do, but the norm that build() calls may not:
 
-- One that draws random numbers, or writes to its buffers, parameters or attributes (dropout, BatchNorm in training), is
-  not run again: that region keeps everything that it saved, as without recomputation.
-- For what is hidden elsewhere, a sample of its result is compared with the first run's. On a card that would have to
-  wait for the result, so there it is not done.
+- A norm that draws random numbers, or writes to its buffers, parameters or attributes (dropout, BatchNorm in training),
+  is not run again: that region keeps everything that it saved, as without recomputation.
+- Other hidden state is caught by comparing a sample of the norm's result with the first run's. A GPU would have to wait
+  for the result, so only a CPU does this.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ._side_effects import State, repeats, same, sample
 
 @dataclass(frozen=True)
 class _Kept:
-    """A tensor that stays, and the version it had: hooks switch off autograd's own check for writes."""
+    """A kept tensor and its version when saved: saved-tensor hooks switch off autograd's own check for writes."""
 
     tensor: Tensor
     version: int
@@ -48,7 +48,7 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _SavedTensor:
-    """The index-th tensor that build() saved."""
+    """Reference to the index-th tensor that build() saved."""
 
     region: Region
     index: int
@@ -59,7 +59,7 @@ class _SavedTensor:
 
 @dataclass(frozen=True)
 class _OutputView:
-    """A view of the index-th output of build(); offset counts from that output's first element."""
+    """Reference to a view of the index-th output of build(); offset counts from that output's first element."""
 
     region: Region
     index: int
@@ -74,7 +74,7 @@ class _OutputView:
 
 @dataclass(frozen=True)
 class _OutputLayout:
-    """How an output of build() is told again: its storage, and what it had of it."""
+    """Identifies an output of build(): its storage, layout, offset and version."""
 
     storage: int
     layout: tuple
@@ -83,12 +83,15 @@ class _OutputLayout:
 
 
 class Region:
-    """build() returns tensors; the second of them is what `norm` gave, if there is one."""
+    """A recomputed stretch of the forward: build() returns tensors, the second being norm's result if there is a norm.
+
+    See the module's docstring for its use.
+    """
 
     def __init__(
         self, build: Callable[[], tuple[Any, ...]], kept: Sequence[Tensor], norm: Callable[[Tensor], Tensor] | None
     ) -> None:
-        fake = isinstance(kept[0], FakeTensor)  # it has no numbers, and nothing is drawn for it
+        fake = isinstance(kept[0], FakeTensor)  # without data, nothing is drawn and nothing can be compared
         self._build, self._doubtful = build, None if fake or repeats(norm) else norm
         self._kept = [_Kept(t, t._version) for t in kept]
         device = kept[0].device.type
@@ -132,7 +135,7 @@ class Region:
     def watching(self) -> Iterator[None]:
         with saved_tensors_hooks(self._note_output, _open):
             yield
-        self._live = ()  # until here they had to live: a freed storage's address may be given to the next tensor
+        self._live = ()  # kept alive so far, because a new tensor may reuse a freed storage's address
 
     def again(self) -> tuple[list[_Kept], list[_Kept]]:
         """Everything that build() saved, and its outputs."""
@@ -148,8 +151,8 @@ class Region:
             alike = len(saved) == self._count and [_layout(t) for t in outputs] == [o.layout for o in self._outputs]
             if not alike or not (self._sample is None or same(sample(outputs[1]), self._sample)):
                 raise RuntimeError(
-                    "recomputing a connection gave other tensors than the first time: its norm must do the same each "
-                    "time it is called (recompute=False lifts this)"
+                    "recomputing a connection gave different tensors than the first run: its norm must compute the "
+                    "same on every call; otherwise use recompute=False"
                 )
             self._again = [_Kept(t, t._version) for t in saved], [_Kept(t, t._version) for t in outputs]
         return self._again

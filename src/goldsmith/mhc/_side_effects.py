@@ -1,4 +1,4 @@
-"""Whether a module or function does the same when it is called again: what a call of it draws, and what it writes."""
+"""Detects side effects of a norm: random numbers that a call draws, and tensors or attributes that it changes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ _STATELESS = (nn.RMSNorm, nn.LayerNorm, nn.Identity)
 
 
 def repeats(function: Any) -> bool:
-    """Known to draw nothing and to keep no state, so that nobody needs to watch it."""
+    """Whether the function is known to have no side effects: None, or a stateless norm of torch without hooks."""
     if type(function) in _STATELESS:
         return not (function._forward_hooks or function._forward_pre_hooks)
     return function is None
 
 
 class State:
-    """What a call of `function` may change besides its result: generators, and a module's tensors and attributes.
+    """Snapshot of what a call of `function` may change: random generators, and a module's tensors and attributes.
 
-    Attributes are compared as they stand: what changes inside a list or an object of another kind is not seen.
+    Attributes are compared by identity (numbers and strings by value): changes inside a list or another object go
+    unnoticed.
     """
 
     def __init__(self, function: Any, device: torch.device) -> None:
-        owner = getattr(function, "__self__", function)  # of a method
+        owner = getattr(function, "__self__", function)  # a bound method belongs to a module
         self._modules = list(owner.modules()) if isinstance(owner, nn.Module) else []
         self._device = device
         self._drawn = _Drawn() if _is_capturing(device) else None
@@ -48,7 +49,7 @@ class State:
         return drawn or len(now) != len(self._before) or not all(map(_equal, self._before, now))
 
     def _now(self) -> list[tuple[Any, Any]]:
-        """Every object, in a fixed order, and what of it can change while it stays the same object."""
+        """Each object in a fixed order, with its version or generator state where it can change in place."""
         generators: list[torch.Generator] = [torch.default_generator]
         if self._device.type == "cuda":
             generators.append(torch.cuda.default_generators[self._device.index])
@@ -71,7 +72,7 @@ def _equal(before: tuple[Any, Any], after: tuple[Any, Any]) -> bool:
 
 
 class _Drawn(TorchDispatchMode):
-    """While a CUDA graph is captured no generator may be asked for its state; the operators say whether they draw."""
+    """Records whether an operator draws random numbers: during CUDA graph capture generator states cannot be read."""
 
     any = False
 
@@ -85,10 +86,11 @@ def _is_capturing(device: torch.device) -> bool:
 
 
 def sample(t: Tensor) -> Tensor:
-    """Numbers at even distances, the first among them, as they are now."""
+    """A copy of about SAMPLE elements at even distances, starting with the first."""
     flat = t.detach().reshape(-1)
     return flat[:: max(1, len(flat) // SAMPLE)].clone()
 
 
 def same(a: Tensor, b: Tensor) -> bool:
+    """Equality of all elements, where NaN equals NaN."""
     return bool(((a == b) | (a.isnan() & b.isnan())).all())

@@ -1,8 +1,8 @@
-"""Weights of other projects' hyper-connections, to and from ours.
+"""Converts the weights of other projects' hyper-connections to and from ours.
 
-A layout alone does not carry the semantics, so `from_*` also return the options that HyperConnection needs. A wrong or
-missing key, or a tensor of the wrong shape, raises ValueError and names what was found; what is no tensor of floating
-point numbers raises TypeError. A connection's `layer.*` and `norm.*` are left alone.
+A layout alone does not define the model, so the `from_*` functions also return the options that HyperConnection needs.
+A wrong or missing key, or a tensor of the wrong shape, raises ValueError with the keys that are there. A value that is
+not a floating-point tensor raises TypeError. Keys `layer.*` and `norm.*` of a connection are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..core.shapes import ShapeError, check_dtype, check_tensor
 from ._common import FLOATS, rows, streams
 
 Weights = dict[str, Tensor]
-TE_RMS_EPS = 1.1920928955078125e-07  # float32's epsilon, fixed in TransformerEngine
+TE_RMS_EPS = 1.1920928955078125e-07  # float32's epsilon, hard-coded in TransformerEngine
 
 _CONFIG = {
     "n": "hc_mult",
@@ -31,9 +31,9 @@ _CONFIG = {
 def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: Any = None) -> tuple[Weights, dict[str, Any]]:
     """fn, base, scale = {prefix}.fn, .base, .scale of a transformers deepseek_v4 model, or {prefix}_fn, ... of a file
 
-    The weights are for HyperConnection, or, when `scale` has one element (`hc_head`), for HyperHead as hc_fn, hc_base,
-    hc_scale; all in float32. Options: n, and from `config` (hc_mult, hc_sinkhorn_iters, hc_eps, rms_norm_eps; an object
-    or a mapping) iterations, pre_eps, sinkhorn_eps and rms_eps too. Raises ValueError naming the keys found.
+    Returns float32 weights for HyperConnection, or for HyperHead as hc_fn, hc_base, hc_scale when `scale` has one
+    element (`hc_head`). The options hold n; with `config` (an object or a mapping with hc_mult, hc_sinkhorn_iters,
+    hc_eps, rms_norm_eps) also iterations, pre_eps, sinkhorn_eps and rms_eps. Raises ValueError that lists the keys.
     """
     keys = _hf_keys(state, prefix)
     fn, base, scale = (_float("from_hf", keys[name], state[keys[name]]) for name in ("fn", "base", "scale"))
@@ -53,10 +53,9 @@ def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: Any = None
 
 
 def to_hf(weights: Mapping[str, Tensor]) -> Weights:
-    """{fn, base, scale} (or hc_fn, hc_base, hc_scale) as transformers' deepseek_v4 has them: float32, the same names
+    """{fn, base, scale} (or hc_fn, hc_base, hc_scale) for transformers' deepseek_v4: float32, the same names
 
-    Raises ValueError for norm_weight, which those models do not have (fn * norm_weight gives the same model without
-    it).
+    Raises ValueError for norm_weight, which those models lack; fn * norm_weight gives the same model without it.
     """
     if isinstance(weights, Mapping) and "hc_fn" in weights:
         tensors = _checked("to_hf", weights, ("hc_fn", "hc_base", "hc_scale"))
@@ -70,8 +69,8 @@ def to_hf(weights: Mapping[str, Tensor]) -> Weights:
 def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, dict[str, Any]]:
     """fn = phi^T, base = b, scale = [alpha_pre, alpha_post, alpha_res]        phi [K, M], in float32
 
-    `state` is a LigerMHC's state dict. Options: n, orientation="out_in", pre_eps=0.0.
-    Liger's default phi is float16: what that rounding lost stays lost.
+    `state` is a LigerMHC's state dict. Options: n, orientation="out_in", pre_eps=0.0. Liger's phi is float16 by
+    default; the conversion cannot recover the lost bits.
     """
     own = _checked("from_liger", state, ("phi", "b", "alpha_pre", "alpha_post", "alpha_res"))
     n = _streams("from_liger", "phi", own["phi"], "phi [K, M] = [n*dim, n*(n+2)]", across=True)
@@ -86,7 +85,7 @@ def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, dict[str, Any]]:
 def to_liger(weights: Mapping[str, Tensor]) -> Weights:
     """phi = fn^T [K, M], b = base, alpha_pre, alpha_post, alpha_res = scale (0-dim each), in float32
 
-    Raises ValueError for norm_weight, which Liger does not have (fn * norm_weight gives the same model without it).
+    Raises ValueError for norm_weight, which Liger lacks; fn * norm_weight gives the same model without it.
     """
     ours, _ = _ours("to_liger", weights, no_gamma="Liger")
     pre, post, res = ours["scale"].clone().unbind(0)
@@ -97,9 +96,9 @@ def to_liger(weights: Mapping[str, Tensor]) -> Weights:
 def from_te(state: Mapping[str, Tensor], n: int = 4) -> tuple[Weights, dict[str, Any]]:
     """fn[:, i*dim + d] = phi[:, d*n + i], norm_weight likewise; base = beta, scale = alpha
 
-    `state` has phi [M, K], alpha [3], beta [M] or [1, M] and perhaps norm_weight [K], as TransformerEngine's mHC takes
-    them with n streams innermost; activations go through `streams_from_te`. Options: n, form="log", rms_eps=2^-23,
-    pre_eps=0.0, orientation="in_out", and gamma=True when norm_weight is there.
+    `state` has phi [M, K], alpha [3], beta [M] or [1, M] and optionally norm_weight [K] in TransformerEngine's layout,
+    with the n streams innermost; convert activations with `streams_from_te`. Options: n, form="log", rms_eps=2^-23,
+    pre_eps=0.0, orientation="in_out", and gamma=True if there is a norm_weight.
     """
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise ValueError(f"mhc.from_te: n={n!r}, wanted a whole number of at least 1")
@@ -156,16 +155,16 @@ def _innermost(value: Tensor, n: int) -> Tensor:
 
 def _float(function: str, name: str, value: Any) -> Tensor:
     check_tensor(f"mhc.{function}", name, value)
-    check_dtype(f"mhc.{function}", name, value, FLOATS)  # float8 comes with scales, which this would forget
+    check_dtype(f"mhc.{function}", name, value, FLOATS)  # not float8: its scales would be lost
     return value.detach().float()
 
 
 def _ours(function: str, weights: Mapping[str, Tensor], *, no_gamma: str = "") -> tuple[Weights, int]:
-    """fn, base, scale and, where there is one, norm_weight, as HyperConnection has them, in float32; and n."""
+    """(HyperConnection's fn, base, scale and optional norm_weight in float32, n), after a check of their shapes."""
     tensors = _checked(function, weights, ("fn", "base", "scale"), optional=("norm_weight",))
     if no_gamma and "norm_weight" in tensors:
         raise ValueError(
-            f"mhc.{function}: there is a norm_weight, which {no_gamma} has no place for; use fn * norm_weight"
+            f"mhc.{function}: the weights have a norm_weight, which {no_gamma} does not support; use fn * norm_weight"
         )
     n = _streams(function, "fn", tensors["fn"], "fn [n*(n+2), n*dim]")
     _size(function, "base", tensors["base"], rows(n))
@@ -178,15 +177,15 @@ def _ours(function: str, weights: Mapping[str, Tensor], *, no_gamma: str = "") -
 def _checked(
     function: str, state: Mapping[str, Any], wanted: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> Weights:
-    """Exactly the wanted tensors, and those optional ones that are there, in float32."""
+    """The wanted tensors and the optional ones that are present, in float32; any other key is an error."""
     _mapping(function, state)
     own = {name: value for name, value in state.items() if not str(name).startswith(("layer.", "norm."))}
     missing = [name for name in wanted if name not in own]
     unknown = [str(name) for name in own if name not in wanted + optional]
     if missing or unknown:
         what = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(unknown)}"
-        also = f" (and perhaps {', '.join(optional)})" if optional else ""
-        raise ValueError(f"mhc.{function}: {what}; wanted {', '.join(wanted)}{also}; {_listed('found', own)}")
+        also = f" (and optionally {', '.join(optional)})" if optional else ""
+        raise ValueError(f"mhc.{function}: the state {what}; wanted {', '.join(wanted)}{also}; {_listed('keys', own)}")
     present = [*wanted, *(name for name in optional if own.get(name) is not None)]
     return {name: _float(function, name, own[name]) for name in present}
 
@@ -198,7 +197,7 @@ def _mapping(function: str, state: Any) -> None:
 
 
 def _streams(function: str, name: str, fn: Tensor, wanted: str, *, head: bool = False, across: bool = False) -> int:
-    """n of fn [M, n*dim], of a head's [n, n*dim], or `across` of its transposed one."""
+    """n of fn [M, n*dim], or of a head's [n, n*dim]; with `across`, fn is transposed."""
     mixes, features = (reversed(fn.shape) if across else fn.shape) if fn.dim() == 2 else (0, 0)
     n = mixes if head else streams(mixes)
     if not n or not features or features % n:
@@ -207,7 +206,7 @@ def _streams(function: str, name: str, fn: Tensor, wanted: str, *, head: bool = 
 
 
 def _hf_keys(state: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
-    """The keys of fn, base and scale, whichever of the two spellings the state has."""
+    """The state's keys of fn, base and scale, in either of the two spellings."""
     _mapping("from_hf", state)
     if not isinstance(prefix, str):
         raise TypeError(f"mhc.from_hf: prefix={prefix!r}, wanted a string such as 'model.layers.0.attn_hc'")
@@ -242,8 +241,8 @@ def _size(function: str, name: str, value: Tensor, size: int) -> None:
 def _config(config: Any, name: str) -> Any:
     if isinstance(config, Mapping):
         if name not in config:
-            raise ValueError(f"mhc.from_hf: the config lacks {name}; {_listed('found', config)}")
+            raise ValueError(f"mhc.from_hf: the config lacks {name}; {_listed('keys', config)}")
         return config[name]
     if not hasattr(config, name):
-        raise ValueError(f"mhc.from_hf: the config, a {type(config).__name__}, lacks {name}")
+        raise ValueError(f"mhc.from_hf: the config (a {type(config).__name__}) lacks {name}")
     return getattr(config, name)

@@ -1,4 +1,4 @@
-"""Hyper-connections as modules; names, shapes and state-dict keys are DeepSeek's."""
+"""Hyper-connections as modules, with DeepSeek's names, shapes and state-dict keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Float32Module(nn.Module):
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         for name, parameter in self.named_parameters(recurse=False):
             value = state_dict.get(prefix + name)
-            if isinstance(value, Tensor) and value.is_floating_point():  # matters for assign=True alone
+            if isinstance(value, Tensor) and value.is_floating_point():  # needed for assign=True only
                 state_dict[prefix + name] = value.to(parameter.dtype)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -54,12 +54,12 @@ class HyperConnection(_Float32Module):
 
     init: "deepseek" draws fn from N(0, 0.02^2), base 0, scale 1; "small" has scale 0.01; "identity" is "small" with
     8 on the diagonal of base's matrix, so that streams start almost separate. coefficient_dtype: h_post and h_res
-    are rounded to it before post (bfloat16: as HF's DeepseekV4 does). recompute=True keeps for the backward only x,
-    f and what `layer` itself keeps; coefficients, h_in and norm(h_in) are made again, bit for bit, so gradients are
-    identical. A norm that draws random numbers or writes to its own buffers or attributes is called once alone;
-    what such a connection would make again it then keeps. Hooks of a norm that is called again run again.
-    orientation, form and the numbers: see `mhc.post`, `mhc.sinkhorn`, `mhc.coefficients`. Raises ShapeError,
-    TypeError, ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC; huggingface/transformers deepseek_v4.
+    are rounded to it before post (bfloat16: as HF's DeepseekV4 does). recompute=True keeps only x, f and the layer's
+    own saved tensors for the backward; it recomputes the coefficients, h_in and norm(h_in) bit for bit, so gradients
+    are identical. A norm that draws random numbers or writes to its own buffers or attributes is called only once, and
+    the connection keeps its results. Hooks of a norm that is called again run again. orientation, form and the numbers:
+    see `mhc.post`, `mhc.sinkhorn`, `mhc.coefficients`. Raises ShapeError, TypeError, ValueError, BackendUnavailable.
+    Source: Xie et al. 2026, mHC; huggingface/transformers deepseek_v4.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class HyperConnection(_Float32Module):
 
     @property
     def mixing(self) -> Mixing:
-        """(phi, alpha, bias, gamma), as the operators take them."""
+        """(phi, alpha, bias, gamma), in the operators' order."""
         return self.fn, self.scale, self.base, self.norm_weight
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +136,7 @@ class HyperConnection(_Float32Module):
         if self.recompute and torch.is_grad_enabled() and not transformed():
             if not torch.compiler.is_compiling():
                 return self._recomputed(x, args, kwargs)
-            # the compiler has no saved-tensor hooks of ours; it plans the recomputation itself
+            # saved-tensor hooks do not work in a compiled graph; the compiler plans the recomputation itself
             built = checkpoint(self._enter, x, self.mixing, self.norm, use_reentrant=False, preserve_rng_state=False)
             _, h, h_post, h_res, token = built
         else:
@@ -169,7 +169,7 @@ class HyperHead(_Float32Module):
     """h = sum_i (sigmoid(hc_scale * z[i] + hc_base[i]) + pre_eps) * x[i],   z = rsqrt(mean(X^2) + rms_eps) * X hc_fn^T
 
     x [..., n, dim] -> [..., dim], at the end of the model. Parameters hc_fn [n, n*dim], hc_base [n], hc_scale [1],
-    always float32. `init` as in HyperConnection ("identity" is "small" here). Source: huggingface/transformers
+    always float32. `init` as in HyperConnection ("identity" means "small" here). Source: huggingface/transformers
     deepseek_v4.
     """
 
@@ -211,7 +211,7 @@ class HyperHead(_Float32Module):
 
 
 def _as_it_is_now(norm: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
-    """The norm with the weights that it has now: `torch.func.functional_call` takes them away before the backward."""
+    """The norm bound to its current weights: `torch.func.functional_call` removes them before the backward."""
     if not isinstance(norm, nn.Module):
         return norm
     now = {**dict(norm.named_parameters()), **dict(norm.named_buffers())}
@@ -232,7 +232,7 @@ def normed(h_in: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
 
 
 def split(output: Any) -> tuple[Tensor, tuple]:
-    """f and the rest of what a layer returns."""
+    """(f, rest) of a layer's output f or (f, *rest)."""
     f, rest = (output[0], tuple(output[1:])) if isinstance(output, tuple) and output else (output, ())
     if not isinstance(f, Tensor):
         raise TypeError(
@@ -263,7 +263,7 @@ def check_x(module: str, x: Tensor, n: int, dim: int) -> None:
         return
     hint = ""
     if tuple(x.shape[-2:]) == (dim, n):
-        hint = "; streams are innermost here: use mhc.streams_from_te"
+        hint = "; its streams are innermost: use mhc.streams_from_te"
     elif x.dim() and x.shape[-1] == dim:
-        hint = f"; a single stream is widened by mhc.expand(x, {n})"
+        hint = f"; to widen a single stream use mhc.expand(x, {n})"
     raise ShapeError(f"{module}: x is {list(x.shape)}, expected [*batch, n={n}, dim={dim}]{hint}")

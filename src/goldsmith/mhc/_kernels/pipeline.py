@@ -1,7 +1,7 @@
-"""The kernels strung together, for `coefficients`, `pre`, `head`, `connect` and `boundary` alike.
+"""The sequence of kernels behind `coefficients`, `pre`, `head`, `connect_backward` and `boundary`.
 
-forward    project -> coefficients -> collapse
-backward   dots -> coefficients backward -> dx and the partial sums of dphi in one pass -> ordered second stage
+forward    projection -> coefficients -> collapse
+backward   dots -> coefficients' backward -> dx, partial sums of dphi -> ordered sums
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .stream_gradient import stream_gradient
 
 def unsupported(tensors: dict, options: dict) -> str | None:
     if options.get("form", "deepseek") != "deepseek":
-        return f"form={options['form']!r} has a reference only; form='deepseek' runs here"
+        return f"form={options['form']!r} runs on the reference only; this backend takes form='deepseek'"
     return narrow_n(tensors["x"].shape[-2]) or narrow(tensors["x"], tensors["phi"])
 
 
 def of_tokens(x: Tensor, value: Tensor) -> Tensor:
-    """A record of every token [T, ...] with x's leading dimensions."""
+    """A per-token record [T, ...] with x's leading dimensions."""
     return shaped(value, (*x.shape[:-2], *value.shape[1:]))
 
 
 def staged(name: str, x: Tensor, value: Tensor) -> Tensor:
-    """A stage has x's leading dimensions, as in the reference; here tokens stand in one row."""
+    """Exposes value [T, ...] as a stage with x's leading dimensions, as the reference does; returns it as [T, ...]."""
     return shaped(stage(name, of_tokens(x, value)), value.shape)
 
 
@@ -41,7 +41,7 @@ def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, collapsed: bool, output: str = "h_in",
     names: dict[str, str] | None = None, **options: Any,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Every result, for x [..., n, D].
+    """{name: result} for x [..., n, D]; `collapsed` adds the weighted sum of the streams under the name `output`.
 
     `names` renames stages (`boundary` calls the next connection's h_post `h_post_next`).
     """
@@ -64,7 +64,7 @@ def forward(
 def coefficient_gradients(
     tensors: dict, options: dict, dh_pre: Tensor | None, dh_post: Tensor | None, dh_res: Tensor | None
 ) -> dict[str, Tensor]:
-    """Per token dm (as planes), kappa, h_pre, and the partial sums for dalpha and dbias."""
+    """{dm (as planes), kappa, h_pre: per token; sums: partial sums for dalpha and dbias}"""
     x, M = tensors["x"], tensors["phi"].shape[0]
     n, D = x.shape[-2:]
     flat = lambda g, *shape: None if g is None else dense(g, -1, *shape)  # noqa: E731
@@ -87,10 +87,10 @@ def backward(
     h_res: Tensor | None = None, grad: Tensor | None = None, mixing: Tensor | None = None, orientation: str = "in_out",
     output: str = "dx",
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Gradients of x, phi, alpha, bias and gamma.
+    """Gradients of x, phi, alpha, bias and gamma by input name.
 
-    u is the gradient of h_in; h_pre, h_post, h_res those of the coefficients; `grad` is added into dx, through
-    `mixing` = h_res where given.
+    u is the gradient of h_in; h_pre, h_post and h_res are the gradients of the coefficients. `grad` is added to dx,
+    mixed by `mixing` = h_res if that is not None.
     """
     x, u = streams(tensors["x"]), None if u is None else rows(u)
     T, n, _ = x.shape

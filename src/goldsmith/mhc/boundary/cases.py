@@ -1,4 +1,4 @@
-"""mhc.boundary: on what it is tried."""
+"""Cases and benchmark sizes of mhc.boundary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def connection(
     orientation: str = "in_out",
     **settings: Any,
 ) -> dict[str, Any]:
-    """The streams and coefficients of one connection, the parameters of the next."""
+    """Streams and coefficients of one connection, and parameters of the next."""
     before = post_inputs(make, T, n, dim, layout, orientation)
     after = pre_inputs(make, T, n, dim, **settings)
     return {**after, **before}
@@ -39,6 +39,6 @@ BENCH = bench(
     forward=14,
     backward=24,
     fixed=phi_bytes,
-    why="forward 28*dim bytes a token: x, f, x_next written and read, h_in; "
+    why="forward 28*dim bytes per token: x, f, x_next written and read, h_in; "
     "backward 48*dim: x_next and grad_h_in twice, grad_x_next, x, f, dx, df",
 )

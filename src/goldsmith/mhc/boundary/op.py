@@ -1,4 +1,4 @@
-"""mhc.boundary: what it is."""
+"""mhc.boundary: its declaration, argument checks and public function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOUNDARY = Op(
     stages=("mix", "inject", "x_next", "inv_rms", "h_mix", "h_pre", "h_res_logits", "h_post_next", "h_res_next", "h_in")
     + ("dh_pre", "dh_post_next", "dlogits", "dm", "projection", "rms", "collapse", "post", "dx_next")
     + ("dphi", "dalpha", "dbias", "dgamma", *POST_GRADIENTS),
-    summary="post of one connection and pre of the next, in one pass",
+    summary="post of one connection and pre of the next together",
 )
 
 
@@ -48,12 +48,12 @@ def boundary(
     orientation: str = "in_out",
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x_next = post(x, f, h_post, h_res);  (x_next, *pre(x_next, phi, alpha, bias, ...))     bit for bit on one backend
+    """(x_next, *pre(x_next, phi, alpha, bias, ...))  with  x_next = post(x, f, h_post, h_res)
 
-    Shapes, dtypes and keywords as in `post` and `pre`. Returns x_next [..., n, dim], h_in [..., dim] and the next
-    connection's h_post [..., n] and h_res [..., n, n]. Differentiable in every tensor; the gradient of x_next is never
-    rounded on its way from pre to post. Raises ShapeError, TypeError, ValueError, BackendUnavailable.
-    Source: Xie et al. 2026, mHC.
+    Equal to separate `post` and `pre` bit for bit on the same backend; shapes, dtypes and keywords are theirs. Returns
+    x_next [..., n, dim], h_in [..., dim] and the next connection's h_post [..., n] and h_res [..., n, n].
+    Differentiable in every tensor; the gradient of x_next is not rounded between pre's and post's backward. Raises
+    ShapeError, TypeError, ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC.
     """
     return BOUNDARY(
         x, f, h_post, h_res, phi, alpha, bias, gamma,

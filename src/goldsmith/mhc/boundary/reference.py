@@ -1,4 +1,4 @@
-"""mhc.boundary: what it means."""
+"""mhc.boundary in plain torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def forward(
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    """pre's dx, with x_next's own gradient among its addends and not rounded, is what post's backward starts from."""
+    """post's backward starts from pre's unrounded dx, which already includes the gradient of x_next."""
     of_pre = {"h_in": grads["h_in"], "h_post": grads["h_post_next"], "h_res": grads["h_res_next"]}
     after = tensors | {"x": tensors["x_next"]}
     below = coefficients.gradients(of_pre, after, options, grad_x_post=grads["x_next"], suffix="_next")

@@ -1,4 +1,4 @@
-"""mhc.coefficients on a GPU: the first two kernels of mhc.pre, without the collapse."""
+"""mhc.coefficients on a GPU: the first two kernels of mhc.pre, without the collapse to h_in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mhc.coefficients: on what it is tried."""
+"""Cases and benchmark sizes of mhc.coefficients."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ BENCH = bench(
     forward=4,
     backward=8,
     fixed=phi_bytes,
-    why="forward 8*dim bytes a token: x; backward 16*dim: x, dx",
+    why="forward 8*dim bytes per token: x; backward 16*dim: x, dx",
 )

@@ -1,4 +1,4 @@
-"""mhc.coefficients: what it is."""
+"""mhc.coefficients: its declaration, argument checks and public function."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def coefficients(
     """l = alpha * rsqrt(mean(X^2) + rms_eps) * (gamma * X) phi^T + bias
     h_pre = sigmoid(l_pre) + pre_eps,  h_post = post_mult * sigmoid(l_post),  h_res = sinkhorn(l_res as [n, n])
 
-    x [..., n, dim]; X is its last two dimensions as one, K = n*dim. phi [M, K], M = 2n + n^2: rows of pre, post, res
-    (row-major); alpha [3]; bias [M]; gamma None, [K] or [n, dim]. Returns h_pre [..., n], h_post [..., n],
-    h_res [..., n, n] in float32 (float64 if x is), whatever x's dtype. sinkhorn=False (CANN's form) returns the logits
-    l_res in place of h_res.
+    x [..., n, dim]; X is x with its last two dimensions flattened, K = n*dim. phi [M, K], M = 2n + n^2: rows of pre,
+    post, res (row-major); alpha [3]; bias [M]; gamma None, [K] or [n, dim]. Returns h_pre [..., n], h_post [..., n],
+    h_res [..., n, n] in float32 (float64 for float64 x). sinkhorn=False (CANN's form) returns the logits l_res in place
+    of h_res.
 
-    Differentiable in x, phi, alpha, bias and gamma. Raises ShapeError (the message lists what came and the likely
+    Differentiable in x, phi, alpha, bias and gamma. Raises ShapeError (the message lists the shapes and the likely
     mistake), TypeError, ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC; DeepSeek's published model code.
     """
     return COEFFICIENTS(

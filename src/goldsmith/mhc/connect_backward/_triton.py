@@ -1,6 +1,6 @@
-"""mhc.connect_backward on a GPU: pre's backward, whose last pass forms post's share of dx from the gradient of x_next.
+"""mhc.connect_backward on a GPU: pre's backward, whose last pass adds post's share of dx from the gradient of x_next.
 
-Bytes a token at n = 4 in elements: 5D (dots) + 5D + 4D (gradient of x_next) + 4D (dx).
+Elements moved per token at n = 4: 5D (dots) + 5D + 4D (gradient of x_next) + 4D (dx).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""mhc.connect_backward: on what it is tried."""
+"""Cases and benchmark sizes of mhc.connect_backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gradients(
     arriving: tuple[str, ...] = ("h_in", "h_post", "h_res", "x_next"),
     **settings: Any,
 ) -> dict[str, Any]:
-    """What pre saved at these inputs, and gradients for those of its results, and of x_next, where one arrives."""
+    """Inputs and saved tensors of pre, and gradients of h_in, h_post, h_res and x_next (None unless in `arriving`)."""
     arguments = pre_inputs(make, T, n, dim, **settings)
     inputs = {name: arguments.pop(name) for name in ("x", "phi", "alpha", "bias", "gamma")}
     _, h_post, h_res, inv_rms, h_mix = coefficients.forward(*inputs.values(), **arguments)
@@ -46,9 +46,9 @@ def gradients(
 
 OWN_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "odd_dim": ({"T": 2, "n": 4, "dim": 65, "iterations": 2}, "one past a power of two"),
-    "two_blocks": ({"T": 67, "n": 2, "dim": 3, "iterations": 2}, "more tokens than a block of any kernel holds"),
-    "only_h_in": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("h_in",)}, "x_next was not used"),
-    "only_x_next": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("x_next",)}, "frozen layer"),
+    "two_blocks": ({"T": 67, "n": 2, "dim": 3, "iterations": 2}, "more tokens than a block of any kernel"),
+    "only_h_in": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("h_in",)}, "x_next is unused"),
+    "only_x_next": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("x_next",)}, "the layer is frozen"),
 }
 
 CASES = named(gradients, JOINT_CASES | OWN_CASES, every_probe=("three_streams",))
@@ -59,5 +59,5 @@ BENCH = bench(
     gradients,
     forward=18,
     backward=None,
-    why="36*dim bytes a token: x and grad_h_in twice, grad_x_next, dx",
+    why="36*dim bytes per token: x and grad_h_in twice, grad_x_next, dx",
 )[:3]

@@ -1,8 +1,8 @@
-"""mhc.connect_backward: what it is.
+"""mhc.connect_backward: its declaration and argument checks.
 
-Internal: `HyperConnection` calls it in place of pre's backward (see ../_connection.py). Post's backward then does not
-write its share of dx; this operator mixes the gradient of x_next itself, so that a connection's backward moves 56*dim
-bytes a token at n=4 in bfloat16 instead of 80*dim.
+Internal: `HyperConnection` calls it in place of pre's backward (see ../_connection.py). Post's backward then skips its
+share of dx, and this operator mixes the gradient of x_next itself. A connection's backward thus moves 56*dim bytes per
+token at n=4 in bfloat16 instead of 80*dim.
 """
 
 from __future__ import annotations

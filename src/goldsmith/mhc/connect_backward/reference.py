@@ -1,4 +1,4 @@
-"""mhc.connect_backward: what it means."""
+"""mhc.connect_backward in plain torch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def forward(
     orientation: str,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """pre's backward with dx_post[j] = sum_k h_res[j, k] grad_x_next[k] among the addends of dx.
+    """pre's backward with dx_post[j] = sum_k h_res[j, k] grad_x_next[k] added to dx.
 
-    h_res is what post multiplied with: where it was rounded in between, the rounded one.
+    h_res is the matrix that post used: the rounded one if coefficient_dtype rounded it.
     """
     grad_x_post = None
     if grad_x_next is not None:

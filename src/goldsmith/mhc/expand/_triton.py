@@ -1,4 +1,4 @@
-"""mhc.expand on a GPU: one read, n writes; backward n reads, one write."""
+"""mhc.expand on a GPU: one read and n writes; the backward has n reads and one write."""
 
 from __future__ import annotations
 

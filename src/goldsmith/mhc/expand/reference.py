@@ -1,4 +1,4 @@
-"""mhc.expand: what it means."""
+"""mhc.expand in plain torch."""
 
 from __future__ import annotations
 

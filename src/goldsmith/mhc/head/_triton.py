@@ -1,4 +1,4 @@
-"""mhc.head on a GPU: mhc.pre with n mixes instead of 2n + n*n, and no Sinkhorn."""
+"""mhc.head on a GPU: mhc.pre with n mixes instead of 2n + n*n, without Sinkhorn."""
 
 from __future__ import annotations
 

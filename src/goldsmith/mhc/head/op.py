@@ -1,4 +1,4 @@
-"""mhc.head: what it is."""
+"""mhc.head: its declaration, argument checks and public function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = Op(
     grads=("x", "phi", "alpha", "bias", "gamma"),
     stages=("inv_rms", "h_mix", "h_pre", "h")
     + ("dh_pre", "dlogits", "dm", "projection", "rms", "collapse", *MIX_GRADIENTS),
-    summary="the streams collapsed to one at the model's end",
+    summary="collapses the streams to one at the model's end",
 )
 
 

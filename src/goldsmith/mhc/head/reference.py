@@ -1,4 +1,4 @@
-"""mhc.head: what it means."""
+"""mhc.head in plain torch."""
 
 from __future__ import annotations
 

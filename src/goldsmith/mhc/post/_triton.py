@@ -1,4 +1,4 @@
-"""mhc.post on a GPU: one token a program, bandwidth-bound; the kernels stand in _kernels/mix.py."""
+"""mhc.post on a GPU: one program per token, bandwidth-bound; the kernels are in _kernels/mix.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mhc.post: what it means. G is the gradient of x_next."""
+"""mhc.post in plain torch. G is the gradient of x_next."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     return {name: stage(_NAMES[name], grad.to(tensors[name].dtype)) for name, grad in gradients.items()}
 
 
-_NAMES = {"f": "df", "h_post": "dh_post", "h_res": "dh_res", "x": "dx_post"}  # dx_post: pre adds a share of its own
+_NAMES = {"f": "df", "h_post": "dh_post", "h_res": "dh_res", "x": "dx_post"}  # dx_post: pre adds its own share of dx
 
 
 def output_by_input(h_res: Tensor, orientation: str) -> Tensor:
-    """[input, output] to [output, input], or back; nothing to do for "out_in"."""
+    """Converts between [input, output] and [output, input] for "in_out"; "out_in" needs no conversion."""
     return h_res.mT if orientation == "in_out" else h_res

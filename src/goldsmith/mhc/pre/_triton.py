@@ -1,6 +1,6 @@
-"""mhc.pre on a GPU: projection (one read of x), coefficients in registers, collapse (another).
+"""mhc.pre on a GPU: projection (first read of x), coefficients in registers, collapse to h_in (second read of x).
 
-Bytes a token at n = 4 in elements: forward 4D + 5D; backward 5D (dots) + 5D + 4D (dx).
+Elements moved per token at n = 4: forward 4D + 5D; backward 5D (dots) + 5D + 4D (dx).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""mhc.pre: on what it is tried."""
+"""Cases and benchmark sizes of mhc.pre."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ BENCH = bench(
     forward=9,
     backward=14,
     fixed=phi_bytes,
-    why="forward 18*dim bytes a token: x twice, h_in; backward 28*dim: x and grad_h_in twice, dx",
+    why="forward 18*dim bytes per token: x twice, h_in; backward 28*dim: x and grad_h_in twice, dx",
 )

@@ -1,4 +1,4 @@
-"""mhc.pre: what it is."""
+"""mhc.pre: its declaration, argument checks and public function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRE = Op(
     grads=("x", "phi", "alpha", "bias", "gamma"),
     stages=("inv_rms", "h_mix", "h_pre", "h_res_logits", "h_post", "h_res", "h_in")
     + (*PRE_GRADIENT_STAGES, *MIX_GRADIENTS),
-    summary="coefficients, and the streams collapsed to the layer's input",
+    summary="computes the coefficients and collapses the streams to the layer's input",
 )
 
 
@@ -43,12 +43,12 @@ def pre(
     """h_in = sum_i h_pre[i] * x[i],  with (h_pre, h_post, h_res) = coefficients(x, phi, alpha, bias, ...)
 
     x [..., n, dim] in bfloat16, float16, float32 or float64 -> h_in [..., dim] in x's dtype (summed in float32, rounded
-    once), h_post [..., n] and h_res [..., n, n] in float32 (float64 if x is). Shapes and keywords as in `coefficients`;
-    with sinkhorn=False (CANN's form) the third result is the logits; `mhc.sinkhorn` of them equals h_res bit for bit,
-    but on a GPU for n > 2, where the two kernels add in different orders.
+    once), h_post [..., n] and h_res [..., n, n] in float32 (float64 for float64 x). Shapes and keywords as in
+    `coefficients`. With sinkhorn=False (CANN's form) the third result is the logits; `mhc.sinkhorn` of them equals
+    h_res bit for bit, except on a GPU for n > 2, where the two kernels add in different orders.
 
-    Differentiable in x, phi, alpha, bias and gamma; the backward keeps x and 4*(1 + M) bytes a token (100 at n=4).
-    Raises ShapeError (the message lists what came and the likely mistake), TypeError, ValueError, BackendUnavailable.
+    Differentiable in x, phi, alpha, bias and gamma; the backward keeps x and 4*(1 + M) bytes per token (100 at n=4).
+    Raises ShapeError (the message lists the shapes and the likely mistake), TypeError, ValueError, BackendUnavailable.
     Source: Xie et al. 2026, mHC; DeepSeek's published model code; CANN's aclnnMhcPre.
     """
     return PRE(

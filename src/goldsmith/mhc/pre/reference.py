@@ -1,4 +1,4 @@
-"""mhc.pre: what it means."""
+"""mhc.pre in plain torch."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""mhc.pre_backward: the gradients of pre as one explicit formula, for those who write that kernel themselves."""
+"""mhc.pre_backward: the gradients of pre as one explicit formula, a golden for people who write that kernel."""

@@ -1,4 +1,4 @@
-"""mhc.pre_backward: what it is."""
+"""mhc.pre_backward: its declaration, argument checks and public function."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def pre_backward(
     dx = dm (phi * gamma) - (dz . z) r^2 / K * X + h_pre (x) grad_h_in (+ grad_x_post)
     Psi = dm^T X;  dphi = Psi * gamma;  dgamma = sum_j Psi[j] * phi[j];  dalpha = sum dl z, by group;  dbias = sum dl
 
-    The backward of `pre(..., sinkhorn=False)`: the golden to hold a kernel of the interface aclnnMhcPreBackward to.
-    Plain torch, any float dtype of x (float64 for a golden); shapes as in `pre`: grad_h_in [..., dim], grad_h_post
-    [..., n], grad_logits [..., n, n], inv_rms [...], h_mix [..., M] (raw, gamma absorbed). Returns dx [..., n, dim],
+    The backward of `pre(..., sinkhorn=False)`: a golden for kernels with the interface aclnnMhcPreBackward. Plain torch
+    for any float dtype of x (float64 for a golden). Shapes as in `pre`: grad_h_in [..., dim], grad_h_post [..., n],
+    grad_logits [..., n, n], inv_rms [...], h_mix [..., M] (not normalised, gamma included). Returns dx [..., n, dim],
     dphi [M, K], dalpha [3], dbias [M] and dgamma (gamma's shape; None without gamma). Not differentiable itself.
     Raises ShapeError, TypeError, ValueError.
     """

@@ -1,4 +1,4 @@
-"""mhc.pre_backward: what it means."""
+"""mhc.pre_backward in plain torch."""
 
 from __future__ import annotations
 

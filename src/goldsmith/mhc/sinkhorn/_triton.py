@@ -1,4 +1,4 @@
-"""mhc.sinkhorn on a GPU: 32 matrices a program, all steps in registers."""
+"""mhc.sinkhorn on a GPU: 8 matrices per program (BLOCK_T), all steps in registers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .._kernels.sinkhorn import grid, sinkhorn, sinkhorn_backward
 
 def unsupported(tensors: dict, options: dict) -> str | None:
     if options["form"] != "deepseek":
-        return f"form={options['form']!r} has a reference only; form='deepseek' runs here"
+        return f"form={options['form']!r} runs on the reference only; this backend takes form='deepseek'"
     return narrow_n(tensors["logits"].shape[-1])
 
 

@@ -1,4 +1,4 @@
-"""router.atomic_experts: on what it is tried."""
+"""Cases and benchmark sizes of router.atomic_experts."""
 
 from __future__ import annotations
 

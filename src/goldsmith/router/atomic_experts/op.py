@@ -1,4 +1,4 @@
-"""router.atomic_experts: what it is."""
+"""router.atomic_experts: its declaration, argument checks and public function."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ATOMIC_EXPERTS = Op(
     backends=("triton",),
     grads=("h", "w_in", "w_out", "weights"),
     stages=("preact", "hidden", "gated", "y", "dout_dot", "dweights", "dpreact", "dh", "dw_in", "dw_out"),
-    summary="the selected experts of one hidden unit each, weighed and summed",
+    summary="weighted sum of the selected experts, each of one hidden unit",
 )
 
 

@@ -1,4 +1,4 @@
-"""router.atomic_experts: what it means. Three strategies, which differ in who reads what; see the family's README.
+"""router.atomic_experts in plain torch. Three strategies, which differ in who reads what; see the family's README.
 
 T tokens, K experts of each, P = T K pairs. Nothing of size P x D exists: tables are read in chunks.
 """

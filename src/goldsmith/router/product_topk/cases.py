@@ -1,4 +1,4 @@
-"""router.product_topk: on what it is tried."""
+"""Cases and benchmark sizes of router.product_topk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""router.product_topk: what it is."""
+"""router.product_topk: its declaration, argument checks and public function."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRODUCT_TOPK = Op(
     backends=("triton",),
     grads=("x", "y"),
     stages=("rank_x", "rank_y", "candidates", "indices", "sums", "scores", "dsums", "dscores_x", "dscores_y"),
-    summary="the k best pairs of two logit vectors",
+    summary="the k pairs of two logit vectors with the largest sums",
 )
 
 

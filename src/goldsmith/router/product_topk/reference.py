@@ -1,4 +1,4 @@
-"""router.product_topk: what it means. S[i, j] = x[i] + y[j]; g is the gradient of the scores.
+"""router.product_topk in plain torch. S[i, j] = x[i] + y[j]; g is the gradient of the scores.
 
 Which pairs are selected is decided in the dtype `sums`: float32 for inputs up to float32, also where they come as
 float64 copies (a golden); everything after that is as wide as the inputs.
