@@ -1,7 +1,7 @@
 """Cartesian-product routing to very many tiny experts: OmniMoE, PEER, product-key memory.
 
-The mathematics is in README.md beside this file; each operator is a folder: what it is (op), what it means (reference),
-how it is fast (_triton), on what it is tried (cases).
+README.md in this folder has the mathematics. Each operator is a folder: declaration (op.py), plain torch
+(reference.py), Triton (_triton.py) and test cases (cases.py).
 """
 
 from ._layers import RouterOutput

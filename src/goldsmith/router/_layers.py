@@ -1,4 +1,4 @@
-"""What the modules of the family share: norms, sizes, checks, and the call of the experts."""
+"""Parts that the family's modules share: norms, argument checks, and the call of the experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .product_topk.op import MOST_PAIRS, PRODUCT_TOPK
 
 
 class RouterOutput(NamedTuple):
-    """x and y as product_topk took them, weights and indices as it gave them: before dropout and separate tables."""
+    """Logits x and y of product_topk, and its weights and indices before dropout and the offsets of separate tables."""
 
     x: Tensor
     y: Tensor
@@ -28,12 +28,12 @@ class RouterOutput(NamedTuple):
 class Float32BatchNorm(nn.BatchNorm1d):
     """A BatchNorm that keeps its statistics in float32 when a model is moved to a 16-bit dtype.
 
-    Under activation checkpointing they move once a step: what a backward computes again is no batch of its own.
+    Under activation checkpointing the statistics move once per step, not again when the backward recomputes the batch.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         if self.training and self.running_mean is not None and self.running_var is not None and is_recomputation():
-            unseen = self.running_mean.clone(), self.running_var.clone()  # as many tensors as the first time
+            unseen = self.running_mean.clone(), self.running_var.clone()  # checkpointing counts the saved tensors
             return functional.batch_norm(input, *unseen, self.weight, self.bias, training=True, eps=self.eps)
         return super().forward(input)
 
@@ -47,12 +47,12 @@ class Float32BatchNorm(nn.BatchNorm1d):
 
 
 def is_recomputation() -> bool:
-    """Whether a backward is under way, as it is where activation checkpointing runs a forward again."""
+    """Whether a backward is running: activation checkpointing then recomputes a forward."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def over_tokens(name: str, option: str, norm: nn.BatchNorm1d, values: Tensor) -> Tensor:
-    """A BatchNorm of the last dimension, all leading ones being tokens; nothing to learn from no tokens."""
+    """norm(values) with all leading dimensions as tokens; in training it needs at least 2 tokens."""
     rows = values.reshape(math.prod(values.shape[:-1]), values.shape[-1])
     if norm.training and rows.shape[0] < 2:
         raise ValueError(
@@ -65,7 +65,7 @@ def over_tokens(name: str, option: str, norm: nn.BatchNorm1d, values: Tensor) ->
 
 
 def axis_sizes(name: str, num_experts: Any) -> tuple[int, int]:
-    """(sx, sy) of a square number or of a pair, as many as an int32 index counts."""
+    """(sx, sy) from a square number or a pair; their product must fit an int32 index."""
     sizes = _axis_sizes(name, num_experts)
     if math.prod(sizes) > MOST_PAIRS:
         raise ValueError(
@@ -85,7 +85,7 @@ def _axis_sizes(name: str, num_experts: Any) -> tuple[int, int]:
     root = math.isqrt(num_experts)
     if root * root != num_experts:
         raise ValueError(
-            f"{name}: num_experts={num_experts} is no square; the nearest are {root * root} and {(root + 1) ** 2}, "
+            f"{name}: num_experts={num_experts} is not a square; the nearest are {root * root} and {(root + 1) ** 2}, "
             "or give a pair (sx, sy)"
         )
     return root, root
@@ -106,7 +106,7 @@ def check_experts(name: str, activation: Any, strategy: Any, sparse_grad: Any, b
 
 
 def check_placement(name: str, device: Any, dtype: Any) -> None:
-    if device is not None and type(device) is not int:  # torch takes the number of a card, too
+    if device is not None and type(device) is not int:  # torch also accepts the number of a GPU
         check_device(name, device)
     if dtype is not None and dtype not in FLOATS:
         wanted = ", ".join(named(one) for one in FLOATS)
@@ -114,13 +114,13 @@ def check_placement(name: str, device: Any, dtype: Any) -> None:
 
 
 def check_h(name: str, h: Tensor, hidden_size: int, weight: Any, return_router: Any) -> None:
-    """weight: of the first projection, whose dtype h must have but under autocast."""
+    """weight: the first projection's, whose dtype h must have unless autocast is on."""
     check_flag(name, "return_router", return_router)
     if not isinstance(h, Tensor):
         raise TypeError(f"{name}: h is {kind(h)}, wanted a torch.Tensor")
     if h.dim() == 0 or h.shape[-1] != hidden_size:
         raise ShapeError(f"{name}: h is {list(h.shape)}, expected [*batch, {hidden_size}]")
-    like = getattr(weight, "dtype", h.dtype)  # what is not a float is another library's packing
+    like = getattr(weight, "dtype", h.dtype)  # not a float if another library packed the weight
     if h.dtype != like and like.is_floating_point and not torch.is_autocast_enabled(h.device.type):
         raise TypeError(
             f"{name}: h is {named(h.dtype)}, but the layer is {named(like)}; convert one (h.to(torch.{named(like)})), "
@@ -129,7 +129,7 @@ def check_h(name: str, h: Tensor, hidden_size: int, weight: Any, return_router: 
 
 
 def apply_experts(layer: Any, h: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
-    """The experts, in the dtype of their tables: under autocast h may come in another one."""
+    """atomic_experts of the layer's tables, computed in their dtype; under autocast h may have another one."""
     y = atomic_experts(
         h.to(layer.w_out.dtype), layer.w_in, layer.w_out, weights.flatten(h.dim() - 1), indices,
         activation=layer.activation, strategy=layer.strategy, sparse_grad=layer.sparse_grad,

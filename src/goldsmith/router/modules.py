@@ -1,4 +1,4 @@
-"""OmniMoE as a module; the routing is float32 throughout, whatever the projections are computed in."""
+"""OmniMoE as a module; the routing is computed in float32, whatever the dtype of the projections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .product_topk.op import WEIGHTS, product_topk
 
 NORM_EPS = 1e-5
 ROUTER_NORMS = ("layer", "none", "batch")
-UNIT_AT = 32  # experts a token at which the initial w_out is N(0, 1), as what docs/router.md shows was trained from
+UNIT_AT = 32  # experts per token at which the initial w_out is N(0, 1), as in the training runs of docs/router.md
 
 
 class OmniMoE(nn.Module):
@@ -39,11 +39,11 @@ class OmniMoE(nn.Module):
     [I, D], shared_down.weight [D, I].
 
     router_norm: "layer" normalises each token's s logits (float32, no parameters); "none"; "batch" is a BatchNorm over
-    the tokens without parameters, as the paper has it. "batch" is not causal in training: a token's routing then
-    depends on every token of the batch, later ones too. With the others changing a token changes no other token's
-    output, bit for bit. The dense strategy apart, unselected experts are not read. k, log_softmax, weights: see
-    product_topk; activation, strategy, sparse_grad: see atomic_experts. Raises ShapeError, TypeError, ValueError,
-    BackendUnavailable. Source: OmniMoE, arXiv 2602.05711; `OmniMoE.paper` has its choices.
+    the tokens without parameters, as in the paper. "batch" is not causal in training: a token's routing depends on
+    every token of the batch, including later ones. With "layer" and "none", changing a token does not change another
+    token's output by a bit. Except with the dense strategy, unselected experts are not read. k, log_softmax, weights:
+    see product_topk; activation, strategy, sparse_grad: see atomic_experts. Raises ShapeError, TypeError, ValueError,
+    BackendUnavailable. Source: OmniMoE, arXiv 2602.05711; `OmniMoE.paper` makes its choices.
     """
 
     def __init__(
@@ -96,21 +96,22 @@ class OmniMoE(nn.Module):
 
     @classmethod
     def paper(cls, hidden_size: int, num_experts: int | tuple[int, int], k: int, **options: Any) -> OmniMoE:
-        """router_norm="batch", log_softmax=True, weights="exp", as released
+        """OmniMoE with the released code's choices: router_norm="batch", log_softmax=True, weights="exp"
 
         The paper's Eq. 2 normalises the weights over the k; the released code does not, and neither does this. The k
         weights of unit-variance logits then sum to 0.09 (s=64, k=16), 0.027 (s=256, k=32) or 0.0043 (s=1024, k=32):
-        at the start the routed branch is nearly silent. Not causal in training.
+        at the start the routed branch contributes almost nothing. Not causal in training.
         """
         return cls(hidden_size, num_experts, k, **{**PAPER, **options})
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Unit-RMS h gives logits and preactivations of variance 1; w_out is N(0, k / 32), or N(0, 1) without softmax
+        """Draws weights so that h of RMS 1 gives logits and preactivations of variance 1
 
-        The RMS of the routed branch is then sqrt(k / 32 * sum_j weights_j^2) of the shared one's (activation silu).
-        The sum is 1 / k of k equal weights, and at most about e^2 / k of a softmax over sums of variance 2: whatever k
-        is, the routed branch is about 0.18 to 0.48 times as large as the shared one.
+        w_out is N(0, k / 32), or N(0, 1) without softmax weights. The routed branch's RMS is then
+        sqrt(k / 32 * sum_j weights_j^2) times that of the shared branch (activation silu). The sum is 1 / k for k equal
+        weights, and at most about e^2 / k for a softmax over sums of variance 2. For every k the routed branch is
+        therefore about 0.18 to 0.48 times as large as the shared one.
         """
         for linear in (m for m in self.children() if isinstance(m, nn.Linear)):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)

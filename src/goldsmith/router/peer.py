@@ -1,4 +1,4 @@
-"""PEER and product-key memories as a module."""
+"""PEER, a product-key layer of tiny experts, as a module; with values_only it is a product-key memory."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ PRE_NORMS = ("none", "rms", "layer")
 
 
 class PEER(nn.Module):
-    """y = atomic_experts(h', w_in, w_out, weights, indices), the lists of all heads together;  h' = pre_norm(h)
+    """y = atomic_experts(h', w_in, w_out, weights, indices), with the lists of all heads joined;  h' = pre_norm(h)
     weights, indices of head m = product_topk(<q_0m, keys_0m>, <q_1m, keys_1m>, k),   q = query_norm(query h')
 
     h [..., D] -> y [..., D]; forward(h, return_router=True) gives (y, RouterOutput), whose tensors are [..., heads, s]
     and [..., heads, k]. num_experts = s * s. Parameters: query.weight [2*heads*key_dim, D], rows by (axis, head, dim);
-    keys [2, heads, s, key_dim]; w_in, w_out [N, D], or [heads*N, D] with separate_tables=True (head m has rows from
+    keys [2, heads, s, key_dim]; w_in, w_out [N, D], or [heads*N, D] with separate_tables=True (head m uses rows from
     m*N on); those of the norms. values_only=True is a product-key memory: no w_in, y = sum of weights * w_out.
 
-    weights: "softmax" over a head's k, or "relu" of the raw sums, which do not compete. query_norm: "none", "layer" (a
-    LayerNorm over key_dim, shared by heads and axes) or "batch" (a BatchNorm over the tokens, as in PEER's paper: not
-    causal in training). pre_norm: "none", "rms", "layer". output_norm: a LayerNorm of y. dropout: of act(a), as PEER
-    has it. activation, strategy, sparse_grad: see atomic_experts. Raises ShapeError, TypeError, ValueError,
+    weights: "softmax" over a head's k sums, or "relu" of the raw sums, which then do not compete. query_norm: "none",
+    "layer" (a LayerNorm over key_dim, shared by heads and axes) or "batch" (a BatchNorm over the tokens, as in PEER's
+    paper; not causal in training). pre_norm: "none", "rms", "layer". output_norm: a LayerNorm of y. dropout: of act(a),
+    as in PEER. activation, strategy, sparse_grad: see atomic_experts. Raises ShapeError, TypeError, ValueError,
     BackendUnavailable. Source: He 2024, arXiv 2407.04153; Lample et al. 2019, arXiv 1907.05242.
     """
 
@@ -108,7 +108,7 @@ class PEER(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Unit-RMS h gives logits and preactivations of variance 1."""
+        """Draws weights so that h of RMS 1 gives logits and preactivations of variance 1."""
         nn.init.normal_(self.query.weight, std=self.hidden_size**-0.5)
         nn.init.normal_(self.keys, std=self.key_dim**-0.5)
         if self.w_in is not None:
@@ -133,7 +133,7 @@ class PEER(nn.Module):
         return (out, RouterOutput(x, y, weights, indices)) if return_router else out
 
     def _logits(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., heads, s] of each axis, in float32."""
+        """(x, y), the logits [..., heads, s] of each axis, in float32 or wider."""
         queries = self.query(h).unflatten(-1, (2, self.heads, self.key_dim))
         if self.query_norm == "batch":
             queries = over_tokens("router.PEER", "query_norm", self.norm, queries)
@@ -144,7 +144,7 @@ class PEER(nn.Module):
         return x, y
 
     def _folded(self, indices: Tensor) -> Tensor:
-        """[..., heads * k] rows of the tables: with separate ones head m has those from m * N on."""
+        """[..., heads * k] row indices of the tables; with separate tables head m's rows start at m * N."""
         if self.separate_tables:
             n = self.size**2
             first = torch.arange(self.heads, device=indices.device).mul(n).unsqueeze(-1)
@@ -156,7 +156,7 @@ class PEER(nn.Module):
 
 
 class _RMSNorm(nn.Module):
-    """h / max(|h|, 1e-12) * sqrt(D) * (1 + gamma), as PEER-pytorch has it: no eps inside, gamma stored minus 1"""
+    """h / max(|h|, 1e-12) * sqrt(D) * (1 + gamma), as in PEER-pytorch: no eps in the root, gamma stored minus 1"""
 
     def __init__(self, size: int, **factory: Any) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""router.atomic_experts on a GPU: dots and sums by token, in slabs of the tables that stay in L2; tables by expert.
+"""router.atomic_experts on a GPU: dots and sums by token over slabs of the tables in L2, gradients by expert.
 
-Bytes, U experts in use: forward 4 U D of tables (HBM, once) and 4 P D from L2; backward the same and both gradients.
-"gather" and "sorted" are one here: what the reference sorts for, the slabs give without a sort. "dense" is matrix
-products. No float atomics.
+Bytes with U experts in use and P pairs: the forward reads 4 U D of tables (from HBM, once) and 4 P D from L2; the
+backward the same plus both gradients. "gather" and "sorted" run the same kernels, because the slabs give the locality
+that the reference sorts for. "dense" uses matrix products. No float atomics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def unsupported(tensors: dict, options: dict) -> str | None:
     h = tensors["h"]
     if h.dtype not in DTYPES:
-        return f"{str(h.dtype).removeprefix('torch.')} has a reference only; bfloat16, float16 and float32 run here"
+        return (
+            f"{str(h.dtype).removeprefix('torch.')} runs on the reference only; "
+            "this backend takes bfloat16, float16 and float32"
+        )
     return None
 
 
@@ -51,14 +54,14 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     lists, rows, dy = flat(tensors["indices"]), flat(h), flat(grads["y"])
     tables = {name for name in ("w_in", "w_out") if name in needs and tensors[name] is not None}
     sparse = options["sparse_grad"]
-    if tables and sparse:  # first: the host waits for the number of experts in use, while the rest is computed
+    if tables and sparse:  # first, so that the number of used experts reaches the host while the rest is computed
         pairs = ByExpert(lists, w_out.shape[0], sparse=True)
     part = DOTS[options["strategy"]](dy, w_out, lists) if needs - {"w_out"} else None
     preact = None if w_in is None else flat(tensors["preact"])
     dweights, da, gated = gate_backward(
         part, preact, flat(tensors["weights"]), lists, w_out.shape[0], options["activation"]
     )
-    del part  # as much again as all else that is kept of a pair
+    del part  # it takes as much memory as everything else kept per pair
     gradients = {}
     if "weights" in needs:
         gradients["weights"] = stage("dweights", dweights).view(tensors["weights"].shape)

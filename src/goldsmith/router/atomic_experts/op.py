@@ -40,18 +40,19 @@ def atomic_experts(
     """y = sum_j weights[j] * act(<h, w_in[e_j]>) * w_out[e_j],   e = indices
 
     h [..., D], w_in [N, D], w_out [N, E] in one dtype; weights [..., K] in that dtype or float32; indices [..., K] in
-    int32 or int64 -> y [..., E] in h's dtype, summed in float32 (float64 for float64) and rounded once. w_in=None is
+    int32 or int64 -> y [..., E] in h's dtype, summed in float32 (float64 for float64) and rounded once. w_in=None makes
     a product-key memory: y = sum_j weights[j] * w_out[e_j]. activation: "silu", "gelu", "gelu_tanh", "relu", "relu2",
     "identity".
 
-    An expert that a token lists twice counts twice. -1 is skipped: nothing is read, whatever its weight. Any other
-    index outside [0, N) raises IndexError on a CPU; on a GPU, where that would wait for the card, it is skipped and
-    that token's y and dh are NaN. Differentiable in h, w_in, w_out and weights. strategy: "gather", "sorted", "dense",
-    or "auto", which is choose_strategy of shapes and dtype; each gives the same within rounding ("dense" multiplies by
-    0 what was not selected: NaN in any expert spoils every token). Of one strategy a token's y, and its gradients of h
-    and weights, are the same bits in every batch. sparse_grad=True: the tables' gradients are coalesced sparse tensors
-    of the rows used, equal bit for bit to those of the dense ones (for torch.optim.SparseAdam and SGD; the backward
-    then waits for the device once).
+    An expert that a token lists twice counts twice. -1 is skipped and nothing is read for it. An index outside [-1, N)
+    raises IndexError on a CPU; on a GPU, where the check would have to wait, it is skipped and that token's y and dh
+    are NaN. Differentiable in h, w_in, w_out and weights.
+
+    strategy: "gather", "sorted", "dense", or "auto", which calls choose_strategy. All agree within rounding, but
+    "dense" multiplies unselected experts by 0, so NaN in any expert spoils every token. Within one strategy a token's y
+    and its gradients of h and weights have the same bits in every batch. sparse_grad=True returns the tables' gradients
+    as coalesced sparse tensors of the used rows, equal to the dense ones bit for bit (for torch.optim.SparseAdam and
+    SGD; the backward then waits for the device once).
 
     Raises ShapeError, TypeError, ValueError, IndexError, BackendUnavailable. Source: He 2024, arXiv 2407.04153;
     OmniMoE, arXiv 2602.05711.
@@ -62,7 +63,7 @@ def atomic_experts(
         strategy = rule_based_strategy(h.shape[:-1].numel(), k, experts, h.dtype, h.device.type)
     if sparse_grad and torch.compiler.is_compiling() and torch.is_grad_enabled():
         raise NotImplementedError(
-            "router.atomic_experts: sparse_grad=True cannot be compiled with gradients: how many rows they have "
+            "router.atomic_experts: sparse_grad=True cannot be compiled with gradients, because their number of rows "
             "depends on the routing. Leave the layer out of the graph (torch.compiler.disable) or use sparse_grad=False"
         )
     return ATOMIC_EXPERTS(

@@ -1,4 +1,4 @@
-"""The gradient of a table of which few rows are used, as torch's own optimisers take it."""
+"""Row-sparse gradients of a table, in the format of torch's sparse optimisers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def row_sparse(rows: Tensor, experts: Tensor, table: Tensor) -> Tensor:
-    """The tensor of the table's shape that has rows[i] at experts[i], which ascend, and 0 elsewhere.
+    """A coalesced sparse tensor of the table's shape with rows[i] at experts[i] (ascending) and 0 elsewhere.
 
-    By the operator at the bottom of torch.sparse_coo_tensor, which looks at no invariants: they hold here. That
-    function asks for the global setting before it looks at check_invariants=False, and in torch 2.11 and 2.12 asking
-    warns (pytorch issue 178274). The operator does not, and a setting or a filter would be everybody's.
+    Calls the operator below torch.sparse_coo_tensor, which does not check invariants; they hold here. The public
+    function reads the global setting before check_invariants=False, and in torch 2.11 and 2.12 that read warns (pytorch
+    issue 178274). Changing the setting or filtering the warning would affect the whole process.
     """
     return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
         1, table.dim() - 1, table.shape, experts.unsqueeze(0), rows,
