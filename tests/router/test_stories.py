@@ -30,7 +30,7 @@ def by_lowest_index(x, y, k):
 
 
 @pytest.mark.parametrize("s, k", [(64, 16), (64, 32), (128, 16), (128, 32)])
-def test_a_the_notes_figures_are_those_of_ties_in_bfloat16(s, k):
+def test_a_ties_in_bfloat16_explain_the_figures_of_the_note(s, k):
     torch.manual_seed(0)
     x, y = (torch.randn(1024, s).bfloat16() for _ in range(2))
     wanted, got = counts(by_lowest_index(x, y, k), s), counts(by_topk_of_topk(x, y, k), s)
@@ -41,7 +41,7 @@ def test_a_the_notes_figures_are_those_of_ties_in_bfloat16(s, k):
     assert torch.equal(wanted.sum(-1), got.sum(-1)), "each row chose as many"
 
 
-def test_a_float32_sums_alone_do_not_cure_it_and_a_stated_order_does():
+def test_a_float32_sums_alone_do_not_fix_it_but_a_stated_order_does():
     torch.manual_seed(0)
     x, y = (torch.randn(1024, 64).bfloat16() for _ in range(2))
     wanted, got = (counts(f(x.float(), y.float(), 16), 64) for f in (by_lowest_index, by_topk_of_topk))
@@ -52,7 +52,7 @@ def test_a_float32_sums_alone_do_not_cure_it_and_a_stated_order_does():
     assert torch.equal(found[0][512:], found[1])
 
 
-def test_a_the_assay_calls_it_a_tie_and_not_a_wrong_gradient():
+def test_a_the_assay_reports_a_tie_and_not_a_wrong_gradient():
     report = assay.check(wrong_routers.TIES, probes=("values", "ensemble", "decisions", "float32"))
     tie = next(note for note in report.notes if note.id == "tie")
     assert tie.tensor == "index" and "rows choose otherwise among scores that rounding cannot tell apart" in tie.text
@@ -61,7 +61,7 @@ def test_a_the_assay_calls_it_a_tie_and_not_a_wrong_gradient():
 
 
 @pytest.mark.parametrize("name", ["router.product_topk", "router.atomic_experts"])
-def test_b_a_second_call_on_poisoned_memory_with_other_data_is_right_too(name):
+def test_b_a_second_call_on_poisoned_memory_with_other_data_is_correct_too(name):
     op = Op.get(name)
     for backend in op.backends:
         target = op_target(op, backend, device="cuda" if GPU else "cpu")
@@ -75,7 +75,7 @@ def test_b_a_second_call_on_poisoned_memory_with_other_data_is_right_too(name):
         )
 
 
-def test_b_a_stale_accumulator_is_found_although_its_first_call_is_right():
+def test_b_a_stale_accumulator_is_found_although_its_first_call_is_correct():
     alone = assay.check(wrong_routers.STALE, probes=("values", "ensemble", "decisions"))
     assert alone.ok, "what the note's test compared: the first call"
     found = assay.diagnose(wrong_routers.STALE)
