@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -13,7 +13,13 @@ from ..assay.case import Case, Make
 from ..core.bench import BenchCase
 from ._common import rows, wide
 
-OPTIONS: dict[str, Any] = {"rms_eps": 1e-6, "pre_eps": 1e-6, "post_mult": 2.0, "iterations": 20, "sinkhorn_eps": 1e-6}
+OPTIONS: dict[str, object] = {
+    "rms_eps": 1e-6,
+    "pre_eps": 1e-6,
+    "post_mult": 2.0,
+    "iterations": 20,
+    "sinkhorn_eps": 1e-6,
+}
 OPTIONS |= {"form": "deepseek", "sinkhorn": True}
 
 TRAINING = ((8192, 4096), (8192, 7168), (4096, 2560))  # tokens, dim
@@ -21,8 +27,8 @@ DECODING = tuple((tokens, dim) for dim in (4096, 7168) for tokens in (1, 4, 16, 
 
 
 def named(
-    draw: Callable[..., dict[str, Any]],
-    cases: Mapping[str, tuple[dict[str, Any], str]],
+    draw: Callable[..., dict[str, object]],
+    cases: Mapping[str, tuple[Mapping[str, object], str]],
     *,
     every_probe: tuple[str, ...],
 ) -> list[Case]:
@@ -32,7 +38,7 @@ def named(
     that tag: they also go through the expensive probes (dependence, layouts, scaling), which need dozens of runs.
     """
 
-    def tags(name: str, sizes: Mapping[str, Any]) -> tuple[str, ...]:
+    def tags(name: str, sizes: Mapping[str, object]) -> tuple[str, ...]:
         conditions = {"large": _numbers(sizes) > 2**17, "every_probe": name in every_probe}
         return tuple(tag for tag, holds in conditions.items() if holds)
 
@@ -42,7 +48,7 @@ def named(
     return [Case(name, draw, sizes, why, tags(name, sizes)) for name, (sizes, why) in cases.items()]
 
 
-def _numbers(sizes: Mapping[str, Any]) -> int:
+def _numbers(sizes: Mapping[str, object]) -> int:
     return math.prod(v for k, v in sizes.items() if k in ("T", "n", "dim") and isinstance(v, int))
 
 
@@ -55,9 +61,30 @@ def streams(make: Make, batch: tuple[int, ...], n: int, dim: int, layout: str = 
     return make.normal(*batch, n, dim)
 
 
-def mixing(
-    make: Make, n: int, dim: int, *, std: float = 1.0, gamma: bool = True, diagonal: float = 0.0
-) -> dict[str, Any]:
+class Mixing(TypedDict):
+    """The parameters of a connection, or of a head."""
+
+    phi: Tensor
+    alpha: Tensor
+    bias: Tensor
+    gamma: Tensor | None
+
+
+class PreSettings(TypedDict, total=False):
+    """Optional arguments of `pre_inputs`, except layout."""
+
+    std: float
+    gamma: bool
+    diagonal: float
+    rms_eps: float
+    pre_eps: float
+    post_mult: float
+    iterations: int
+    sinkhorn_eps: float
+    form: str
+
+
+def mixing(make: Make, n: int, dim: int, *, std: float = 1.0, gamma: bool = True, diagonal: float = 0.0) -> Mixing:
     """phi, alpha, bias and gamma whose logits have about the given standard deviation.
 
     gamma is not 1 and the alphas differ, so that a forgotten or swapped factor shows. `diagonal` is added to the bias
@@ -83,7 +110,7 @@ def pre_inputs(
     gamma: bool = True,
     diagonal: float = 0.0,
     layout: str = "contiguous",
-    **options: Any,
+    **options: object,
 ) -> dict[str, Any]:
     """Inputs and options of coefficients and pre; T is a number of tokens, or all leading dimensions."""
     batch = T if isinstance(T, tuple) else (T,)
@@ -93,7 +120,7 @@ def pre_inputs(
 
 def post_inputs(
     make: Make, T: int | tuple[int, ...], n: int, dim: int, layout: str = "contiguous", orientation: str = "in_out"
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Inputs and options of post; h_res is far from symmetric, so that a wrong orientation shows."""
     batch = T if isinstance(T, tuple) else (T,)
     to = wide(make.dtype)
@@ -121,7 +148,7 @@ DERIVATIVE_SEGMENTS = {"dphi": rows_by_group, "dalpha": ALPHAS, "dbias": by_grou
 SEGMENTS = {"h_mix": by_group, "phi.grad": rows_by_group, "alpha.grad": ALPHAS, "bias.grad": by_group}
 SEGMENTS |= {"saved.h_mix": by_group, **DERIVATIVE_SEGMENTS}
 
-PRE_CASES: dict[str, tuple[dict[str, Any], str]] = {
+PRE_CASES: dict[str, tuple[Mapping[str, object], str]] = {
     "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "empty outputs, zero parameter gradients of the right shape"),
     "one_token": ({"T": 1, "n": 4, "dim": 64, "iterations": 3}, "decoding; the sums over tokens have one term"),
     "published": (
@@ -170,7 +197,7 @@ PRE_EVERY_PROBE = ("three_streams", "cann")
 
 
 def bench(
-    draw: Callable[..., dict[str, Any]],
+    draw: Callable[..., dict[str, object]],
     forward: int,
     backward: int | None,
     *,

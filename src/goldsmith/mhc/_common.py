@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TypedDict, TypeGuard
 
 import torch
 from torch import Tensor
@@ -30,6 +30,18 @@ PRE_OPTIONS = (
 )
 MOST_ITERATIONS = 2**31 - 1  # kernels count iterations in int32
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+class CoefficientOptions(TypedDict):
+    """The options that coefficients, pre and boundary share, as their backends receive them."""
+
+    rms_eps: float
+    pre_eps: float
+    post_mult: float
+    iterations: int
+    sinkhorn_eps: float
+    form: str
+    sinkhorn: bool
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -113,7 +125,7 @@ def check_mixing(
     check_same_device(op, {name: t for name, (t, _) in arguments.items()})
 
 
-def _mixing_fits(x: Any, phi: Any, alpha: Any, bias: Any, gamma: Any, head: bool) -> bool:
+def _mixing_fits(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor | None, gamma: Tensor | None, head: bool) -> bool:
     """Fast path: True for an ordinary valid call, in a few microseconds. False leaves it to the full check (90 us)."""
     if not all(map(_is_dense, (x, phi, alpha))) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
         return False
@@ -130,11 +142,11 @@ def _mixing_fits(x: Any, phi: Any, alpha: Any, bias: Any, gamma: Any, head: bool
     )
 
 
-def _is_dense(value: Any) -> bool:
+def _is_dense(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.layout is torch.strided
 
 
-def _is_float32(value: Any, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> bool:
+def _is_float32(value: Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> bool:
     fits = _is_dense(value) and tuple(value.shape) in shapes
     return fits and value.dtype == torch.float32 and value.device == device
 
@@ -157,7 +169,7 @@ def _hint_phi(x: Tensor, phi: Tensor, mixes: int, head: bool) -> str:
     return f"phi needs one column for each of the {n}*{dim} channels of x"
 
 
-def _check_vector(op: str, name: str, value: Any, size: int, x: Tensor) -> Tensor:
+def _check_vector(op: str, name: str, value: object, size: int, x: Tensor) -> Tensor:
     """Checks alpha or bias, which must be one tensor; a number or a list of tensors is the likely mistake."""
     if isinstance(value, tuple | list):
         joined = "torch.stack" if name == "alpha" else "torch.cat"
@@ -204,13 +216,22 @@ def check_flag(op: str, name: str, value: object, hint: str = "") -> None:
 
 
 def check_pre(
-    op: str, x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any
+    op: str,
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    gamma: Tensor | None,
+    *,
+    form: str,
+    sinkhorn: bool = True,
+    **numbers: float,
 ) -> None:
     """Checks the arguments that coefficients, pre and boundary share."""
     check_mixing(op, x, phi, alpha, bias, gamma)
-    check_form(op, options["form"])
-    check_flag(op, "sinkhorn", options.get("sinkhorn", True))
-    check_numbers(op, **{k: v for k, v in options.items() if k not in ("form", "sinkhorn")})
+    check_form(op, form)
+    check_flag(op, "sinkhorn", sinkhorn)
+    check_numbers(op, **numbers)
 
 
 def check_form(op: str, form: str) -> None:
@@ -251,7 +272,7 @@ def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, ori
     check_same_device(op, {"x": x, "f": f, "h_post": h_post, "h_res": h_res})
 
 
-def _post_fits(x: Any, f: Any, h_post: Any, h_res: Any) -> bool:
+def _post_fits(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor) -> bool:
     if not all(map(_is_dense, (x, f, h_post, h_res))) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
         return False
     batch, (n, dim) = x.shape[:-2], x.shape[-2:]

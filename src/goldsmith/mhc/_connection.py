@@ -10,15 +10,42 @@ have no hook; the caller of both functions keeps it in a local variable, and no 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, TypedDict
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from ..core.autograd import transformed
+from ._common import CoefficientOptions
 from .connect_backward.op import CONNECT_BACKWARD
 from .post.op import POST
 from .pre.op import PRE
+
+
+class PreOptions(CoefficientOptions):
+    """Keyword arguments of PRE."""
+
+    backend: str
+
+
+class PostOptions(TypedDict):
+    """Keyword arguments of POST."""
+
+    orientation: str
+    backend: str
+
+
+class BackwardOptions(TypedDict):
+    """Keyword arguments of CONNECT_BACKWARD."""
+
+    pre_eps: float
+    post_mult: float
+    iterations: int
+    sinkhorn_eps: float
+    form: str
+    orientation: str
+    backend: str
 
 
 @dataclass(frozen=True)
@@ -36,18 +63,33 @@ class ConnectionSettings:
     backend: str = "auto"
 
     @property
-    def of_pre(self) -> dict[str, Any]:
-        names = ("rms_eps", "pre_eps", "post_mult", "iterations", "sinkhorn_eps", "form")
-        return {name: getattr(self, name) for name in names} | {"sinkhorn": True, "backend": self.backend}
+    def of_pre(self) -> PreOptions:
+        return {
+            "rms_eps": self.rms_eps,
+            "pre_eps": self.pre_eps,
+            "post_mult": self.post_mult,
+            "iterations": self.iterations,
+            "sinkhorn_eps": self.sinkhorn_eps,
+            "form": self.form,
+            "sinkhorn": True,
+            "backend": self.backend,
+        }
 
     @property
-    def of_post(self) -> dict[str, Any]:
+    def of_post(self) -> PostOptions:
         return {"orientation": self.orientation, "backend": self.backend}
 
     @property
-    def of_backward(self) -> dict[str, Any]:
-        names = ("pre_eps", "post_mult", "iterations", "sinkhorn_eps", "form", "orientation", "backend")
-        return {name: getattr(self, name) for name in names}
+    def of_backward(self) -> BackwardOptions:
+        return {
+            "pre_eps": self.pre_eps,
+            "post_mult": self.post_mult,
+            "iterations": self.iterations,
+            "sinkhorn_eps": self.sinkhorn_eps,
+            "form": self.form,
+            "orientation": self.orientation,
+            "backend": self.backend,
+        }
 
     def rounded(self, coefficient: Tensor) -> Tensor:
         """The coefficient rounded to coefficient_dtype and converted back, as post receives it."""
@@ -78,10 +120,22 @@ def leave(
     return _Leave.apply(POST(x.detach(), f, h_post, h_res, **settings.of_post), token)
 
 
+class _EnterContext(Protocol):
+    """The part of autograd's context that `_Enter` uses."""
+
+    settings: ConnectionSettings
+    saved_tensors: tuple[Tensor | None, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _EnterContext,
         x: Tensor,
         phi: Tensor,
         alpha: Tensor,
@@ -98,7 +152,7 @@ class _Enter(torch.autograd.Function):
         return results["h_in"], results["h_post"], results["h_res"], token
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: _EnterContext, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if all(grad is None for grad in grads):
             return (None,) * 6
         dx, dphi, dalpha, dbias, dgamma = CONNECT_BACKWARD(*ctx.saved_tensors, *grads, **ctx.settings.of_backward)
@@ -107,10 +161,10 @@ class _Enter(torch.autograd.Function):
 
 class _Leave(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_next: Tensor, token: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, x_next: Tensor, token: Tensor) -> Tensor:
         ctx.mark_dirty(x_next)  # otherwise the result would be a view of x_next, which must not be written in place
         return x_next
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor]:
         return grad, grad

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-JOINT_CASES: dict[str, tuple[dict[str, Any], str]] = {
+JOINT_CASES: dict[str, tuple[Mapping[str, object], str]] = {
     "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "empty outputs, zero parameter gradients of the right shape"),
     "one_token": ({"T": 1, "n": 4, "dim": 64, "iterations": 3}, "decoding; the sums over tokens have one term"),
     "published": ({"T": 3, "n": 4, "dim": 64, "gamma": False, "std": 1.28}, "DeepSeek's form"),

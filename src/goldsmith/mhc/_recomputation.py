@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,7 +88,7 @@ class Region:
     """
 
     def __init__(
-        self, build: Callable[[], tuple[Any, ...]], kept: Sequence[Tensor], norm: Callable[[Tensor], Tensor] | None
+        self, build: Callable[[], tuple[Tensor, ...]], kept: Sequence[Tensor], norm: Callable[[Tensor], Tensor] | None
     ) -> None:
         fake = isinstance(kept[0], FakeTensor)  # without data, nothing is drawn and nothing can be compared
         self._build, self._doubtful = build, None if fake or repeats(norm) else norm
@@ -102,7 +101,7 @@ class Region:
         self._live: Sequence[Tensor] = ()
         self._again: tuple[list[_Kept], list[_Kept]] | None = None
 
-    def run(self) -> tuple[Any, ...]:
+    def run(self) -> tuple[Tensor, ...]:
         if self._doubtful is None:
             with saved_tensors_hooks(self._note, _open):
                 outputs = self._build()
@@ -112,7 +111,7 @@ class Region:
         self._live = outputs
         return outputs
 
-    def _run_watched(self) -> tuple[Any, ...]:
+    def _run_watched(self) -> tuple[Tensor, ...]:
         saved: list[_Kept] = []
 
         def note(t: Tensor) -> _Kept | _SavedTensor:

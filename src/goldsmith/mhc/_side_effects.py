@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SAMPLE = 64
 _STATELESS = (nn.RMSNorm, nn.LayerNorm, nn.Identity)
 
 
-def repeats(function: Any) -> bool:
+def repeats(function: object) -> bool:
     """Whether the function is known to have no side effects: None, or a stateless norm of torch without hooks."""
-    if type(function) in _STATELESS:
+    if isinstance(function, nn.Module) and type(function) in _STATELESS:
         return not (function._forward_hooks or function._forward_pre_hooks)
     return function is None
 
@@ -28,7 +28,7 @@ class State:
     unnoticed.
     """
 
-    def __init__(self, function: Any, device: torch.device) -> None:
+    def __init__(self, function: object, device: torch.device) -> None:
         owner = getattr(function, "__self__", function)  # a bound method belongs to a module
         self._modules = list(owner.modules()) if isinstance(owner, nn.Module) else []
         self._device = device
@@ -48,12 +48,12 @@ class State:
         drawn = self._drawn is not None and self._drawn.any
         return drawn or len(now) != len(self._before) or not all(map(_equal, self._before, now))
 
-    def _now(self) -> list[tuple[Any, Any]]:
+    def _now(self) -> list[tuple[object, object]]:
         """Each object in a fixed order, with its version or generator state where it can change in place."""
         generators: list[torch.Generator] = [torch.default_generator]
         if self._device.type == "cuda":
             generators.append(torch.cuda.default_generators[self._device.index])
-        records: list[tuple[Any, Any]] = []
+        records: list[tuple[object, object]] = []
         for module in self._modules:
             for attributes in (vars(module), module._parameters, module._buffers):
                 records += [
@@ -65,7 +65,7 @@ class State:
         return records
 
 
-def _equal(before: tuple[Any, Any], after: tuple[Any, Any]) -> bool:
+def _equal(before: tuple[object, object], after: tuple[object, object]) -> bool:
     (value, state), (value_after, state_after) = before, after
     plain = isinstance(value, (int, float, str))
     return state == state_after and (value == value_after if plain else value is value_after)
@@ -76,7 +76,13 @@ class _Drawn(TorchDispatchMode):
 
     any = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         self.any |= torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
 

@@ -7,7 +7,7 @@ not a floating-point tensor raises TypeError. Keys `layer.*` and `norm.*` of a c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ..core.shapes import ShapeError, check_dtype, check_tensor
 from ._common import FLOATS, rows, streams
 
 Weights = dict[str, Tensor]
+Options = dict[str, Any]  # keyword arguments of HyperConnection or HyperHead
 TE_RMS_EPS = 1.1920928955078125e-07  # float32's epsilon, hard-coded in TransformerEngine
 
 _CONFIG = {
@@ -28,7 +29,7 @@ _CONFIG = {
 }
 
 
-def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: Any = None) -> tuple[Weights, dict[str, Any]]:
+def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: object = None) -> tuple[Weights, Options]:
     """fn, base, scale = {prefix}.fn, .base, .scale of a transformers deepseek_v4 model, or {prefix}_fn, ... of a file
 
     Returns float32 weights for HyperConnection, or for HyperHead as hc_fn, hc_base, hc_scale when `scale` has one
@@ -41,7 +42,7 @@ def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: Any = None
     n = _streams("from_hf", keys["fn"], fn, "fn [n*(n+2), n*dim], or [n, n*dim]", head=head)
     _size("from_hf", keys["base"], base, fn.shape[0])
     _size("from_hf", keys["scale"], scale, 1 if head else 3)
-    options: dict[str, Any] = {"n": n}
+    options: Options = {"n": n}
     if config is not None:
         options |= {ours: _config(config, theirs) for ours, theirs in _CONFIG.items()}
         if options["n"] != n:
@@ -66,7 +67,7 @@ def to_hf(weights: Mapping[str, Tensor]) -> Weights:
     return _ours("to_hf", weights, no_gamma="the model")[0]
 
 
-def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, dict[str, Any]]:
+def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, Options]:
     """fn = phi^T, base = b, scale = [alpha_pre, alpha_post, alpha_res]        phi [K, M], in float32
 
     `state` is a LigerMHC's state dict. Options: n, orientation="out_in", pre_eps=0.0. Liger's phi is float16 by
@@ -93,7 +94,7 @@ def to_liger(weights: Mapping[str, Tensor]) -> Weights:
     return {"phi": phi, "b": ours["base"], "alpha_pre": pre, "alpha_post": post, "alpha_res": res}
 
 
-def from_te(state: Mapping[str, Tensor], n: int = 4) -> tuple[Weights, dict[str, Any]]:
+def from_te(state: Mapping[str, Tensor], n: int = 4) -> tuple[Weights, Options]:
     """fn[:, i*dim + d] = phi[:, d*n + i], norm_weight likewise; base = beta, scale = alpha
 
     `state` has phi [M, K], alpha [3], beta [M] or [1, M] and optionally norm_weight [K] in TransformerEngine's layout,
@@ -109,7 +110,7 @@ def from_te(state: Mapping[str, Tensor], n: int = 4) -> tuple[Weights, dict[str,
     _size("from_te", "beta", tensors["beta"], rows(n))
     _size("from_te", "alpha", tensors["alpha"], 3)
     weights = {"fn": _outermost(phi, n), "base": tensors["beta"].reshape(-1), "scale": tensors["alpha"].reshape(-1)}
-    options: dict[str, Any] = {"n": n, "form": "log", "rms_eps": TE_RMS_EPS, "pre_eps": 0.0, "orientation": "in_out"}
+    options: Options = {"n": n, "form": "log", "rms_eps": TE_RMS_EPS, "pre_eps": 0.0, "orientation": "in_out"}
     if "norm_weight" in tensors:
         _size("from_te", "norm_weight", tensors["norm_weight"], phi.shape[1])
         weights["norm_weight"] = _outermost(tensors["norm_weight"].reshape(-1), n)
@@ -153,7 +154,7 @@ def _innermost(value: Tensor, n: int) -> Tensor:
     return value.unflatten(-1, (n, -1)).transpose(-1, -2).flatten(-2).contiguous()
 
 
-def _float(function: str, name: str, value: Any) -> Tensor:
+def _float(function: str, name: str, value: Tensor) -> Tensor:
     check_tensor(f"mhc.{function}", name, value)
     check_dtype(f"mhc.{function}", name, value, FLOATS)  # not float8: its scales would be lost
     return value.detach().float()
@@ -175,7 +176,7 @@ def _ours(function: str, weights: Mapping[str, Tensor], *, no_gamma: str = "") -
 
 
 def _checked(
-    function: str, state: Mapping[str, Any], wanted: tuple[str, ...], optional: tuple[str, ...] = ()
+    function: str, state: Mapping[str, Tensor], wanted: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> Weights:
     """The wanted tensors and the optional ones that are present, in float32; any other key is an error."""
     _mapping(function, state)
@@ -190,7 +191,7 @@ def _checked(
     return {name: _float(function, name, own[name]) for name in present}
 
 
-def _mapping(function: str, state: Any) -> None:
+def _mapping(function: str, state: object) -> None:
     if not isinstance(state, Mapping):
         hint = ": its state_dict()" if isinstance(state, nn.Module) else ""
         raise TypeError(f"mhc.{function}: the weights are a {type(state).__name__}, wanted a dict of tensors{hint}")
@@ -223,9 +224,9 @@ def _hf_keys(state: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
     )
 
 
-def _listed(what: str, names: Any) -> str:
-    names = [str(name) for name in names]
-    listing = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+def _listed(what: str, names: Iterable[object]) -> str:
+    texts = [str(name) for name in names]
+    listing = ", ".join(texts[:12]) + (f", ... ({len(texts)} in all)" if len(texts) > 12 else "")
     return f"{what}: {listing or 'nothing'}"
 
 
@@ -238,7 +239,7 @@ def _size(function: str, name: str, value: Tensor, size: int) -> None:
         raise ValueError(f"mhc.{function}: {name} is {list(value.shape)}, wanted {size} elements")
 
 
-def _config(config: Any, name: str) -> Any:
+def _config(config: object, name: str) -> object:
     if isinstance(config, Mapping):
         if name not in config:
             raise ValueError(f"mhc.from_hf: the config lacks {name}; {_listed('keys', config)}")

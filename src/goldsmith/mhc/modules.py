@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,17 @@ from .head.op import HEAD
 from .pre.op import PRE
 
 Mixing = tuple[Tensor, Tensor, Tensor, Tensor | None]  # phi, alpha, bias, gamma
+Tensors = tuple[Tensor, ...]
+Output = Tensor | tuple[object, ...]  # x_next, or (x_next, *rest)
 INITS = ("deepseek", "small", "identity")
+
+
+class HeadOptions(TypedDict):
+    """Keyword arguments of HEAD."""
+
+    rms_eps: float
+    pre_eps: float
+    backend: str
 
 
 class _Float32Module(nn.Module):
@@ -36,7 +46,7 @@ class _Float32Module(nn.Module):
 
         return super()._apply(keep, recurse=False)
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: object) -> None:
         for name, parameter in self.named_parameters(recurse=False):
             value = state_dict.get(prefix + name)
             if isinstance(value, Tensor) and value.is_floating_point():  # needed for assign=True only
@@ -65,7 +75,7 @@ class HyperConnection(_Float32Module):
     def __init__(
         self,
         dim: int,
-        layer: Callable[..., Any],
+        layer: Callable[..., object],
         *,
         n: int = 4,
         norm: Callable[[Tensor], Tensor] | None = None,
@@ -131,7 +141,7 @@ class HyperConnection(_Float32Module):
         """(phi, alpha, bias, gamma), in the operators' order."""
         return self.fn, self.scale, self.base, self.norm_weight
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Output:
         check_x("mhc.HyperConnection", x, self.n, self.dim)
         if self.recompute and torch.is_grad_enabled() and not transformed():
             if not torch.compiler.is_compiling():
@@ -150,10 +160,10 @@ class HyperConnection(_Float32Module):
         h_in, h_post, h_res, token = enter(x, *mixing, self.settings)
         return h_in, normed(h_in, norm), h_post, h_res, token
 
-    def _recomputed(self, x: Tensor, args: tuple, kwargs: dict) -> Any:
+    def _recomputed(self, x: Tensor, args: tuple[object, ...], kwargs: dict[str, object]) -> Output:
         mixing, norm = self.mixing, _as_it_is_now(self.norm)
         kept = (x, *(p for p in mixing if p is not None))
-        region = Region(lambda: self._enter(x, mixing, norm), kept, self.norm)
+        region = Region(lambda: cast(Tensors, self._enter(x, mixing, norm)), kept, self.norm)
         _, h, h_post, h_res, token = region.run()
         with region.watching():
             f, rest = split(self.layer(h, *args, **kwargs))
@@ -190,7 +200,7 @@ class HyperHead(_Float32Module):
         check_choice("mhc.HyperHead", "init", init, INITS)
         check_choice("mhc.HyperHead", "backend", backend, ("auto", *HEAD.backends))
         self.init = init
-        self.settings: dict[str, Any] = {"rms_eps": rms_eps, "pre_eps": pre_eps, "backend": backend}
+        self.settings: HeadOptions = {"rms_eps": rms_eps, "pre_eps": pre_eps, "backend": backend}
         self.hc_fn = _parameter(device, n, n * dim)
         self.hc_base = _parameter(device, n)
         self.hc_scale = _parameter(device, 1)
@@ -231,7 +241,7 @@ def normed(h_in: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
     return h
 
 
-def split(output: Any) -> tuple[Tensor, tuple]:
+def split(output: object) -> tuple[Tensor, tuple[object, ...]]:
     """(f, rest) of a layer's output f or (f, *rest)."""
     f, rest = (output[0], tuple(output[1:])) if isinstance(output, tuple) and output else (output, ())
     if not isinstance(f, Tensor):
@@ -241,7 +251,7 @@ def split(output: Any) -> tuple[Tensor, tuple]:
     return f, rest
 
 
-def join(x_next: Tensor, rest: tuple) -> Any:
+def join(x_next: Tensor, rest: tuple[object, ...]) -> Output:
     return (x_next, *rest) if rest else x_next
 
 

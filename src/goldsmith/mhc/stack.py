@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from ..core.shapes import kind
 from .boundary.op import BOUNDARY
-from .modules import HyperConnection, check_x, normed, split
+from .modules import HyperConnection, Output, check_x, normed, split
 from .post.op import POST
 from .pre.op import PRE
 
@@ -44,7 +44,7 @@ class HyperStack(nn.Module):
             raise ValueError(f"mhc.HyperStack: connections differ in (n, dim): {sorted(sizes)}")
         self.connections = nn.ModuleList(connections)
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Output:
         rests = []
         connections = cast(list[HyperConnection], list(self.connections))
         entered = None  # h_in, h_post and h_res of the current connection, where boundary has computed them
@@ -59,8 +59,8 @@ class HyperStack(nn.Module):
                 f, rest = split(here.layer(normed(h_in, here.norm), *args, **kwargs))
                 h_post, h_res = here.settings.rounded(h_post), here.settings.rounded(h_res)
                 if after is not None and _fusable(here, after):
-                    options = after.settings.of_pre | here.settings.of_post
-                    x, *entered = BOUNDARY(x, f, h_post, h_res, *after.mixing, **options)
+                    options, orientation = after.settings.of_pre, here.settings.orientation
+                    x, *entered = BOUNDARY(x, f, h_post, h_res, *after.mixing, orientation=orientation, **options)
                 else:
                     x, entered = POST(x, f, h_post, h_res, **here.settings.of_post), None
             rests.append(rest)

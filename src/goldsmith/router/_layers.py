@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,28 @@ class RouterOutput(NamedTuple):
     indices: Tensor
 
 
+class ExpertLayer(Protocol):
+    """The attributes of a module that `apply_experts` reads."""
+
+    activation: str
+    strategy: str
+    sparse_grad: bool
+    backend: str
+
+    @property
+    def w_in(self) -> Tensor | None: ...
+
+    @property
+    def w_out(self) -> Tensor: ...
+
+
+class Placement(TypedDict):
+    """Where a module's tensors are created, and in what dtype."""
+
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
 class Float32BatchNorm(nn.BatchNorm1d):
     """A BatchNorm that keeps its statistics in float32 when a model is moved to a 16-bit dtype.
 
@@ -37,7 +60,7 @@ class Float32BatchNorm(nn.BatchNorm1d):
             return functional.batch_norm(input, *unseen, self.weight, self.bias, training=True, eps=self.eps)
         return super().forward(input)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Float32BatchNorm:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float32BatchNorm:
         def keep(t: Tensor) -> Tensor:
             moved = fn(t)
             narrowed = t.is_floating_point() and moved.is_floating_point() and moved.element_size() < 4
@@ -64,7 +87,7 @@ def over_tokens(name: str, option: str, norm: nn.BatchNorm1d, values: Tensor) ->
         return norm(rows.to(precise)).to(values.dtype).view(values.shape)
 
 
-def axis_sizes(name: str, num_experts: Any) -> tuple[int, int]:
+def axis_sizes(name: str, num_experts: int | tuple[int, int]) -> tuple[int, int]:
     """(sx, sy) from a square number or a pair; their product must fit an int32 index."""
     sizes = _axis_sizes(name, num_experts)
     if math.prod(sizes) > MOST_PAIRS:
@@ -74,7 +97,7 @@ def axis_sizes(name: str, num_experts: Any) -> tuple[int, int]:
     return sizes
 
 
-def _axis_sizes(name: str, num_experts: Any) -> tuple[int, int]:
+def _axis_sizes(name: str, num_experts: int | tuple[int, int]) -> tuple[int, int]:
     if isinstance(num_experts, (tuple, list)):
         if len(num_experts) != 2:
             raise ValueError(f"{name}: num_experts={tuple(num_experts)}, wanted two sizes (sx, sy), or a square number")
@@ -91,13 +114,13 @@ def _axis_sizes(name: str, num_experts: Any) -> tuple[int, int]:
     return root, root
 
 
-def check_k(name: str, k: Any, sizes: tuple[int, int]) -> None:
+def check_k(name: str, k: int, sizes: tuple[int, int]) -> None:
     check_count(name, "k", k)
     if k > math.prod(sizes):
         raise ValueError(f"{name}: k={k}, but there are only {sizes[0]} * {sizes[1]} experts")
 
 
-def check_experts(name: str, activation: Any, strategy: Any, sparse_grad: Any, backend: Any) -> None:
+def check_experts(name: str, activation: str, strategy: str, sparse_grad: bool, backend: str) -> None:
     check_choice(name, "activation", activation, ACTIVATIONS)
     check_choice(name, "strategy", strategy, STRATEGIES)
     check_flag(name, "sparse_grad", sparse_grad)
@@ -105,7 +128,7 @@ def check_experts(name: str, activation: Any, strategy: Any, sparse_grad: Any, b
     check_choice(name, "backend", backend, tuple(known))
 
 
-def check_placement(name: str, device: Any, dtype: Any) -> None:
+def check_placement(name: str, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
     if device is not None and type(device) is not int:  # torch also accepts the number of a GPU
         check_device(name, device)
     if dtype is not None and dtype not in FLOATS:
@@ -113,7 +136,7 @@ def check_placement(name: str, device: Any, dtype: Any) -> None:
         raise TypeError(f"{name}: dtype={dtype!r}, wanted None or one of: {wanted}")
 
 
-def check_h(name: str, h: Tensor, hidden_size: int, weight: Any, return_router: Any) -> None:
+def check_h(name: str, h: Tensor, hidden_size: int, weight: object, return_router: bool) -> None:
     """weight: the first projection's, whose dtype h must have unless autocast is on."""
     check_flag(name, "return_router", return_router)
     if not isinstance(h, Tensor):
@@ -128,7 +151,7 @@ def check_h(name: str, h: Tensor, hidden_size: int, weight: Any, return_router: 
         )
 
 
-def apply_experts(layer: Any, h: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
+def apply_experts(layer: ExpertLayer, h: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
     """atomic_experts of the layer's tables, computed in their dtype; under autocast h may have another one."""
     y = atomic_experts(
         h.to(layer.w_out.dtype), layer.w_in, layer.w_out, weights.flatten(h.dim() - 1), indices,

@@ -234,7 +234,7 @@ def _keyed(function: str, tensors: State) -> tuple[int, int, int, int]:
     return heads, s, dim, key_dim
 
 
-def _options(function: str, k: object, s: int, activation: str = "silu") -> None:
+def _options(function: str, k: int, s: int, activation: str = "silu") -> None:
     """Checks k and activation here, so that an error names the converter and not the module."""
     check_k(f"router.{function}", k, (s, s))
     check_choice(f"router.{function}", "activation", activation, ACTIVATIONS)

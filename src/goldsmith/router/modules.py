@@ -13,6 +13,7 @@ from ..core.shapes import check_choice
 from ._common import check_count, check_flag, wide
 from ._layers import (
     Float32BatchNorm,
+    Placement,
     RouterOutput,
     apply_experts,
     axis_sizes,
@@ -78,12 +79,12 @@ class OmniMoE(nn.Module):
         self.hidden_size, self.k, self.intermediate_size = hidden_size, k, intermediate_size
         self.activation, self.router_norm, self.strategy = activation, router_norm, strategy
         self.log_softmax, self.weights, self.sparse_grad, self.backend = log_softmax, weights, sparse_grad, backend
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Placement = {"device": device, "dtype": dtype}
         (sx, sy), n = self.sizes, math.prod(self.sizes)
         self.router_x = nn.Linear(hidden_size, sx, bias=False, **factory)
         self.router_y = nn.Linear(hidden_size, sy, bias=False, **factory)
         if router_norm == "batch":
-            precise: dict[str, Any] = {"device": device, "dtype": wide(dtype or torch.get_default_dtype())}
+            precise: Placement = {"device": device, "dtype": wide(dtype or torch.get_default_dtype())}
             self.router_norm_x = Float32BatchNorm(sx, affine=False, **precise)
             self.router_norm_y = Float32BatchNorm(sy, affine=False, **precise)
         self.w_in = nn.Parameter(torch.empty(n, hidden_size, **factory))
@@ -120,7 +121,7 @@ class OmniMoE(nn.Module):
         for norm in (m for m in self.children() if isinstance(m, nn.BatchNorm1d)):
             norm.reset_running_stats()
 
-    def forward(self, h: Tensor, *, return_router: bool = False) -> Any:
+    def forward(self, h: Tensor, *, return_router: bool = False) -> Tensor | tuple[Tensor, RouterOutput]:
         check_h("router.OmniMoE", h, self.hidden_size, self.router_x.weight, return_router)
         x = self._normalised(self.router_x(h), "x")
         y = self._normalised(self.router_y(h), "y")

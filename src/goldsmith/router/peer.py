@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from ..core.shapes import check_choice
 from ._common import check_count, check_flag, check_fraction, wide
 from ._layers import (
     Float32BatchNorm,
+    Placement,
     RouterOutput,
     apply_experts,
     axis_sizes,
@@ -90,8 +91,8 @@ class PEER(nn.Module):
         self.activation, self.weights, self.query_norm, self.pre_norm_kind = activation, weights, query_norm, pre_norm
         self.separate_tables, self.values_only, self.dropout = separate_tables, values_only, dropout
         self.strategy, self.sparse_grad, self.backend = strategy, sparse_grad, backend
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        precise: dict[str, Any] = {"device": device, "dtype": wide(dtype or torch.get_default_dtype())}
+        factory: Placement = {"device": device, "dtype": dtype}
+        precise: Placement = {"device": device, "dtype": wide(dtype or torch.get_default_dtype())}
         rows = self.size**2 * (heads if separate_tables else 1)
         self.pre_norm = {"rms": _RMSNorm, "layer": nn.LayerNorm}.get(pre_norm, _no_norm)(hidden_size, **factory)
         self.query = nn.Linear(hidden_size, 2 * heads * key_dim, bias=False, **factory)
@@ -118,7 +119,7 @@ class PEER(nn.Module):
             if norm is not None:
                 norm.reset_parameters()
 
-    def forward(self, h: Tensor, *, return_router: bool = False) -> Any:
+    def forward(self, h: Tensor, *, return_router: bool = False) -> Tensor | tuple[Tensor, RouterOutput]:
         check_h("router.PEER", h, self.hidden_size, self.query.weight, return_router)
         normed = h if self.pre_norm is None else self.pre_norm(h)
         x, y = self._logits(normed)
@@ -158,7 +159,7 @@ class PEER(nn.Module):
 class _RMSNorm(nn.Module):
     """h / max(|h|, 1e-12) * sqrt(D) * (1 + gamma), as in PEER-pytorch: no eps in the root, gamma stored minus 1"""
 
-    def __init__(self, size: int, **factory: Any) -> None:
+    def __init__(self, size: int, **factory: Unpack[Placement]) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.empty(size, **factory))
 
@@ -171,5 +172,5 @@ class _RMSNorm(nn.Module):
         return (unit * math.sqrt(h.shape[-1]) * (self.gamma.to(to) + 1)).to(h.dtype)
 
 
-def _no_norm(size: int, **factory: Any) -> None:
+def _no_norm(size: int, **factory: Unpack[Placement]) -> None:
     return None

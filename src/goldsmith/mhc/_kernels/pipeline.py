@@ -6,8 +6,6 @@ backward   dots -> coefficients' backward -> dx, partial sums of dphi -> ordered
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from ...assay.stage import stage, tracing
@@ -39,7 +37,7 @@ def staged(name: str, x: Tensor, value: Tensor) -> Tensor:
 
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, collapsed: bool, output: str = "h_in",
-    names: dict[str, str] | None = None, **options: Any,
+    names: dict[str, str] | None = None, **options: object,
 ) -> dict[str, Tensor]:  # fmt: skip
     """{name: result} for x [..., n, D]; `collapsed` adds the weighted sum of the streams under the name `output`.
 

@@ -7,8 +7,6 @@ not fit in registers with the tiles (760 us against 330 + 319 at T = 8192, D = 4
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from ...assay.stage import stage
@@ -23,7 +21,7 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 
 def forward(
     x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None,
-    *, form: str, orientation: str, **options: Any,
+    *, form: str, orientation: str, **options: object,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     n = x.shape[-2]
     y = mix_forward(streams(x), rows(f), dense(h_post, -1, n), dense(h_res, -1, n, n), orientation)

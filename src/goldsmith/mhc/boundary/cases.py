@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Unpack
 
 from ...assay.case import Make
-from .._cases import SEGMENTS, bench, named, phi_bytes, post_inputs, pre_inputs
+from .._cases import SEGMENTS, PreSettings, bench, named, phi_bytes, post_inputs, pre_inputs
 from .._joint_cases import JOINT_CASES
 
 __all__ = ["BENCH", "CASES", "SEGMENTS"]
@@ -18,15 +19,15 @@ def connection(
     dim: int,
     layout: str = "contiguous",
     orientation: str = "in_out",
-    **settings: Any,
-) -> dict[str, Any]:
+    **settings: Unpack[PreSettings],
+) -> dict[str, object]:
     """Streams and coefficients of one connection, and parameters of the next."""
     before = post_inputs(make, T, n, dim, layout, orientation)
     after = pre_inputs(make, T, n, dim, **settings)
     return {**after, **before}
 
 
-OWN_CASES: dict[str, tuple[dict[str, Any], str]] = {
+OWN_CASES: dict[str, tuple[Mapping[str, object], str]] = {
     "two_blocks": ({"T": 9, "n": 2, "dim": 3, "iterations": 1}, "more tokens than a block of the coefficients"),
     "cann": ({"T": 3, "n": 4, "dim": 5, "sinkhorn": False}, "logits in place of the next h_res"),
     "expanded": ({"T": 3, "n": 4, "dim": 64, "layout": "expanded", "iterations": 2}, "stride 0 over the streams"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -64,12 +62,12 @@ def boundary(
 
 def check(
     x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None,
-    *, orientation: str, **options: Any,
+    *, orientation: str, form: str, sinkhorn: bool, **numbers: float,
 ) -> None:  # fmt: skip
     check_post("mhc.boundary", x, f, h_post, h_res, orientation)
-    check_pre("mhc.boundary", x, phi, alpha, bias, gamma, **options)
+    check_pre("mhc.boundary", x, phi, alpha, bias, gamma, form=form, sinkhorn=sinkhorn, **numbers)
 
 
-def fake(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *mixing: Tensor, **options: Any) -> tuple[Tensor, ...]:
+def fake(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *mixing: Tensor, **options: object) -> tuple[Tensor, ...]:
     x_next = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return x_next, *fake_pre(x_next, *mixing)

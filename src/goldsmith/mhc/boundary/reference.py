@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from torch import Tensor
 
 from ...assay.stage import stage
 from .. import _formulas as formulas
+from .._common import CoefficientOptions
 from ..coefficients import reference as coefficients
 from ..post import reference as post
 from ..pre import reference as pre
@@ -24,7 +25,7 @@ def forward(
     gamma: Tensor | None,
     *,
     orientation: str,
-    **options: Any,
+    **options: Unpack[CoefficientOptions],
 ) -> tuple[Tensor, ...]:
     (x_next,) = post.forward(x, f, h_post, h_res, orientation=orientation)
     return x_next, *pre.forward(x_next, phi, alpha, bias, gamma, suffix="_next", **options)

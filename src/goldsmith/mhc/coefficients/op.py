@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -58,11 +56,21 @@ def coefficients(
     )  # fmt: skip
 
 
-def check(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any) -> None:
-    check_pre("mhc.coefficients", x, phi, alpha, bias, gamma, **options)
+def check(
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    gamma: Tensor | None,
+    *,
+    form: str,
+    sinkhorn: bool,
+    **numbers: float,
+) -> None:
+    check_pre("mhc.coefficients", x, phi, alpha, bias, gamma, form=form, sinkhorn=sinkhorn, **numbers)
 
 
-def fake(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any) -> tuple:
+def fake(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: object) -> tuple:
     batch, n = x.shape[:-2], x.shape[-2]
     shapes = ((*batch, n), (*batch, n), (*batch, n, n), batch, (*batch, rows(n)))
     return tuple(torch.empty(shape, dtype=wide(x.dtype), device=x.device) for shape in shapes)

@@ -5,8 +5,6 @@ Elements moved per token at n = 4: 5D (dots) + 5D + 4D (gradient of x_next) + 4D
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from .._formulas import as_results
@@ -19,7 +17,7 @@ def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, h_res: Tensor, inv_rms: Tensor,
     h_mix: Tensor, grad_h_in: Tensor | None, grad_h_post: Tensor | None, grad_h_res: Tensor | None,
     grad_x_next: Tensor | None,
-    *, orientation: str, **options: Any,
+    *, orientation: str, **options: object,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     tensors = {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma, "inv_rms": inv_rms, "h_mix": h_mix}
     gradients = pipeline.backward(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Unpack
 
 from ...assay.case import Make
-from .._cases import DERIVATIVE_SEGMENTS, bench, named, pre_inputs
+from .._cases import DERIVATIVE_SEGMENTS, PreSettings, bench, named, pre_inputs
 from .._common import wide
 from .._joint_cases import JOINT_CASES
 from ..coefficients import reference as coefficients
@@ -18,8 +19,8 @@ def gradients(
     dim: int,
     orientation: str = "in_out",
     arriving: tuple[str, ...] = ("h_in", "h_post", "h_res", "x_next"),
-    **settings: Any,
-) -> dict[str, Any]:
+    **settings: Unpack[PreSettings],
+) -> dict[str, object]:
     """Inputs and saved tensors of pre, and gradients of h_in, h_post, h_res and x_next (None unless in `arriving`)."""
     arguments = pre_inputs(make, T, n, dim, **settings)
     inputs = {name: arguments.pop(name) for name in ("x", "phi", "alpha", "bias", "gamma")}
@@ -44,7 +45,7 @@ def gradients(
     }
 
 
-OWN_CASES: dict[str, tuple[dict[str, Any], str]] = {
+OWN_CASES: dict[str, tuple[Mapping[str, object], str]] = {
     "odd_dim": ({"T": 2, "n": 4, "dim": 65, "iterations": 2}, "one past a power of two"),
     "two_blocks": ({"T": 67, "n": 2, "dim": 3, "iterations": 2}, "more tokens than a block of any kernel"),
     "only_h_in": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("h_in",)}, "x_next is unused"),

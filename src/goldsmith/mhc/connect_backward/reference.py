@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from .. import _formulas as formulas
@@ -27,7 +25,7 @@ def forward(
     grad_x_next: Tensor | None,
     *,
     orientation: str,
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, ...]:
     """pre's backward with dx_post[j] = sum_k h_res[j, k] grad_x_next[k] added to dx.
 

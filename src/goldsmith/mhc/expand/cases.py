@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...assay.case import Make
 from .._cases import bench, named
 
 
-def one_stream(make: Make, T: int | tuple[int, ...], n: int, dim: int) -> dict[str, Any]:
+def one_stream(make: Make, T: int | tuple[int, ...], n: int, dim: int) -> dict[str, object]:
     batch = T if isinstance(T, tuple) else (T,)
     return {"x": make.normal(*batch, dim), "n": n}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...assay.case import Make
 from .._cases import bench, mixing, named, streams
 
@@ -17,7 +15,7 @@ def head_inputs(
     layout: str = "contiguous",
     rms_eps: float = 1e-6,
     pre_eps: float = 1e-6,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     batch = T if isinstance(T, tuple) else (T,)
     x, weights = streams(make, batch, n, dim, layout), mixing(make, n, dim, gamma=gamma)
     weights |= {"phi": weights["phi"][:n].contiguous(), "alpha": weights["alpha"][:1], "bias": weights["bias"][:n]}

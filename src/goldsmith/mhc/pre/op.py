@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -58,12 +56,22 @@ def pre(
     )  # fmt: skip
 
 
-def check(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any) -> None:
-    check_pre("mhc.pre", x, phi, alpha, bias, gamma, **options)
+def check(
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    gamma: Tensor | None,
+    *,
+    form: str,
+    sinkhorn: bool,
+    **numbers: float,
+) -> None:
+    check_pre("mhc.pre", x, phi, alpha, bias, gamma, form=form, sinkhorn=sinkhorn, **numbers)
 
 
 def fake(
-    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: object
 ) -> tuple[Tensor, ...]:
     batch, n, dim = x.shape[:-2], *x.shape[-2:]
     h_in = torch.empty((*batch, dim), dtype=x.dtype, device=x.device)

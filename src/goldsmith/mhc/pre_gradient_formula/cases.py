@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 
 from ...assay.case import Make
-from .._cases import DERIVATIVE_SEGMENTS, bench, named, pre_inputs
+from .._cases import DERIVATIVE_SEGMENTS, PreSettings, bench, named, pre_inputs
 from .._common import wide
 from ..coefficients import reference as coefficients
 
 
 def gradients(
-    make: Make, T: int | tuple[int, ...], n: int, dim: int, accumulate: bool = False, **settings: Any
-) -> dict[str, Any]:
+    make: Make, T: int | tuple[int, ...], n: int, dim: int, accumulate: bool = False, **settings: Unpack[PreSettings]
+) -> dict[str, object]:
     """Inputs and saved tensors of pre, and gradients of its three results."""
     arguments = pre_inputs(make, T, n, dim, sinkhorn=False, **settings)
     x, inputs = arguments["x"], [arguments.pop(name) for name in ("x", "phi", "alpha", "bias", "gamma")]

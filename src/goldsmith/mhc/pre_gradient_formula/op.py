@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -58,7 +56,7 @@ def pre_backward(
     return dx, dphi, dalpha, dbias, None if gamma is None else dgamma
 
 
-def check(*tensors: Any, pre_eps: float, post_mult: float) -> None:
+def check(*tensors: Tensor, pre_eps: float, post_mult: float) -> None:
     op, arguments = "mhc.pre_backward", dict(zip(PRE_BACKWARD.inputs, tensors, strict=True))
     x = arguments["x"]
     check_mixing(op, x, arguments["phi"], arguments["alpha"], None, arguments["gamma"], biased=False)
@@ -77,7 +75,7 @@ def check(*tensors: Any, pre_eps: float, post_mult: float) -> None:
     check_numbers(op, pre_eps=pre_eps, post_mult=post_mult)
 
 
-def fake(*tensors: Any, pre_eps: float, post_mult: float) -> tuple[Tensor, ...]:
+def fake(*tensors: Tensor, pre_eps: float, post_mult: float) -> tuple[Tensor, ...]:
     arguments = dict(zip(PRE_BACKWARD.inputs, tensors, strict=True))
     x, phi, alpha, gamma = (arguments[name] for name in ("x", "phi", "alpha", "gamma"))
     like = (x, phi, alpha, phi[:, 0], alpha[:0] if gamma is None else gamma)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ...assay.case import Case, Make
@@ -21,7 +19,7 @@ def matrices(
     iterations: int = 20,
     eps: float = 1e-6,
     form: str = "deepseek",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Logits (float32 for streams up to float32) and options; a large `diagonal` gives matrices near the identity."""
     batch = T if isinstance(T, tuple) else (T,)
     to = wide(make.dtype)

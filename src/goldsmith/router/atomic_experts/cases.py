@@ -47,7 +47,7 @@ def inputs(
     layout: str = "contiguous",
     long: bool = False,
     sparse: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Inputs and options of atomic_experts; T is a number of tokens, or all leading dimensions; memory: w_in is None.
 
     layout "strided": h and both tables are every second column of wider tensors, like slices of a fused projection;

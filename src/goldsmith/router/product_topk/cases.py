@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ def inputs(
     lost: bool = False,
     weights: str = "none",
     log_softmax: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Inputs and options of product_topk; T: a number of rows, or all leading dimensions; lost: x[0], y[1] are -inf."""
     batch = T if isinstance(T, tuple) else (T,)
     x, y = (logits(make, *batch, size, fill=fill) * std for size in (sx, sy))
@@ -48,7 +47,7 @@ def inputs(
     return {"x": x, "y": y, "k": k, "log_softmax": log_softmax, "weights": weights, "sums": sums}
 
 
-_CASES: dict[str, tuple[dict[str, Any], str]] = {
+_CASES: dict[str, tuple[dict[str, object], str]] = {
     "no_rows": ({"T": 0, "sx": 5, "sy": 3, "k": 4}, "empty outputs and empty gradients"),
     "one_row": ({"T": 1, "sx": 8, "sy": 8, "k": 4}, "decoding"),
     "published": (
