@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...assay.stage import stage, tracing
+from ...core.tracing import stage, tracing
 from .bfloat16_planes import from_planes, to_planes
 from .coefficients import coefficients_backward, coefficients_forward
 from .collapse import collapse, collapse_dots

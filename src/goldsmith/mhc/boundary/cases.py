@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Unpack
 
-from ...assay.case import Make
+from ...assay.declare.case import Make
 from .._cases import SEGMENTS, PreSettings, bench, named, phi_bytes, post_inputs, pre_inputs
 from .._joint_cases import JOINT_CASES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Unpack
 
-from ...assay.case import Make
+from ...assay.declare.case import Make
 from .._cases import DERIVATIVE_SEGMENTS, PreSettings, bench, named, pre_inputs
 from .._common import wide
 from .._joint_cases import JOINT_CASES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...assay.case import Case, Make
+from ...assay.declare.case import Case, Make
 from ...core.bench import BenchCase
 from .._cases import named
 from .._common import wide

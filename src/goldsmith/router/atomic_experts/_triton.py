@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...assay.stage import stage
+from ...core.tracing import stage
 from .._common import flat
 from .._kernels.dense_products import dense_dots, dense_sums
 from .._kernels.table_gradients import ByExpert
