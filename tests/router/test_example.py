@@ -67,7 +67,7 @@ def test_norms_none_and_layer_differ(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, sentence",
     [
         ("--experts 60", "--experts 60: wanted a square; the nearest are 49 and 64"),
         ("--k 40 --experts 16", "--k 40: there are only 16 experts"),
@@ -78,18 +78,18 @@ def test_norms_none_and_layer_differ(text, tmp_path):
         ("--seq 4096", "omnimoe_lm: --data has 3520 bytes of text; --seq 4096 needs at least 81940"),
     ],
 )
-def test_input_that_cannot_be_trained_on_is_reported_in_one_sentence(text, options, said, told):
-    status, err = told("--data", str(text), *options.split())
-    assert status != 0 and said in err and "Traceback" not in err
+def test_input_that_cannot_be_trained_on_is_reported_in_one_sentence(text, options, sentence, run_example):
+    status, err = run_example("--data", str(text), *options.split())
+    assert status != 0 and sentence in err and "Traceback" not in err
 
 
-def test_wrong_options_are_reported_without_a_traceback(told):
-    status, err = told("--data", "nowhere")
+def test_wrong_options_are_reported_without_a_traceback(run_example):
+    status, err = run_example("--data", "nowhere")
     assert status == 2 and "there is no such file" in err
 
 
 @pytest.fixture
-def told(monkeypatch, capsys):
+def run_example(monkeypatch, capsys):
     """Runs the example in this process and returns its stderr; process-wide settings are restored."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     spec = importlib.util.spec_from_file_location("omnimoe_lm", ROOT / "examples" / "omnimoe_lm.py")
@@ -98,7 +98,7 @@ def told(monkeypatch, capsys):
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
 
-    def told(*args):
+    def run_in_process(*args):
         with pytest.raises(SystemExit) as end:
             example.main([*SMALL, "--device", "cpu", *args])
         err = capsys.readouterr().err
@@ -106,7 +106,7 @@ def told(monkeypatch, capsys):
             return 1, end.value.code
         return end.value.code, err
 
-    yield told
+    yield run_in_process
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = fill
