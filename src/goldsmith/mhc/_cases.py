@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..assay.declare.case import Case, Make
 from ..core.bench import BenchCase
-from ._common import rows, wide
+from ._common import mix_count, sum_dtype
 
 OPTIONS: dict[str, object] = {
     "rms_eps": 1e-6,
@@ -26,7 +26,7 @@ TRAINING = ((8192, 4096), (8192, 7168), (4096, 2560))  # tokens, dim
 DECODING = tuple((tokens, dim) for dim in (4096, 7168) for tokens in (1, 4, 16, 64))
 
 
-def named(
+def build_cases(
     draw: Callable[..., dict[str, object]],
     cases: Mapping[str, tuple[Mapping[str, object], str]],
     *,
@@ -90,11 +90,11 @@ def mixing(make: Make, n: int, dim: int, *, std: float = 1.0, gamma: bool = True
     gamma is not 1 and the alphas differ, so that a forgotten or swapped factor shows. `diagonal` is added to the bias
     of h_res's diagonal; a large one gives near-identity mixes, as in a trained model.
     """
-    to = wide(make.dtype)
-    bias = make.normal(rows(n), std=0.3, dtype=to)
+    to = sum_dtype(make.dtype)
+    bias = make.normal(mix_count(n), std=0.3, dtype=to)
     bias[2 * n :: n + 1] += diagonal
     return {
-        "phi": make.normal(rows(n), n * dim, std=std / (n * dim) ** 0.5, dtype=to),
+        "phi": make.normal(mix_count(n), n * dim, std=std / (n * dim) ** 0.5, dtype=to),
         "alpha": torch.tensor([0.7, 1.3, 0.9], dtype=to, device=make.device),
         "bias": bias,
         "gamma": 1 + make.normal(n, dim, std=0.3, dtype=to) if gamma else None,
@@ -123,7 +123,7 @@ def post_inputs(
 ) -> dict[str, object]:
     """Inputs and options of post; h_res is far from symmetric, so that a wrong orientation shows."""
     batch = T if isinstance(T, tuple) else (T,)
-    to = wide(make.dtype)
+    to = sum_dtype(make.dtype)
     return {
         "x": streams(make, batch, n, dim, layout),
         "f": make.normal(*batch, dim),
@@ -135,7 +135,7 @@ def post_inputs(
 
 def by_group(n: int) -> dict[str, tuple[int, int]]:
     """The segments of the mixes' last axis: {group: (start, stop)}."""
-    return {"pre": (0, n), "post": (n, 2 * n), "res": (2 * n, rows(n))}
+    return {"pre": (0, n), "post": (n, 2 * n), "res": (2 * n, mix_count(n))}
 
 
 def rows_by_group(n: int) -> dict[str, tuple[int, int, int]]:
@@ -232,4 +232,4 @@ def bench(
 
 def phi_bytes(n: int, dim: int) -> int:
     """Bytes of phi in float32."""
-    return 4 * rows(n) * n * dim
+    return 4 * mix_count(n) * n * dim

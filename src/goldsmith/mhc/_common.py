@@ -44,7 +44,7 @@ class CoefficientOptions(TypedDict):
     sinkhorn: bool
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums and coefficients: float64 for float64 streams, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -54,15 +54,15 @@ def tokens(x: Tensor, keep: int) -> Tensor:
     return x.reshape(math.prod(x.shape[: x.dim() - keep]), *x.shape[x.dim() - keep :])
 
 
-def rows(n: int) -> int:
+def mix_count(n: int) -> int:
     """M = n*(n+2), the number of mixes of n streams: n for pre, n for post, n*n for res."""
     return n * (n + 2)
 
 
-def streams(mixes: int) -> int | None:
+def streams_of(mixes: int) -> int | None:
     """The n with rows(n) == mixes, or None: the inverse of `rows`."""
     n = math.isqrt(mixes + 1) - 1
-    return n if n >= 1 and rows(n) == mixes else None
+    return n if n >= 1 and mix_count(n) == mixes else None
 
 
 def check_streams(op: str, name: str, x: Tensor) -> None:
@@ -78,7 +78,7 @@ def check_coefficient(op: str, name: str, value: Tensor, x: Tensor) -> None:
     allowed = (torch.float32, torch.float64) if x.dtype == torch.float64 else (torch.float32,)
     if value.dtype not in allowed:
         came = str(value.dtype).removeprefix("torch.")
-        wanted = str(wide(x.dtype)).removeprefix("torch.")
+        wanted = str(sum_dtype(x.dtype)).removeprefix("torch.")
         raise TypeError(
             f"{op}: {name} is {came}, wanted {wanted}: coefficients and their parameters keep full precision"
         )
@@ -102,12 +102,12 @@ def check_mixing(
     n, dim = (
         int(size) for size in x.shape[-2:]
     )  # the patterns below need plain integers, also when a graph with dynamic sizes is traced
-    groups, mixes = (1, n) if head else (3, rows(n))
+    groups, mixes = (1, n) if head else (3, mix_count(n))
     check_tensor(op, "phi", phi)
     check_dtype(op, "phi", phi, FLOATS)
     if phi.dtype == torch.float64 and x.dtype != torch.float64:
         raise TypeError(
-            f"{op}: phi is float64, but x is {_name(x)} and sums run in float32; use phi.float() or x.double()"
+            f"{op}: phi is float64, but x is {dtype_name(x)} and sums run in float32; use phi.float() or x.double()"
         )
     _check_vector(op, "alpha", alpha, groups, x)
     arguments = {"x": (x, f"*batch {n} {dim}"), "phi": (phi, f"{mixes} {n * dim}"), "alpha": (alpha, f"{groups}")}
@@ -130,7 +130,7 @@ def _mixing_fits(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor | None, gam
     if not all(map(_is_dense, (x, phi, alpha))) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
         return False
     n, dim = x.shape[-2:]
-    mixes, device = n if head else rows(n), x.device
+    mixes, device = n if head else mix_count(n), x.device
     return (
         n * dim > 0
         and phi.shape == (mixes, n * dim)
@@ -157,14 +157,14 @@ def _hint_phi(x: Tensor, phi: Tensor, mixes: int, head: bool) -> str:
     shape = tuple(phi.shape)
     if shape == (n * dim, mixes):
         return "phi looks transposed: " + ("use phi.T" if head else "Liger's layout? use mhc.from_liger or phi.T")
-    if len(shape) == 2 and shape[1] == n * dim and shape[0] == (dim if head else rows(dim)):
+    if len(shape) == 2 and shape[1] == n * dim and shape[0] == (dim if head else mix_count(dim)):
         return f"x looks like [*batch, dim={n}, n={dim}], streams innermost: use mhc.streams_from_te"
     if len(shape) == 2 and shape[0] != mixes and not head:
-        valid = ", ".join(f"{rows(k)} (n={k})" for k in (1, 2, 3, 4, 8))
-        implied_n = streams(shape[0])
+        valid = ", ".join(f"{mix_count(k)} (n={k})" for k in (1, 2, 3, 4, 8))
+        implied_n = streams_of(shape[0])
         fits = f"for no n: {valid}" if implied_n is None else f"for n={implied_n}, but x has n={n}"
         return f"phi has {shape[0]} rows, which is n*(n+2) {fits}"
-    if len(shape) == 2 and shape[0] == rows(n) and head:
+    if len(shape) == 2 and shape[0] == mix_count(n) and head:
         return f"a head has one mix per stream, {n}; {shape[0]} rows belong to a connection"
     return f"phi needs one column for each of the {n}*{dim} channels of x"
 
@@ -287,5 +287,5 @@ def _post_fits(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor) -> bool:
     )
 
 
-def _name(x: Tensor) -> str:
+def dtype_name(x: Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")

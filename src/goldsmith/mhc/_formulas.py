@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.tracing import stage
-from ._common import wide
+from ._common import sum_dtype
 
 
 def groups_of(n: int) -> tuple[int, int, int]:
@@ -26,12 +26,12 @@ def spread(alpha: Tensor, groups: tuple[int, ...]) -> Tensor:
 
 def weight(gamma: Tensor | None, x: Tensor) -> Tensor | float:
     """gamma as [K] in the dtype of the sums; 1 without gamma."""
-    return 1.0 if gamma is None else gamma.reshape(-1).to(wide(x.dtype))
+    return 1.0 if gamma is None else gamma.reshape(-1).to(sum_dtype(x.dtype))
 
 
 def mix(x: Tensor, phi: Tensor, gamma: Tensor | None, rms_eps: float) -> tuple[Tensor, Tensor]:
     """inv_rms = rsqrt(mean(X^2) + rms_eps),  h_mix = (gamma * X) phi^T"""
-    vec = x.to(wide(x.dtype)).flatten(-2)
+    vec = x.to(sum_dtype(x.dtype)).flatten(-2)
     inv_rms = stage("inv_rms", torch.rsqrt(vec.square().mean(-1) + rms_eps))
     h_mix = stage("h_mix", (vec * weight(gamma, x)) @ phi.to(vec.dtype).mT)
     return inv_rms, h_mix
@@ -55,7 +55,7 @@ def sigmoid_gradient(logits: Tensor) -> Tensor:
 
 def collapse_gradient(grad_h_in: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
     """u = dL/dh_in (zeros for None), and dh_pre[i] = <u, x[i]>"""
-    stream = x.to(wide(x.dtype))
+    stream = x.to(sum_dtype(x.dtype))
     u = torch.zeros_like(stream[..., 0, :]) if grad_h_in is None else grad_h_in.to(stream.dtype)
     return u, (u.unsqueeze(-2) * stream).sum(-1)
 
@@ -74,7 +74,7 @@ def mix_gradients(
     dx = dm (phi gamma) - (dz . z) r^2 / K X + h_pre (x) u + grad_x_post        collapsed = (h_pre, u)
     """
     x, phi, alpha, gamma = (tensors[name] for name in ("x", "phi", "alpha", "gamma"))
-    vec = x.to(wide(x.dtype)).flatten(-2)
+    vec = x.to(sum_dtype(x.dtype)).flatten(-2)
     phi = phi.to(vec.dtype)
     r = tensors["inv_rms"].unsqueeze(-1)
     z = r * tensors["h_mix"]
@@ -100,19 +100,19 @@ def mix_gradients(
     return gradients
 
 
-def like_inputs(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
+def in_dtypes_of_inputs(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
     """Each gradient in the shape and dtype of its input. This is the only rounding."""
     return {name: grad.reshape(tensors[name].shape).to(tensors[name].dtype) for name, grad in gradients.items()}
 
 
-def named(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
+def as_stages(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
     """The gradients rounded to their inputs' dtypes, as stages dx, dphi, dalpha, dbias and dgamma."""
-    return {name: stage(f"d{name}", grad) for name, grad in like_inputs(gradients, tensors).items()}
+    return {name: stage(f"d{name}", grad) for name, grad in in_dtypes_of_inputs(gradients, tensors).items()}
 
 
 def as_results(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> tuple[Tensor, ...]:
     """(dx, dphi, dalpha, dbias, dgamma); dgamma is empty without gamma."""
-    gradients = like_inputs(gradients, tensors)
+    gradients = in_dtypes_of_inputs(gradients, tensors)
     none = gradients["alpha"].new_empty(0)
     return gradients["x"], gradients["phi"], gradients["alpha"], gradients["bias"], gradients.get("gamma", none)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.shapes import ShapeError, check_dtype, check_tensor
-from ._common import FLOATS, rows, streams
+from ._common import FLOATS, mix_count, streams_of
 
 Weights = dict[str, Tensor]
 Options = dict[str, Any]  # keyword arguments of HyperConnection or HyperHead
@@ -75,7 +75,7 @@ def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, Options]:
     """
     own = _checked("from_liger", state, ("phi", "b", "alpha_pre", "alpha_post", "alpha_res"))
     n = _streams("from_liger", "phi", own["phi"], "phi [K, M] = [n*dim, n*(n+2)]", across=True)
-    _size("from_liger", "b", own["b"], rows(n))
+    _size("from_liger", "b", own["b"], mix_count(n))
     for name in ("alpha_pre", "alpha_post", "alpha_res"):
         _size("from_liger", name, own[name], 1)
     scale = torch.stack([own[f"alpha_{part}"].reshape(()) for part in ("pre", "post", "res")])
@@ -105,9 +105,9 @@ def from_te(state: Mapping[str, Tensor], n: int = 4) -> tuple[Weights, Options]:
         raise ValueError(f"mhc.from_te: n={n!r}, wanted a whole number of at least 1")
     tensors = _checked("from_te", state, ("phi", "alpha", "beta"), optional=("norm_weight",))
     phi = tensors["phi"]
-    if phi.dim() != 2 or phi.shape[0] != rows(n) or phi.shape[1] % n or not phi.shape[1]:
-        raise _wrong_shape("from_te", "phi", phi, f"phi [M, K] = [{rows(n)}, dim*{n}] for n={n}")
-    _size("from_te", "beta", tensors["beta"], rows(n))
+    if phi.dim() != 2 or phi.shape[0] != mix_count(n) or phi.shape[1] % n or not phi.shape[1]:
+        raise _wrong_shape("from_te", "phi", phi, f"phi [M, K] = [{mix_count(n)}, dim*{n}] for n={n}")
+    _size("from_te", "beta", tensors["beta"], mix_count(n))
     _size("from_te", "alpha", tensors["alpha"], 3)
     weights = {"fn": _outermost(phi, n), "base": tensors["beta"].reshape(-1), "scale": tensors["alpha"].reshape(-1)}
     options: Options = {"n": n, "form": "log", "rms_eps": TE_RMS_EPS, "pre_eps": 0.0, "orientation": "in_out"}
@@ -168,7 +168,7 @@ def _ours(function: str, weights: Mapping[str, Tensor], *, no_gamma: str = "") -
             f"mhc.{function}: the weights have a norm_weight, which {no_gamma} does not support; use fn * norm_weight"
         )
     n = _streams(function, "fn", tensors["fn"], "fn [n*(n+2), n*dim]")
-    _size(function, "base", tensors["base"], rows(n))
+    _size(function, "base", tensors["base"], mix_count(n))
     _size(function, "scale", tensors["scale"], 3)
     if "norm_weight" in tensors:
         _size(function, "norm_weight", tensors["norm_weight"], tensors["fn"].shape[1])
@@ -200,7 +200,7 @@ def _mapping(function: str, state: object) -> None:
 def _streams(function: str, name: str, fn: Tensor, wanted: str, *, head: bool = False, across: bool = False) -> int:
     """n of fn [M, n*dim], or of a head's [n, n*dim]; with `across`, fn is transposed."""
     mixes, features = (reversed(fn.shape) if across else fn.shape) if fn.dim() == 2 else (0, 0)
-    n = mixes if head else streams(mixes)
+    n = mixes if head else streams_of(mixes)
     if not n or not features or features % n:
         raise _wrong_shape(function, name, fn, wanted)
     return n

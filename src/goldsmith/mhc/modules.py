@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..core.autograd import transformed
 from ..core.shapes import ShapeError, check_choice, kind
-from ._common import FLOATS, FORMS, ORIENTATIONS, check_flag, check_numbers, rows
+from ._common import FLOATS, FORMS, ORIENTATIONS, check_flag, check_numbers, mix_count
 from ._connection import ConnectionSettings, enter, leave
 from ._recomputation import Region
 from .head.op import HEAD
@@ -120,8 +120,8 @@ class HyperConnection(_Float32Module):
         self.settings = ConnectionSettings(
             rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, form, orientation, coefficient_dtype, backend
         )
-        self.fn = _parameter(device, rows(n), n * dim)
-        self.base = _parameter(device, rows(n))
+        self.fn = _parameter(device, mix_count(n), n * dim)
+        self.base = _parameter(device, mix_count(n))
         self.scale = _parameter(device, 3)
         self.norm_weight = _parameter(device, n * dim) if gamma else None
         self.reset_parameters()

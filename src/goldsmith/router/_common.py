@@ -13,7 +13,7 @@ CHUNK_BYTES = 4 * 2**20  # per step of a reference; fits the L2 cache (64 MiB to
 DEVICE_CHUNK_BYTES = 64 * 2**20  # the same on other devices, where a launch costs more than a read
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums and scores: float64 for float64 inputs, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -58,7 +58,7 @@ def check_device(op: str, device: object) -> torch.device:
         ) from error
 
 
-def named(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -68,7 +68,7 @@ def same_dtype(op: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
     for name, tensor in tensors[1:]:
         if tensor.dtype != like.dtype:
             raise TypeError(
-                f"{op}: {name} is {named(tensor.dtype)}, but {first} is {named(like.dtype)}; "
+                f"{op}: {name} is {dtype_name(tensor.dtype)}, but {first} is {dtype_name(like.dtype)}; "
                 f"convert one: {name}.to({first}.dtype)"
             )
 

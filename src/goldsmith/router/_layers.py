@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..core.shapes import ShapeError, check_choice, kind
-from ._common import FLOATS, check_count, check_device, check_flag, named
+from ._common import FLOATS, check_count, check_device, check_flag, dtype_name
 from ._strategy import STRATEGIES
 from .atomic_experts.op import ACTIVATIONS, ATOMIC_EXPERTS, atomic_experts
 from .product_topk.op import MOST_PAIRS, PRODUCT_TOPK
@@ -132,7 +132,7 @@ def check_placement(name: str, device: torch.device | str | None, dtype: torch.d
     if device is not None and type(device) is not int:  # torch also accepts the number of a GPU
         check_device(name, device)
     if dtype is not None and dtype not in FLOATS:
-        wanted = ", ".join(named(one) for one in FLOATS)
+        wanted = ", ".join(dtype_name(one) for one in FLOATS)
         raise TypeError(f"{name}: dtype={dtype!r}, wanted None or one of: {wanted}")
 
 
@@ -146,8 +146,8 @@ def check_h(name: str, h: Tensor, hidden_size: int, weight: object, return_route
     like = getattr(weight, "dtype", h.dtype)  # not a float if another library packed the weight
     if h.dtype != like and like.is_floating_point and not torch.is_autocast_enabled(h.device.type):
         raise TypeError(
-            f"{name}: h is {named(h.dtype)}, but the layer is {named(like)}; convert one (h.to(torch.{named(like)})), "
-            "or use torch.autocast"
+            f"{name}: h is {dtype_name(h.dtype)}, but the layer is {dtype_name(like)}; "
+            f"convert one (h.to(torch.{dtype_name(like)})), or use torch.autocast"
         )
 
 

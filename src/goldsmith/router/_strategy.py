@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ._common import FLOATS, check_count, check_device, named
+from ._common import FLOATS, check_count, check_device, dtype_name
 
 STRATEGIES = ("auto", "gather", "sorted", "dense")
 
@@ -44,7 +44,7 @@ def choose_strategy(
     for name, value in (("num_experts", num_experts), ("hidden", hidden)):
         check_count(op, name, value)
     if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
-        raise TypeError(f"{op}: dtype={dtype!r}, wanted one of: {', '.join(f'torch.{named(d)}' for d in FLOATS)}")
+        raise TypeError(f"{op}: dtype={dtype!r}, wanted one of: {', '.join(f'torch.{dtype_name(d)}' for d in FLOATS)}")
     return rule_based_strategy(tokens, k, num_experts, dtype, check_device(op, device).type)
 
 

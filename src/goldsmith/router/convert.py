@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.shapes import check_choice, check_dtype, check_tensor, kind
-from ._common import FLOATS, check_count, check_flag, same_dtype, wide
+from ._common import FLOATS, check_count, check_flag, same_dtype, sum_dtype
 from ._layers import Float32BatchNorm, check_k
 from .atomic_experts.op import ACTIVATIONS
 from .modules import PAPER, OmniMoE
@@ -60,19 +60,19 @@ def from_omnimoe(state_dict: Mapping[str, Tensor], *, k: int, activation: str = 
     rows = _matrix("from_omnimoe", "up_embed.weight", tensors["w_in"])[0]
     if s != math.isqrt(rows):
         raise _wrong("from_omnimoe", "router_gate_x.weight", tensors["router_x.weight"], f"floor(sqrt({rows})) rows")
-    wide = _matrix("from_omnimoe", "gate_proj.weight", tensors["shared_gate.weight"])[0]
+    intermediate = _matrix("from_omnimoe", "gate_proj.weight", tensors["shared_gate.weight"])[0]
     shapes: dict[str, tuple[int, ...]] = {
         "w_in": (rows, dim),
         "w_out": (rows, dim),
         "router_y.weight": (s, dim),
-        "shared_down.weight": (dim, wide),
+        "shared_down.weight": (dim, intermediate),
     }
-    shapes |= {"shared_gate.weight": (wide, dim), "shared_up.weight": (wide, dim)}
+    shapes |= {"shared_gate.weight": (intermediate, dim), "shared_up.weight": (intermediate, dim)}
     batches = {"running_mean": (s,), "running_var": (s,), "num_batches_tracked": ()}
     shapes |= {f"router_norm_{axis}.{name}": shape for axis in "xy" for name, shape in batches.items()}
     _shapes("from_omnimoe", tensors, shapes, _OMNIMOE)
     _options("from_omnimoe", k, s, activation)
-    module = OmniMoE.paper(dim, (s, s), k, intermediate_size=wide, activation=activation, device="meta")
+    module = OmniMoE.paper(dim, (s, s), k, intermediate_size=intermediate, activation=activation, device="meta")
     return _filled(module, tensors)
 
 
@@ -217,7 +217,7 @@ def _same_dtype(op: str, state: State) -> None:
             continue
         check_dtype(op, name, tensor, FLOATS)
         of_batches = name.startswith(("router_norm_", "norm.fn."))
-        if not (of_batches and tensor.dtype == wide(like.dtype)):
+        if not (of_batches and tensor.dtype == sum_dtype(like.dtype)):
             same_dtype(op, [(first, like), (name, tensor)])
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
-from ._common import FLOATS, can_inspect, check_count, same_dtype, wide
+from ._common import FLOATS, can_inspect, check_count, same_dtype, sum_dtype
 from ._common import flat as rows_of
 
 KINDS = ("marginal", "joint")
@@ -107,7 +107,7 @@ def load_balance_loss(x: Tensor, y: Tensor, indices: Tensor, *, kind: str = "mar
     """
     op = "router.load_balance_loss"
     sx, sy = _check_loss(op, x, y, indices, kind)
-    k, to = indices.shape[-1], wide(x.dtype)
+    k, to = indices.shape[-1], sum_dtype(x.dtype)
     flat, valid = _entries(op, indices, sx * sy)
     kept = valid.view(-1, k).any(-1, keepdim=True)
     rows = kept.sum().clamp(min=1).to(to)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..core.shapes import check_choice
-from ._common import check_count, check_flag, wide
+from ._common import check_count, check_flag, sum_dtype
 from ._layers import (
     Float32BatchNorm,
     Placement,
@@ -84,7 +84,7 @@ class OmniMoE(nn.Module):
         self.router_x = nn.Linear(hidden_size, sx, bias=False, **factory)
         self.router_y = nn.Linear(hidden_size, sy, bias=False, **factory)
         if router_norm == "batch":
-            precise: Placement = {"device": device, "dtype": wide(dtype or torch.get_default_dtype())}
+            precise: Placement = {"device": device, "dtype": sum_dtype(dtype or torch.get_default_dtype())}
             self.router_norm_x = Float32BatchNorm(sx, affine=False, **precise)
             self.router_norm_y = Float32BatchNorm(sy, affine=False, **precise)
         self.w_in = nn.Parameter(torch.empty(n, hidden_size, **factory))
@@ -134,7 +134,7 @@ class OmniMoE(nn.Module):
         return (out, RouterOutput(x, y, weights, indices)) if return_router else out
 
     def _normalised(self, logits: Tensor, axis: str) -> Tensor:
-        logits = logits.to(wide(logits.dtype))
+        logits = logits.to(sum_dtype(logits.dtype))
         if self.router_norm == "layer":
             return functional.layer_norm(logits, logits.shape[-1:], eps=NORM_EPS)
         if self.router_norm == "batch":

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..core.shapes import check_choice
-from ._common import check_count, check_flag, check_fraction, wide
+from ._common import check_count, check_flag, check_fraction, sum_dtype
 from ._layers import (
     Float32BatchNorm,
     Placement,
@@ -92,7 +92,7 @@ class PEER(nn.Module):
         self.separate_tables, self.values_only, self.dropout = separate_tables, values_only, dropout
         self.strategy, self.sparse_grad, self.backend = strategy, sparse_grad, backend
         factory: Placement = {"device": device, "dtype": dtype}
-        precise: Placement = {"device": device, "dtype": wide(dtype or torch.get_default_dtype())}
+        precise: Placement = {"device": device, "dtype": sum_dtype(dtype or torch.get_default_dtype())}
         rows = self.size**2 * (heads if separate_tables else 1)
         self.pre_norm = {"rms": _RMSNorm, "layer": nn.LayerNorm}.get(pre_norm, _no_norm)(hidden_size, **factory)
         self.query = nn.Linear(hidden_size, 2 * heads * key_dim, bias=False, **factory)
@@ -141,7 +141,7 @@ class PEER(nn.Module):
         elif self.norm is not None:
             queries = self.norm(queries)
         logits = torch.einsum("...ahd,ahsd->...ahs", queries, self.keys.to(queries.dtype))
-        x, y = logits.to(wide(logits.dtype)).unbind(-3)
+        x, y = logits.to(sum_dtype(logits.dtype)).unbind(-3)
         return x, y
 
     def _folded(self, indices: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class _RMSNorm(nn.Module):
         nn.init.zeros_(self.gamma)
 
     def forward(self, h: Tensor) -> Tensor:
-        to = wide(h.dtype)
+        to = sum_dtype(h.dtype)
         unit = functional.normalize(h.to(to), dim=-1)
         return (unit * math.sqrt(h.shape[-1]) * (self.gamma.to(to) + 1)).to(h.dtype)
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .float32_products import wide
+from .float32_products import int64_stride
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -19,7 +19,7 @@ def _collapse_fwd_kernel(
     x_ptr, h_pre_ptr, h_in_ptr, stride_xt, stride_xn, T, D, N: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     t = tl.program_id(0).to(tl.int64)
-    stride_xn = wide(stride_xn)
+    stride_xn = int64_stride(stride_xn)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     total = tl.zeros((BLOCK_D,), tl.float32)
     for i in tl.static_range(N):
@@ -47,7 +47,7 @@ def _collapse_dots_kernel(
     N: tl.constexpr, NP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
-    stride_xn = wide(stride_xn)
+    stride_xn = int64_stride(stride_xn)
     i = tl.arange(0, NP)
     total = tl.zeros((NP, BLOCK_D), tl.float32)
     for start in range(0, D, BLOCK_D):

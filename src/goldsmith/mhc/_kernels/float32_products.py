@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def wide(stride):
+def int64_stride(stride):
     """A stride in int64: with streams outermost the stride is T * D, and three times that exceeds 2^31."""
     return tl.cast(stride, tl.int64)
 

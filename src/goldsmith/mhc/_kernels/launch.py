@@ -49,12 +49,12 @@ def token_chunks(T: int) -> tuple[int, int]:
 SUPPORTED_N = (1, 2, 3, 4, 8)
 
 
-def narrow_n(n: int) -> str | None:
+def unsupported_n(n: int) -> str | None:
     """Why the kernels do not support n streams, or None."""
     return None if n in SUPPORTED_N else f"n={n} streams; supported are {SUPPORTED_N} (the reference takes any n)"
 
 
-def narrow(*tensors: Tensor | None) -> str | None:
+def unsupported_dtype(*tensors: Tensor | None) -> str | None:
     """Why the kernels do not support the dtypes of these tensors, or None."""
     for t in tensors:
         if t is not None and t.dtype not in PARTS:

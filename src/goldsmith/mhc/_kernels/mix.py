@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .float32_products import wide
+from .float32_products import int64_stride
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -21,7 +21,7 @@ def _mix_fwd_kernel(
     N: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
-    stride_xn = wide(stride_xn)
+    stride_xn = int64_stride(stride_xn)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     x = ()
     for j in tl.static_range(N):
@@ -68,7 +68,7 @@ def _mix_bwd_kernel(
     N: tl.constexpr, TRANSPOSED: tl.constexpr, NEEDS_DX: tl.constexpr, VECTOR: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
-    stride_xn, stride_gn = wide(stride_xn), wide(stride_gn)
+    stride_xn, stride_gn = int64_stride(stride_xn), int64_stride(stride_gn)
     LANES: tl.constexpr = BLOCK_D // VECTOR
     dots = ()
     for _ in tl.static_range(N * N + N):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
 from .bfloat16_planes import load_planes
-from .float32_products import dot, split, transposed, wide
+from .float32_products import dot, int64_stride, split, transposed
 from .launch import INTERPRET, PARTS, token_chunks
 
 
@@ -27,7 +27,7 @@ def _psi_kernel(
     j = block % N
     d = (block // N) * BLOCK_D + tl.arange(0, BLOCK_D)
     p = tl.program_id(1)
-    stride_xn = wide(stride_xn)
+    stride_xn = int64_stride(stride_xn)
     m = tl.arange(0, MP)
     psi = tl.zeros(
         (BLOCK_D, MP), tl.float32

@@ -12,7 +12,7 @@ from ...core.tracing import stage, tracing
 from .bfloat16_planes import from_planes, to_planes
 from .coefficients import coefficients_backward, coefficients_forward
 from .collapse import collapse, collapse_dots
-from .launch import dense, narrow, narrow_n, rows, shaped, streams
+from .launch import dense, rows, shaped, streams, unsupported_dtype, unsupported_n
 from .ordered_sums import finish
 from .phi_gradient import partial_psi
 from .projection import project
@@ -22,7 +22,7 @@ from .stream_gradient import stream_gradient
 def unsupported(tensors: dict, options: dict) -> str | None:
     if options.get("form", "deepseek") != "deepseek":
         return f"form={options['form']!r} runs on the reference only; this backend takes form='deepseek'"
-    return narrow_n(tensors["x"].shape[-2]) or narrow(tensors["x"], tensors["phi"])
+    return unsupported_n(tensors["x"].shape[-2]) or unsupported_dtype(tensors["x"], tensors["phi"])
 
 
 def of_tokens(x: Tensor, value: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
 from .bfloat16_planes import load_planes, phi_planes
-from .float32_products import dot, wide
+from .float32_products import dot, int64_stride
 
 # Tiles of BLOCK_D per program. The loads of both tiles overlap through shared memory: 341 us at T = 8192, D = 4096,
 # which is 13D at 2.6 TB/s; one tile takes 440 us, four 371, eight 409 (H100).
@@ -62,7 +62,7 @@ def _gradient_kernel(
     block = tl.program_id(0)
     t = (tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     m = tl.arange(0, MP)
-    stride_xn, stride_gn = wide(stride_xn), wide(stride_gn)
+    stride_xn, stride_gn = int64_stride(stride_xn), int64_stride(stride_gn)
     dm = load_planes(dm_ptr, t[:, None] * MP + m[None, :], T.to(tl.int64) * MP, (t < T)[:, None], DM_PLANES)
     kappa = load_columns(kappa_ptr, t, T, 1)[0]
     if HAS_U:

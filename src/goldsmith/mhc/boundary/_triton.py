@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...core.tracing import stage
 from .._kernels import pipeline
-from .._kernels.launch import dense, narrow, rows, shaped, streams
+from .._kernels.launch import dense, rows, shaped, streams, unsupported_dtype
 from .._kernels.mix import mix_backward, mix_forward
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
-    return pipeline.unsupported(tensors, options) or narrow(tensors["f"])
+    return pipeline.unsupported(tensors, options) or unsupported_dtype(tensors["f"])
 
 
 def forward(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Unpack
 
 from ...assay.declare.case import Make
-from .._cases import SEGMENTS, PreSettings, bench, named, phi_bytes, post_inputs, pre_inputs
+from .._cases import SEGMENTS, PreSettings, bench, build_cases, phi_bytes, post_inputs, pre_inputs
 from .._joint_cases import JOINT_CASES
 
 __all__ = ["BENCH", "CASES", "SEGMENTS"]
@@ -33,7 +33,7 @@ OWN_CASES: dict[str, tuple[Mapping[str, object], str]] = {
     "expanded": ({"T": 3, "n": 4, "dim": 64, "layout": "expanded", "iterations": 2}, "stride 0 over the streams"),
 }
 
-CASES = named(connection, JOINT_CASES | OWN_CASES, every_probe=("three_streams",))
+CASES = build_cases(connection, JOINT_CASES | OWN_CASES, every_probe=("three_streams",))
 
 BENCH = bench(
     connection,

@@ -37,4 +37,4 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     after = tensors | {"x": tensors["x_next"]}
     below = coefficients.gradients(of_pre, after, options, grad_x_post=grads["x_next"], suffix="_next")
     above = post.backward({"x_next": stage("dx_next", below.pop("x"))}, tensors, options, needs)
-    return formulas.named(below, tensors) | above
+    return formulas.as_stages(below, tensors) | above

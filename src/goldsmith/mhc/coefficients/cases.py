@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .._cases import PRE_CASES, PRE_EVERY_PROBE, SEGMENTS, bench, named, phi_bytes, pre_inputs
+from .._cases import PRE_CASES, PRE_EVERY_PROBE, SEGMENTS, bench, build_cases, phi_bytes, pre_inputs
 
 __all__ = ["BENCH", "CASES", "SEGMENTS"]
 
-CASES = named(pre_inputs, PRE_CASES, every_probe=PRE_EVERY_PROBE)
+CASES = build_cases(pre_inputs, PRE_CASES, every_probe=PRE_EVERY_PROBE)
 
 BENCH = bench(
     pre_inputs,

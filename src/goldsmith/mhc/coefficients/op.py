@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import MIX_GRADIENTS, PRE_OPTIONS, check_pre, rows, wide
+from .._common import MIX_GRADIENTS, PRE_OPTIONS, check_pre, mix_count, sum_dtype
 
 COEFFICIENTS = Op(
     "mhc.coefficients",
@@ -72,5 +72,5 @@ def check(
 
 def fake(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: object) -> tuple:
     batch, n = x.shape[:-2], x.shape[-2]
-    shapes = ((*batch, n), (*batch, n), (*batch, n, n), batch, (*batch, rows(n)))
-    return tuple(torch.empty(shape, dtype=wide(x.dtype), device=x.device) for shape in shapes)
+    shapes = ((*batch, n), (*batch, n), (*batch, n, n), batch, (*batch, mix_count(n)))
+    return tuple(torch.empty(shape, dtype=sum_dtype(x.dtype), device=x.device) for shape in shapes)

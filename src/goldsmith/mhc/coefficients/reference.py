@@ -40,7 +40,7 @@ def forward(
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    return formulas.named(gradients(grads, tensors, options), tensors)
+    return formulas.as_stages(gradients(grads, tensors, options), tensors)
 
 
 def gradients(

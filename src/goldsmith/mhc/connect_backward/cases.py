@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Unpack
 
 from ...assay.declare.case import Make
-from .._cases import DERIVATIVE_SEGMENTS, PreSettings, bench, named, pre_inputs
-from .._common import wide
+from .._cases import DERIVATIVE_SEGMENTS, PreSettings, bench, build_cases, pre_inputs
+from .._common import sum_dtype
 from .._joint_cases import JOINT_CASES
 from ..coefficients import reference as coefficients
 
@@ -25,7 +25,7 @@ def gradients(
     arguments = pre_inputs(make, T, n, dim, **settings)
     inputs = {name: arguments.pop(name) for name in ("x", "phi", "alpha", "bias", "gamma")}
     _, h_post, h_res, inv_rms, h_mix = coefficients.forward(*inputs.values(), **arguments)
-    x, to = inputs["x"], wide(inputs["x"].dtype)
+    x, to = inputs["x"], sum_dtype(inputs["x"].dtype)
     grads = {
         "h_in": make.normal(*x.shape[:-2], dim),
         "h_post": make.normal(*h_post.shape, dtype=to),
@@ -52,7 +52,7 @@ OWN_CASES: dict[str, tuple[Mapping[str, object], str]] = {
     "only_x_next": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("x_next",)}, "the layer is frozen"),
 }
 
-CASES = named(gradients, JOINT_CASES | OWN_CASES, every_probe=("three_streams",))
+CASES = build_cases(gradients, JOINT_CASES | OWN_CASES, every_probe=("three_streams",))
 
 SEGMENTS = DERIVATIVE_SEGMENTS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .. import _formulas as formulas
-from .._common import wide
+from .._common import sum_dtype
 from ..coefficients import reference as coefficients
 from ..post.reference import output_by_input
 
@@ -33,9 +33,9 @@ def forward(
     """
     grad_x_post = None
     if grad_x_next is not None:
-        to = wide(x.dtype)
+        to = sum_dtype(x.dtype)
         grad_x_post = output_by_input(h_res.to(to), orientation).mT @ grad_x_next.to(to)
     grads = {"h_in": grad_h_in, "h_post": grad_h_post, "h_res": grad_h_res}
     tensors = {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma, "inv_rms": inv_rms, "h_mix": h_mix}
     gradients = coefficients.gradients(grads, tensors, {**options, "sinkhorn": True}, grad_x_post=grad_x_post)
-    return formulas.as_results(formulas.named(gradients, tensors), tensors)
+    return formulas.as_results(formulas.as_stages(gradients, tensors), tensors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...assay.declare.case import Make
-from .._cases import bench, named
+from .._cases import bench, build_cases
 
 
 def one_stream(make: Make, T: int | tuple[int, ...], n: int, dim: int) -> dict[str, object]:
@@ -11,7 +11,7 @@ def one_stream(make: Make, T: int | tuple[int, ...], n: int, dim: int) -> dict[s
     return {"x": make.normal(*batch, dim), "n": n}
 
 
-CASES = named(
+CASES = build_cases(
     one_stream,
     {
         "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "an empty output and an empty gradient"),

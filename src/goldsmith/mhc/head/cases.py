@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...assay.declare.case import Make
-from .._cases import bench, mixing, named, streams
+from .._cases import bench, build_cases, mixing, streams
 
 
 def head_inputs(
@@ -22,7 +22,7 @@ def head_inputs(
     return {"x": x, **weights, "rms_eps": rms_eps, "pre_eps": pre_eps}
 
 
-CASES = named(
+CASES = build_cases(
     head_inputs,
     {
         "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "an empty output, zero parameter gradients of the right shape"),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import MIX_GRADIENTS, check_mixing, check_numbers, wide
+from .._common import MIX_GRADIENTS, check_mixing, check_numbers, sum_dtype
 
 HEAD = Op(
     "mhc.head",
@@ -56,4 +56,4 @@ def fake(
 ) -> tuple[Tensor, ...]:
     batch, n, dim = x.shape[:-2], *x.shape[-2:]
     h = torch.empty((*batch, dim), dtype=x.dtype, device=x.device)
-    return h, *(torch.empty(shape, dtype=wide(x.dtype), device=x.device) for shape in (batch, (*batch, n)))
+    return h, *(torch.empty(shape, dtype=sum_dtype(x.dtype), device=x.device) for shape in (batch, (*batch, n)))

@@ -26,4 +26,4 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     dlogits = stage("dlogits", stage("dh_pre", dh_pre) * formulas.sigmoid_gradient(l_pre))
     h_pre = torch.sigmoid(l_pre) + options["pre_eps"]
     gradients = formulas.mix_gradients(dlogits, tensors, groups, collapsed=(h_pre, u))
-    return formulas.named(gradients, tensors)
+    return formulas.as_stages(gradients, tensors)

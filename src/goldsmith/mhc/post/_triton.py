@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...core.tracing import stage
-from .._kernels.launch import dense, narrow, rows, shaped, streams
+from .._kernels.launch import dense, rows, shaped, streams, unsupported_dtype
 from .._kernels.mix import mix_backward, mix_forward
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
-    return narrow(tensors["x"], tensors["f"])
+    return unsupported_dtype(tensors["x"], tensors["f"])
 
 
 def forward(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, orientation: str) -> tuple[Tensor]:

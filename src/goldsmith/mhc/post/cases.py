@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .._cases import bench, named, post_inputs
+from .._cases import bench, build_cases, post_inputs
 
-CASES = named(
+CASES = build_cases(
     post_inputs,
     {
         "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "an empty output and empty gradients"),

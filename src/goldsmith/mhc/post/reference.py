@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...core.tracing import stage
-from .._common import wide
+from .._common import sum_dtype
 
 
 def forward(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, orientation: str) -> tuple[Tensor]:
-    to = wide(x.dtype)
+    to = sum_dtype(x.dtype)
     mix = stage("mix", output_by_input(h_res.to(to), orientation) @ x.to(to))
     inject = stage("inject", h_post.to(to).unsqueeze(-1) * f.to(to).unsqueeze(-2))
     return (stage("x_next", (mix + inject).to(x.dtype)),)
@@ -17,7 +17,7 @@ def forward(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, orientation:
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     x, f, h_post, h_res = (tensors[name] for name in ("x", "f", "h_post", "h_res"))
-    to = wide(x.dtype)
+    to = sum_dtype(x.dtype)
     g = grads["x_next"].to(to)
     mixing = output_by_input(h_res.to(to), options["orientation"])
     gradients = {

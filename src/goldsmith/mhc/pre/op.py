@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import MIX_GRADIENTS, PRE_GRADIENT_STAGES, PRE_OPTIONS, check_pre, rows, wide
+from .._common import MIX_GRADIENTS, PRE_GRADIENT_STAGES, PRE_OPTIONS, check_pre, mix_count, sum_dtype
 
 PRE = Op(
     "mhc.pre",
@@ -75,5 +75,5 @@ def fake(
 ) -> tuple[Tensor, ...]:
     batch, n, dim = x.shape[:-2], *x.shape[-2:]
     h_in = torch.empty((*batch, dim), dtype=x.dtype, device=x.device)
-    shapes = ((*batch, n), (*batch, n, n), batch, (*batch, rows(n)))
-    return h_in, *(torch.empty(shape, dtype=wide(x.dtype), device=x.device) for shape in shapes)
+    shapes = ((*batch, n), (*batch, n, n), batch, (*batch, mix_count(n)))
+    return h_in, *(torch.empty(shape, dtype=sum_dtype(x.dtype), device=x.device) for shape in shapes)

@@ -24,4 +24,4 @@ def forward(
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    return formulas.named(coefficients.gradients(grads, tensors, options), tensors)
+    return formulas.as_stages(coefficients.gradients(grads, tensors, options), tensors)

@@ -7,8 +7,8 @@ from typing import Unpack
 import torch
 
 from ...assay.declare.case import Make
-from .._cases import DERIVATIVE_SEGMENTS, PreSettings, bench, named, pre_inputs
-from .._common import wide
+from .._cases import DERIVATIVE_SEGMENTS, PreSettings, bench, build_cases, pre_inputs
+from .._common import sum_dtype
 from ..coefficients import reference as coefficients
 
 
@@ -19,7 +19,7 @@ def gradients(
     arguments = pre_inputs(make, T, n, dim, sinkhorn=False, **settings)
     x, inputs = arguments["x"], [arguments.pop(name) for name in ("x", "phi", "alpha", "bias", "gamma")]
     h_pre, h_post, logits, inv_rms, h_mix = coefficients.forward(*inputs, **arguments)
-    to = wide(x.dtype)
+    to = sum_dtype(x.dtype)
     return {
         "grad_h_in": make.normal(*x.shape[:-2], dim),
         "grad_h_post": make.normal(*h_post.shape, dtype=to),
@@ -38,7 +38,7 @@ def gradients(
     }
 
 
-CASES = named(
+CASES = build_cases(
     gradients,
     {
         "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "zero parameter gradients of the right shape"),

@@ -35,4 +35,4 @@ def forward(
     groups = formulas.groups_of(x.shape[-2])
     gradients = formulas.mix_gradients(dlogits, tensors, groups, collapsed=(h_pre, u), grad_x_post=grad_x_post)
     tensors["bias"] = alpha.new_empty(phi.shape[0])
-    return formulas.as_results(formulas.named(gradients, tensors), tensors)
+    return formulas.as_results(formulas.as_stages(gradients, tensors), tensors)

@@ -10,14 +10,14 @@ from torch import Tensor
 from ...core._kernels.launch import cdiv, power_of_2, run
 from ...core.tracing import stage
 from .._kernels.coefficients import BLOCK_T
-from .._kernels.launch import narrow_n
+from .._kernels.launch import unsupported_n
 from .._kernels.sinkhorn import grid, sinkhorn, sinkhorn_backward
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
     if options["form"] != "deepseek":
         return f"form={options['form']!r} runs on the reference only; this backend takes form='deepseek'"
-    return narrow_n(tensors["logits"].shape[-1])
+    return unsupported_n(tensors["logits"].shape[-1])
 
 
 @triton.jit(do_not_specialize=["T", "iterations"])

@@ -6,8 +6,8 @@ import torch
 
 from ...assay.declare.case import Case, Make
 from ...core.bench import BenchCase
-from .._cases import named
-from .._common import wide
+from .._cases import build_cases
+from .._common import sum_dtype
 
 
 def matrices(
@@ -22,7 +22,7 @@ def matrices(
 ) -> dict[str, object]:
     """Logits (float32 for streams up to float32) and options; a large `diagonal` gives matrices near the identity."""
     batch = T if isinstance(T, tuple) else (T,)
-    to = wide(make.dtype)
+    to = sum_dtype(make.dtype)
     eye = diagonal * torch.eye(n, dtype=to, device=make.device)
     return {
         "logits": make.normal(*batch, n, n, std=std, dtype=to) + eye,
@@ -32,7 +32,7 @@ def matrices(
     }
 
 
-CASES = named(
+CASES = build_cases(
     matrices,
     {
         "no_tokens": ({"T": 0, "n": 4}, "an empty result"),

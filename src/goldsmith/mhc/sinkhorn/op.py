@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...core.op import Op
 from ...core.shapes import check_dtype, check_shapes, check_tensor
-from .._common import FLOATS, check_form, check_numbers, wide
+from .._common import FLOATS, check_form, check_numbers, sum_dtype
 
 SINKHORN = Op(
     "mhc.sinkhorn",
@@ -49,4 +49,4 @@ def check(logits: Tensor, *, iterations: int, eps: float, form: str) -> None:
 
 
 def fake(logits: Tensor, *, iterations: int, eps: float, form: str) -> Tensor:
-    return torch.empty(logits.shape, dtype=wide(logits.dtype), device=logits.device)
+    return torch.empty(logits.shape, dtype=sum_dtype(logits.dtype), device=logits.device)

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from ...core.tracing import stage
-from .._common import wide
+from .._common import sum_dtype
 
 ROWS, COLUMNS = -1, -2  # the axes over which row sums and column sums run
 
 
 def forward(logits: Tensor, *, iterations: int, eps: float, form: str) -> tuple[Tensor]:
-    return (stage("h_res", balanced(logits.to(wide(logits.dtype)), iterations=iterations, eps=eps, form=form)),)
+    return (stage("h_res", balanced(logits.to(sum_dtype(logits.dtype)), iterations=iterations, eps=eps, form=form)),)
 
 
 def balanced(logits: Tensor, *, iterations: int, eps: float, form: str) -> Tensor:
@@ -22,7 +22,7 @@ def balanced(logits: Tensor, *, iterations: int, eps: float, form: str) -> Tenso
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     logits = tensors["logits"]
-    d_logits = gradient(grads["h_res"], logits.to(wide(logits.dtype)), **options)
+    d_logits = gradient(grads["h_res"], logits.to(sum_dtype(logits.dtype)), **options)
     return {"logits": d_logits.to(logits.dtype)}
 
 

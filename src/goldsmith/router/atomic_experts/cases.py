@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...assay.declare.case import Case, Make
 from ...core.bench import BenchCase
-from .._common import wide
+from .._common import sum_dtype
 
 
 def routing(make: Make, batch: tuple[int, ...], K: int, N: int, kind: str) -> Tensor:
@@ -66,7 +66,7 @@ def inputs(
         "h": drawn(*batch, D, std=1.0),
         "w_in": None if memory else drawn(N, D, std=D**-0.5),
         "w_out": drawn(N, E, std=1.0),
-        "weights": make.normal(*batch, K, dtype=wide(make.dtype)),
+        "weights": make.normal(*batch, K, dtype=sum_dtype(make.dtype)),
         "indices": indices.long() if long else indices,
         "activation": activation,
         "strategy": strategy,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...core.op import Op
 from ...core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
-from .._common import FLOATS, check_flag, named, same_dtype, wide
+from .._common import FLOATS, check_flag, dtype_name, same_dtype, sum_dtype
 from .._strategy import STRATEGIES, rule_based_strategy
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "identity")
@@ -94,7 +94,7 @@ def check(
     check_dtype(op, "indices", indices, (torch.int32, torch.int64))
     same_dtype(op, [(name, t) for name, t in floats.items() if t is not None and name != "weights"])
     if weights.dtype not in (h.dtype, torch.float32):
-        raise TypeError(f"{op}: weights is {named(weights.dtype)}, wanted float32 or h's {named(h.dtype)}")
+        raise TypeError(f"{op}: weights is {dtype_name(weights.dtype)}, wanted float32 or h's {dtype_name(h.dtype)}")
     _check_shapes(op, h, w_in, w_out, weights, indices)
     check_same_device(op, {**floats, "indices": indices})
     check_choice(op, "activation", activation, ACTIVATIONS)
@@ -140,4 +140,4 @@ def fake(
 ) -> tuple[Tensor, Tensor]:
     y = torch.empty((*h.shape[:-1], w_out.shape[1]), dtype=h.dtype, device=h.device)
     shape = (0,) if w_in is None else indices.shape
-    return y, torch.empty(shape, dtype=wide(h.dtype), device=h.device)
+    return y, torch.empty(shape, dtype=sum_dtype(h.dtype), device=h.device)

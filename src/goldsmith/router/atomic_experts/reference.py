@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...core.tracing import stage
-from .._common import add_at, chunk_bytes, flat, wide
+from .._common import add_at, chunk_bytes, flat, sum_dtype
 from .._pairs import Pairs
 from .row_sparse import row_sparse
 
@@ -28,7 +28,7 @@ def forward(
     strategy: str,
     sparse_grad: bool,
 ) -> tuple[Tensor, Tensor]:
-    to = wide(h.dtype)
+    to = sum_dtype(h.dtype)
     pairs = Pairs(indices, w_out.shape[0])
     pairs.raise_if_out_of_range()
     rows = flat(h).to(to)
@@ -45,7 +45,7 @@ def forward(
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     h, w_in, w_out = (tensors[name] for name in ("h", "w_in", "w_out"))
-    to, strategy = wide(h.dtype), options["strategy"]
+    to, strategy = sum_dtype(h.dtype), options["strategy"]
     pairs = Pairs(tensors["indices"], w_out.shape[0])
     weights = pairs.kept(flat(tensors["weights"]).to(to))
     dy = flat(grads["y"]).to(to)

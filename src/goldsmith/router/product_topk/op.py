@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...core.op import Op
 from ...core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
-from .._common import FLOATS, check_count, check_flag, same_dtype, wide
+from .._common import FLOATS, check_count, check_flag, same_dtype, sum_dtype
 
 WEIGHTS = ("none", "exp", "softmax")
 SUMS = ("float32", "float64")
@@ -79,7 +79,7 @@ def check(x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums
 
 
 def fake(x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums: str) -> tuple[Tensor, ...]:
-    batch, to = x.shape[:-1], wide(x.dtype)
+    batch, to = x.shape[:-1], sum_dtype(x.dtype)
     lse = (*batch, 2) if keeps_lse(log_softmax, weights) else (0,)
     return (
         torch.empty((*batch, k), dtype=to, device=x.device),

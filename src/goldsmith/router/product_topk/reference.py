@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.tracing import deciding, stage
-from .._common import add_at, chunk_bytes, flat, wide
+from .._common import add_at, chunk_bytes, flat, sum_dtype
 
 NEG_INF = -math.inf
 
@@ -21,7 +21,7 @@ NEG_INF = -math.inf
 def forward(
     x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    to, batch, sy = wide(x.dtype), x.shape[:-1], y.shape[-1]
+    to, batch, sy = sum_dtype(x.dtype), x.shape[:-1], y.shape[-1]
     x, y = flat(x), flat(y)
     with deciding(sums):
         indices = stage("indices", select(x.detach(), y.detach(), k, getattr(torch, sums)).view(*batch, k)).view(-1, k)
@@ -53,7 +53,7 @@ def select(x: Tensor, y: Tensor, k: int, sums: torch.dtype) -> Tensor:
 
 
 def _select(x: Tensor, y: Tensor, a: Tensor, b: Tensor, k: int, sums: torch.dtype) -> Tensor:
-    to = wide(x.dtype)
+    to = sum_dtype(x.dtype)
     x, y = x.to(sums), y.to(sums)
     rank_x, rank_y = stage("rank_x", ranks(x, k)), stage("rank_y", ranks(y, k))
     best_x, best_y = x.gather(-1, rank_x).index_select(-1, a), y.gather(-1, rank_y).index_select(-1, b)
@@ -126,7 +126,7 @@ def _weighed(s: Tensor, masked: Tensor, weights: str) -> Tensor:
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     x, y, scores = (flat(tensors[name]) for name in ("x", "y", "scores"))
-    batch, k, to = tensors["x"].shape[:-1], options["k"], wide(x.dtype)
+    batch, k, to = tensors["x"].shape[:-1], options["k"], sum_dtype(x.dtype)
     masked, ix, iy = split(flat(tensors["indices"]), y.shape[-1])
     g = flat(grads["scores"]).to(to).masked_fill(masked, 0.0)  # even for weight 0, because NaN * 0 is NaN
     ds = g
