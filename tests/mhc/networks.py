@@ -62,7 +62,7 @@ def precisions(backend):
         yield {"dtypes": (torch.bfloat16,), "compute": torch.bfloat16}
 
 
-def held_to_formulas(
+def target_against_formulas(
     module, connections, *, tokens=(2, 3), n=4, dim=DIM, iterations=20, through=None, meaning=None, **options
 ):
     """A target: the module's outputs and gradients against the formulas of `hf_connection`.

@@ -8,7 +8,7 @@ from goldsmith import Op, assay, mhc
 from goldsmith.assay.declare.case import Case
 from goldsmith.mhc import _side_effects
 from mhc import formulas
-from mhc.networks import DIM, Layer, Norm, connection, gradients, held_to_formulas
+from mhc.networks import DIM, Layer, Norm, connection, gradients, target_against_formulas
 from mhc.wrong import check, equal
 
 GPU = torch.cuda.is_available()
@@ -252,7 +252,7 @@ def test_permuting_the_streams_permutes_the_output(n):
     assert order.tolist() != list(range(n))
     matrix = torch.arange(2 * n, 2 * n + n * n).reshape(n, n)[order][:, order].flatten()
     mixes = torch.cat([order, n + order, matrix])
-    target = held_to_formulas(connection(n=n), [""], n=n)
+    target = target_against_formulas(connection(n=n), [""], n=n)
 
     def permuted(x, fn, base, **given):
         fn = fn[mixes].unflatten(1, (n, DIM))[:, order].flatten(1)

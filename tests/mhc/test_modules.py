@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from goldsmith import BackendUnavailable, mhc
-from mhc.networks import DIM, connection, gradients, held_to_formulas, precisions
+from mhc.networks import DIM, connection, gradients, precisions, target_against_formulas
 from mhc.wrong import check
 
 GPU = torch.cuda.is_available()
@@ -117,11 +117,11 @@ def test_a_connection_is_created_on_the_given_device():
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("backend", ["reference", "triton"])
-def test_a_connection_and_all_its_gradients_are_held_to_the_formulas(backend, recompute):
+def test_a_connection_and_all_its_gradients_agree_with_the_formulas(backend, recompute):
     tokens, iterations = ((2, 3), 20) if backend == "reference" else ((2,), 3)
     module = connection(backend=backend, recompute=recompute, iterations=iterations)
     for precision in precisions(backend):
-        check(held_to_formulas(module, [""], tokens=tokens, iterations=iterations, **precision), device=DEVICE)
+        check(target_against_formulas(module, [""], tokens=tokens, iterations=iterations, **precision), device=DEVICE)
 
 
 @pytest.mark.parametrize("gamma", [False, True])
@@ -295,7 +295,7 @@ def test_transforms_of_torch_func_use_plain_torch(name, kind):
     module = mhc.HyperStack([module]) if kind == "stack" else module
     prefix, (through, meaning) = "connections_0_" if kind == "stack" else "", TRANSFORMS[name]
     backward = "auto" if name == "vmap" else None
-    check(held_to_formulas(module, [prefix], iterations=3, through=through, meaning=meaning, backward=backward))
+    check(target_against_formulas(module, [prefix], iterations=3, through=through, meaning=meaning, backward=backward))
 
 
 def test_triton_refuses_transforms_that_it_cannot_differentiate():

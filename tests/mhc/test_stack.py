@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from goldsmith import mhc
-from mhc.networks import DIM, connection, gradients, held_to_formulas, precisions
+from mhc.networks import DIM, connection, gradients, precisions, target_against_formulas
 from mhc.wrong import check, equal
 
 GPU = torch.cuda.is_available()
@@ -18,19 +18,21 @@ def stack(count=3, **options):
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
-def test_a_stack_and_all_its_gradients_are_held_to_the_formulas(backend):
+def test_a_stack_and_all_its_gradients_agree_with_the_formulas(backend):
     tokens, iterations = ((2, 3), 20) if backend == "reference" else ((1,), 2)
     module = stack(2, backend=backend, iterations=iterations)
     prefixes = ["connections_0_", "connections_1_"]
     for precision in precisions(backend):
-        check(held_to_formulas(module, prefixes, tokens=tokens, iterations=iterations, **precision), device=DEVICE)
+        check(
+            target_against_formulas(module, prefixes, tokens=tokens, iterations=iterations, **precision), device=DEVICE
+        )
 
 
 def test_gradients_of_a_deep_stack_in_float64_agree_with_central_differences():
     """The assay's self-check differentiates the formulas numerically, in two random directions."""
     module = stack(4, iterations=5).double()
     prefixes = [f"connections_{i}_" for i in range(4)]
-    check(held_to_formulas(module, prefixes, tokens=(2,), iterations=5, dtypes=(torch.float64,)))
+    check(target_against_formulas(module, prefixes, tokens=(2,), iterations=5, dtypes=(torch.float64,)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -97,7 +97,7 @@ def target(module, tensors):
     return assay.Target(candidate, golden, cases=tensors)
 
 
-def ran(run, tensors, dout):
+def precomputed(run, tensors, dout):
     """Results and gradients of `run`, another form of the layer, computed beforehand: compilers fail in the assay."""
     h = tensors["h"].detach().requires_grad_()
     out = run(h)
@@ -105,7 +105,7 @@ def ran(run, tensors, dout):
     return {"out": out.detach(), **{f"d_{name}": grad for name, grad in zip(tensors, gradients, strict=True)}}
 
 
-def ran_target(results, module, tensors, dout):
+def precomputed_target(results, module, tensors, dout):
     """A target: those results and gradients against the layer's formula in float64."""
 
     def golden(dout, **tensors):

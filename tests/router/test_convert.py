@@ -47,7 +47,7 @@ def test_a_round_trip_is_the_same_bit_for_bit(name, dtype):
     assert all(not p.is_meta for p in module.parameters()) and all(not b.is_meta for b in module.buffers())
 
 
-def check_alike(state, ours, theirs, *shape):
+def check_equivalent(state, ours, theirs, *shape):
     """Compares our module in float32, converted from a state, with their function of that state in float64.
 
     The assay gets the state's keys with "__" for dots; tensors that are not floating point are constants.
@@ -79,7 +79,7 @@ def test_our_module_computes_what_the_other_project_computes(name):
     arguments = {theirs[key]: value for key, value in options.items()}
     if name.startswith("memory"):
         arguments.setdefault("compete", True)
-    check_alike(state, lambda s: load(s, **options), lambda s, h: own(s, h, **arguments), 40, 12)
+    check_equivalent(state, lambda s: load(s, **options), lambda s, h: own(s, h, **arguments), 40, 12)
 
 
 @everyone
@@ -220,7 +220,7 @@ def test_agrees_with_an_installed_peer_pytorch(compete, separate):
     def ours(state):
         return router.from_peer_pytorch(state, k=3, heads_compete=compete)
 
-    check_alike(theirs.state_dict(), ours, functional(theirs), 2, 20, 16)
+    check_equivalent(theirs.state_dict(), ours, functional(theirs), 2, 20, 16)
 
 
 @pytest.mark.parametrize("compete", [True, False])
@@ -231,4 +231,4 @@ def test_agrees_with_an_installed_product_key_memory(compete):
     def ours(state):
         return router.from_product_key_memory(state, k=3, compete=compete)
 
-    check_alike(theirs.state_dict(), ours, functional(theirs), 2, 20, 16)
+    check_equivalent(theirs.state_dict(), ours, functional(theirs), 2, 20, 16)

@@ -129,7 +129,7 @@ def test_float64_logits_are_decided_in_float64():
     assert topk(x, y, 4)[0].dtype == torch.float64
 
 
-def test_a_pair_with_minus_infinity_is_masked_even_beside_nan_or_infinity():
+def test_a_pair_with_minus_infinity_is_masked_even_with_nan_or_infinity():
     x, y = torch.tensor([-torch.inf, 1.0]), torch.tensor([torch.inf, torch.nan, 2.0])
     scores, indices = topk(x, y, 6)
     assert indices.tolist() == [4, 3, 5, -1, -1, -1]

@@ -36,7 +36,7 @@ def scattered(x, y, k, index, grad_scores):
     return {"x": dx.to(x.dtype), "y": dy.to(y.dtype)}
 
 
-def onto_what_is_left(x, y, k, index, grad_scores):
+def stale_accumulators(x, y, k, index, grad_scores):
     """Cached accumulators that are zero only in the first call of a shape."""
     s = y.shape[1]
     g = grad_scores.float()
@@ -62,4 +62,4 @@ def float32_sums(x, y, k):
     return bfloat16_sums(x.float(), y.float(), k)
 
 
-STALE = target(float32_sums, onto_what_is_left, torch.float32)
+STALE = target(float32_sums, stale_accumulators, torch.float32)
