@@ -1,34 +1,35 @@
-"""Whether a module or function does the same when it is called again: what a call of it draws, and what it writes."""
+"""Detects side effects of a norm: random numbers that a call draws, and tensors or attributes that it changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SAMPLE = 64
 _STATELESS = (nn.RMSNorm, nn.LayerNorm, nn.Identity)
 
 
-def repeats(function: Any) -> bool:
-    """Known to draw nothing and to keep no state, so that nobody needs to watch it."""
-    if type(function) in _STATELESS:
+def repeats(function: object) -> bool:
+    """Whether the function is known to have no side effects: None, or a stateless norm of torch without hooks."""
+    if isinstance(function, nn.Module) and type(function) in _STATELESS:
         return not (function._forward_hooks or function._forward_pre_hooks)
     return function is None
 
 
 class State:
-    """What a call of `function` may change besides its result: generators, and a module's tensors and attributes.
+    """Snapshot of what a call of `function` may change: random generators, and a module's tensors and attributes.
 
-    Attributes are compared as they stand: what changes inside a list or an object of another kind is not seen.
+    Attributes are compared by identity (numbers and strings by value): changes inside a list or another object go
+    unnoticed.
     """
 
-    def __init__(self, function: Any, device: torch.device) -> None:
-        owner = getattr(function, "__self__", function)  # of a method
+    def __init__(self, function: object, device: torch.device) -> None:
+        owner = getattr(function, "__self__", function)  # a bound method belongs to a module
         self._modules = list(owner.modules()) if isinstance(owner, nn.Module) else []
         self._device = device
         self._drawn = _Drawn() if _is_capturing(device) else None
@@ -47,33 +48,41 @@ class State:
         drawn = self._drawn is not None and self._drawn.any
         return drawn or len(now) != len(self._before) or not all(map(_equal, self._before, now))
 
-    def _now(self) -> list[tuple[Any, Any]]:
-        """Every object, in a fixed order, and what of it can change while it stays the same object."""
+    def _now(self) -> list[tuple[object, object]]:
+        """Each object in a fixed order, with its version or generator state where it can change in place."""
         generators: list[torch.Generator] = [torch.default_generator]
         if self._device.type == "cuda":
             generators.append(torch.cuda.default_generators[self._device.index])
-        found: list[tuple[Any, Any]] = []
+        records: list[tuple[object, object]] = []
         for module in self._modules:
-            for held in (vars(module), module._parameters, module._buffers):
-                found += [(value, value._version if isinstance(value, Tensor) else None) for value in held.values()]
+            for attributes in (vars(module), module._parameters, module._buffers):
+                records += [
+                    (value, value._version if isinstance(value, Tensor) else None) for value in attributes.values()
+                ]
             generators += [value for value in vars(module).values() if isinstance(value, torch.Generator)]
         if self._drawn is None:
-            found += [(g, g.get_state().numpy().tobytes()) for g in generators]
-        return found
+            records += [(g, g.get_state().numpy().tobytes()) for g in generators]
+        return records
 
 
-def _equal(before: tuple[Any, Any], after: tuple[Any, Any]) -> bool:
+def _equal(before: tuple[object, object], after: tuple[object, object]) -> bool:
     (value, state), (value_after, state_after) = before, after
     plain = isinstance(value, (int, float, str))
     return state == state_after and (value == value_after if plain else value is value_after)
 
 
 class _Drawn(TorchDispatchMode):
-    """While a CUDA graph is captured no generator may be asked for its state; the operators say whether they draw."""
+    """Records whether an operator draws random numbers: during CUDA graph capture generator states cannot be read."""
 
     any = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         self.any |= torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
 
@@ -83,10 +92,11 @@ def _is_capturing(device: torch.device) -> bool:
 
 
 def sample(t: Tensor) -> Tensor:
-    """Numbers at even distances, the first among them, as they are now."""
+    """A copy of about SAMPLE elements at even distances, starting with the first."""
     flat = t.detach().reshape(-1)
     return flat[:: max(1, len(flat) // SAMPLE)].clone()
 
 
 def same(a: Tensor, b: Tensor) -> bool:
+    """Equality of all elements, where NaN equals NaN."""
     return bool(((a == b) | (a.isnan() & b.isnan())).all())

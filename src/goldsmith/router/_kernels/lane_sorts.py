@@ -1,8 +1,8 @@
-"""Lists of 32 numbers, one to a lane, and what is made of two: a sort, and the best pairs of two lists in order.
+"""Sorts of lists of 32 numbers, one per lane, and the selection of the best pairs of two sorted lists.
 
-Nothing but shuffles, minima and maxima. The pairs of ranks that can be among the first K at all, (a + 1)(b + 1) <= K,
-come as hooks: row h of the table of sums from column h on, and column h below it upwards, are one list that falls and
-rises, and is in order after five steps; of two lists in order the K best are after six.
+Only shuffles, minima and maxima are used. The pairs of ranks that can be among the first K, (a + 1)(b + 1) <= K, are
+arranged as hooks. Hook h is row h of the table of sums from column h on, followed by column h upwards from its end. It
+falls and then rises, so five steps sort it; six more keep the K best of two sorted lists.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .networks import INTERPRET
-from .warps import bits_of
+from .sorting_networks import INTERPRET
+from .warp_selection import bits_of
 
 LANES = tl.constexpr(32)
 INFINITE = tl.constexpr(-(1 << 23))  # the bits of -inf
@@ -19,7 +19,7 @@ INFINITE = tl.constexpr(-(1 << 23))  # the bits of -inf
 
 @triton.jit
 def order_of(v):
-    """int32 in the order of float32; +0 and -0 are one, NaN is the greatest."""
+    """int32 in the order of float32; +0 equals -0, NaN is the largest."""
     bits = bits_of(v + 0.0)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -31,9 +31,9 @@ def float_of(order):
 
 @triton.constexpr_function
 def steps(kind):
-    """(mirror, half): a lane's number meets that of lane ^ mirror, and lanes without the bit half take the better.
+    """Steps (mirror, half): lane and lane ^ mirror compare; the lane without the bit `half` keeps the better number.
 
-    sort: of any list; merge: of a bitonic list; runs: of a list whose four parts of 8 lanes are bitonic.
+    "sort" sorts any list, "merge" a bitonic list, "runs" a list whose four parts of 8 lanes are bitonic.
     """
     merge = [(16 >> q, 16 >> q) for q in range(5)]
     if kind == "merge":
@@ -46,9 +46,9 @@ def steps(kind):
 
 @triton.constexpr_function
 def signs(turns):
-    """PTX: for each (first, second) a multiplier s<first>_<second>, -1 in lanes that have one of the bits, else 1.
+    """PTX: for each (first, second) a multiplier s<first>_<second>: -1 in lanes with exactly one of the bits, else 1.
 
-    A second of 0 is no bit. Few are made of bits, the rest as products: these cost half.
+    A second of 0 is no bit. Few multipliers are built from bits; the rest are products, which cost half.
     """
     lines = [".reg .b32 u, v; .reg .f32 s1_0;", "shl.b32 u, $2, 31;", "and.b32 u, u, 0x80000000;"]
     lines += ["or.b32 u, u, 0x3F800000;", "mov.b32 s1_0, u;"]
@@ -64,10 +64,10 @@ def signs(turns):
 
 @triton.constexpr_function
 def only_in_lanes():
-    """PTX: a trap where the element $2 is not that lane's, as with another layout of 32 elements over a warp.
+    """PTX: a trap if element $2 is not in lane $2, which would mean another layout of 32 elements over a warp.
 
-    Shuffles would then answer wrongly and say nothing. With Triton's layouts the assembler finds both sides equal and
-    leaves nothing of it; `tests/kernels` holds that.
+    Shuffles would then be silently wrong. With Triton's current layout the assembler proves equality and removes the
+    trap; `tests/kernels` checks that.
     """
     return [".reg .b32 t; .reg .pred o;", "mov.u32 t, %tid.x; and.b32 t, t, 31;", "setp.ne.u32 o, t, $2; @o trap;"]
 
@@ -76,8 +76,8 @@ def only_in_lanes():
 def assembly_of_floats(kind, up):
     """The steps as PTX, for the float32 $1 in lane $2.
 
-    A lane that takes the lesser holds its number with the other sign, so that every step is one maximum, and a product
-    with 1 or -1, at twice a minimum's rate, between two steps.
+    A lane that keeps the smaller number stores it negated. Every step is then one maximum, and between two steps a
+    product with 1 or -1, which runs at twice the rate of a minimum.
     """
     halves = [half for _, half in steps(kind)]
     turns = [tuple(sorted(pair, reverse=True)) for pair in zip(halves, halves[1:], strict=False)]
@@ -96,7 +96,7 @@ def assembly_of_floats(kind, up):
 
 @triton.constexpr_function
 def assembly_of_integers(kind, up, wide):
-    """The steps as PTX, for $1 in lane $2: an integer of 64 bits, or two of 16."""
+    """The steps as PTX, for $1 in lane $2: a 64-bit integer if wide, otherwise two 16-bit integers."""
     bits = 64 if wide else 32
     lines = [*only_in_lanes(), ".reg .pred p<5>, q;", f".reg .b{bits} a, b;", ".reg .b32 l, m, h;"]
     for i in range(5):
@@ -115,9 +115,9 @@ def assembly_of_integers(kind, up, wide):
 
 @triton.jit
 def network(a, KIND: tl.constexpr, UP: tl.constexpr):
-    """A list of 32, one to a lane, in order, of float32 or int64; KIND says how far it was, as `steps` has it.
+    """Sorts a list of 32 float32 or int64 numbers, one per lane; KIND is one of `steps`.
 
-    On a GPU one inline block: as some hundred operations of Triton a sort takes the compiler seconds (Triton 3.6).
+    On a GPU it is one inline block, because a hundred Triton operations take the compiler seconds (Triton 3.6).
     """
     lane = tl.arange(0, LANES)
     if INTERPRET:
@@ -135,25 +135,25 @@ def network(a, KIND: tl.constexpr, UP: tl.constexpr):
 
 
 @triton.jit
-def settled(a, UP: tl.constexpr):
-    """A bitonic list in order, descending or UP."""
+def bitonic_merge(a, UP: tl.constexpr):
+    """Sorts a bitonic list, descending or UP."""
     return network(a, "merge", UP)
 
 
 @triton.jit
-def in_order(a, UP: tl.constexpr):
+def sorted_list(a, UP: tl.constexpr):
     return network(a, "sort", UP)
 
 
 @triton.jit
-def runs_in_order(a, UP: tl.constexpr):
-    """A list whose four parts of 8 are bitonic, descending or UP."""
+def sorted_runs(a, UP: tl.constexpr):
+    """Sorts a list whose four parts of 8 are bitonic, descending or UP."""
     return network(a, "runs", UP)
 
 
 @triton.jit
-def in_order_together(both):
-    """Two lists of 16-bit integers, one above the other, descending."""
+def sorted_pair(both):
+    """Sorts two lists of 16-bit integers, packed as high and low halves, descending."""
     if INTERPRET:
         a, b = both >> 16, (both << 16) >> 16
         a, b = network(a.to(tl.float32), "sort", False), network(b.to(tl.float32), "sort", False)
@@ -165,21 +165,21 @@ def in_order_together(both):
 
 
 @triton.jit
-def settled_lists(a, UP: tl.constexpr):
-    """A bitonic list of 32, or of 64 in two tensors, in order."""
+def bitonic_merge_lists(a, UP: tl.constexpr):
+    """Sorts a bitonic list of 32, or of 64 in two tensors."""
     if len(a) == 1:
-        out = (settled(a[0], UP),)
+        out = (bitonic_merge(a[0], UP),)
     else:
         high, low = tl.maximum(a[0], a[1]), tl.minimum(a[0], a[1])
         if UP:
-            out = (settled(low, UP), settled(high, UP))
+            out = (bitonic_merge(low, UP), bitonic_merge(high, UP))
         else:
-            out = (settled(high, UP), settled(low, UP))
+            out = (bitonic_merge(high, UP), bitonic_merge(low, UP))
     return out
 
 
 @triton.jit
-def greater(a, b):
+def elementwise_max(a, b):
     out = ()
     for i in tl.static_range(len(a)):
         out = out + (tl.maximum(a[i], b[i]),)
@@ -187,41 +187,41 @@ def greater(a, b):
 
 
 @triton.jit
-def of_lane(a, LANE: tl.constexpr):
-    """What one lane has, in every lane."""
+def broadcast_lane(a, LANE: tl.constexpr):
+    """The number of one lane in every lane."""
     return tl.gather(a, tl.full((LANES,), LANE, tl.int32), 0)
 
 
 @triton.jit
-def first(a):
-    return of_lane(a, 0)
+def broadcast_first(a):
+    return broadcast_lane(a, 0)
 
 
 @triton.jit
 def hook_sums(x, y, words, FINITE: tl.constexpr):
-    """Sums of all pairs of ranks, as many tensors as words has; x and y are values, descending.
+    """Sums of all candidate pairs in the layout of `words`; x and y are sorted values, descending.
 
-    Row 0 and column 0 (upwards) first, as long as x and y are; the rest has ranks below 32. Where there is no pair the
-    sum is -inf. FINITE: right where no logit is NaN or +inf, else without order.
+    Row 0 and column 0 (upwards) come first, as long as x and y are; the other pairs have ranks below 32. The sum is
+    -inf where there is no pair. FINITE: correct only if no logit is NaN or +inf.
     """
     lane = tl.arange(0, LANES)
-    x_first, y_first = first(x[0]), first(y[0])
+    x_first, y_first = broadcast_first(x[0]), broadcast_first(y[0])
     sums = ()
     for i in tl.static_range(len(y)):
-        sums = sums + (added(x_first, y[i], 0, FINITE),)  # of all ranks
+        sums = sums + (pair_sums(x_first, y[i], 0, FINITE),)  # row 0 has all ranks
     for i in tl.static_range(len(x)):
         back = tl.gather(x[len(x) - 1 - i], (32 - lane) & 31, 0)  # x[room - lane]
         if i == 1:
-            back = tl.where(lane == 0, first(x[1]), back)
-        sums = sums + (added(back, y_first, words[len(y) + i], FINITE),)
+            back = tl.where(lane == 0, broadcast_first(x[1]), back)
+        sums = sums + (pair_sums(back, y_first, words[len(y) + i], FINITE),)
     for i in tl.static_range(2 * len(x), len(words)):
         a, b = tl.gather(x[0], (words[i] >> 16) & 31, 0), tl.gather(y[0], (words[i] >> 24) & 31, 0)
-        sums = sums + (added(a, b, words[i], FINITE),)
+        sums = sums + (pair_sums(a, b, words[i], FINITE),)
     return sums
 
 
 @triton.jit
-def added(x, y, word, FINITE: tl.constexpr):
+def pair_sums(x, y, word, FINITE: tl.constexpr):
     none = word < 0
     if not FINITE:
         none = none | (x == float("-inf")) | (y == float("-inf"))
@@ -230,17 +230,17 @@ def added(x, y, word, FINITE: tl.constexpr):
 
 @triton.jit
 def best_pairs(keys):
-    """The 32 or 64 greatest keys, descending, of those of 119 or 280 pairs."""
+    """The 32 (64) largest of the keys of 119 (280) pairs, descending."""
     if len(keys) == 4:
-        best = (settled(tl.maximum(keys[0], keys[1]), False),)
-        best = (settled(tl.maximum(best[0], settled(keys[2], True)), False),)
-        best = (settled(tl.maximum(best[0], runs_in_order(keys[3], True)), False),)
+        best = (bitonic_merge(tl.maximum(keys[0], keys[1]), False),)
+        best = (bitonic_merge(tl.maximum(best[0], bitonic_merge(keys[2], True)), False),)
+        best = (bitonic_merge(tl.maximum(best[0], sorted_runs(keys[3], True)), False),)
     else:
-        best = settled_lists((tl.maximum(keys[0], keys[2]), tl.maximum(keys[1], keys[3])), False)
-        best = settled_lists(greater(best, settled_lists((keys[4], keys[5]), True)), False)
-        best = settled_lists(greater(best, settled_lists((keys[6], keys[7]), True)), False)
-        rest = settled_lists((settled(keys[8], False), runs_in_order(keys[9], True)), True)
-        best = settled_lists(greater(best, rest), False)
+        best = bitonic_merge_lists((tl.maximum(keys[0], keys[2]), tl.maximum(keys[1], keys[3])), False)
+        best = bitonic_merge_lists(elementwise_max(best, bitonic_merge_lists((keys[4], keys[5]), True)), False)
+        best = bitonic_merge_lists(elementwise_max(best, bitonic_merge_lists((keys[6], keys[7]), True)), False)
+        rest = bitonic_merge_lists((bitonic_merge(keys[8], False), sorted_runs(keys[9], True)), True)
+        best = bitonic_merge_lists(elementwise_max(best, rest), False)
     return best
 
 
@@ -251,9 +251,10 @@ def float_bits(bits):
 
 @triton.jit
 def short_keys(sums, words, BITS: tl.constexpr):
-    """(the sums without their last bits and with the pairs' numbers there, as float32; the greatest that did not fit).
+    """(keys, unfit): float32 keys with a sum's high bits and the pair's number in its last bits; the largest unfit key.
 
-    -inf has no number. Below 0 the number is the other way round, so that the first of equals is the greater.
+    A key is unfit if its sum had nonzero last bits. -inf has no number. For negative sums the number is complemented,
+    so that the first of equal sums has the larger key.
     """
     LAST: tl.constexpr = (1 << BITS) - 1
     keys = ()
@@ -264,7 +265,7 @@ def short_keys(sums, words, BITS: tl.constexpr):
         if INTERPRET:
             key = tl.where(sums[i] == float("-inf"), float("-inf"), key)
         else:
-            key = tl.maximum(key, float("-inf"))  # of -inf the number made NaN
+            key = tl.maximum(key, float("-inf"))  # for -inf the number's bits made a NaN
         unfit = tl.where((bits & LAST) != 0, tl.maximum(unfit, key), unfit)
         keys = keys + (key,)
     return keys, unfit
@@ -280,42 +281,42 @@ def long_keys(sums, words, BITS: tl.constexpr):
 
 
 @triton.jit
-def by_short_keys(sums, words, K: tl.constexpr, BITS: tl.constexpr):
-    """`selected`, and whether it is: not where a sum that matters has bits in the number's place, or is not finite."""
+def select_by_short_keys(sums, words, K: tl.constexpr, BITS: tl.constexpr):
+    """(numbers, sums, valid) as `select_pairs`; invalid if a sum that matters needs its last bits or is not finite."""
     LAST: tl.constexpr = (1 << BITS) - 1
     keys, unfit = short_keys(sums, words, BITS)
     best = best_pairs(keys)
     numbers = ()
-    found = ()
+    values = ()
     for i in tl.static_range(len(best)):
         bits = best[i].to(tl.int32, bitcast=True)
         numbers = numbers + ((bits ^ (bits >> 31)) & LAST,)
-        found = found + (float_bits(bits & (-1 - LAST)),)
-    kth = of_lane(best[len(best) - 1], (K - 1) % 32).to(tl.int32, bitcast=True)
-    least = float_bits(tl.where(kth < 0, kth | LAST, kth & (-1 - LAST)))  # what is below it has another sum
+        values = values + (float_bits(bits & (-1 - LAST)),)
+    kth = broadcast_lane(best[len(best) - 1], (K - 1) % 32).to(tl.int32, bitcast=True)
+    least = float_bits(tl.where(kth < 0, kth | LAST, kth & (-1 - LAST)))  # every key below it has a smaller sum
     least = tl.where(kth == INFINITE, float("-inf"), least)
-    fit = ((unfit < least) | (unfit == float("-inf"))) & (first(sums[0]) < float("inf"))
-    return numbers, found, tl.min(fit.to(tl.int32), axis=0)
+    fit = ((unfit < least) | (unfit == float("-inf"))) & (broadcast_first(sums[0]) < float("inf"))
+    return numbers, values, tl.min(fit.to(tl.int32), axis=0)
 
 
 @triton.jit
-def by_long_keys(sums, words, BITS: tl.constexpr):
+def select_by_long_keys(sums, words, BITS: tl.constexpr):
     best = best_pairs(long_keys(sums, words, BITS))
     numbers = ()
-    found = ()
+    values = ()
     for i in tl.static_range(len(best)):
         numbers = numbers + ((best[i] & ((1 << BITS) - 1)).to(tl.int32),)
-        found = found + (float_of((best[i] >> 32).to(tl.int32)),)
-    return numbers, found
+        values = values + (float_of((best[i] >> 32).to(tl.int32)),)
+    return numbers, values
 
 
 @triton.jit
-def selected(x, y, words, K: tl.constexpr, BITS: tl.constexpr, NARROW: tl.constexpr):
-    """(the numbers of the selected pairs, reversed; their sums), each as tensors of 32."""
+def select_pairs(x, y, words, K: tl.constexpr, BITS: tl.constexpr, NARROW: tl.constexpr):
+    """(the selected pairs' reversed numbers, their sums), each as tensors of 32."""
     if NARROW:
-        numbers, found, fit = by_short_keys(hook_sums(x, y, words, True), words, K, BITS)
+        numbers, values, fit = select_by_short_keys(hook_sums(x, y, words, True), words, K, BITS)
         if fit == 0:
-            numbers, found = by_long_keys(hook_sums(x, y, words, False), words, BITS)
+            numbers, values = select_by_long_keys(hook_sums(x, y, words, False), words, BITS)
     else:
-        numbers, found = by_long_keys(hook_sums(x, y, words, False), words, BITS)
-    return numbers, found
+        numbers, values = select_by_long_keys(hook_sums(x, y, words, False), words, BITS)
+    return numbers, values

@@ -1,7 +1,7 @@
-"""Numbers as integers of the same order, so that a stable descending sort is a sort of integers.
+"""Maps floats to integers of the same order, so that sorting integers gives a stable descending sort.
 
-NaN is the greatest and all NaNs are equal; -0 is +0. Below the value stands the place, reversed: among equals the first
-is the greater, and no two keys of a row are equal.
+NaN is the largest and all NaNs are equal; -0 equals +0. A key's low bits hold the reversed position: among equal values
+the first has the larger key, and no two keys of a row are equal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def ordered(v):
 
 @triton.jit
 def value(order, DTYPE: tl.constexpr):
-    """The float32 of what `ordered` made of a number of DTYPE."""
+    """The inverse of `ordered` for a number of DTYPE, as float32."""
     WIDTH: tl.constexpr = DTYPE.primitive_bitwidth
     TOP: tl.constexpr = (1 << (WIDTH - 1)) - 1
     bits = tl.where(order < 0, order ^ TOP, order)
@@ -38,11 +38,11 @@ def value(order, DTYPE: tl.constexpr):
 
 @triton.jit
 def minus_infinity(DTYPE: tl.constexpr):
-    """What `ordered` makes of -inf: what is not above it is masked, and so is the place of no logit, which is below."""
+    """`ordered` of -inf. A key not above it is masked; that includes `nothing`, which pads a row."""
     return -infinity(DTYPE) - 1
 
 
 @triton.jit
 def nothing(DTYPE: tl.constexpr):
-    """Below every number."""
+    """An integer below `ordered` of every number, for padding."""
     return -(1 << (DTYPE.primitive_bitwidth - 1))

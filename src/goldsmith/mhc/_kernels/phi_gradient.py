@@ -1,7 +1,7 @@
-"""Psi = dm^T X over all tokens: dphi = Psi * gamma, dgamma = sum_m Psi * phi.
+"""Psi = dm^T X over all tokens, from which follow dphi = Psi * gamma and dgamma = sum_m Psi * phi.
 
-One program takes BLOCK_D of one stream and one fixed chunk of tokens; chunks are added in order by finish_phi.
-Bytes: x once (N*D a token), dm from the L2 cache, and P * M * K * 4 for the partial sums in all.
+One program handles BLOCK_D channels of one stream and one fixed chunk of tokens; finish_phi adds the chunks in order.
+Traffic: x once (N*D elements per token), dm from the L2 cache, and P * M * K * 4 bytes of partial sums in all.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
+from .bfloat16_planes import load_planes
+from .float32_products import dot, int64_stride, split, transposed
 from .launch import INTERPRET, PARTS, token_chunks
-from .numerics import dot, split, transposed, wide
-from .planes import load_planes
 
 
 @triton.jit(do_not_specialize=["T", "CHUNK", "M"])
@@ -27,11 +27,11 @@ def _psi_kernel(
     j = block % N
     d = (block // N) * BLOCK_D + tl.arange(0, BLOCK_D)
     p = tl.program_id(1)
-    stride_xn = wide(stride_xn)
+    stride_xn = int64_stride(stride_xn)
     m = tl.arange(0, MP)
     psi = tl.zeros(
         (BLOCK_D, MP), tl.float32
-    )  # D first, so that wgmma takes x from shared memory as it was copied there
+    )  # D first, so that wgmma can read x from shared memory in its original layout
     last = tl.minimum((p + 1) * CHUNK, T)
     for start in range(p * CHUNK, last, BLOCK_T):
         t = (start + tl.arange(0, BLOCK_T)).to(tl.int64)
@@ -45,7 +45,7 @@ def _psi_kernel(
 
 
 def partial_psi(x: Tensor, dm: Tensor, M: int) -> Tensor:
-    """[P, M, n*D] in float32 for x [T, n, D] and the planes of dm [planes, T, padded M]."""
+    """Partial sums of Psi, [P, M, n*D] in float32, from x [T, n, D] and dm's planes [planes, T, padded M]."""
     T, N, D = x.shape
     P, chunk = token_chunks(T)
     psi = torch.empty((P, M, N * D), dtype=torch.float32, device=x.device)

@@ -1,16 +1,16 @@
-"""product_topk with a row in every warp, k <= 64: limits first, so that little is ever put in order.
+"""product_topk with one warp per row and k <= 64: limits discard most logits, so that little has to be sorted.
 
-1. Each lane's greatest logit of an axis is kept. Of these 32, sorted, the 18th (the 26th for k > 32) is a first guess
-   of a limit; the logits that are not below it, some 25 of an axis, are marked (packed.py, wide.py for float32).
-2. They are gathered from their lanes, one to a lane, and sorted (places.py). Where more are marked than there is room
-   for (ties, few lanes with all of the best), halving by key leaves k of the axis or more.
-3. The pairs of ranks (a + 1)(b + 1) <= K, 119 for 32 and 280 for 64, are put in order (lists.py). No selected pair is
-   below the k-th of them, so no logit that stays below it with the other axis's first. Where the guess was above such
-   a logit's limit, in one row of ten, 1 to 3 are done once more with the limits that follow from the k-th.
+1. Each lane keeps its largest logit of an axis. The 18th of these 32 in sorted order (the 26th for k > 32) is a first
+   guess of a limit. The logits not below it, about 25 per axis, are marked (packed_logits.py, float32_logits.py).
+2. Marked logits are gathered, one per lane, and sorted (marked_logits.py). If there are more marks than slots (ties, or
+   few lanes that hold all of the best), bisection by key reduces them to k or more per axis.
+3. The pairs of ranks with (a + 1)(b + 1) <= K, 119 for 32 and 280 for 64, are sorted (lane_sorts.py). The k-th of them
+   bounds the selection: a logit whose sum with the other axis's largest is below it cannot be selected. If the guess
+   was above the limit that follows from this bound, in one row of ten, steps 1 to 3 run again with that limit.
 
-Keys of 16-bit logits and of their pairs are float32 with the place or the pair's number in their last bits, where these
-bits are 0 in all sums that matter; else, and for float32, integers of 64 bits.
-Bytes a row: the logits once, of float32 twice (the second time from L1); 8 a selected pair.
+Keys of 16-bit logits and of their pairs are float32 with the position or the pair's number in their last bits, provided
+that these bits are 0 in all sums that matter. Otherwise, and for float32 logits, keys are 64-bit integers.
+Bytes per row: the logits once, or twice for float32 (the second time from L1); 8 per selected pair.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import triton
 import triton.language as tl
 
 from ...core._kernels.arithmetic import exp
-from .lists import LANES, first, float_of, in_order_together, of_lane, order_of, selected
-from .packed import at_most, flipped, greatest_of_lanes, low, marked, shares, twice, words_of
-from .places import LAST_PLACE, ones, order_of_key, picked, ranked, split
-from .wide import greatest, marked_wide, tile_of
+from .float32_logits import greatest, marked_wide, tile_of
+from .lane_sorts import LANES, broadcast_first, broadcast_lane, float_of, order_of, select_pairs, sorted_pair
+from .marked_logits import LAST_PLACE, bit_count, element_at, order_of_key, sorted_keys, split_keys
+from .packed_logits import at_most, flip_order, greatest_of_lanes, low_half, marked, packed_limit, shares, words_of
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
 def marked_by_key(row, size, limit, WIDTH: tl.constexpr, EVEN: tl.constexpr, MASK: tl.constexpr):
-    """As `marked`, or `marked_wide`, by the whole key."""
+    """Marks of the logits whose whole key is not below `limit`; `marked` and `marked_wide` compare values only."""
     NARROW: tl.constexpr = row.dtype.element_ty.primitive_bitwidth == 16
     mask = tl.zeros((LANES,), MASK)
     i = tl.arange(0, WIDTH)
@@ -46,33 +46,35 @@ def marked_by_key(row, size, limit, WIDTH: tl.constexpr, EVEN: tl.constexpr, MAS
 
 @triton.jit
 def limit_of(bound, other):
-    """A logit below it has no pair that reaches the bound, where the other axis's greatest is `other`."""
-    # what is lost in the sum and in the difference is a quarter of what is taken off here
+    """A limit below which no logit reaches `bound` in a sum with `other`, the largest logit of the other axis."""
+    # the margin is four times the rounding error of the sum and the difference
     limit = (bound - other) - 2.0**-22 * (tl.abs(bound) + tl.abs(other))
     return a_number(limit)
 
 
 @triton.jit
 def a_number(limit):
-    """No less than the lowest number, also where it is NaN: -inf is never asked for."""
+    """limit, but at least the lowest finite number, also for NaN: -inf is never selected."""
     return tl.where(limit > LOWEST, limit, LOWEST)
 
 
 @triton.jit
-def fewer(mask, row, size, limit, top, K: tl.constexpr, ROOM: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr):
-    """(the marks, or where they are more than ROOM those of the first K or more of the axis; how many).
+def reduced_marks(
+    mask, row, size, limit, top, K: tl.constexpr, ROOM: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr
+):
+    """(marks, their number), reduced to between K and ROOM if there are more than ROOM.
 
-    limit: what is marked is not below it; top: no logit is above it.
+    No marked logit is below `limit`, and no logit is above `top`.
     """
     NARROW: tl.constexpr = row.dtype.element_ty.primitive_bitwidth == 16
-    count = tl.sum(ones(mask), axis=0)
+    count = tl.sum(bit_count(mask), axis=0)
     if count > ROOM:
         least, most = float_of(tl.max(order_of(limit), axis=0)), float_of(tl.max(order_of(top), axis=0))
         low, high = order_of_key(least, LAST_PLACE, NARROW) & -2048, order_of_key(most, -1, NARROW)
         while (count > ROOM) | (count < K):
             middle = (low & high) + ((low ^ high) >> 1)
             mask = marked_by_key(row, size, middle, WIDTH, EVEN, mask.dtype)
-            count = tl.sum(ones(mask), axis=0)
+            count = tl.sum(bit_count(mask), axis=0)
             low = tl.where(count > ROOM, middle, low)
             high = tl.where(count > ROOM, high, middle)
     return mask, count
@@ -80,12 +82,12 @@ def fewer(mask, row, size, limit, top, K: tl.constexpr, ROOM: tl.constexpr, WIDT
 
 @triton.jit
 def finite(v):
-    """v, 0 where it is not finite."""
+    """v, with 0 in place of NaN and infinities."""
     return tl.where(tl.abs(v) < float("inf"), v, 0.0)
 
 
 @triton.jit
-def lists(DTYPE: tl.constexpr, R: tl.constexpr):
+def zero_lists(DTYPE: tl.constexpr, R: tl.constexpr):
     out = ()
     for _ in tl.static_range(R):
         out = out + (tl.zeros((LANES,), DTYPE),)
@@ -93,13 +95,13 @@ def lists(DTYPE: tl.constexpr, R: tl.constexpr):
 
 
 @triton.jit
-def weighed(sums, lse, K: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr):
-    """The scores or weights of sums, descending in tensors of 32."""
+def weighted_scores(sums, lse, K: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr):
+    """The scores or weights of the sorted sums, in tensors of 32."""
     lane = tl.arange(0, LANES)
     top = 0.0
     total = tl.zeros((LANES,), tl.float32)
     if WEIGHTS == "softmax":
-        top = tl.sum(tl.where(lane == 0, sums[0], 0.0), axis=0)  # the greatest, or NaN
+        top = tl.sum(tl.where(lane == 0, sums[0], 0.0), axis=0)  # the largest, or NaN
         for i in tl.static_range(len(sums)):
             dead = (sums[i] == float("-inf")) | (i * LANES + lane >= K)
             total += tl.where(dead, 0.0, exp(sums[i] - top))
@@ -111,7 +113,7 @@ def weighed(sums, lse, K: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr
         if LSE:
             s = tl.where(dead, s, s - lse)
         if WEIGHTS == "exp":
-            s = tl.where(dead, 0.0, exp(tl.where(s > 128.0, 128.0, s)))  # of +inf it makes NaN
+            s = tl.where(dead, 0.0, exp(tl.where(s > 128.0, 128.0, s)))  # exp of +inf would be NaN
         if WEIGHTS == "softmax":
             s = tl.where(dead, 0.0, tl.math.div_rn(exp(s - top), total))
         out = out + (s,)
@@ -120,8 +122,8 @@ def weighed(sums, lse, K: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr
 
 @triton.jit
 def guess(both, RANK: tl.constexpr):
-    """The limits of x and y, integers in the order of 16-bit numbers, that the greatest logits of RANK lanes exceed."""
-    limits = of_lane(both, RANK)
+    """Limits of x and y as ordered 16-bit integers: the largest logits of RANK lanes are not below them."""
+    limits = broadcast_lane(both, RANK)
     return (limits << 16) >> 16, limits >> 16
 
 
@@ -131,7 +133,7 @@ def marks(
     WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr, EVEN_X: tl.constexpr, EVEN_Y: tl.constexpr, MASK: tl.constexpr,
     LSE: tl.constexpr,
 ):  # fmt: skip
-    """(marks of x and of y, how many x | y << 16, and of wide logits each lane's sums of exp(logit - top))."""
+    """(marks of x, marks of y, their numbers x | y << 16, and for float32 each lane's two sums of exp(logit - top))."""
     DTYPE: tl.constexpr = row_x.dtype.element_ty
     total_x, total_y = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
     if DTYPE.primitive_bitwidth == 16:
@@ -139,15 +141,15 @@ def marks(
     else:
         mask_x, total_x = marked_wide(row_x, SX, limit_x, top_x, WIDTH_X, EVEN_X, MASK, LSE)
         mask_y, total_y = marked_wide(row_y, SY, limit_y, top_y, WIDTH_Y, EVEN_Y, MASK, LSE)
-    return mask_x, mask_y, tl.sum(ones(mask_x) | (ones(mask_y) << 16), axis=0), total_x, total_y
+    return mask_x, mask_y, tl.sum(bit_count(mask_x) | (bit_count(mask_y) << 16), axis=0), total_x, total_y
 
 
 @triton.jit
 def limits_of(order, v, NARROW: tl.constexpr, DTYPE: tl.constexpr, OF_ORDER: tl.constexpr):
-    """(what marks compare with, the limit as float32) of an integer in the order of 16 bits, or of a float32 v."""
+    """(the limit in the form that `marks` compares, as float32), from an ordered 16-bit integer or a float32 v."""
     if NARROW:
-        limit = twice(order if OF_ORDER else at_most(v, DTYPE), DTYPE)
-        value = low(limit, DTYPE)
+        limit = packed_limit(order if OF_ORDER else at_most(v, DTYPE), DTYPE)
+        value = low_half(limit, DTYPE)
     else:
         value = a_number(float_of(order << 16)) if OF_ORDER else v
         limit = value
@@ -178,9 +180,9 @@ def bounded_kernel(
     if NARROW:
         xs = words_of(row_x, SX, WIDTH_X, TILES_X, EVEN_X)
         ys = words_of(row_y, SY, WIDTH_Y, TILES_Y, EVEN_Y)
-        both = in_order_together(greatest_of_lanes(xs, ys, DTYPE))
+        both = sorted_pair(greatest_of_lanes(xs, ys, DTYPE))
         most_x, most_y = guess(both, 0)
-        most_x, most_y = low(flipped(most_x), DTYPE), low(flipped(most_y), DTYPE)
+        most_x, most_y = low_half(flip_order(most_x), DTYPE), low_half(flip_order(most_y), DTYPE)
         if LSE:
             top_x, top_y = finite(most_x), finite(most_y)
             lse_x = tl.sum(shares(xs, top_x, DTYPE), axis=0)
@@ -191,7 +193,7 @@ def bounded_kernel(
         top_x, top_y = float_of(tl.max(lanes_x, axis=0)), float_of(tl.max(lanes_y, axis=0))
         most_x, most_y = tl.full((LANES,), 0.0, tl.float32) + top_x, tl.full((LANES,), 0.0, tl.float32) + top_y
         top_x, top_y = finite(top_x), finite(top_y)
-        both = in_order_together(((lanes_x >> 16) & 0xFFFF) | (lanes_y & -65536))
+        both = sorted_pair(((lanes_x >> 16) & 0xFFFF) | (lanes_y & -65536))
 
     order_x, order_y = guess(both, 17 if R == 1 else 25)
     limit_x, least_x = limits_of(order_x, 0.0, NARROW, DTYPE, True)
@@ -201,7 +203,7 @@ def bounded_kernel(
     )
     if not NARROW and LSE:
         lse_x, lse_y = tl.sum(total_x, axis=0), tl.sum(total_y, axis=0)
-    if (n & 0xFFFF > ROOM) | (n >> 16 > ROOM):  # the next guess leaves too many in one row of a thousand
+    if (n & 0xFFFF > ROOM) | (n >> 16 > ROOM):  # the second guess leaves too many in one row of a thousand
         order_x, order_y = guess(both, 15 if R == 1 else 23)
         limit_x, least_x = limits_of(order_x, 0.0, NARROW, DTYPE, True)
         limit_y, least_y = limits_of(order_y, 0.0, NARROW, DTYPE, True)
@@ -209,23 +211,28 @@ def bounded_kernel(
             row_x, row_y, xs, ys, SX, SY, limit_x, limit_y, top_x, top_y, WIDTH_X, WIDTH_Y, EVEN_X, EVEN_Y, MASK, False
         )
 
-    x_places, y_places, numbers, sums = lists(tl.int32, R), lists(tl.int32, R), lists(tl.int32, R), lists(tl.float32, R)
+    x_places, y_places, numbers, sums = (
+        zero_lists(tl.int32, R),
+        zero_lists(tl.int32, R),
+        zero_lists(tl.int32, R),
+        zero_lists(tl.float32, R),
+    )
     rounds = 0
     while rounds < 2:
         if (n & 0xFFFF > ROOM) | (n >> 16 > ROOM):
-            mask_x, n_x = fewer(mask_x, row_x, SX, least_x, most_x, K, ROOM, WIDTH_X, EVEN_X)
-            mask_y, n_y = fewer(mask_y, row_y, SY, least_y, most_y, K, ROOM, WIDTH_Y, EVEN_Y)
+            mask_x, n_x = reduced_marks(mask_x, row_x, SX, least_x, most_x, K, ROOM, WIDTH_X, EVEN_X)
+            mask_y, n_y = reduced_marks(mask_y, row_y, SY, least_y, most_y, K, ROOM, WIDTH_Y, EVEN_Y)
             n = n_x | (n_y << 16)
-        keys_x, keys_y = ranked(row_x, row_y, mask_x, mask_y, ROOM, WIDTH_X, WIDTH_Y)
-        x, x_places = split(keys_x, NARROW)
-        y, y_places = split(keys_y, NARROW)
-        numbers, sums = selected(x, y, words, K, BITS, NARROW)
-        bound, best_x, best_y = of_lane(sums[R - 1], (K - 1) % 32), first(x[0]), first(y[0])
+        keys_x, keys_y = sorted_keys(row_x, row_y, mask_x, mask_y, ROOM, WIDTH_X, WIDTH_Y)
+        x, x_places = split_keys(keys_x, NARROW)
+        y, y_places = split_keys(keys_y, NARROW)
+        numbers, sums = select_pairs(x, y, words, K, BITS, NARROW)
+        bound, best_x, best_y = broadcast_lane(sums[R - 1], (K - 1) % 32), broadcast_first(x[0]), broadcast_first(y[0])
         enough = ((n & 0xFFFF) >= K) | (least_x + best_y < bound)
         enough &= ((n >> 16) >= K) | (least_y + best_x < bound)
         rounds += 1 + tl.min(enough.to(tl.int32), axis=0)
         if rounds == 1:
-            if NARROW and R == 2:  # again: kept until here they are as many registers as half of the warps need
+            if NARROW and R == 2:  # read again, because keeping them would halve the number of warps
                 xs = words_of(row_x, SX, WIDTH_X, TILES_X, EVEN_X)
                 ys = words_of(row_y, SY, WIDTH_Y, TILES_Y, EVEN_Y)
             limit_x, least_x = limits_of(order_x, limit_of(bound, best_y), NARROW, DTYPE, False)
@@ -238,11 +245,11 @@ def bounded_kernel(
     if LSE:
         lse_x, lse_y = top_x + tl.log(lse_x), top_y + tl.log(lse_y)
         tl.store(lse_ptr + 2 * t + lane, tl.where(lane == 0, lse_x, lse_y), mask=lane < 2)
-    results = weighed(sums, lse_x + lse_y, K, LSE, WEIGHTS)
+    results = weighted_scores(sums, lse_x + lse_y, K, LSE, WEIGHTS)
     for i in tl.static_range(R):
         pair = tl.load(words_ptr + len(words) * LANES + numbers[i])
         at = i * LANES + lane
-        index = picked(x_places, pair & 255) * SY + picked(y_places, pair >> 8)
+        index = element_at(x_places, pair & 255) * SY + element_at(y_places, pair >> 8)
         index = tl.where(sums[i] == float("-inf"), -1, index)
         tl.store(indices_ptr + t * K + at, index, mask=at < K)
         tl.store(scores_ptr + t * K + at, results[i], mask=at < K)

@@ -1,7 +1,7 @@
 """mix[t, m] = sum_k x[t, k] gamma[k] phi[m, k]  and  sum_k x[t, k]^2, as partial sums over slices of D.
 
-One program takes BLOCK_T tokens and one slice, all streams of it; the slices are added in order by whoever reads them.
-Bytes: x once (N*D a token), and phi once per BLOCK_T tokens from the L2 cache.
+One program handles BLOCK_T tokens and one slice of every stream. The kernel that reads the partial sums adds the slices
+in order. Traffic: x once (N*D elements per token), and phi once per BLOCK_T tokens from the L2 cache.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
+from .float32_products import dot, int64_stride, split, transposed
 from .launch import INTERPRET, PARTS, SLICE_D
-from .numerics import dot, split, transposed, wide
 
 
 @triton.jit
@@ -38,10 +38,10 @@ def _project_kernel(
 ):  # fmt: skip
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     s = tl.program_id(1)
-    stride_xn = wide(stride_xn)
+    stride_xn = int64_stride(stride_xn)
     rows = x_ptr + t.to(tl.int64)[:, None] * stride_xt
     acc = tl.zeros((BLOCK_T, MP), tl.float32)
-    squares = tl.zeros((BLOCK_T, BLOCK_D), tl.float32)  # added across lanes once, at the end: 116 us instead of 122
+    squares = tl.zeros((BLOCK_T, BLOCK_D), tl.float32)  # reduced across lanes only at the end: 116 us instead of 122
     for step in range(0, (SLICE_D // BLOCK_D) * N):
         stream = step % N
         d = s * SLICE_D + (step // N) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -57,14 +57,14 @@ def _project_kernel(
 
 
 def project(x: Tensor, phi: Tensor, gamma: Tensor | None) -> Tensor:
-    """Partial sums [slices, M + 1, T] in float32 of x [T, n, D] against phi [M, n*D]; the squares in the last row."""
+    """Partial sums [slices, M + 1, T] in float32 of x [T, n, D] times phi [M, n*D]; the last row sums the squares."""
     T, N, D = x.shape
     M = phi.shape[0]
-    # 116 us at T = 8192, D = 4096 in bfloat16, 2.3 TB/s (H100); wider inputs or more mixes need the shared memory
+    # 116 us at T = 8192, D = 4096 in bfloat16, 2.3 TB/s (H100); wider dtypes or more mixes need more shared memory
     light = x.element_size() == 2 and M <= 32
     block_t, stages = (128, 3) if light else (64, 2)
     block_d = 64
-    count, slice_d = cdiv(D, SLICE_D), min(SLICE_D, power_of_2(D, block_d))  # fewer steps where one slice is not full
+    count, slice_d = cdiv(D, SLICE_D), min(SLICE_D, power_of_2(D, block_d))  # fewer steps if the only slice is not full
     part = torch.empty((count, M + 1, T), dtype=torch.float32, device=x.device)
     run(
         _project_kernel, (cdiv(T, block_t), count),

@@ -1,14 +1,14 @@
-"""float32 logits, as product_topk with a row in every warp compares them: from memory each time, L1 mostly."""
+"""float32 logits for product_topk with one warp per row: read from memory for each comparison, mostly from L1."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .lists import LANES
-from .networks import INTERPRET
-from .packed import bit_reversed
-from .warps import columns, share
+from .lane_sorts import LANES
+from .packed_logits import bit_reversed
+from .sorting_networks import INTERPRET
+from .warp_selection import columns, share
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def tile_of(row, at, size, WIDTH: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit
 def greatest(row, size, WIDTH: tl.constexpr, EVEN: tl.constexpr):
-    """The greatest float32 of each lane's share."""
+    """The largest float32 logit of each lane's share."""
     best = tl.full((LANES,), float("-inf"), tl.float32)
     for at in range(0, size, LANES * WIDTH):
         v, _ = tile_of(row, at, size, WIDTH, EVEN)
@@ -35,11 +35,11 @@ def greatest(row, size, WIDTH: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit
 def marks_of(v, limit, WIDTH: tl.constexpr, MASK: tl.constexpr):
-    """WIDTH bits of each lane: which of its float32 are not below `limit`, which is a number."""
+    """WIDTH marks per lane: the float32 values that are not below `limit`, which is not NaN."""
     if INTERPRET:
         bit = tl.expand_dims(tl.full((WIDTH,), 1, tl.int32) << tl.arange(0, WIDTH), 0)
         marks = tl.sum(tl.where(v < limit[:, None], 0, bit), axis=1)
-    else:  # the sign of the difference is moved in
+    else:  # shifts in the sign of v - limit
         below = tl.zeros((LANES,), tl.int32)
         parts = columns(v, WIDTH)
         for i in tl.static_range(WIDTH):
@@ -53,7 +53,7 @@ def marks_of(v, limit, WIDTH: tl.constexpr, MASK: tl.constexpr):
 
 @triton.jit
 def marked_wide(row, size, limit, top, WIDTH: tl.constexpr, EVEN: tl.constexpr, MASK: tl.constexpr, LSE: tl.constexpr):
-    """Each lane's logits that are not below the limit, as bits in their order; with LSE its sum of exp(logit - top)."""
+    """(marks of each lane's logits that are not below the limit, with LSE its sum of exp(logit - top))."""
     mask = tl.zeros((LANES,), MASK)
     total = tl.zeros((LANES,), tl.float32)
     for at in range(0, size, LANES * WIDTH):

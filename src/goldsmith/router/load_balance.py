@@ -1,4 +1,4 @@
-"""How evenly a routing uses its experts, and a loss that evens it out: plain torch, no device is waited for."""
+"""Statistics of how evenly a routing uses its experts, and a load-balance loss. Plain torch; never waits for a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
-from ._common import FLOATS, answers, check_count, same_dtype, wide
+from ._common import FLOATS, can_inspect, check_count, same_dtype, sum_dtype
 from ._common import flat as rows_of
 
 KINDS = ("marginal", "joint")
@@ -16,18 +16,18 @@ KINDS = ("marginal", "joint")
 
 @dataclass(frozen=True, eq=False)
 class Usage:
-    """How often each of N experts was selected, with what follows from it; `a + b` is both batches counted together
+    """Counts of how often each of N experts was selected, and statistics of them; `a + b` combines two batches
 
-    The counts of `a + b` are exact, and so is what follows from them; masses of weights are float64 sums, which differ
-    from those of one call by their roundings (n weights >= 0 of one expert, by less than n / 2^52 of their sum). Either
-    both are counted with weights or neither is: a sum of entries and weights says nothing.
+    The counts of `a + b` are exact, and so are statistics of counts. Masses of weights are float64 sums, which differ
+    from those of a single call by rounding (for n weights >= 0 of one expert, by less than n / 2^52 of their sum). Add
+    two usages only if both were counted with weights or both without; a sum of counts and weights is meaningless.
 
     counts      int64 [N]: entries of each expert
-    mass        float64 [N]: counts, or sums of the weights
-    share_used  experts with an entry, over N
+    mass        float64 [N]: the counts, or the sums of the weights
+    share_used  number of experts with an entry, divided by N
     kl          sum_e z_e ln(z_e N), z = mass / sum(mass): 0 when uniform, ln N when one expert has everything
     max_load    N max_e z_e: 1 when uniform
-    kl and max_load are NaN when nothing was selected. All are float64 tensors on the indices' device, but for counts.
+    kl and max_load are NaN when nothing was selected. All but counts are float64 tensors on the indices' device.
     """
 
     counts: Tensor
@@ -56,7 +56,7 @@ class Usage:
         if len(self.counts) != len(other.counts):
             raise ValueError(
                 f"router.Usage: one counts {len(self.counts)} experts, the other {len(other.counts)}; "
-                "only what was counted with the same num_experts adds up"
+                "only usages with the same num_experts can be added"
             )
         return Usage(self.counts + other.counts, self.mass + other.mass)
 
@@ -65,10 +65,10 @@ class Usage:
 def usage(indices: Tensor, num_experts: int, *, weights: Tensor | None = None) -> Usage:
     """counts_e = number of entries that are e;   mass = counts, or mass_e = sum of the weights of those entries
 
-    indices: any shape, int32 or int64, -1 is left out; weights: the same shape, any float. The result repeats bit for
-    bit, also on a GPU, and nothing waits for the device. OmniMoE measures with counts, PEER with weights. Raises
-    ShapeError, TypeError, ValueError, and IndexError on a CPU (a GPU leaves out what is not in [0, num_experts), and so
-    does vmap).
+    indices: any shape, int32 or int64; -1 is ignored. weights: the same shape, any float dtype. The result repeats bit
+    for bit, also on a GPU, and never waits for the device. OmniMoE measures with counts, PEER with weights. Raises
+    ShapeError, TypeError, ValueError. An index outside [0, num_experts) raises IndexError on a CPU; on a GPU and under
+    vmap it is ignored.
     """
     op = "router.usage"
     check_count(op, "num_experts", num_experts)
@@ -85,7 +85,7 @@ def usage(indices: Tensor, num_experts: int, *, weights: Tensor | None = None) -
     mass = torch.zeros(num_experts + 1, dtype=torch.float64, device=indices.device)
     values = weights.reshape(-1).double()
     if mass.is_cuda:
-        mass = mass.index_put((at,), values, accumulate=True)  # sorts, and so repeats; index_add would not
+        mass = mass.index_put((at,), values, accumulate=True)  # deterministic, because it sorts; index_add is not
     else:
         mass = mass.index_add(0, at, values)
     return Usage(counts, mass[:num_experts].clone())
@@ -95,24 +95,25 @@ def load_balance_loss(x: Tensor, y: Tensor, indices: Tensor, *, kind: str = "mar
     """1/2 [sx sum_i fx_i Px_i + sy sum_j fy_j Py_j]     kind "marginal"
     sx sy sum_ij f_ij P_ij                            kind "joint"
 
-    f: share of the entries that are pair (i, j), fx and fy of i and of j, without gradient. P: mean over the rows of
-    softmax(x)_i softmax(y)_j, Px and Py of softmax(x) and softmax(y). 1 when all is uniform. "joint" also sees what
-    the marginals cannot: experts with i = j alone have marginal 1 and joint s. No tensor of rows times experts is made.
+    f_ij is the share of the entries that select pair (i, j), fx and fy its marginals; f has no gradient. P_ij is the
+    mean over the rows of softmax(x)_i softmax(y)_j, Px and Py its marginals. A uniform routing has loss 1. "joint" also
+    sees imbalance that the marginals hide: if only pairs with i = j are used, marginal is 1 and joint is s. The loss
+    builds no tensor of size rows times experts.
 
-    x [..., sx], y [..., sy] as product_topk took them, indices [..., k] as it gave them -> a float32 number (float64
-    for float64), computed so; rows without a valid index are left out, and without any row it is 0. Differentiable in
-    x and y. Raises ShapeError, TypeError, ValueError, IndexError (on a CPU, not under vmap). Source: Fedus et al. 2021,
-    arXiv 2101.03961, on each axis.
+    x [..., sx], y [..., sy]: the logits given to product_topk; indices [..., k]: its result. Returns a float32 scalar
+    (float64 for float64 logits), computed in that dtype. Rows without a valid index are ignored; without any row the
+    loss is 0. Differentiable in x and y. Raises ShapeError, TypeError, ValueError, and IndexError on a CPU outside
+    vmap. Source: Fedus et al. 2021, arXiv 2101.03961, applied to each axis.
     """
     op = "router.load_balance_loss"
     sx, sy = _check_loss(op, x, y, indices, kind)
-    k, to = indices.shape[-1], wide(x.dtype)
+    k, to = indices.shape[-1], sum_dtype(x.dtype)
     flat, valid = _entries(op, indices, sx * sy)
     kept = valid.view(-1, k).any(-1, keepdim=True)
     rows = kept.sum().clamp(min=1).to(to)
     entries = valid.sum().clamp(min=1).to(to)
     with torch.autocast(x.device.type, enabled=False):
-        # before the softmax: of a row that is wholly -inf it has no derivative
+        # masked before the softmax, which has no derivative for a row of only -inf
         p, q = (rows_of(t).to(to).masked_fill(~kept, 0.0).softmax(-1) * kept for t in (x, y))
         if kind == "joint":
             f = (_counted(flat, valid, sx * sy).to(to) / entries).view(sx, sy)
@@ -137,18 +138,18 @@ def _check_loss(op: str, x: Tensor, y: Tensor, indices: Tensor, kind: str) -> tu
 
 
 def _entries(op: str, indices: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """(flat, valid): the indices in int64, 0 where not valid; whether all are in range is asked where that is quick."""
+    """(flat, valid): the indices in int64 with 0 where invalid. On a CPU an index out of range raises IndexError."""
     check_tensor(op, "indices", indices)
     check_dtype(op, "indices", indices, (torch.int32, torch.int64))
     flat = indices.reshape(-1).long()
-    if answers(flat) and bool(((flat < -1) | (flat >= n)).any()):
+    if can_inspect(flat) and bool(((flat < -1) | (flat >= n)).any()):
         raise IndexError(
-            f"{op}: indices has {int(flat.min())}..{int(flat.max())}, wanted -1 (left out) or 0 <= index < {n}"
+            f"{op}: indices range from {int(flat.min())} to {int(flat.max())}, wanted -1 (ignored) or 0 <= index < {n}"
         )
     valid = (flat >= 0) & (flat < n)
     return flat.masked_fill(~valid, 0), valid
 
 
 def _counted(flat: Tensor, valid: Tensor, n: int) -> Tensor:
-    """int64 [n]; sums of integers are the same in every order."""
+    """Counts of the valid entries, int64 [n]; integer sums do not depend on the order."""
     return torch.zeros(n, dtype=torch.int64, device=flat.device).scatter_add(0, flat, valid.long())

@@ -1,4 +1,4 @@
-"""mhc.pre_backward: what it means."""
+"""mhc.pre_backward in plain torch."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def forward(
     dlogits = stage("dlogits", torch.cat([dl_pre, dl_post, grad_logits.flatten(-2)], -1))
     tensors = {"x": x, "phi": phi, "alpha": alpha, "gamma": gamma, "inv_rms": inv_rms, "h_mix": h_mix}
     groups = formulas.groups_of(x.shape[-2])
-    found = formulas.mix_gradients(dlogits, tensors, groups, collapsed=(h_pre, u), grad_x_post=grad_x_post)
+    gradients = formulas.mix_gradients(dlogits, tensors, groups, collapsed=(h_pre, u), grad_x_post=grad_x_post)
     tensors["bias"] = alpha.new_empty(phi.shape[0])
-    return formulas.as_results(formulas.named(found, tensors), tensors)
+    return formulas.as_results(formulas.as_stages(gradients, tensors), tensors)

@@ -1,6 +1,6 @@
-"""The ordered second stage of every sum over tokens: partial sums of fixed chunks, added in order in float64.
+"""The second stage of all sums over tokens: adds the partial sums of fixed chunks in order, in float64.
 
-One launch for all of them: the first programs take the sums of single logits, the others a block of dphi each.
+One launch does all of them: the first programs compute dalpha and dbias, each of the others a block of dphi.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
 
-WIDTH = 8  # columns of dbias a program: 6 us for 1024 rows instead of 21 in one program (H100)
+WIDTH = 8  # columns of dbias per program: 6 us for 1024 rows, against 21 us in a single program (H100)
 
 
 @triton.jit
 def finish_logits(sums_ptr, dbias_ptr, dalpha_ptr, pid, BLOCKS, M, N, GROUPS: tl.constexpr, WIDTH: tl.constexpr,
                   WP: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Programs 0..GROUPS-1: dalpha of a group, the sum of its columns of dl * z; the others: WIDTH columns of dbias."""
+    """Programs 0..GROUPS-1 sum the columns of dl * z of a group to dalpha, the others WIDTH columns of dbias each."""
     c = tl.arange(0, WP)
     if pid < GROUPS:
         low = pid * N
@@ -43,7 +43,7 @@ def finish_logits(sums_ptr, dbias_ptr, dalpha_ptr, pid, BLOCKS, M, N, GROUPS: tl
 @triton.jit
 def finish_phi(psi_ptr, phi_ptr, gamma_ptr, dphi_ptr, dgamma_ptr, block, P, M, K, MP: tl.constexpr,
                HAS_GAMMA: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
-    """dphi = Psi * gamma and dgamma = sum_m Psi * phi, where Psi = dm^T X comes as partial sums [P, M, K]."""
+    """dphi = Psi * gamma and dgamma = sum_m Psi * phi, for partial sums [P, M, K] of Psi = dm^T X."""
     m = tl.arange(0, MP)
     k = block * BLOCK_K + tl.arange(0, BLOCK_K)
     mask = (m < M)[:, None] & (k < K)[None, :]
@@ -77,17 +77,19 @@ def finish(
 ) -> dict[str, Tensor]:
     """dphi, dgamma (unless gamma is None), dbias, dalpha from psi [P, M, K] and sums [blocks, 2, M] of dl, dl * z."""
     P, M, K = psi.shape
-    found = {"dphi": phi, "dgamma": gamma, "dbias": bias, "dalpha": alpha}
-    found = {name: torch.empty(v.shape, dtype=v.dtype, device=v.device) for name, v in found.items() if v is not None}
-    if P == 0:  # a sum of nothing is 0, also beside a NaN in gamma or phi
-        return {name: v.zero_() for name, v in found.items()}
+    gradients = {"dphi": phi, "dgamma": gamma, "dbias": bias, "dalpha": alpha}
+    gradients = {
+        name: torch.empty(v.shape, dtype=v.dtype, device=v.device) for name, v in gradients.items() if v is not None
+    }
+    if P == 0:  # an empty sum is 0, even if gamma or phi holds a NaN
+        return {name: v.zero_() for name, v in gradients.items()}
     groups, MP = alpha.numel(), power_of_2(M)
     block_k, wide = max(16, min(64, 4096 // MP)), power_of_2(max(WIDTH, M - (groups - 1) * n))
     first = groups + cdiv(M, WIDTH)
     run(
         _finish_kernel, (first + cdiv(K, block_k),),
-        psi, sums, phi, phi if gamma is None else gamma, found["dphi"], found.get("dgamma", phi), found["dbias"],
-        found["dalpha"], P, sums.shape[0], M, K, n, MP, gamma is not None, block_k, first, groups, WIDTH, wide,
-        max(16, 8192 // wide), num_warps=8,
+        psi, sums, phi, phi if gamma is None else gamma, gradients["dphi"], gradients.get("dgamma", phi),
+        gradients["dbias"], gradients["dalpha"], P, sums.shape[0], M, K, n, MP, gamma is not None, block_k, first,
+        groups, WIDTH, wide, max(16, 8192 // wide), num_warps=8,
     )  # fmt: skip
-    return found
+    return gradients

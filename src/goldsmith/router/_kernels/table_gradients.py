@@ -1,10 +1,10 @@
-"""By expert: the gradients of both tables, sum over an expert's pairs (t, j), ascending, of value[t, j] row[t].
+"""The gradients of both tables, by expert: the sum of value[t, j] row[t] over an expert's pairs (t, j), ascending.
 
-Pairs are sorted by expert, stably. Most lists are short, and of a million experts most have none: a program has a few
-neighbouring experts and reads the rows of a few pairs of each at a time, so that many are under way at once. A list of
-more than SHORT pairs has a program of its own; blocks of WHOLE pairs that lie within one list (half of all pairs may
-be one expert's) are summed beforehand, at fixed places of the sorted order, where tokens have many experts COLUMNS at a
-time.
+Pairs are sorted by expert, stably. Most lists are short, and of a million experts most have no pair. A program
+therefore handles a few neighbouring experts and reads rows of a few pairs of each at a time, to overlap the loads. A
+list of more than SHORT pairs has its own program. Blocks of WHOLE pairs inside one list (half of all pairs may belong
+to one expert) are summed beforehand, at fixed positions of the sorted order; COLUMNS at a time if tokens have many
+experts.
 Bytes: both tables' gradients once; the rows of h and dy come from L2.
 """
 
@@ -19,16 +19,16 @@ from ...core._kernels.launch import cdiv, power_of_2, run
 
 SHORT = 64  # pairs in the longest list that shares a program
 WHOLE = 256  # pairs in a block that is summed beforehand
-COLUMNS = 1024  # of both tables' blocks, where these would be larger than a row of float32 for every token
+COLUMNS = 1024  # width of the blocks, if full width would take more than one float32 row per token
 LONG_STEP = 8  # pairs of a long list whose rows are read together
 BLOCK = 1024
 
-Job = tuple[Tensor, Tensor, torch.dtype]  # values, rows, the dtype of what comes out
+Job = tuple[Tensor, Tensor, torch.dtype]  # values, rows, the gradient's dtype
 
 
 @triton.jit(do_not_specialize=["P"])
 def keys_kernel(indices_ptr, key_ptr, P, N, BLOCK: tl.constexpr):
-    """The expert of a pair; N where it is skipped or out of range."""
+    """key[p] = the expert of pair p; N if it is skipped or out of range."""
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     e = tl.load(indices_ptr + p, mask=p < P, other=-1)
     tl.store(key_ptr + p, tl.where((e >= 0) & (e < N), e, N), mask=p < P)
@@ -36,7 +36,7 @@ def keys_kernel(indices_ptr, key_ptr, P, N, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["P"])
 def starts_kernel(sorted_ptr, starts_ptr, P, N, BLOCK: tl.constexpr):
-    """starts[e] = how many of the sorted pairs are of experts before e, for e = 0 to N."""
+    """starts[e] = the number of sorted pairs with an expert below e, for e = 0 to N."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     low = tl.zeros((BLOCK,), tl.int64)
     high = low + P
@@ -52,14 +52,14 @@ def starts_kernel(sorted_ptr, starts_ptr, P, N, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["P"])
 def tokens_kernel(order_ptr, token_ptr, P, K, BLOCK: tl.constexpr):
-    """token[p] = order[p] // K, once: a division in 64 bits costs more than all that is done with a pair's row."""
+    """token[p] = order[p] // K, computed once: a 64-bit division costs more than all work on a pair's row."""
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(token_ptr + p, tl.load(order_ptr + p, mask=p < P, other=0) // K, mask=p < P)
 
 
 @triton.jit(do_not_specialize=["P"])
 def firsts_kernel(sorted_ptr, first_ptr, P, N, BLOCK: tl.constexpr):
-    """1 where a sorted pair is its expert's first."""
+    """first[p] = 1 if sorted pair p is its expert's first."""
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     e = tl.load(sorted_ptr + p, mask=p < P, other=N)
     before = tl.load(sorted_ptr + p - 1, mask=(p > 0) & (p < P), other=-1)
@@ -70,7 +70,7 @@ def firsts_kernel(sorted_ptr, first_ptr, P, N, BLOCK: tl.constexpr):
 def used_kernel(
     sorted_ptr, upto_ptr, order_ptr, experts_ptr, starts_ptr, token_ptr, P, N, K, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The experts in use, ascending; where the pairs of each start, behind the last where its end; pairs' tokens."""
+    """The used experts, ascending; the starts of their pairs, with the end of the last; the pairs' tokens."""
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     e = tl.load(sorted_ptr + p, mask=p < P, other=N)
     before = tl.load(sorted_ptr + p - 1, mask=(p > 0) & (p < P), other=-1)
@@ -83,8 +83,8 @@ def used_kernel(
 
 
 @triton.jit
-def listed(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP: tl.constexpr):
-    """total [G, BLOCK_D] + the pairs first [G] to last [G] of the sorted order."""
+def add_pairs(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP: tl.constexpr):
+    """total [G, BLOCK_D] plus the sums over the sorted pairs first [G] to last [G]."""
     for start in range(0, tl.max(last - first, axis=0), STEP):
         p = (first + start)[:, None] + tl.arange(0, STEP)[None, :]
         inside = p < last[:, None]
@@ -101,9 +101,9 @@ def blocks_kernel(
     order_ptr, sorted_ptr, token_ptr, value_ptr, rows_ptr, value_2_ptr, rows_2_ptr, block_ptr, N, D, FIRST, WIDTH,
     WHOLE: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """block[c] = columns FIRST to FIRST + WIDTH of the sum of the c-th WHOLE pairs, where they are all one expert's.
+    """block[c] = columns FIRST to FIRST + WIDTH of the sum of the c-th WHOLE pairs, if all have the same expert.
 
-    Those of a second table are behind these.
+    The blocks of a second table follow.
     """
     c, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.program_id(2) == 1:
@@ -114,7 +114,7 @@ def blocks_kernel(
         d = FIRST + column
         first = tl.full((1,), 0, tl.int64) + c * WHOLE
         total = tl.zeros((1, BLOCK_D), tl.float32)
-        total = listed(total, first, first + WHOLE, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
+        total = add_pairs(total, first, first + WHOLE, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
         tl.store(block_ptr + c * WIDTH + column[None, :], total, mask=(column < WIDTH)[None, :])
 
 
@@ -123,7 +123,7 @@ def short_kernel(
     order_ptr, token_ptr, starts_ptr, value_ptr, rows_ptr, out_ptr, value_2_ptr, rows_2_ptr, out_2_ptr, COUNT, D,
     SHORT: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The rows of GROUP experts, but for those with more than SHORT pairs."""
+    """The gradient rows of GROUP experts, except those with more than SHORT pairs."""
     if tl.program_id(2) == 1:
         value_ptr, rows_ptr, out_ptr = value_2_ptr, rows_2_ptr, out_2_ptr
     r = tl.program_id(0).to(tl.int64) * GROUP + tl.arange(0, GROUP)
@@ -134,13 +134,13 @@ def short_kernel(
     inside &= last - first <= SHORT
     total = tl.zeros((GROUP, BLOCK_D), tl.float32)
     last = tl.where(inside, last, first)
-    total = listed(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
+    total = add_pairs(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
     tl.store(out_ptr + (r * D)[:, None] + d[None, :], total, mask=inside[:, None] & (d < D)[None, :])
 
 
 @triton.jit
 def place_of(e, experts_ptr, COUNT):
-    """Where e stands among ascending experts, of which it is one."""
+    """The position of e among the ascending experts, which contain it."""
     low = e * 0
     high = low + COUNT - 1
     while low < high:
@@ -158,7 +158,7 @@ def long_kernel(
     value_2_ptr, rows_2_ptr, out_2_ptr, block_ptr, BLOCKS, COUNT, N, D, FIRST, WIDTH,
     SPARSE: tl.constexpr, SHORT: tl.constexpr, WHOLE: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The row of an expert with more than SHORT pairs, by the first program whose place in the order it has."""
+    """The gradient row of an expert with more than SHORT pairs, by the first program whose position is in its list."""
     if tl.program_id(2) == 1:
         value_ptr, rows_ptr, out_ptr = value_2_ptr, rows_2_ptr, out_2_ptr
         block_ptr += (tl.program_id(2) * BLOCKS).to(tl.int64) * WIDTH
@@ -175,21 +175,21 @@ def long_kernel(
             head = tl.where(to_block > from_block, from_block * WHOLE, last)
             tail = tl.where(to_block > from_block, to_block * WHOLE, last)
             total = tl.zeros((1, BLOCK_D), tl.float32)
-            total = listed(total, one + first, one + head, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
+            total = add_pairs(total, one + first, one + head, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
             for start in range(from_block, to_block, STEP):
                 c = start + tl.arange(0, STEP)
                 mask = (c < to_block)[:, None] & (column < WIDTH)[None, :]
                 rows = tl.load(block_ptr + c[:, None].to(tl.int64) * WIDTH + column[None, :], mask=mask, other=0.0)
                 total += tl.sum(rows, axis=0)[None, :]
-            total = listed(total, one + tail, one + last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
+            total = add_pairs(total, one + tail, one + last, order_ptr, token_ptr, value_ptr, rows_ptr, d, D, STEP)
             tl.store(out_ptr + r * D + d[None, :], total, mask=(column < WIDTH)[None, :])
 
 
 class ByExpert:
-    """The pairs in the order of their experts; what is skipped counts as expert N, behind all others.
+    """The pairs sorted by expert; skipped pairs count as expert N and come last.
 
-    sparse: of the experts in use alone. How many they are is on its way to the host from here on, so that what is
-    launched next runs while the host waits for it in `used`.
+    sparse: index only the used experts. Their number is copied to the host asynchronously, so that further launches run
+    before the host waits for it in `used`.
     """
 
     def __init__(self, indices: Tensor, n: int, *, sparse: bool = False) -> None:
@@ -206,7 +206,7 @@ class ByExpert:
             self.experts, upto = new(min(n, pairs), False), new(pairs, pairs < 2**31)
             run(firsts_kernel, (cdiv(pairs, BLOCK),), self.expert, upto, pairs, n, BLOCK)
             upto.cumsum_(0, dtype=upto.dtype)
-            self.count = Coming(upto[-1:])
+            self.count = PendingCount(upto[-1:])
             run(
                 used_kernel, (cdiv(pairs, BLOCK),),
                 self.expert, upto, self.order, self.experts, self.starts, self.token, pairs, n, chosen, BLOCK,
@@ -215,23 +215,23 @@ class ByExpert:
             run(starts_kernel, (cdiv(n + 1, BLOCK),), self.expert, self.starts, pairs, n, BLOCK)
             run(tokens_kernel, (cdiv(pairs, BLOCK),), self.order, self.token, pairs, chosen, BLOCK)
         self.n, self.chosen = n, chosen
-        # many short lists in a program, or few longer ones; of the sizes alone, so that results do not change
+        # programs with many short lists, or with few longer ones; by sizes alone, so that results do not change
         self.group, self.step = (2, 1) if pairs < 8 * n else (1, 4)
 
     def used(self) -> Tensor:
-        """Experts with a pair, ascending; waits for the device."""
+        """The used experts, ascending; waits for the device."""
         return self.experts[: self.count.value()]
 
     def sums(self, jobs: list[Job]) -> Sums:
-        """What is to be summed for each of at most two tables; as much as needs no number of experts is started."""
+        """The gradients of at most two tables; starts the work that does not depend on the number of experts."""
         alike = len({(rows.shape[1], rows.dtype, dtype) for _, rows, dtype in jobs}) == 1
         return Sums(self, [jobs] if alike else [[job] for job in jobs])
 
 
 class Sums:
-    """The gradients of tables: rows that are each the sum of values[p] rows[p // K] over an expert's pairs p.
+    """The gradients of tables: each row is the sum of values[p] rows[p // K] over an expert's pairs p.
 
-    Tables of one shape and dtype are made in the same launches.
+    Tables of the same shape and dtype share launches.
     """
 
     def __init__(self, pairs: ByExpert, groups: list[list[Job]]) -> None:
@@ -254,8 +254,8 @@ class Sums:
         )  # fmt: skip
 
     def tables(self, experts: Tensor | None = None) -> list[Tensor]:
-        """[N, D] each, or [len(experts), D]."""
-        pairs, found = self.pairs, []
+        """The gradients, each [N, D], or [len(experts), D] for the given experts."""
+        pairs, gradients = self.pairs, []
         count, sparse = pairs.n if experts is None else experts.numel(), experts is not None
         at, P = pairs.starts if experts is None else experts, pairs.order.numel()
         for jobs, blocks in zip(self.groups, self.blocks, strict=True):
@@ -278,18 +278,18 @@ class Sums:
                     pairs.order, pairs.expert, pairs.token, pairs.starts, at, *each, blocks, blocks.shape[1], count,
                     pairs.n, D, first, width, sparse, SHORT, WHOLE, LONG_STEP, block_d, num_warps=2,
                 )  # fmt: skip
-            found += outs
-        return found
+            gradients += outs
+        return gradients
 
 
 def _slabs(D: int) -> tuple[int, int]:
-    """(columns in a program, programs)."""
+    """(columns per program, programs)."""
     block_d = min(512, power_of_2(D, 16))
     return block_d, cdiv(D, block_d)
 
 
-class Coming:
-    """A number of the device on its way to the host; an empty tensor is 0."""
+class PendingCount:
+    """A number being copied from the device to the host; an empty tensor counts as 0."""
 
     def __init__(self, number: Tensor) -> None:
         self.number, self.arrived = number, None

@@ -1,11 +1,11 @@
-"""product_topk of 16-bit logits, k > 64, a row in every warp: what is in order is taken out, as far as it is asked for.
+"""product_topk of 16-bit logits with k > 64, one warp per row: extracts the next largest key or pair, one at a time.
 
-Each lane keeps the four greatest keys of its share of an axis, descending. The greatest of all lanes' first ones is the
-next of the axis. Pairs come out in order likewise: place a of a list has the pairs (a, b) of the rank a, of which b = 0
-comes first; the greatest of these next pairs, of equals the one with the lowest rank a, is the next of the answer.
-Ranks are taken from an axis when a pair first needs them: for 32 pairs some 12. A lane that has given all it held is
-filled again from its share. Loops, not networks: ten thousand instructions take longer to fetch than to run.
-Bytes a row: the logits once, 8 a selected pair.
+Each lane keeps the four largest keys of its share of an axis, descending. The largest of the lanes' first keys is the
+next rank of the axis. Pairs are extracted the same way: position a of a list holds the next pair (a, b) of rank a,
+starting with b = 0. The largest of these pairs is the next of the result; among equals the lowest rank a wins. A rank
+is extracted when a pair first needs it: about 12 ranks for 32 pairs. A lane whose four keys are used up reads its share
+again. These are loops and not networks, because ten thousand instructions take longer to fetch than to run.
+Bytes per row: the logits once, 8 per selected pair.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import triton
 import triton.language as tl
 
 from ...core._kernels.arithmetic import exp
-from .keys import minus_infinity
-from .networks import INTERPRET, descending, greatest
+from .sort_keys import minus_infinity
+from .sorting_networks import INTERPRET, descending, greatest
 
-LAST_PLACE = tl.constexpr(2047)  # a key has the place below its number
+LAST_PLACE = tl.constexpr(2047)  # a key's low bits hold the position
 LANES = tl.constexpr(32)
 B_BITS = tl.constexpr(8)  # a pair of ranks is a << B_BITS | b
 LAST_B = tl.constexpr(255)
-EMPTY = tl.constexpr(-0x7F800800)  # the key of no logit, that of -inf at the last place
-SPENT = tl.constexpr(0x7FFFFFFF)  # stands for what was taken out, above every key
+EMPTY = tl.constexpr(-0x7F800800)  # the key for no logit, which is that of -inf at the last position
+SPENT = tl.constexpr(0x7FFFFFFF)  # replaces an extracted key; above every key
 NOTHING = tl.constexpr(-(1 << 31))
 
 
 @triton.jit
 def columns(tile, WIDTH: tl.constexpr):
-    """The WIDTH columns of [LANES, WIDTH], in any order; in registers nothing moves."""
+    """The WIDTH columns of [LANES, WIDTH] in bit-reversed order; no data moves between registers."""
     out = (tile,)
     for level in tl.static_range(3):
         if (1 << level) < WIDTH:
@@ -45,7 +45,7 @@ def columns(tile, WIDTH: tl.constexpr):
 
 @triton.jit
 def bits_of(v):
-    """The bits of float32 sums; a GPU gives one NaN, 0x7FFFFFFF, and numpy any."""
+    """The bits of float32 sums; a GPU's NaN is always 0x7FFFFFFF, numpy's can be any."""
     if INTERPRET:
         v = tl.where(v != v, float("nan"), v)
     return v.to(tl.int32, bitcast=True)
@@ -53,9 +53,9 @@ def bits_of(v):
 
 @triton.jit
 def keyed(v, place):
-    """Integers in the order of a stable descending sort: float32 bits of the number above, the place reversed below.
+    """Integers in the order of a stable descending sort: float32 bits on top, the reversed position below.
 
-    A 16-bit number leaves eleven bits free there. + 0 makes one zero of two, and one NaN of all.
+    A 16-bit number leaves eleven low bits free. Adding 0 merges the two zeros and all NaNs.
     """
     bits = tl.minimum(bits_of(v.to(tl.float32) + 0.0), 0x7FFFF000)
     return (bits ^ ((bits >> 31) & 0x7FFFF800)) + (LAST_PLACE - place)
@@ -69,14 +69,14 @@ def number(key):
 
 @triton.jit
 def summed(x, y):
-    """The sum of a pair as an integer in its order."""
+    """The sum x + y as an integer of the same order."""
     bits = bits_of(x + y)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def share(x):
-    """e^x beside 1, for x <= 0: the |x| units of the last place that it is off cost a third of one of a sum."""
+    """e^x for x <= 0 as a term of a sum that is at least 1: its error of |x| ulp changes that sum by 1/3 ulp."""
     return tl.exp2(x * 1.4426950408889634)
 
 
@@ -88,8 +88,8 @@ def shift_of(key):
 
 
 @triton.jit
-def held(row, size, below, AGAIN: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr, LSE: tl.constexpr):
-    """The four greatest keys (AGAIN: below `below`) of each lane's share, descending; and the logsumexp of the axis."""
+def lane_maxima(row, size, below, AGAIN: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr, LSE: tl.constexpr):
+    """(the four largest keys of each lane's share, descending; the axis's logsumexp). AGAIN: only keys < `below`."""
     least = tl.full((LANES,), EMPTY, tl.int32)
     best = (least, least, least, least)
     shift = tl.zeros((LANES,), tl.float32)
@@ -118,7 +118,7 @@ def held(row, size, below, AGAIN: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.co
         best = greatest(best, parts)
         if LSE:
             new = shift_of(best[0])
-            total *= share(tl.minimum(shift - new, 0.0))  # what is not finite has made it 0, Inf or NaN for good
+            total *= share(tl.minimum(shift - new, 0.0))  # a logit that is not finite makes the sum 0, Inf or NaN
             total += tl.sum(share(v.to(tl.float32) - new[:, None]), axis=1)
             shift = new
     lse = 0.0
@@ -129,12 +129,12 @@ def held(row, size, below, AGAIN: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.co
 
 
 @triton.jit
-def taken(best, last, row, size, WIDTH: tl.constexpr, EVEN: tl.constexpr):
-    """(the next key of an axis after `last`, the lists without it)."""
+def next_key(best, last, row, size, WIDTH: tl.constexpr, EVEN: tl.constexpr):
+    """(the next key of an axis after `last`, the lanes' lists without it)."""
     a, b, c, d = best
     key = tl.max(a, axis=0)
     if key == SPENT:
-        again, _ = held(row, size, last, True, WIDTH, EVEN, False)
+        again, _ = lane_maxima(row, size, last, True, WIDTH, EVEN, False)
         a, b, c, d = again
         key = tl.max(a, axis=0)
     out = a == key
@@ -150,17 +150,17 @@ def select_warp_kernel(
     t = tl.program_id(0).to(tl.int64)
     DEAD: tl.constexpr = minus_infinity(tl.float32)
     row_x, row_y = x_ptr + t * stride_x, y_ptr + t * stride_y
-    best_x, lse_x = held(row_x, SX, 0, False, WIDTH_X, EVEN_X, LSE)
-    best_y, lse_y = held(row_y, SY, 0, False, WIDTH_Y, EVEN_Y, LSE)
+    best_x, lse_x = lane_maxima(row_x, SX, 0, False, WIDTH_X, EVEN_X, LSE)
+    best_y, lse_y = lane_maxima(row_y, SY, 0, False, WIDTH_Y, EVEN_Y, LSE)
 
     j = tl.arange(0, K_P)
-    last_x, best_x = taken(best_x, 0, row_x, SX, WIDTH_X, EVEN_X)
-    last_y, best_y = taken(best_y, 0, row_y, SY, WIDTH_Y, EVEN_Y)
+    last_x, best_x = next_key(best_x, 0, row_x, SX, WIDTH_X, EVEN_X)
+    last_y, best_y = next_key(best_y, 0, row_y, SY, WIDTH_Y, EVEN_Y)
     x_keys, y_keys = tl.where(j == 0, last_x, EMPTY), tl.where(j == 0, last_y, EMPTY)
     x, y, y_first = number(x_keys), number(y_keys), number(last_y)
     in_y = 1
     following = j << B_BITS
-    order = tl.where((x == float("-inf")) | (y == float("-inf")), NOTHING, summed(x, y))  # of the place 0 alone
+    order = tl.where((x == float("-inf")) | (y == float("-inf")), NOTHING, summed(x, y))  # only position 0 has a pair
     pairs = tl.full((K_P,), -1, tl.int32)
     step = 0
     s = tl.max(order, axis=0)
@@ -171,15 +171,15 @@ def select_warp_kernel(
         after = pair + 1
         b = after & LAST_B
         if b == in_y:
-            last_y, best_y = taken(best_y, last_y, row_y, SY, WIDTH_Y, EVEN_Y)
+            last_y, best_y = next_key(best_y, last_y, row_y, SY, WIDTH_Y, EVEN_Y)
             y, y_keys = tl.where(j == b, number(last_y), y), tl.where(j == b, last_y, y_keys)
             in_y += 1
         won = following == pair
         following = tl.where(won, after, following)
         y_next = tl.gather(y, tl.zeros_like(j) + (b & (K_P - 1)), 0)
         order = tl.where(won, tl.where(y_next == float("-inf"), DEAD, summed(x, y_next)), order)
-        if b == 1:  # the first pair of rank a was taken: that of the next rank is in question now
-            last_x, best_x = taken(best_x, last_x, row_x, SX, WIDTH_X, EVEN_X)
+        if b == 1:  # rank a's first pair was extracted, so the next rank's first pair is a candidate
+            last_x, best_x = next_key(best_x, last_x, row_x, SX, WIDTH_X, EVEN_X)
             v, entered = number(last_x), j == (pair >> B_BITS) + 1
             x, x_keys = tl.where(entered, v, x), tl.where(entered, last_x, x_keys)
             order = tl.where(entered, tl.where(v == float("-inf"), DEAD, summed(v, y_first)), order)
@@ -197,9 +197,9 @@ def select_warp_kernel(
         tl.store(lse_ptr + 2 * t + 1, lse_y)
         s = tl.where(dead, float("-inf"), s - (lse_x + lse_y))
     if WEIGHTS == "exp":
-        s = tl.where(dead, 0.0, exp(tl.where(s > 128.0, 128.0, s)))  # of +inf it makes NaN
+        s = tl.where(dead, 0.0, exp(tl.where(s > 128.0, 128.0, s)))  # exp of +inf would be NaN
     if WEIGHTS == "softmax":
-        first = tl.sum(tl.where(j == 0, s, 0.0), axis=0)  # the greatest, or NaN
+        first = tl.sum(tl.where(j == 0, s, 0.0), axis=0)  # the largest, or NaN
         e = tl.where(dead | (j >= K), 0.0, exp(s - first))
         s = tl.where(dead, 0.0, tl.math.div_rn(e, tl.zeros_like(e) + tl.sum(e, axis=0)))
     tl.store(scores_ptr + at, s, mask=j < K)

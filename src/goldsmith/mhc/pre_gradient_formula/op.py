@@ -1,8 +1,6 @@
-"""mhc.pre_backward: what it is."""
+"""mhc.pre_backward: its declaration, argument checks and public function."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,9 +43,9 @@ def pre_backward(
     dx = dm (phi * gamma) - (dz . z) r^2 / K * X + h_pre (x) grad_h_in (+ grad_x_post)
     Psi = dm^T X;  dphi = Psi * gamma;  dgamma = sum_j Psi[j] * phi[j];  dalpha = sum dl z, by group;  dbias = sum dl
 
-    The backward of `pre(..., sinkhorn=False)`: the golden to hold a kernel of the interface aclnnMhcPreBackward to.
-    Plain torch, any float dtype of x (float64 for a golden); shapes as in `pre`: grad_h_in [..., dim], grad_h_post
-    [..., n], grad_logits [..., n, n], inv_rms [...], h_mix [..., M] (raw, gamma absorbed). Returns dx [..., n, dim],
+    The backward of `pre(..., sinkhorn=False)`: a golden for kernels with the interface aclnnMhcPreBackward. Plain torch
+    for any float dtype of x (float64 for a golden). Shapes as in `pre`: grad_h_in [..., dim], grad_h_post [..., n],
+    grad_logits [..., n, n], inv_rms [...], h_mix [..., M] (not normalised, gamma included). Returns dx [..., n, dim],
     dphi [M, K], dalpha [3], dbias [M] and dgamma (gamma's shape; None without gamma). Not differentiable itself.
     Raises ShapeError, TypeError, ValueError.
     """
@@ -58,28 +56,28 @@ def pre_backward(
     return dx, dphi, dalpha, dbias, None if gamma is None else dgamma
 
 
-def check(*tensors: Any, pre_eps: float, post_mult: float) -> None:
-    op, given = "mhc.pre_backward", dict(zip(PRE_BACKWARD.inputs, tensors, strict=True))
-    x = given["x"]
-    check_mixing(op, x, given["phi"], given["alpha"], None, given["gamma"], biased=False)
+def check(*tensors: Tensor, pre_eps: float, post_mult: float) -> None:
+    op, arguments = "mhc.pre_backward", dict(zip(PRE_BACKWARD.inputs, tensors, strict=True))
+    x = arguments["x"]
+    check_mixing(op, x, arguments["phi"], arguments["alpha"], None, arguments["gamma"], biased=False)
     coefficients = {"grad_h_post": "*batch n", "grad_logits": "*batch n n", "inv_rms": "*batch"}
     coefficients |= {"h_mix": "*batch mixes", "h_pre": "*batch n", "h_post": "*batch n"}
     for name in coefficients:
-        check_coefficient(op, name, given[name], x)
+        check_coefficient(op, name, arguments[name], x)
     for name in ("grad_h_in", "grad_x_post"):
-        if name == "grad_h_in" or given[name] is not None:
-            check_tensor(op, name, given[name])
-            check_dtype(op, name, given[name], FLOATS)
+        if name == "grad_h_in" or arguments[name] is not None:
+            check_tensor(op, name, arguments[name])
+            check_dtype(op, name, arguments[name], FLOATS)
     streams = {"x": "*batch n dim", "phi": "mixes features", "grad_h_in": "*batch dim", "grad_x_post": "*batch n dim"}
     patterns = streams | coefficients
-    check_shapes(op, {name: (given[name], patterns[name]) for name in patterns if given[name] is not None})
-    check_same_device(op, given)
+    check_shapes(op, {name: (arguments[name], patterns[name]) for name in patterns if arguments[name] is not None})
+    check_same_device(op, arguments)
     check_numbers(op, pre_eps=pre_eps, post_mult=post_mult)
 
 
-def fake(*tensors: Any, pre_eps: float, post_mult: float) -> tuple[Tensor, ...]:
-    given = dict(zip(PRE_BACKWARD.inputs, tensors, strict=True))
-    x, phi, alpha, gamma = (given[name] for name in ("x", "phi", "alpha", "gamma"))
+def fake(*tensors: Tensor, pre_eps: float, post_mult: float) -> tuple[Tensor, ...]:
+    arguments = dict(zip(PRE_BACKWARD.inputs, tensors, strict=True))
+    x, phi, alpha, gamma = (arguments[name] for name in ("x", "phi", "alpha", "gamma"))
     like = (x, phi, alpha, phi[:, 0], alpha[:0] if gamma is None else gamma)
     dtypes = (x.dtype, phi.dtype, alpha.dtype, alpha.dtype, alpha.dtype if gamma is None else gamma.dtype)
     return tuple(torch.empty(t.shape, dtype=dtype, device=t.device) for t, dtype in zip(like, dtypes, strict=True))

@@ -1,10 +1,10 @@
-"""Sorting networks on tuples: element i of every row's list is one tensor, so a row lies in the registers of one lane.
+"""Sorting networks on tuples: element i of every row's list is one tensor, so a row is in the registers of one lane.
 
-Compare and exchange is then a maximum and a minimum, without a shuffle: a list of 32 is kept from many numbers at 21
-instructions a number, where a sort across the lanes takes some two hundred.
+A compare-and-exchange is then a maximum and a minimum without a shuffle. Keeping the 32 largest of many numbers costs
+21 instructions per number; a sort across the lanes costs about 200.
 
-On a GPU a network is one inline PTX block. As a thousand operations of Triton it is the same machine code, for which
-TritonGPUCoalesce, whose time goes with the square of their number, takes minutes (Triton 3.6, K = 32).
+On a GPU a network is one inline PTX block. Written as a thousand Triton operations it gives the same machine code, but
+TritonGPUCoalesce, whose time is quadratic in their number, takes minutes (Triton 3.6, K = 32).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ INTERPRET = tl.constexpr(triton_interpreted())
 
 @triton.constexpr_function
 def log2_up(n):
-    """The least p with 2^p >= n."""
+    """The smallest p with 2^p >= n."""
     return max(n - 1, 0).bit_length()
 
 
 @triton.constexpr_function
 def higher(i, stride, block):
-    """Whether place i keeps the greater of its pair: lists descend where the place's bit `block` is 0."""
+    """Whether position i keeps the larger of its pair: lists descend where the position's bit `block` is 0."""
     return ((i & stride) == 0) == ((i & block) == 0)
 
 
 @triton.constexpr_function
 def assembly(log, bits, first):
-    """The network as PTX; results are written last, so that they may share registers with the arguments."""
+    """The network as PTX; it writes the results last, so that they may share registers with the arguments."""
     count = 1 << log
     steps = [(1 << q, 1 << p) for p in range(first, log + 1) for q in reversed(range(p))]
     lines = [f".reg .b{bits} v<{count * (len(steps) + 1)}>;"]
@@ -54,7 +54,7 @@ def constraints(count, bits):
 
 @triton.jit
 def network(a, FIRST: tl.constexpr):
-    """The last steps of a bitonic sort of 2^p numbers, from lists of 2^(FIRST - 1) on; all of them with FIRST = 1."""
+    """The steps of a bitonic sort of 2^p numbers that merge lists of 2^(FIRST - 1) or more; FIRST = 1 sorts fully."""
     LOG: tl.constexpr = log2_up(len(a))
     if INTERPRET:
         for p in tl.static_range(FIRST, LOG + 1):
@@ -75,23 +75,23 @@ def network(a, FIRST: tl.constexpr):
 
 @triton.jit
 def descending(a):
-    """Any list of 2^p, descending."""
+    """Sorts a list of 2^p numbers, descending."""
     return network(a, 1)
 
 
 @triton.jit
-def settled(a):
-    """A bitonic list of 2^p, descending."""
+def bitonic_merge(a):
+    """Sorts a bitonic list of 2^p numbers, descending."""
     return network(a, log2_up(len(a)))
 
 
 @triton.jit
 def greatest(a, b):
-    """Of two descending lists the len(a) greatest, descending; len(a) is 2^p, and b has no more."""
+    """The len(a) largest of two descending lists, descending; len(a) is 2^p, and b is not longer."""
     kept = ()
     for i in tl.static_range(len(a)):
         if len(a) - 1 - i < len(b):
             kept = kept + (tl.maximum(a[i], b[len(a) - 1 - i]),)
         else:
             kept = kept + (a[i],)
-    return settled(kept)
+    return bitonic_merge(kept)

@@ -1,7 +1,7 @@
-"""A float32 matrix as bfloat16 planes whose sum it is, so that a kernel that uses it often splits it once.
+"""A float32 matrix as a sum of bfloat16 planes, split once for kernels that read it often.
 
-Rows are padded with zeros to what the tensor cores take. In the interpreter, whose bfloat16 dot is garbage, the planes
-hold the same numbers in float32.
+Rows are padded with zeros to the size that tensor cores need. In the interpreter, whose bfloat16 dot returns garbage,
+the planes hold the same values in float32.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, run
+from .float32_products import split
 from .launch import INTERPRET
-from .numerics import split
 
 BLOCK = 1024
-ROWS = 16 if INTERPRET else 1  # of a program, of 16 * i rows: the interpreter takes as long for one as for 16
+ROWS = 16 if INTERPRET else 1  # rows per program, which divide 16: the interpreter takes as long for 1 row as for 16
 
 
 @triton.jit
 def load_planes(ptr, at, stride, mask, PLANES: tl.constexpr):
-    """A tuple of tiles, one of each plane."""
+    """The tile at `at` of each plane, as a tuple."""
     tiles = ()
     for i in tl.static_range(PLANES):
         tiles = tiles + (tl.load(ptr + i * stride + at, mask=mask, other=0.0),)
@@ -52,7 +52,7 @@ def new_planes(count: int, *shape: int, device: torch.device) -> Tensor:
 
 
 def phi_planes(phi: Tensor, gamma: Tensor | None, rows: int, count: int) -> Tensor:
-    """[count, rows, K]: phi * gamma, zero beyond phi's own rows."""
+    """phi * gamma as planes [count, rows, K], with zeros below phi's own rows."""
     M, K = phi.shape
     planes = new_planes(count, rows, K, device=phi.device)
     run(
@@ -64,7 +64,7 @@ def phi_planes(phi: Tensor, gamma: Tensor | None, rows: int, count: int) -> Tens
 
 
 def from_planes(planes: Tensor, columns: int) -> Tensor:
-    """[T, columns] in float32: exact, for three bfloat16 parts hold 24 bits."""
+    """The sum of the planes, [T, columns] in float32; exact, since three bfloat16 parts hold 24 bits."""
     total = planes[-1].float()
     for plane in reversed(planes[:-1].unbind()):
         total = total + plane.float()
@@ -72,7 +72,7 @@ def from_planes(planes: Tensor, columns: int) -> Tensor:
 
 
 def to_planes(v: Tensor, like: Tensor) -> Tensor:
-    """v [T, columns] in the form of `like` [count, T, padded]."""
+    """v [T, columns] as planes of the shape of `like`, [count, T, padded]."""
     planes, rest = torch.zeros_like(like), v.float()
     for plane in planes:
         plane[:, : v.shape[1]] = rest.bfloat16()

@@ -1,13 +1,13 @@
-"""By matrix products with all experts, where a token has so many of them that gathering rows costs more.
+"""The dense strategy: matrix products with all experts, for tokens with so many experts that gathering costs more.
 
-Of a product h w_in^T only the chosen dots are picked; the weighed sum multiplies w_out by a matrix that is 0 but at the
-chosen places. TOKENS times EXPERTS of them are at hand at a time, 128 MiB. An expert that a list names twice is added
-up before it is stored: no atomics. bfloat16 tables are multiplied by two parts of the values, to 2^-16 of them, and
-summed in float32.
+The dots compute h w_in^T and pick the chosen entries. The weighted sum multiplies w_out by a matrix that is 0 except at
+the chosen entries. A tile of TOKENS times EXPERTS takes 128 MiB. Values of an expert that a list names twice are added
+before the store, so there are no atomics. bfloat16 tables are multiplied by the values in two parts, accurate to 2^-16,
+and summed in float32.
 
-A token's result is the same bits in every batch: each number is the sum over one row and one column in blocks of
-BLOCK_K, ascending, the running sum handed on from one chunk of experts to the next. torch.mm promises no such thing:
-it may take another kernel for another number of rows, and within one divide the sum differently for different tiles.
+A token's result has the same bits in every batch: each number sums one row times one column in ascending blocks of
+BLOCK_K, and the running sum passes from one chunk of experts to the next. torch.mm does not promise that: it may use
+another kernel for another number of rows, and split the sum differently for different tiles.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .networks import INTERPRET
+from .sorting_networks import INTERPRET
 
-TOKENS, EXPERTS = 4096, 8192  # at hand at a time; a multiple of BLOCK_K experts
-# of the dtype alone, since another block would add in another order: (BLOCK_M, BLOCK_N, BLOCK_K, warps, stages)
+TOKENS, EXPERTS = 4096, 8192  # per tile; EXPERTS is a multiple of BLOCK_K
+# (BLOCK_M, BLOCK_N, BLOCK_K, warps, stages), by dtype alone, because another block would add in another order
 WIDE_BLOCKS, NARROW_BLOCKS = (64, 64, 16, 4, 3), (128, 128, 64, 8, 3)
 
 
@@ -60,7 +60,7 @@ def product_kernel(
 
 @triton.jit
 def pick_kernel(all_ptr, indices_ptr, dots_ptr, first, count, K, BLOCK_K: tl.constexpr):
-    """dots[t, j] = all[t, e_tj - first], where that expert is one of the chunk's."""
+    """dots[t, j] = all[t, e_tj - first] for experts in the chunk."""
     t = tl.program_id(0).to(tl.int64)
     for start in range(0, K, BLOCK_K):
         j = start + tl.arange(0, BLOCK_K)
@@ -73,7 +73,7 @@ def pick_kernel(all_ptr, indices_ptr, dots_ptr, first, count, K, BLOCK_K: tl.con
 def place_kernel(
     values_ptr, sorted_ptr, order_ptr, parts_ptr, first, count, K, PARTS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """parts[t, :, e - first] = the sum of the values of expert e in list t, ascending, over experts of the chunk."""
+    """parts[t, :, e - first] = the sum of expert e's values in list t, in order, for experts in the chunk."""
     t = tl.program_id(0).to(tl.int64)
     for start in range(0, K, BLOCK_K):
         p = start + tl.arange(0, BLOCK_K)
@@ -113,31 +113,31 @@ def tiles(size: int, step: int) -> Iterator[slice]:
 
 
 def memory(tokens: int, table: Tensor, dtype: torch.dtype) -> Tensor:
-    """What every tile of tokens and chunk of experts is computed in."""
+    """A buffer that the tiles of tokens and experts share."""
     size = min(tokens, TOKENS) * min(table.shape[0], EXPERTS) * 4 // dtype.itemsize
     return torch.empty(size, dtype=dtype, device=table.device)
 
 
 def dense_dots(rows: Tensor, table: Tensor, indices: Tensor) -> Tensor:
-    """[1, T, K] in float32: <rows[t], table[e_tj]>; 0 where nothing is chosen."""
+    """<rows[t], table[e_tj]> as [1, T, K] in float32; 0 for skipped pairs."""
     T, K = indices.shape
-    found = torch.zeros((1, T, K), dtype=torch.float32, device=rows.device)
+    chosen_dots = torch.zeros((1, T, K), dtype=torch.float32, device=rows.device)
     space = memory(T, table, torch.float32)
     for tokens in tiles(T if K else 0, TOKENS):
         for experts in tiles(table.shape[0], EXPERTS):
             t, n = tokens.stop - tokens.start, experts.stop - experts.start
             dots = space[: t * n].view(t, n)
             product(rows[tokens], table[experts].T, dots)
-            at = indices[tokens], found[0, tokens], experts.start, n, K
+            at = indices[tokens], chosen_dots[0, tokens], experts.start, n, K
             run(pick_kernel, (t,), dots, *at, min(256, power_of_2(K)), num_warps=1)
-    return found
+    return chosen_dots
 
 
 def dense_sums(values: Tensor, table: Tensor, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """[T, E]: sum_j values[t, j] table[e_tj]; NaN for a token with an index out of range."""
     (T, K), (N, E) = indices.shape, table.shape
     out = torch.empty((T, E), dtype=dtype, device=table.device)
-    # fp16 holds no value above 65504, which the values of finite results may be: those stay float32
+    # values of finite results may exceed fp16's largest number, 65504, so with fp16 tables they stay float32
     parts, kind = (2, torch.bfloat16) if table.dtype == torch.bfloat16 else (1, torch.float32)
     space = memory(T, table, kind)
     for tokens in tiles(T, TOKENS):

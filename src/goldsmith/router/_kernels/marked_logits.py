@@ -1,7 +1,7 @@
-"""Marked logits, out of 32 lanes into a list: their keys, one to a lane, and the keys in order.
+"""Gathers marked logits from 32 lanes into sorted lists of keys, one key per lane.
 
-A mark is a bit of its lane's integer. The slots of a list find their lanes by halving in the sums of the counts of
-marks, and the logit's place, by which it is read again, from the mark.
+A mark is a bit of its lane's integer. Each slot of the list finds its lane by binary search in the prefix sums of the
+mark counts, and the logit's position, from which it is read again, from the mark.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .lists import LANES, float_bits, float_of, in_order, order_of, settled_lists
-from .networks import INTERPRET
-from .warps import bits_of
+from .lane_sorts import LANES, bitonic_merge_lists, float_bits, float_of, order_of, sorted_list
+from .sorting_networks import INTERPRET
+from .warp_selection import bits_of
 
-LAST_PLACE = tl.constexpr(2047)  # a key has the place in its last 11 bits
+LAST_PLACE = tl.constexpr(2047)  # a key's last 11 bits hold the position
 
 
 @triton.jit
 def key_of(v, place, NARROW: tl.constexpr):
-    """The key of a logit: in the order of a stable descending sort, no two alike.
+    """The key of a logit, unique in its row, in the order of a stable descending sort.
 
-    NARROW: float32 that were 16 bits have their last 13 bits free, but for NaN. Their keys are compared as float32: the
-    exponent is a bit further down, so that none is NaN, and below 0 the place is the other way round.
+    NARROW: float32 values from 16 bits have 13 free low bits, except NaN. Their keys are compared as float32: the
+    exponent is shifted down by one bit so that no key is NaN, and negative values hold the position not reversed.
     """
     if NARROW:
         bits = tl.minimum(bits_of(v + 0.0), 0x7FFFE000)
@@ -33,7 +33,7 @@ def key_of(v, place, NARROW: tl.constexpr):
 
 @triton.jit
 def split_key(key, NARROW: tl.constexpr):
-    """(value, place)."""
+    """(value, position) of a key."""
     if NARROW:
         bits = key.to(tl.int32, bitcast=True)
         v = float_bits((bits & -(1 << 31)) | ((bits << 1) & 0x7FFFE000))
@@ -46,7 +46,7 @@ def split_key(key, NARROW: tl.constexpr):
 
 @triton.jit
 def order_of_key(v, place, NARROW: tl.constexpr):
-    """The key as an integer, where halves are wanted."""
+    """The key as an integer, for bisection."""
     if NARROW:
         bits = tl.minimum(bits_of(v + 0.0), 0x7FFFE000)
         key = (bits ^ ((bits >> 31) & 0x7FFFF800)) + (LAST_PLACE - place)
@@ -56,8 +56,8 @@ def order_of_key(v, place, NARROW: tl.constexpr):
 
 
 @triton.jit
-def ones(mask):
-    """How many bits are set."""
+def bit_count(mask):
+    """The number of set bits."""
     if INTERPRET:
         n = tl.sum((mask[:, None] >> tl.arange(0, mask.dtype.primitive_bitwidth)[None, :]) & 1, axis=1).to(tl.int32)
     elif mask.dtype == tl.int64:
@@ -82,17 +82,17 @@ def place_of(bit, lane, WIDTH: tl.constexpr, NARROW: tl.constexpr, MANY: tl.cons
 
 
 @triton.jit
-def lane_of(slot, upto):
-    """The lane whose marks come to `slot`; upto: each lane's marks with those of the lanes before it."""
+def lane_of(slot, inclusive_counts):
+    """The lane that holds the mark number `slot`; inclusive_counts: prefix sums of the lanes' mark counts."""
     lane = tl.zeros((LANES,), tl.int32)
     for q in tl.static_range(5):
-        lane = tl.where(tl.gather(upto, lane + ((16 >> q) - 1), 0) <= slot, lane + (16 >> q), lane)
+        lane = tl.where(tl.gather(inclusive_counts, lane + ((16 >> q) - 1), 0) <= slot, lane + (16 >> q), lane)
     return lane
 
 
 @triton.jit
 def marked_key(row, marks, lane, inside, WIDTH: tl.constexpr):
-    """The key of the logit that is the lowest of `marks` in lane `lane`; that of -inf where not inside."""
+    """The key of the logit at the lowest bit of `marks` in lane `lane`; that of -inf if not `inside`."""
     MANY: tl.constexpr = marks.dtype == tl.int64
     NARROW: tl.constexpr = row.dtype.element_ty.primitive_bitwidth == 16
     lowest = (marks & -marks).to(tl.uint64 if MANY else tl.uint32, bitcast=True).to(tl.float32)
@@ -103,20 +103,28 @@ def marked_key(row, marks, lane, inside, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def listed(
-    row_x, row_y, mask_x, mask_y, counts, upto, FIRST: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr
+def gathered_keys(
+    row_x,
+    row_y,
+    mask_x,
+    mask_y,
+    counts,
+    inclusive_counts,
+    FIRST: tl.constexpr,
+    WIDTH_X: tl.constexpr,
+    WIDTH_Y: tl.constexpr,
 ):
-    """The keys of both axes' marked logits FIRST to FIRST + 31, one to a lane; -inf after the last.
+    """The keys of both axes' marked logits FIRST to FIRST + 31, one per lane; -inf past the last.
 
-    counts: marks of each lane, x | y << 16; upto: with those of the lanes before it.
+    counts: marks of each lane, x | y << 16; inclusive_counts: their prefix sums.
     """
     slot = tl.arange(0, LANES) + FIRST
-    lane_x, lane_y = lane_of(slot, upto & 0xFFFF), lane_of(slot, upto >> 16)
+    lane_x, lane_y = lane_of(slot, inclusive_counts & 0xFFFF), lane_of(slot, inclusive_counts >> 16)
     total = tl.sum(counts, axis=0)
-    before = upto - counts
+    before = inclusive_counts - counts
     ahead_x, ahead_y = slot - (tl.gather(before, lane_x, 0) & 0xFFFF), slot - (tl.gather(before, lane_y, 0) >> 16)
     marks_x, marks_y = tl.gather(mask_x, lane_x, 0), tl.gather(mask_y, lane_y, 0)
-    for i in tl.static_range(3):  # a lane has seldom more than four, and a loop costs more than what it saves
+    for i in tl.static_range(3):  # a lane rarely has more than four marks, and an early exit costs more than it saves
         marks_x = tl.where(ahead_x > i, marks_x & (marks_x - 1), marks_x)
         marks_y = tl.where(ahead_y > i, marks_y & (marks_y - 1), marks_y)
     for i in range(3, tl.max(tl.maximum(counts & 0xFFFF, counts >> 16), axis=0) - 1):
@@ -128,22 +136,22 @@ def listed(
 
 
 @triton.jit
-def ranked(row_x, row_y, mask_x, mask_y, ROOM: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr):
-    """The keys of both axes' marked logits, descending, as ROOM / 32 tensors each."""
-    counts = ones(mask_x) | (ones(mask_y) << 16)
-    upto = tl.cumsum(counts, axis=0)
-    x, y = listed(row_x, row_y, mask_x, mask_y, counts, upto, 0, WIDTH_X, WIDTH_Y)
-    xs, ys = (in_order(x, False),), (in_order(y, False),)
+def sorted_keys(row_x, row_y, mask_x, mask_y, ROOM: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr):
+    """The keys of both axes' marked logits, sorted descending, as ROOM // 32 tensors per axis."""
+    counts = bit_count(mask_x) | (bit_count(mask_y) << 16)
+    inclusive_counts = tl.cumsum(counts, axis=0)
+    x, y = gathered_keys(row_x, row_y, mask_x, mask_y, counts, inclusive_counts, 0, WIDTH_X, WIDTH_Y)
+    xs, ys = (sorted_list(x, False),), (sorted_list(y, False),)
     if ROOM == 64:
-        x, y = listed(row_x, row_y, mask_x, mask_y, counts, upto, 32, WIDTH_X, WIDTH_Y)
-        xs = settled_lists((xs[0], in_order(x, True)), False)
-        ys = settled_lists((ys[0], in_order(y, True)), False)
+        x, y = gathered_keys(row_x, row_y, mask_x, mask_y, counts, inclusive_counts, 32, WIDTH_X, WIDTH_Y)
+        xs = bitonic_merge_lists((xs[0], sorted_list(x, True)), False)
+        ys = bitonic_merge_lists((ys[0], sorted_list(y, True)), False)
     return xs, ys
 
 
 @triton.jit
-def split(keys, NARROW: tl.constexpr):
-    """(values, places)."""
+def split_keys(keys, NARROW: tl.constexpr):
+    """(values, positions) of keys."""
     values = ()
     places = ()
     for i in tl.static_range(len(keys)):
@@ -154,8 +162,8 @@ def split(keys, NARROW: tl.constexpr):
 
 
 @triton.jit
-def picked(a, place):
-    """a[place] of a list in tensors of 32."""
+def element_at(a, place):
+    """a[place] of a list stored in tensors of 32."""
     out = tl.gather(a[0], place & 31, 0)
     if len(a) == 2:
         out = tl.where(place < 32, out, tl.gather(a[1], place & 31, 0))

@@ -1,7 +1,7 @@
-"""Logits of 16 bits two to a word, as product_topk with a row in every warp holds and compares them: two at a time.
+"""16-bit logits packed two to a word, so that product_topk with one warp per row compares two at a time.
 
-A lane has the words of its share in registers, WORDS to an axis. Its marks are bits of one integer: of word w the
-logit of the low half is bit w and that of the high half bit 16 + w; the words from 16 on are in the upper 32 bits.
+A lane keeps the words of its share of each axis in registers. Its marks are the bits of one integer: bit w marks the
+low half of word w and bit 16 + w the high half; words from 16 on use the upper 32 bits.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .keys import ordered
-from .networks import INTERPRET
-from .warps import columns
+from .sort_keys import ordered
+from .sorting_networks import INTERPRET
+from .warp_selection import columns
 
 LANES = tl.constexpr(32)
 
 
 @triton.jit
 def words_of(row, size, WIDTH: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr):
-    """TILES tensors of [LANES, WIDTH / 2] words, -inf after the last logit. WHOLE: full, and the row is 4-aligned."""
+    """TILES tensors of [LANES, WIDTH / 2] words, -inf past the last logit. WHOLE: no tail, and the row is 4-aligned."""
     HALF: tl.constexpr = WIDTH // 2
     out = ()
     for i in tl.static_range(TILES):
@@ -36,7 +36,7 @@ def words_of(row, size, WIDTH: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.cons
 
 
 @triton.jit
-def low(w, DTYPE: tl.constexpr):
+def low_half(w, DTYPE: tl.constexpr):
     if DTYPE == tl.bfloat16:
         v = (w << 16).to(tl.float32, bitcast=True)
     else:
@@ -45,7 +45,7 @@ def low(w, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def high(w, DTYPE: tl.constexpr):
+def high_half(w, DTYPE: tl.constexpr):
     if DTYPE == tl.bfloat16:
         v = (w & -65536).to(tl.float32, bitcast=True)
     else:
@@ -55,7 +55,7 @@ def high(w, DTYPE: tl.constexpr):
 
 @triton.jit
 def orders(w, DTYPE: tl.constexpr):
-    """Both numbers of a word as integers of 16 bits in their order; of NaNs one."""
+    """Both numbers of a word as 16-bit integers of the same order; all NaNs are equal."""
     a = ordered(w.to(tl.int16).to(DTYPE, bitcast=True))
     b = ordered((w >> 16).to(tl.int16).to(DTYPE, bitcast=True))
     return a, b
@@ -63,11 +63,11 @@ def orders(w, DTYPE: tl.constexpr):
 
 @triton.jit
 def greater_words(a, b, DTYPE: tl.constexpr):
-    """The greater of the low halves and of the high halves; NaN is the greatest."""
+    """The maximum of the low halves and of the high halves; NaN is the largest."""
     if INTERPRET:
         a_low, a_high = orders(a, DTYPE)
         b_low, b_high = orders(b, DTYPE)
-        w = flipped((tl.maximum(a_low, b_low) & 0xFFFF) | (tl.maximum(a_high, b_high) << 16))
+        w = flip_order((tl.maximum(a_low, b_low) & 0xFFFF) | (tl.maximum(a_high, b_high) << 16))
     else:
         text: tl.constexpr = "max.NaN." + ("bf16x2" if DTYPE == tl.bfloat16 else "f16x2") + " $0, $1, $2;"
         w = tl.inline_asm_elementwise(text, "=r,r,r", [a, b], tl.int32, True, 1)
@@ -75,8 +75,8 @@ def greater_words(a, b, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def flipped(w):
-    """Numbers of 16 bits to integers of their order, and these to numbers again."""
+def flip_order(w):
+    """Converts packed 16-bit numbers to integers of the same order, and back."""
     if INTERPRET:
         out = w ^ ((((w << 16) >> 31) & 0x7FFF) | ((w >> 31) & 0x7FFF0000))
     else:
@@ -89,7 +89,7 @@ def flipped(w):
 
 @triton.jit
 def greatest_of_lanes(xs, ys, DTYPE: tl.constexpr):
-    """The greatest of each lane's share of both axes as integers in their order: that of x low, that of y high."""
+    """Each lane's largest logits of x (low half) and y (high half), as integers of the same order."""
     best_x, best_y = xs[0], ys[0]
     for i in tl.static_range(1, len(xs)):
         best_x = greater_words(best_x, xs[i], DTYPE)
@@ -98,7 +98,7 @@ def greatest_of_lanes(xs, ys, DTYPE: tl.constexpr):
     best_x, best_y = greatest_word(best_x, DTYPE), greatest_word(best_y, DTYPE)
     evens = (best_x & 0xFFFF) | (best_y << 16)
     odds = ((best_x >> 16) & 0xFFFF) | (best_y & -65536)
-    return flipped(greater_words(evens, odds, DTYPE))
+    return flip_order(greater_words(evens, odds, DTYPE))
 
 
 @triton.jit
@@ -111,23 +111,23 @@ def greatest_word(tile, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def twice(order, DTYPE: tl.constexpr):
-    """A limit for `marked`, both halves of a word, from an integer of the order; no less than the lowest number."""
+def packed_limit(order, DTYPE: tl.constexpr):
+    """The limit for `marked` in both halves of a word, from an ordered integer; at least the lowest finite number."""
     LOWEST: tl.constexpr = -0x7F80 if DTYPE == tl.bfloat16 else -0x7C00
     order = tl.maximum(order, LOWEST)
-    return flipped((order & 0xFFFF) | (order << 16))
+    return flip_order((order & 0xFFFF) | (order << 16))
 
 
 @triton.jit
 def at_most(v, DTYPE: tl.constexpr):
-    """The integer in the order of the greatest number that is not above v, a number of float32."""
+    """The largest number of DTYPE that is not above the float32 v, as an ordered integer."""
     near = tl.maximum(v, -3.3895313892515355e38 if DTYPE == tl.bfloat16 else -65504.0).to(DTYPE)
     return ordered(near) - (near.to(tl.float32) > v).to(tl.int32)
 
 
 @triton.jit
 def marked(tiles, limit, MASK: tl.constexpr, DTYPE: tl.constexpr):
-    """Each lane's logits that are not below the limit (the same in both halves), as bits."""
+    """Marks of each lane's logits that are not below the limit (equal in both halves)."""
     mask = tl.zeros((LANES,), tl.int32)
     beyond = tl.zeros((LANES,), tl.int32)
     HALF: tl.constexpr = tiles[0].shape[1]
@@ -135,8 +135,8 @@ def marked(tiles, limit, MASK: tl.constexpr, DTYPE: tl.constexpr):
         if INTERPRET:
             bit = tl.full((HALF,), 1, tl.int32) << ((tl.arange(0, HALF) + i * HALF) & 15)
             bit = tl.expand_dims(bit, 0)
-            of_low = tl.where(low(tiles[i], DTYPE) < low(limit, DTYPE)[:, None], 0, bit)
-            of_high = tl.where(high(tiles[i], DTYPE) < low(limit, DTYPE)[:, None], 0, bit << 16)
+            of_low = tl.where(low_half(tiles[i], DTYPE) < low_half(limit, DTYPE)[:, None], 0, bit)
+            of_high = tl.where(high_half(tiles[i], DTYPE) < low_half(limit, DTYPE)[:, None], 0, bit << 16)
             if i * HALF < 16:
                 mask |= tl.sum(of_low | of_high, axis=1)
             else:
@@ -155,14 +155,14 @@ def marked(tiles, limit, MASK: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.constexpr_function
 def bit_reversed(j, length):
-    """Which column `columns` gives as its j-th."""
+    """The column that `columns` returns as its j-th."""
     bits = length.bit_length() - 1
     return int(format(j, f"0{bits}b")[::-1], 2) if bits else 0
 
 
 @triton.constexpr_function
 def mark(at, narrow):
-    """PTX: $0 is $1 and bits `at` and 16 + at, where the numbers of $2 are not below those of $3."""
+    """PTX: $0 is $1 with bit `at` (16 + at) set if the low (high) half of $2 is not below that of $3."""
     compare = f"set.geu.u32.{narrow} m, $2, $3;"
     return f"{{ .reg .b32 m; {compare} lop3.b32 $0, m, {(1 << at) | (1 << (at + 16))}, $1, 0xEA; }}"
 
@@ -175,11 +175,11 @@ def marks_of_word(mask, w, limit, AT: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def shares(tiles, top, DTYPE: tl.constexpr):
-    """Each lane's sum of exp(logit - top); the product with top, rounded once, is off by no more than the sum's top."""
+    """Each lane's sum of exp(logit - top); rounding top * log2(e) costs no more than the sum's own rounding."""
     LOG2E: tl.constexpr = 1.4426950408889634
     back = tl.expand_dims(-top * LOG2E, 1)
     total = tl.zeros((LANES,), tl.float32)
     for i in tl.static_range(len(tiles)):
-        a, b = tl.fma(low(tiles[i], DTYPE), LOG2E, back), tl.fma(high(tiles[i], DTYPE), LOG2E, back)
+        a, b = tl.fma(low_half(tiles[i], DTYPE), LOG2E, back), tl.fma(high_half(tiles[i], DTYPE), LOG2E, back)
         total += tl.sum(tl.exp2(a) + tl.exp2(b), axis=1)
     return total

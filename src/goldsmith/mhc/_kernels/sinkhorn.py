@@ -1,8 +1,8 @@
-"""Sinkhorn in registers: one token's n x n matrix lies in a [BLOCK_T, NP, NP] tile, padding masked to 0 (not to eps).
+"""Sinkhorn in registers: a [BLOCK_T, NP, NP] tile holds the n x n matrices; padding is masked to 0, not to eps.
 
-The forward keeps nothing. The backward runs it again and notes the denominators alone, n floats a half-step, in a
-scratch buffer: y_in = y * d gives every state back in reverse (float32 gradients to 4e-6 at worst for logits of std 1
-to 6).
+The forward saves nothing. The backward runs the forward again and stores only the denominators, n floats per half-step,
+in a scratch buffer. From them y_in = y * d rebuilds every state in reverse (float32 gradients are off by at most 4e-6
+for logits of standard deviation 1 to 6).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...core._kernels.arithmetic import exp
 
 @triton.jit
 def grid(N: tl.constexpr, NP: tl.constexpr):
-    """Row index j [1, NP, 1], column index k [1, 1, NP], and which of their pairs exist [1, NP, NP]."""
+    """Row index j [1, NP, 1], column index k [1, 1, NP], and the mask of existing elements [1, NP, NP]."""
     i = tl.arange(0, NP)
     j = i[None, :, None]
     k = i[None, None, :]
@@ -33,7 +33,7 @@ def softmax_rows(logits, inside):
 
 @triton.jit
 def half_step(p, eps, AXIS: tl.constexpr):
-    """p / (sum over AXIS + eps), and that denominator. Padded lanes of p are 0 and stay 0."""
+    """p / (sum over AXIS + eps), and the denominator. Padded elements of p are 0 and stay 0."""
     d = tl.sum(p, axis=AXIS, keep_dims=True) + eps
     d = tl.where(d == 0.0, 1.0, d)
     return tl.math.div_rn(p, tl.broadcast_to(d, p.shape)), d
@@ -41,7 +41,7 @@ def half_step(p, eps, AXIS: tl.constexpr):
 
 @triton.jit
 def sinkhorn(logits, inside, iterations, eps):
-    """S1: softmax + eps, then columns, then (iterations - 1) times rows and columns."""
+    """softmax + eps, then normalise columns, then (iterations - 1) times rows and columns."""
     p = tl.where(inside, softmax_rows(logits, inside) + eps, 0.0)
     p, _ = half_step(p, eps, 1)
     for _ in range(1, iterations):
@@ -54,9 +54,9 @@ def sinkhorn(logits, inside, iterations, eps):
 def sinkhorn_backward(
     g, logits, inside, j, k, scratch_ptr, stride_step, tokens, live, iterations, eps, N: tl.constexpr
 ):
-    """d logits for g = d P, of the unrolled map.
+    """dL of the unrolled steps, for g = dP.
 
-    scratch [2 * iterations, T, N]: row steps use it by j, column steps by k.
+    scratch [2 * iterations, T, N]: row steps index it by j, column steps by k.
     """
     by_column = scratch_ptr + tokens * N + k
     by_row = scratch_ptr + tokens * N + j
@@ -71,13 +71,13 @@ def sinkhorn_backward(
         tl.store(by_row + (2 * i - 1) * stride_step, of_row, mask=row_mask)
         p, of_column = half_step(p, eps, 1)
         tl.store(by_column + (2 * i) * stride_step, of_column, mask=column_mask)
-    tl.debug_barrier()  # the denominators come back to lanes that did not write them
-    # + 0 * j: Triton 3.9's interpreter takes no Python bool for a mask
+    tl.debug_barrier()  # lanes load denominators that other lanes stored
+    # + 0 * j: the interpreter of Triton 3.9 does not accept a Python bool as a mask
     of_row = tl.load(by_row + (2 * iterations - 3) * stride_step, mask=row_mask & (iterations + 0 * j > 1), other=1.0)
     for back in range(1, iterations):
         i = iterations - back
         g, p = undo(g, p, of_column, inside, 1)
-        # two steps ahead of their use: a load takes longer than a step
+        # load two steps ahead of use, because a load takes longer than a step
         next_column = tl.load(by_column + (2 * i - 2) * stride_step, mask=column_mask, other=1.0)
         next_row = tl.load(by_row + (2 * i - 3) * stride_step, mask=row_mask & (i + 0 * j > 1), other=1.0)
         g, p = undo(g, p, of_row, inside, 2)
@@ -89,6 +89,6 @@ def sinkhorn_backward(
 
 @triton.jit
 def undo(g, y, d, inside, AXIS: tl.constexpr):
-    """Through one half-step y = p / d backwards: the gradient of p, and p itself."""
+    """One half-step y = p / d backwards: the gradient of p, and p itself."""
     inner = tl.sum(g * y, axis=AXIS, keep_dims=True)
     return tl.where(inside, tl.math.div_rn(g - inner, tl.broadcast_to(d, y.shape)), 0.0), y * d

@@ -1,6 +1,6 @@
-"""product_topk with a row in every program, for lists too long for a lane's registers: sorts across the lanes.
+"""product_topk with one program per row, for lists too long for a lane's registers: sorts across the lanes.
 
-The pairs of ranks that can be among the first K at all come as a table, a * K + b each.
+The pairs of ranks that can be among the first K are given as a table of a * K + b.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ...core._kernels.arithmetic import exp
-from .keys import minus_infinity, nothing, ordered, value
+from .sort_keys import minus_infinity, nothing, ordered, value
 
 PLACE_BITS = tl.constexpr(11)
 LAST_PLACE = tl.constexpr((1 << 11) - 1)
@@ -17,7 +17,7 @@ LAST_PLACE = tl.constexpr((1 << 11) - 1)
 
 @triton.jit
 def axis(row, size, K: tl.constexpr, BLOCK: tl.constexpr, LSE: tl.constexpr):
-    """The K greatest of an axis as (float32 values with -inf for nothing, places), and its logsumexp."""
+    """(values, positions, logsumexp) of an axis: its K largest logits in float32, with -inf for masked ones."""
     DTYPE: tl.constexpr = row.dtype.element_ty
     place = tl.arange(0, BLOCK)
     v = tl.load(row + place, mask=place < size, other=float("-inf"))
@@ -30,7 +30,7 @@ def axis(row, size, K: tl.constexpr, BLOCK: tl.constexpr, LSE: tl.constexpr):
         v = v.to(tl.float32)
         top = tl.max(v, axis=0)
         top = tl.where(tl.abs(top) < float("inf"), top, 0.0)
-        below = tl.where(v > top, 0.0, v - top)  # beside +inf the others' terms do not count, whatever they are
+        below = tl.where(v > top, 0.0, v - top)  # with +inf in the row the other terms do not matter
         lse = top + tl.log(tl.sum(tl.where(v == float("inf"), v, exp(below)), axis=0))
     return values, LAST_PLACE - (best & LAST_PLACE).to(tl.int32), lse
 
@@ -46,7 +46,7 @@ def select_row_kernel(
     y, y_places, lse_y = axis(y_ptr + t * stride_y, SY, K_P, BLOCK_Y, LSE)
 
     c = tl.arange(0, PAIRS)
-    pairs = tl.load(pairs_ptr + c, mask=c < COUNT, other=K_P * K_P - 1)  # the last pair is a candidate of K_P = 1 alone
+    pairs = tl.load(pairs_ptr + c, mask=c < COUNT, other=K_P * K_P - 1)  # the last pair is a candidate only for K_P = 1
     a, b = tl.gather(x, pairs // K_P, 0), tl.gather(y, pairs % K_P, 0)
     s = tl.where((c >= COUNT) | (a == float("-inf")) | (b == float("-inf")), float("-inf"), a + b)
     best = tl.topk((ordered(s).to(tl.int64) << 32) | (K_P * K_P - 1 - pairs), K_P)
@@ -64,9 +64,9 @@ def select_row_kernel(
         tl.store(lse_ptr + 2 * t + 1, lse_y)
         s = tl.where(dead, float("-inf"), s - (lse_x + lse_y))
     if WEIGHTS == "exp":
-        s = tl.where(dead, 0.0, exp(tl.where(s > 128.0, 128.0, s)))  # of +inf it makes NaN
+        s = tl.where(dead, 0.0, exp(tl.where(s > 128.0, 128.0, s)))  # exp of +inf would be NaN
     if WEIGHTS == "softmax":
-        first = tl.sum(tl.where(j == 0, s, 0.0), axis=0)  # the greatest, or NaN
+        first = tl.sum(tl.where(j == 0, s, 0.0), axis=0)  # the largest, or NaN
         e = tl.where(dead | (j >= K), 0.0, exp(s - first))
         s = tl.where(dead, 0.0, tl.math.div_rn(e, tl.zeros_like(e) + tl.sum(e, axis=0)))
     tl.store(scores_ptr + at, s, mask=j < K)

@@ -1,9 +1,9 @@
-"""By token: the dots of a row with its experts' rows, and the weighed sum of its experts' rows.
+"""Table lookups by token: the dots of a row with its experts' rows, and the weighted sum of its experts' rows.
 
-Both walk the tables slab by slab, all tokens before the next slab: a slab of 128 columns of 65,536 experts is 16 MB and
-stays in the L2 cache, so that HBM is read once however often an expert is chosen. Dots of a slab are partial sums;
-PARTS are kept, and of more slabs the first are added up before the next begin, in the same order.
-Bytes: the rows of the chosen experts, 2 K D a token from L2, and the table once from HBM.
+Both process the tables slab by slab, with all tokens before the next slab. A slab of 128 columns of 65,536 experts is
+16 MB and stays in the L2 cache, so HBM is read once however often an expert is chosen. Each slab gives partial dots.
+PARTS of them are kept; with more slabs the first are added up before the next ones start, in the same order.
+Bytes: the rows of the chosen experts, 2 K D per token from L2, and the table once from HBM.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ...core._kernels.launch import cdiv, power_of_2, run
 from .activations import activated, slope
 
 SLAB = 128
-PARTS = 8  # partial dots of a pair that are kept at a time
+PARTS = 8  # partial dots per pair that are kept at a time
 
 
 @triton.jit
 def chosen(indices_ptr, K, j, N):
-    """(expert, whether it counts, whether it is out of range) of entries j of a list."""
+    """(expert, whether it is valid, whether it is out of range) of entries j of a list; -1 is neither."""
     e = tl.load(indices_ptr + j, mask=j < K, other=-1).to(tl.int64)
     return e, (e >= 0) & (e < N), (e < -1) | (e >= N)
 
@@ -32,7 +32,7 @@ def dots_kernel(
     rows_ptr, table_ptr, indices_ptr, part_ptr, stride_e, stride_d, T, N, D, K, FIRST,
     BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """part[s, t, j] = the part of a dot in slab FIRST + s."""
+    """part[s, t, j] = the partial dot of pair (t, j) in slab FIRST + s."""
     t, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = (FIRST + s) * BLOCK_D + tl.arange(0, BLOCK_D)
     row = tl.load(rows_ptr + t * D + d, mask=d < D, other=0.0).to(tl.float32)
@@ -87,7 +87,7 @@ def gate_kernel(
     part_ptr, weights_ptr, indices_ptr, preact_ptr, gated_ptr, P, N,
     SLABS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Forward, by pair: gated = weights act(a); SLABS = 0 where there is no a."""
+    """Forward, by pair: gated = weights act(a), with a = the sum of SLABS parts; SLABS = 0: act(a) is 1."""
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     _, counts, _ = chosen(indices_ptr, P, p, N)
     gated = tl.load(weights_ptr + p, mask=counts, other=0.0).to(tl.float32)
@@ -103,7 +103,7 @@ def gate_backward_kernel(
     part_ptr, preact_ptr, weights_ptr, indices_ptr, dweights_ptr, da_ptr, gated_ptr, P, N,
     SLABS: tl.constexpr, ACTIVATION: tl.constexpr, HAS_IN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Backward, by pair: dweights = act(a) r, da = weights r act'(a), and gated again; SLABS = 0: r is not asked."""
+    """Backward, by pair: dweights = act(a) r, da = weights r act'(a), and gated; with SLABS = 0 only gated."""
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     _, counts, _ = chosen(indices_ptr, P, p, N)
     weights = tl.load(weights_ptr + p, mask=counts, other=0.0).to(tl.float32)
@@ -119,7 +119,7 @@ def gate_backward_kernel(
         if HAS_IN:
             da = weights * r * slope(a, ACTIVATION)
             if ACTIVATION == "relu" or ACTIVATION == "relu2":
-                da = tl.where(a <= 0.0, 0.0, da)  # a gate, not a factor: 0 also where what arrives is NaN
+                da = tl.where(a <= 0.0, 0.0, da)  # a gate, not a factor: 0 also for an incoming NaN
             tl.store(da_ptr + p, tl.where(counts, da, 0.0), mask=p < P)
 
 
@@ -132,18 +132,18 @@ def dots(rows: Tensor, table: Tensor, indices: Tensor) -> Tensor:
     K, slab = indices.shape[1], min(SLAB, power_of_2(D, 16))
     slabs = cdiv(D, slab)
     part = torch.empty((min(slabs, PARTS), T, K), dtype=torch.float32, device=rows.device)
-    done = used = 0  # slabs that were computed; parts that hold their sum
-    while done < slabs:
-        if done:
+    computed = used = 0  # slabs computed so far, and the parts that hold their sum
+    while computed < slabs:
+        if computed:
             run(fold_kernel, (cdiv(T * K, BLOCK),), part, T * K, used, BLOCK)
             used = 1
-        new = min(PARTS - used, slabs - done)
+        new = min(PARTS - used, slabs - computed)
         run(
             dots_kernel, (T, new if K else 0),
-            rows, table, indices, part[used:], table.stride(0), table.stride(1), T, table.shape[0], D, K, done,
+            rows, table, indices, part[used:], table.stride(0), table.stride(1), T, table.shape[0], D, K, computed,
             min(32, power_of_2(K)), slab, num_warps=2,
         )  # fmt: skip
-        done, used = done + new, used + new
+        computed, used = computed + new, used + new
     return part[:used]
 
 
@@ -160,7 +160,7 @@ def sums(values: Tensor, table: Tensor, indices: Tensor, dtype: torch.dtype) -> 
 
 
 def gate(part: Tensor | None, weights: Tensor, indices: Tensor, n: int, activation: str) -> tuple[Tensor, Tensor]:
-    """preact and gated [T, K] in float32; without `part` there is no preact."""
+    """(preact, gated), [T, K] in float32; preact is empty without `part`."""
     gated = torch.empty(indices.shape, dtype=torch.float32, device=indices.device)
     preact = torch.empty_like(gated) if part is not None else gated.new_empty(0)
     P, slabs = indices.numel(), 0 if part is None else part.shape[0]
@@ -174,7 +174,7 @@ def gate(part: Tensor | None, weights: Tensor, indices: Tensor, n: int, activati
 def gate_backward(
     part: Tensor | None, preact: Tensor | None, weights: Tensor, indices: Tensor, n: int, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dweights in weights' dtype, da and gated in float32, [T, K]; only gated is written where there is no `part`."""
+    """(dweights in weights' dtype, da, gated in float32), each [T, K]; without `part` only gated is written."""
     new = lambda dtype: torch.empty(indices.shape, dtype=dtype, device=indices.device)  # noqa: E731
     dweights, da, gated = new(weights.dtype), new(torch.float32), new(torch.float32)
     P, slabs = indices.numel(), 0 if part is None else part.shape[0]
