@@ -48,7 +48,7 @@ def call(store, layer, T, k, *, dtype=torch.bfloat16, seed=0):
 
 def costs(store, **changes):
     """Costs of a machine that never was: a CPU and a link that are alike, a device that is fast."""
-    from goldsmith.offload.costs import Costs
+    from goldsmith.offload.planning.costs import Costs
 
     expert = store.expert_nbytes(store.layers[0])
     given = {

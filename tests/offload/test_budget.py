@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from goldsmith.offload.budget import SPARE, STAGING, spend
 from goldsmith.offload.engine import Engine
+from goldsmith.offload.memory.budget import SPARE, STAGING, spend
 from goldsmith.offload.settings import settings
 from offload import stores
 
@@ -102,7 +102,7 @@ def test_memory_that_cannot_be_had_is_said_with_what_to_do(tmp_path, monkeypatch
         return plain(*size, **options)
 
     with stores.build(tmp_path / "s") as store:
-        monkeypatch.setattr("goldsmith.offload.memory.torch.empty", full)
+        monkeypatch.setattr("goldsmith.offload.lanes.slot_memory.torch.empty", full)
         with pytest.raises(MemoryError, match=r"\d+ bytes could not be had on cpu; lower gpu_budget, or free memory"):
             Engine(store, device="cpu", gpu_budget="200kB", lanes="mixed")
         monkeypatch.undo()

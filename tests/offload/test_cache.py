@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from goldsmith.offload import assign as assignment
-from goldsmith.offload.assign import assign
-from goldsmith.offload.budget import spend
-from goldsmith.offload.cache import Cache
-from goldsmith.offload.call import Assignment, Call
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.filling import Filling
-from goldsmith.offload.plan import quickest
+from goldsmith.offload.lanes.slot_filling import Filling
+from goldsmith.offload.memory.budget import spend
+from goldsmith.offload.memory.cache import Cache
+from goldsmith.offload.memory.slots import Ring, Slot
+from goldsmith.offload.memory.streams import Inline
+from goldsmith.offload.observe.statistics import Counts
+from goldsmith.offload.planning import assignment
+from goldsmith.offload.planning.assignment import Assignment, assign
+from goldsmith.offload.planning.call import Call
+from goldsmith.offload.planning.plan import quickest
 from goldsmith.offload.settings import settings
-from goldsmith.offload.slots import Ring, Slot
-from goldsmith.offload.statistics import Counts
-from goldsmith.offload.streams import Inline
 from offload import stores
 
 
@@ -355,7 +355,7 @@ def test_the_next_layers_copies_are_begun_while_this_one_is_computed(store):
 
 
 def test_adaptive_costs_follow_the_lanes_and_others_stay(store):
-    from goldsmith.offload.adapting import Adapting
+    from goldsmith.offload.planning.adaptation import Adapting
 
     given = stores.costs(store)
     adapting = Adapting(given)

@@ -1,6 +1,5 @@
 """From a calibration to a plan: on a machine that takes what it is told to, the calibrated plan finds the best cut."""
 
-import importlib
 import threading
 import time
 from dataclasses import replace
@@ -9,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from goldsmith.offload import measure, plan
-from goldsmith.offload.plan import on_cpu
+from goldsmith.offload import plan
+from goldsmith.offload.calibration import benches, calibration
+from goldsmith.offload.engine import Engine
+from goldsmith.offload.planning.plan import on_cpu
 from offload.stores import build
-
-calibration = importlib.import_module("goldsmith.offload.calibrate")
 
 LATENCY = {"cpu": 143e-6, "link": 157e-6, "device": 155e-6, "split": 300e-6}
 
@@ -95,15 +94,15 @@ def calibrated(tmp_path, monkeypatch):
         def beside(self, copy, seconds, tokens=1, each=0.0):
             return machine.t(tokens) + machine.extra, machine.slow_copy
 
-        monkeypatch.setattr(measure, "_times", lambda run, seconds: [run()])
-        monkeypatch.setattr(measure.HostBench, "call", call)
-        monkeypatch.setattr(measure.HostBench, "together_with", beside)
+        monkeypatch.setattr(benches, "_times", lambda run, seconds: [run()])
+        monkeypatch.setattr(benches.HostBench, "call", call)
+        monkeypatch.setattr(benches.HostBench, "together_with", beside)
         monkeypatch.setattr(calibration, "DeviceBench", lambda *_: Device(machine))
         # what a call takes that has one expert, of which the lane's own part is measured apart
         spent = LATENCY | {"cpu": LATENCY["cpu"] - 7e-6, "link": LATENCY["link"] + machine.device, "route": route}
         monkeypatch.setattr(calibration, "overheads", lambda *_: spent)
         with build(tmp_path / f"{route}.experts", E=5) as store:
-            return calibration._measured(store, torch.device("cuda"), 15, {}).costs
+            return calibration._measured(store, torch.device("cuda"), 15, {}, Engine).costs
 
     return of
 
@@ -165,7 +164,7 @@ def test_times_that_fall_become_their_mean(times, wanted):
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "last_level_cache", lambda: 1 << 20)
+    monkeypatch.setattr(benches, "last_level_cache", lambda: 1 << 20)
     with build(tmp_path / "s.experts", E=5) as opened:
         yield opened
 
@@ -173,9 +172,9 @@ def store(tmp_path, monkeypatch):
 @pytest.mark.parametrize("lane", [False, True])
 def test_an_expert_of_more_tokens_takes_longer_in_the_lanes_own_thread_too(store, lane):
     threads = threading.active_count()
-    host = measure.HostBench(store, 1, lane=lane)
+    host = benches.HostBench(store, 1, lane=lane)
     found = host.curve(0.02)
-    assert list(found) == list(measure.COUNTS) and min(found.values()) > 0
+    assert list(found) == list(benches.COUNTS) and min(found.values()) > 0
     assert found[240] > found[1]
     x, seen = torch.randn(3, store.hidden_size).bfloat16(), []
     host._kernels.rows = lambda x, ids, *_: seen.append((x.shape[0], tuple(ids.shape)))
@@ -192,14 +191,14 @@ def test_an_expert_of_more_tokens_takes_longer_in_the_lanes_own_thread_too(store
 
 
 def test_counts_that_take_too_long_are_left_out(store, monkeypatch):
-    host = measure.HostBench(store, 1)
-    monkeypatch.setattr(measure.HostBench, "call", lambda self, tokens, experts: lambda: experts * tokens * 0.01)
-    monkeypatch.setattr(measure, "_times", lambda run, seconds: [run()])
+    host = benches.HostBench(store, 1)
+    monkeypatch.setattr(benches.HostBench, "call", lambda self, tokens, experts: lambda: experts * tokens * 0.01)
+    monkeypatch.setattr(benches, "_times", lambda run, seconds: [run()])
     assert host.curve(0.2) == pytest.approx({1: 0.01, 4: 0.04, 12: 0.12})
 
 
 def test_side_by_side_copies_are_made_in_another_thread_and_counted(store):
-    host, threads = measure.HostBench(store, 1), set()
+    host, threads = benches.HostBench(store, 1), set()
 
     def copies():
         threads.add(threading.get_ident())

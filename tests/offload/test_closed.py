@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.report import NumericsError, NumericsWarning
+from goldsmith.offload.guard.report import NumericsError, NumericsWarning
 from offload import stores
 from offload.test_device import engine_of
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.offload import machine
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.report import NumericsError
+from goldsmith.offload.guard.report import NumericsError
+from goldsmith.offload.memory import machine
 from goldsmith.offload.testing import inject
 from offload import stores
 from offload.goldens import decode, inputs, target

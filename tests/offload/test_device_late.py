@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from goldsmith.offload import beside, device
-from goldsmith.offload.budget import SPARE
-from goldsmith.offload.machine import Simulated, until_word
-from goldsmith.offload.streams import DONE
+from goldsmith.offload.lanes import cpu_beside_gpu, device_lanes
+from goldsmith.offload.memory.budget import SPARE
+from goldsmith.offload.memory.machine import Simulated, until_word
+from goldsmith.offload.memory.streams import DONE
 from offload import stores
 from offload.processes import interpreter
 from offload.test_device import Simulation
@@ -166,11 +166,11 @@ def calls_of(store, tokens):
 @pytest.fixture
 def small(monkeypatch):
     """Every path of the lanes with few tokens, which Triton's interpreter is through with soon."""
-    monkeypatch.setattr(beside, "EARLY", 3)
+    monkeypatch.setattr(cpu_beside_gpu, "EARLY", 3)
 
 
 def lately(monkeypatch, late):
-    for module in (device, beside):
+    for module in (device_lanes, cpu_beside_gpu):
         plain = module.loaded
         monkeypatch.setattr(module, "loaded", lambda name, plain=plain: late.launched(plain(name)))
 
@@ -230,7 +230,7 @@ def test_a_prompt_that_is_streamed_is_the_same_however_late(store, small, monkey
 
 
 def test_the_guard_reads_its_flags_when_they_are_there(store, small, monkeypatch):
-    from goldsmith.offload.report import NumericsError
+    from goldsmith.offload.guard.report import NumericsError
 
     late = Late(0, 0.0, 1)
     lately(monkeypatch, late)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.offload import lane
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.report import NumericsError
+from goldsmith.offload.guard.report import NumericsError
+from goldsmith.offload.lanes import cpu_lane
 from goldsmith.offload.testing import inject
 from offload import stores
 from offload.goldens import decode, inputs, target
@@ -148,14 +148,14 @@ def test_a_late_cpu_is_waited_for_by_the_stream_and_not_by_the_caller(store_of, 
         assert engine.runs_ahead
         clean = engine(0, *call)
         engine.flush()
-        library = lane.native.library()
+        library = cpu_lane.native.library()
 
         def late(*given):
             threading.Timer(0.3, library.gs_lane_begin, given).start()
             return 0
 
         slow = SimpleNamespace(gs_lane_begin=late, gs_lane_end=library.gs_lane_end, gs_lane_ready=library.gs_lane_ready)
-        monkeypatch.setattr(lane, "native", SimpleNamespace(library=lambda: slow, check=lane.native.check))
+        monkeypatch.setattr(cpu_lane, "native", SimpleNamespace(library=lambda: slow, check=cpu_lane.native.check))
         began = time.perf_counter()
         out = engine(0, *call)
         returned = time.perf_counter() - began
@@ -296,7 +296,7 @@ def test_a_nan_of_the_last_call_is_told_at_the_end(store_of, how):
 def test_bytes_reach_the_device_in_any_way(store_of, monkeypatch, mode):
     import functools
 
-    from goldsmith.offload import transport
+    from goldsmith.offload.memory import transport
 
     call = call_of(store_of())
     with engine_of(store_of(), "copied") as engine:

@@ -10,7 +10,7 @@ import torch
 
 from goldsmith.offload import ExpertStore
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.report import NumericsError, NumericsReport, NumericsWarning
+from goldsmith.offload.guard.report import NumericsError, NumericsReport, NumericsWarning
 from goldsmith.offload.testing import inject
 from offload import stores
 

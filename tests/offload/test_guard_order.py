@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.replay import stages
-from goldsmith.offload.report import NumericsError, NumericsWarning
+from goldsmith.offload.guard.replay import stages
+from goldsmith.offload.guard.report import NumericsError, NumericsWarning
 from goldsmith.offload.testing import inject
 from offload import stores
 
@@ -109,7 +109,7 @@ def test_bytes_that_changed_to_large_numbers_are_the_weights_fault_and_no_overfl
 
 def test_rows_that_were_finite_on_the_cpu_alone_are_a_transfer_and_others_a_race(store):
     """What a GPU's lanes keep of the CPU's rows tells a bad bus from a race."""
-    from goldsmith.offload.call import Outcome
+    from goldsmith.offload.planning.call import Outcome
 
     x, ids, weights = given(store)
     with engine_of(store, "cpu") as engine:
@@ -230,7 +230,7 @@ def test_a_replay_rounds_where_the_kernels_do():
 
 
 def test_flags_that_are_found_out_late_are_those_of_the_rows_that_count():
-    from goldsmith.offload.call import Outcome
+    from goldsmith.offload.planning.call import Outcome
 
     rows = torch.tensor([[math.nan], [1.0], [math.inf]])
     late = Outcome(rows, None, rows, place=[1, -1, 2, 1])  # the second route is skipped, and reads no row

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from goldsmith.experts._native_abi import Call
-from goldsmith.offload import lane
-from goldsmith.offload.kernel import Kernels
+from goldsmith.offload.lanes import cpu_lane
+from goldsmith.offload.lanes.kernels import Kernels
 from offload import stores
 
 
@@ -19,8 +19,8 @@ def store(tmp_path_factory):
 @pytest.fixture(params=["native", "python"])
 def cpu(request, monkeypatch, store):
     if request.param == "python":
-        monkeypatch.setattr(lane, "_made", lambda: None)
-    found = lane.Lane(store.options, 1)
+        monkeypatch.setattr(cpu_lane, "_made", lambda: None)
+    found = cpu_lane.Lane(store.options, 1)
     if request.param == "native" and found._native is None:
         pytest.skip("the native library is not there, or is an older one")
     yield found

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from goldsmith.core import native
-from goldsmith.offload import merge
-from goldsmith.offload.kernel import Kernels
+from goldsmith.offload.guard import finiteness
+from goldsmith.offload.lanes import merge
+from goldsmith.offload.lanes.kernels import Kernels
 from offload import stores
 
 native_only = pytest.mark.skipif(native.reason() is not None, reason="needs the native library")
@@ -27,12 +28,13 @@ def test_few_numbers_have_the_bits_of_many(monkeypatch, T, k, H, dtype):
 @pytest.mark.parametrize("few", [-1, 1 << 15])
 def test_what_is_not_finite_passes_in_silence_and_is_found(monkeypatch, value, few):
     monkeypatch.setattr(merge, "FEW", few)
+    monkeypatch.setattr(finiteness, "FEW", few)
     rows, weights = torch.ones(4, 3), torch.ones(2, 2)
     rows[2, 1], rows[3, 1] = value, -value
     with warnings.catch_warnings(action="error"):
         out = merge.merge(rows, weights, torch.bfloat16)
-        assert merge.finite(out[:1]) and not merge.finite(out)
-        assert not merge.finite(torch.tensor([value], dtype=torch.bfloat16))
+        assert finiteness.finite(out[:1]) and not finiteness.finite(out)
+        assert not finiteness.finite(torch.tensor([value], dtype=torch.bfloat16))
     assert torch.isfinite(out).tolist() == [[True] * 3, [True, False, True]]
 
 

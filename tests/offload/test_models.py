@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldsmith.hf.offload.budget import automatic, cache_bytes
 from goldsmith.offload import attach
-from goldsmith.offload.report import NumericsError, NumericsWarning
+from goldsmith.offload.guard.report import NumericsError, NumericsWarning
 from hf import checkpoints, models
 from offload.whole_models import (
     CALIBRATION,

@@ -10,7 +10,7 @@ pytest.importorskip("peft", reason="comes with the extra hf")
 import torch
 
 from goldsmith.offload import attach
-from goldsmith.offload.report import NumericsError
+from goldsmith.offload.guard.report import NumericsError
 from goldsmith.offload.testing import inject
 from hf import models
 from offload.test_device import Simulation

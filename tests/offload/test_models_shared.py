@@ -16,7 +16,7 @@ import torch
 
 from goldsmith.offload import attach
 from goldsmith.offload.errors import StoreMismatch
-from goldsmith.offload.store import ExpertStore
+from goldsmith.offload.store.expert_store import ExpertStore
 from hf import models
 from offload.whole_models import assert_same_text, expert_parameters, padded
 

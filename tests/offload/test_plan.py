@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from goldsmith.offload import Costs, plan, predict_stream
-from goldsmith.offload.plan import on_cpu, quickest
+from goldsmith.offload.planning.plan import on_cpu, quickest
 
 QWEN3 = dict(  # an expert of Qwen3-30B in bfloat16, with rates near those of an H100 and 16 cores
     expert_bytes=9_437_184, flops_per_token=9_437_184, cpu_bytes_per_s=104e9, cpu_flops=2e12, link_bytes_per_s=50e9,

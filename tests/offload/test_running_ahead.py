@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from goldsmith.core import native
-from goldsmith.offload import lane, overhead
+from goldsmith.offload.calibration import call_overhead
+from goldsmith.offload.lanes import cpu_lane
 from goldsmith.offload.testing import inject
 from offload import stores
 from offload.test_device import Simulation, engine_of
@@ -216,17 +217,16 @@ def test_an_engine_that_learns_from_its_times_waits_for_them(store):
 
 
 def test_what_a_split_takes_is_the_callers_own_work_where_calls_run_ahead(store, monkeypatch):
-    flushed, asked = [], overhead._own
+    flushed, asked = [], call_overhead._own
 
     def own(engine, *given):
         flush = engine.flush
         monkeypatch.setattr(engine, "flush", lambda: flushed.append(engine._lanes._open is not None) or flush())
         return asked(engine, *given)
 
-    monkeypatch.setattr(overhead, "Engine", Simulation)
-    monkeypatch.setattr(overhead, "_own", own)
-    found = overhead.overheads(store, torch.device("cpu"), 1, 0.01, 1e-3)
-    assert found["split"] > 0 and len(flushed) >= overhead._CALLS and sum(flushed) >= overhead._CALLS - 1
+    monkeypatch.setattr(call_overhead, "_own", own)
+    found = call_overhead.overheads(store, Simulation, torch.device("cpu"), 1, 0.01, 1e-3)
+    assert found["split"] > 0 and len(flushed) >= call_overhead._CALLS and sum(flushed) >= call_overhead._CALLS - 1
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0"])
@@ -234,7 +234,7 @@ def test_a_program_that_ends_while_the_cpu_is_at_a_call_ends_as_it_says(end):
     program = f"""
         import torch
         from goldsmith import experts
-        from goldsmith.offload.lane import Lane
+        from goldsmith.offload.lanes.cpu_lane import Lane
         base = experts.pack(torch.randn(4, 512, 512), torch.randn(4, 512, 256), format="fp32")
         lane = Lane({{"activation": "silu", "alpha": 1.702, "limit": None}}, 1)
         T = 4000
@@ -264,7 +264,7 @@ def test_an_interrupt_beside_a_call_of_the_library_leaves_an_engine_that_works(s
         calls = ("gs_lane_begin", "gs_lane_end", "gs_lane_ready")
         some = SimpleNamespace(**{each: getattr(library, each) for each in calls} | {name: interrupted})
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(lane, "native", SimpleNamespace(library=lambda: some, check=native.check))
+            patch.setattr(cpu_lane, "native", SimpleNamespace(library=lambda: some, check=native.check))
             engine(0, x, ids, weights)
         for _ in range(3):
             assert torch.equal(engine(0, x, ids, weights), wanted)

@@ -6,10 +6,10 @@ import time
 import pytest
 import torch
 
-from goldsmith.offload import slots
-from goldsmith.offload.slots import Ring, Slot, begin_reading, end_reading
-from goldsmith.offload.streams import DONE, HostEvent, Inline, Worker
-from goldsmith.offload.transit import Packets, Transit
+from goldsmith.offload.memory import slots
+from goldsmith.offload.memory.pinned_buffers import Packets, Transit
+from goldsmith.offload.memory.slots import Ring, Slot, begin_reading, end_reading
+from goldsmith.offload.memory.streams import DONE, HostEvent, Inline, Worker
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 
 from goldsmith.offload.engine import Engine
 from goldsmith.offload.explanation import _size
-from goldsmith.offload.statistics import Counts
+from goldsmith.offload.observe.statistics import Counts
 from offload import stores
 
 NAMES = """calls tokens prefill_calls hits misses hit_rate uploads evictions experts_cpu experts_copied experts_cached
@@ -52,7 +52,7 @@ def test_experts_bytes_and_tokens_are_counted_by_lane_and_layer(store):
 
 
 def test_the_bound_is_the_sum_of_the_plans(store):
-    from goldsmith.offload.plan import plan
+    from goldsmith.offload.planning.plan import plan
 
     x, ids, weights = stores.call(store, 0, 1, 3)
     counts = torch.bincount(ids.view(-1), minlength=6)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from goldsmith import ShapeError, experts
 from goldsmith.experts.formats import FORMATS
 from goldsmith.offload import ExpertStore, StoreCorrupt, StoreError, StoreMismatch
-from goldsmith.offload.blocks import PAGE
+from goldsmith.offload.store.blocks import PAGE
 from offload.processes import linux
 from offload.stores import build, weights
 

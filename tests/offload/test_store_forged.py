@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from goldsmith.experts.formats import FORMATS
-from goldsmith.offload import ExpertStore, StoreCorrupt, StoreError, header
-from goldsmith.offload.blocks import PAGE
+from goldsmith.offload import ExpertStore, StoreCorrupt, StoreError
+from goldsmith.offload.store import header
+from goldsmith.offload.store.blocks import PAGE
 from offload.stores import build, weights
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from goldsmith.offload import ExpertStore, StoreError, StoreMismatch, checkpoint, contents
-from goldsmith.offload.folder import cache_folder, cached_store, fingerprint_of, store_path
+from goldsmith.offload import ExpertStore, StoreError, StoreMismatch
+from goldsmith.offload.store import checkpoint, source_key
+from goldsmith.offload.store.cache_folder import cache_folder, cached_store, fingerprint_of, store_path
 from offload.stores import build, weights
 
 
@@ -41,7 +42,7 @@ def test_weights_of_another_model_are_refused_with_the_first_difference(tmp_path
 
 
 def test_the_sample_of_an_expert_is_at_most_a_hundredth_of_its_file(tmp_path):
-    from goldsmith.offload.samples import _sample
+    from goldsmith.offload.store.samples import _sample
 
     for rows, cols in ((32, 64), (96, 128), (768, 2048), (1, 64), (1, 5000)):
         taken = _sample(torch.zeros(rows, cols)).numel()
@@ -180,7 +181,7 @@ def test_files_that_change_between_the_key_and_the_store_leave_none(tmp_path, mo
 def test_files_that_change_while_their_key_is_made_leave_no_key(tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     source = {0: weights(seed=1)}
-    folder, plain = saved(tmp_path / "model", source), contents.surveyed
+    folder, plain = saved(tmp_path / "model", source), source_key.surveyed
 
     def surveyed(*given, whole, **said):
         found = plain(*given, whole=whole, **said)
@@ -188,7 +189,7 @@ def test_files_that_change_while_their_key_is_made_leave_no_key(tmp_path, monkey
             saved(folder, outside_of_the_sample(source))
         return found
 
-    monkeypatch.setattr("goldsmith.offload.folder.surveyed", surveyed)
+    monkeypatch.setattr("goldsmith.offload.store.cache_folder.surveyed", surveyed)
     with pytest.raises(StoreError, match="changed while they were read"):
         cached_store(folder)
     assert not list((tmp_path / "cache").rglob("*.*")) and not list((tmp_path / "cache" / "keys").glob("*"))
@@ -198,7 +199,7 @@ def test_a_folder_is_read_whole_once_and_again_when_its_files_have_changed(tmp_p
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     source = {layer: weights(seed=layer) for layer in (0, 1)}
     read = []
-    monkeypatch.setattr(contents, "_digest", lambda piece, plain=contents._digest: read.append(1) or plain(piece))
+    monkeypatch.setattr(source_key, "_digest", lambda piece, plain=source_key._digest: read.append(1) or plain(piece))
     folder = saved(tmp_path / "model", source)
     with cached_store(folder) as first, cached_store(source) as same:
         assert first.path == same.path and read

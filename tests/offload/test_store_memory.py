@@ -172,7 +172,7 @@ def test_a_with_block_closes_and_none_is_made_by_hand(tmp_path):
 
 def test_a_store_of_16_gigabytes_opens_at_once(tmp_path):
     """Sparse: what is read is the header, here of 16 GB in blocks of 1 MB with their checksums."""
-    from goldsmith.offload import header
+    from goldsmith.offload.store import header
 
     with build(tmp_path / "s", E=1, H=512, I=512, format="fp32") as store:
         blocks, count = store.blocks, -(-16_000_000_000 // store.blocks.stride // 48)

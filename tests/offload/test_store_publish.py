@@ -12,7 +12,8 @@ from collections import namedtuple
 import pytest
 import torch
 
-from goldsmith.offload import ExpertStore, publish
+from goldsmith.offload import ExpertStore
+from goldsmith.offload.store import atomic_file
 from offload.processes import in_a_child, linux
 from offload.stores import build, weights
 
@@ -59,7 +60,10 @@ def points(size):
 
 
 def test_a_builder_killed_at_any_byte_leaves_no_file_and_its_leftovers_vanish(tmp_path, monkeypatch):
-    size, create = size_of(tmp_path), publish._create  # every block, the header and the prefix: size bytes are written
+    size, create = (
+        size_of(tmp_path),
+        atomic_file._create,
+    )  # all that is written: size bytes
     for after in points(size):
 
         def dying(path, after=after):
@@ -67,7 +71,7 @@ def test_a_builder_killed_at_any_byte_leaves_no_file_and_its_leftovers_vanish(tm
             return Dying(file, after), name
 
         def work(dying=dying):
-            publish._create = dying
+            atomic_file._create = dying
             ExpertStore.build(source(), tmp_path / "s")
 
         assert in_a_child(work) == -signal.SIGKILL, f"the builder lived beyond {after} of {size} bytes"
@@ -101,14 +105,14 @@ def test_a_builder_killed_around_the_rename_leaves_all_or_nothing(tmp_path, mome
 def test_a_living_builders_file_is_no_leftover_and_a_strangers_is_left_alone(tmp_path):
     stranger = tmp_path / ".s.notes"
     stranger.write_text("mine")
-    with publish.published(tmp_path / "s") as file:
+    with atomic_file.published(tmp_path / "s") as file:
         file.write(b"half")
-        assert publish.remove_leftovers(tmp_path / "s") == []
-        assert publish.remove_leftovers(tmp_path / "other") == []
+        assert atomic_file.remove_leftovers(tmp_path / "s") == []
+        assert atomic_file.remove_leftovers(tmp_path / "other") == []
     assert (tmp_path / "s").read_bytes() == b"half" and stranger.exists()
     dead = tmp_path / f".s.{'0' * 16}.building"
     dead.write_bytes(b"half")
-    assert publish.remove_leftovers(tmp_path / "s") == [dead] and not dead.exists()
+    assert atomic_file.remove_leftovers(tmp_path / "s") == [dead] and not dead.exists()
 
 
 def test_an_error_in_the_middle_leaves_what_was_there(tmp_path):
@@ -222,7 +226,7 @@ def test_a_disk_that_becomes_full_leaves_nothing(tmp_path):
     ],
 )
 def test_a_full_disk_is_told_in_the_callers_words(number, said, tmp_path, monkeypatch):
-    real = publish._create
+    real = atomic_file._create
 
     class Full:
         def __init__(self, file):
@@ -244,7 +248,7 @@ def test_a_full_disk_is_told_in_the_callers_words(number, said, tmp_path, monkey
         file, name = real(path)
         return Full(file), name
 
-    monkeypatch.setattr(publish, "_create", create)
+    monkeypatch.setattr(atomic_file, "_create", create)
     with pytest.raises(OSError, match=rf"{said}.* give store= on another disk \(or set GOLDSMITH_CACHE\)"):
         ExpertStore.build(source(), tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
@@ -286,19 +290,19 @@ def test_names_that_are_taken_are_left_alone(tmp_path, monkeypatch):
     other = tmp_path / f".other.{'0' * 16}.building"
     other.write_bytes(b"half")
     taken = tmp_path / f".s.{'1' * 16}.building"
-    with publish.published(tmp_path / "s") as first:
+    with atomic_file.published(tmp_path / "s") as first:
         name = next(path for path in tmp_path.iterdir() if path.name.startswith(".s."))
-        assert publish.remove_leftovers(tmp_path / "s") == []
-        monkeypatch.setattr(publish.secrets, "token_hex", lambda _: name.name.split(".")[2])
+        assert atomic_file.remove_leftovers(tmp_path / "s") == []
+        monkeypatch.setattr(atomic_file.secrets, "token_hex", lambda _: name.name.split(".")[2])
         with pytest.raises(FileExistsError):
-            publish._create(tmp_path / "s")
+            atomic_file._create(tmp_path / "s")
         first.write(b"mine")
     assert (tmp_path / "s").read_bytes() == b"mine" and other.exists() and not taken.exists()
 
 
 @linux
 def test_a_file_that_was_taken_for_a_leftover_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
-    lock, removed = publish._lock, []
+    lock, removed = atomic_file._lock, []
 
     def late(file, *, wait):
         if wait and not removed:
@@ -306,7 +310,7 @@ def test_a_file_that_was_taken_for_a_leftover_before_it_was_locked_is_made_again
             removed[0].unlink()  # somebody's remove_leftovers came between
         return lock(file, wait=wait)
 
-    monkeypatch.setattr(publish, "_lock", late)
+    monkeypatch.setattr(atomic_file, "_lock", late)
     with ExpertStore.build(source(), tmp_path / "s") as store:
         store.verify()
     assert removed and list(tmp_path.iterdir()) == [tmp_path / "s"]
@@ -323,10 +327,10 @@ def test_a_file_system_without_locks_will_do_and_another_error_will_not(tmp_path
 
         return flock
 
-    monkeypatch.setattr(publish.fcntl, "flock", refused(errno.ENOLCK))
+    monkeypatch.setattr(atomic_file.fcntl, "flock", refused(errno.ENOLCK))
     ExpertStore.build(source(), tmp_path / "s").close()
     assert dead.exists()  # whether somebody writes it cannot be told
-    monkeypatch.setattr(publish.fcntl, "flock", refused(errno.EIO))
+    monkeypatch.setattr(atomic_file.fcntl, "flock", refused(errno.EIO))
     with pytest.raises(OSError, match=r"no file can be made there \(Input/output error\)"):
         ExpertStore.build(source(), tmp_path / "t")
     assert sorted(tmp_path.iterdir()) == [dead, tmp_path / "s"]
@@ -336,7 +340,7 @@ def test_a_folder_that_takes_no_file_is_named_by_the_path_that_was_given(tmp_pat
     def refused(name, *_):
         raise PermissionError(errno.EACCES, "Permission denied", str(name))
 
-    monkeypatch.setattr(publish.os, "open", refused)
+    monkeypatch.setattr(atomic_file.os, "open", refused)
     with pytest.raises(PermissionError, match=r"no file can be made there \(Permission denied\); choose") as told:
         ExpertStore.build(source(), tmp_path / "s")
     assert told.value.filename == str(tmp_path / "s")

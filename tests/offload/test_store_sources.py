@@ -8,8 +8,9 @@ from safetensors.torch import save_file
 
 from experts.defaults import check
 from goldsmith import ShapeError, experts
-from goldsmith.offload import ExpertStore, contents
-from goldsmith.offload.source import Floats
+from goldsmith.offload import ExpertStore
+from goldsmith.offload.store import source_key
+from goldsmith.offload.store.source import Floats
 from offload.stores import weights
 
 
@@ -77,7 +78,7 @@ def test_progress_is_of_an_unknown_whole_when_there_is_more_than_was_expected(tm
 
 def key(source, **options):
     said = {"format": "auto", "group_size": None, "activation": "silu", "alpha": 1.702, "limit": None} | options
-    return contents.surveyed("test", source, said, whole=True)[1]
+    return source_key.surveyed("test", source, said, whole=True)[1]
 
 
 def test_the_key_counts_every_piece_of_a_large_matrix():
@@ -89,7 +90,7 @@ def test_the_key_counts_every_piece_of_a_large_matrix():
         edited[name][at] = 1.0
         seen.add(key({0: edited}))
     assert len(seen) == 4
-    assert [len(piece) for piece in contents._pieces(torch.zeros(600_000))] == [2**20, 2**20, 2_400_000 - 2**21]
+    assert [len(piece) for piece in source_key._pieces(torch.zeros(600_000))] == [2**20, 2**20, 2_400_000 - 2**21]
 
 
 def test_the_key_counts_dtypes_and_the_borders_between_tensors():
@@ -97,7 +98,7 @@ def test_the_key_counts_dtypes_and_the_borders_between_tensors():
     keys = [key({0: {name: t.to(dtype) for name, t in zeros.items()}}, format="fp32")
             for dtype in (torch.float16, torch.bfloat16, torch.float32)]  # fmt: skip
     assert len(set(keys)) == 3  # the store's header names the dtype: it is another store
-    parts = list(contents.parts_of(Floats(*(torch.zeros(2, 2) for _ in range(3)), {"down_bias": torch.zeros(2)})))
+    parts = list(source_key.parts_of(Floats(*(torch.zeros(2, 2) for _ in range(3)), {"down_bias": torch.zeros(2)})))
     assert [tuple(part.shape) for part in parts] == [(2, 2)] * 3 + [(2,)]
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from goldsmith.offload import transport
-from goldsmith.offload.transport import Ring, Transport, free_memory
+from goldsmith.offload.memory import transport
+from goldsmith.offload.memory.transport import Ring, Transport, free_memory
 from offload.stores import build
 
 

@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 
-from goldsmith.offload.report import NumericsError, NumericsWarning
+from goldsmith.offload.guard.report import NumericsError, NumericsWarning
 from goldsmith.offload.testing import inject
 from offload import stores
 from offload.processes import in_a_child

@@ -6,7 +6,7 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay.case import Case
-from goldsmith.offload.costs import Costs
+from goldsmith.offload.planning.costs import Costs
 from hf import goldens, models
 
 FAMILIES = [*models.FAMILIES, *models.MORE]

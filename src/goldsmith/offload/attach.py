@@ -12,7 +12,7 @@ import torch
 
 from .engine import Engine
 from .settings import not_sent
-from .store import ExpertStore
+from .store.expert_store import ExpertStore
 
 ADAPTER = "goldsmith.hf.offload"  # by name, and when it is needed: this floor imports no transformers
 Progress = Callable[[int, int | None, str], None]

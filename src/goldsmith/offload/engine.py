@@ -16,25 +16,25 @@ import torch
 from torch import Tensor
 
 from ..core.autograd import as_stored
-from .adapting import Adapting
-from .assign import PREFILL, assign
-from .cache import Cache, counts_of
-from .call import Assignment, Call
-from .chosen import chosen_calibration, chosen_experts
-from .device import DeviceLanes
+from .engine_inputs import chosen_calibration, chosen_experts
+from .engine_lock import Turns
 from .explanation import Explanation, explain
-from .faults import Faults
-from .guard import Guard
-from .host import HostLanes
-from .kernel import kernel_dtype
-from .machine import Cuda
-from .memory import Memory, spent
-from .routing import check_call, counted
+from .guard.faults import Faults
+from .guard.guard import Guard
+from .lanes.call_checks import check_call, counted
+from .lanes.device_lanes import DeviceLanes
+from .lanes.host_lanes import HostLanes
+from .lanes.kernels import kernel_dtype
+from .lanes.slot_memory import Memory, spent
+from .memory.cache import Cache, counts_of
+from .memory.machine import Cuda
+from .observe.statistics import Counts, Stats
+from .observe.trace import Trace
+from .planning.adaptation import Adapting
+from .planning.assignment import PREFILL, Assignment, assign
+from .planning.call import Call
 from .settings import OP, check_store, not_sent, settings
-from .statistics import Counts, Stats
-from .store import ExpertStore
-from .trace import Trace
-from .turns import Turns
+from .store.expert_store import ExpertStore
 
 _AS_IT_IS = nullcontext()
 
@@ -90,7 +90,7 @@ class Engine:
         self.threads = self.settings.threads
         chosen = chosen_experts(store, self.settings, profile)
         self.spending = spent(store, self.settings, self._row_bytes())
-        self.calibration, locked = chosen_calibration(store, self.settings, self.spending, calibration)
+        self.calibration, locked = chosen_calibration(store, self.settings, self.spending, calibration, Engine)
         self._costs = getattr(self.calibration, "costs", None)
         self._adapting = Adapting(self._costs) if self._costs is not None and self.settings.adaptive else None
         self._tallies: defaultdict[int, Counts] = defaultdict(Counts)

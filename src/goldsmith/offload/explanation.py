@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from .assign import PREFILL
-from .costs import slower
-from .plan import quickest
-from .statistics import Counts
+import torch
 
-if TYPE_CHECKING:
-    from .costs import Costs
-    from .engine import Engine
+from .calibration.calibration import Calibration
+from .memory.budget import Spending
+from .observe.statistics import Counts, Stats
+from .planning.assignment import PREFILL
+from .planning.costs import Costs, slower
+from .planning.plan import quickest
+from .settings import Settings
+from .store.expert_store import ExpertStore
 
 PROMPT = 512  # tokens of the prompt that is spoken of
 _FASTER: dict[str, tuple[str, ...]] = {
@@ -23,6 +25,28 @@ _FASTER: dict[str, tuple[str, ...]] = {
 _FASTER |= {"dram": ("dram_bytes_per_s",), "device": ("device_bytes_per_s", "device_flops")}
 _CURVES = {"cpu": ("cpu_curve", "cpu_beside_curve"), "device": ("device_curve",)}
 _LIMITS = {"both": "what a call takes that goes to the CPU and to the device"}
+
+
+class ExplainedEngine(Protocol):
+    """What is read of an Engine."""
+
+    @property
+    def store(self) -> ExpertStore: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def spending(self) -> Spending: ...
+    @property
+    def calibration(self) -> Calibration | None: ...
+    @property
+    def transport(self) -> tuple[str, str]: ...
+    @property
+    def closed(self) -> bool: ...
+    def stats(self) -> Stats: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +63,7 @@ class Explanation:
         return dict(self.facts)
 
 
-def explain(engine: Engine) -> Explanation:
+def explain(engine: ExplainedEngine) -> Explanation:
     store, asked, stats = engine.store, engine.settings, engine.stats()
     transport, why = engine.transport
     facts: dict[str, Any] = {
@@ -74,7 +98,7 @@ def explain(engine: Engine) -> Explanation:
     return Explanation(tuple(lines), facts)
 
 
-def _budget(engine: Engine) -> list[str]:
+def _budget(engine: ExplainedEngine) -> list[str]:
     spending = engine.spending
     if not spending.device_lane:
         return [f"device    off: {spending.why_off}"]

@@ -63,7 +63,7 @@ def settings(
 
 def check_store(store: Any, exact: Any) -> None:
     """Whether this is a store, and one that may be taken: exact=True refuses a format that rounds."""
-    from .store import ExpertStore
+    from .store.expert_store import ExpertStore
 
     if not isinstance(store, ExpertStore):
         raise TypeError(f"{OP}: store is {kind(store)}, wanted an ExpertStore: ExpertStore.open(path)")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from ..core.shapes import check_at_least, check_choice
 from .engine import Engine
-from .faults import PLACES, Fault
+from .guard.faults import PLACES, Fault
 
 OP = "offload.testing.inject"
 

@@ -7,8 +7,8 @@ import torch
 
 from goldsmith import experts
 from goldsmith.core import native
-from goldsmith.offload.kernel import Kernels
-from goldsmith.offload.lane import Lane
+from goldsmith.offload.lanes.cpu_lane import Lane
+from goldsmith.offload.lanes.kernels import Kernels
 
 OPTIONS = {"activation": "silu", "alpha": 1.702, "limit": None}
 BASE = experts.pack(torch.randn(6, 64, 48), torch.randn(6, 48, 32), format="fp32")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ...experts import PackedExperts
 from ...offload.engine import Engine
-from ...offload.folder import cached_store
 from ...offload.settings import chosen_device, not_sent
-from ...offload.store import ExpertStore
+from ...offload.store.cache_folder import cached_store
+from ...offload.store.expert_store import ExpertStore
 from ..dispatch import ENGINE, NAME, register
 from .budget import automatic
 from .layers import Layer

@@ -7,8 +7,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
-from ....offload.contents import surveyed
-from ....offload.store import ExpertStore
+from ....offload.store.expert_store import ExpertStore
+from ....offload.store.source_key import surveyed
 from .rows import Row
 from .shapes import Layers
 

@@ -1,0 +1,136 @@
+"""Faults that offload.testing.inject plants; where there are none, `on` is False and nothing here is called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..planning.call import UNWRITTEN, Call, Outcome
+from ..store.expert_store import ExpertStore
+from .replay import Hook, stages
+
+PLACES = ("weights", "input", "routing", "gate_up", "activation", "product", "down", "transfer", "merge", "race")
+
+
+@dataclass(eq=False)
+class Fault:
+    """One fault: `left` calls of `layer` have it. expert None: every expert; rows None: every token of a call, else
+    these, counted from the call's first, whatever piece they are in.
+    """
+
+    stage: str
+    layer: int
+    expert: int | None = None
+    rows: tuple[int, ...] | None = None
+    value: float = math.nan
+    left: int = 1
+    calls: set[int] = field(default_factory=set)  # those that had it
+
+    def hits_row(self, row: int) -> bool:
+        return self.rows is None or row in self.rows
+
+
+class Faults:
+    def __init__(self, store: ExpertStore) -> None:
+        self._store = store
+        self._faults: list[Fault] = []
+
+    @property
+    def on(self) -> bool:
+        return bool(self._faults)
+
+    def add(self, fault: Fault) -> None:
+        self._faults.append(fault)
+
+    def remove(self, fault: Fault) -> None:
+        self._faults.remove(fault)
+
+    # -- on the way in ------------------------------------------------------------------------------------------------
+
+    def given(self, layer: int, number: int, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """x and routing weights of a call; counts the call for every fault of its layer."""
+        for fault in self._faults:
+            if fault.layer == layer and fault.left > 0:
+                fault.left -= 1
+                fault.calls.add(number)
+                if fault.stage in ("input", "routing"):
+                    changed = (x if fault.stage == "input" else weights).clone()
+                    rows = range(len(x)) if fault.rows is None else fault.rows
+                    changed[list(rows), 0] = fault.value
+                    x, weights = (changed, weights) if fault.stage == "input" else (x, changed)
+        return x, weights
+
+    def copied(self, layer: int, expert: int, into: Tensor) -> None:
+        """A slot that was filled: with the fault "transfer" its bytes are not the store's."""
+        for fault in self._of("transfer", layer, expert):
+            if fault.calls or fault.left:
+                into.fill_(255)
+
+    # -- on the way out -----------------------------------------------------------------------------------------------
+
+    def computed(self, call: Call, outcome: Outcome) -> None:
+        """Rows as they would be with the faults of the arithmetic, of what is brought to the device, and of races."""
+        of_expert = call.ids.view(-1)
+        k = max(1, call.ids.shape[1])
+        for fault in self._faults:
+            if fault.layer != call.layer or call.number not in fault.calls or fault.stage in ("input", "routing"):
+                continue
+            for route in range(call.routes):
+                expert = int(of_expert[route])
+                if expert < 0 or fault.expert not in (None, expert) or not fault.hits_row(call.first_row + route // k):
+                    continue
+                self._plant(fault, call, outcome, route, expert)
+
+    def _plant(self, fault: Fault, call: Call, outcome: Outcome, route: int, expert: int) -> None:
+        if fault.stage == "transfer" and expert in outcome.slots:
+            return  # its slot's bytes are wrong already
+        row = outcome.rows[int(outcome.at(torch.tensor([route], device="cpu")))]  # a view
+        flags = outcome.known_flags()
+        if fault.stage == "merge":
+            flags[route] = UNWRITTEN
+            row[:] = fault.value
+            return
+        if fault.stage in ("race", "transfer"):
+            row[:] = fault.value
+            if fault.stage == "race" and outcome.host is not None:
+                rows, routes = outcome.from_host()
+                rows[routes == route] = fault.value
+        else:
+            x = call.x[route // call.ids.shape[1]][None].cpu()
+            *_, (_, made) = stages(
+                x, self.weights(call.layer, expert, call.number), self._store.options, self.hook(call, expert)
+            )
+            row.copy_(made[0])
+            if outcome.host is not None:
+                rows, routes = outcome.from_host()
+                rows[routes == route] = made[0]
+        flags[route] = int(not bool(torch.isfinite(row).all()))
+
+    # -- in the replay ------------------------------------------------------------------------------------------------
+
+    def weights(self, layer: int, expert: int, call: int) -> dict[str, Tensor]:
+        """The expert's numbers, with the fault "weights" in the first of them."""
+        found = self._store.dequantize(layer, expert)
+        for fault in self._of("weights", layer, expert):
+            if call in fault.calls:
+                found["gate_up"][0, 0] = fault.value
+        return found
+
+    def hook(self, call: Call, expert: int) -> Hook | None:
+        """What `replay.stages` shows its results to."""
+
+        def seen(stage: str, value: Tensor) -> Tensor:
+            for fault in self._of(stage, call.layer, expert):
+                if call.number in fault.calls:
+                    value = value.clone()
+                    value[:, 0] = fault.value
+            return value
+
+        return seen if self.on else None
+
+    def _of(self, stage: str, layer: int, expert: int) -> Sequence[Fault]:
+        return [f for f in self._faults if f.stage == stage and f.layer == layer and f.expert in (None, expert)]

@@ -1,0 +1,16 @@
+"""Whether all numbers of a tensor are finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FEW = 1 << 15  # up to so many numbers numpy takes a third of the time of torch, and one thread
+
+
+def finite(values: Tensor) -> bool:
+    """Whether all of them are, on a CPU."""
+    if values.numel() > FEW:
+        return bool(torch.isfinite(values).all())
+    return bool(np.isfinite(values.detach().float().numpy()).all())

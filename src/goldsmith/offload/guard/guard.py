@@ -1,0 +1,255 @@
+"""The guard: whether a call's numbers are finite, and where one that is not was born.
+
+Looking costs what is at hand: the kernels flag their rows, and the merged rows are looked at once. When a flag is up,
+the call is gone through stage by stage: input, routing weights, the experts' bytes in the store and in their slots,
+the products one after the other, the transfer, the merge. The first stage that is not finite while what goes into it
+is, is where it was born. What a replay does not show again is a transfer or a race.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..planning.call import UNWRITTEN, Call, Outcome
+from ..store.expert_store import ExpertStore
+from .faults import Faults
+from .finiteness import finite
+from .replay import stages
+from .report import MOST_ROWS, NumericsError, NumericsReport, NumericsWarning
+
+_ADVICE = {
+    "weights": "The checkpoint or the store is at fault, not the computation: check the source, build the store again.",
+    "input": "Look at what comes before this layer; the experts have passed on what they were given.",
+    "overflow": "Numbers outgrow their dtype: check the scale of the weights and of the input, or use a wider dtype.",
+    "transfer": "Bytes changed on their way: check memory and bus (ECC, cables, overclocking), and report this.",
+    "merge": "A row was never computed: this is an error of the engine; please report it with this message.",
+    "after": "Look at what comes after them: what stands beside them in their layer, the last norm, the head.",
+    "race": "The same inputs give finite numbers now: look for who writes these buffers, and check the memory.",
+}
+
+
+@dataclass
+class Finding:
+    """stage, cause, kind of what was found; the routes (token, slot) that have it, and the experts at fault."""
+
+    stage: str
+    cause: str
+    values: Tensor  # one that is not finite among them
+    rows: Tensor
+    experts: tuple[int, ...]
+    evidence: tuple[str, ...]
+
+
+class Guard:
+    def __init__(self, store: ExpertStore, faults: Faults, mode: str) -> None:
+        self.store, self.faults, self.mode = store, faults, mode
+        self._said: set[tuple[int | None, str]] = set()
+        self._dirty: set[int] = set()  # the layers that were not clean, in the current pass through them
+        self._last = -1
+
+    def begin(self) -> None:
+        """The layers begin anew."""
+        self._dirty, self._last = set(), -1
+
+    def look(self, call: Call, outcome: Outcome, wrong: bool | None = None) -> None:
+        """Raises or warns where the call's rows or their sums are not finite, or were never written.
+
+        wrong: what a kernel has flagged already; None: it is looked for now.
+        """
+        if call.layer < self._last or (call.layer == self._last and not call.first_row):
+            self.begin()  # else it is a later layer, or a later piece of the same call
+        self._last = call.layer
+        if wrong is None:
+            wrong = bool(outcome.known_flags().numpy().any()) or not finite(outcome.out)
+        if wrong:
+            self.tell(call, outcome)
+
+    def tell(self, call: Call, outcome: Outcome) -> None:
+        found = self._find(call, outcome)
+        if found is None:
+            return
+        first = self._dirty <= {call.layer}  # other pieces of this call may have come before
+        self._dirty.add(call.layer)
+        self._say(self._report(call, found, first))
+
+    def look_after(self, made: Tensor | None, calls: int) -> None:
+        """Raises or warns where what a model makes of its last experts is NaN or +Inf; a head may mask with -inf."""
+        if made is None or self.mode == "off":
+            return
+        bad = (torch.isnan(made) | torch.isposinf(made)).any(1)
+        if self._dirty or not bool(bad.any()):  # else it has been told already
+            return
+        rows = bad.nonzero()[:, 0].tolist()
+        told = tuple(rows[:MOST_ROWS])
+        kind = "nan" if bool(torch.isnan(made).any()) else "inf"
+        said = ("Every call of the experts made finite numbers of finite ones.",)
+        self._say(
+            NumericsReport(
+                None, "after", "after", kind, (), told, len(rows), (), None, calls, True, said, _ADVICE["after"]
+            )
+        )
+
+    def _say(self, report: NumericsReport) -> None:
+        if self.mode == "raise":
+            self.begin()
+            raise NumericsError(report)
+        if (report.layer, report.cause) not in self._said:
+            self._said.add((report.layer, report.cause))
+            warnings.warn(NumericsWarning(report), stacklevel=6)
+
+    # -- stage by stage -----------------------------------------------------------------------------------------------
+
+    def _find(self, call: Call, outcome: Outcome) -> Finding | None:
+        used = (call.ids >= 0).to(call.x.device)
+        bad_x = ~torch.isfinite(call.x).all(1) & used.any(1)
+        if bool(bad_x.any()):
+            return Finding("input", "input", call.x[bad_x], bad_x.nonzero()[:, 0], (), (self._before(call, "x"),))
+        bad_w = ~torch.isfinite(call.weights).all(1)
+        if bool(bad_w.any()):
+            rows = bad_w.nonzero()[:, 0]
+            said = "x is finite, the routing weights are not: the router is at fault. " + self._before(call, "They")
+            return Finding("routing", "input", call.weights[bad_w], rows, (), (said,))
+        flags = outcome.known_flags()
+        routes = (flags != 0).nonzero()[:, 0]
+        unwritten = (flags == UNWRITTEN).nonzero()[:, 0]
+        if len(unwritten):
+            return self._unwritten(call, outcome, unwritten)
+        if len(routes):
+            return self._routes(call, outcome, routes)
+        return self._merge(call, outcome)
+
+    def _unwritten(self, call: Call, outcome: Outcome, routes: Tensor) -> Finding:
+        rows = outcome.rows_of(routes)
+        experts = tuple(sorted(set(call.ids.view(-1)[routes].tolist())))
+        said = f"{len(routes)} row(s) of these experts were never written; x and routing weights are finite."
+        return Finding("merge", "merge", rows, routes // call.ids.shape[1], experts, (said,))
+
+    def _routes(self, call: Call, outcome: Outcome, routes: Tensor) -> Finding:
+        """Rows that are not finite: what is wrong with the first expert that has one, and all that have the same."""
+        of_expert = call.ids.view(-1)
+        by_expert: dict[int, Tensor] = {
+            e: routes[of_expert[routes] == e] for e in sorted(set(of_expert[routes].tolist()))
+        }
+        order = ("weights", "gate_up", "activation", "product", "down", "transfer")
+        found: dict[int, Finding] = {e: self._expert(call, outcome, e, at) for e, at in by_expert.items()}
+        races = [f for f in found.values() if f.cause == "race"]
+        real = [f for f in found.values() if f.cause != "race"]
+        least = min(real or races, key=lambda f: order.index(f.stage))
+        same = [f for f in real or races if (f.stage, f.cause) == (least.stage, least.cause)]
+        rows = torch.cat([f.rows for f in same]).unique()
+        experts = tuple(sorted(e for f in same for e in f.experts))
+        return Finding(least.stage, least.cause, least.values, rows, experts, least.evidence)
+
+    def _expert(self, call: Call, outcome: Outcome, e: int, routes: Tensor) -> Finding:
+        tokens = routes // call.ids.shape[1]
+        weights = self.faults.weights(call.layer, e, call.number)
+        damaged = self.store.differs(self.store.raw(call.layer, e), call.layer, e)
+        bad = next((name for name, w in weights.items() if not bool(torch.isfinite(w).all())), None)
+        if bad is not None or damaged is not None:
+            values = weights[bad] if bad else outcome.rows_of(routes[:1])
+            said = f"{bad} of expert {e} in the store is not finite" if bad else f"Expert {e} is finite in the store"
+            if damaged:
+                said += f", {'and' if bad else 'but'} its bytes are "
+                said += f"not those that were written (section {damaged}): damaged since."
+            else:
+                said += "; its checksum matches: it was so in the checkpoint."
+            return Finding("weights", "weights", values, tokens, (e,), (said,))
+        moved = self._slot(call, outcome, e, tokens)
+        if moved is not None:
+            return moved
+        x = call.x[tokens.to(call.x.device)].cpu()
+        before = f"max |x| = {_most(x):.3g}, max |gate_up| = {_most(weights['gate_up']):.3g}"
+        for stage, value in stages(x, weights, self.store.options, self.faults.hook(call, e)):
+            if not bool(torch.isfinite(value).all()):
+                said = f"{before}, all finite, and a replay shows it again; the checksum of expert {e} matches."
+                return Finding(stage, "overflow", value, tokens, (e,), (said,))
+            before = f"max |{stage}| = {_most(value):.3g}"
+        return self._not_repeated(call, outcome, e, routes, tokens)
+
+    def _slot(self, call: Call, outcome: Outcome, e: int, tokens: Tensor) -> Finding | None:
+        """Whether the bytes that a device lane read are the store's."""
+        if e not in outcome.slots:
+            return None
+        slot, generation = outcome.slots[e]
+        if slot.generation != generation or slot.owner != (call.layer, e):
+            return None  # it was filled anew since
+        slot.ready.synchronize()
+        section = self.store.differs(slot.data, call.layer, e)
+        if section is None:
+            return None
+        said = f"Expert {e} matches its checksum in the store, and does not in slot {slot.index} (section {section})."
+        return Finding(
+            "transfer",
+            "transfer",
+            torch.tensor([float("nan")], dtype=torch.float32, device="cpu"),
+            tokens,
+            (e,),
+            (said,),
+        )
+
+    def _not_repeated(self, call: Call, outcome: Outcome, e: int, routes: Tensor, tokens: Tensor) -> Finding:
+        rows = outcome.rows_of(routes)
+        if outcome.host is not None:
+            kept, at = outcome.from_host()
+            mine = torch.isin(at, routes)
+            if bool(mine.any()) and bool(torch.isfinite(kept[mine.to(kept.device)]).all()):
+                said = f"The rows of expert {e} were finite on the CPU, and are not on the device."
+                return Finding("transfer", "transfer", rows, tokens, (e,), (said,))
+        said = (
+            f"x, the weights of expert {e} and its checksum are fine, and a replay of its rows is finite in every "
+            "stage: it does not repeat."
+        )
+        return Finding("down", "race", rows, tokens, (e,), (said,))
+
+    def _merge(self, call: Call, outcome: Outcome) -> Finding | None:
+        bad = ~torch.isfinite(outcome.out).all(1)
+        if not bool(bad.any()):
+            return None
+        k = call.ids.shape[1]
+        rows = bad.nonzero()[:, 0]
+        routes = (rows.cpu()[:, None] * k + torch.arange(k, device="cpu")).view(-1)
+        kept = (call.ids.view(-1)[routes] >= 0).to(call.weights.device)
+        parts = (outcome.rows_of(routes) * call.weights.view(-1)[routes.to(call.weights.device)].unsqueeze(-1))[kept]
+        said = (
+            f"All rows of the experts are finite; max |w y| = {_most(parts):.3g}, and their sum does not fit "
+            f"{str(call.given.dtype).removeprefix('torch.')}."
+        )
+        return Finding("merge", "overflow", outcome.out[bad], rows, (), (said,))
+
+    # -- words --------------------------------------------------------------------------------------------------------
+
+    def _before(self, call: Call, what: str) -> str:
+        before = max((layer for layer in self.store.layers if layer < call.layer), default=None)
+        if before is None:
+            return f"{what} came so; there is no layer of experts before this one."
+        state = "was not clean" if before in self._dirty else "was clean"
+        return f"{what} came so; layer {before}, the experts before this one, {state}."
+
+    def _report(self, call: Call, found: Finding, first: bool) -> NumericsReport:
+        rows = sorted(set((found.rows.cpu() + call.first_row).tolist()))
+        told = tuple(rows[:MOST_ROWS])
+        lanes = call.assignment.lane_of()
+        length = call.positions
+        return NumericsReport(
+            layer=call.layer,
+            stage=found.stage,
+            cause=found.cause,
+            kind="nan" if bool(torch.isnan(found.values).any()) else "inf",
+            experts=found.experts,
+            rows=told,
+            num_rows=len(rows),
+            positions=tuple((row // length, row % length) for row in told) if length else (),
+            lane=lanes.get(found.experts[0]) if found.experts else None,
+            call=call.number,
+            first=first,
+            evidence=found.evidence,
+            advice=_ADVICE[found.cause],
+        )
+
+
+def _most(values: Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0

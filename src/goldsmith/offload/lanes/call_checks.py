@@ -1,0 +1,93 @@
+"""What a call is given, checked before any lane starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.shapes import ShapeError, check_dtype, check_tensor
+from ..errors import RoutingError
+
+OP = "offload.Engine"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+IDS = (torch.int32, torch.int64)
+FEW = 64  # routes of a call that are sorted and counted in Python
+
+
+def check_call(layer: int, x: Any, ids: Any, weights: Any, hidden: int, device: torch.device) -> None:
+    """Types, dtypes, shapes and devices; the ids' values are for `counted`."""
+    if not torch.is_grad_enabled() and _as_wanted(x, ids, weights, hidden, device):
+        return
+    for name, value in (("x", x), ("top_k_index", ids), ("top_k_weights", weights)):
+        check_tensor(OP, name, value)
+    check_dtype(OP, "x", x, DTYPES)
+    check_dtype(OP, "top_k_index", ids, IDS)
+    check_dtype(OP, "top_k_weights", weights, DTYPES)
+    if x.dim() != 2 or ids.dim() != 2 or weights.shape != ids.shape or len(ids) != len(x) or x.shape[1] != hidden:
+        raise ShapeError(
+            f"{OP}: shapes that do not fit, in layer {layer}\n"
+            f"  x:             {list(x.shape)}, expected [T, {hidden}]\n"
+            f"  top_k_index:   {list(ids.shape)}, expected [T, k]\n"
+            f"  top_k_weights: {list(weights.shape)}, expected [T, k]"
+        )
+    for name, tensor in (("x", x), ("top_k_index", ids), ("top_k_weights", weights)):
+        if tensor.device != device:
+            raise ValueError(f"{OP}: {name} is on {tensor.device}, but the engine is on {device}; move it there")
+    if torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
+        name = "x" if x.requires_grad else "top_k_weights"
+        raise ValueError(
+            f"{OP}: {name} requires grad, and the engine is for inference: call it under torch.no_grad() or "
+            "torch.inference_mode(); goldsmith.experts trains"
+        )
+
+
+def _as_wanted(x: Any, ids: Any, weights: Any, hidden: int, device: torch.device) -> bool:
+    """Whether nothing is wrong, found out in a third of the time: it is asked at every call."""
+    if type(x) is not Tensor or type(ids) is not Tensor or type(weights) is not Tensor:
+        return False
+    shape, routes = x.shape, ids.shape
+    if device.type == "cuda":  # a number is compared in a tenth of the time of a device
+        there = x.get_device() == ids.get_device() == weights.get_device() == device.index
+    else:
+        there = x.device == device and ids.device == device and weights.device == device
+    return (
+        there and x.dtype in DTYPES and ids.dtype in IDS and weights.dtype in DTYPES and len(shape) == 2
+        and len(routes) == 2 and shape[0] == routes[0] and shape[1] == hidden and weights.shape == routes
+    )  # fmt: skip
+
+
+def _counted_few(ids: Tensor, experts: int) -> tuple[list[int], bool] | None:
+    """The same of a call with few routes, without torch's cost of an operation; None where an id is out of range."""
+    counts = [0] * (experts + 1)
+    for value in ids.reshape(-1).tolist():
+        if not -1 <= value <= experts:
+            return None
+        counts[value] += 1  # -1 is the last one, too
+    return counts[:-1], counts[-1] > 0
+
+
+def counted(layer: int, ids: Tensor, experts: int) -> tuple[list[int], bool]:
+    """(tokens of each expert, whether a slot is skipped) of ids [T, k] on the CPU; raises RoutingError.
+
+    -1 and `experts` skip a slot; anything else out of 0..experts-1 is refused.
+    """
+    if ids.numel() <= FEW:
+        few = _counted_few(ids, experts)
+        if few is not None:
+            return few
+    there = ids.numpy()  # of a prompt's routes torch's operations would wake its threads, see routes.Sorted
+    least, most = int(there.min()), int(there.max())
+    if least < -1 or most > experts:
+        row, slot = np.argwhere((there < -1) | (there > experts))[0].tolist()
+        raise RoutingError(
+            f"{OP}: top_k_index[{row}, {slot}] of layer {layer} is {int(ids[row, slot])}, wanted an expert in "
+            f"0..{experts - 1}, or -1 or {experts} to skip the slot"
+        )
+    flat = there.reshape(-1)
+    if least >= 0 and most < experts:
+        return np.bincount(flat, minlength=experts).tolist(), False
+    found = np.bincount(flat + 1, minlength=experts + 2).tolist()
+    return found[1:-1], True

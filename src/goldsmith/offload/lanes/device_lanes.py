@@ -1,0 +1,366 @@
+"""The lanes with a GPU: the CPU's kernel in a thread, copies on a stream, kernels of the device on the caller's stream.
+
+Order of a call: ids to the host, and x beside them if its tokens are few (the one wait), CPU work, copies, device work,
+the CPU's rows, merge. The stream waits for those rows by itself where it can be told to, and the call returns: what the
+CPU's lane has to say is heard at the next one. A prompt's x is on its way to the CPU while copies are begun, and is
+waited for, too. Rows lie sorted by lane and expert, so that what a lane makes is one range of them; `place` says where
+a route's row is. Threads launch nothing on the GPU. What a kernel reads was written before it in its stream, or behind
+an event that it waits for. Between the wait and the last launch the device has little to do or nothing, so what is done
+there is done in few steps: lists go over in one copy, launches and views are kept.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..guard.faults import Faults
+from ..memory.budget import Spending
+from ..memory.pinned_buffers import Packets, Transit
+from ..memory.slots import Ring, begin_reading, end_reading
+from ..memory.streams import DONE
+from ..observe.statistics import Counts
+from ..observe.trace import Trace
+from ..planning.call import Call, Outcome
+from ..store.expert_store import ExpertStore
+from .cpu_beside_gpu import FETCHED, Beside
+from .kernels import loaded
+from .route_order import Sorted, sort_routes
+from .slot_filling import Filling, Streaming, Wave
+
+_MARKS = 256  # timings that wait to be read
+
+Look = Callable[[Call, Outcome, bool], None] | None
+
+
+class DeviceLanes:
+    def __init__(
+        self, store: ExpertStore, machine: Any, spending: Spending, ring: Ring | None, streaming: Streaming | None,
+        threads: int, keep: bool, faults: Faults, trace: Trace, tally: Callable[[int], Counts], look: Look,
+        ahead: bool,
+    ) -> None:  # fmt: skip
+        """look: what the guard does with a call that is over; None: there is none. ahead: a call may return before the
+        CPU's lane is through; its times are known at the next one.
+        """
+        self.store, self.machine, self.ring, self.streaming = store, machine, ring, streaming
+        self.threads, self.keep, self.faults, self.trace, self.tally = threads, keep, faults, trace, tally
+        self.look, self.most_rows = look, max(1, spending.rows)
+        self.transport: tuple[str, str] = machine.way
+        rows = self.most_rows
+        on: dict[str, Any] = {"device": machine.device}
+        self.copies, self.cpu = machine.copies, Beside(store, machine, rows, threads)
+        with torch.inference_mode(False):
+            self.rows = torch.empty(rows, store.hidden_size, dtype=torch.float32, **on)
+            self.h = torch.empty(rows * store.intermediate_size, dtype=torch.float32, **on)
+            self.lists = torch.empty(3 * rows, dtype=torch.int32, **on)  # filled anew behind its readers, in a stream
+            self.tiles = torch.empty(3 * (rows // 4 + 1024), dtype=torch.int32, **on)
+            self.dirty = machine.host(4).view(torch.int32)
+        self.h_narrow = self.h.view(torch.bfloat16)
+        self._dirty = self.dirty.numpy()  # the same word, without torch's cost of an operation
+        self._dirty[0] = 0
+        self.heads, self.small = Packets(machine.host, machine.device, 2), Packets(machine.host, machine.device)
+        self.large = Transit(machine.host, 8)
+        self.runs_ahead = ahead and self.cpu.tells
+        self._open: tuple[Call, Tensor] | None = None  # the last call, if the CPU may still be at it
+        # of time.perf_counter(): when the last call returned, and until when the time of calls was counted
+        self.returned = self.until = 0.0
+        self._last: Any = None  # the compute stream of the last call, and where that call ended in it
+        self._end: Any = DONE
+        self._now: Any = None  # the compute stream of this call
+        self._done: Any = None  # where the last wave of this call ended in it
+        self._wanted = False  # whether the last call had rows of the CPU's
+        self._pending: tuple[Call, Outcome] | None = None
+        self._marks: list[tuple[Counts, str, Any, Any, dict[str, Any] | None]] = []
+
+    # -- a call -------------------------------------------------------------------------------------------------------
+
+    def to_host(self, index: Tensor, x: Tensor, alone: bool) -> Tensor:
+        """The ids on the CPU; by then the flags of the call before are known, too. alone: the CPU will not need x.
+
+        They are valid until the second call after this one.
+        """
+        ids = self.cpu.to_host(index, x, alone, self._stream())
+        if self._open is not None:
+            self.until = max(self.returned, self._finish())
+        else:
+            self.cpu.lane.abandon()  # what the guard ended after the CPU had begun
+        if not alone and self._wanted:
+            self.cpu.lane.ready()
+        return ids
+
+    def run(self, call: Call) -> Outcome:
+        if call.first_row:
+            self._piece_is_over()
+        end = self.machine.unset()
+        try:
+            outcome = self._computed(call, self._now, end)
+        finally:  # also of a call that failed: another stream's next one comes behind whatever was launched
+            self._end = end
+            self.machine.set(end, self._now)
+        self._pending = (call, outcome)
+        self._wanted = outcome.host is not None
+        return outcome
+
+    def _computed(self, call: Call, stream: Any, end: Any) -> Outcome:
+        """All that the call gives `stream` to do; `end` is set behind it."""
+        where = sort_routes(call.ids, call.counts, call.assignment.cpu)
+        outcome = Outcome(self.rows, None, call.given, where.place)
+        made, arriving = self._begin_cpu(call, where)
+        begin = self.machine.mark(stream)
+        self._done = None
+        waves = self._waves(call)
+        wave = next(waves, None)  # its copies are on their way
+        if arriving is not None:
+            self.machine.wait(stream)
+            made = self.cpu.begin(call, where, arriving)
+        place, tokens, tiles = self._lists(call, where, wave, stream)
+        while wave is not None:
+            self._device(call, outcome, where, tokens, wave, tiles, stream)
+            wave, tiles = next(waves, None), None
+        before = self._done or self.machine.mark(stream)
+        merge = self._merge(call, outcome, place, made)
+        self._mark(call.tally, "device", begin, before, layer=call.layer, tokens=call.tokens)
+        self.heads.give_back(end)
+        self.cpu.made.give_back(end)
+        if made is not None:
+            if len(self._marks) > _MARKS // 8:  # now, while the CPU works
+                self._read_marks()
+            outcome.host = (made, where.order[: len(made)])
+            worked = self._brought(call, made, stream)
+            before = self.machine.mark(stream)
+        if self.faults.on:
+            self.faults.computed(call, outcome)
+        merge()
+        if made is not None and worked is not None:
+            self._count_cpu(call, made, *worked)
+        self._mark(call.tally, "merge", before, end, layer=call.layer, tokens=call.tokens)
+        return outcome
+
+    def _piece_is_over(self) -> None:
+        """Before the next piece of the same call, whose rows lie where those of this one are: the guard looks now."""
+        if self._open is not None:
+            self.returned = math.inf  # none of its time is to come yet
+            self._finish()
+        if self.look is not None:
+            self._end.synchronize()
+            self.look_back()
+
+    def look_back(self) -> None:
+        """What the guard has to say of the last call, or piece of one, whose work is done."""
+        if len(self._marks) > _MARKS:
+            self._read_marks()
+        pending, self._pending = self._pending, None
+        wrong = bool(self._dirty[0])
+        self._dirty[0] = 0
+        if pending is not None and self.look is not None:
+            self.look(*pending, wrong)
+
+    def flush(self) -> None:
+        self.settle()
+        self.look_back()
+
+    def settle(self) -> None:
+        """Waits for what is under way, and reads its times."""
+        self._end.synchronize()
+        self._finish()
+        self.machine.settle()
+        self._read_marks()
+
+    def close(self) -> None:
+        """Raises what nobody has heard of the last call, the CPU's part or what the guard finds, and gives all back."""
+        try:
+            self._end.synchronize()
+            self._finish()
+            self.look_back()
+        finally:
+            self.cpu.close()
+            self.machine.close()
+            self._pending = None
+            self._marks.clear()
+            del self.rows, self.h, self.h_narrow, self.lists, self.tiles, self.heads, self.small
+
+    # -- lanes --------------------------------------------------------------------------------------------------------
+
+    def _begin_cpu(self, call: Call, where: Sorted) -> tuple[Tensor | None, Tensor | None]:
+        """The rows that the CPU makes already, or its x, which is on its way; neither if it has no experts."""
+        if self.cpu.begun is not None:
+            call.tally.bytes_d2h += call.x.nbytes
+            return self.cpu.begun, None
+        if not call.assignment.cpu:
+            return None, None
+        x, arriving = self.cpu.bring(call, where)
+        return (None, x) if arriving else (self.cpu.begin(call, where, x), None)
+
+    def _stream(self) -> Any:
+        """The caller's stream, behind the last call: its buffers are ours, and that may have been another stream."""
+        stream = self.machine.compute()
+        handle = getattr(stream, "stream", None)
+        if handle != self._last:
+            stream.wait(self._end)
+            self._last = handle
+        self._now = stream
+        return stream
+
+    def _lists(
+        self, call: Call, where: Sorted, wave: Wave | None, stream: Any
+    ) -> tuple[Tensor, Tensor, tuple[Any, Tensor] | None]:
+        """place [T k] and the token of each sorted row, on the device; of few routes the first wave's tiles, too."""
+        k, config = max(1, call.ids.shape[1]), None
+        if isinstance(where.order, list) and isinstance(where.place, list):
+            tiles: list[int] = []
+            if wave is not None:
+                config, tiles = self._tiles(call, where, wave)
+            tokens = [route // k for route in where.order]
+            parts = self.heads.send((where.place, tokens, tiles), self.machine.move, stream)
+            return parts[0], parts[1], None if config is None else (config, parts[2].view(3, -1))
+        routes, rows = call.routes, len(where.order)
+        host = self.large.take((routes + rows,), torch.int32)
+        there = host.numpy()
+        there[:routes] = where.place
+        there[routes:] = np.asarray(where.order) // k
+        device = self.lists[: routes + rows]
+        self.machine.move(host, device, stream)
+        self.large.give_back(stream.record())
+        return device[:routes], device[routes:], None
+
+    def _tiles(self, call: Call, where: Sorted, wave: Wave) -> tuple[Any, list[int]]:
+        """How the kernels are to run, and the tiles of a wave: its slots, first rows and rows, one after the other."""
+        panels = loaded("experts._kernels.panels")
+        counts = [call.counts[e] for e, _ in wave]
+        config = panels.pick(max(counts))
+        starts = [where.start[e] for e, _ in wave]
+        slots, first, rows = panels.tiles_of([slot.index for _, slot in wave], counts, starts, config.rows)
+        return config, [*slots, *first, *rows]
+
+    def _sent(self, call: Call, where: Sorted, wave: Wave, stream: Any) -> tuple[Any, Tensor]:
+        """The same on the device."""
+        config, listed = self._tiles(call, where, wave)
+        if len(listed) <= self.small.size:
+            (tiles,) = self.small.send((listed,), self.machine.move, stream)
+            self.small.give_back(stream.record())
+        else:
+            host = self.large.take((len(listed),), torch.int32)
+            host.numpy()[:] = listed
+            tiles = self.tiles[: len(listed)]
+            self.machine.move(host, tiles, stream)
+            self.large.give_back(stream.record())
+        return config, tiles.view(3, -1)
+
+    def _brought(self, call: Call, made: Tensor, stream: Any) -> tuple[float, float] | None:
+        """The CPU's rows are on their way to the device, or the merge fetches them: when its lane began and ended
+
+        None: the stream waits for it, and the caller goes on. Otherwise the device has nothing to do until the merge is
+        launched, so whatever can be done before this or behind it is.
+        """
+        if self.runs_ahead and not self.faults.on:  # they are put in between
+            times = None
+            self.cpu.follow(stream)
+            self._open, self.returned = (call, made), time.perf_counter()
+        else:
+            waited = time.perf_counter()
+            times = self.cpu.end()
+            call.tally.t_wait += time.perf_counter() - waited
+        if not self._fetched(call):
+            self.machine.move(made, self.rows[: made.shape[0]], stream)
+        return times
+
+    def _finish(self) -> float:
+        """What the CPU's lane has to say of the last call: when it ended, or what went wrong in it."""
+        if self._open is None:
+            return 0.0
+        waited, (call, made) = time.perf_counter(), self._open
+        self._open = None
+        try:
+            begin, end = self.cpu.end()
+        except (ValueError, RuntimeError, MemoryError) as error:
+            self._pending, self._dirty[0] = None, 0  # its rows were not written: no work for the guard
+            said = f"offload.Engine: in the call before, of {call.tokens} tokens in layer {call.layer}: {error}"
+            raise type(error)(said) from error
+        call.tally.t_wait += time.perf_counter() - waited
+        self._count_cpu(call, made, begin, end)
+        more = max(0.0, end - self.returned)
+        call.tally.t_wall += more
+        call.tally.t_bound += more if call.assignment.predicted is not None else 0.0
+        return end
+
+    def _count_cpu(self, call: Call, made: Tensor, begin: float, end: float) -> None:
+        tally, experts = call.tally, len(call.assignment.cpu)
+        tally.t_cpu += end - begin
+        tally.bytes_h2d += made.nbytes
+        tally.bytes_store_read += experts * self.store.expert_nbytes(call.layer)
+        self.trace.span("cpu", "experts", begin, end, layer=call.layer, experts=experts, tokens=call.tokens)
+
+    def _fetched(self, call: Call) -> bool:
+        """Whether the merge reads the CPU's rows where they are: a copy would stand in line behind those of experts."""
+        return call.routes <= FETCHED and call.tokens == 1 and not self.faults.on
+
+    def _waves(self, call: Call) -> Iterator[Wave]:
+        given = call.assignment
+        if given.streamed and self.streaming is not None:
+            return self.streaming.waves(call, self.copies, self._copied)
+        if self.ring is None:
+            return iter(())
+        filling = Filling(call, self.ring, self.copies, self._copied, keep=self.keep)
+        return filling.waves(call.tally)
+
+    def _device(
+        self, call: Call, outcome: Outcome, where: Sorted, tokens: Tensor, wave: Wave,
+        sent: tuple[Any, Tensor] | None, stream: Any,
+    ) -> None:  # fmt: skip
+        slots = [slot for _, slot in wave]
+        config, tiles = sent or self._sent(call, where, wave, stream)
+        h = self.h_narrow if call.x.dtype == torch.bfloat16 else self.h
+        forward, base = loaded("experts._kernels.panels").panels_forward, slots[0].arena.base
+        begin_reading(slots, stream)
+        forward(call.x, tokens, tiles, base, h, self.rows, config, **self.store.options)
+        self._done = self.machine.mark(stream)
+        end_reading(slots, stream, self._done)
+        for expert, slot in wave:
+            outcome.slots[expert] = (slot, slot.generation)
+
+    def _merge(self, call: Call, outcome: Outcome, place: Tensor, made: Tensor | None) -> Callable[[], None]:
+        """The merge, ready to be launched."""
+        weights, merger = call.weights.contiguous(), loaded("offload.lanes._triton").merger
+        fetched = made if made is not None and self._fetched(call) else None
+        outcome.out, launch = merger(self.rows, place, weights, call.given.dtype, self.dirty, fetched)
+        return launch
+
+    def _copied(self, layer: int, experts: Sequence[int], into: Sequence[Tensor]) -> None:
+        """Experts to their slots; timed together, unless a trace is to show each."""
+        if self.trace.on and len(experts) > 1:
+            for expert, data in zip(experts, into, strict=True):
+                self._copied(layer, (expert,), (data,))
+            return
+        begin, machine, store, size = self.machine.mark(self.copies), self.machine, self.store, 0
+        for expert, data in zip(experts, into, strict=True):
+            machine.copy(store.raw(layer, expert), data)
+            size += data.numel()
+            if self.faults.on:
+                machine.beside(lambda e=expert, d=data: self.faults.copied(layer, e, d))
+        tally = self.tally(layer)
+        tally.bytes_h2d += size
+        tally.bytes_store_read += size
+        self._mark(tally, "link", begin, machine.mark(self.copies), layer=layer, expert=experts[0], bytes=size)
+
+    def _read_marks(self) -> None:
+        """Of what has happened; a copy for later calls may still be on its way."""
+        marks, self._marks = self._marks, []
+        for tally, lane, begin, end, args in marks:
+            if not self.machine.happened(end):
+                self._marks.append((tally, lane, begin, end, args))
+                continue
+            seconds = self.machine.seconds(begin, end)
+            setattr(tally, f"t_{lane}", getattr(tally, f"t_{lane}") + seconds)
+            if args is not None:
+                at = self.machine.when(begin)
+                self.trace.span(lane, lane, at, at + seconds, **args)
+
+    def _mark(self, tally: Counts, lane: str, begin: Any, end: Any, **args: Any) -> None:
+        """A time that is read later, when nobody has to wait for it."""
+        self._marks.append((tally, lane, begin, end, args if self.trace.on else None))

@@ -1,0 +1,108 @@
+"""What the device's budget is spent on: worked out once, before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..settings import Settings
+
+STAGING = 8  # slots at most that copies go through, half of them filled while the others are read
+SPARE = 4 << 20  # on a GPU: lists of routes and what else torch's allocator rounds up
+_ROWS = (32768, 64)  # of the workspace on a GPU: at most, at least
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Bytes of the device, in all `total`; `why_off` says why there is no device lane, where there is none.
+
+    staging   slots that copies go through
+    cache     slots of each layer
+    arenas    2 when whole layers are streamed with the next one's copy ahead, else 0; `arena` bytes each
+    rows      routes (token, slot) that a call may have at a time, each `row_bytes`; 0: no limit, not on the device
+    """
+
+    budget: int
+    slot_bytes: int
+    staging: int = 0
+    cache: Mapping[int, int] = field(default_factory=dict)
+    arenas: int = 0
+    arena: int = 0
+    rows: int = 0
+    row_bytes: int = 0
+    why_off: str = ""
+
+    @property
+    def total(self) -> int:
+        slots = self.staging + sum(self.cache.values())
+        spare = SPARE if self.rows else 0
+        return slots * self.slot_bytes + self.arenas * self.arena + self.rows * self.row_bytes + spare
+
+    @property
+    def device_lane(self) -> bool:
+        return self.staging > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        cache = {str(layer): count for layer, count in self.cache.items()}
+        return asdict(self) | {"cache": cache, "total": self.total}
+
+
+def spend(budget: int, settings: Settings, slot_bytes: int, experts: Mapping[int, int], row_bytes: int = 0) -> Spending:
+    """Staging first, then the workspace (row_bytes > 0: a GPU), the arenas of prefill, and what is left: the cache.
+
+    Fewer than two slots are the same as none. Arenas are given at most half of what is left, unless prefill="stream"
+    asks for them.
+    """
+    off = {layer: 0 for layer in experts}
+    most = max(experts.values())
+    rows = 0
+    left = budget
+    if row_bytes:
+        beside_two = (budget - SPARE - 2 * slot_bytes) // row_bytes  # so that the least that is enough is enough
+        rows = max(_ROWS[1], min(_ROWS[0], budget // 4 // row_bytes, beside_two))
+        left -= rows * row_bytes + SPARE
+    if left < 2 * slot_bytes:
+        need = 2 * slot_bytes + (_ROWS[1] * row_bytes + SPARE if row_bytes else 0)
+        what = "gpu_budget=0" if budget == 0 else f"gpu_budget={budget} bytes are too little for two slots"
+        why = f"{what}: everything is computed on the CPU (two slots need {need} bytes)"
+        if budget == 0 and settings.gpu_budget is None:
+            why = "no GPU is used, and gpu_budget='auto' takes nothing else: everything is computed on the CPU"
+        return Spending(budget, slot_bytes, 0, off, why_off=why)
+    slots = left // slot_bytes
+    staging = min(STAGING, max(2, slots // 4), 2 * most)
+    slots -= staging
+    arena, arenas = most * slot_bytes, 0
+    wanted = settings.prefill != "cpu" and settings.lanes == "auto" and len(experts) > 1
+    if wanted and 2 * most <= (slots if settings.prefill == "stream" else slots // 2):
+        arenas, slots = 2, slots - 2 * most
+    cache = off
+    if settings.cache != "none" or settings.lanes in ("cached", "mixed"):
+        cache = _shared_out(slots, experts)
+    if settings.lanes in ("cached", "mixed"):
+        cache = _at_least_one(cache, slots, staging)
+    return Spending(budget, slot_bytes, staging, cache, arenas, arena * bool(arenas), rows, row_bytes)
+
+
+def _shared_out(slots: int, experts: Mapping[int, int]) -> dict[int, int]:
+    """As many slots for each layer; what one with few experts leaves over is for the others."""
+    found: dict[int, int] = {}
+    while len(found) < len(experts):
+        layers = [layer for layer in sorted(experts) if layer not in found]
+        each, more = divmod(slots, len(layers))
+        whole = {layer: experts[layer] for layer in layers if experts[layer] <= each}
+        if not whole:
+            return found | {layer: each + (i < more) for i, layer in enumerate(layers)}
+        found |= whole
+        slots -= sum(whole.values())
+    return found
+
+
+def _at_least_one(cache: Mapping[int, int], slots: int, staging: int) -> dict[int, int]:
+    """Forced lanes need a slot in every layer."""
+    if all(cache.values()):
+        return dict(cache)
+    raise ValueError(
+        f"offload.Engine: the lane 'cached' needs a slot in each of {len(cache)} layers beside {staging} for copies, "
+        f"but gpu_budget leaves {slots}; raise gpu_budget"
+    )

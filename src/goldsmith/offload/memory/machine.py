@@ -1,0 +1,197 @@
+"""What the device lanes need of a machine: its streams, memory that copies can run from, and marks to time by.
+
+`Cuda` is the machine; `Simulated` has the same on a CPU, for tests of the lanes' own logic: kernels through Triton's
+interpreter, copies in a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from ctypes import CDLL, c_int, c_size_t, c_uint32, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..store.expert_store import ExpertStore
+from .streams import CopyStream, CudaStream, CurrentStream, Done, Inline, Work, Worker
+
+_BY_ADDRESS = 4  # cudaMemcpyDefault: which way is told by the addresses
+_PATIENCE = 60  # seconds that a simulated stream waits for a word
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: word - number >= 0, as int32 has it
+
+
+class Cuda:
+    """`copies` is one stream; what computes goes to the stream that is current where the engine is called."""
+
+    def __init__(self, store: ExpertStore, device: torch.device) -> None:
+        from .transport import Transport, runtime
+
+        self.device = device
+        self._runtime = runtime()
+        if self._runtime is not None:
+            self._runtime.cudaMemcpyAsync.argtypes = [c_void_p, c_void_p, c_size_t, c_int, c_void_p]
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._now, self._compute = -1, CurrentStream(torch.cuda.current_stream(device))
+        self.copies = CopyStream(torch.cuda.Stream(device))
+        self.transport = Transport(store, device)
+        self.way = (self.transport.mode, self.transport.why)
+        self._waited = torch.cuda.Event()
+        self._wait_value = self._waiting()
+        self.waits_for_words = self._wait_value is not None
+        self._origin = self.mark(self.copies)
+        self._origin.synchronize()
+        self._began = time.perf_counter()
+
+    def compute(self) -> CudaStream:
+        now = torch._C._cuda_getCurrentRawStream(self._index)
+        if now != self._now:
+            self._now, self._compute = now, CurrentStream(torch.cuda.current_stream(self.device))
+        return self._compute
+
+    def host(self, nbytes: int) -> Tensor:
+        """Pinned bytes of the CPU."""
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+    def move(self, source: Tensor, into: Tensor, stream: CudaStream) -> None:
+        """A copy between the device and pinned memory on the current stream, which is `stream`, not waited for."""
+        if self._runtime is None or not source.is_contiguous() or source.dtype != into.dtype:
+            into.copy_(source, non_blocking=True)
+            return
+        status = self._runtime.cudaMemcpyAsync(
+            into.data_ptr(), source.data_ptr(), source.nbytes, _BY_ADDRESS, stream.stream.cuda_stream
+        )
+        if status:
+            self._runtime.cudaGetLastError()
+            text = self._runtime.cudaGetErrorString(status).decode(errors="replace")
+            raise RuntimeError(f"offload.Engine: a copy of {source.nbytes} bytes failed: {text}")
+
+    def copy(self, source: Tensor, into: Tensor) -> None:
+        """An expert's bytes to the device, on `copies`."""
+        self.transport.copy(source, into, self.copies.stream)
+
+    def beside(self, work: Work) -> None:
+        """Other work of torch's on `copies`."""
+        with torch.cuda.stream(self.copies.stream):
+            work()
+
+    def mark(self, stream: CudaStream) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream.stream)
+        return event
+
+    def wait(self, stream: CudaStream) -> None:
+        """Until all is done that `stream` was given."""
+        self._waited.record(stream.stream)
+        self._waited.synchronize()
+
+    def behind(self, word: Tensor, number: int, stream: CudaStream) -> None:
+        """What `stream` is given from now on begins when int32 [1] `word`, pinned, has come to `number`."""
+        status = self._wait_value(stream.stream.cuda_stream, word.data_ptr(), number & 0xFFFFFFFF, _AT_LEAST)
+        if status:
+            raise RuntimeError(f"offload.Engine: the stream cannot wait for a word of the host (driver error {status})")
+
+    def _waiting(self) -> Any:
+        """The driver's call for that, tried; None where it cannot be had."""
+        try:
+            found = CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+        except (OSError, AttributeError):
+            return None
+        found.argtypes = [c_void_p, c_void_p, c_uint32, c_uint32]
+        word = self.host(4).view(torch.int32).zero_()
+        return found if found(self.copies.stream.cuda_stream, word.data_ptr(), 0, _AT_LEAST) == 0 else None
+
+    def unset(self) -> Any:
+        """A mark that is still to be set."""
+        return torch.cuda.Event(enable_timing=True)
+
+    def set(self, mark: Any, stream: CudaStream) -> None:
+        mark.record(stream.stream)
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+    def happened(self, mark: Any) -> bool:
+        return bool(mark.query())
+
+    def when(self, mark: Any) -> float:
+        """Of time.perf_counter(), to some 10 us."""
+        return self._began + self._origin.elapsed_time(mark) / 1e3
+
+    def settle(self) -> None:
+        self.copies.stream.synchronize()
+
+    def close(self) -> None:
+        self.settle()
+        self.transport.close()
+
+
+class Mark(Done):
+    """A moment that was."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+
+class Simulated:
+    device = torch.device("cpu")
+    waits_for_words = True
+
+    def __init__(self) -> None:
+        self.copies = Worker("goldsmith copies")
+        self.way = ("memory", "a machine without a GPU, for tests")
+
+    def compute(self) -> Inline:
+        return Inline()
+
+    def host(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+    def copy(self, source: Tensor, into: Tensor) -> None:
+        into.copy_(source)
+
+    def beside(self, work: Work) -> None:
+        work()
+
+    def move(self, source: Tensor, into: Tensor, stream: Any) -> None:
+        into.copy_(source)
+
+    def mark(self, stream: Any) -> Mark:
+        return Mark(time.perf_counter())
+
+    def wait(self, stream: Any) -> None:
+        pass
+
+    def behind(self, word: Tensor, number: int, stream: Any) -> None:
+        until_word(word, number)
+
+    def unset(self) -> Mark:
+        return Mark(0.0)
+
+    def set(self, mark: Mark, stream: Any) -> None:
+        mark.at = time.perf_counter()
+
+    def seconds(self, begin: Mark, end: Mark) -> float:
+        return end.at - begin.at
+
+    def happened(self, mark: Mark) -> bool:
+        return True
+
+    def when(self, mark: Mark) -> float:
+        return mark.at
+
+    def settle(self) -> None:
+        self.copies.record().synchronize()
+
+    def close(self) -> None:
+        self.copies.close()
+
+
+def until_word(word: Tensor, number: int) -> None:
+    """Waits until int32 [1] `word` has come to `number`, as a stream of `Cuda` does."""
+    there, until = word.numpy(), time.perf_counter() + _PATIENCE
+    while (int(there[0]) - number) % 2**32 >= 2**31:
+        if time.perf_counter() > until:
+            raise TimeoutError(f"a word of the host is {int(there[0])} after {_PATIENCE} s, and not yet {number}")
+        time.sleep(1e-5)

@@ -1,0 +1,102 @@
+"""Slots: places on the device for one expert each, which are filled and read again and again.
+
+A slot is written after its last reader (`last_use`) and read after its writer (`ready`): it changes hands through its
+events alone. The memory is allocated once and never grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ...experts import PackedExperts
+from .streams import DONE, Stream
+
+Copy = Callable[[int, Sequence[int], Sequence[Tensor]], None]  # (layer, experts, where each of them goes)
+
+
+@dataclass(eq=False)
+class Slot:
+    """index: in the arena. generation: how often it was filled. owner: (layer, expert) that it holds or will hold."""
+
+    index: int
+    data: Tensor
+    arena: Arena = field(repr=False)
+    generation: int = 0
+    owner: tuple[int, int] | None = None
+    ready: Any = DONE
+    last_use: Any = DONE
+
+    def drop(self) -> None:
+        self.owner = None
+
+
+@dataclass(eq=False)
+class Arena:
+    """`data` [n, stride] uint8 and the same as a base of n experts, for the kernels."""
+
+    data: Tensor
+    base: PackedExperts
+    slots: list[Slot] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slots = [Slot(i, row, self) for i, row in enumerate(self.data)]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+def fill(slots: Sequence[Slot], layer: int, experts: Sequence[int], stream: Stream, copy: Copy) -> None:
+    """Begins to fill the slots with these experts on `stream`, behind their last readers: they are ready together."""
+    last: Any = DONE
+    for slot, expert in zip(slots, experts, strict=True):
+        slot.owner = (layer, expert)
+        slot.generation += 1
+        if slot.last_use is not last:
+            last = slot.last_use
+            stream.wait(last)
+    into = [slot.data for slot in slots]
+    stream.run(lambda: copy(layer, experts, into))
+    ready = stream.record()
+    for slot in slots:
+        slot.ready = ready
+
+
+def begin_reading(slots: Sequence[Slot], stream: Stream) -> None:
+    """What `stream` does from now on comes behind the writers of these slots."""
+    last: Any = DONE
+    for slot in slots:
+        if slot.ready is not DONE:
+            if slot.ready is not last:
+                last = slot.ready
+                stream.wait(last)
+            slot.ready = DONE  # for this stream; whoever calls in another one has it wait for the call before
+
+
+def end_reading(slots: Sequence[Slot], stream: Stream, event: Any = None) -> None:
+    """Whoever fills these slots next waits for what `stream` has done until now; event: one that says so already."""
+    event = stream.record() if event is None else event
+    for slot in slots:
+        slot.last_use = event
+
+
+def waves(experts: Sequence[int], size: int) -> Iterator[list[int]]:
+    """The experts in groups of at most `size`, in order."""
+    for first in range(0, len(experts), size):
+        yield list(experts[first : first + size])
+
+
+class Ring:
+    """Staging slots in turn. Two halves: one is filled while the other is read."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots, self._next = list(slots), 0
+        self.wave = max(1, len(self.slots) // 2)
+
+    def take(self) -> Slot:
+        slot = self.slots[self._next]
+        self._next = (self._next + 1) % len(self.slots)
+        return slot

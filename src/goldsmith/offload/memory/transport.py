@@ -1,0 +1,281 @@
+"""How bytes of a store reach the device.
+
+registered  the mapping itself is page-locked, read-only (cudaHostRegister with flag 8): copies run at the link's speed,
+            and nothing is held twice. Without that flag a read-only mapping is refused, and a refusal stays behind as
+            an error that the next call of anybody's would raise: it is taken back here
+ring        a few page-locked buffers, which some threads fill: where registration is refused
+memory      plain copies: where the device is the CPU, or nothing can be page-locked
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..store.expert_store import ExpertStore
+
+_READ_ONLY = 8  # cudaHostRegisterReadOnly
+_HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
+_READ_ONLY_SUPPORTED = 113  # cudaDevAttrHostRegisterReadOnlySupported
+_BUFFERS, _PIECE = 8, 2 << 20  # of a ring, and bytes of each: half are filled while the others are on their way
+_FILLERS = 4  # threads: one alone reached 5.5 GB/s where a copy of what is pageable has 7.9 (H100, 16 cores)
+_SHARE = 0.8  # of the memory that is free: locking more would push out what others need
+_OP = "offload.Transport"
+MODES = ("registered", "ring", "memory")
+
+
+class Transport:
+    """Copies of a store's bytes to a device.
+
+    mode    "registered", "ring" or "memory"; force= asks for one, and then raises ValueError where it cannot be had
+    why     a sentence: what decided it
+    """
+
+    def __init__(self, store: ExpertStore, device: torch.device | str, *, force: str | None = None) -> None:
+        if force not in (None, *MODES):
+            raise ValueError(f"{_OP}: force={force!r}, wanted one of {', '.join(MODES)}, or None")
+        self.device = torch.device(device)
+        self._stride = store.blocks.stride
+        self._registration: Registration | None = None
+        self._cuda: Any = None
+        self._ring: Ring | None = None
+        if self.device.type != "cuda":
+            if force not in (None, "memory"):
+                raise ValueError(f"{_OP}: force={force!r} needs a CUDA device, not {self.device}")
+            self.mode, self.why = "memory", f"the device is {self.device}: bytes are copied from memory to memory"
+            return
+        self.mode, self.why = self._choose(store, force)
+
+    def _choose(self, store: ExpertStore, force: str | None) -> tuple[str, str]:
+        refusals: list[str] = []
+        for mode, begin in (("registered", self._register), ("ring", self._fill_ring)):
+            if force in (None, mode):
+                reason = begin(store)
+                if reason is None:
+                    return mode, "; ".join([*refusals, _SAID[mode]])
+                refusals.append(f"not {mode}: {reason}")
+        if force in ("registered", "ring"):
+            raise ValueError(f"{_OP}: force={force!r} cannot be had here: {refusals[0]}")
+        return "memory", "; ".join([*refusals, _SAID["memory"]])
+
+    def _register(self, store: ExpertStore) -> str | None:
+        """Why the mapping cannot be page-locked; None when it is."""
+        free = free_memory()
+        if free is not None and store.nbytes > _SHARE * free:
+            return f"the store has {store.nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free"
+        with torch.cuda.device(self.device):
+            torch.cuda.current_stream().synchronize()  # the device has a context now
+            cuda = runtime()
+            found = register(store.whole(), self.device.index or torch.cuda.current_device(), cuda)
+        if isinstance(found, str):
+            return found
+        self._registration, self._cuda = found, cuda
+        return None
+
+    def _fill_ring(self, store: ExpertStore) -> str | None:
+        try:
+            size = min(_PIECE, self._stride)
+            buffers = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(_BUFFERS)]
+        except RuntimeError as error:
+            return f"no page-locked buffers ({str(error).splitlines()[0]})"
+        self._ring = Ring(buffers, _event_of)
+        return None
+
+    def copy(self, source: Tensor, out: Tensor, stream: Any = None) -> None:
+        """`source`, bytes of the store, into `out`, as many bytes on the device
+
+        Ordered on `stream` (a torch.cuda.Stream; None: the current one) and not waited for, unless the mode is
+        "memory". Both are one piece of memory, of the same size: ValueError otherwise.
+        """
+        if source.numel() != out.numel() or not (source.is_contiguous() and out.is_contiguous()):
+            raise ValueError(f"{_OP}: source is {list(source.shape)} and out {list(out.shape)}; wanted the same bytes")
+        if self._cuda is not None:
+            self._copy_registered(source, out, stream or torch.cuda.current_stream(self.device))
+            return
+        source, out = source.view(-1), out.view(-1)
+        if self.device.type != "cuda":
+            move(source, out)
+            return
+        with torch.cuda.stream(stream):
+            if self._ring is not None:
+                self._ring.copy(source, out)
+            else:
+                out.copy_(source)
+
+    def _copy_registered(self, source: Tensor, out: Tensor, stream: Any) -> None:
+        """As torch would, which takes 10 us more of the caller's time for it."""
+        status = self._cuda.cudaMemcpyAsync(
+            ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(source.data_ptr()), ctypes.c_size_t(source.numel()),
+            ctypes.c_int(_HOST_TO_DEVICE), ctypes.c_void_p(stream.cuda_stream),
+        )  # fmt: skip
+        if status:
+            self._cuda.cudaGetLastError()
+            text = self._cuda.cudaGetErrorString(ctypes.c_int(status)).decode(errors="replace")
+            raise RuntimeError(f"{_OP}: a copy of {source.numel()} bytes to {self.device} failed: {text}")
+
+    def close(self) -> None:
+        """Gives page-locked memory back; what was copied must have arrived. Twice is fine."""
+        if self._ring is not None:
+            self._ring.close()
+        self._registration = self._ring = self._cuda = None
+
+
+_SAID = {
+    "registered": "the store's pages are page-locked where they are mapped",
+    "ring": f"copies go through {_BUFFERS} page-locked buffers",
+    "memory": "copies come from pageable memory, which is slow and waits",
+}
+
+
+class Ring:
+    """Page-locked buffers in turn: each is filled again only when its copy has arrived
+
+    Threads fill them, a buffer each; the calling thread launches the copies, in order.
+    """
+
+    def __init__(self, buffers: Sequence[Tensor], mark: Callable[[], Any]) -> None:
+        self._buffers, self._mark = buffers, mark
+        self._events: list[Any] = [None] * len(buffers)
+        self._next = 0
+        self._lock = threading.Lock()
+        self._ahead = min(_FILLERS, len(buffers))
+        self._fillers = ThreadPoolExecutor(self._ahead, "goldsmith ring")  # begins its threads when they are needed
+
+    def copy(self, source: Tensor, out: Tensor) -> None:
+        with self._lock:
+            size = self._buffers[0].numel()
+            filling: deque[tuple[int, Tensor, Tensor, Future[None]]] = deque()
+            for begin in range(0, source.numel(), size):
+                if len(filling) == self._ahead:
+                    self._launch(*filling.popleft())
+                part = source[begin : begin + size]
+                i, self._next = self._next, (self._next + 1) % len(self._buffers)
+                if self._events[i] is not None:
+                    self._events[i].synchronize()
+                buffer = self._buffers[i][: part.numel()]
+                filled = self._fillers.submit(move, part, buffer)
+                filling.append((i, buffer, out[begin : begin + size], filled))
+            while filling:
+                self._launch(*filling.popleft())
+
+    def _launch(self, i: int, buffer: Tensor, out: Tensor, filled: Future[None]) -> None:
+        filled.result()
+        out.copy_(buffer, non_blocking=True)
+        self._events[i] = self._mark()
+
+    def wait(self) -> None:
+        for event in self._events:
+            if event is not None:
+                event.synchronize()
+
+    def close(self) -> None:
+        self.wait()
+        self._fillers.shutdown()
+
+
+def _event_of() -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
+def move(source: Tensor, out: Tensor) -> None:
+    """Bytes from memory to memory in the calling thread, without the GIL
+
+    torch's copy would wake its whole pool for them: 73 kB took 30 ms where another process had one of two cores.
+    """
+    if source.numel():
+        ctypes.memmove(out.data_ptr(), source.data_ptr(), source.numel())
+
+
+# -- registration -----------------------------------------------------------------------------------------------------
+
+
+class Registration:
+    """Page-locked bytes; they stay so, and mapped, as long as somebody holds this."""
+
+    def __init__(self, pages: Tensor, cuda: Any) -> None:
+        self.pages = pages
+        self._finalizer = weakref.finalize(self, _unregister, pages, cuda)
+        self._finalizer.atexit = False  # the driver is going down by itself then
+
+
+_REGISTERED: weakref.WeakValueDictionary[int, Registration] = weakref.WeakValueDictionary()
+_LOCK = threading.Lock()
+
+
+def register(pages: Tensor, device: int, cuda: Any) -> Registration | str:
+    """These bytes page-locked for reading, or in words why not; no error is left behind."""
+    if cuda is None:
+        return "the CUDA runtime that torch uses was not found"
+    with _LOCK:
+        known = _REGISTERED.get(pages.data_ptr())
+        if known is not None and known.pages.numel() == pages.numel():
+            return known
+        supported = ctypes.c_int(0)
+        status = cuda.cudaDeviceGetAttribute(
+            ctypes.byref(supported), ctypes.c_int(_READ_ONLY_SUPPORTED), ctypes.c_int(device)
+        )
+        if status or not supported.value:
+            cuda.cudaGetLastError()
+            return "the device cannot lock memory that is mapped read-only"
+        status = cuda.cudaHostRegister(
+            ctypes.c_void_p(pages.data_ptr()), ctypes.c_size_t(pages.numel()), ctypes.c_uint(_READ_ONLY)
+        )
+        if status:
+            cuda.cudaGetLastError()  # takes the error back, which the next call of anybody's would raise
+            text = cuda.cudaGetErrorString(ctypes.c_int(status)).decode(errors="replace")
+            return f"cudaHostRegister of {pages.numel() / 1e9:.1f} GB: {text} (error {status})"
+        found = Registration(pages, cuda)
+        _REGISTERED[pages.data_ptr()] = found
+        return found
+
+
+def _unregister(pages: Tensor, cuda: Any) -> None:
+    if cuda.cudaHostUnregister(ctypes.c_void_p(pages.data_ptr())):
+        cuda.cudaGetLastError()
+
+
+def runtime() -> Any:
+    """The CUDA runtime library that torch has loaded; None if there is none of its own."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        path = "/" + line.partition("/")[2]
+        if Path(path).name.startswith("libcudart"):
+            found = ctypes.CDLL(path)
+            found.cudaGetErrorString.restype = ctypes.c_char_p
+            return found
+    return None
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that the system, or the control group of this process, could still give; None where neither says."""
+    found = []
+    for line in _text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) * 1024)
+    limit = _text(root / "sys/fs/cgroup/memory.max").strip()
+    if limit.isdigit():
+        used = _text(root / "sys/fs/cgroup/memory.current").strip()
+        kept = [row.split()[1] for row in _text(root / "sys/fs/cgroup/memory.stat").splitlines() if row[:5] == "file "]
+        found.append(int(limit) - (int(used) if used.isdigit() else 0) + sum(map(int, kept)))
+    return min(found, default=None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return ""

@@ -1,0 +1,56 @@
+"""Whether others use the processors while something is measured here."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+
+from ...core.processors import allowed
+
+BUSY = 0.05  # of the processors' time: with more than that taken by others, timings are those of a busy machine
+_WORK = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: columns of /proc/stat
+
+
+class Others:
+    """`with Others() as others:` ..., then `others.share`
+
+    share   of the time of the processors that this process may use, what was neither idle nor spent by this process
+            and the children that it waited for; None where the system does not say
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._stat = root / "proc/stat"
+        self.share: float | None = None
+
+    def __enter__(self) -> Others:
+        self._began = self._now()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        began, ended = self._began, self._now()
+        if began is None or ended is None or ended[1] <= began[1]:
+            return
+        work, all_of_it, own = (after - before for before, after in zip(began, ended))
+        self.share = min(1.0, max(0.0, (work - own) / all_of_it))
+
+    def _now(self) -> tuple[float, float, float] | None:
+        """Seconds of the allowed processors: at work, in all; and those of this process."""
+        try:
+            lines = self._stat.read_text(encoding="ascii").splitlines()
+        except OSError:
+            return None
+        mine = {f"cpu{i}" for i in allowed()}
+        rows = [[int(n) for n in words[1:9]] for words in map(str.split, lines) if words and words[0] in mine]
+        if not rows or any(len(row) < 8 for row in rows):
+            return None
+        tick = os.sysconf("SC_CLK_TCK")
+        return sum(row[i] for row in rows for i in _WORK) / tick, sum(map(sum, rows)) / tick, sum(os.times()[:4])
+
+
+def busy(seconds: float = 0.1) -> bool:
+    """Whether others use them now."""
+    with Others() as others:
+        time.sleep(seconds)
+    return (others.share or 0.0) > BUSY

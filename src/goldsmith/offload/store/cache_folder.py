@@ -1,0 +1,146 @@
+"""Where stores live that nobody gave a path: the cache folder, under keys of their contents."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...core.shapes import kind
+from ..errors import StoreError, StoreMismatch
+from .atomic_file import published
+from .expert_store import ExpertStore, opened_source
+from .source_key import state_of, surveyed
+from .writer import Progress
+
+_OP = "offload.cached_store"
+_DIGITS = re.compile(r"[0-9a-f]{32}")
+
+
+def cache_folder() -> Path:
+    """$GOLDSMITH_CACHE, or `goldsmith` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
+    own = os.environ.get("GOLDSMITH_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "goldsmith"
+
+
+def store_path(key: str) -> Path:
+    """The file of a store with this key in the cache folder."""
+    if not _DIGITS.fullmatch(key):
+        raise ValueError(f"offload.store_path: key={key!r}, wanted 32 hexadecimal digits")
+    return cache_folder() / "stores" / f"{key}.experts"
+
+
+def fingerprint_of(
+    source: Any,
+    *,
+    format: str = "auto",
+    group_size: int | None = None,
+    activation: str = "silu",
+    alpha: float = 1.702,
+    limit: float | None = None,
+) -> str:
+    """The fingerprint that a store of this source would have; reads the sample of every expert (offload/samples.py)."""
+    said: dict[str, Any] = {
+        "format": format, "group_size": group_size, "activation": activation, "alpha": alpha, "limit": limit
+    }  # fmt: skip
+    return surveyed(_OP, opened_source(source), said, whole=False)[0]
+
+
+def cached_store(
+    source: Any,
+    *,
+    format: str = "auto",
+    group_size: int | None = None,
+    activation: str = "silu",
+    alpha: float = 1.702,
+    limit: float | None = None,
+    progress: Progress | None = None,
+) -> ExpertStore:
+    """The store of this source in the cache folder: the one that is there, or a new one
+
+    It lies under a key of every byte of the source. The source is read twice (first for its key), so it is a mapping or
+    the folder of a checkpoint. The key of a checkpoint is kept beside the stores, and holds as long as its files are as
+    they were. A file that is there but damaged, of another version or of other weights is replaced: for a source in
+    memory it is compared with the source to the last byte, for one on disk by its fingerprint, the sample of every
+    expert. StoreError: the source's files changed while the store was made; nothing of it is left.
+    """
+    source = opened_source(source)
+    if not isinstance(source, Mapping):
+        raise TypeError(f"{_OP}: source is {kind(source)}, wanted a mapping or a folder, to read it twice")
+    options: dict[str, Any] = {"activation": activation, "alpha": alpha, "limit": limit}
+    said = {"format": format, "group_size": group_size} | options
+    files: list[Path] | None = getattr(source, "files", None)
+    if files is None:
+        path = store_path(surveyed(_OP, source, said, whole=True, progress=progress)[1])
+
+        def compare(store: ExpertStore) -> None:
+            if store.exact:
+                store.check_source(source, whole=True, **options)
+
+        return _opened(path, compare) or _built(source, path, said, progress)
+    own, sampled = surveyed(_OP, source, said, whole=False)
+    state = state_of(files, sampled)
+    path = store_path(_key(source, files, said, sampled, progress))
+
+    def compare_samples(store: ExpertStore) -> None:
+        if store.fingerprint != own:
+            raise StoreMismatch(f"{_OP}: {store.path} holds other weights than {files[0].parent}")
+
+    found = _opened(path, compare_samples)
+    if found is None:
+        found = _built(source, path, said, progress)
+        if state_of(files, sampled) != state:  # what was built is not what the key was made of
+            found.close()
+            path.resolve().unlink(missing_ok=True)  # not the link that somebody put there for it
+            raise StoreError(f"{_OP}: files of {files[0].parent} changed while they were read; run it again")
+    return found
+
+
+def _opened(path: Path, compare: Callable[[ExpertStore], None]) -> ExpertStore | None:
+    """The store that is there, if `compare` raises no StoreError."""
+    if not path.exists():
+        return None
+    with contextlib.suppress(StoreError):
+        found = ExpertStore.open(path)
+        try:
+            compare(found)
+            return found
+        except BaseException:
+            found.close()
+            raise
+    return None
+
+
+def _built(source: Any, path: Path, said: dict[str, Any], progress: Progress | None) -> ExpertStore:
+    _make(path.parent)
+    return ExpertStore.build(source, path, **said, overwrite=True, progress=progress)
+
+
+def _key(source: Any, files: list[Path], said: dict[str, Any], sampled: str, progress: Progress | None) -> str:
+    """Of every byte of the files; of those that were read before and have not been touched since, as it was then."""
+    state = state_of(files, sampled)
+    kept = cache_folder() / "keys" / state
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        key = kept.read_text(encoding="ascii")
+        if _DIGITS.fullmatch(key):
+            return key
+    key = surveyed(_OP, source, said, whole=True, progress=progress)[1]
+    if state_of(files, sampled) == state:  # else somebody writes to them now, and the next run looks again
+        with contextlib.suppress(OSError):  # a folder that is read only: the next run reads the files again
+            _make(kept.parent)
+            with published(kept) as file:
+                file.write(key.encode())
+    return key
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        text = f"offload: the folder for stores cannot be made ({error.strerror}): set GOLDSMITH_CACHE, or give store="
+        raise OSError(error.errno, text, str(folder)) from error

@@ -1,0 +1,95 @@
+"""What a source holds, to the last byte: the key of its store in the cache folder, and what files it comes from.
+
+SHA-256 over pieces of 1 MiB on several threads (hashlib lets them run), then over the pieces' digests, the dtypes and
+the fingerprint, which has format, sizes and activation. How many threads there are changes no key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ...core.processors import worth
+from .header import LayerEntry
+from .samples import bytes_of, digest, fingerprint
+from .source import Coded, Floats, experts_of, layers_of
+from .writer import Progress, Recipe
+
+_PIECE = 2**20
+_THREADS = 8  # more would wait for the memory
+_EVERY = 1.0  # seconds between two words to `progress`: small models are done before the first
+
+
+def surveyed(
+    op: str, source: Any, said: dict[str, Any], *, whole: bool, progress: Progress | None = None
+) -> tuple[str, str]:
+    """The fingerprint, and the key: of every byte with `whole`, else of the sample and the dtypes."""
+    options = {name: said[name] for name in ("activation", "alpha", "limit")}
+    recipe = Recipe(said["format"], said["group_size"], options, False)
+    entries, found = [], hashlib.sha256()
+    done, last = 0, time.monotonic()
+    with ThreadPoolExecutor(min(_THREADS, worth())) as pool:
+        for layer, weights in layers_of(source, op):
+            entry = LayerEntry(layer, 0, 0, b"", b"")
+            for expert in experts_of(weights, f"{op}: layer {layer}"):
+                recipe.fit(expert, f"{op}: layer {layer}", entry.experts)
+                entry.samples += digest(expert)
+                entry.experts += 1
+                for tensor in parts_of(expert):
+                    found.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+                    if whole:
+                        for each in pool.map(_digest, _pieces(tensor)):
+                            found.update(each)
+                        done += tensor.nbytes
+                if progress is not None and time.monotonic() - last >= _EVERY:
+                    last = time.monotonic()
+                    progress(done, None, f"looking at layer {layer}")
+                del expert
+            entries.append(entry)
+            del weights
+    if recipe.blocks is None:
+        raise ValueError(f"{op}: source holds no layer, wanted at least one")
+    own = fingerprint(recipe.blocks, recipe.options, entries)
+    return own, hashlib.sha256(own.encode() + found.digest()).hexdigest()[:32]
+
+
+def parts_of(expert: Floats | Coded) -> Iterator[Tensor]:
+    """Every tensor of an expert, in order."""
+    if isinstance(expert, Floats):
+        yield from expert.matrices.values()
+    else:
+        for codes in (expert.expert.gate, expert.expert.up, expert.expert.down):
+            yield from (part for part in (codes.codes, codes.scales, codes.zeros) if part is not None)
+    yield from expert.biases.values()
+
+
+def state_of(files: Iterable[Path], key: str) -> str:
+    """Of files as they are now: where they lie, their bytes, when they were changed; and of a key."""
+    said: list[Any] = [key]
+    for path in sorted(files):
+        at = path.stat()
+        said.append([os.path.realpath(path), at.st_size, at.st_mtime_ns, at.st_ctime_ns, at.st_ino])
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of a checkpoint that decide its weights."""
+    names = ("config.json", "model.safetensors.index.json")
+    return [*folder.glob("*.safetensors"), *(folder / name for name in names if (folder / name).is_file())]
+
+
+def _pieces(tensor: Tensor) -> list[Any]:
+    data = memoryview(bytes_of(tensor))
+    return [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)]
+
+
+def _digest(piece: Any) -> bytes:
+    return hashlib.sha256(piece).digest()

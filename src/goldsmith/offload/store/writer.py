@@ -1,0 +1,308 @@
+"""A store out of a source: an expert at a time is read, held to be finite, packed, summed up and written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from ...core.shapes import ShapeError, check_choice
+from ...experts.formats import FORMATS, SCALE_NAMES
+from ...experts.inputs import check_flag
+from ...experts.layout import Layout
+from ...experts.memory import frozen
+from ...experts.packed import cut
+from ...experts.quantise import check_group, check_scale_dtype
+from . import samples
+from .atomic_file import BUILDING, published
+from .blocks import PAGE, Blocks
+from .header import Header, LayerEntry, checked_options, checksum, prefix
+from .source import Coded, Floats, encode, experts_of, layers_of
+
+_OP = "ExpertStore.build"
+_ELSEWHERE = "give store= on another disk (or set GOLDSMITH_CACHE)"
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"),
+)  # fmt: skip
+Progress = Callable[[int, int | None, str], None]  # bytes written, bytes in all as far as known, what was written last
+
+
+def build(
+    source: Any,
+    path: Path,
+    *,
+    format: str,
+    group_size: int | None,
+    options: dict[str, Any],
+    overwrite: bool,
+    allow_nonfinite: bool,
+    progress: Progress | None,
+) -> None:
+    """The file at `path`; nothing there when it fails."""
+    check_flag(_OP, "overwrite", overwrite)
+    given = path
+    if path.is_symlink():  # the disk that somebody chose for it, and not that of the link
+        path = Path(os.path.realpath(path))
+    check_kind(_OP, given)
+    if path.exists() and not overwrite:
+        raise FileExistsError(errno.EEXIST, f"{_OP}: path exists; open it, or overwrite=True", os.fspath(given))
+    if not path.parent.is_dir():
+        if path is not given:
+            text = f"{_OP}: path is a link into a folder that does not exist ({path.parent}); make it first"
+            raise FileNotFoundError(errno.ENOENT, text, os.fspath(given))
+        raise FileNotFoundError(errno.ENOENT, f"{_OP}: there is no such folder; make it first", os.fspath(path.parent))
+    plan = Recipe(format, group_size, options, allow_nonfinite)
+    with frozen(), _told(given), published(path) as file:
+        writer = _Writer(file, given, plan, _count(source), progress)
+        for layer, weights in layers_of(source, _OP):
+            writer.begin(layer, _experts_in(weights))
+            for expert in experts_of(weights, f"{_OP}: layer {layer}"):
+                writer.add(expert)
+                del expert
+            del weights
+        writer.finish()
+
+
+def check_kind(op: str, path: Path) -> None:
+    """OSError where no store can be: a folder, a link to itself, a pipe (which would be waited for), a device."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OSError(error.errno, f"{op}: path cannot be looked at ({error.strerror})", os.fspath(path)) from error
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, f"{op}: path is a folder, wanted a store's file", os.fspath(path))
+    if not stat.S_ISREG(mode):
+        kind = next((word for is_it, word in _KINDS if is_it(mode)), "no regular file")
+        raise OSError(errno.EINVAL, f"{op}: path is {kind}, wanted a regular file", os.fspath(path))
+
+
+class Recipe:
+    """How a source is stored: format, sizes and biases are settled by its first expert; the others must fit."""
+
+    def __init__(self, format: str, group_size: int | None, options: dict[str, Any], allow_nonfinite: bool) -> None:
+        check_choice(_OP, "format", format, ["auto", *FORMATS])
+        check_flag(_OP, "allow_nonfinite", allow_nonfinite)
+        if allow_nonfinite and format not in ("auto", "fp32", "bf16"):
+            raise ValueError(
+                f"{_OP}: allow_nonfinite=True with format={format!r}, which has no code for NaN and Inf; use 'fp32' or "
+                "'bf16'"
+            )
+        self.format, self.group_size, self.allow_nonfinite = format, group_size, allow_nonfinite
+        self.options = checked_options(_OP, options)
+        self.blocks: Blocks | None = None
+        self.dtype: torch.dtype | None = None  # None: codes
+        self.exact = True
+
+    def fit(self, expert: Floats | Coded, where: str, e: int) -> Blocks:
+        """The geometry that this expert has too; ShapeError or ValueError if it has another."""
+        if self.blocks is None:
+            self._settle(expert, where)
+        blocks = self.blocks
+        if blocks is None:
+            raise RuntimeError(f"{_OP}: no geometry after the first expert")
+        layout, biased = blocks.layout, tuple(expert.biases)
+        sizes = (layout.hidden_size, layout.intermediate_size)
+        if sizes != _sizes(expert):
+            raise ShapeError(
+                f"{where}: expert {e} has (H, I) = {_sizes(expert)}, but the first expert of the source {sizes}; a "
+                "store has one size"
+            )
+        if biased != blocks.biased:
+            had = ", ".join(blocks.biased) or "none"
+            raise ValueError(f"{where}: expert {e} has biases {', '.join(biased) or 'none'}, but the first one {had}")
+        if isinstance(expert, Coded):
+            dense = replace(expert.layout, num_experts=1, cuts=layout.cuts, block_bytes=layout.block_bytes)
+            if self.dtype is not None or dense != layout:
+                first = f"codes of {_said(layout)}" if self.dtype is None else "plain weights"
+                raise ValueError(
+                    f"{where}: has codes of {_said(expert.layout)}, but the first layer {first}; a store has one format"
+                )
+        else:
+            self._take(expert, where, e)
+        return blocks
+
+    def _take(self, expert: Floats, where: str, e: int) -> None:
+        """The source's dtype so far: the widest."""
+        if self.dtype is None:
+            raise ValueError(f"{where}: has plain weights, but the layers before it codes; a store has one format")
+        for name, tensor in expert.matrices.items():
+            self.dtype = torch.promote_types(self.dtype, tensor.dtype)
+            if holds(self.blocks.layout.format if self.blocks else "", tensor.dtype):
+                continue
+            self.exact = False
+            if self.format == "auto":
+                raise ValueError(
+                    f"{where}: {name} of expert {e} is {str(tensor.dtype)[6:]}, which bf16, chosen by the experts "
+                    "before it, does not hold exactly; give format='fp32'"
+                )
+
+    def _settle(self, expert: Floats | Coded, where: str) -> None:
+        hidden, inner = _sizes(expert)
+        if isinstance(expert, Coded):
+            own = expert.layout
+            if self.format not in ("auto", own.format) or self.group_size not in (None, own.group_size):
+                raise ValueError(
+                    f"{where}: holds codes of {own.format} with groups of {own.group_size}, which are never quantised "
+                    f"again; format={self.format!r}, group_size={self.group_size}: take format='auto'"
+                )
+            if self.allow_nonfinite and own.scale_dtype is not None:
+                raise ValueError(f"{_OP}: allow_nonfinite=True, but {where} holds codes of {own.format}")
+            self.blocks = Blocks.of(cut(own, 1, _OP), tuple(expert.biases))
+            return
+        self.dtype = expert.gate.dtype
+        fmt = FORMATS[format_for(self.format, [m.dtype for m in expert.matrices.values()])]
+        group = check_group(_OP, fmt, self.group_size, hidden, inner)
+        layout = Layout(fmt.name, 1, hidden, inner, group, check_scale_dtype(_OP, fmt, None), (0, inner))
+        self.blocks = Blocks.of(layout, tuple(expert.biases))
+
+
+def holds(format: str, dtype: torch.dtype) -> bool:
+    """Whether every number of `dtype` is stored as it is."""
+    return format == "fp32" or format == "bf16" and dtype == torch.bfloat16
+
+
+def format_for(format: str, dtypes: list[torch.dtype]) -> str:
+    """ "auto": the narrowest format that holds all of these exactly."""
+    if format != "auto":
+        return format
+    return "bf16" if all(holds("bf16", dtype) for dtype in dtypes) else "fp32"
+
+
+class _Writer:
+    def __init__(
+        self, file: IO[bytes], path: Path, recipe: Recipe, layers: int | None, progress: Progress | None
+    ) -> None:
+        self._file, self._path, self._recipe, self._progress = file, path, recipe, progress
+        self._layers, self._total = layers, None if layers is None else -1
+        self._block = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._entries: list[LayerEntry] = []
+        self._done = PAGE
+        self._experts: int | None = None
+        file.seek(PAGE)
+
+    def begin(self, layer: int, experts: int | None) -> None:
+        """The next expert is this layer's first, of so many if that is known."""
+        self._entries.append(LayerEntry(layer, 0, self._done, b"", b""))
+        self._experts = experts
+
+    def add(self, expert: Floats | Coded) -> None:
+        entry = self._entries[-1]
+        where = f"{_OP}: layer {entry.layer}"
+        blocks = self._recipe.fit(expert, where, entry.experts)
+        if not entry.experts:
+            self._look_for_room(blocks)
+        sample = samples.digest(expert)
+        if isinstance(expert, Coded):
+            codes = expert.expert
+        else:
+            allowed = self._recipe.allow_nonfinite
+            codes = encode(expert, blocks.layout, where, entry.experts, allow_nonfinite=allowed)
+        blocks.write(self._block, codes, expert.biases)
+        data = self._block.numpy().data
+        for begin, end in blocks.sections.values():
+            entry.checksums += checksum(data[begin:end])
+        self._file.write(data)
+        entry.samples += sample
+        entry.experts += 1
+        self._done += blocks.stride
+        if self._progress is not None:
+            total = self._total if self._total and self._total >= self._done else None
+            self._progress(self._done, total, f"writing layer {entry.layer}, expert {entry.experts - 1}")
+
+    def finish(self) -> None:
+        blocks, recipe = self._recipe.blocks, self._recipe
+        if blocks is None:
+            raise ValueError(f"{_OP}: source holds no layer, wanted at least one")
+        header = Header(
+            blocks, **recipe.options, source="codes" if recipe.dtype is None else str(recipe.dtype)[6:],
+            exact=recipe.exact, fingerprint=samples.fingerprint(blocks, recipe.options, self._entries),
+            layers=self._entries,
+        )  # fmt: skip
+        text = header.text()
+        self._file.write(text)
+        self._file.seek(0)
+        self._file.write(prefix(text, self._done))
+
+    def _look_for_room(self, blocks: Blocks) -> None:
+        """What is to come, as far as it is known, against the disk's free bytes."""
+        if not self._block.numel():
+            self._block = torch.zeros(blocks.stride, dtype=torch.uint8, device="cpu")
+        if self._experts is None:
+            return
+        rest = blocks.stride * self._experts * ((self._layers or len(self._entries)) - len(self._entries) + 1)
+        if self._layers is not None:
+            self._total = self._done + rest
+        folder = Path(os.path.realpath(self._path)).parent
+        free = shutil.disk_usage(folder).free
+        if rest > free:
+            raise OSError(
+                errno.ENOSPC,
+                f"{_OP}: {folder} has {_amount(free)} free, and {_amount(rest)} are still to be "
+                f"written; make room, {_ELSEWHERE}, or choose a format with fewer bytes per weight",
+                os.fspath(self._path),
+            )
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """A full disk, or a folder that takes no file, in the words of the caller."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and _OP not in str(error):
+            way = f"Make room, {_ELSEWHERE}, or choose a narrower format"
+            text = f"{_OP}: the disk became full; nothing is left behind. {way}"
+            raise OSError(error.errno, text, os.fspath(path)) from error
+        if error.errno == errno.EFBIG:
+            text = f"{_OP}: no file that large can be written there; nothing is left behind. To go on, {_ELSEWHERE}"
+            raise OSError(error.errno, text, os.fspath(path)) from error
+        if str(error.filename or "").endswith(BUILDING):
+            text = f"{_OP}: no file can be made there ({error.strerror}); choose another path"
+            raise OSError(error.errno, text, os.fspath(path)) from error
+        raise
+
+
+def _amount(number: int) -> str:
+    """Bytes for a reader, in a unit in which there is something to see."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return f"{number} bytes"
+
+
+def _said(layout: Layout) -> str:
+    groups = f" in groups of {layout.group_size}" if layout.group_size else ""
+    return f"{layout.format}{groups}" + (
+        f" with scales in {SCALE_NAMES[layout.scale_dtype]}" if layout.scale_dtype else ""
+    )
+
+
+def _sizes(expert: Floats | Coded) -> tuple[int, int]:
+    if isinstance(expert, Coded):
+        return expert.layout.hidden_size, expert.layout.intermediate_size
+    return expert.down.shape[0], expert.down.shape[1]
+
+
+def _count(source: Any) -> int | None:
+    return len(source) if isinstance(source, Mapping) else None
+
+
+def _experts_in(weights: Any) -> int | None:
+    """How many experts a layer's weights have, if that can be told without reading."""
+    if not isinstance(weights, Mapping):
+        return getattr(weights, "num_experts", None)
+    down = weights.get("down")
+    if isinstance(down, Tensor):
+        return down.shape[0] if down.dim() else None
+    return len(down) if isinstance(down, Sized) else None
