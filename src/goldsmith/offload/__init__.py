@@ -1,4 +1,4 @@
-"""Experts split over CPU and GPU: a read-only store of packed experts, and what computes with it."""
+"""Mixture-of-experts layers whose experts are split over CPU and GPU: a read-only store of experts, and the Engine."""
 
 from .attach import Offloaded, from_pretrained, offload
 from .calibrate import calibrate

@@ -1,4 +1,4 @@
-"""`calibrate`: the measurement of the scheduler's costs, with the Engine whose calls it times."""
+"""`calibrate`: measures the scheduler's costs, with the Engine whose calls are timed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .store.expert_store import ExpertStore
 def calibrate(
     store: ExpertStore, *, device: torch.device | str = "auto", threads: int | None = None, force: bool = False
 ) -> Calibration:
-    """The costs of this store's experts on this machine: measured, or as they were kept
+    """The costs of this store's experts on this machine: cached, or measured now
 
-    (Some 4.5 seconds beside an H100; the first time in a process 6 to 22, with what it compiles and imports: the rows
-    offload.calibrate of `goldsmith bench offload`.)
+    Measuring takes about 4.5 seconds with an H100, and 6 to 22 for the first time in a process, which compiles and
+    imports (rows offload.calibrate of `goldsmith bench offload`).
 
-    The CPU's kernel at 1 to 240 tokens an expert, copies, the device's kernel at 1 to 512, the CPU's kernel with copies
-    running, and latencies: all that a call of the engine takes beside a lane's own work, and what one takes at least
-    that has experts on the CPU and on the device. Kept as JSON in the cache folder ($GOLDSMITH_CACHE) under version,
-    machine, torch, format, sizes, threads and device; a file of another key or a damaged one is made anew, and so is
-    any with force=True. One that was made while others used the processors says so (`busy`, and a RuntimeWarning), and
-    is made anew as soon as it is asked for on a quiet machine.
+    Measures the CPU's kernel at 1 to 240 tokens per expert, copies, the device's kernel at 1 to 512 tokens, the CPU's
+    kernel while copies run, and latencies: the overhead of a call on each lane, and the least time of a call that uses
+    both CPU and device. The result is cached as JSON in the cache folder ($GOLDSMITH_CACHE), under version, machine,
+    torch, format, sizes, threads and device. A file with another key or a damaged file is measured again, and any file
+    with force=True. A calibration from a busy machine says so (`busy`, and a RuntimeWarning); it is measured again by
+    the next request on a quiet machine.
 
-    device    "auto" (a GPU if there is one), or a torch.device; on "cpu" copies go from memory to memory and the
+    device    "auto" (a GPU if there is one), or a torch.device; on "cpu" copies go from memory to memory, and the
               device's kernel is the CPU's
-    threads   of the CPU's kernel; None: one less than can run with a GPU, all without
+    threads   of the CPU's kernel; None: all that can run, or one less with a GPU
     """
     return kept_or_measured(store, Engine, device=device, threads=threads, force=force)

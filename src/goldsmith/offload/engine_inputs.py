@@ -1,4 +1,4 @@
-"""What the Engine takes from a file, or measures: the experts of a profile, and the calibration."""
+"""The Engine's inputs that come from a file or a measurement: a profile's experts, and the calibration."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .store.expert_store import ExpertStore
 
 
 def chosen_experts(store: ExpertStore, asked: Settings, profile: Any) -> dict[int, list[int]]:
-    """{layer: experts that stay, most used first} for cache="static"; {} for the others."""
+    """{layer: experts to keep, most used first} for cache="static"; otherwise {}."""
     if asked.cache == "static":
         if profile is None:
-            raise ValueError(f"{OP}: cache='static' needs profile=, what Engine.profile() gave or a file of it")
+            raise ValueError(f"{OP}: cache='static' needs profile=, the result of Engine.profile() or a file of it")
         return profile_of(profile, {n: store.num_experts(n) for n in store.layers})
     if profile is not None:
-        raise ValueError(f"{OP}: profile= is for cache='static', and cache={asked.cache!r} reads none")
+        raise ValueError(f"{OP}: profile= is only for cache='static', but cache={asked.cache!r}")
     return {}
 
 
 def chosen_calibration(
     store: ExpertStore, asked: Settings, spending: Spending, given: Any, engine: EngineFactory
 ) -> tuple[Any, Transport | None]:
-    """A Calibration, or None where no choice hangs on it
+    """(a Calibration, or None if no decision depends on it; the Transport that page-locked the store for it, or None)
 
-    And what has locked the store's pages for it: locking takes seconds of a large store, so whoever locks them next
-    does so while this is held.
+    Page-locking a large store takes seconds. The caller keeps the Transport until the next user has locked the same
+    pages.
     """
     if given is None and (asked.lanes != "auto" or not spending.device_lane):
         return None, None

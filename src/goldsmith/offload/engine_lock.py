@@ -1,4 +1,4 @@
-"""Whose turn it is with an engine: one thread at a time, in the process that it was made in, until it is closed."""
+"""The lock of an engine: one thread at a time, only in the process that created it, until it is closed."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ Made = TypeVar("Made")
 
 
 class Turns:
-    """`take` a turn, one after the other, until it is closed
+    """Runs work one at a time (`take`) until `close`
 
-    Within a turn of the same thread (a signal's handler comes there, and who shows warnings) what is asked for is done
-    at once, but for the end: that is at the turn's, since what is under way needs what the end gives back.
+    The lock is re-entrant: inside a turn of the same thread (in a signal handler, or in code that shows warnings) work
+    runs at once. Only `close` waits for the end of the turn, because the work under way needs what it frees.
     """
 
     def __init__(self) -> None:
         self._lock, self._pid, self._inside, self.closed = threading.RLock(), os.getpid(), False, False
-        self._end: Callable[[], None] | None = None  # what is still to be done at the turn's
+        self._end: Callable[[], None] | None = None  # to be called when the current turn ends
 
     @property
     def forked(self) -> bool:
-        """Whether this is a fork of the process: without its threads and its GPU, and none here gives the lock back."""
+        """Whether this is a forked process, without the engine's threads and GPU, where the lock may be held
+        forever.
+        """
         return os.getpid() != self._pid
 
     def check(self) -> None:
-        """Raises ValueError, or RuntimeError in a fork, where no turn is to be had; to be asked before `take`."""
+        """Raises ValueError if closed, RuntimeError in a forked process; call it before `take`."""
         if self.closed:
             raise ValueError(f"{OP}: it was closed; make a new one")
         if self.forked:
             raise RuntimeError(
-                f"{OP}: it was made in process {self._pid}, and this is a fork of it: its threads and its GPU are not "
-                "here; make an Engine in this process (the store can be shared)"
+                f"{OP}: it was created in process {self._pid}, and this is a fork of it, without its threads and "
+                "its GPU; make an Engine in this process (the store can be shared)"
             )
 
     def take(self, work: Callable[..., Made], *given: object) -> Made:
-        """work(*given), when it is this thread's turn."""
+        """Returns work(*arguments), once it is this thread's turn."""
         with self._lock:
-            if self.closed:  # by another thread, while this one waited
+            if self.closed:  # closed by another thread while this one waited
                 self.check()
             outer = self._inside
             try:
@@ -56,7 +58,7 @@ class Turns:
             return made
 
     def take_if_open(self, work: Callable[[], None]) -> None:
-        """The same; nothing is left to do where it was closed."""
+        """`take`, but does nothing if it is closed."""
         if self.closed:
             return
         self.check()
@@ -65,7 +67,9 @@ class Turns:
                 self.take(work)
 
     def close(self, end: Callable[[], None], under_way: BaseException | None = None) -> None:
-        """end() is done, once, and not in a fork. under_way: what comes before an error in it, and has it as a note."""
+        """Calls end() once, but not in a forked process. under_way: an exception that keeps priority; end's becomes a
+        note.
+        """
         if self.forked:
             self.closed = True
             return
@@ -83,4 +87,4 @@ class Turns:
         except (ValueError, RuntimeError, MemoryError, ArithmeticError) as error:
             if under_way is None:
                 raise
-            under_way.add_note(f"At the end of the engine, too: {error}")
+            under_way.add_note(f"The end of the engine also failed: {error}")

@@ -1,4 +1,4 @@
-"""What the engine is, in words and numbers: the budget, the lanes, the costs, what limits, and what would help."""
+"""The explanation of an engine in words and numbers: budget, lanes, costs, bottlenecks, and what would help."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .planning.plan import quickest
 from .settings import Settings
 from .store.expert_store import ExpertStore
 
-PROMPT = 512  # tokens of the prompt that is spoken of
+PROMPT = 512  # tokens of the prompt in the explanation
 _FASTER: dict[str, tuple[str, ...]] = {
     "cpu": ("cpu_bytes_per_s", "cpu_flops"),
     "link": ("link_bytes_per_s", "link_beside_bytes_per_s"),
 }
 _FASTER |= {"dram": ("dram_bytes_per_s",), "device": ("device_bytes_per_s", "device_flops")}
 _CURVES = {"cpu": ("cpu_curve", "cpu_beside_curve"), "device": ("device_curve",)}
-_LIMITS = {"both": "what a call takes that goes to the CPU and to the device"}
+_LIMITS = {"both": "the least time of a call that uses both the CPU and the device"}
 
 
 class ExplainedEngine(Protocol):
-    """What is read of an Engine."""
+    """The part of Engine that is explained."""
 
     @property
     def store(self) -> ExpertStore: ...
@@ -51,7 +51,7 @@ class ExplainedEngine(Protocol):
 
 @dataclass(frozen=True)
 class Explanation:
-    """`str()` has a line for each point; `to_dict()` the same for machines."""
+    """`str()` has one line per point; `to_dict()` has the same facts for programs."""
 
     lines: tuple[str, ...]
     facts: dict[str, Any]
@@ -73,14 +73,14 @@ def explain(engine: ExplainedEngine) -> Explanation:
     }  # fmt: skip
     lines = [
         f"store     {store.path}: {len(store.layers)} layers in {store.format}, {_size(store.nbytes)}",
-        f"CPU lane  {engine.threads} threads, experts where they are mapped",
+        f"CPU lane  {engine.threads} threads, experts read from the mapped store",
         *_budget(engine),
     ]
     if engine.spending.device_lane:
         lines.append(f"copies    {transport}: {why}")
     costs = getattr(engine.calibration, "costs", None)
     if costs is None:
-        lines.append("costs     none were asked for: no choice hangs on them here")
+        lines.append("costs     not measured: no decision depends on them here")
     else:
         used, hits = _typical(stats, store.num_experts(store.layers[0]))
         found = _costs(costs, store.num_experts(store.layers[0]), used, hits)
@@ -88,13 +88,13 @@ def explain(engine: ExplainedEngine) -> Explanation:
         lines += _told(found, asked.prefill)
         facts["calibration_others"] = others = getattr(engine.calibration, "others", None)
         if getattr(engine.calibration, "busy", False):
-            lines.append(f"          made on a busy machine: others took {others:.0%} of the processors' time")
+            lines.append(f"          measured on a busy machine: others took {others:.0%} of the processors' time")
     facts["achieved"] = {"calls": stats.calls, "predicted": stats.bound, "seconds": stats.t_bound}
     facts["achieved"] |= {"bound_share": stats.bound_share, "hit_rate": stats.hit_rate, "limiting": stats.limiting}
     lines.append(_achieved(stats, engine.spending.device_lane))
     facts["closed"] = engine.closed
     if engine.closed:
-        lines.append("closed    the engine was closed, and computes no more: the lines above are of the time before")
+        lines.append("closed    the engine was closed and computes no more; the lines above describe the time before")
     return Explanation(tuple(lines), facts)
 
 
@@ -113,7 +113,7 @@ def _budget(engine: ExplainedEngine) -> list[str]:
 
 
 def _typical(stats: Counts, experts: int) -> tuple[int, float]:
-    """How many experts a call of one token has, and how many of them are in the cache: as seen, or 8 and none."""
+    """(experts of a call of one token, share of them in the cache): as observed, or 8 and none."""
     decode = stats.calls - stats.prefill_calls
     if not decode or stats.prefill_calls:
         return min(8, experts), stats.hit_rate or 0.0
@@ -145,19 +145,19 @@ def _costs(costs: Costs, experts: int, used: int, hits: float) -> dict[str, Any]
 
 
 def _curves(costs: dict[str, Any]) -> list[str]:
-    """What an expert takes on the CPU, where that was measured by tokens."""
+    """Lines with the seconds of an expert on the CPU by its tokens, if they were measured."""
     found = []
     for name, when in (("cpu_curve", ""), ("cpu_beside_curve", " while copies run")):
         points = costs[name]
         if points:
             few = points[:: max(1, (len(points) - 1) // 3)]
             told = ", ".join(f"{n:.0f}: {_number(seconds * 1e6)}" for n, seconds in few)
-            found.append(f"          us of an expert on the CPU{when}, by its tokens: {told}")
+            found.append(f"          us per expert on the CPU{when}, by its tokens: {told}")
     return found
 
 
 def _twice(costs: Costs, lane: str) -> Costs:
-    """A machine one of whose lanes needs half the time."""
+    """The costs of a machine with one lane twice as fast."""
     changes: dict[str, Any] = {rate: 2 * getattr(costs, rate) for rate in _FASTER[lane] if getattr(costs, rate)}
     changes |= {name: slower(getattr(costs, name), 0.5) for name in _CURVES.get(lane, ())}
     return replace(costs, **changes)
@@ -168,7 +168,7 @@ def _told(found: dict[str, Any], prefill: Any) -> list[str]:
     rates = ", ".join(
         f"{lane} {_number(costs[f'{lane}_bytes_per_s'] / 1e9)}" for lane in ("cpu", "link", "dram", "device")
     )
-    even = f"{found['stream_tokens_per_expert']:.0f} tokens an expert, about {found['stream_tokens']:,.0f} in all"
+    even = f"{found['stream_tokens_per_expert']:.0f} tokens per expert, about {found['stream_tokens']:,.0f} in all"
     lines = [
         f"costs     GB/s: {rates}; CPU {_number(costs['cpu_flops'] / 1e12)} TFLOP/s",
         *_curves(costs),
@@ -179,12 +179,10 @@ def _told(found: dict[str, Any], prefill: Any) -> list[str]:
         helps = ", ".join(f"{lane} 2x: {gain:+.0%}" for lane, gain in gains.items())
         split = ", ".join(f"{n} {lane}" for lane, n in of["experts"].items() if n)
         limit = _LIMITS.get(of["limiting"], of["limiting"])
-        lines.append(f"{name:9} {_number(of['predicted'] * 1e3)} ms a layer ({split}), limited by {limit}; {helps}")
+        lines.append(f"{name:9} {_number(of['predicted'] * 1e3)} ms per layer ({split}), limited by {limit}; {helps}")
     if found["cpu_alone"]:
-        asked = f"a call with any expert elsewhere takes {costs['device_latency'] * 1e3:.2g} ms by itself"
-        lines.append(
-            f"          the CPU alone is the quickest way for these experts: {asked}; gpu_budget=0 does the same"
-        )
+        asked = f"a call with any expert elsewhere takes at least {costs['device_latency'] * 1e3:.2g} ms"
+        lines.append(f"          the CPU alone is quickest for these experts: {asked}; gpu_budget=0 does the same")
     return lines
 
 
@@ -195,7 +193,7 @@ def _achieved(stats: Counts, device: bool) -> str:
     if stats.bound_share is not None:
         told.append(f"{_number(stats.bound * 1e3 / stats.calls)} ms predicted ({stats.bound_share:.0%} of the bound)")
     if device and stats.hit_rate is not None:
-        told.append(f"hit rate {stats.hit_rate:.0%} (it is the router's; random or tiny models have no locality)")
+        told.append(f"hit rate {stats.hit_rate:.0%} (it depends on the router; random or tiny models have no locality)")
     if stats.limiting:
         told.append(f"mostly limited by {_LIMITS.get(stats.limiting, stats.limiting)}")
     return "so far    " + ", ".join(told)
@@ -209,5 +207,5 @@ def _size(nbytes: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, and no powers of ten for a reader."""
+    """Three significant digits, never in scientific notation."""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"

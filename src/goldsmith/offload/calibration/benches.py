@@ -1,8 +1,8 @@
-"""What a machine does with experts of a store, measured: seconds of kernels and of copies.
+"""Benches: timings of kernels and copies over experts of a store.
 
-Times of work are medians and latencies the quickest of calls, over experts in turn, more of them than the last-level
-cache holds, so that each expert's weights come from memory; each stops at its share of the time. The store's own pages
-are used where they are many enough and in memory, else copies of them.
+Work is timed by the median, latency by the quickest call. Calls take experts in turn, more of them than the last-level
+cache holds, so that weights come from memory. Each measurement stops at its share of the time. The bench uses the
+store's own pages if there are enough of them in memory, otherwise copies.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ..lanes.kernels import Kernels, loaded
 from ..memory.transport import Transport, move
 from ..store.expert_store import ExpertStore
 
-# Tokens of an expert: in the middle of the steps that tiles of 16 and 32 rows make, so that a line between two of them
-# is as often above the stairs as below. Row 33 took 16 %, rows 18 to 32 took 12 % (bf16, a core of a Xeon with AMX).
+# Tokens per expert: in the middle of the steps that tiles of 16 and 32 rows make, so that a line between two counts
+# lies above the stairs as often as below. Row 33 took 16 %, rows 18 to 32 took 12 % (bf16, a core of a Xeon with AMX).
 COUNTS = (1, 4, 12, 24, 48, 112, 240)
-BESIDE = (1, 24)  # the same, while copies run
-ON_DEVICE = (1, 32, 128, 512)  # on a GPU, which 64 do not fill
-_TOGETHER, _PROMPT = 8, 32  # experts of a call of a token, and of a prompt
-_CALLS = 5  # for each of which there should be time
-_UNDER_WAY = 4  # copies
-_MOST = 384 << 20  # bytes of experts that are read in turn
-_PATIENCE = 0.8  # seconds for bringing the store's pages into memory
+BESIDE = (1, 24)  # token counts measured while copies run
+ON_DEVICE = (1, 32, 128, 512)  # token counts on a GPU; 64 do not fill it
+_TOGETHER, _PROMPT = 8, 32  # experts of a call of one token, and of a prompt
+_CALLS = 5  # calls for which there should be time
+_UNDER_WAY = 4  # copies under way at once
+_MOST = 384 << 20  # most bytes of experts that are read in turn
+_PATIENCE = 0.8  # seconds to read the store's pages into memory
 
 
 class HostBench:
-    """The CPU's kernel and copies, over `base`, blocks that together exceed the last-level cache
+    """The CPU's kernel and copies over `base`: blocks that together exceed the last-level cache
 
-    lane   True: the kernel is called in the thread that the engine has for it beside a GPU, each route by itself, and
-           timed there. False: in this thread, as on device="cpu"
+    lane   True: the kernel runs and is timed in the CPU lane's thread, each route by itself, as beside a GPU. False: it
+           runs in this thread, as on device="cpu"
     """
 
     def __init__(self, store: ExpertStore, threads: int, *, lane: bool = False) -> None:
@@ -53,14 +53,15 @@ class HostBench:
         self._turn = 0
 
     def curve(self, seconds: float) -> dict[int, float]:
-        """{tokens: seconds of an expert that has so many, in a call of several}, of COUNTS, each in its `seconds`
+        """{tokens: seconds of one expert with that many, in a call of several} for COUNTS, `seconds` for each
+        measurement
 
-        Less what a call takes whose slots are all skipped. Counts that would take much longer are left out.
+        The time of a call with all slots skipped is subtracted. Counts that would take much longer are left out.
         """
         call, found = self.latency(seconds / 2), dict[int, float]()
         for tokens in COUNTS:
             experts = self.together
-            if found:  # no more than in proportion to the tokens
+            if found:  # at most proportional to the tokens
                 n, each = next(reversed(found.items()))
                 if each * tokens / n > seconds:
                     break
@@ -74,7 +75,8 @@ class HostBench:
         return quickest(self.call(1, 0), seconds)
 
     def call(self, tokens: int, experts: int) -> Callable[[], float | None]:
-        """Such a call, over other experts every time, which says what it took if it knows better than a clock around it
+        """A function that makes such a call, with other experts every time, and returns its seconds if the lane timed
+        it
 
         experts=0: every slot is skipped.
         """
@@ -82,7 +84,7 @@ class HostBench:
         x = torch.randn(tokens, self.store.hidden_size, dtype=torch.float32, device="cpu").to(self.dtype)
         rows = torch.empty(tokens * wide, self.store.hidden_size, dtype=torch.float32, device="cpu")
         flags = torch.empty(tokens * wide, dtype=torch.uint8, device="cpu")
-        apart = self._lane is not None and tokens > 1  # as the engine's lane has them, sorted by expert
+        apart = self._lane is not None and tokens > 1  # sorted by expert, as the engine's lane has them
         if apart:
             x = x.repeat(wide, 1)
 
@@ -106,7 +108,7 @@ class HostBench:
         return run
 
     def copy(self, seconds: float) -> float:
-        """Seconds of a copy of one expert from memory to memory."""
+        """Seconds to copy one expert from memory to memory."""
         return median(self.copier(torch.empty(2, self.store.blocks.stride, dtype=torch.uint8, device="cpu")), seconds)
 
     def copier(self, slots: Tensor) -> Callable[[], None]:
@@ -122,9 +124,9 @@ class HostBench:
     def together_with(
         self, copy: Callable[[], int | None], seconds: float, tokens: int = 1, each: float = 0.0
     ) -> tuple[float, float]:
-        """(seconds of an expert of so many tokens, seconds of a copy of one), both as fast as they can be side by side
+        """(seconds of an expert of so many tokens, seconds of a copy of one expert), while both run at full speed
 
-        copy()   makes copies and says how many; None is one. each: seconds of such an expert alone, if known
+        copy() makes copies and returns their number; None means one. each: seconds of such an expert alone, if known.
         """
         experts = self.together if tokens == 1 else min(_PROMPT, len(self.blocks))
         if each:
@@ -155,7 +157,7 @@ class HostBench:
 
 
 class DeviceBench:
-    """Copies to a GPU and the GPU's kernel; blocks that together exceed its L2."""
+    """Copies to a GPU and the GPU's kernel, over blocks that together exceed its L2."""
 
     def __init__(self, store: ExpertStore, host: HostBench, device: torch.device) -> None:
         self.store, self.host, self.device = store, host, device
@@ -175,11 +177,11 @@ class DeviceBench:
         self.base = store.blocks.base(self.arena)
 
     def copy(self, seconds: float) -> float:
-        """Seconds of a copy of one expert, several under way."""
+        """Seconds to copy one expert, with several copies under way."""
         return self._copies(seconds, self.transport.copy)
 
     def pageable(self, seconds: float) -> float:
-        """The same out of ordinary memory."""
+        """Seconds to copy one expert from pageable memory."""
         source = torch.empty(self.store.blocks.stride, dtype=torch.uint8, device="cpu").random_(0, 255)
         return self._copies(seconds, lambda _, out: out.copy_(source))
 
@@ -194,7 +196,7 @@ class DeviceBench:
         return median(run, seconds) / _UNDER_WAY
 
     def copier(self) -> Callable[[], int]:
-        """Copies of a few experts, waited for, on a stream of their own."""
+        """A function that copies a few experts on its own stream, waits, and returns their number."""
         stream = torch.cuda.Stream(self.device)
 
         def run() -> int:
@@ -218,7 +220,7 @@ class DeviceBench:
         return quickest(run, seconds)
 
     def kernel(self, tokens: int, seconds: float, *, experts: int | None = None) -> float:
-        """Seconds of a call in which each of `experts` experts has that many tokens, launches included."""
+        """Seconds of a call in which each of `experts` experts has `tokens` tokens, including launches."""
         panels = loaded("experts._kernels.panels")
 
         count, device = self.together if experts is None else experts, self.device
@@ -245,7 +247,7 @@ class DeviceBench:
         return quickest(run, seconds) if tokens == 1 else median(run, seconds)
 
     def memory(self, seconds: float) -> float:
-        """Bytes a second of copies inside the device, read and written; of blocks, which are others' afterwards."""
+        """Bytes per second of copies inside the device, read plus written; overwrites the blocks."""
         half, times = len(self.arena) // 2, 8
         if not half:
             return math.inf
@@ -258,7 +260,7 @@ class DeviceBench:
         return 2 * times * half * self.store.blocks.stride / median(run, seconds)
 
     def give_way(self) -> None:
-        """Gives the device's memory back, so that nothing of it counts against a budget; `transport` stays."""
+        """Frees the device memory, so that it does not count against a budget; `transport` stays."""
         torch.cuda.synchronize(self.device)
         self.arena = torch.empty(0, dtype=torch.uint8, device="cpu")
         del self.base
@@ -270,16 +272,16 @@ class DeviceBench:
         self.transport.close()
 
 
-Timed = Callable[[], object]  # what it returns, if it is a float, is the time that it took
+Timed = Callable[[], object]  # returns its seconds as a float, or anything else to be timed from outside
 
 
 def median(run: Timed, seconds: float) -> float:
-    """The median time of a call, after one to warm up; at least three calls, or one where it takes that long."""
+    """The median seconds of a call, after one to warm up; of at least three calls, or of one if it takes that long."""
     return statistics.median(_times(run, seconds))
 
 
 def quickest(run: Timed, seconds: float) -> float:
-    """The least time of a call, for latencies: whatever else the machine does only adds to them."""
+    """The least seconds of a call, for latencies: other load on the machine only adds to them."""
     return min(_times(run, seconds))
 
 
@@ -299,7 +301,7 @@ def _times(run: Timed, seconds: float) -> list[float]:
 
 
 def beyond_cache(store: ExpertStore) -> Tensor:
-    """Blocks [n, stride] of twice the last-level cache's bytes: the store's own pages, or copies of them."""
+    """Blocks [n, stride] of twice the last-level cache's size: the store's own pages, or copies of them."""
     stride = store.blocks.stride
     wanted = min(max(2, -(-min(_MOST, 2 * last_level_cache()) // stride)), 4096)
     largest = max(store.layers, key=store.num_experts)
@@ -313,7 +315,7 @@ def beyond_cache(store: ExpertStore) -> Tensor:
 
 
 def _in_memory(blocks: Tensor) -> bool:
-    """Whether all their pages could be read in a short time, which leaves them in memory."""
+    """Whether all pages could be read within _PATIENCE, which leaves them in memory."""
     begin = time.perf_counter()
     for block in blocks:
         block.view(-1, 4096)[:, 0].clone()
@@ -323,7 +325,7 @@ def _in_memory(blocks: Tensor) -> bool:
 
 
 def last_level_cache() -> int:
-    """Bytes; 32 MiB where the system does not say."""
+    """Bytes of the last-level cache; 32 MiB if unknown."""
     found = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         try:

@@ -1,4 +1,4 @@
-"""The constants of the scheduler on this machine, measured once and kept."""
+"""Calibration: the scheduler's costs on this machine, measured once and cached."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from .benches import BESIDE, ON_DEVICE, DeviceBench, HostBench
 from .call_overhead import EngineFactory, overheads
 
 _OP = "offload.calibrate"
-VERSION = 7  # of what is measured and of what the costs mean: an older file is made anew
-_CALLS = 0.6  # seconds for the engine's own calls
+VERSION = 7  # of the measurement and the meaning of the costs: files of older versions are measured again
+_CALLS = 0.6  # seconds for timing the engine's own calls
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What `calibrate` found: `plan` takes its `costs`.
+    """The result of `calibrate`; `plan` takes its `costs`.
 
-    costs      see `Costs`; expert_bytes are those of a block of the store
-    key        what it holds for: machine, versions, format, sizes, threads, device
-    measured   the numbers that the costs were made of, by name
-    transport  in words: how bytes reach the device
-    others     share of the processors' time that other programs took meanwhile; None where the system does not say
+    costs      see `Costs`; expert_bytes is the size of a block of the store
+    key        what the costs hold for: machine, versions, format, sizes, threads, device
+    measured   the measurements behind the costs, by name
+    transport  how bytes reach the device, in words
+    others     share of the processors' time that other programs took during the measurement; None if unknown
     """
 
     costs: Costs
@@ -51,42 +51,42 @@ class Calibration:
 
     @property
     def busy(self) -> bool:
-        """Whether it was made on a busy machine, whose costs are not those of a quiet one."""
+        """Whether the machine was busy during the measurement, so the costs do not hold for a quiet one."""
         return (self.others or 0.0) > BUSY
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """JSON; the file is there whole, or as it was. OSError names `path`."""
+        """Writes JSON; the file is replaced as a whole or not at all. An OSError names `path`."""
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
         try:
             with published(Path(path)) as file:
                 file.write(text.encode())
-        except OSError as error:  # of the temporary file, or of none
+        except OSError as error:  # the error names the temporary file, or none
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
-        """What `save` wrote. Raises OSError, and ValueError for a file that is none."""
+        """Reads a file of `save`. Raises OSError, and ValueError for another kind of file."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             transport, key, measured = content["transport"], content["key"], content["measured"]
             if key.get("version", VERSION) != VERSION:
-                raise ValueError(f"it is of version {key['version']}, and this goldsmith measures version {VERSION}")
+                raise ValueError(f"it has version {key['version']}, but this goldsmith measures version {VERSION}")
             if not isinstance(transport, str) or not isinstance(key, dict) or not isinstance(measured, dict):
-                raise TypeError("transport, key or measured is not what it should be")
+                raise TypeError("transport, key or measured has the wrong type")
             others = content.get("others")
             return cls(Costs(**content["costs"]), key, measured, transport, None if others is None else float(others))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"Calibration.load: {path} is not a calibration ({error}); make it anew") from None
+            raise ValueError(f"Calibration.load: {path} is not a calibration ({error}); calibrate again") from None
 
 
 def kept_or_measured(
     store: ExpertStore, engine: EngineFactory, *, device: torch.device | str = "auto", threads: int | None = None,
     force: bool = False,
 ) -> Calibration:  # fmt: skip
-    """`offload.calibrate`; engine: the class Engine, whose calls are timed."""
+    """The implementation of `offload.calibrate`; engine: the class Engine, whose calls are timed."""
     device = _device_of(device)
     threads = threads or max(1, worth() - (device.type == "cuda"))
     key = _key(store, device, threads)
@@ -94,7 +94,7 @@ def kept_or_measured(
     if not force:
         try:
             kept = Calibration.load(path)
-        except (OSError, ValueError):  # none there, none that may be read, or a damaged one
+        except (OSError, ValueError):  # missing, unreadable or damaged
             kept = None
         if kept is not None and kept.key == key and not (kept.busy and not busy()):
             _warn(kept)
@@ -107,8 +107,8 @@ def kept_or_measured(
         found.save(path)
     except OSError as error:
         warnings.warn(
-            f"{_OP}: what was measured could not be kept ({error.strerror or error}: {path.parent}), so every start "
-            "measures again; GOLDSMITH_CACHE names a folder that can be written to",
+            f"{_OP}: the calibration could not be saved ({error.strerror or error}: {path.parent}), so every start "
+            "measures again; set GOLDSMITH_CACHE to a writable folder",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -120,7 +120,7 @@ def _warn(found: Calibration) -> None:
     if found.busy:
         warnings.warn(
             f"{_OP}: others took {found.others:.0%} of the processors' time while this machine was measured, so the "
-            "plan is one for a busy machine; it is measured again when it is quiet, or with force=True",
+            "costs are those of a busy machine; they are measured again when it is quiet, or with force=True",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -182,7 +182,7 @@ def _measured(
 
 @dataclass
 class _Found:
-    """What a device gives to the costs; calls: see `overheads`."""
+    """The part of the costs that depends on the device; calls: see `overheads`."""
 
     device: Curve
     link_latency: float
@@ -194,9 +194,10 @@ class _Found:
 
 
 def _rising(times: Mapping[int, float]) -> Curve:
-    """Points (n, seconds) that do not fall, the nearest to these in squares: more tokens take no less time
+    """Isotonic regression: the non-decreasing points (n, seconds) nearest to these in least squares
 
-    Neighbours that fall, which a noisy machine gives, become their mean, until none does.
+    More tokens never take less time, but a noisy machine measures that. Neighbours that decrease become their mean,
+    until none is left.
     """
     pools = list[tuple[float, list[int]]]()
     for n, seconds in sorted(times.items()):
@@ -209,12 +210,12 @@ def _rising(times: Mapping[int, float]) -> Curve:
 
 
 def _token(times: Mapping[int, float]) -> float:
-    """Seconds of one of many tokens."""
+    """Seconds per token in a call of many tokens."""
     return times[max(times)] / max(times)
 
 
 def _with(curve: Curve, route: float) -> Curve:
-    """A curve of the kernel and so many seconds a token."""
+    """The curve plus `route` seconds per token."""
     return tuple((n, seconds + n * route) for n, seconds in curve)
 
 
@@ -222,12 +223,14 @@ def _no_gpu(
     store: ExpertStore, host: HostBench, device: torch.device, measured: dict[str, float], cpu: dict[int, float],
     engine: EngineFactory,
 ) -> _Found:  # fmt: skip
-    """The device is the CPU, after its own lane: nothing runs beside anything, and nothing goes to and fro."""
+    """The device is the CPU itself, after its own lane: nothing runs in parallel, and no transfers are needed."""
     measured["copy"] = measured["copy_pageable"] = host.copy(0.3)
     copier = host.copier(torch.empty(2, store.blocks.stride, dtype=torch.uint8, device="cpu"))
     measured["together"] = _bytes(store, host.together_with(copier, 0.4))
     calls = overheads(store, engine, device, host.threads, _CALLS, cpu[1])
-    least = measured["cpu_latency"] + calls.get("cpu", 0.0)  # all that a call on the CPU does is done there as well
+    least = measured["cpu_latency"] + calls.get(
+        "cpu", 0.0
+    )  # a call on the device includes all work of a call on the CPU
     return _Found(
         _rising(cpu), max(0.0, calls.get("link", 0.0) - cpu[1]), max(least, calls.get("device", 0.0) - cpu[1]),
         Transport(store, device).why, calls, (), {},
@@ -245,8 +248,8 @@ def _gpu(
         page = measured["link_latency"] = bench.link_latency(0.1)
         one = measured["device_one"] = bench.kernel(1, 0.2, experts=1)
         calls = {n: bench.kernel(n, 0.15) for n in ON_DEVICE}
-        # from one expert to several, what is added is bytes, which memory does not give any faster than to a copy; what
-        # a call takes beyond that is the call itself
+        # each further expert adds bytes, which memory cannot deliver faster than to a copy; the rest is the call's
+        # latency
         more = bench.together - 1
         each = (calls[1] - one) / more if more else one
         measured["device_memory"] = bench.memory(0.05)
@@ -268,10 +271,10 @@ def _gpu(
 def _beside(
     store: ExpertStore, host: HostBench, bench: Any, measured: dict[str, float], cpu: dict[int, float]
 ) -> tuple[Curve, dict[str, float]]:
-    """The CPU's curve while copies run, and the rate of copies while it computes
+    """The CPU's curve while copies run, and the rate of copies while the CPU computes
 
-    What an expert takes more is that of a token up to one token, that of a prompt from BESIDE[-1] tokens on, and never
-    less for more tokens, between them on a line.
+    The extra time per expert is measured at the token counts of BESIDE and interpolated linearly between them. It is
+    constant outside, and never decreases with more tokens.
     """
     times = {n: host.together_with(bench.copier(), 0.25, n, cpu[n]) for n in BESIDE if n in cpu}
     measured |= {f"cpu_{n}_beside": seconds for n, (seconds, _) in times.items()}
@@ -285,5 +288,5 @@ def _beside(
 
 
 def _bytes(store: ExpertStore, seconds: tuple[float, float]) -> float:
-    """A second, of experts and copies that take so long side by side."""
+    """Bytes per second of experts and copies that take these seconds side by side."""
     return sum(store.blocks.stride / each for each in seconds)

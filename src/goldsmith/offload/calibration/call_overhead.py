@@ -1,4 +1,4 @@
-"""What a call of the Engine takes beside its lanes' own work: the caller's thread, waits, launches, the merge."""
+"""The overhead of an Engine's call in addition to the work of its lanes: caller's thread, waits, launches, merge."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..settings import free_memory
 from ..store.expert_store import ExpertStore
 
 _TOGETHER = 8  # experts of a call
-_SLOTS = 48  # of the device, beside one a layer: enough for all that copies ever go through
-_CALLS, _LEAST = 12, 3  # calls of a sample at most, and samples at least
+_SLOTS = 48  # slots on the device besides one per layer: enough for all copies
+_CALLS, _LEAST = 12, 3  # most calls per sample, and fewest samples
 _PROMPTS = (128, 1024)  # tokens of calls whose x does not come to the CPU with the ids
-# the lane of each, and the experts of its calls: of "mixed" 0 is computed on the CPU and 2 is cached
+# lanes= and the experts of its calls; with "mixed", expert 0 is computed on the CPU and 2 is cached
 _WAYS = {"cpu": ("cpu", None), "link": ("copied", None), "device": ("cached", [0]), "split": ("mixed", [0, 2])}
 
 
 class TimedEngine(Protocol):
-    """What is timed of an Engine."""
+    """The part of Engine that is timed."""
 
     @property
     def store(self) -> ExpertStore: ...
@@ -48,15 +48,18 @@ def overheads(
     store: ExpertStore, make: EngineFactory, device: torch.device, threads: int, seconds: float, expert_seconds: float,
     token_seconds: float = math.inf,
 ) -> dict[str, float]:  # fmt: skip
-    """Seconds of a call of one token beside the kernel of the CPU ("cpu"), beside its copies ("link"), of a call whose
-    one expert is on the device ("device"), and of one that has experts on the CPU and on the device ("split"): one of
-    each, or, where the caller does not wait for the CPU, the caller's own work while the CPU's threads are at half of
-    them and take the memory that its steps come from. And what each further route of a prompt takes beside the CPU's
-    kernel ("route"): its numbers go there and back
+    """{way: seconds} of the overhead of a call, within `seconds` for all ways together
 
-    In `seconds` together, where an expert takes the CPU `expert_seconds`, and `token_seconds` for each of many tokens;
-    of slow ones few are computed. Nothing where the device has no room for it, no "split" of less than three experts,
-    and no "route" where the CPU is too slow for it to matter.
+    "cpu"     a call of one token, minus the CPU's kernel
+    "link"    a call of one token, minus its copies
+    "device"  a call whose one expert is on the device
+    "split"   a call with one expert on the CPU and one on the device. If the caller does not wait for the CPU: the
+              caller's own work, while the CPU's threads compute half of the experts and use the same memory
+    "route"   each further route of a prompt, minus the CPU's kernel: its numbers travel there and back
+
+    expert_seconds: an expert on the CPU, token_seconds: each of many tokens; slow experts are timed in fewer numbers.
+    Returns {} if the device has no room, no "split" for fewer than three experts, and no "route" if the CPU is too slow
+    for it to matter.
     """
     layer = max(store.layers, key=store.num_experts)
     experts = store.num_experts(layer)
@@ -67,7 +70,7 @@ def overheads(
         for way, (lanes, ids) in _WAYS.items():
             if ids is not None and max(ids) >= experts:
                 continue
-            # what is copied is computed beside the next copy, but for the last one; on a CPU after it
+            # an expert is computed while the next one is copied, except the last one; on a CPU, after its copy
             k = 1 if way == "link" and device.type == "cpu" else together
             turns = [ids] if ids else [[(i + turn * k) % experts for i in range(k)] for turn in range(_CALLS)]
             asked: dict[str, Any] = {"lanes": lanes, "threads": threads, "gpu_budget": _budget(store, device)}
@@ -91,9 +94,9 @@ def _budget(store: ExpertStore, device: torch.device) -> int:
 
 
 def _own(engine: TimedEngine, layer: int, together: int, seconds: float) -> list[float]:
-    """Seconds of the caller in calls of a token, half of whose experts are on the CPU and half in the cache."""
+    """Seconds of the caller in calls of one token, with half the experts on the CPU and half in the cache."""
     experts, half = engine.store.num_experts(layer), max(1, together // 2)
-    on_cpu, held = range(0, experts, 3), range(2, experts, 3)[:half]  # as lanes="mixed" has them
+    on_cpu, held = range(0, experts, 3), range(2, experts, 3)[:half]  # as lanes="mixed" assigns them
     turns = [[*(on_cpu[(turn * half + i) % len(on_cpu)] for i in range(half)), *held] for turn in range(_CALLS)]
     x, given, weights = _given(engine, turns, 1)
     found, begin = list[float](), time.perf_counter()
@@ -117,7 +120,7 @@ def _given(engine: TimedEngine, turns: list[list[int]], tokens: int) -> tuple[Te
 def _beside(
     engine: TimedEngine, layer: int, turns: list[list[int]], way: str, seconds: float, tokens: int = 1
 ) -> list[float]:
-    """Seconds of a call, of some samples."""
+    """Seconds per call, for several samples."""
     x, given, weights = _given(engine, turns, tokens)
 
     def sample(calls: int) -> float:

@@ -1,4 +1,4 @@
-"""Faults that offload.testing.inject plants; where there are none, `on` is False and nothing here is called."""
+"""Faults that offload.testing.inject plants. While there are none, `on` is False and the lanes call nothing here."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PLACES = ("weights", "input", "routing", "gate_up", "activation", "product", "do
 
 @dataclass(eq=False)
 class Fault:
-    """One fault: `left` calls of `layer` have it. expert None: every expert; rows None: every token of a call, else
-    these, counted from the call's first, whatever piece they are in.
+    """One fault, which hits `left` calls of `layer`. expert None: every expert. rows None: every token of a call;
+    otherwise these rows, counted from the call's first row even if the call is split into pieces.
     """
 
     stage: str
@@ -28,7 +28,7 @@ class Fault:
     rows: tuple[int, ...] | None = None
     value: float = math.nan
     left: int = 1
-    calls: set[int] = field(default_factory=set)  # those that had it
+    calls: set[int] = field(default_factory=set)  # numbers of the calls that it hit
 
     def hits_row(self, row: int) -> bool:
         return self.rows is None or row in self.rows
@@ -49,10 +49,12 @@ class Faults:
     def remove(self, fault: Fault) -> None:
         self._faults.remove(fault)
 
-    # -- on the way in ------------------------------------------------------------------------------------------------
+    # -- inputs -------------------------------------------------------------------------------------------------------
 
     def given(self, layer: int, number: int, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """x and routing weights of a call; counts the call for every fault of its layer."""
+        """x and routing weights of a call with the faults "input" and "routing"; counts the call for faults of its
+        layer.
+        """
         for fault in self._faults:
             if fault.layer == layer and fault.left > 0:
                 fault.left -= 1
@@ -65,15 +67,15 @@ class Faults:
         return x, weights
 
     def copied(self, layer: int, expert: int, into: Tensor) -> None:
-        """A slot that was filled: with the fault "transfer" its bytes are not the store's."""
+        """Overwrites a slot after its copy, for the fault "transfer"."""
         for fault in self._of("transfer", layer, expert):
             if fault.calls or fault.left:
                 into.fill_(255)
 
-    # -- on the way out -----------------------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------------------------
 
     def computed(self, call: Call, outcome: Outcome) -> None:
-        """Rows as they would be with the faults of the arithmetic, of what is brought to the device, and of races."""
+        """Changes the rows of a call for faults in the arithmetic, in transfers to the device, and for races."""
         of_expert = call.ids.view(-1)
         k = max(1, call.ids.shape[1])
         for fault in self._faults:
@@ -87,7 +89,7 @@ class Faults:
 
     def _plant(self, fault: Fault, call: Call, outcome: Outcome, route: int, expert: int) -> None:
         if fault.stage == "transfer" and expert in outcome.slots:
-            return  # its slot's bytes are wrong already
+            return  # the bytes in its slot are already wrong
         row = outcome.rows[int(outcome.at(torch.tensor([route], device="cpu")))]  # a view
         flags = outcome.known_flags()
         if fault.stage == "merge":
@@ -110,10 +112,10 @@ class Faults:
                 rows[routes == route] = made[0]
         flags[route] = int(not bool(torch.isfinite(row).all()))
 
-    # -- in the replay ------------------------------------------------------------------------------------------------
+    # -- replay -------------------------------------------------------------------------------------------------------
 
     def weights(self, layer: int, expert: int, call: int) -> dict[str, Tensor]:
-        """The expert's numbers, with the fault "weights" in the first of them."""
+        """The expert's weights; the fault "weights" changes the first number."""
         found = self._store.dequantize(layer, expert)
         for fault in self._of("weights", layer, expert):
             if call in fault.calls:
@@ -121,7 +123,7 @@ class Faults:
         return found
 
     def hook(self, call: Call, expert: int) -> Hook | None:
-        """What `replay.stages` shows its results to."""
+        """A hook for `replay.stages` that plants the faults of the arithmetic; None without faults."""
 
         def seen(stage: str, value: Tensor) -> Tensor:
             for fault in self._of(stage, call.layer, expert):

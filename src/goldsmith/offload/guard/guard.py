@@ -1,9 +1,9 @@
-"""The guard: whether a call's numbers are finite, and where one that is not was born.
+"""The guard: detects NaN and Inf in a call's results, and finds the stage where they arose.
 
-Looking costs what is at hand: the kernels flag their rows, and the merged rows are looked at once. When a flag is up,
-the call is gone through stage by stage: input, routing weights, the experts' bytes in the store and in their slots,
-the products one after the other, the transfer, the merge. The first stage that is not finite while what goes into it
-is, is where it was born. What a replay does not show again is a transfer or a race.
+Detection is cheap: kernels flag their rows, and the merged rows are checked once. If a flag is set, the guard examines
+the call stage by stage: input, routing weights, the experts' bytes in the store and in their slots, each product, the
+transfer, the merge. The first stage whose inputs are finite and whose result is not is the origin. If a replay of the
+products stays finite, the cause is a transfer or a race.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from .report import MOST_ROWS, NumericsError, NumericsReport, NumericsWarning
 
 _ADVICE = {
     "weights": "The checkpoint or the store is at fault, not the computation: check the source, build the store again.",
-    "input": "Look at what comes before this layer; the experts have passed on what they were given.",
-    "overflow": "Numbers outgrow their dtype: check the scale of the weights and of the input, or use a wider dtype.",
-    "transfer": "Bytes changed on their way: check memory and bus (ECC, cables, overclocking), and report this.",
+    "input": "Check the computation before this layer; its output was already not finite.",
+    "overflow": "Numbers exceed their dtype: check the scale of the weights and of the input, or use a wider dtype.",
+    "transfer": "Bytes changed during a copy: check memory and bus (ECC, cables, overclocking), and report this.",
     "merge": "A row was never computed: this is an error of the engine; please report it with this message.",
-    "after": "Look at what comes after them: what stands beside them in their layer, the last norm, the head.",
-    "race": "The same inputs give finite numbers now: look for who writes these buffers, and check the memory.",
+    "after": "Check the computation after the experts: the rest of their layer, the last norm, the head.",
+    "race": "The same inputs give finite numbers now: check which code writes these buffers, and check the memory.",
 }
 
 
 @dataclass
 class Finding:
-    """stage, cause, kind of what was found; the routes (token, slot) that have it, and the experts at fault."""
+    """Where and why a call's numbers are not finite: the rows (tokens) that are hit, and the experts at fault."""
 
     stage: str
     cause: str
-    values: Tensor  # one that is not finite among them
+    values: Tensor  # the numbers of that stage, at least one of which is not finite
     rows: Tensor
     experts: tuple[int, ...]
     evidence: tuple[str, ...]
@@ -48,20 +48,20 @@ class Guard:
     def __init__(self, store: ExpertStore, faults: Faults, mode: str) -> None:
         self.store, self.faults, self.mode = store, faults, mode
         self._said: set[tuple[int | None, str]] = set()
-        self._dirty: set[int] = set()  # the layers that were not clean, in the current pass through them
+        self._dirty: set[int] = set()  # layers with a NaN or Inf in the current pass over the layers
         self._last = -1
 
     def begin(self) -> None:
-        """The layers begin anew."""
+        """A new pass over the layers begins."""
         self._dirty, self._last = set(), -1
 
     def look(self, call: Call, outcome: Outcome, wrong: bool | None = None) -> None:
-        """Raises or warns where the call's rows or their sums are not finite, or were never written.
+        """Raises or warns if the call's rows or their sums are not finite, or were never written.
 
-        wrong: what a kernel has flagged already; None: it is looked for now.
+        wrong: whether a kernel has set a flag; None: check now.
         """
         if call.layer < self._last or (call.layer == self._last and not call.first_row):
-            self.begin()  # else it is a later layer, or a later piece of the same call
+            self.begin()  # otherwise it is a later layer, or a later piece of the same call
         self._last = call.layer
         if wrong is None:
             wrong = bool(outcome.known_flags().numpy().any()) or not finite(outcome.out)
@@ -72,21 +72,21 @@ class Guard:
         found = self._find(call, outcome)
         if found is None:
             return
-        first = self._dirty <= {call.layer}  # other pieces of this call may have come before
+        first = self._dirty <= {call.layer}  # earlier pieces of this call may have failed
         self._dirty.add(call.layer)
         self._say(self._report(call, found, first))
 
     def look_after(self, made: Tensor | None, calls: int) -> None:
-        """Raises or warns where what a model makes of its last experts is NaN or +Inf; a head may mask with -inf."""
+        """Raises or warns if the model's output after its last experts has NaN or +Inf; a head may mask with -inf."""
         if made is None or self.mode == "off":
             return
         bad = (torch.isnan(made) | torch.isposinf(made)).any(1)
-        if self._dirty or not bool(bad.any()):  # else it has been told already
+        if self._dirty or not bool(bad.any()):  # otherwise it has been reported already
             return
         rows = bad.nonzero()[:, 0].tolist()
         told = tuple(rows[:MOST_ROWS])
         kind = "nan" if bool(torch.isnan(made).any()) else "inf"
-        said = ("Every call of the experts made finite numbers of finite ones.",)
+        said = ("Every call of the experts returned finite numbers for finite inputs.",)
         self._say(
             NumericsReport(
                 None, "after", "after", kind, (), told, len(rows), (), None, calls, True, said, _ADVICE["after"]
@@ -111,7 +111,7 @@ class Guard:
         bad_w = ~torch.isfinite(call.weights).all(1)
         if bool(bad_w.any()):
             rows = bad_w.nonzero()[:, 0]
-            said = "x is finite, the routing weights are not: the router is at fault. " + self._before(call, "They")
+            said = "x is finite, but the routing weights are not: the router is at fault. " + self._before(call, "They")
             return Finding("routing", "input", call.weights[bad_w], rows, (), (said,))
         flags = outcome.known_flags()
         routes = (flags != 0).nonzero()[:, 0]
@@ -129,7 +129,9 @@ class Guard:
         return Finding("merge", "merge", rows, routes // call.ids.shape[1], experts, (said,))
 
     def _routes(self, call: Call, outcome: Outcome, routes: Tensor) -> Finding:
-        """Rows that are not finite: what is wrong with the first expert that has one, and all that have the same."""
+        """The finding for rows that are not finite: the earliest stage over all experts, and every expert that shares
+        it.
+        """
         of_expert = call.ids.view(-1)
         by_expert: dict[int, Tensor] = {
             e: routes[of_expert[routes] == e] for e in sorted(set(of_expert[routes].tolist()))
@@ -154,9 +156,9 @@ class Guard:
             said = f"{bad} of expert {e} in the store is not finite" if bad else f"Expert {e} is finite in the store"
             if damaged:
                 said += f", {'and' if bad else 'but'} its bytes are "
-                said += f"not those that were written (section {damaged}): damaged since."
+                said += f"not those that were written (section {damaged}): they changed later."
             else:
-                said += "; its checksum matches: it was so in the checkpoint."
+                said += "; its checksum matches, so the checkpoint already had this."
             return Finding("weights", "weights", values, tokens, (e,), (said,))
         moved = self._slot(call, outcome, e, tokens)
         if moved is not None:
@@ -165,23 +167,23 @@ class Guard:
         before = f"max |x| = {_most(x):.3g}, max |gate_up| = {_most(weights['gate_up']):.3g}"
         for stage, value in stages(x, weights, self.store.options, self.faults.hook(call, e)):
             if not bool(torch.isfinite(value).all()):
-                said = f"{before}, all finite, and a replay shows it again; the checksum of expert {e} matches."
+                said = f"{before}, all finite, and a replay reproduces it; the checksum of expert {e} matches."
                 return Finding(stage, "overflow", value, tokens, (e,), (said,))
             before = f"max |{stage}| = {_most(value):.3g}"
         return self._not_repeated(call, outcome, e, routes, tokens)
 
     def _slot(self, call: Call, outcome: Outcome, e: int, tokens: Tensor) -> Finding | None:
-        """Whether the bytes that a device lane read are the store's."""
+        """A finding if the bytes that a device lane read differ from the store's; otherwise None."""
         if e not in outcome.slots:
             return None
         slot, generation = outcome.slots[e]
         if slot.generation != generation or slot.owner != (call.layer, e):
-            return None  # it was filled anew since
+            return None  # the slot was refilled since
         slot.ready.synchronize()
         section = self.store.differs(slot.data, call.layer, e)
         if section is None:
             return None
-        said = f"Expert {e} matches its checksum in the store, and does not in slot {slot.index} (section {section})."
+        said = f"Expert {e} matches its checksum in the store, but not in slot {slot.index} (section {section})."
         return Finding(
             "transfer",
             "transfer",
@@ -197,11 +199,11 @@ class Guard:
             kept, at = outcome.from_host()
             mine = torch.isin(at, routes)
             if bool(mine.any()) and bool(torch.isfinite(kept[mine.to(kept.device)]).all()):
-                said = f"The rows of expert {e} were finite on the CPU, and are not on the device."
+                said = f"The rows of expert {e} were finite on the CPU, but are not on the device."
                 return Finding("transfer", "transfer", rows, tokens, (e,), (said,))
         said = (
-            f"x, the weights of expert {e} and its checksum are fine, and a replay of its rows is finite in every "
-            "stage: it does not repeat."
+            f"x, the weights of expert {e} and its checksum are correct, and a replay of its rows is finite in every "
+            "stage: the error is not reproducible."
         )
         return Finding("down", "race", rows, tokens, (e,), (said,))
 
@@ -220,14 +222,14 @@ class Guard:
         )
         return Finding("merge", "overflow", outcome.out[bad], rows, (), (said,))
 
-    # -- words --------------------------------------------------------------------------------------------------------
+    # -- the report --------------------------------------------------------------------------------------------------
 
     def _before(self, call: Call, what: str) -> str:
         before = max((layer for layer in self.store.layers if layer < call.layer), default=None)
         if before is None:
-            return f"{what} came so; there is no layer of experts before this one."
+            return f"{what} arrived like this; there is no layer of experts before this one."
         state = "was not clean" if before in self._dirty else "was clean"
-        return f"{what} came so; layer {before}, the experts before this one, {state}."
+        return f"{what} arrived like this; layer {before}, the experts before this one, {state}."
 
     def _report(self, call: Call, found: Finding, first: bool) -> NumericsReport:
         rows = sorted(set((found.rows.cpu() + call.first_row).tolist()))

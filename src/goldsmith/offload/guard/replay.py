@@ -1,4 +1,4 @@
-"""A layer's experts computed once more, slowly and in stages, to see where a number stopped being finite."""
+"""A slow recomputation of a layer's experts, stage by stage, to find where a number stopped being finite."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Hook = Callable[[str, Tensor], Tensor]
 def stages(
     x: Tensor, weights: Mapping[str, Tensor], options: Mapping[str, Any], hook: Hook | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """(stage, its result) of the rows x [n, H] of one expert, in order; the last one is the rows [n, H] float32
+    """Yields (stage, its result) for rows x [n, H] of one expert, in order; the last result is the rows [n, H] float32
 
-    Float32, and rounded where the kernels round: g, u and h to x's dtype. hook(stage, result) may replace a result.
+    Float32, rounded where the kernels round: g, u and h to x's dtype. hook(stage, result) may replace a result.
     """
     to = x.dtype if x.dtype == torch.bfloat16 else torch.float32
 

@@ -1,4 +1,4 @@
-"""What the guard says of a NaN or Inf: where it was born, as an object, an exception, a warning, and in words."""
+"""The guard's report of a NaN or Inf: its origin as an object, an exception, a warning and a text."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ MOST_ROWS = 1000
 
 @dataclass(frozen=True)
 class NumericsReport:
-    """layer, stage, cause    the earliest stage whose result is not finite while its inputs are, and why;
-               layer None, stage and cause "after": what the model makes of its last experts
+    """layer, stage, cause    the earliest stage whose inputs are finite and whose result is not, and the cause;
+               layer None, stage and cause "after": the model's output after its last experts
 
     kind       "nan" or "inf"
-    experts    that are hit, ascending; empty where it is not theirs
-    rows       token rows that are hit, ascending, at most 1000; num_rows: all of them
-    positions  (batch, position) of these rows, where the caller said which they are
-    lane       "cpu", "copied" or "cached": of the expert that is named first; None where no lane had begun
-    call       the engine's calls, counted from 1
-    first      the layers that were called before it gave finite numbers
-    evidence   sentences: ranges before the stage, checksums, whether a replay shows it again
+    experts    the experts at fault, ascending; empty if no expert is
+    rows       the token rows that are hit, ascending, at most 1000; num_rows: their number
+    positions  (batch, position) of these rows, if the caller has given the batch's shape
+    lane       "cpu", "copied" or "cached": the lane of the first of `experts`; None if there is none
+    call       number of the engine's call, from 1
+    first      whether all layers before it gave finite numbers
+    evidence   sentences: ranges before the stage, checksums, whether a replay reproduces it
     advice     what to do
     """
 
@@ -57,7 +57,7 @@ class NumericsReport:
 
 
 class NumericsError(ArithmeticError):
-    """A NaN or Inf in an engine's call; `report` says where it was born."""
+    """A NaN or Inf in an engine's call; `report` says where it arose."""
 
     def __init__(self, report: NumericsReport) -> None:
         super().__init__(str(report))
@@ -68,7 +68,7 @@ class NumericsError(ArithmeticError):
 
 
 class NumericsWarning(UserWarning):
-    """The same with guard="warn": the values pass unchanged."""
+    """The report with guard="warn"; the values pass unchanged."""
 
     def __init__(self, report: NumericsReport) -> None:
         super().__init__(str(report))

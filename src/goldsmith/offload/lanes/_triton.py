@@ -1,4 +1,4 @@
-"""The merge on a GPU: one launch, which also says whether a sum is not finite. And tokens on their way to the CPU."""
+"""Triton kernels beside the experts: the merge of rows, which also flags non-finite sums, and transfers of tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WARPS = 4
 
 @triton.jit(do_not_specialize_on_alignment=["x_ptr", "ids_ptr", "x_there_ptr", "ids_there_ptr"])
 def _fetch_kernel(x_ptr, ids_ptr, x_there_ptr, ids_there_ptr, H, K, BLOCK: tl.constexpr, IDS: tl.constexpr):
-    """x [H] and ids [K] of a token to memory of the host"""
+    """Writes x [H] and ids [K] of one token to host memory."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(x_there_ptr + column, tl.load(x_ptr + column, column < H), column < H)
     if tl.program_id(0) == 0:
@@ -26,7 +26,7 @@ def _fetch_kernel(x_ptr, ids_ptr, x_there_ptr, ids_there_ptr, H, K, BLOCK: tl.co
 
 
 def fetch(x: Tensor, ids: Tensor, x_there: Tensor, ids_there: Tensor) -> None:
-    """x [1, H] and ids [1, K], each one piece of memory, into pinned memory of the host: one launch for two copies."""
+    """Copies contiguous x [1, H] and ids [1, K] to pinned host memory: one launch instead of two copies."""
     launch, blocks = _fetching(x.shape[1], ids.shape[1], x.dtype, ids.dtype, x.device)
     launch((blocks, 1, 1), x.device, x, ids, x_there, ids_there)
 
@@ -39,7 +39,7 @@ def _fetching(hidden: int, k: int, dtype: torch.dtype, of_ids: torch.dtype, devi
 
 @triton.jit(do_not_specialize_on_alignment=["x_ptr", "tokens_ptr", "there_ptr"])
 def _gather_kernel(x_ptr, tokens_ptr, there_ptr, H, BLOCK: tl.constexpr):
-    """there[r] = x[tokens[r]]: programs are (r, a block of columns)"""
+    """there[r] = x[tokens[r]]; the program ids are (r, block of columns)"""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(tokens_ptr + row).to(tl.int64)
@@ -47,7 +47,7 @@ def _gather_kernel(x_ptr, tokens_ptr, there_ptr, H, BLOCK: tl.constexpr):
 
 
 def gather(x: Tensor, tokens: Tensor, there: Tensor) -> None:
-    """there[r] = x[tokens[r]], of x [T, H]; tokens int32 [n] and `there` [n, H] are pinned memory of the host."""
+    """there[r] = x[tokens[r]] for x [T, H]; tokens int32 [n] and `there` [n, H] are in pinned host memory."""
     launch, blocks = _gathering(x.shape[1], x.dtype, x.device)
     if len(tokens):
         launch((len(tokens), blocks, 1), x.device, x, tokens, there)
@@ -65,16 +65,16 @@ _POINTERS = ["rows_ptr", "place_ptr", "w_ptr", "out_ptr", "dirty_ptr", "there_pt
 @triton.jit(do_not_specialize=["LEADING"], do_not_specialize_on_alignment=_POINTERS)
 def _merge_kernel(rows_ptr, place_ptr, w_ptr, out_ptr, dirty_ptr, there_ptr, LEADING, H, K: tl.constexpr,
                   BLOCK: tl.constexpr, FETCH: tl.constexpr):  # fmt: skip
-    """out[t] = sum over j, in order, of w[t, j] rows[place[t, j]]; place -1 is skipped, its weight is not read
+    """out[t] = sum over j, in order, of w[t, j] rows[place[t, j]]; for place -1 the slot and its weight are not read
 
-    FETCH: the first LEADING rows are at there_ptr, in memory of the host, and are put where they belong.
+    FETCH: the first LEADING rows are read from there_ptr, in host memory, and also stored to rows_ptr.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < H
     total = tl.zeros((BLOCK,), tl.float32)
     fetched = ()
-    for j in tl.static_range(K):  # all rows are on their way at once: a skipped one is 0, which changes no sum
+    for j in tl.static_range(K):  # loads all rows at once: a skipped one is 0, which changes no sum
         place = tl.load(place_ptr + token * K + j).to(tl.int64)
         w = tl.load(w_ptr + token * K + j, place >= 0, 0.0).to(tl.float32)
         if FETCH:
@@ -101,11 +101,11 @@ def _merge_kernel(rows_ptr, place_ptr, w_ptr, out_ptr, dirty_ptr, there_ptr, LEA
 def merger(
     rows: Tensor, place: Tensor, weights: Tensor, dtype: torch.dtype, dirty: Tensor, fetched: Tensor | None = None
 ) -> tuple[Tensor, Callable[[], None]]:
-    """out [T, H] in `dtype` of rows [*, H] float32, place int32 of T k numbers and weights [T, k]; it is filled when
-    what comes with it is called
+    """(out, launch): out [T, H] in `dtype` is filled when launch() is called
 
-    dirty: int32 [1], also in pinned memory of the host; it becomes 1 where a sum is not finite and is never set to 0.
-    fetched: the first rows, in pinned memory of the host; they are read there by then, and written to `rows`.
+    rows [*, H] float32, place int32 with T k numbers, weights [T, k].
+    dirty: int32 [1], possibly in pinned host memory; set to 1 if a sum is not finite, never to 0.
+    fetched: the first rows, in pinned host memory; the kernel reads them there and stores them to `rows`.
     """
     T, k = weights.shape
     hidden = rows.shape[1]
@@ -124,6 +124,6 @@ def merger(
 def _launch(
     hidden: int, k: int, fetch: bool, dtype: torch.dtype, of_weights: torch.dtype, device: torch.device
 ) -> tuple[Launch, int]:
-    """The kernel, and its programs of a row; what dtypes and a device compile stays theirs."""
+    """The kernel and its programs per row; cached per dtypes and device."""
     block = min(512, triton.next_power_of_2(hidden))
     return Launch(_merge_kernel, (hidden, k, block, fetch), _WARPS), -(-hidden // block)

@@ -1,4 +1,4 @@
-"""What a call is given, checked before any lane starts."""
+"""Checks of a call's arguments, before any lane starts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..errors import RoutingError
 OP = "offload.Engine"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 IDS = (torch.int32, torch.int64)
-FEW = 64  # routes of a call that are sorted and counted in Python
+FEW = 64  # calls of at most so many routes are sorted and counted in Python
 
 
 def check_call(layer: int, x: Any, ids: Any, weights: Any, hidden: int, device: torch.device) -> None:
-    """Types, dtypes, shapes and devices; the ids' values are for `counted`."""
+    """Checks types, dtypes, shapes and devices; `counted` checks the values of the ids."""
     if not torch.is_grad_enabled() and _as_wanted(x, ids, weights, hidden, device):
         return
     for name, value in (("x", x), ("top_k_index", ids), ("top_k_weights", weights)):
@@ -28,7 +28,7 @@ def check_call(layer: int, x: Any, ids: Any, weights: Any, hidden: int, device: 
     check_dtype(OP, "top_k_weights", weights, DTYPES)
     if x.dim() != 2 or ids.dim() != 2 or weights.shape != ids.shape or len(ids) != len(x) or x.shape[1] != hidden:
         raise ShapeError(
-            f"{OP}: shapes that do not fit, in layer {layer}\n"
+            f"{OP}: inconsistent shapes in layer {layer}\n"
             f"  x:             {list(x.shape)}, expected [T, {hidden}]\n"
             f"  top_k_index:   {list(ids.shape)}, expected [T, k]\n"
             f"  top_k_weights: {list(weights.shape)}, expected [T, k]"
@@ -39,17 +39,17 @@ def check_call(layer: int, x: Any, ids: Any, weights: Any, hidden: int, device: 
     if torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
         name = "x" if x.requires_grad else "top_k_weights"
         raise ValueError(
-            f"{OP}: {name} requires grad, and the engine is for inference: call it under torch.no_grad() or "
-            "torch.inference_mode(); goldsmith.experts trains"
+            f"{OP}: {name} requires grad, but the engine is for inference: call it under torch.no_grad() or "
+            "torch.inference_mode(); use goldsmith.experts for training"
         )
 
 
 def _as_wanted(x: Any, ids: Any, weights: Any, hidden: int, device: torch.device) -> bool:
-    """Whether nothing is wrong, found out in a third of the time: it is asked at every call."""
+    """Whether all arguments are valid; a quick check for every call, in a third of the time of the full one."""
     if type(x) is not Tensor or type(ids) is not Tensor or type(weights) is not Tensor:
         return False
     shape, routes = x.shape, ids.shape
-    if device.type == "cuda":  # a number is compared in a tenth of the time of a device
+    if device.type == "cuda":  # comparing indices takes a tenth of the time of comparing devices
         there = x.get_device() == ids.get_device() == weights.get_device() == device.index
     else:
         there = x.device == device and ids.device == device and weights.device == device
@@ -60,25 +60,25 @@ def _as_wanted(x: Any, ids: Any, weights: Any, hidden: int, device: torch.device
 
 
 def _counted_few(ids: Tensor, experts: int) -> tuple[list[int], bool] | None:
-    """The same of a call with few routes, without torch's cost of an operation; None where an id is out of range."""
+    """`counted` for few routes, in plain Python without torch's overhead; None if an id is out of range."""
     counts = [0] * (experts + 1)
     for value in ids.reshape(-1).tolist():
         if not -1 <= value <= experts:
             return None
-        counts[value] += 1  # -1 is the last one, too
+        counts[value] += 1  # -1 counts in the last place, like `experts`
     return counts[:-1], counts[-1] > 0
 
 
 def counted(layer: int, ids: Tensor, experts: int) -> tuple[list[int], bool]:
-    """(tokens of each expert, whether a slot is skipped) of ids [T, k] on the CPU; raises RoutingError.
+    """(tokens of each expert, whether a slot is skipped) for ids [T, k] on the CPU
 
-    -1 and `experts` skip a slot; anything else out of 0..experts-1 is refused.
+    -1 and `experts` skip a slot; any other id outside 0..experts-1 raises RoutingError.
     """
     if ids.numel() <= FEW:
         few = _counted_few(ids, experts)
         if few is not None:
             return few
-    there = ids.numpy()  # of a prompt's routes torch's operations would wake its threads, see routes.Sorted
+    there = ids.numpy()  # torch operations on a prompt's routes would wake its threads, see SortedRoutes
     least, most = int(there.min()), int(there.max())
     if least < -1 or most > experts:
         row, slot = np.argwhere((there < -1) | (there > experts))[0].tolist()

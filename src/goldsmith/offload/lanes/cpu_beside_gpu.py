@@ -1,7 +1,7 @@
-"""The CPU's lane beside a GPU: x of its routes on the way there, and the rows that it makes.
+"""The CPU lane beside a GPU: transfers of x to the CPU and of the computed rows to the device.
 
-x of a prompt's routes is written to the host by a kernel, which reads there what tokens they are of: copies would stand
-in line behind those of experts, which can begin first.
+For a prompt, a GPU kernel writes the x of the CPU's routes to host memory. Copies would have to queue behind copies of
+experts, which can start first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .cpu_lane import Lane
 from .kernels import loaded
 from .route_order import Sorted
 
-EARLY = 64  # tokens whose x comes to the CPU with their ids: 256 KiB of 2048 numbers, some 6 us
-FETCHED = 16  # routes of a token whose rows the merge may read where the CPU made them
+EARLY = 64  # most tokens whose x is copied along with their ids: 256 KiB for 2048 numbers each, about 6 us
+FETCHED = 16  # most routes of a token whose rows the merge may read from host memory
 
 
 class Beside:
-    """`lane` makes what is begun here, one call at a time
+    """Runs `lane` for one call at a time
 
-    begun   rows of the call under way that the CPU makes already; None if it waits for the whole call
-    tells   whether a stream can be told to wait for the lane, so that nobody else has to
+    begun   the rows that the CPU already computes for the current call; None if it waits for the whole call
+    tells   whether a stream can wait for the lane by itself, so that no thread has to
     """
 
     def __init__(self, store: ExpertStore, machine: Any, rows: int, threads: int) -> None:
@@ -48,7 +48,7 @@ class Beside:
         self.begun: Tensor | None = None
 
     def to_host(self, index: Tensor, x: Tensor, alone: bool, stream: Any) -> Tensor:
-        """The ids on the CPU. alone: it will not need x. They are valid until the second call after this one."""
+        """The ids on the CPU, valid until the second call after this one. alone: the CPU will not need x."""
         host = self.ids.take(index.shape, index.dtype)
         self._early = self.begun = None
         if alone or x.shape[0] > EARLY:
@@ -66,7 +66,7 @@ class Beside:
     def begin_early(self, layer: int, x: Tensor, experts: Sequence[int], counts: Sequence[int]) -> None:
         """Begins the CPU's part of a call of one token, whose rows are in the order of the experts
 
-        x as it was given to `to_host`; nothing is done if it did not come over with the ids.
+        x must be the tensor given to `to_host`; does nothing if it was not copied along with the ids.
         """
         if self._early is None or self._early[0] is not x:
             return
@@ -81,9 +81,9 @@ class Beside:
         self.begun = self._begin(layer, there, ids, flags, len(wanted))
 
     def bring(self, call: Call, where: Sorted) -> tuple[Tensor, bool]:
-        """x of the CPU's rows, in their order, and whether it is on its way: until the call's stream was waited for."""
+        """(x of the CPU's rows, in their order; whether it arrives only when the call's stream has been waited for)."""
         tokens = np.asarray(where.order[: where.leading]) // call.ids.shape[1]
-        # x came over with the ids, unless the call is a part of it, or something else was put there
+        # x came along with the ids, unless the call is a piece of a longer one, or x was changed since
         if self._early is not None and self._early[0] is call.given:
             call.tally.bytes_d2h += self._early[1].nbytes
             return _taken(self._early[1], tokens, self._gathered), False
@@ -95,7 +95,7 @@ class Beside:
         return x, True
 
     def begin(self, call: Call, where: Sorted, x: Tensor) -> Tensor:
-        """The rows that the CPU's lane begins to make of what was brought, and is there."""
+        """The rows that the CPU lane starts to compute from x, which must have arrived."""
         n = where.leading
         if x.dtype == torch.float16:
             wide = self._wide.take(tuple(x.shape), torch.float32)
@@ -110,11 +110,11 @@ class Beside:
         return self.lane.tells
 
     def follow(self, stream: Any) -> None:
-        """What `stream` is given from now on comes behind the rows that were begun last."""
+        """Makes `stream` wait for the rows that were begun last."""
         self.machine.behind(self._word, self.lane.number, stream)
 
     def end(self) -> tuple[float, float]:
-        """Waits for the rows: when the lane began and ended, of time.perf_counter()."""
+        """Waits for the rows; returns when the lane began and ended, on the clock of time.perf_counter()."""
         return self.lane.end()
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Beside:
         return made
 
     def _of_size(self, n: int) -> tuple[Tensor, Tensor]:
-        """ids [1, n] and flags [n] for the lane; of few routes the views are kept."""
+        """ids [1, n] and flags [n] for the lane; keeps the views for few routes."""
         found = self._views.get(n)
         if found is None:
             found = self._routes[:, :n], self._flags[:n]
@@ -140,7 +140,7 @@ def _ordinary(nbytes: int) -> Tensor:
 
 
 def _taken(x: Tensor, tokens: np.ndarray, into: Transit) -> Tensor:
-    """x[tokens] on the CPU, in this thread: torch's own threads would stay awake and take the cores from the lane's."""
+    """x[tokens] on the CPU, in this thread: torch's threads would stay awake and take cores from the lane's threads."""
     found = into.take((len(tokens), x.shape[1]), x.dtype)
     bits = {2: torch.int16, 4: torch.int32}[x.dtype.itemsize]
     np.take(x.view(bits).numpy(), tokens, axis=0, out=found.view(bits).numpy(), mode="clip")

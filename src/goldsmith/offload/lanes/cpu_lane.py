@@ -1,7 +1,6 @@
-"""The CPU's lane beside a GPU: one call of the experts' kernels at a time, while the caller's thread goes on.
+"""The CPU lane's thread beside a GPU: computes one call of the experts' kernels while the caller's thread goes on.
 
-The native library has a thread for that, which knows nothing of Python and its lock; where there is no library, a
-thread of Python does.
+The thread belongs to the native library, so it does not need the GIL. Without the library it is a Python thread.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from .kernels import Kernels
 
 
 class Lane:
-    """begin(...), then end(), in turn. `close` ends the thread, and may be called twice.
+    """Runs kernels in a thread: begin(...), then end(), in alternation. `close` ends the thread, and may be called
+    twice.
 
-    word    int32 [1], for a GPU that is to wait for a call: the thread sets it to `number`, which counts the calls that
-            were begun, as soon as one is over. None: nobody does
-    tells   whether the thread does so; one of Python's does not
+    word    int32 [1] for a GPU that waits for a call: when a call is over, the thread sets it to `number`, which counts
+            the calls begun. None: no GPU waits
+    tells   whether the thread sets `word`; a Python thread does not
     """
 
     def __init__(self, options: Mapping[str, Any], threads: int, word: Tensor | None = None) -> None:
@@ -38,18 +38,18 @@ class Lane:
         if self._native is None:
             self._worker = Worker("goldsmith CPU lane")
         else:
-            # at the program's end, too: what a call reads must not go before it is over
+            # also at exit: the call's inputs must not be freed before it is over
             self._finalizer = weakref.finalize(self, _freed, self._native, os.getpid())
         self._busy: Any = None
         self.tells = self._native is not None and word is not None
 
     def ready(self) -> None:
-        """A call is about to be begun: whoever works on it is woken now, and not then."""
+        """Wakes the worker threads before the call starts."""
         if self._native is not None:
             native.library().gs_lane_ready(self._native, self._threads)
 
     def begin(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
-        """Begins what Kernels.rows does, with arguments that stay as they are until `end`."""
+        """Begins Kernels.rows; the arguments must stay unchanged until `end`."""
         self.abandon()
         self.number += 1
         if self._worker is not None:
@@ -58,26 +58,28 @@ class Lane:
             return
         call = self._kernels.call(x, ids, base, rows, flags)
         word = None if self._word is None else self._word.data_ptr()
-        self._busy = call, x, ids, base, rows, flags  # what the library's thread reads is there until the end
+        self._busy = call, x, ids, base, rows, flags  # keeps alive what the library's thread reads
         status = native.library().gs_lane_begin(self._native, byref(call.args), word, self.number & 0xFFFFFFFF)
         if status:
             self._busy = None
             native.check(status)
 
     def end(self) -> tuple[float, float]:
-        """Waits; when the kernel began and ended, of time.perf_counter(). Raises what went wrong in it."""
+        """Waits; returns when the kernel began and ended, on the clock of time.perf_counter(). Raises the kernel's
+        error.
+        """
         if self._busy is None:
-            raise RuntimeError("offload.Engine: no call was begun on the CPU's lane")
+            raise RuntimeError("offload.Engine: no call was begun on the CPU lane")
         if self._worker is not None:
             try:
                 self._busy.synchronize()
-            except Exception:  # of the call; Ctrl-C leaves it under way
+            except Exception:  # the call's error; Ctrl-C leaves the call under way
                 self._busy = None
                 raise
             self._busy = None
             return self._times[0], self._times[1]
         status = native.library().gs_lane_end(self._native, self._times)
-        self._busy = None  # now, and not before: after Ctrl-C somebody must wait for it still
+        self._busy = None  # not earlier: after Ctrl-C the call must still be waited for
         native.check(status)
         return self._times[0], self._times[1]
 
@@ -89,7 +91,7 @@ class Lane:
             self._finalizer()
 
     def abandon(self) -> None:
-        """Waits for a call that was begun and given up, if there is one; its error is nobody's."""
+        """Waits for a call that was begun and given up, if there is one; ignores its error."""
         if self._busy is None:
             return
         try:
@@ -105,7 +107,7 @@ class Lane:
 
 def _made() -> c_void_p | None:
     library = native.library()
-    if not hasattr(library, "gs_lane_ready"):  # an older one
+    if not hasattr(library, "gs_lane_ready"):  # an older library
         return None
     library.gs_lane_new.argtypes = [c_void_p]
     library.gs_lane_begin.argtypes = [c_void_p, c_void_p, c_void_p, c_uint32]

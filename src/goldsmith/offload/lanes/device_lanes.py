@@ -1,12 +1,12 @@
-"""The lanes with a GPU: the CPU's kernel in a thread, copies on a stream, kernels of the device on the caller's stream.
+"""The lanes with a GPU: the CPU's kernel in a thread, copies on a stream, GPU kernels on the caller's stream.
 
-Order of a call: ids to the host, and x beside them if its tokens are few (the one wait), CPU work, copies, device work,
-the CPU's rows, merge. The stream waits for those rows by itself where it can be told to, and the call returns: what the
-CPU's lane has to say is heard at the next one. A prompt's x is on its way to the CPU while copies are begun, and is
-waited for, too. Rows lie sorted by lane and expert, so that what a lane makes is one range of them; `place` says where
-a route's row is. Threads launch nothing on the GPU. What a kernel reads was written before it in its stream, or behind
-an event that it waits for. Between the wait and the last launch the device has little to do or nothing, so what is done
-there is done in few steps: lists go over in one copy, launches and views are kept.
+Order of a call: ids to the host, and x with them if the tokens are few (the only wait), CPU work, copies, device work,
+the CPU's rows, merge. If the stream can wait for the CPU's rows by itself, the call returns early, and the CPU lane's
+errors and times are collected in the next call. A prompt's x travels to the CPU while copies begin, and is waited for
+too. Rows are sorted by lane and expert, so each lane computes one range of them; `place` maps routes to rows. Only the
+caller's thread launches GPU work. A kernel's inputs are written earlier in its stream, or behind an event that the
+stream waits for. Between the wait and the last launch the device is nearly idle, so that part takes few steps: lists
+are sent in one copy, launches and views are cached.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .kernels import loaded
 from .route_order import Sorted, sort_routes
 from .slot_filling import Filling, Streaming, Wave
 
-_MARKS = 256  # timings that wait to be read
+_MARKS = 256  # most timings kept unread
 
 Look = Callable[[Call, Outcome, bool], None] | None
 
@@ -45,8 +45,8 @@ class DeviceLanes:
         threads: int, keep: bool, faults: Faults, trace: Trace, tally: Callable[[int], Counts], look: Look,
         ahead: bool,
     ) -> None:  # fmt: skip
-        """look: what the guard does with a call that is over; None: there is none. ahead: a call may return before the
-        CPU's lane is through; its times are known at the next one.
+        """look: the guard's function for a finished call; None: no guard. ahead: a call may return before the CPU lane
+        has finished; its times are then read in the next call.
         """
         self.store, self.machine, self.ring, self.streaming = store, machine, ring, streaming
         self.threads, self.keep, self.faults, self.trace, self.tally = threads, keep, faults, trace, tally
@@ -58,38 +58,38 @@ class DeviceLanes:
         with torch.inference_mode(False):
             self.rows = torch.empty(rows, store.hidden_size, dtype=torch.float32, **on)
             self.h = torch.empty(rows * store.intermediate_size, dtype=torch.float32, **on)
-            self.lists = torch.empty(3 * rows, dtype=torch.int32, **on)  # filled anew behind its readers, in a stream
+            self.lists = torch.empty(3 * rows, dtype=torch.int32, **on)  # rewritten behind its readers, in stream order
             self.tiles = torch.empty(3 * (rows // 4 + 1024), dtype=torch.int32, **on)
             self.dirty = machine.host(4).view(torch.int32)
         self.h_narrow = self.h.view(torch.bfloat16)
-        self._dirty = self.dirty.numpy()  # the same word, without torch's cost of an operation
+        self._dirty = self.dirty.numpy()  # the same word, without the overhead of a torch operation
         self._dirty[0] = 0
         self.heads, self.small = Packets(machine.host, machine.device, 2), Packets(machine.host, machine.device)
         self.large = Transit(machine.host, 8)
         self.runs_ahead = ahead and self.cpu.tells
-        self._open: tuple[Call, Tensor] | None = None  # the last call, if the CPU may still be at it
-        # of time.perf_counter(): when the last call returned, and until when the time of calls was counted
+        self._open: tuple[Call, Tensor] | None = None  # the last call, if the CPU may still be working on it
+        # on the clock of time.perf_counter(): when the last call returned, and the end of the time already counted
         self.returned = self.until = 0.0
-        self._last: Any = None  # the compute stream of the last call, and where that call ended in it
+        self._last: Any = None  # the compute stream of the last call, and the event at that call's end
         self._end: Any = DONE
         self._now: Any = None  # the compute stream of this call
-        self._done: Any = None  # where the last wave of this call ended in it
-        self._wanted = False  # whether the last call had rows of the CPU's
+        self._done: Any = None  # the event after the last wave of this call
+        self._wanted = False  # whether the last call used the CPU lane
         self._pending: tuple[Call, Outcome] | None = None
         self._marks: list[tuple[Counts, str, Any, Any, dict[str, Any] | None]] = []
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
     def to_host(self, index: Tensor, x: Tensor, alone: bool) -> Tensor:
-        """The ids on the CPU; by then the flags of the call before are known, too. alone: the CPU will not need x.
+        """The ids on the CPU, valid until the second call after this one. alone: the CPU will not need x.
 
-        They are valid until the second call after this one.
+        The flags of the call before are known afterwards.
         """
         ids = self.cpu.to_host(index, x, alone, self._stream())
         if self._open is not None:
             self.until = max(self.returned, self._finish())
         else:
-            self.cpu.lane.abandon()  # what the guard ended after the CPU had begun
+            self.cpu.lane.abandon()  # the CPU began, but then the guard raised
         if not alone and self._wanted:
             self.cpu.lane.ready()
         return ids
@@ -100,7 +100,7 @@ class DeviceLanes:
         end = self.machine.unset()
         try:
             outcome = self._computed(call, self._now, end)
-        finally:  # also of a call that failed: another stream's next one comes behind whatever was launched
+        finally:  # also after a failure: the next call, perhaps on another stream, waits for whatever was launched
             self._end = end
             self.machine.set(end, self._now)
         self._pending = (call, outcome)
@@ -108,14 +108,14 @@ class DeviceLanes:
         return outcome
 
     def _computed(self, call: Call, stream: Any, end: Any) -> Outcome:
-        """All that the call gives `stream` to do; `end` is set behind it."""
+        """Gives `stream` all work of the call; the caller sets `end` behind it."""
         where = sort_routes(call.ids, call.counts, call.assignment.cpu)
         outcome = Outcome(self.rows, None, call.given, where.place)
         made, arriving = self._begin_cpu(call, where)
         begin = self.machine.mark(stream)
         self._done = None
         waves = self._waves(call)
-        wave = next(waves, None)  # its copies are on their way
+        wave = next(waves, None)  # its copies have begun
         if arriving is not None:
             self.machine.wait(stream)
             made = self.cpu.begin(call, where, arriving)
@@ -143,16 +143,16 @@ class DeviceLanes:
         return outcome
 
     def _piece_is_over(self) -> None:
-        """Before the next piece of the same call, whose rows lie where those of this one are: the guard looks now."""
+        """Finishes a piece and lets the guard check it, before the next piece of the same call reuses its rows."""
         if self._open is not None:
-            self.returned = math.inf  # none of its time is to come yet
+            self.returned = math.inf  # none of the piece's time is left to count
             self._finish()
         if self.look is not None:
             self._end.synchronize()
             self.look_back()
 
     def look_back(self) -> None:
-        """What the guard has to say of the last call, or piece of one, whose work is done."""
+        """Passes the last call, or piece of one, to the guard; its work must be done."""
         if len(self._marks) > _MARKS:
             self._read_marks()
         pending, self._pending = self._pending, None
@@ -166,14 +166,14 @@ class DeviceLanes:
         self.look_back()
 
     def settle(self) -> None:
-        """Waits for what is under way, and reads its times."""
+        """Waits for all work under way, and reads its times."""
         self._end.synchronize()
         self._finish()
         self.machine.settle()
         self._read_marks()
 
     def close(self) -> None:
-        """Raises what nobody has heard of the last call, the CPU's part or what the guard finds, and gives all back."""
+        """Raises errors of the last call that were not reported yet (CPU lane, guard), then releases everything."""
         try:
             self._end.synchronize()
             self._finish()
@@ -188,7 +188,7 @@ class DeviceLanes:
     # -- lanes --------------------------------------------------------------------------------------------------------
 
     def _begin_cpu(self, call: Call, where: Sorted) -> tuple[Tensor | None, Tensor | None]:
-        """The rows that the CPU makes already, or its x, which is on its way; neither if it has no experts."""
+        """(rows that the CPU already computes, None), or (None, its x on the way), or neither if it has no experts."""
         if self.cpu.begun is not None:
             call.tally.bytes_d2h += call.x.nbytes
             return self.cpu.begun, None
@@ -198,7 +198,9 @@ class DeviceLanes:
         return (None, x) if arriving else (self.cpu.begin(call, where, x), None)
 
     def _stream(self) -> Any:
-        """The caller's stream, behind the last call: its buffers are ours, and that may have been another stream."""
+        """The caller's current stream, made to wait for the last call, which may have used the same buffers on another
+        stream.
+        """
         stream = self.machine.compute()
         handle = getattr(stream, "stream", None)
         if handle != self._last:
@@ -210,7 +212,7 @@ class DeviceLanes:
     def _lists(
         self, call: Call, where: Sorted, wave: Wave | None, stream: Any
     ) -> tuple[Tensor, Tensor, tuple[Any, Tensor] | None]:
-        """place [T k] and the token of each sorted row, on the device; of few routes the first wave's tiles, too."""
+        """place [T k], and the token of each sorted row, on the device; for few routes also the first wave's tiles."""
         k, config = max(1, call.ids.shape[1]), None
         if isinstance(where.order, list) and isinstance(where.place, list):
             tiles: list[int] = []
@@ -230,7 +232,7 @@ class DeviceLanes:
         return device[:routes], device[routes:], None
 
     def _tiles(self, call: Call, where: Sorted, wave: Wave) -> tuple[Any, list[int]]:
-        """How the kernels are to run, and the tiles of a wave: its slots, first rows and rows, one after the other."""
+        """The kernels' configuration, and the tiles of a wave: its slots, first rows and row counts, concatenated."""
         panels = loaded("experts._kernels.panels")
         counts = [call.counts[e] for e, _ in wave]
         config = panels.pick(max(counts))
@@ -239,7 +241,7 @@ class DeviceLanes:
         return config, [*slots, *first, *rows]
 
     def _sent(self, call: Call, where: Sorted, wave: Wave, stream: Any) -> tuple[Any, Tensor]:
-        """The same on the device."""
+        """`_tiles` sent to the device."""
         config, listed = self._tiles(call, where, wave)
         if len(listed) <= self.small.size:
             (tiles,) = self.small.send((listed,), self.machine.move, stream)
@@ -253,12 +255,13 @@ class DeviceLanes:
         return config, tiles.view(3, -1)
 
     def _brought(self, call: Call, made: Tensor, stream: Any) -> tuple[float, float] | None:
-        """The CPU's rows are on their way to the device, or the merge fetches them: when its lane began and ended
+        """Sends the CPU's rows to the device, unless the merge reads them from host memory; returns the lane's begin
+        and end
 
-        None: the stream waits for it, and the caller goes on. Otherwise the device has nothing to do until the merge is
-        launched, so whatever can be done before this or behind it is.
+        Returns None if the stream waits for the lane and the caller goes on. Otherwise the device is idle until the
+        merge is launched, so everything else happens before or after this.
         """
-        if self.runs_ahead and not self.faults.on:  # they are put in between
+        if self.runs_ahead and not self.faults.on:  # faults are planted in between
             times = None
             self.cpu.follow(stream)
             self._open, self.returned = (call, made), time.perf_counter()
@@ -271,7 +274,7 @@ class DeviceLanes:
         return times
 
     def _finish(self) -> float:
-        """What the CPU's lane has to say of the last call: when it ended, or what went wrong in it."""
+        """Collects the CPU lane's result of the last call: returns its end, or raises its error."""
         if self._open is None:
             return 0.0
         waited, (call, made) = time.perf_counter(), self._open
@@ -279,8 +282,8 @@ class DeviceLanes:
         try:
             begin, end = self.cpu.end()
         except (ValueError, RuntimeError, MemoryError) as error:
-            self._pending, self._dirty[0] = None, 0  # its rows were not written: no work for the guard
-            said = f"offload.Engine: in the call before, of {call.tokens} tokens in layer {call.layer}: {error}"
+            self._pending, self._dirty[0] = None, 0  # its rows were not written, so the guard has nothing to check
+            said = f"offload.Engine: the call before failed ({call.tokens} tokens in layer {call.layer}): {error}"
             raise type(error)(said) from error
         call.tally.t_wait += time.perf_counter() - waited
         self._count_cpu(call, made, begin, end)
@@ -297,7 +300,7 @@ class DeviceLanes:
         self.trace.span("cpu", "experts", begin, end, layer=call.layer, experts=experts, tokens=call.tokens)
 
     def _fetched(self, call: Call) -> bool:
-        """Whether the merge reads the CPU's rows where they are: a copy would stand in line behind those of experts."""
+        """Whether the merge reads the CPU's rows from host memory: a copy would queue behind copies of experts."""
         return call.routes <= FETCHED and call.tokens == 1 and not self.faults.on
 
     def _waves(self, call: Call) -> Iterator[Wave]:
@@ -325,14 +328,14 @@ class DeviceLanes:
             outcome.slots[expert] = (slot, slot.generation)
 
     def _merge(self, call: Call, outcome: Outcome, place: Tensor, made: Tensor | None) -> Callable[[], None]:
-        """The merge, ready to be launched."""
+        """Sets outcome.out; returns the function that launches the merge."""
         weights, merger = call.weights.contiguous(), loaded("offload.lanes._triton").merger
         fetched = made if made is not None and self._fetched(call) else None
         outcome.out, launch = merger(self.rows, place, weights, call.given.dtype, self.dirty, fetched)
         return launch
 
     def _copied(self, layer: int, experts: Sequence[int], into: Sequence[Tensor]) -> None:
-        """Experts to their slots; timed together, unless a trace is to show each."""
+        """Copies experts to their slots and times them together, or each by itself for a trace."""
         if self.trace.on and len(experts) > 1:
             for expert, data in zip(experts, into, strict=True):
                 self._copied(layer, (expert,), (data,))
@@ -349,7 +352,7 @@ class DeviceLanes:
         self._mark(tally, "link", begin, machine.mark(self.copies), layer=layer, expert=experts[0], bytes=size)
 
     def _read_marks(self) -> None:
-        """Of what has happened; a copy for later calls may still be on its way."""
+        """Reads the timings of finished work; a copy for later calls may still be under way."""
         marks, self._marks = self._marks, []
         for tally, lane, begin, end, args in marks:
             if not self.machine.happened(end):
@@ -362,5 +365,5 @@ class DeviceLanes:
                 self.trace.span(lane, lane, at, at + seconds, **args)
 
     def _mark(self, tally: Counts, lane: str, begin: Any, end: Any, **args: Any) -> None:
-        """A time that is read later, when nobody has to wait for it."""
+        """Remembers a pair of marks, to be read later without waiting."""
         self._marks.append((tally, lane, begin, end, args if self.trace.on else None))

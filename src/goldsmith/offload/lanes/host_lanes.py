@@ -1,7 +1,7 @@
-"""The lanes on device="cpu": the same slots, copies and waves as on a GPU, all through one kernel.
+"""The lanes on device="cpu": the same slots, copies and waves as on a GPU, computed by one kernel.
 
-Copies have a thread of their own, so that slots change hands through their events here as well; whatever computes runs
-in the caller's thread, on the pool of the native library.
+Copies run in a thread of their own, so slots change hands through events here too. Kernels run in the caller's thread,
+on the pool of the native library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .kernels import Kernels
 from .merge import merge
 from .slot_filling import Filling, Streaming, Wave
 
-MOST_ROWS = 1 << 28  # bytes of rows of a call; a longer one is computed in pieces
+MOST_ROWS = 1 << 28  # most bytes of rows per call; a longer call is computed in pieces
 _ROWS: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 _FLAGS: dict[str, Any] = {"dtype": torch.uint8, "device": "cpu"}
 
@@ -55,7 +55,7 @@ class HostLanes:
         if given.cached or given.copied or given.uploads or self.faults.on:
             skipped = _flat(call.ids) < 0
             flags.numpy()[:] = np.where(skipped, 0, UNWRITTEN)
-            rows.numpy()[skipped] = 0.0  # no lane writes them, and the merge multiplies them by 0
+            rows.numpy()[skipped] = 0.0  # no lane writes these rows, and the merge multiplies them by 0
             self._lanes(call, outcome)
         else:
             self._cpu(call, call.ids, rows, flags)
@@ -85,7 +85,7 @@ class HostLanes:
     def _lanes(self, call: Call, outcome: Outcome) -> None:
         given = call.assignment
         waves = self._waves(call)
-        first = next(waves, None)  # its copies, and the next wave's, are on their way while the CPU works
+        first = next(waves, None)  # its copies and the next wave's run while the CPU works
         if given.cpu:
             ids = _only(call.ids, given.cpu, len(call.counts))
             rows, flags = self._buffers(1, call.routes)
@@ -134,7 +134,7 @@ class HostLanes:
         self.trace.span("device", "experts", begin, end, layer=call.layer, experts=len(wave), tokens=len(call.x))
 
     def _place(self, call: Call, outcome: Outcome, ids: Tensor, rows: Tensor, flags: Tensor, lane: str) -> None:
-        """Rows of one lane to where the merge reads them."""
+        """Copies rows of one lane to where the merge reads them."""
         routes = np.flatnonzero(_flat(ids) >= 0)
         some = rows.numpy()[routes]
         if lane == "cpu":
@@ -143,7 +143,7 @@ class HostLanes:
         outcome.known_flags().numpy()[routes] = flags.numpy()[routes]
 
     def _copied(self, layer: int, experts: Sequence[int], into: Sequence[Tensor]) -> None:
-        """In the copying thread."""
+        """Fills slots; runs in the copying thread."""
         for expert, data in zip(experts, into, strict=True):
             self._copy(layer, expert, data)
 
@@ -160,21 +160,21 @@ class HostLanes:
         self.trace.span("link", "copy", begin, end, layer=layer, expert=expert, bytes=size)
 
     def _buffers(self, which: int, routes: int) -> tuple[Tensor, Tensor]:
-        """Rows and flags for so many routes: 0 what is merged, 1 what a lane makes. Kept from call to call."""
+        """Rows and flags for so many routes, kept from call to call. which: 0 for the merge, 1 for a lane."""
         if len(self._rows[which]) < routes:
-            with torch.inference_mode(False):  # they are written in calls outside of it as well
+            with torch.inference_mode(False):  # the buffers are also written in calls outside inference mode
                 self._rows[which] = torch.empty(routes, self.store.hidden_size, **_ROWS)
                 self._flags[which] = torch.empty(routes, **_FLAGS)
         return self._rows[which][:routes], self._flags[which][:routes]
 
 
 def _flat(ids: Tensor) -> np.ndarray:
-    """[T k] of numpy's, which has a mask in a third of the time of torch's operation."""
+    """ids [T k] as a numpy array, which makes a mask in a third of torch's time."""
     return ids.numpy().reshape(-1)
 
 
 def _only(ids: Tensor, experts: Sequence[int], count: int, to: Sequence[int] | None = None) -> Tensor:
-    """ids with these experts' numbers alone, or what they stand for in `to`; -1 for all others."""
-    table = np.full(count + 1, -1)  # -1, a slot that is skipped, reads the last one
+    """ids with only these experts' numbers, or their counterparts in `to`; -1 for all others."""
+    table = np.full(count + 1, -1)  # -1, a skipped slot, reads the last one
     table[list(experts)] = experts if to is None else to
     return torch.from_numpy(table[ids.numpy()])

@@ -19,14 +19,14 @@ from .call_checks import FEW
 if TYPE_CHECKING:
     from ...experts._native_abi import Call
 
-_KEPT = 128  # calls whose arguments are kept
+_KEPT = 128  # most calls whose arguments are kept
 NO_LORA: dict[str, Any] = dict.fromkeys(FACTORS)
 
 
 class Kernels:
-    """The CPU's kernels with the options of a store, on up to so many threads (0: torch's number).
+    """The CPU's kernels with a store's options, on up to so many threads (0: torch's number).
 
-    The arguments of calls with few routes are kept: the same sizes come again and again, and lie elsewhere.
+    Keeps the arguments of calls with few routes, because the same shapes recur with other addresses.
     """
 
     def __init__(self, options: Mapping[str, Any], threads: int = 0) -> None:
@@ -34,10 +34,10 @@ class Kernels:
         self._calls: dict[tuple[Any, ...], tuple[Call, tuple[Any, ...]]] = {}
 
     def rows(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
-        """rows[t k + j] = what expert ids[t, j] of `base` gives for x[t]; flags[t k + j] = 1 where it has NaN or Inf
+        """rows[t k + j] = output of expert ids[t, j] of `base` for x[t]; flags[t k + j] = 1 if it has NaN or Inf
 
         x [T, H] contiguous, float32 or bfloat16; ids [T, k], -1 to skip (row and flag become 0). rows [T k, H] float32
-        and flags [T k] uint8, written whole. The native kernels on a CPU that has them, else the operator's own choice.
+        and flags [T k] uint8 are fully written. Uses the native kernels if the CPU has them, otherwise `experts.slots`.
         """
         if x.is_cpu and native.reason() is None:
             self.call(x, ids, base, rows, flags).run("forward", "offload.Engine", ids)
@@ -46,9 +46,9 @@ class Kernels:
         slots(x, ids, base, out=rows.view(T, k, -1), flags=flags.view(T, k), **self._options)
 
     def call(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> Call:
-        """The arguments of the library's call that does so, until the next one is asked for
+        """The arguments of the native library's call for `rows`, valid until the next request
 
-        Whoever calls keeps them and the tensors alive until it is done.
+        The caller keeps them and the tensors alive until the call is done.
         """
         if ids.numel() > FEW or not x.is_contiguous():
             return self._made((x, ids, rows, flags), base)
@@ -81,21 +81,25 @@ class Kernels:
             layout, routes = base.layout, ids.numel()
             read = layout.expert_nbytes * min(routes, layout.num_experts)
             work = 6 * layout.hidden_size * layout.intermediate_size * routes
-            call.args.threads = min(self._threads, busy(read, work))  # to wake more would take longer than they save
+            call.args.threads = min(
+                self._threads, busy(read, work)
+            )  # waking more threads would take longer than they save
         return call
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """Memory of its own for what lies like this: what is kept would hold the whole of somebody's buffer."""
+    """A tensor of the same shape and strides in its own memory, so that a kept one does not hold the caller's
+    buffer.
+    """
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 @functools.cache
 def loaded(module: str) -> ModuleType:
-    """A module of GPU kernels: by name, and when it is needed."""
+    """A module of GPU kernels by name, imported on first use."""
     return importlib.import_module(f"goldsmith.{module}")
 
 
 def kernel_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What kernels are given for an x of this dtype: float32 for float16, which it holds exactly."""
+    """The dtype of x in kernels: float32 for float16, which it holds exactly; otherwise unchanged."""
     return torch.float32 if dtype == torch.float16 else dtype

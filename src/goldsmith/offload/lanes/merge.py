@@ -1,4 +1,4 @@
-"""out[t] = sum over j = 0..k-1, in this order, of weights[t, j] * rows[t k + j]: all arithmetic of its own."""
+"""The merge on a CPU: out[t] = sum over j = 0..k-1, in this order, of weights[t, j] * rows[t k + j]."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FEW = 1 << 15  # numbers; so few are done by numpy in a third of the time of torch's operations, and by one thread
+FEW = 1 << 15  # up to so many numbers numpy takes a third of torch's time, and only one thread
 
 
 def merge(rows: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """out [T, H] in `dtype` of rows [T k, H] float32 and weights [T, k] float32, 0 where a slot is skipped
+    """out [T, H] in `dtype` from rows [T k, H] float32 and weights [T, k] float32, which are 0 for skipped slots
 
-    Float32 throughout, each product and each sum rounded once, then once to `dtype`. No atomics: the order is the
-    slots', whichever lane made a row.
+    Float32 throughout; each product and each sum is rounded once, and the result once to `dtype`. No atomics: the order
+    is that of the slots, whichever lane computed a row.
     """
     T, k = weights.shape
     hidden = rows.shape[-1]
@@ -24,13 +24,13 @@ def merge(rows: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
     of = rows.view(T, k, hidden)
     if of.numel() > FEW:
         return _summed(of, weights).to(dtype)
-    with np.errstate(all="ignore"):  # NaN and Inf pass as they do in torch
+    with np.errstate(all="ignore"):  # NaN and Inf pass silently, as in torch
         total = _summed(of.numpy(), weights.detach().numpy())
     return torch.from_numpy(total).to(dtype)
 
 
 def _summed(of: Any, weights: Any) -> Any:
-    """[T, H] of rows [T, k, H], of torch's tensors or of numpy's arrays: the same roundings in the same order."""
+    """[T, H] from rows [T, k, H], as torch tensors or numpy arrays: the same roundings in the same order."""
     total = of[:, 0] * weights[:, 0:1]
     for j in range(1, of.shape[1]):
         total += of[:, j] * weights[:, j : j + 1]

@@ -14,12 +14,12 @@ from .call_checks import FEW
 
 @dataclass(frozen=True)
 class Sorted:
-    """P routes that are not skipped.
+    """The order of the P routes that are not skipped.
 
-    order   [P] the route of each sorted row. place: [T k] int32, the sorted row of each route, -1 where it is skipped.
-            Both are lists where the routes are few, and else of numpy's: torch's operations would wake its own threads,
-            which stay awake for 12 ms and take the cores from the lane's (gather and scatter of 4,096 do, H100's host)
-    start   {expert: its first sorted row}; of `first`, whose rows come first, `leading` rows in all
+    order   [P] the route of each sorted row. place: [T k] int32, the sorted row of each route, -1 if it is skipped.
+            Both are lists for few routes, otherwise numpy arrays. Torch operations would wake torch's threads, which
+            stay awake for 12 ms and take cores from the lane's (gather and scatter of 4,096 do, on an H100's host)
+    start   {expert: its first sorted row}; the `first` experts' rows come first, `leading` rows in all
     """
 
     order: np.ndarray | list[int]
@@ -29,7 +29,9 @@ class Sorted:
 
 
 def sort_routes(ids: Tensor, counts: Sequence[int], first: Sequence[int]) -> Sorted:
-    """ids [T, k] on the CPU, -1 where a slot is skipped; the experts `first` lead, each group in ascending order."""
+    """ids [T, k] on the CPU, -1 for a skipped slot. The experts `first` come first; each group is in ascending
+    order.
+    """
     leading = sorted(first)
     experts = list(compress(range(len(counts)), counts))
     if leading:
@@ -41,8 +43,8 @@ def sort_routes(ids: Tensor, counts: Sequence[int], first: Sequence[int]) -> Sor
         at += counts[e]
     if ids.numel() <= FEW:
         return _sort_few(ids, start, at, sum([counts[e] for e in leading]))
-    narrow = np.min_scalar_type(len(experts))  # numpy sorts 8 and 16 bits by their digits
-    rank = np.full(len(counts) + 1, len(experts), dtype=narrow)  # -1 reads the last one, and comes behind all
+    narrow = np.min_scalar_type(len(experts))  # numpy radix-sorts 8 and 16 bits
+    rank = np.full(len(counts) + 1, len(experts), dtype=narrow)  # -1 reads the last one, and sorts behind all
     rank[experts] = np.arange(len(experts), dtype=narrow)
     order = rank[ids.numpy().reshape(-1)].argsort(kind="stable")[:at]
     place = np.full(ids.numel(), -1, dtype=np.int32)
@@ -51,7 +53,7 @@ def sort_routes(ids: Tensor, counts: Sequence[int], first: Sequence[int]) -> Sor
 
 
 def _sort_few(ids: Tensor, start: dict[int, int], rows: int, leading: int) -> Sorted:
-    """The same for few routes, without torch's cost of an operation."""
+    """`sort_routes` for few routes, without torch's overhead."""
     free = dict(start)
     order, place = [0] * rows, []
     for route, expert in enumerate(ids.reshape(-1).tolist()):

@@ -1,6 +1,6 @@
-"""How slots are filled in the course of a call: copies are begun in time, and what has arrived is yielded in waves.
+"""Filling of slots during a call: starts copies ahead of time, and yields experts in waves as they arrive.
 
-Whoever computes a wave calls slots.begin_reading and end_reading around it, before it asks for the next one.
+The consumer calls slots.begin_reading and end_reading around each wave, before it requests the next one.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from ..memory.streams import Stream
 from ..observe.statistics import Counts
 from ..planning.call import Call
 
-AHEAD = 16  # experts of a streamed layer that are computed together, once they have arrived
+AHEAD = 16  # experts of a streamed layer per wave
 
-Wave = list[tuple[int, Slot]]  # experts that are computed together, and where they lie or will lie
+Wave = list[tuple[int, Slot]]  # experts that are computed together, and the slots that hold or will hold them
 
 
 class Filling:
-    """The slots of one call: copies are begun on `stream` a wave ahead of what is read."""
+    """The waves of one call: copies run on `stream`, one wave ahead of the reader."""
 
     def __init__(self, call: Call, ring: Ring, stream: Stream, copy: Copy, *, keep: bool) -> None:
         given = call.assignment
         self.layer, self.given, self.cache = call.layer, given, call.cache
         self.ring, self.stream, self.copy = ring, stream, copy
-        self.keep = keep  # what is copied may stay in the cache
-        # one token's products take less time than the launches of a wave: what is held goes with what is copied first
+        self.keep = keep  # copied experts may stay in the cache
+        # for one token, launching a wave takes longer than its products: cached experts join the first copied wave
         self._joined = call.tokens == 1 and bool(given.copied)
         self._tally: Counts | None = None
         self._needed = frozenset((*given.cached, *given.copied, *given.cpu, *given.uploads))
-        # when the call begins: what comes in meanwhile is not read as cached
+        # as the call begins: experts admitted during the call are not read as cached
         self._held = [e for e in given.cached if e in call.cache]
         self._absent = [e for e in given.cached if e not in call.cache]
 
@@ -72,7 +72,7 @@ class Filling:
         return wave
 
     def _forced(self, absent: list[int]) -> Iterator[Wave]:
-        """Experts that come into the cache although nothing speaks for them: in waves, if the slots are few."""
+        """Admits these experts to the cache even against its policy, in several waves if the slots are few."""
         while absent:
             wave: Wave = []
             for e in list(absent):
@@ -100,7 +100,7 @@ class Streaming:
         self._holds: list[int | None] = [None] * len(arenas)
 
     def waves(self, call: Call, stream: Stream, copy: Copy) -> Iterator[Wave]:
-        """The call's experts as they arrive; the copies of the next layer's are begun behind them."""
+        """The call's experts as they arrive; then the copies of the next layer begin."""
         given, following = call.assignment, call.following
         at = self._at(call.layer)
         self._fill(at, given.copied, stream, copy)
@@ -114,14 +114,14 @@ class Streaming:
         self._holds[at] = None
 
     def forget(self) -> None:
-        """A copy failed: nothing that is here is to be trusted."""
+        """Forgets the contents of all slots, after a copy failed."""
         self._holds = [None] * len(self._arenas)
         for arena in self._arenas:
             for slot in arena.slots:
                 slot.drop()
 
     def _at(self, layer: int) -> int:
-        """The arena that holds this layer, or one that it may take: the other may have the next layer's already."""
+        """The index of the arena that holds this layer or may take it; the other may already hold the next layer."""
         if layer not in self._holds:
             self._holds[self._holds.index(None) if None in self._holds else 0] = layer
         return self._holds.index(layer)

@@ -1,4 +1,4 @@
-"""What an engine allocates, once: arenas for slots, and who holds which of them."""
+"""The device memory of an engine, allocated once: arenas, the staging ring, and the caches."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .slot_filling import Streaming
 
 
 class Memory:
-    """The arenas of `spending` on the device, and what is made of them
+    """The arenas of `spending` on the device, and their division
 
-    ring       slots that copies go through; None where there is no device lane
-    streaming  two arenas of a whole layer each, for prompts; None where they found no room
-    caches     of every layer, also of those that have no slot
-    Raises MemoryError where the device does not have the bytes.
+    ring       slots for copies; None without a device lane
+    streaming  two arenas of a whole layer each, for prompts; None if they did not fit
+    caches     of every layer, even those without a slot
+    Raises MemoryError if the device lacks the memory.
     """
 
     def __init__(
@@ -28,13 +28,13 @@ class Memory:
     ) -> None:
         self._store, self._spending, self._device = store, spending, settings.device
         count = spending.staging + sum(spending.cache.values())
-        with torch.inference_mode(False):  # slots are written in calls outside of it as well
+        with torch.inference_mode(False):  # slots are also written in calls outside inference mode
             try:
                 self.arenas = [self._arena(count)] if count else []
                 streamed = [self._arena(spending.arena // spending.slot_bytes) for _ in range(spending.arenas)]
-            except RuntimeError as error:  # torch's own for a GPU, and without a name of its own for the CPU
+            except RuntimeError as error:  # torch.OutOfMemoryError on a GPU, a plain RuntimeError on the CPU
                 raise MemoryError(
-                    f"{OP}: {spending.total} bytes could not be had on {self._device}; lower gpu_budget, or free "
+                    f"{OP}: {spending.total} bytes could not be allocated on {self._device}; lower gpu_budget, or free "
                     f"memory there: {error}"
                 ) from error
         slots, at = self.arenas[0].slots if count else [], spending.staging
@@ -49,7 +49,7 @@ class Memory:
         self.streaming = Streaming(streamed) if streamed else None
 
     def close(self) -> None:
-        """Lets the bytes go; what the caches have counted stays."""
+        """Frees the memory; the caches keep their counts."""
         self.arenas.clear()
         self.ring = self.streaming = None
         for cache in self.caches.values():
@@ -61,7 +61,7 @@ class Memory:
 
 
 def spent(store: ExpertStore, settings: Settings, row_bytes: int) -> Spending:
-    """What the budget is spent on; ValueError where a lane is forced that has no room."""
+    """The division of the budget. Raises ValueError if a forced lane has no room."""
     experts = {layer: store.num_experts(layer) for layer in store.layers}
     block = max(store.expert_nbytes(layer) for layer in store.layers)
     budget = free_memory(settings.device) if settings.gpu_budget is None else settings.gpu_budget

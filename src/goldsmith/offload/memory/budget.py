@@ -1,4 +1,4 @@
-"""What the device's budget is spent on: worked out once, before anything is allocated."""
+"""The division of the device's memory budget: staging slots, cache slots, arenas and workspace."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from ..settings import Settings
 
-STAGING = 8  # slots at most that copies go through, half of them filled while the others are read
-SPARE = 4 << 20  # on a GPU: lists of routes and what else torch's allocator rounds up
-_ROWS = (32768, 64)  # of the workspace on a GPU: at most, at least
+STAGING = 8  # most staging slots; half are filled while the other half is read
+SPARE = 4 << 20  # on a GPU: lists of routes, and what torch's allocator rounds up
+_ROWS = (32768, 64)  # largest and smallest workspace on a GPU
 
 
 @dataclass(frozen=True)
 class Spending:
-    """Bytes of the device, in all `total`; `why_off` says why there is no device lane, where there is none.
+    """Bytes of device memory by purpose, `total` in all; `why_off` is the reason if there is no device lane.
 
-    staging   slots that copies go through
+    staging   slots through which experts are copied
     cache     slots of each layer
-    arenas    2 when whole layers are streamed with the next one's copy ahead, else 0; `arena` bytes each
-    rows      routes (token, slot) that a call may have at a time, each `row_bytes`; 0: no limit, not on the device
+    arenas    2 when whole layers are streamed while the next one is copied, otherwise 0; `arena` bytes each
+    rows      most routes (token, slot) of a call at a time, each `row_bytes`; 0: no limit, not on the device
     """
 
     budget: int
@@ -49,17 +49,17 @@ class Spending:
 
 
 def spend(budget: int, settings: Settings, slot_bytes: int, experts: Mapping[int, int], row_bytes: int = 0) -> Spending:
-    """Staging first, then the workspace (row_bytes > 0: a GPU), the arenas of prefill, and what is left: the cache.
+    """Divides the budget: staging first, then the workspace (row_bytes > 0: a GPU), the arenas of prefill, and the
+    cache.
 
-    Fewer than two slots are the same as none. Arenas are given at most half of what is left, unless prefill="stream"
-    asks for them.
+    Fewer than two slots count as none. Arenas get at most half of what remains, unless prefill="stream" demands them.
     """
     off = {layer: 0 for layer in experts}
     most = max(experts.values())
     rows = 0
     left = budget
     if row_bytes:
-        beside_two = (budget - SPARE - 2 * slot_bytes) // row_bytes  # so that the least that is enough is enough
+        beside_two = (budget - SPARE - 2 * slot_bytes) // row_bytes  # so that a budget of exactly the minimum suffices
         rows = max(_ROWS[1], min(_ROWS[0], budget // 4 // row_bytes, beside_two))
         left -= rows * row_bytes + SPARE
     if left < 2 * slot_bytes:
@@ -67,7 +67,7 @@ def spend(budget: int, settings: Settings, slot_bytes: int, experts: Mapping[int
         what = "gpu_budget=0" if budget == 0 else f"gpu_budget={budget} bytes are too little for two slots"
         why = f"{what}: everything is computed on the CPU (two slots need {need} bytes)"
         if budget == 0 and settings.gpu_budget is None:
-            why = "no GPU is used, and gpu_budget='auto' takes nothing else: everything is computed on the CPU"
+            why = "no GPU is used, and gpu_budget='auto' takes no memory without one: everything is computed on the CPU"
         return Spending(budget, slot_bytes, 0, off, why_off=why)
     slots = left // slot_bytes
     staging = min(STAGING, max(2, slots // 4), 2 * most)
@@ -85,7 +85,7 @@ def spend(budget: int, settings: Settings, slot_bytes: int, experts: Mapping[int
 
 
 def _shared_out(slots: int, experts: Mapping[int, int]) -> dict[int, int]:
-    """As many slots for each layer; what one with few experts leaves over is for the others."""
+    """An equal number of slots for each layer; slots that a layer with few experts cannot use go to the others."""
     found: dict[int, int] = {}
     while len(found) < len(experts):
         layers = [layer for layer in sorted(experts) if layer not in found]
@@ -99,10 +99,10 @@ def _shared_out(slots: int, experts: Mapping[int, int]) -> dict[int, int]:
 
 
 def _at_least_one(cache: Mapping[int, int], slots: int, staging: int) -> dict[int, int]:
-    """Forced lanes need a slot in every layer."""
+    """Raises ValueError if a forced lane lacks a slot in some layer."""
     if all(cache.values()):
         return dict(cache)
     raise ValueError(
-        f"offload.Engine: the lane 'cached' needs a slot in each of {len(cache)} layers beside {staging} for copies, "
+        f"offload.Engine: the lane 'cached' needs a slot in each of {len(cache)} layers besides {staging} for copies, "
         f"but gpu_budget leaves {slots}; raise gpu_budget"
     )

@@ -1,7 +1,7 @@
-"""The experts of a layer that stay on the device: which one leaves when another comes.
+"""The cache: the experts of a layer that stay on the device, and the choice of which one to evict.
 
-What is in the cache at the beginning of a call is what began to be uploaded in an earlier one, whether that copy has
-ended by then or not: a kernel waits for it. So the content is a function of the calls alone, and so are the bits.
+An expert counts as cached from the call after its upload began, whether or not the copy has arrived: the kernel waits
+for it. So the contents depend only on the calls, and the results stay reproducible bit for bit.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 from .slots import Slot
 
-DECAY = 0.9  # of lfu's counts, a call: what was used ten calls ago weighs a third
+DECAY = 0.9  # of lfu's counts per call: a use ten calls ago weighs a third
 
 
 class Cache:
-    """A layer's slots, some of them with an expert. policy: lru, lfu, static (the `chosen` alone), none."""
+    """A layer's slots and the experts in them. policy: lru, lfu, static (only the `chosen` experts), none."""
 
     def __init__(self, policy: str, slots: Sequence[Slot], experts: int, chosen: Sequence[int] = ()) -> None:
         self.policy = policy
         self._free = list(reversed(slots))
         self._held: dict[int, Slot] = {}
-        self._used: dict[int, float] = {}  # lru: the call that used it last; lfu: how often, with decay
+        self._used: dict[int, float] = {}  # lru: the last call that used it; lfu: its decayed use count
         self._call = 0
         self._chosen = frozenset(chosen[: len(slots)])
         self.capacity = len(slots)
@@ -31,7 +31,7 @@ class Cache:
 
     @property
     def holds(self) -> int:
-        """How many experts are here."""
+        """The number of cached experts."""
         return len(self._held)
 
     def __contains__(self, expert: int) -> bool:
@@ -47,7 +47,7 @@ class Cache:
         return [*self._free, *self._held.values()]
 
     def used(self, counts: Mapping[int, int]) -> None:
-        """The experts of a call, whichever lane they take, with their tokens."""
+        """Records the experts of a call ({expert: tokens}), whichever lane computes them."""
         self._call += 1
         for expert in counts:
             self.profile[expert] += 1
@@ -59,27 +59,28 @@ class Cache:
                 self._used[expert] = self._used.get(expert, 0.0) + 1.0
 
     def admit(self, expert: int, needed: Collection[int]) -> Slot | None:
-        """A slot for an expert that is not here, its victim gone; None when nobody may leave. Victims are not `needed`.
+        """A slot for an expert that is not cached, after evicting one that is not `needed`; None if none may be
+        evicted.
 
-        lfu: an expert does not push out one that is used more. static: the chosen ones alone come in.
+        lfu: an expert does not evict one that is used more often. static: admits only the chosen experts.
         """
         if self.policy == "none" or (self.policy == "static" and expert not in self._chosen):
             return None
         return self._take(expert, needed, forced=False)
 
     def force(self, expert: int, needed: Collection[int]) -> Slot | None:
-        """The same, by any policy: for lanes="cached", where an expert must come in."""
+        """A slot whatever the policy says: for lanes="cached", where the expert must be cached."""
         return self._take(expert, needed, forced=True)
 
     def forget(self, expert: int) -> None:
-        """An upload that failed: its slot is free again."""
+        """Frees the slot of an expert whose upload failed."""
         slot = self._held.pop(expert, None)
         if slot is not None:
             slot.drop()
             self._free.append(slot)
 
     def close(self) -> None:
-        """Without slots from now on; what was counted stays."""
+        """Gives up all slots; the counts stay."""
         self._free, self._held = [], {}
 
     def clear(self) -> None:
@@ -110,7 +111,7 @@ class Cache:
 
 
 def counts_of(counts: Sequence[int]) -> dict[int, int]:
-    """{expert: tokens} of those that have any."""
+    """{expert: tokens} of the experts with tokens."""
     return {e: counts[e] for e in compress(range(len(counts)), counts)}
 
 

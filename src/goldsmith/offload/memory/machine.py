@@ -1,6 +1,6 @@
-"""What the device lanes need of a machine: its streams, memory that copies can run from, and marks to time by.
+"""A machine for the device lanes: streams, pinned memory, copies, and marks for timing.
 
-`Cuda` is the machine; `Simulated` has the same on a CPU, for tests of the lanes' own logic: kernels through Triton's
+`Cuda` is a GPU. `Simulated` implements the same on a CPU, to test the logic of the lanes: kernels run in Triton's
 interpreter, copies in a thread.
 """
 
@@ -16,13 +16,13 @@ from torch import Tensor
 from ..store.expert_store import ExpertStore
 from .streams import CopyStream, CudaStream, CurrentStream, Done, Inline, Work, Worker
 
-_BY_ADDRESS = 4  # cudaMemcpyDefault: which way is told by the addresses
+_BY_ADDRESS = 4  # cudaMemcpyDefault: the addresses determine the direction
 _PATIENCE = 60  # seconds that a simulated stream waits for a word
-_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: word - number >= 0, as int32 has it
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: word - number >= 0 in int32
 
 
 class Cuda:
-    """`copies` is one stream; what computes goes to the stream that is current where the engine is called."""
+    """Copies run on one stream of their own, `copies`; kernels run on the caller's current stream."""
 
     def __init__(self, store: ExpertStore, device: torch.device) -> None:
         from .transport import Transport, runtime
@@ -50,11 +50,11 @@ class Cuda:
         return self._compute
 
     def host(self, nbytes: int) -> Tensor:
-        """Pinned bytes of the CPU."""
+        """Pinned bytes on the CPU."""
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def move(self, source: Tensor, into: Tensor, stream: CudaStream) -> None:
-        """A copy between the device and pinned memory on the current stream, which is `stream`, not waited for."""
+        """Copies between the device and pinned memory on `stream`, which must be the current stream; does not wait."""
         if self._runtime is None or not source.is_contiguous() or source.dtype != into.dtype:
             into.copy_(source, non_blocking=True)
             return
@@ -67,11 +67,11 @@ class Cuda:
             raise RuntimeError(f"offload.Engine: a copy of {source.nbytes} bytes failed: {text}")
 
     def copy(self, source: Tensor, into: Tensor) -> None:
-        """An expert's bytes to the device, on `copies`."""
+        """Copies an expert's bytes to the device on `copies`."""
         self.transport.copy(source, into, self.copies.stream)
 
     def beside(self, work: Work) -> None:
-        """Other work of torch's on `copies`."""
+        """Runs other torch work on `copies`."""
         with torch.cuda.stream(self.copies.stream):
             work()
 
@@ -81,18 +81,20 @@ class Cuda:
         return event
 
     def wait(self, stream: CudaStream) -> None:
-        """Until all is done that `stream` was given."""
+        """Waits until `stream` has done all its work."""
         self._waited.record(stream.stream)
         self._waited.synchronize()
 
     def behind(self, word: Tensor, number: int, stream: CudaStream) -> None:
-        """What `stream` is given from now on begins when int32 [1] `word`, pinned, has come to `number`."""
+        """Makes `stream` wait until the pinned int32 [1] `word` reaches `number`."""
         status = self._wait_value(stream.stream.cuda_stream, word.data_ptr(), number & 0xFFFFFFFF, _AT_LEAST)
         if status:
-            raise RuntimeError(f"offload.Engine: the stream cannot wait for a word of the host (driver error {status})")
+            raise RuntimeError(
+                f"offload.Engine: the stream cannot wait for a word in host memory (driver error {status})"
+            )
 
     def _waiting(self) -> Any:
-        """The driver's call for that, tried; None where it cannot be had."""
+        """The driver's function for `behind`, tried once; None where it does not work."""
         try:
             found = CDLL("libcuda.so.1").cuStreamWaitValue32_v2
         except (OSError, AttributeError):
@@ -102,7 +104,7 @@ class Cuda:
         return found if found(self.copies.stream.cuda_stream, word.data_ptr(), 0, _AT_LEAST) == 0 else None
 
     def unset(self) -> Any:
-        """A mark that is still to be set."""
+        """A mark to be set later."""
         return torch.cuda.Event(enable_timing=True)
 
     def set(self, mark: Any, stream: CudaStream) -> None:
@@ -116,7 +118,7 @@ class Cuda:
         return bool(mark.query())
 
     def when(self, mark: Any) -> float:
-        """Of time.perf_counter(), to some 10 us."""
+        """The time of a mark on the clock of time.perf_counter(), to about 10 us."""
         return self._began + self._origin.elapsed_time(mark) / 1e3
 
     def settle(self) -> None:
@@ -128,7 +130,7 @@ class Cuda:
 
 
 class Mark(Done):
-    """A moment that was."""
+    """A moment of the past."""
 
     def __init__(self, at: float) -> None:
         self.at = at
@@ -189,9 +191,11 @@ class Simulated:
 
 
 def until_word(word: Tensor, number: int) -> None:
-    """Waits until int32 [1] `word` has come to `number`, as a stream of `Cuda` does."""
+    """Waits until int32 [1] `word` reaches `number`, as a stream of `Cuda` does."""
     there, until = word.numpy(), time.perf_counter() + _PATIENCE
     while (int(there[0]) - number) % 2**32 >= 2**31:
         if time.perf_counter() > until:
-            raise TimeoutError(f"a word of the host is {int(there[0])} after {_PATIENCE} s, and not yet {number}")
+            raise TimeoutError(
+                f"a word in host memory is {int(there[0])} after {_PATIENCE} s, and has not reached {number}"
+            )
         time.sleep(1e-5)

@@ -1,4 +1,4 @@
-"""Buffers of the CPU that copies to and from a device run through: bytes, given back through events alone."""
+"""Reusable host buffers for copies to and from a device; an event says when each is free again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .streams import DONE
 
 
 class Transit:
-    """`count` buffers in turn; one is handed out again when the event that it came back with has happened.
+    """`count` buffers in rotation; `take` waits for the event that was given back with a buffer before reusing it.
 
-    They hold bytes: what is read through them keeps its dtype, whatever was there before.
+    Buffers hold bytes, so each use chooses its own dtype.
     """
 
     def __init__(self, allocate: Callable[[int], Tensor], count: int = 2) -> None:
@@ -25,7 +25,7 @@ class Transit:
         self._views: list[dict[Any, Tensor]] = [{} for _ in range(count)]
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The next buffer, as a tensor; it may hold anything."""
+        """The next buffer as a tensor with arbitrary contents."""
         self._at = (self._at + 1) % len(self._buffers)
         self._free[self._at].synchronize()
         views = self._views[self._at]
@@ -40,7 +40,7 @@ class Transit:
         if self._buffers[self._at].numel() < nbytes:
             views.clear()
             with torch.inference_mode(False):
-                # a power of two, as torch takes for pinned memory anyway: the next prompt of a little more finds it
+                # a power of two, as torch allocates pinned memory anyway: a slightly longer prompt fits too
                 self._buffers[self._at] = self._allocate(max(4096, 1 << (nbytes - 1).bit_length()))
         if len(views) > 1024:
             views.clear()
@@ -48,15 +48,15 @@ class Transit:
         return found
 
     def give_back(self, event: Any) -> None:
-        """The buffer that was taken last is free once this has happened."""
+        """Frees the buffer taken last, once `event` has happened."""
         self._free[self._at] = event
 
 
 class Packets:
-    """Short lists of whole numbers on their way to the device, several in one copy; `count` packets in turn.
+    """Short lists of integers sent to the device, several in one copy; `count` packets in rotation.
 
-    Few torch operations: each would take as long as the lists themselves. A packet is filled anew when the event given
-    for it has happened.
+    Uses few torch operations, because each takes as long as the lists themselves. A packet is reused when the event
+    given back for it has happened.
     """
 
     def __init__(self, allocate: Callable[[int], Tensor], device: Any, count: int = 8, size: int = 1024) -> None:
@@ -70,9 +70,9 @@ class Packets:
 
     def send(self, lists: Sequence[list[int]], move: Callable[[Tensor, Tensor, Any], None], stream: Any
              ) -> tuple[Tensor, ...]:  # fmt: skip
-        """The lists on the device, one after the other in one piece of memory: at most `size` numbers in all
+        """Copies the lists to the device, one after the other in one buffer of at most `size` numbers; returns views
 
-        move(host, device, stream) copies.
+        move(host, device, stream) makes the copy.
         """
         self._at = at = (self._at + 1) % len(self._hosts)
         self._free[at].synchronize()
@@ -87,7 +87,7 @@ class Packets:
         return parts
 
     def give_back(self, event: Any) -> None:
-        """The packet that was sent last is free once this has happened."""
+        """Frees the packet sent last, once `event` has happened."""
         self._free[self._at] = event
 
     def _cut(self, at: int, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:

@@ -1,7 +1,7 @@
-"""Slots: places on the device for one expert each, which are filled and read again and again.
+"""Slots: places on the device for one expert each, filled and read again and again.
 
-A slot is written after its last reader (`last_use`) and read after its writer (`ready`): it changes hands through its
-events alone. The memory is allocated once and never grows.
+A slot is written after its last reader (`last_use`) and read after its writer (`ready`); only these events hand it
+over. The memory is allocated once and never grows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from ...experts import PackedExperts
 from .streams import DONE, Stream
 
-Copy = Callable[[int, Sequence[int], Sequence[Tensor]], None]  # (layer, experts, where each of them goes)
+Copy = Callable[[int, Sequence[int], Sequence[Tensor]], None]  # (layer, experts, their destinations)
 
 
 @dataclass(eq=False)
@@ -36,7 +36,9 @@ class Slot:
 
 @dataclass(eq=False)
 class Arena:
-    """`data` [n, stride] uint8 and the same as a base of n experts, for the kernels."""
+    """n slots in one allocation: `data` [n, stride] uint8, and the same bytes as PackedExperts of n experts for
+    kernels.
+    """
 
     data: Tensor
     base: PackedExperts
@@ -50,7 +52,7 @@ class Arena:
 
 
 def fill(slots: Sequence[Slot], layer: int, experts: Sequence[int], stream: Stream, copy: Copy) -> None:
-    """Begins to fill the slots with these experts on `stream`, behind their last readers: they are ready together."""
+    """Starts one copy of these experts into the slots on `stream`, after the slots' last readers; one event for all."""
     last: Any = DONE
     for slot, expert in zip(slots, experts, strict=True):
         slot.owner = (layer, expert)
@@ -66,18 +68,18 @@ def fill(slots: Sequence[Slot], layer: int, experts: Sequence[int], stream: Stre
 
 
 def begin_reading(slots: Sequence[Slot], stream: Stream) -> None:
-    """What `stream` does from now on comes behind the writers of these slots."""
+    """Makes `stream` wait for the writers of these slots."""
     last: Any = DONE
     for slot in slots:
         if slot.ready is not DONE:
             if slot.ready is not last:
                 last = slot.ready
                 stream.wait(last)
-            slot.ready = DONE  # for this stream; whoever calls in another one has it wait for the call before
+            slot.ready = DONE  # enough for this stream; a call on another stream waits for the call before it
 
 
 def end_reading(slots: Sequence[Slot], stream: Stream, event: Any = None) -> None:
-    """Whoever fills these slots next waits for what `stream` has done until now; event: one that says so already."""
+    """Marks the slots as read: the next writer waits for `event`, or for all work that `stream` has now."""
     event = stream.record() if event is None else event
     for slot in slots:
         slot.last_use = event
@@ -90,7 +92,7 @@ def waves(experts: Sequence[int], size: int) -> Iterator[list[int]]:
 
 
 class Ring:
-    """Staging slots in turn. Two halves: one is filled while the other is read."""
+    """Staging slots in rotation. Two halves: one is filled while the other is read."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots, self._next = list(slots), 0

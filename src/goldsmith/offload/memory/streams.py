@@ -1,12 +1,12 @@
-"""Streams and events with one meaning on a CPU and on a GPU: work in order, marks in it, and waiting for a mark.
+"""Streams and events with the same interface on a CPU and on a GPU.
 
-    stream.run(work)      does `work` after what was given before
-    stream.wait(event)    what is given from now on begins after the event
-    stream.record()       an event that has happened when all that was given before is done
-    event.synchronize()   the calling thread waits; raises what went wrong in the work before it
+    stream.run(work)      does `work` after all earlier work
+    stream.wait(event)    delays later work until the event has happened
+    stream.record()       an event that happens when all earlier work is done
+    event.synchronize()   blocks the calling thread; raises the error of the work before the event
 
-On a CPU the compute stream is the caller's thread (`Inline`) and copies have a thread of their own (`Worker`), so that
-slots and their events are tried without a GPU. No stream is looked up: whoever needs one is handed it.
+On a CPU the compute stream is the caller's thread (`Inline`) and copies have their own thread (`Worker`), so that slots
+and events can be tested without a GPU. No code looks streams up: each function receives the stream it needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Stream(Protocol):
 
 
 class Done:
-    """An event that has happened."""
+    """An event that has already happened."""
 
     def synchronize(self) -> None:
         pass
@@ -43,7 +43,7 @@ DONE = Done()
 
 
 class Inline:
-    """The thread that calls: work is done at once."""
+    """The calling thread: work is done at once."""
 
     def run(self, work: Work) -> None:
         work()
@@ -56,7 +56,7 @@ class Inline:
 
 
 class HostEvent:
-    """Set by a Worker; carries the exception of the work before it to whoever waits."""
+    """An event that a Worker sets; it carries the exception of the work before it to the thread that waits."""
 
     def __init__(self) -> None:
         self._set = threading.Event()
@@ -73,9 +73,9 @@ class HostEvent:
 
 
 class Worker:
-    """A thread that does work in order, started when it is first needed; `close` ends it, and may be called twice.
+    """A thread that does work in order. It starts with the first work; `close` ends it and may be called twice.
 
-    It is a daemon and holds nothing of its owner: a program that forgets to close it ends all the same.
+    It is a daemon and holds no reference to its owner, so a program that forgets to close it still exits.
     """
 
     def __init__(self, name: str) -> None:
@@ -116,7 +116,7 @@ class Worker:
 
 
 def _serve(items: queue.SimpleQueue[Any]) -> None:
-    failed: BaseException | None = None  # until an event has taken it to somebody who waits
+    failed: BaseException | None = None  # until an event has carried it to a waiting thread
     while (item := items.get()) is not None:
         kind, what = item
         if kind == "event":
@@ -132,7 +132,7 @@ def _serve(items: queue.SimpleQueue[Any]) -> None:
 
 
 class CudaStream:
-    """A stream of a CUDA device, as torch has it."""
+    """A torch stream of a CUDA device."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
@@ -152,14 +152,14 @@ class CudaStream:
 
 
 class CopyStream(CudaStream):
-    """A stream whose work names it by itself: it need not be made current, which takes 15 us."""
+    """A stream whose work passes it explicitly, so it need not be made current (which takes 15 us)."""
 
     def run(self, work: Work) -> None:
         work()
 
 
 class CurrentStream(CudaStream):
-    """The stream that is current where this is made, as long as it is: work goes there as it is."""
+    """The stream that was current at creation; valid while it stays current, since work runs on it as it is."""
 
     def run(self, work: Work) -> None:
         work()

@@ -1,10 +1,10 @@
-"""How bytes of a store reach the device.
+"""Copies of a store's bytes to the device, in one of three modes.
 
-registered  the mapping itself is page-locked, read-only (cudaHostRegister with flag 8): copies run at the link's speed,
-            and nothing is held twice. Without that flag a read-only mapping is refused, and a refusal stays behind as
-            an error that the next call of anybody's would raise: it is taken back here
-ring        a few page-locked buffers, which some threads fill: where registration is refused
-memory      plain copies: where the device is the CPU, or nothing can be page-locked
+registered  the mapping itself is page-locked, read-only (cudaHostRegister with flag 8): copies run at the link's speed
+            and nothing is held twice. Drivers refuse a read-only mapping without that flag. A refusal leaves an error
+            behind, which the next CUDA call of any library would raise; it is cleared here
+ring        threads copy through a few page-locked buffers: used where registration is refused
+memory      plain copies: used where the device is the CPU, or where nothing can be page-locked
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..store.expert_store import ExpertStore
 _READ_ONLY = 8  # cudaHostRegisterReadOnly
 _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 _READ_ONLY_SUPPORTED = 113  # cudaDevAttrHostRegisterReadOnlySupported
-_BUFFERS, _PIECE = 8, 2 << 20  # of a ring, and bytes of each: half are filled while the others are on their way
-_FILLERS = 4  # threads: one alone reached 5.5 GB/s where a copy of what is pageable has 7.9 (H100, 16 cores)
-_SHARE = 0.8  # of the memory that is free: locking more would push out what others need
+_BUFFERS, _PIECE = 8, 2 << 20  # buffers of a ring and bytes of each: half are filled while the others are being copied
+_FILLERS = 4  # threads: one alone reached 5.5 GB/s where a pageable copy has 7.9 (H100, 16 cores)
+_SHARE = 0.8  # of free memory: locking more would evict what other programs need
 _OP = "offload.Transport"
 MODES = ("registered", "ring", "memory")
 
@@ -36,8 +36,8 @@ MODES = ("registered", "ring", "memory")
 class Transport:
     """Copies of a store's bytes to a device.
 
-    mode    "registered", "ring" or "memory"; force= asks for one, and then raises ValueError where it cannot be had
-    why     a sentence: what decided it
+    mode    "registered", "ring" or "memory"; force= demands one, and raises ValueError where it is impossible
+    why     a sentence with the reason for the mode
     """
 
     def __init__(self, store: ExpertStore, device: torch.device | str, *, force: str | None = None) -> None:
@@ -64,16 +64,16 @@ class Transport:
                     return mode, "; ".join([*refusals, _SAID[mode]])
                 refusals.append(f"not {mode}: {reason}")
         if force in ("registered", "ring"):
-            raise ValueError(f"{_OP}: force={force!r} cannot be had here: {refusals[0]}")
+            raise ValueError(f"{_OP}: force={force!r} is impossible here: {refusals[0]}")
         return "memory", "; ".join([*refusals, _SAID["memory"]])
 
     def _register(self, store: ExpertStore) -> str | None:
-        """Why the mapping cannot be page-locked; None when it is."""
+        """Page-locks the mapping; returns None, or why that failed."""
         free = free_memory()
         if free is not None and store.nbytes > _SHARE * free:
-            return f"the store has {store.nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free"
+            return f"the store has {store.nbytes / 1e9:.1f} GB, but {free / 1e9:.1f} GB of memory are free"
         with torch.cuda.device(self.device):
-            torch.cuda.current_stream().synchronize()  # the device has a context now
+            torch.cuda.current_stream().synchronize()  # creates the device's context
             cuda = runtime()
             found = register(store.whole(), self.device.index or torch.cuda.current_device(), cuda)
         if isinstance(found, str):
@@ -91,13 +91,16 @@ class Transport:
         return None
 
     def copy(self, source: Tensor, out: Tensor, stream: Any = None) -> None:
-        """`source`, bytes of the store, into `out`, as many bytes on the device
+        """Copies `source`, bytes of the store, to `out` on the device
 
-        Ordered on `stream` (a torch.cuda.Stream; None: the current one) and not waited for, unless the mode is
-        "memory". Both are one piece of memory, of the same size: ValueError otherwise.
+        Ordered on `stream` (a torch.cuda.Stream; None: the current one) without waiting, except in mode "memory".
+        Raises ValueError unless both are contiguous and of the same size.
         """
         if source.numel() != out.numel() or not (source.is_contiguous() and out.is_contiguous()):
-            raise ValueError(f"{_OP}: source is {list(source.shape)} and out {list(out.shape)}; wanted the same bytes")
+            raise ValueError(
+                f"{_OP}: source is {list(source.shape)} and out {list(out.shape)}; wanted contiguous tensors "
+                "of the same size"
+            )
         if self._cuda is not None:
             self._copy_registered(source, out, stream or torch.cuda.current_stream(self.device))
             return
@@ -112,7 +115,7 @@ class Transport:
                 out.copy_(source)
 
     def _copy_registered(self, source: Tensor, out: Tensor, stream: Any) -> None:
-        """As torch would, which takes 10 us more of the caller's time for it."""
+        """cudaMemcpyAsync; torch's copy takes 10 us more of the caller's time."""
         status = self._cuda.cudaMemcpyAsync(
             ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(source.data_ptr()), ctypes.c_size_t(source.numel()),
             ctypes.c_int(_HOST_TO_DEVICE), ctypes.c_void_p(stream.cuda_stream),
@@ -123,7 +126,7 @@ class Transport:
             raise RuntimeError(f"{_OP}: a copy of {source.numel()} bytes to {self.device} failed: {text}")
 
     def close(self) -> None:
-        """Gives page-locked memory back; what was copied must have arrived. Twice is fine."""
+        """Releases page-locked memory; all copies must have arrived. May be called twice."""
         if self._ring is not None:
             self._ring.close()
         self._registration = self._ring = self._cuda = None
@@ -132,14 +135,14 @@ class Transport:
 _SAID = {
     "registered": "the store's pages are page-locked where they are mapped",
     "ring": f"copies go through {_BUFFERS} page-locked buffers",
-    "memory": "copies come from pageable memory, which is slow and waits",
+    "memory": "copies come from pageable memory, which is slow and blocks the caller",
 }
 
 
 class Ring:
-    """Page-locked buffers in turn: each is filled again only when its copy has arrived
+    """Page-locked buffers in rotation: each is refilled only after its copy has arrived
 
-    Threads fill them, a buffer each; the calling thread launches the copies, in order.
+    Threads fill them, one buffer each; the calling thread launches the copies in order.
     """
 
     def __init__(self, buffers: Sequence[Tensor], mark: Callable[[], Any]) -> None:
@@ -148,7 +151,7 @@ class Ring:
         self._next = 0
         self._lock = threading.Lock()
         self._ahead = min(_FILLERS, len(buffers))
-        self._fillers = ThreadPoolExecutor(self._ahead, "goldsmith ring")  # begins its threads when they are needed
+        self._fillers = ThreadPoolExecutor(self._ahead, "goldsmith ring")  # starts its threads on demand
 
     def copy(self, source: Tensor, out: Tensor) -> None:
         with self._lock:
@@ -189,9 +192,9 @@ def _event_of() -> torch.cuda.Event:
 
 
 def move(source: Tensor, out: Tensor) -> None:
-    """Bytes from memory to memory in the calling thread, without the GIL
+    """memmove in the calling thread, without the GIL
 
-    torch's copy would wake its whole pool for them: 73 kB took 30 ms where another process had one of two cores.
+    torch's copy would wake its whole thread pool: 73 kB took 30 ms while another process had one of two cores.
     """
     if source.numel():
         ctypes.memmove(out.data_ptr(), source.data_ptr(), source.numel())
@@ -201,12 +204,12 @@ def move(source: Tensor, out: Tensor) -> None:
 
 
 class Registration:
-    """Page-locked bytes; they stay so, and mapped, as long as somebody holds this."""
+    """Page-locked bytes; they stay locked and mapped as long as this object lives."""
 
     def __init__(self, pages: Tensor, cuda: Any) -> None:
         self.pages = pages
         self._finalizer = weakref.finalize(self, _unregister, pages, cuda)
-        self._finalizer.atexit = False  # the driver is going down by itself then
+        self._finalizer.atexit = False  # at exit the driver shuts down by itself
 
 
 _REGISTERED: weakref.WeakValueDictionary[int, Registration] = weakref.WeakValueDictionary()
@@ -214,7 +217,7 @@ _LOCK = threading.Lock()
 
 
 def register(pages: Tensor, device: int, cuda: Any) -> Registration | str:
-    """These bytes page-locked for reading, or in words why not; no error is left behind."""
+    """Page-locks these bytes for reading; returns the registration, or the reason for failure. Leaves no CUDA error."""
     if cuda is None:
         return "the CUDA runtime that torch uses was not found"
     with _LOCK:
@@ -232,7 +235,7 @@ def register(pages: Tensor, device: int, cuda: Any) -> Registration | str:
             ctypes.c_void_p(pages.data_ptr()), ctypes.c_size_t(pages.numel()), ctypes.c_uint(_READ_ONLY)
         )
         if status:
-            cuda.cudaGetLastError()  # takes the error back, which the next call of anybody's would raise
+            cuda.cudaGetLastError()  # clears the error, which the next CUDA call of any library would raise
             text = cuda.cudaGetErrorString(ctypes.c_int(status)).decode(errors="replace")
             return f"cudaHostRegister of {pages.numel() / 1e9:.1f} GB: {text} (error {status})"
         found = Registration(pages, cuda)
@@ -246,7 +249,7 @@ def _unregister(pages: Tensor, cuda: Any) -> None:
 
 
 def runtime() -> Any:
-    """The CUDA runtime library that torch has loaded; None if there is none of its own."""
+    """The CUDA runtime library that torch has loaded; None if it is linked statically."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -261,7 +264,7 @@ def runtime() -> Any:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that the system, or the control group of this process, could still give; None where neither says."""
+    """Bytes still available on the system or in this process's control group, whichever is less; None if unknown."""
     found = []
     for line in _text(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):

@@ -1,4 +1,4 @@
-"""Whether others use the processors while something is measured here."""
+"""The share of the processors' time that other programs take during a measurement."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from types import TracebackType
 
 from ...core.processors import allowed
 
-BUSY = 0.05  # of the processors' time: with more than that taken by others, timings are those of a busy machine
+BUSY = 0.05  # of the processors' time; if other programs take more, the machine counts as busy
 _WORK = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: columns of /proc/stat
 
 
 class Others:
-    """`with Others() as others:` ..., then `others.share`
+    """`with ProcessorLoad() as load:` ..., then `load.share`
 
-    share   of the time of the processors that this process may use, what was neither idle nor spent by this process
-            and the children that it waited for; None where the system does not say
+    share   of the time of the processors that this process may use: the part that was neither idle nor spent by this
+            process and the children it waited for; None where the system does not say
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -36,7 +36,7 @@ class Others:
         self.share = min(1.0, max(0.0, (work - own) / all_of_it))
 
     def _now(self) -> tuple[float, float, float] | None:
-        """Seconds of the allowed processors: at work, in all; and those of this process."""
+        """Seconds of the allowed processors: busy and total; and seconds that this process used."""
         try:
             lines = self._stat.read_text(encoding="ascii").splitlines()
         except OSError:
@@ -50,7 +50,7 @@ class Others:
 
 
 def busy(seconds: float = 0.1) -> bool:
-    """Whether others use them now."""
+    """Whether other programs use the processors now."""
     with Others() as others:
         time.sleep(seconds)
     return (others.share or 0.0) > BUSY

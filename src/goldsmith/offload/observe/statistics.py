@@ -1,4 +1,4 @@
-"""What the lanes did, counted and timed: totals and by layer."""
+"""Counters and timings of the lanes: totals and per layer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 @dataclass
 class Counts:
-    """Of one layer, or of all. Seconds and bytes; rates are None where nothing was counted.
+    """Counters of one layer, or of all. Seconds and bytes; a rate is None if nothing was counted.
 
-    hits, misses         experts used that were computed out of the cache, and the others; summed over calls
-    t_cpu t_link t_device t_merge   what a lane was busy; t_wait: what the caller waited for lanes; t_wall: calls, whole
-    bound                the sum of the plan's predictions, of the calls that had one
+    hits, misses         used experts that were computed from the cache, and the others; summed over calls
+    t_cpu t_link t_device t_merge   seconds that a lane was busy; t_wait: the caller waited for lanes; t_wall: whole
+                                    calls
+    bound                the sum of the plan's predictions, over the calls that had one
     overlap              max(t_cpu, t_link, t_device) / t_wall
     limiting             the lane that limited most of the predicted time
     """
@@ -36,7 +37,7 @@ class Counts:
     t_wait: float = 0.0
     t_wall: float = 0.0
     bound: float = 0.0
-    t_bound: float = field(default=0.0, repr=False)  # of t_wall, the calls that had a prediction
+    t_bound: float = field(default=0.0, repr=False)  # the part of t_wall in calls with a prediction
     by_lane: Counter[str] = field(default_factory=Counter, repr=False)  # nanoseconds of `bound` that a lane limited
 
     @property
@@ -65,7 +66,7 @@ class Counts:
         return self.by_lane.most_common(1)[0][0] if self.by_lane else None
 
     def expect(self, seconds: float, lane: str) -> None:
-        """A call whose plan takes so long, limited by this lane."""
+        """Adds a call's predicted seconds, and the lane that limits it."""
         self.bound += seconds
         self.by_lane[lane] += round(1e9 * seconds)
 
@@ -85,7 +86,7 @@ class Counts:
 
 @dataclass
 class Stats(Counts):
-    """The totals; `layers`: the same of each layer that was called."""
+    """The totals; `layers` has the counters of each layer that was called."""
 
     layers: dict[int, Counts] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""What each lane did when, as Chrome's trace viewer and Perfetto read it."""
+"""A recording of what each lane did when, for Chrome's trace viewer and Perfetto."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LANES = ("call", "cpu", "link", "device", "merge")
 
 
 class Trace:
-    """Spans while it is on: Chrome's `ph: "X"` events in microseconds, one named thread for each lane."""
+    """Spans while recording: Chrome's `ph: "X"` events in microseconds, one named thread for each lane."""
 
     def __init__(self) -> None:
         self._events: list[dict[str, Any]] | None = None
@@ -25,22 +25,22 @@ class Trace:
         return self._events is not None
 
     def span(self, lane: str, name: str, begin: float, end: float, **args: Any) -> None:
-        """begin, end: of time.perf_counter()"""
+        """begin, end: times of time.perf_counter()"""
         if self._events is not None:
             event = {"name": name, "ph": "X", "pid": os.getpid(), "tid": LANES.index(lane), "args": args}
             self._events.append(event | {"ts": (begin - self._begin) * 1e6, "dur": max(0.0, end - begin) * 1e6})
 
     @contextmanager
     def recording(self, path: str | os.PathLike[str], settle: Callable[[], None]) -> Iterator[None]:
-        """Writes the file at the end, when `settle` has waited for what is under way; also when the block raises. What
-        was under way before does not belong to it.
+        """Records the block's spans and writes them to the file at the end, even if the block raises
 
-        ValueError where one is being recorded already.
+        Calls `settle` at the beginning and end, which waits for work under way. Work from before is not recorded.
+        Raises ValueError if a recording is already running.
         """
         if self.on:
             raise ValueError("offload.Engine.trace: a trace is being recorded already; end it first")
         path = Path(path)
-        path.write_text("")  # a folder that is not there is said before the work, not after it
+        path.write_text("")  # report a missing folder before the work, not after it
         settle()
         self._events, self._begin = [], time.perf_counter()
         try:
@@ -56,5 +56,5 @@ class Trace:
             ]
             try:
                 path.write_text(json.dumps({"traceEvents": names + (events or []), "displayTimeUnit": "ms"}))
-            except OSError as error:  # a disk that is full names no file
+            except OSError as error:  # the error of a full disk names no file
                 raise OSError(error.errno, error.strerror, str(path)) from error

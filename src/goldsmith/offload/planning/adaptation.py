@@ -1,4 +1,4 @@
-"""adaptive=True: the calibrated costs, corrected by what the running program's lanes take."""
+"""adaptive=True: calibrated costs, corrected by the measured times of the running program's lanes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from .costs import Costs, slower
 
-_WEIGHT = 0.1  # of the newest call in the mean
-_MOST = 8.0  # a correction is within 1/8 and 8: beyond that a timing is an accident
+_WEIGHT = 0.1  # weight of the newest call in the moving mean
+_MOST = 8.0  # corrections stay within 1/8 and 8; timings beyond that are accidents
 
 
 class Adapting:
-    """`costs` with the CPU's and the link's rates divided by how much longer they take than was expected."""
+    """`costs`: the calibrated costs, with CPU and link rates divided by the mean of (measured time / expected time)."""
 
     def __init__(self, costs: Costs) -> None:
         self._given = costs
@@ -19,7 +19,7 @@ class Adapting:
         self.costs = costs
 
     def learn(self, expected_cpu: float, cpu: float, copies: int, link: float) -> None:
-        """Seconds of a call: of the CPU lane, expected and taken; of so many copies."""
+        """Learns from one call: expected and measured seconds of the CPU lane; seconds that so many copies took."""
         if expected_cpu > 0 and cpu > 0:
             self._cpu = _moved(self._cpu, cpu / expected_cpu * self._cpu)
         if copies and link > 0:

@@ -1,6 +1,6 @@
-"""Which lane computes which expert in a call, and which slots are filled meanwhile: decided before anything runs.
+"""The assignment of a call: which lane computes which expert, and which experts are uploaded into the cache.
 
-A pure function of the tokens of each expert, of what is in the cache when the call begins, and of the calibrated costs.
+A pure function of the tokens of each expert, the cache's contents when the call begins, and the calibrated costs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from ..settings import Settings
 from .costs import Costs
 from .plan import Plan, on_cpu, plan, predict_stream, quickest, stream_times
 
-PREFILL = 16  # a call of more tokens is taken for the reading of a prompt
-UPLOADS = 2  # into the cache, at most, a call, beside what the plan copies
+PREFILL = 16  # a call of more tokens counts as the reading of a prompt
+UPLOADS = 2  # most uploads into the cache per call, in addition to the plan's copies
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Experts of a call by lane: `copied` in the order of their copies; `uploads` go into the cache, for later calls.
+    """The experts of a call by lane: `copied` in the order of their copies; `uploads` go into the cache for later
+    calls.
 
-    streamed   all that is copied goes through an arena of the layer, and the next layer's copy is begun
-    predicted, limiting, times   of the plan; None where there are no calibrated costs
+    streamed   all copies go through an arena for the whole layer, and the next layer's copy begins
+    predicted, limiting, times   taken from the plan; None or empty without calibrated costs
     """
 
     cached: tuple[int, ...] = ()
@@ -100,7 +101,7 @@ def _as_planned(found: Plan, uploads: tuple[int, ...] = ()) -> Assignment:
 
 
 def _decoded(counts: Sequence[int], used: Sequence[int], cache: Cache, costs: Costs) -> Assignment:
-    """The plan of a call of few tokens: few different ones occur, and each is made once."""
+    """The assignment of a call of few tokens; it caches plans, because few different ones occur."""
     held = [e for e in used if e in cache]
     missing = [e for e in used if e not in cache]
     tokens: tuple[int, ...] = (1,) * len(used)
@@ -122,19 +123,19 @@ def _decoded(counts: Sequence[int], used: Sequence[int], cache: Cache, costs: Co
 
 @lru_cache(maxsize=4096)
 def _cut(held: tuple[int, ...], missing: tuple[int, ...], costs: Costs) -> Plan:
-    """The plan of experts with so many tokens: those on the device, and the others in the order of their copies."""
+    """The plan for experts with these token counts: `held` on the device, `missing` in the order of their copies."""
     return quickest([*held, *missing], range(len(held)), costs)
 
 
 @lru_cache(maxsize=4096)
 def _ones(held: int, missing: int, costs: Costs) -> Plan:
-    """The same where each has one token."""
+    """The plan where each expert has one token."""
     return quickest([1] * (held + missing), range(held), costs)
 
 
 @lru_cache(maxsize=64)
 def _cpu_is_all(costs: Costs) -> bool:
-    """Whether no call can be quicker elsewhere: the device is the CPU, and comes after it."""
+    """Whether the CPU lane is always quickest: the device is the CPU itself and runs after it."""
     if not costs.shared or costs.device_latency < costs.cpu_latency:
         return False
     bends = np.concatenate([costs.cpu[0], costs.device[0]])
@@ -148,13 +149,13 @@ def _alone(tokens: tuple[int, ...], costs: Costs) -> Plan:
 
 @lru_cache(maxsize=4096)
 def _device_helps(tokens: tuple[int, ...], costs: Costs) -> bool:
-    """Whether such a call would be quicker than on the CPU alone if one, half or all of its experts were cached."""
+    """Whether the call would be quicker than on the CPU alone if one, half or all of its experts were cached."""
     alone, count = _alone(tokens, costs).predicted, len(tokens)
     return any(plan(tokens, range(held), costs).predicted < alone for held in {1, max(1, count // 2), count})
 
 
 def _uploads(cpu: Sequence[int], counts: Sequence[int], cache: Cache, found: Plan, costs: Costs) -> tuple[int, ...]:
-    """Those that the CPU computes and that the link can carry meanwhile, the most used first."""
+    """Experts of the CPU lane that the link can carry during this call, the most used first."""
     slack = found.predicted - found.lane_times["link"]
     most = min(UPLOADS, int(slack * costs.link_bytes_per_s / costs.expert_bytes))
     return tuple(most_used_first((e for e in cpu if e not in cache), counts)[: max(0, most)])

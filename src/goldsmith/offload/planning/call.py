@@ -1,4 +1,6 @@
-"""One call of the Engine, and what its lanes made of it: what the guard keeps until the flags are read."""
+"""The record of one call: its inputs, its assignment and its results; the guard keeps it until it has read the
+flags.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ UNWRITTEN = 255  # a flag that no lane has set
 
 @dataclass(eq=False)
 class Call:
-    """x [T, H] as the lanes take it (`given` is the caller's), ids [T, k] on the CPU with -1 where a slot is skipped,
-    weights [T, k] with 0 there, on the engine's device: float32, or on a GPU as they were given.
+    """One call: x [T, H] as the lanes take it (`given` is the caller's), ids [T, k] on the CPU, -1 for a skipped slot,
+    and weights [T, k], 0 for a skipped slot, on the engine's device: float32, or on a GPU in the caller's dtype.
     """
 
     layer: int
@@ -33,8 +35,8 @@ class Call:
     assignment: Assignment
     cache: Cache
     tally: Counts
-    first_row: int = 0  # of this call's tokens, where the caller's were too many for one
-    positions: int = 0  # of each sequence in the caller's tokens, where known
+    first_row: int = 0  # offset in the caller's tokens, if the call is one piece of several
+    positions: int = 0  # positions per sequence in the caller's tokens, if known; otherwise 0
     following: tuple[int, tuple[int, ...]] | None = None  # the next layer, and its experts that are not in its cache
 
     @property
@@ -48,12 +50,13 @@ class Call:
 
 @dataclass(eq=False)
 class Outcome:
-    """rows [*, H] float32, out [T, H] in the caller's dtype; flags [T k]: 0, 1 not finite, 255 never written
+    """The results: rows [*, H] float32, out [T, H] in the caller's dtype, flags [T k]: 0, 1 not finite, 255 never
+    written
 
-    flags   None where no kernel sets them
-    place   the row of each route, -1 where it is skipped; None: rows are in the order of the routes
-    slots   where a device lane read an expert, and the slot's generation then
-    host    rows of the lane cpu before they were brought to the device, and the routes that they are of
+    flags   None if no kernel sets them
+    place   the row of each route, -1 if it is skipped; None: rows are in the order of the routes
+    slots   the slot from which a device lane read an expert, and its generation then
+    host    the CPU lane's rows before their copy to the device, and their routes
     """
 
     rows: Tensor
@@ -64,12 +67,14 @@ class Outcome:
     host: tuple[Tensor, Sequence[int] | np.ndarray] | None = None
 
     def from_host(self) -> tuple[Tensor, Tensor]:
-        """`host`, of which there is one, with the routes as a tensor: for faults and the guard, which seldom ask."""
+        """`host` with the routes as a tensor, empty if there is none; for faults and the guard, which rarely need
+        it.
+        """
         rows, routes = self.host or (torch.empty(0, dtype=torch.float32, device="cpu"), ())
         return rows, torch.as_tensor(routes, device="cpu")
 
     def at(self, routes: Tensor) -> Tensor:
-        """Where the rows of these routes (on the CPU) are."""
+        """The row numbers of these routes (on the CPU)."""
         place = routes if self.place is None else torch.as_tensor(self.place, device="cpu")[routes].long().clamp(min=0)
         return place.to(self.rows.device)
 
@@ -77,7 +82,7 @@ class Outcome:
         return self.rows[self.at(routes)]
 
     def known_flags(self) -> Tensor:
-        """The flags [T k] on the CPU; found out now, where no kernel has set them."""
+        """The flags [T k] on the CPU; computed now if no kernel has set them."""
         if self.flags is None:
             place = torch.arange(len(self.rows), device="cpu") if self.place is None else self.place
             place = torch.as_tensor(place, device="cpu")

@@ -1,4 +1,4 @@
-"""Costs: what moving and computing experts takes on a machine, in seconds, bytes and floating-point operations."""
+"""Costs: the seconds that a machine takes to move and to compute experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RATES = (
 )  # fmt: skip
 _CURVES = ("cpu_curve", "cpu_beside_curve", "device_curve")
 _OP = "offload.Costs"
-_FAR = 1e12  # tokens: a curve goes on as its last piece until here
+_FAR = 1e12  # tokens: the last piece of a curve is extended to here
 
 Curve = tuple[tuple[float, float], ...]
 
@@ -25,23 +25,23 @@ Curve = tuple[tuple[float, float], ...]
 class Costs:
     """An expert of S = expert_bytes bytes takes t(n) seconds for n tokens of f = flops_per_token operations each:
 
-        t(n) = max(S / bytes_per_s, n f / flops)                 without a curve
-        t(n) = the line through the two points beside n          with one: constant before its first point, and
-                                                                 beyond its last one as its last piece goes on
+        t(n) = max(S / bytes_per_s, n f / flops)     without a curve
+        t(n) = linear interpolation of the curve     with one: constant before its first point, the last piece extended
+                                                     beyond its last point
 
-    cpu_bytes_per_s, cpu_flops        the CPU's kernel, all its threads: weights read, work done
+    cpu_bytes_per_s, cpu_flops        the CPU's kernel with all its threads: weights read, work done
     link_bytes_per_s                  a copy of one expert to the device
-    dram_bytes_per_s                  what the CPU's kernel and copies read together of one memory
+    dram_bytes_per_s                  the CPU's kernel and copies together, which read the same memory
     device_bytes_per_s, device_flops  the device's kernel
-    cpu_latency, link_latency, device_latency    what a call takes beside its experts, where that lane decides
-    split_latency    what a call takes at least that has experts both on the CPU and on the device
-    shared           the device is the CPU itself (device="cpu"): its experts come after the CPU's, not beside them
-    cpu_curve, device_curve    points (n, seconds), as they were measured; (): the formula of rates
-    cpu_beside_curve           the CPU's while copies run, and link_beside_bytes_per_s a copy's rate while the CPU
-                               computes; () and None: neither slows the other down, but for dram_bytes_per_s
+    cpu_latency, link_latency, device_latency    time of a call in addition to its experts, if that lane is the slowest
+    split_latency    the least time of a call with experts both on the CPU and on the device
+    shared           the device is the CPU itself (device="cpu"): its experts run after the CPU's, not at the same time
+    cpu_curve, device_curve    measured points (n, seconds); (): use the rates
+    cpu_beside_curve           the CPU's curve while copies run; link_beside_bytes_per_s: a copy's rate while the CPU
+                               computes. () and None: neither slows the other down, except for dram_bytes_per_s
 
-    Rates are above 0 and may be infinite, the rest is at least 0; a curve's n rise and its seconds do not fall, and
-    nothing is quicker beside something else than alone: ValueError otherwise, TypeError for no number.
+    Rates are above 0 and may be infinite; other numbers are at least 0. A curve's n increase and its seconds do not
+    decrease. Nothing is faster at the same time as something else than alone. Raises ValueError or TypeError otherwise.
     """
 
     expert_bytes: float
@@ -64,7 +64,7 @@ class Costs:
     _hash: ClassVar[int]
 
     def __hash__(self) -> int:
-        return self._hash  # a plan is looked up by it at every call
+        return self._hash  # every lookup of a plan hashes the costs
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -83,35 +83,35 @@ class Costs:
         if (self.link_beside_bytes_per_s or 0.0) > self.link_bytes_per_s:
             raise ValueError(
                 f"{_OP}: link_beside_bytes_per_s={self.link_beside_bytes_per_s!r} is above link_bytes_per_s="
-                f"{self.link_bytes_per_s!r}: nothing is quicker beside something else"
+                f"{self.link_bytes_per_s!r}: a copy cannot be faster while the CPU computes"
             )
         if not self.cpu_beside_curve:
             return
         if not self.cpu_curve:
-            raise ValueError(f"{_OP}: cpu_beside_curve without cpu_curve, to which it is compared")
+            raise ValueError(f"{_OP}: cpu_beside_curve needs cpu_curve for comparison")
         for n in sorted({n for n, _ in (*self.cpu_curve, *self.cpu_beside_curve)}):
             beside, alone = np.interp(n, *self.cpu_beside), np.interp(n, *self.cpu)
             if beside < alone * (1 - 1e-12):
                 raise ValueError(
-                    f"{_OP}: {beside} s of cpu_beside_curve for {n:g} tokens are less than the {alone} of cpu_curve: "
-                    "nothing is quicker beside something else"
+                    f"{_OP}: cpu_beside_curve has {beside} s for {n:g} tokens, less than the {alone} s of cpu_curve: "
+                    "the CPU cannot be faster while copies run"
                 )
 
     @cached_property
     def cpu(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where t(n) of the CPU bends, and t there: `numpy.interp(tokens, *costs.cpu)` is t."""
+        """The breakpoints of the CPU's t(n) and t there: `numpy.interp(tokens, *costs.cpu)` is t."""
         return _bends(self.cpu_curve, *self._roof("cpu"))
 
     @cached_property
     def cpu_beside(self) -> tuple[np.ndarray, np.ndarray]:
-        """The same while copies run."""
+        """The breakpoints of the CPU's curve while copies run."""
         n, seconds = _bends(self.cpu_beside_curve or self.cpu_curve, *self._roof("cpu"))
         seconds[-1] = max(seconds[-1], self.cpu[1][-1])
         return n, seconds
 
     @cached_property
     def device(self) -> tuple[np.ndarray, np.ndarray]:
-        """The same of the device."""
+        """The breakpoints of the device's curve."""
         return _bends(self.device_curve, *self._roof("device"))
 
     @cached_property
@@ -127,7 +127,10 @@ class Costs:
         )
 
     def break_even(self) -> float:
-        """n* tokens, from which on the CPU takes longer for an expert than its copy: 0 for all, infinite for none."""
+        """The token count n* beyond which computing an expert on the CPU takes longer than copying it
+
+        0 if it always takes longer, infinite if it never does.
+        """
         copy = self.expert_bytes / self.link_bytes_per_s
         if not self.cpu_curve:
             return self.cpu_flops * self.expert_bytes / (self.flops_per_token * self.link_bytes_per_s)
@@ -142,7 +145,7 @@ class Costs:
 
 
 def slower(curve: Curve, factor: float) -> Curve:
-    """The curve of a lane that takes so many times as long."""
+    """The curve of a lane that takes `factor` times as long."""
     return tuple((n, factor * seconds) for n, seconds in curve)
 
 
@@ -157,7 +160,7 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def _curve(name: str, given: Iterable[Iterable[float]]) -> Curve:
-    """The points as a tuple of pairs, which a file has as lists."""
+    """The points as a tuple of pairs (JSON has lists), after checks."""
     try:
         points = tuple((float(n), float(seconds)) for n, seconds in given)
     except (TypeError, ValueError):
@@ -166,15 +169,15 @@ def _curve(name: str, given: Iterable[Iterable[float]]) -> Curve:
     for n, seconds in points:
         if not before_n < n < _FAR or not max(before, 1e-300) <= seconds < math.inf:
             raise ValueError(
-                f"{_OP}: {name} has the point ({n:g}, {seconds!r}) behind ({before_n:g}, {before!r}): tokens are "
-                "above 0 and rise, seconds are above 0 and do not fall"
+                f"{_OP}: {name} has the point ({n:g}, {seconds!r}) after ({before_n:g}, {before!r}): tokens must be "
+                "above 0 and increase, seconds must be above 0 and not decrease"
             )
         before_n, before = n, seconds
     return points
 
 
 def _bends(curve: Curve, floor: float, each: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of a curve, or of max(floor, n each), up to _FAR tokens."""
+    """The breakpoints of a curve, or of max(floor, n each) without one, up to _FAR tokens."""
     if curve:
         n, seconds = (list(values) for values in zip(*curve, strict=True))
         slope = (seconds[-1] - seconds[-2]) / (n[-1] - n[-2]) if len(n) > 1 else 0.0

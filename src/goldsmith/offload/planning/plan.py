@@ -1,27 +1,28 @@
-"""The scheduler as a pure function: which of a call's experts are computed where.
+"""The scheduler, a pure function: which of a call's experts are computed on the CPU, copied, or read from the cache.
 
-S bytes of an expert, n_e tokens; t(n) and g(n) seconds of one on the CPU and on the device, t'(n) on the CPU while
-copies run, c and c' = S / (bytes per second) of a copy and of one while the CPU computes (`Costs` has them all).
+An expert has S bytes and n_e tokens. t(n) and g(n) are its seconds on the CPU and on the device, t'(n) on the CPU while
+copies run. c and c' = S / (bytes per second) are the seconds of a copy, alone and while the CPU computes. `Costs` holds
+all of these.
 
     C, C'  = sums over cpu of t(n_e) and of t'(n_e);  L, L' = |copied| c and |copied| c'
     T_cpu  = cpu_latency    + min(C', C + L' (1 - C / C'))                                         0 if none
     T_link = link_latency   + min(L', L + C' (1 - L / L')) + g(min n over copied)                   0 if none
     T_dram = (|cpu| + |copied|) S / dram_bytes_per_s
     T_dev  = device_latency + sum over cached and copied of g(n_e)                                  0 if none
-    T_both = split_latency, and where the device is the CPU T_cpu + T_dev if that is more           0 if either is
+    T_both = split_latency; if the device is the CPU, T_cpu + T_dev if that is more                0 if either is
     T      = max(T_cpu, T_link, T_dram, T_dev, T_both)
 
-Where nothing slows another lane down, C' = C and L' = L, and T_cpu and T_link are those sums. Else both begin at once
-and are slow until the first of them is done: the CPU has then done C L' / C' of its work, or the link L C' / L', and
+If no lane slows another one, C' = C and L' = L, and T_cpu and T_link are plain sums. Otherwise both lanes begin at once
+and are slow until the first one finishes: by then the CPU has done C L' / C' of its work, or the link L C' / L', and
 does the rest alone.
 
-Of the experts that are not cached, sorted by falling n, the first i are copied and the rest stays on the CPU, for the i
-of least T (the fewest copies of equal ones). Of all ways to copy i experts that leaves the CPU the least C and the
-least C', since t and t' do not fall with n; T_cpu and T_link do not fall with C and C'; and nothing else of T depends
-on which they are but g. So it is the best of all splits where the device takes no time. Where T_dev decides, T was at
-most 8 % above the best of all splits in 12000 random draws of rates, the device's at least 5 times the CPU's bytes and
-10 times its operations, and at most 5 % in 12000 of curves, the device's at most a tenth of the CPU's
-(tests/offload/test_plan.py draws again, and holds both to 10 %).
+Sort the experts that are not cached by falling n. The first i are copied and the others stay on the CPU, for the i of
+least T (the fewest copies if several are equal). Of all ways to copy i experts this leaves the CPU the least C and C',
+since t and t' do not fall with n. T_cpu and T_link do not fall with C and C', and otherwise T depends on the choice
+only through g. So the split is optimal if the device takes no time. If T_dev decides, T was at most 8 % above the
+optimum in 12000 random draws of rates (the device at least 5 times the CPU's bytes and 10 times its operations), and
+at most 5 % in 12000 draws of curves (the device at most a tenth of the CPU's time). tests/offload/test_plan.py draws
+again, and holds both to 10 %.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ _LANES = ("cpu", "link", "dram", "device", "both")
 
 @dataclass(frozen=True)
 class Plan:
-    """Where each expert that has tokens is computed, and what that is expected to take.
+    """The lane of each expert that has tokens, and the predicted time.
 
     cached, cpu    ids, ascending
-    copied         ids in the order of their copies: the largest n first, of equal ones the lower id
+    copied         ids in the order of their copies: the largest n first, then the lower id
     predicted      T, in seconds
-    lane_times     T_cpu, T_link, T_dram and T_dev as "cpu", "link", "dram", "device"; where costs have one, T_both as
+    lane_times     T_cpu, T_link, T_dram and T_dev as "cpu", "link", "dram", "device"; if the costs define it, T_both as
                    "both"
-    limiting       what has the largest time; "none" when there is nothing to do
+    limiting       the largest of these; "none" if there is nothing to do
     """
 
     cached: tuple[int, ...]
@@ -63,7 +64,7 @@ def plan(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], cos
     """The split of least T over one link and one CPU
 
     counts   tokens of each expert of a layer: E whole numbers of at least 0
-    cached   ids of the experts that are on the device already; those without tokens are in no part of the plan
+    cached   ids of the experts on the device; the plan ignores those without tokens
     Raises ValueError for a negative count and for an id out of range.
     """
     n, there = _arguments(counts, cached)
@@ -77,7 +78,10 @@ def plan(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], cos
 
     size = costs.expert_bytes
     per_copy, device_each = size / costs.link_bytes_per_s, np.interp(tokens, *costs.device)
-    computed, sent = np.interp(tokens, *costs.cpu).cumsum(), device_each.cumsum()  # of the first 1, 2, .. experts
+    computed, sent = (
+        np.interp(tokens, *costs.cpu).cumsum(),
+        device_each.cumsum(),
+    )  # running sums over the first 1, 2, .. experts
     of_held = float(np.interp(n[held], *costs.device).sum()) if len(held) else 0.0
 
     times = np.zeros((5 if costs.split_latency or costs.shared else 4, count + 1))
@@ -119,7 +123,9 @@ def _upto(count: int) -> np.ndarray:
 
 
 def _slowed(cpu: np.ndarray, link: np.ndarray, tokens: np.ndarray, costs: Costs) -> None:
-    """C and L of each split that has both become min(C', C + L' (1 - C / C')) and min(L', L + C' (1 - L / L'))."""
+    """Replaces C and L of each split that uses both lanes by min(C', C + L' (1 - C / C')) and min(L', L + C' (1 - L /
+    L')).
+    """
     beside = np.interp(tokens, *costs.cpu_beside).cumsum()
     cpu_beside = beside[-1] - beside[:-1]
     alone = costs.link_beside_bytes_per_s / costs.link_bytes_per_s if costs.link_beside_bytes_per_s else 1.0
@@ -130,7 +136,7 @@ def _slowed(cpu: np.ndarray, link: np.ndarray, tokens: np.ndarray, costs: Costs)
 
 
 def on_cpu(counts: Sequence[int] | Tensor | np.ndarray, costs: Costs) -> Plan:
-    """All of a call's experts on the CPU, those that are cached as well."""
+    """The plan with all of a call's experts on the CPU, even the cached ones."""
     n, _ = _arguments(counts, ())
     ids = n.nonzero()[0]
     lanes = dict.fromkeys(_LANES[:4], 0.0)
@@ -143,23 +149,23 @@ def on_cpu(counts: Sequence[int] | Tensor | np.ndarray, costs: Costs) -> Plan:
 
 
 def quickest(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], costs: Costs) -> Plan:
-    """`plan`, or `on_cpu` where that is quicker: a call may be so small that to ask the device takes longer."""
+    """`plan`, or `on_cpu` if that is quicker: for a small call the device's latency can cost more than it saves."""
     split, alone = plan(counts, cached, costs), on_cpu(counts, costs)
     return alone if alone.predicted <= split.predicted else split
 
 
 def predict_stream(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], costs: Costs) -> float:
-    """Seconds of a layer all of whose experts are streamed to the device while the layer before it is computed
+    """Seconds of a layer whose experts are all streamed to the device while the layer before it is computed
 
     max(link_latency + m S / link_bytes_per_s, m S / dram_bytes_per_s, device_latency + sum over all of g(n_e)), for
-    the m experts that are not cached, with tokens or without: what the next layer needs is not known when its copy
-    begins.
+    the m experts that are not cached, whether they have tokens or not: the copy begins before the next layer's routing
+    is known.
     """
     return max(stream_times(counts, cached, costs).values())
 
 
 def stream_times(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], costs: Costs) -> dict[str, float]:
-    """The three of them, as Plan.lane_times has them: "link", "dram", "device"."""
+    """The three terms of `predict_stream`, named as in Plan.lane_times: "link", "dram", "device"."""
     n, there = _arguments(counts, cached)
     moved = float(len(n) - np.count_nonzero(there)) * costs.expert_bytes
     used = n[n > 0]
@@ -169,10 +175,10 @@ def stream_times(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[i
 
 
 def _arguments(counts: Any, cached: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
-    """counts as whole numbers, and which ids are cached."""
+    """counts as whole numbers, and a mask of the cached ids."""
     n = np.asarray(counts.numpy() if isinstance(counts, Tensor) else counts)
     if n.ndim != 1 or n.dtype.kind not in "iu" and n.size:
-        raise TypeError(f"{_OP}: counts has the shape {list(n.shape)} and {n.dtype} numbers, wanted E whole numbers")
+        raise TypeError(f"{_OP}: counts has the shape {list(n.shape)} and dtype {n.dtype}, wanted E whole numbers")
     n = n.astype(np.int64, copy=False)
     if n.size and n.min() < 0:
         expert = int(np.flatnonzero(n < 0)[0])

@@ -1,8 +1,7 @@
-"""A file that appears whole or not at all, and whose leftovers vanish.
+"""Atomic writing: a file appears at its path whole or not at all, and leftovers of killed writers are removed.
 
-It is written under a name of its own in the same folder, synced, and renamed. While its owner lives, the owner holds a
-lock on it, which the system drops when the process dies, however it dies: whoever next writes the same path removes
-what nobody holds.
+The writer creates a temporary file in the same folder, syncs it, and renames it. It holds a lock on the file, which the
+system drops when the process dies. The next writer to the same path removes temporary files that nobody locks.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from typing import IO
 if sys.platform != "win32":
     import fcntl
 
-BUILDING = ".building"  # how the name ends until it is the file's own
-_NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)  # a file system that has none
+BUILDING = ".building"  # suffix of the temporary name
+_NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)  # errors of a file system without locks
 
 
 @contextlib.contextmanager
 def published(path: Path) -> Iterator[IO[bytes]]:
-    """A new file for writing; at `path` when the block ends well, gone when it does not."""
+    """A new file to write to: renamed to `path` when the block succeeds, deleted when it raises."""
     remove_leftovers(path)
     file, name = _create(path)
     try:
@@ -34,7 +33,7 @@ def published(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            os.replace(name, path)  # while it is locked still: nobody takes it for a leftover
+            os.replace(name, path)  # rename while still locked, so that no other writer takes it for a leftover
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             name.unlink()
@@ -65,11 +64,11 @@ def _create(path: Path) -> tuple[IO[bytes], Path]:
             if isinstance(error, OSError):
                 raise OSError(error.errno, error.strerror, os.fspath(name)) from error
             raise
-        file.close()  # somebody took it for a leftover before it was locked, and removed it
+        file.close()  # another writer took it for a leftover before we locked it, and removed it
 
 
 def _lock(file: IO[bytes], *, wait: bool) -> bool:
-    """Whether the file is locked by us now; BlockingIOError if it is by another and we do not wait."""
+    """Whether we hold the lock now. Raises BlockingIOError when another process holds it and wait=False."""
     if sys.platform == "win32":
         return False
     try:
@@ -84,26 +83,26 @@ def _lock(file: IO[bytes], *, wait: bool) -> bool:
 
 
 def _abandoned(left: Path) -> bool:
-    """Whether nobody held this file; then it is gone."""
+    """Deletes the file if no process locks it; returns whether it did."""
     try:
         with open(left, "rb") as file:
             if not _lock(file, wait=False) or not _is(file, left):
                 return False
             left.unlink()
             return True
-    except OSError:  # it has an owner, belongs to somebody else, or is gone already
+    except OSError:  # the file has an owner, belongs to another user, or is already gone
         return False
 
 
 def _is(file: IO[bytes], name: Path) -> bool:
-    """Whether the open file is what the name leads to."""
+    """Whether the open file is still the file at `name`."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), os.stat(name))
     return False
 
 
 def _sync(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # a file system that cannot sync a folder has nothing more to offer
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
         opened = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(opened)

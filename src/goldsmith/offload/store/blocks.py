@@ -1,7 +1,8 @@
-"""Blocks: where the parts of an expert lie in its bytes, and how such bytes become the arguments of kernels.
+"""The geometry of an expert's block of bytes, and views of blocks as arguments of kernels.
 
-block   gate, up and down in the packed layout of `goldsmith.experts` (scales and zeros inside), then the biases in
-        float32, each part at a multiple of 64; zero bytes up to a multiple of 4096. One expert is one range, one copy
+block   gate, up and down in the packed layout of `goldsmith.experts` (scales and zeros included), then the biases in
+        float32. Each part starts at a multiple of 64; the block is zero-padded to a multiple of 4096. One expert is one
+        range of bytes, so one copy moves it
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from ...experts import PackedExperts
 from ...experts.layout import ALIGNMENT, Expert, Layout, up, write_expert
 
 PAGE = 4096
-PACKING, PACKING_VERSION = "goldsmith.experts.panels", 1  # what experts/layout.py describes; the header names it
-_BIAS = torch.float32  # exact for every source
+PACKING, PACKING_VERSION = "goldsmith.experts.panels", 1  # the layout of experts/layout.py; the header names it
+_BIAS = torch.float32  # float32 holds the biases of every source exactly
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The geometry of every block of a store.
+    """Where each part of an expert lies in its block; the same for every block of a store.
 
-    layout    of one expert, as `goldsmith.experts` has it, an expert in every `stride` bytes
-    biased    which of "gate_up_bias" and "down_bias" there are
+    layout    the layout of one expert in `goldsmith.experts`; block i begins at byte i * stride
+    biased    the biases that exist: "gate_up_bias", "down_bias" or both
     """
 
     layout: Layout
@@ -34,33 +35,36 @@ class Blocks:
 
     @classmethod
     def of(cls, layout: Layout, biased: tuple[str, ...]) -> Blocks:
-        """The geometry of experts of this (dense) layout."""
+        """The geometry for experts of this dense layout."""
         one = replace(layout, num_experts=1, block_bytes=0)
         ends = [end for _, end in _sections(one, biased).values()]
         return cls(replace(one, block_bytes=up(max(ends), PAGE)), biased)
 
     @property
     def stride(self) -> int:
-        """Bytes of a block, and from block to block."""
+        """Bytes of a block, and the distance between blocks."""
         return self.layout.block_bytes
 
     @cached_property
     def sections(self) -> dict[str, tuple[int, int]]:
-        """(begin, end) of each part in a block: gate, up, down, and the biases that there are."""
+        """(begin, end) of each part of a block: gate, up, down, then the existing biases."""
         return _sections(replace(self.layout, block_bytes=0), self.biased)
 
     def base(self, arena: Tensor) -> PackedExperts:
-        """Blocks side by side, uint8 [n, stride] or [n * stride] on any device, as the base of n experts; no copy
+        """A contiguous arena of n blocks, uint8 [n, stride] or [n * stride] on any device, as PackedExperts; no copy
 
-        It holds views of the arena: what is written there later is what kernels read. Make it once and keep it.
-        Raises ValueError for another dtype or size, and for memory that does not begin at a multiple of 64.
+        The result holds views of the arena, so kernels read whatever is written there later. Create it once and keep
+        it. Raises ValueError for another dtype or size, and for memory that does not begin at a multiple of 64.
         """
         if arena.dtype != torch.uint8 or not arena.is_contiguous() or arena.numel() % self.stride or not arena.numel():
             raise ValueError(
-                f"Blocks.base: arena is {arena.dtype} {list(arena.shape)}, wanted contiguous uint8 [n, {self.stride}]"
+                f"ExpertBlocks.base: arena is {arena.dtype} {list(arena.shape)}, wanted contiguous uint8 "
+                f"[n, {self.stride}]"
             )
         if arena.data_ptr() % ALIGNMENT:
-            raise ValueError(f"Blocks.base: arena begins at {arena.data_ptr():#x}, wanted a multiple of {ALIGNMENT}")
+            raise ValueError(
+                f"ExpertBlocks.base: arena begins at {arena.data_ptr():#x}, wanted a multiple of {ALIGNMENT}"
+            )
         rows = arena.detach().view(-1, self.stride)
         biases: dict[str, Any] = {name: self.bias(rows, name) for name in self.biased}
         own = self.layout
@@ -70,12 +74,14 @@ class Blocks:
         )  # fmt: skip
 
     def bias(self, arena: Tensor, name: str) -> Tensor:
-        """A bias of every block of an arena, float32 [n, size], a view."""
+        """One bias of every block of an arena, float32 [n, size], a view."""
         begin, end = self.sections[name]
         return arena.view(-1, self.stride)[:, begin:end].view(_BIAS)
 
     def write(self, block: Tensor, expert: Expert, biases: dict[str, Tensor]) -> None:
-        """An expert into its block (uint8 [stride]), which is zero, or holds another one written so."""
+        """Writes an expert into its block (uint8 [stride]), which must be zero or hold an expert of the same
+        geometry.
+        """
         write_expert(self.layout, block, block, 0, expert)
         for name in self.biased:
             self.bias(block, name)[0].copy_(biases[name])

@@ -1,4 +1,4 @@
-"""Where stores live that nobody gave a path: the cache folder, under keys of their contents."""
+"""The cache folder: stores without a path of the user's, filed under a key of their contents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 
 
 def store_path(key: str) -> Path:
-    """The file of a store with this key in the cache folder."""
+    """The path of the store with this key in the cache folder."""
     if not _DIGITS.fullmatch(key):
         raise ValueError(f"offload.store_path: key={key!r}, wanted 32 hexadecimal digits")
     return cache_folder() / "stores" / f"{key}.experts"
@@ -44,7 +44,7 @@ def fingerprint_of(
     alpha: float = 1.702,
     limit: float | None = None,
 ) -> str:
-    """The fingerprint that a store of this source would have; reads the sample of every expert (offload/samples.py)."""
+    """The fingerprint that a store of this source would have; reads the sample of every expert (store/samples.py)."""
     said: dict[str, Any] = {
         "format": format, "group_size": group_size, "activation": activation, "alpha": alpha, "limit": limit
     }  # fmt: skip
@@ -61,17 +61,17 @@ def cached_store(
     limit: float | None = None,
     progress: Progress | None = None,
 ) -> ExpertStore:
-    """The store of this source in the cache folder: the one that is there, or a new one
+    """The store of this source in the cache folder: an existing one, or a new one
 
-    It lies under a key of every byte of the source. The source is read twice (first for its key), so it is a mapping or
-    the folder of a checkpoint. The key of a checkpoint is kept beside the stores, and holds as long as its files are as
-    they were. A file that is there but damaged, of another version or of other weights is replaced: for a source in
-    memory it is compared with the source to the last byte, for one on disk by its fingerprint, the sample of every
-    expert. StoreError: the source's files changed while the store was made; nothing of it is left.
+    The key is a hash of every byte of the source. The source is read twice, first for the key, so it must be a mapping
+    or the folder of a checkpoint. The key of a checkpoint is cached, and is valid until its files change. A store that
+    is damaged, of another version or of other weights is replaced. A store of a source in memory is compared with the
+    source byte by byte; a store of a checkpoint is compared by fingerprint, from the sample of every expert.
+    Raises StoreError when the source's files change during the build; nothing of it remains.
     """
     source = opened_source(source)
     if not isinstance(source, Mapping):
-        raise TypeError(f"{_OP}: source is {kind(source)}, wanted a mapping or a folder, to read it twice")
+        raise TypeError(f"{_OP}: source is {kind(source)}, wanted a mapping or a folder, because it is read twice")
     options: dict[str, Any] = {"activation": activation, "alpha": alpha, "limit": limit}
     said = {"format": format, "group_size": group_size} | options
     files: list[Path] | None = getattr(source, "files", None)
@@ -94,15 +94,17 @@ def cached_store(
     found = _opened(path, compare_samples)
     if found is None:
         found = _built(source, path, said, progress)
-        if state_of(files, sampled) != state:  # what was built is not what the key was made of
+        if state_of(files, sampled) != state:  # the files changed after the key was computed
             found.close()
-            path.resolve().unlink(missing_ok=True)  # not the link that somebody put there for it
+            path.resolve().unlink(
+                missing_ok=True
+            )  # resolve a link that the user put there: delete the store, not the link
             raise StoreError(f"{_OP}: files of {files[0].parent} changed while they were read; run it again")
     return found
 
 
 def _opened(path: Path, compare: Callable[[ExpertStore], None]) -> ExpertStore | None:
-    """The store that is there, if `compare` raises no StoreError."""
+    """The existing store, if it can be opened and `compare` raises no StoreError; otherwise None."""
     if not path.exists():
         return None
     with contextlib.suppress(StoreError):
@@ -122,7 +124,7 @@ def _built(source: Any, path: Path, said: dict[str, Any], progress: Progress | N
 
 
 def _key(source: Any, files: list[Path], said: dict[str, Any], sampled: str, progress: Progress | None) -> str:
-    """Of every byte of the files; of those that were read before and have not been touched since, as it was then."""
+    """The key of every byte of the files; the cached key when the files have not changed since it was computed."""
     state = state_of(files, sampled)
     kept = cache_folder() / "keys" / state
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -130,8 +132,10 @@ def _key(source: Any, files: list[Path], said: dict[str, Any], sampled: str, pro
         if _DIGITS.fullmatch(key):
             return key
     key = surveyed(_OP, source, said, whole=True, progress=progress)[1]
-    if state_of(files, sampled) == state:  # else somebody writes to them now, and the next run looks again
-        with contextlib.suppress(OSError):  # a folder that is read only: the next run reads the files again
+    if (
+        state_of(files, sampled) == state
+    ):  # otherwise the files are being written to, and the next run hashes them again
+        with contextlib.suppress(OSError):  # a read-only folder: the next run hashes the files again
             _make(kept.parent)
             with published(kept) as file:
                 file.write(key.encode())
@@ -142,5 +146,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        text = f"offload: the folder for stores cannot be made ({error.strerror}): set GOLDSMITH_CACHE, or give store="
+        text = (
+            f"offload: the folder for stores cannot be created ({error.strerror}): set GOLDSMITH_CACHE, or give store="
+        )
         raise OSError(error.errno, text, str(folder)) from error

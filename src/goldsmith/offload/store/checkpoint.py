@@ -1,10 +1,10 @@
-"""A folder of safetensors files as a source: which names are experts is told from the names alone.
+"""A folder of safetensors files as a source; the names of the tensors decide which are experts.
 
     ...layers.3.<anything>experts.7.{gate_proj,up_proj,down_proj}.weight      also w1, w3, w2 (Mixtral)
     ...layers.3.<anything>experts.{gate_up_proj,down_proj}[_bias]             fused, [E, 2I, H] and [E, H, I]
 
-Tensors are read from their files when they are asked for, an expert at a time. What lies otherwise (transposed or
-interleaved, as gpt-oss has it; codes of a quantised checkpoint) is brought to this form by goldsmith.hf.
+Tensors are read on demand, one expert at a time. goldsmith.hf converts other forms: transposed or interleaved weights
+(gpt-oss), and the codes of quantised checkpoints.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ANY = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?experts\.(.+)")
 
 
 class Checkpoint(Mapping[int, dict[str, Any]]):
-    """Layer -> its experts, for every layer that has any.
+    """A mapping of layer to its experts, for every layer that has experts.
 
-    ValueError for a folder without safetensors, a missing shard or tensor, and a name among experts that is not known.
+    Raises ValueError for a folder without safetensors, a missing shard or tensor, and an unknown name among experts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,11 +39,11 @@ class Checkpoint(Mapping[int, dict[str, Any]]):
         self._file_of = self._index()
         self._layers = self._sorted()
         if not self._layers:
-            raise ValueError(f"{_OP}: {folder} holds no experts: none of its {len(self._file_of)} names is one")
+            raise ValueError(f"{_OP}: {folder} holds no experts: none of its {len(self._file_of)} names is an expert's")
 
     @property
     def files(self) -> list[Path]:
-        """All that the weights are read from."""
+        """All files from which the weights are read."""
         return files_of(self.folder)
 
     def __len__(self) -> int:
@@ -57,13 +57,15 @@ class Checkpoint(Mapping[int, dict[str, Any]]):
         if "gate_up" in names or "down" in names:
             missing = [name for name in ("gate_up", "down") if name not in names]
             if missing:
-                raise ValueError(f"{_OP}: {self.folder}: layer {layer} has no {missing[0]}_proj of its experts")
+                raise ValueError(f"{_OP}: {self.folder}: layer {layer} lacks {missing[0]}_proj of its experts")
             return {name: _OneByOne(self._slice(key), self._experts(key)) for name, key in names.items()}
         last = max(expert for _, expert in names)
         for expert in range(last + 1):
             for part in ("gate", "up", "down"):
                 if (part, expert) not in names:
-                    raise ValueError(f"{_OP}: {self.folder}: layer {layer}, expert {expert} has no {part} projection")
+                    raise ValueError(
+                        f"{_OP}: {self.folder}: layer {layer}, expert {expert} lacks the {part} projection"
+                    )
         gate, up, down = (
             _OneByOne(self._reader([names[part, expert] for expert in range(last + 1)]), last + 1)
             for part in ("gate", "up", "down")
@@ -75,7 +77,7 @@ class Checkpoint(Mapping[int, dict[str, Any]]):
 
     def _slice(self, key: str) -> Callable[[int], Tensor]:
         def read(expert: int) -> Tensor:
-            with torch.device("cpu"):  # safetensors reads a slice to torch's default device
+            with torch.device("cpu"):  # safetensors puts a slice on torch's default device
                 return self._shard(self._file_of[key]).get_slice(key)[expert]
 
         return read
@@ -96,13 +98,13 @@ class Checkpoint(Mapping[int, dict[str, Any]]):
 
         if file not in self._open:
             try:
-                with open(self.folder / file, "rb"):  # of one that may not be read safetensors says that there is none
+                with open(self.folder / file, "rb"):  # safetensors reports an unreadable file as missing
                     pass
                 self._open[file] = safe_open(self.folder / file, "pt")
             except PermissionError as error:
                 raise ValueError(f"{_OP}: {self.folder / file} cannot be read: {error.strerror}") from error
             except (SafetensorError, OSError) as error:
-                raise ValueError(f"{_OP}: {self.folder / file}: not a whole safetensors file: {error}") from error
+                raise ValueError(f"{_OP}: {self.folder / file}: not a complete safetensors file: {error}") from error
         return self._open[file]
 
     def _index(self) -> dict[str, str]:
@@ -114,7 +116,7 @@ class Checkpoint(Mapping[int, dict[str, Any]]):
                 raise ValueError(f"{_OP}: {index}: not an index of shards: {error}") from error
             missing = sorted({file for file in files.values() if not (self.folder / file).is_file()})
             if missing:
-                raise ValueError(f"{_OP}: {self.folder}: the shard {missing[0]} of its index is missing")
+                raise ValueError(f"{_OP}: {self.folder}: the shard {missing[0]}, which its index names, is missing")
             return files
         found: dict[str, str] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
@@ -141,18 +143,18 @@ class Checkpoint(Mapping[int, dict[str, Any]]):
             found.setdefault(layer, {})[part] = key
         for layer, names in found.items():
             if len({isinstance(part, str) for part in names}) > 1:
-                raise ValueError(f"{_OP}: {self.folder}: layer {layer} has fused experts and single ones")
+                raise ValueError(f"{_OP}: {self.folder}: layer {layer} has both fused and separate experts")
         return found
 
     def _strange(self, key: str) -> ValueError:
         return ValueError(
-            f"{_OP}: {self.folder}: {key} is not known among plain weights of experts; "
+            f"{_OP}: {self.folder}: {key} is not a known name of plain expert weights; "
             "goldsmith.offload.from_pretrained reads more kinds of checkpoints (pip install goldsmith[hf])"
         )
 
 
 class _OneByOne:
-    """A tensor of every expert, read when it is asked for."""
+    """One tensor per expert, read when it is requested."""
 
     def __init__(self, read: Callable[[int], Tensor], count: int) -> None:
         self._read, self._count = read, count

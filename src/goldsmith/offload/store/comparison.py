@@ -1,4 +1,4 @@
-"""Whether a store holds the weights of a source: sizes, activation, format, and a sample of every expert, or all."""
+"""The comparison of a store with a source: sizes, activation, format, and a sample or all bytes of every expert."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ def check_source(
     options: dict[str, Any],
     raw: Callable[[int, int], Tensor] | None = None,
 ) -> None:
-    """StoreMismatch for the first difference; with `raw`, an expert's block in the file, every byte is compared."""
+    """Raises StoreMismatch for the first difference. raw: a function that returns an expert's block in the file; given,
+    every byte is compared.
+    """
 
     def fail(what: str, layer: int | None = None, expert: int | None = None) -> StoreMismatch:
         place = "" if layer is None else f"layer {layer}" + ("" if expert is None else f", expert {expert}") + ": "
         return StoreMismatch(
             f"{path} is not a store of these weights: {place}{what}. Build one from them at another path, "
-            "or name no store: the cache folder has one of these weights, or will",
+            "or give no store: then the cache folder is used",
             layer=layer, expert=expert,
         )  # fmt: skip
 
     own = samples.options_of(header)
     for name, value in checked_options(_OP, options).items():
         if value != own[name] and (name != "alpha" or own["activation"] == "swiglu_oai"):
-            raise fail(f"{name}={value!r}, and {own[name]!r} in the store")
+            raise fail(f"{name}={value!r}, but {own[name]!r} in the store")
     layout = header.blocks.layout
     if format not in (None, layout.format):
-        raise fail(f"format={format!r}, and {layout.format!r} in the store")
+        raise fail(f"format={format!r}, but {layout.format!r} in the store")
     known = {entry.layer: entry for entry in header.layers}
     seen = set()
     block = torch.zeros(0 if raw is None else header.blocks.stride, dtype=torch.uint8, device="cpu")
@@ -60,31 +62,31 @@ def check_source(
                     raise fail(difference, layer, count)
             count += 1
         if count != entry.experts:
-            raise fail(f"{count} experts, and {entry.experts} in the store", layer)
+            raise fail(f"{count} experts, but {entry.experts} in the store", layer)
     missing = [layer for layer in known if layer not in seen]
     if missing:
-        raise fail("it is in the store alone", missing[0])
+        raise fail("only the store has it", missing[0])
 
 
 def _difference(header: Header, expert: Floats | Coded, sample: bytes) -> str | None:
     layout = header.blocks.layout
     if isinstance(expert, Coded) != (header.source == "codes"):
         names = ("plain weights", "codes")
-        return f"{names[isinstance(expert, Coded)]}, and the store was built from {names[header.source == 'codes']}"
+        return f"{names[isinstance(expert, Coded)]}, but the store was built from {names[header.source == 'codes']}"
     hidden, inner = (
         (expert.layout.hidden_size, expert.layout.intermediate_size)
         if isinstance(expert, Coded)
         else (expert.down.shape[0], expert.down.shape[1])
     )
     if (hidden, inner) != (layout.hidden_size, layout.intermediate_size):
-        return f"H={hidden}, I={inner}, and H={layout.hidden_size}, I={layout.intermediate_size} in the store"
+        return f"H={hidden}, I={inner}, but H={layout.hidden_size}, I={layout.intermediate_size} in the store"
     if tuple(expert.biases) != header.blocks.biased:
-        return f"biases {list(expert.biases)}, and {list(header.blocks.biased)} in the store"
-    return None if samples.digest(expert) == sample else "other numbers (a sample of them differs)"
+        return f"biases {list(expert.biases)}, but {list(header.blocks.biased)} in the store"
+    return None if samples.digest(expert) == sample else "different numbers (in the sample of this expert)"
 
 
 def _other_bytes(header: Header, expert: Floats | Coded, block: Tensor, stored: Tensor) -> str | None:
-    """Whether the expert's block, written anew into `block`, is the stored one; only of a store that is exact."""
+    """The first difference between the stored block and this expert, packed into `block`; only for exact stores."""
     layout = header.blocks.layout
     if isinstance(expert, Coded):
         codes = expert.expert
@@ -92,10 +94,12 @@ def _other_bytes(header: Header, expert: Floats | Coded, block: Tensor, stored: 
         for name, matrix in expert.matrices.items():
             kept = matrix if holds(layout.format, matrix.dtype) else matrix.to(layout.kind.codes).to(matrix.dtype)
             if not torch.equal(kept, matrix):
-                return f"{name} has numbers that {layout.format} does not hold"
-        codes = encode(expert, layout, "", 0, allow_nonfinite=True)  # a NaN is to be the same bits, and no error here
+                return f"{name} has numbers that {layout.format} cannot hold"
+        codes = encode(
+            expert, layout, "", 0, allow_nonfinite=True
+        )  # a NaN must have the same bits here, and is no error
     header.blocks.write(block, codes, expert.biases)
     for name, (begin, end) in header.blocks.sections.items():
         if not torch.equal(block[begin:end], stored[begin:end]):
-            return f"other numbers in {name} (all were compared; a sample of them agrees)"
+            return f"different numbers in {name} (every byte was compared; the samples are equal)"
     return None

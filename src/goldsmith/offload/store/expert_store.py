@@ -1,4 +1,4 @@
-"""ExpertStore: the experts of a model in one read-only file, mapped, shared by every process that opens it."""
+"""ExpertStore: a model's experts in one read-only, memory-mapped file, shared by all processes that open it."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from .writer import Progress, build, check_kind
 
 
 class ExpertStore:
-    """gate_up [2I, H] and down [H, I] of every expert of every layer, packed once, each expert one range of a file
+    """gate_up [2I, H] and down [H, I] of every expert of every layer, packed once; each expert is one range of the file
 
-    Made by `build`, opened by `open`; read-only, mapped (PROT_READ, MAP_SHARED): processes that open the same file
-    share its pages. Tensors that it gives are views of the mapping and keep it alive, also after `close`; writing to
-    one ends the process (SIGSEGV), since no page can be written.
+    Created by `build`, opened by `open`. The file is mapped read-only (PROT_READ, MAP_SHARED), so processes that open
+    it share its pages. The tensors that a store returns are views of the mapping and keep it alive, even after `close`.
+    Writing to such a view kills the process (SIGSEGV).
 
-    path, nbytes          the file, its bytes
-    format, group_size    as in `experts.pack`; `exact`: the numbers are the source's, bit for bit
-    layers                numbers of the layers, in the source's order; num_experts(layer) may differ between them
-    hidden_size, intermediate_size, has_bias    of every expert
-    activation, alpha, limit    the words of `experts.moe`; `options` has them as its keywords
-    blocks                where the parts of an expert lie in its bytes
-    fingerprint           of format, activation, sizes and a sample of every expert of the source
-    metadata              a dict with what the header says, without checksums
+    path, nbytes          the file and its size
+    format, group_size    as in `experts.pack`; `exact`: the numbers equal the source's, bit for bit
+    layers                layer numbers, in the source's order; num_experts(layer) may differ between layers
+    hidden_size, intermediate_size, has_bias    the same for every expert
+    activation, alpha, limit    arguments of `experts.moe`; `options` holds them as keywords
+    blocks                where the parts of an expert lie in its block
+    fingerprint           a hash of format, activation, sizes and a sample of every expert of the source
+    metadata              the header as a dict, without checksums
     """
 
     def __init__(self, *_: object, **__: object) -> None:
-        raise TypeError("ExpertStore: made by ExpertStore.build or ExpertStore.open")
+        raise TypeError("ExpertStore: use ExpertStore.build or ExpertStore.open")
 
-    # -- making one ---------------------------------------------------------------------------------------------------
+    # -- construction -------------------------------------------------------------------------------------------------
 
     @classmethod
     def build(
@@ -60,23 +60,23 @@ class ExpertStore:
         allow_nonfinite: bool = False,
         progress: Progress | None = None,
     ) -> ExpertStore:
-        """The store of a source at `path`, open: an expert at a time is read, packed and written
+        """Builds the store of a source at `path` and opens it; reads, packs and writes one expert at a time
 
-        source   the folder of a checkpoint (safetensors, offload/checkpoint.py), a mapping of layer to weights, or an
+        source   the folder of a checkpoint (safetensors, store/checkpoint.py), a mapping of layer to weights, or an
                  iterable of (layer, weights). Weights: a dict of gate_up [E, 2I, H] (gate first) or a pair (gate, up)
-                 of [E, I, H], down [E, H, I], and perhaps gate_up_bias [E, 2I] and down_bias [E, H], each stacked or
-                 anything that yields E tensors one by one; float32, bfloat16 or float16. Or a PackedExperts, whose
-                 codes are kept
-        format   "auto": the narrowest that holds the weights exactly (bfloat16: "bf16", else "fp32"), or one of
-                 `experts.pack`; group_size as there
-        activation, alpha, limit    what `experts.moe` is to be called with; kept in the header
-        overwrite          replace what is at `path`; whoever has it open keeps what he had
-        allow_nonfinite    take NaN and Inf, in "fp32" and "bf16" alone
-        progress           called after every expert with (bytes written, bytes in all or None, what it was)
+                 of [E, I, H], down [E, H, I], and optionally gate_up_bias [E, 2I] and down_bias [E, H]. Each is
+                 stacked, or an iterable of E tensors; float32, bfloat16 or float16. Or a PackedExperts, whose codes are
+                 kept
+        format   "auto": the narrowest that holds the weights exactly (bfloat16: "bf16", otherwise "fp32"), or a format
+                 of `experts.pack`; group_size as there
+        activation, alpha, limit    the arguments for `experts.moe`; kept in the header
+        overwrite          replace the file at `path`; processes that have it open keep the old one
+        allow_nonfinite    accept NaN and Inf; only for "fp32" and "bf16"
+        progress           called after every expert with (bytes written, total bytes or None, what was written)
 
-        The file appears at `path` when it is whole, or not at all. The same source and arguments give the same bytes.
-        Raises FileExistsError, ShapeError, TypeError, ValueError (also for a number that is not finite, with layer,
-        expert, tensor and place), and OSError for a disk that is or becomes full.
+        The file appears at `path` whole or not at all. The same source and arguments give the same bytes.
+        Raises FileExistsError, ShapeError, TypeError, ValueError (also for a non-finite number, with layer, expert,
+        tensor and position), and OSError when the disk is full.
         """
         options = {"activation": activation, "alpha": alpha, "limit": limit}
         build(
@@ -87,11 +87,11 @@ class ExpertStore:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: str = "header") -> ExpertStore:
-        """The store in a file, mapped
+        """Opens and maps a store
 
-        verify   "none"; "header": magic, version, checksums of the first page and of the header, size of the file,
-                 every offset; "full": the checksum of every part of every expert as well, which reads the whole file
-        Raises OSError, StoreError for what is no store or of another version, StoreCorrupt for a damaged one.
+        verify   "none"; "header": magic, version, checksums of the first page and of the header, file size, every
+                 offset; "full": also the checksum of every part of every expert, which reads the whole file
+        Raises OSError, StoreError for another kind of file or another version, StoreCorrupt for a damaged store.
         """
         check_choice("ExpertStore.open", "verify", verify, ("none", "header", "full"))
         store = object.__new__(cls)
@@ -104,7 +104,7 @@ class ExpertStore:
             pages = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         store._header = headers.read(memoryview(pages), path, check=verify != "none")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors, and says so
+            warnings.simplefilter("ignore", UserWarning)  # torch warns that it has no read-only tensors
             store._bytes = torch.frombuffer(pages, dtype=torch.uint8)
         store._entries = {entry.layer: entry for entry in store._header.layers}
         store._bases = {}
@@ -113,14 +113,14 @@ class ExpertStore:
         return store
 
     _path: Path
-    _absolute: str  # as it was when the file was opened, whatever folder is the current one later
+    _absolute: str  # resolved at opening time, because the current folder may change
     _header: headers.Header
     _bytes: Tensor | None
     _nbytes: int
     _entries: dict[int, LayerEntry]
     _bases: dict[int, PackedExperts]
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
@@ -158,7 +158,7 @@ class ExpertStore:
         return self._nbytes
 
     def expert_nbytes(self, layer: int) -> int:
-        """Bytes of an expert's block: what one copy moves, a multiple of 4096."""
+        """Bytes of an expert's block, a multiple of 4096: the size of one copy."""
         self._entry(layer)
         return self.blocks.stride
 
@@ -189,7 +189,7 @@ class ExpertStore:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of the weights that it was built from; None if those were codes."""
+        """The dtype of the weights from which the store was built; None if they were codes."""
         return None if self._header.source == "codes" else getattr(torch, self._header.source)
 
     @property
@@ -227,14 +227,14 @@ class ExpertStore:
         return self._open()
 
     def experts(self, layer: int) -> PackedExperts:
-        """A layer's experts where they are mapped, as a base of `experts.slots` and `experts.moe`; no copy."""
+        """A layer's experts as the base of `experts.slots` and `experts.moe`: views of the mapping, no copy."""
         self._open()
         if layer not in self._bases:
             self._bases[layer] = self.blocks.base(self.raw_layer(layer))
         return self._bases[layer]
 
     def dequantize(self, layer: int, expert: int) -> dict[str, Tensor]:
-        """gate_up [2I, H], down [H, I] and the biases there are, float32: the numbers that kernels compute with."""
+        """gate_up [2I, H], down [H, I] and the existing biases in float32: the numbers that kernels compute with."""
         block = self.raw(layer, expert)
         gate, up, down = unpack_expert(self.blocks.layout, block, block, 0)
         found = {"gate_up": torch.cat((gate, up)), "down": down}
@@ -243,7 +243,9 @@ class ExpertStore:
     # -- checks -------------------------------------------------------------------------------------------------------
 
     def verify(self, layers: Iterable[int] | None = None) -> None:
-        """Reads every expert of these layers (all: None); StoreCorrupt names the first layer, expert and section."""
+        """Reads every expert of these layers (None: all). StoreCorrupt names the first bad layer, expert and
+        section.
+        """
         for layer in self.layers if layers is None else layers:
             for expert in range(self.num_experts(layer)):
                 self._verify_expert(layer, expert)
@@ -258,22 +260,26 @@ class ExpertStore:
         limit: float | None = None,
         whole: bool = False,
     ) -> None:
-        """StoreMismatch, which names the first difference, when these are not the weights that it was built from
+        """Raises StoreMismatch, which names the first difference, if the store was not built from these weights
 
-        The rule is that of offload/samples.py: layers, sizes, biases, activation and a fixed sample of every expert,
-        at most one number in 200; of the store nothing but its header is read. format=None: any. whole=True compares
-        every byte of every expert as well, and needs a store that is `exact`.
+        Compares layers, sizes, biases, activation and a fixed sample of every expert (store/samples.py), at most one
+        number in 200. Of the store it reads only the header. format=None accepts any. whole=True also compares every
+        byte of every expert; the store must be `exact`.
         """
         from .comparison import check_source
 
         options = {"activation": activation, "alpha": alpha, "limit": limit}
         if whole and not self.exact:
-            raise ValueError(f"ExpertStore.check_source: whole=True, but {self.format} is not exactly the source")
+            raise ValueError(
+                f"ExpertStore.check_source: whole=True needs an exact store, but {self.format} rounded the source"
+            )
         raw = self.raw if whole else None
         check_source(self._header, self._path, opened_source(source), format, options, raw)
 
     def differs(self, block: Tensor, layer: int, expert: int) -> str | None:
-        """The first section in which a block, uint8 [expert_nbytes] on any device, is not what was stored, or None."""
+        """The first section in which a block, uint8 [expert_nbytes] on any device, differs from the stored one, or
+        None.
+        """
         data = block.detach().cpu().contiguous().numpy().data
         stored, each = self._checksums(layer, expert), DIGEST
         at = 0
@@ -293,8 +299,8 @@ class ExpertStore:
         section = self.differs(self.raw(layer, expert), layer, expert)
         if section is not None:
             raise StoreCorrupt(
-                f"{self._path}: layer {layer}, expert {expert}, {section}: other bytes than were written (the checksum "
-                "does not match). Build the store again from where it came",
+                f"{self._path}: layer {layer}, expert {expert}, {section}: the bytes do not match their checksum. "
+                "Build the store again from its source",
                 layer=layer, expert=expert, section=section,
             )  # fmt: skip
 
@@ -310,12 +316,12 @@ class ExpertStore:
         return self._bytes is None
 
     def close(self) -> None:
-        """Gives the mapping up; views that are still in use keep it until the last of them is gone. Twice is fine."""
-        self._bytes = None  # the mapping goes with the last tensor that refers to it: nothing here unmaps it
+        """Releases the mapping; views that are still in use keep it until the last one is gone. May be called twice."""
+        self._bytes = None  # nothing unmaps explicitly: the last tensor that refers to the mapping frees it
         self._bases.clear()
 
     def __reduce__(self) -> Any:
-        """What pickle sends is the path, not the bytes: another process maps the same pages."""
+        """Pickles the path, not the bytes: another process maps the same pages."""
         return _reopened, (self._absolute, self.fingerprint)
 
     def __enter__(self) -> ExpertStore:
@@ -335,7 +341,9 @@ class ExpertStore:
             known = ", ".join(map(str, self._entries))
             raise KeyError(f"ExpertStore: there is no layer {layer!r}; the layers are {known}")
         if expert is not None and not 0 <= expert < entry.experts:
-            raise IndexError(f"ExpertStore: layer {layer} has no expert {expert}; they are 0..{entry.experts - 1}")
+            raise IndexError(
+                f"ExpertStore: layer {layer} has no expert {expert}; its experts are 0..{entry.experts - 1}"
+            )
         return entry
 
 
@@ -348,7 +356,7 @@ def _reopened(path: str, fingerprint: str) -> ExpertStore:
 
 
 def opened_source(source: Any) -> Any:
-    """A folder's checkpoint; anything else as it is."""
+    """The CheckpointSource of a folder; any other source unchanged."""
     if not isinstance(source, (str, os.PathLike)):
         return source
     from .checkpoint import Checkpoint

@@ -1,12 +1,12 @@
-"""The file of a store: a prefix of one page, the blocks, and one JSON text that says what they are.
+"""The file format of a store: one page of prefix, the blocks, then a JSON header.
 
-prefix   magic, version, bytes of the file, where the JSON begins and how long it is, its SHA-256, then the SHA-256 of
-         all that; little-endian; zero up to 4096
-blocks   from 4096 on, layer after layer, an expert in every `stride` bytes
-JSON     last, because how many layers a stream has is known at its end
+prefix   magic, version, file size, offset and length of the JSON, its SHA-256, then the SHA-256 of all these;
+         little-endian, zero-padded to 4096
+blocks   from 4096 on, layer after layer, an expert every `stride` bytes
+JSON     at the end, because the number of layers of an iterable source is known only then
 
-Checksums are the first 16 bytes of SHA-256, one for each section of a block, and stand in the JSON by layer in one
-hexadecimal text: expert after expert, in each gate, up, down, gate_up_bias, down_bias as far as there are such.
+A checksum is the first 16 bytes of SHA-256 of one section of a block. The JSON holds one hexadecimal text per layer:
+for each expert in order, the checksums of gate, up, down, and of gate_up_bias and down_bias if they exist.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FLOATS = ("float32", "bfloat16", "float16", "codes")
 
 @dataclass
 class LayerEntry:
-    """A layer in the file: its experts lie from `offset` on; checksums and samples of all of them in a row."""
+    """A layer of the file: its experts begin at `offset`; checksums and samples of all experts, concatenated."""
 
     layer: int
     experts: int
@@ -48,19 +48,19 @@ class LayerEntry:
 
 @dataclass
 class Header:
-    """Everything that the JSON says."""
+    """The contents of the JSON."""
 
     blocks: Blocks
     activation: str
     alpha: float
     limit: float | None
-    source: str  # dtype of the weights that it was built from, or "codes"
+    source: str  # dtype of the weights from which it was built, or "codes"
     exact: bool
     fingerprint: str
     layers: list[LayerEntry]
 
     def summary(self) -> dict[str, Any]:
-        """What the JSON says, without checksums and samples."""
+        """The JSON's contents without checksums and samples."""
         content = self._content()
         for entry in content["layers"]:
             del entry["checksums"], entry["samples"]
@@ -101,33 +101,33 @@ class Header:
 
 
 def prefix(text: bytes, begin: int) -> bytes:
-    """The first page of a file whose JSON `text` begins at `begin` and ends it."""
+    """The first page of a file whose JSON `text` begins at `begin` and ends the file."""
     head = _PREFIX.pack(MAGIC, VERSION, 0, begin + len(text), begin, len(text), hashlib.sha256(text).digest())
     return (head + hashlib.sha256(head).digest()).ljust(PAGE, b"\0")
 
 
 def checksum(data: Any) -> bytes:
-    """Of anything with a buffer."""
+    """The first 16 bytes of SHA-256 of a buffer."""
     return hashlib.sha256(data).digest()[:DIGEST]
 
 
 def read(data: memoryview, path: Any, *, check: bool) -> Header:
-    """The header of a mapped file; StoreError for what is no store, StoreCorrupt for a damaged one."""
+    """The header of a mapped file. Raises StoreError for another kind of file, StoreCorrupt for a damaged store."""
     if len(data) < PAGE or bytes(data[:8]) != MAGIC:
         raise foreign(path, data)
     _, version, _, size, begin, length, digest = _PREFIX.unpack_from(data)
     if version != VERSION:
         raise StoreError(
-            f"ExpertStore.open: {path} has version {version} of the file, and this goldsmith reads {VERSION}: "
-            "update goldsmith, or build the store again with this one"
+            f"ExpertStore.open: {path} has file version {version}, but this goldsmith reads version {VERSION}: "
+            "update goldsmith, or build the store again"
         )
     written = bytes(data[_PREFIX.size : _PREFIX.size + 32])
     if written != hashlib.sha256(data[: _PREFIX.size]).digest():
         raise _corrupt(path, "its first page does not match its checksum")
     if check and bytes(data[_PREFIX.size + 32 : PAGE]).strip(b"\0"):
-        raise _corrupt(path, "the rest of its first page is not as it was written")
+        raise _corrupt(path, "its first page has bytes after its checksum that are not zero")
     if len(data) != size:
-        raise _corrupt(path, f"it has {len(data)} bytes and was written with {size}: it is cut off or was appended to")
+        raise _corrupt(path, f"it has {len(data)} bytes but was written with {size}: it was truncated or appended to")
     if begin + length != size or begin % PAGE or begin < PAGE:
         raise _corrupt(path, f"its header lies at {begin} with {length} bytes, which does not fit a file of {size}")
     text = bytes(data[begin : begin + length])
@@ -138,27 +138,29 @@ def read(data: memoryview, path: Any, *, check: bool) -> Header:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, StoreError):
             raise type(error)(f"ExpertStore.open: {path}: {error}") from None
-        raise _corrupt(path, f"its header does not fit together ({error})") from None
+        raise _corrupt(path, f"its header is inconsistent ({error})") from None
 
 
 def foreign(path: Any, data: memoryview) -> StoreError:
-    """For a file that does not begin as a store does."""
+    """The error for a file that does not begin with the magic bytes of a store."""
     if bytes(data[:8]) == MAGIC:
-        return _corrupt(path, f"it has {len(data)} bytes, less than its first page: it is cut off")
+        return _corrupt(path, f"it has {len(data)} bytes, less than its first page: it was truncated")
     what = f"begins with {bytes(data[:8])!r}" if len(data) else "is empty"
     return StoreError(f"ExpertStore.open: {path} is not a store of experts: it {what}, wanted {MAGIC!r}")
 
 
 def _corrupt(path: Any, why: str) -> StoreCorrupt:
-    return StoreCorrupt(f"ExpertStore.open: {path} is damaged: {why}. Build it again from where it came")
+    return StoreCorrupt(f"ExpertStore.open: {path} is damaged: {why}. Build it again from its source")
 
 
 def _parse(content: dict[str, Any], end: int) -> Header:
-    """ValueError, KeyError, TypeError, AttributeError or OverflowError for what cannot be."""
+    """Header from JSON; raises ValueError, KeyError, TypeError, AttributeError or OverflowError for invalid
+    contents.
+    """
     packing = content["packing"]
     if (packing["name"], packing["version"]) != (PACKING, PACKING_VERSION):
         raise StoreError(
-            f"its weights are packed as {packing['name']} {packing['version']}, and this goldsmith reads {PACKING} "
+            f"its weights are packed as {packing['name']} {packing['version']}, but this goldsmith reads {PACKING} "
             f"{PACKING_VERSION}: build the store again with this goldsmith"
         )
     if content["complete"] is not True or content["source"]["dtype"] not in _FLOATS or content["format"] not in FORMATS:
@@ -181,7 +183,7 @@ def _parse(content: dict[str, Any], end: int) -> Header:
         if entry.offset != at or entry.experts < 1 or len(entry.checksums) != each * entry.experts:
             raise ValueError(f"layer {entry.layer}: {entry.experts} experts at {entry.offset}, wanted {at}")
         if len(entry.samples) != SAMPLE * entry.experts or any(entry.layer == other.layer for other in layers):
-            raise ValueError(f"layer {entry.layer} comes twice, or its samples are not whole")
+            raise ValueError(f"layer {entry.layer} occurs twice, or its samples are incomplete")
         layers.append(entry)
         at += blocks.stride * entry.experts
     if at != end or not layers:
@@ -197,12 +199,12 @@ def _parse(content: dict[str, Any], end: int) -> Header:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} where a whole number is wanted")
+        raise ValueError(f"{value!r} where a whole number is expected")
     return value
 
 
 def checked_options(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """activation, alpha and limit as `experts.slots` takes them, and as JSON can hold them."""
+    """activation, alpha and limit, checked as `experts.slots` needs them and as JSON can hold them."""
     check_choice(op, "activation", options["activation"], ACTIVATIONS)
     found: dict[str, Any] = {"activation": options["activation"]}
     for name in ("alpha", "limit"):

@@ -1,13 +1,13 @@
-"""Whether a store holds the weights of a model, told from a fixed sample of every expert.
+"""Samples: a fixed selection of every expert's numbers, which identifies the weights of a store.
 
-Of each of gate, up, down and the biases: up to three rows spread evenly, of each row up to 64 consecutive numbers, at
-most 1 in 200 of the matrix (one a row at least), in float32; of codes that are kept as they are, their bytes at the
-same places. An expert's digest is the first 8 bytes of SHA-256 over its sample. The fingerprint is SHA-256 over format,
-activation, sizes, and the digests of all experts.
+The sample of each of gate, up, down and the biases is up to three evenly spaced rows, and of each row up to 64
+consecutive numbers in float32: at most 1 number in 200 of the matrix, but at least one per row. Codes are sampled as
+bytes at the same places. An expert's digest is the first 8 bytes of SHA-256 of its sample. The fingerprint is the
+SHA-256 of format, activation, sizes, and the digests of all experts.
 
-So two models that differ in training differ here in all their experts; what was edited outside of these places (rows
-that were pruned, one that was repaired, a download with a hole) passes. Where stores are found again by themselves,
-and before weights are given away, every byte counts instead (offload/contents.py, offload/match.py).
+Two models that differ by training differ in the digests of all experts. An edit outside the sampled places goes
+unnoticed: pruned rows, a repaired row, a download with a hole. So the cache folder finds stores by every byte
+(store/source_key.py), and so does the comparison before weights are deleted (store/comparison.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def digest(expert: Floats | Coded) -> bytes:
 
 
 def fingerprint(blocks: Blocks, options: dict[str, Any], layers: list[LayerEntry]) -> str:
-    """Of everything that decides what a store computes, in 32 hexadecimal digits."""
+    """A hash of everything that decides what a store computes, 32 hexadecimal digits."""
     layout = blocks.layout
     scale = SCALE_NAMES[layout.scale_dtype] if layout.scale_dtype else None
     said = [
@@ -56,7 +56,7 @@ def fingerprint(blocks: Blocks, options: dict[str, Any], layers: list[LayerEntry
 
 
 def options_of(header: Header) -> dict[str, Any]:
-    """The keywords of the activation, as `experts.slots` has them."""
+    """activation, alpha and limit as keywords of `experts.slots`."""
     return {"activation": header.activation, "alpha": header.alpha, "limit": header.limit}
 
 
@@ -72,5 +72,5 @@ def _sample(matrix: Tensor) -> Tensor:
 
 
 def bytes_of(tensor: Tensor) -> Any:
-    """A tensor's bytes in the order of its numbers, as something with a buffer; a copy where they do not lie so."""
+    """A tensor's bytes in logical order as a buffer; copies if the tensor is not contiguous."""
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().data

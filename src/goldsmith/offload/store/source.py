@@ -1,4 +1,4 @@
-"""A source of weights, layer by layer and expert by expert, in canonical form: gate, up [I, H], down [H, I]."""
+"""Sources of weights, layer by layer and expert by expert, in canonical form: gate, up [I, H], down [H, I]."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Source: TypeAlias = Mapping[int, Weights] | Iterable[tuple[int, Weights]]
 KEYS = ("gate_up", "down", "gate_up_bias", "down_bias")
 BIASES = KEYS[2:]
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_HINT = "; float64 goes in as .float(), codes as a PackedExperts of goldsmith.experts' importers"
+_HINT = "; convert float64 with .float(), and give codes as a PackedExperts from an importer of goldsmith.experts"
 
 
 @dataclass(frozen=True)
 class Floats:
-    """One expert of a source: its matrices as they came, its biases where there are any."""
+    """One expert of a source in floating point: its matrices in their own dtype, and its biases."""
 
     gate: Tensor
     up: Tensor
@@ -41,7 +41,7 @@ class Floats:
 
 @dataclass(frozen=True)
 class Coded:
-    """One expert whose codes are kept as they are."""
+    """One expert of a source in codes, which are kept as they are."""
 
     layout: Layout
     expert: Expert
@@ -49,7 +49,7 @@ class Coded:
 
 
 def layers_of(source: Any, op: str) -> Iterator[tuple[int, Weights]]:
-    """(layer, weights) of a mapping or an iterable; every layer once."""
+    """(layer, weights) of a mapping or an iterable; refuses a repeated layer."""
     pairs = source.items() if isinstance(source, Mapping) else source
     if not isinstance(pairs, Iterable) or isinstance(source, (str, bytes, Tensor)):
         raise TypeError(
@@ -59,19 +59,21 @@ def layers_of(source: Any, op: str) -> Iterator[tuple[int, Weights]]:
     seen: set[int] = set()
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and type(pair[0]) is int):
-            raise TypeError(f"{op}: source gives {pair!r:.80}, wanted pairs (layer, weights) with a whole number first")
+            raise TypeError(
+                f"{op}: source yields {pair!r:.80}, wanted pairs (layer, weights) with a whole number first"
+            )
         layer, weights = pair
         del pair
         if layer < 0 or layer in seen:
             again = " twice" if layer in seen else ""
-            raise ValueError(f"{op}: source gives layer {layer}{again}, wanted numbers from 0 on, each once")
+            raise ValueError(f"{op}: source yields layer {layer}{again}, wanted numbers from 0 on, each once")
         seen.add(layer)
         yield layer, weights
-        del weights  # before the next layer is made
+        del weights  # frees the layer before the source creates the next one
 
 
 def experts_of(weights: Weights, op: str) -> Iterator[Floats | Coded]:
-    """Every expert of a layer, one at a time; ShapeError, TypeError or ValueError for what is none."""
+    """Every expert of a layer, one at a time. Raises ShapeError, TypeError or ValueError for invalid weights."""
     if isinstance(weights, PackedExperts):
         yield from _coded(weights)
         return
@@ -83,9 +85,7 @@ def experts_of(weights: Weights, op: str) -> Iterator[Floats | Coded]:
     missing = [key for key in KEYS[:2] if weights.get(key) is None]
     if unknown or missing:
         what = f"has the key {unknown[0]!r}" if unknown else f"has no {missing[0]!r}"
-        raise ValueError(
-            f"{op}: the dict of weights {what}; the keys are {', '.join(KEYS)}, biases where there are any"
-        )
+        raise ValueError(f"{op}: the dict of weights {what}; the keys are {', '.join(KEYS)}, and biases are optional")
     gate_up = weights["gate_up"]
     pair = isinstance(gate_up, (tuple, list)) and len(gate_up) == 2 and not _is_experts(gate_up)
     fronts = [("gate", gate_up[0], "I H"), ("up", gate_up[1], "I H")] if pair else [("gate_up", gate_up, "2I H")]
@@ -95,14 +95,14 @@ def experts_of(weights: Weights, op: str) -> Iterator[Floats | Coded]:
     stacks += [Stack(op, name, weights[name], "2I" if name == BIASES[0] else "H", _FLOATS, _HINT) for name in biases]
     _, rows = together(op, stacks)
     e = 0
-    for row in rows:  # `enumerate` would keep the last row while the next one is made
+    for row in rows:  # `enumerate` would keep the last row alive while the next one is read
         yield _floats(op, e, row, pair, biases)
         del row
         e += 1
 
 
 def _is_experts(value: Any) -> bool:
-    """Whether two things are two experts' matrices, and not gate and up of all."""
+    """Whether a pair holds the matrices of two experts, not gate and up of all experts."""
     return all(isinstance(one, Tensor) and one.dim() == 2 for one in value)
 
 
@@ -135,13 +135,13 @@ def _coded(base: PackedExperts) -> Iterator[Coded]:
 
 
 def encode(expert: Floats, layout: Layout, where: str, e: int, *, allow_nonfinite: bool) -> Expert:
-    """An expert's floats as the codes of a layout; ValueError names the first number that is not finite."""
+    """An expert's floats as codes of a layout. The ValueError names the first non-finite number."""
     for name, tensor in {**expert.matrices, **expert.biases}.items():
         if not allow_nonfinite:
             check_finite(where, f"{name} of expert {e}", tensor)
     found: list[Codes] = []
     for name, matrix in expert.matrices.items():
-        if allow_nonfinite or matrix.dtype == layout.kind.codes:  # as it is: no copy
+        if allow_nonfinite or matrix.dtype == layout.kind.codes:  # the dtype already fits: no copy
             found.append(Codes(matrix.to(layout.kind.codes)))
         else:
             at = f"{where}: expert {e}, {name}"

@@ -1,7 +1,7 @@
-"""What a source holds, to the last byte: the key of its store in the cache folder, and what files it comes from.
+"""The key of a source in the cache folder: a hash of every byte, and the state of the files it was read from.
 
-SHA-256 over pieces of 1 MiB on several threads (hashlib lets them run), then over the pieces' digests, the dtypes and
-the fingerprint, which has format, sizes and activation. How many threads there are changes no key.
+SHA-256 of 1 MiB pieces on several threads (hashlib releases the GIL), then of the pieces' digests, the dtypes and the
+fingerprint, which covers format, sizes and activation. The key does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .source import Coded, Floats, experts_of, layers_of
 from .writer import Progress, Recipe
 
 _PIECE = 2**20
-_THREADS = 8  # more would wait for the memory
-_EVERY = 1.0  # seconds between two words to `progress`: small models are done before the first
+_THREADS = 8  # more threads would wait for memory
+_EVERY = 1.0  # seconds between two calls of `progress`; small models finish before the first
 
 
 def surveyed(
     op: str, source: Any, said: dict[str, Any], *, whole: bool, progress: Progress | None = None
 ) -> tuple[str, str]:
-    """The fingerprint, and the key: of every byte with `whole`, else of the sample and the dtypes."""
+    """(fingerprint, key). whole=True: the key hashes every byte; False: only the samples and dtypes."""
     options = {name: said[name] for name in ("activation", "alpha", "limit")}
     recipe = Recipe(said["format"], said["group_size"], options, False)
     entries, found = [], hashlib.sha256()
@@ -51,7 +51,7 @@ def surveyed(
                         done += tensor.nbytes
                 if progress is not None and time.monotonic() - last >= _EVERY:
                     last = time.monotonic()
-                    progress(done, None, f"looking at layer {layer}")
+                    progress(done, None, f"hashing layer {layer}")
                 del expert
             entries.append(entry)
             del weights
@@ -62,7 +62,7 @@ def surveyed(
 
 
 def parts_of(expert: Floats | Coded) -> Iterator[Tensor]:
-    """Every tensor of an expert, in order."""
+    """Every tensor of an expert, in a fixed order."""
     if isinstance(expert, Floats):
         yield from expert.matrices.values()
     else:
@@ -72,7 +72,7 @@ def parts_of(expert: Floats | Coded) -> Iterator[Tensor]:
 
 
 def state_of(files: Iterable[Path], key: str) -> str:
-    """Of files as they are now: where they lie, their bytes, when they were changed; and of a key."""
+    """A hash of the current state of files (real path, size, times, inode) and of a key."""
     said: list[Any] = [key]
     for path in sorted(files):
         at = path.stat()
@@ -81,7 +81,7 @@ def state_of(files: Iterable[Path], key: str) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of a checkpoint that decide its weights."""
+    """The files of a checkpoint that determine its weights."""
     names = ("config.json", "model.safetensors.index.json")
     return [*folder.glob("*.safetensors"), *(folder / name for name in names if (folder / name).is_file())]
 

@@ -1,4 +1,4 @@
-"""A store out of a source: an expert at a time is read, held to be finite, packed, summed up and written."""
+"""Building a store from a source: each expert is read, checked to be finite, packed, checksummed and written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ELSEWHERE = "give store= on another disk (or set GOLDSMITH_CACHE)"
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"),
 )  # fmt: skip
-Progress = Callable[[int, int | None, str], None]  # bytes written, bytes in all as far as known, what was written last
+Progress = Callable[[int, int | None, str], None]  # (bytes written, total bytes if known, what was written last)
 
 
 def build(
@@ -47,19 +47,21 @@ def build(
     allow_nonfinite: bool,
     progress: Progress | None,
 ) -> None:
-    """The file at `path`; nothing there when it fails."""
+    """Writes the store's file at `path`; leaves nothing there if it fails."""
     check_flag(_OP, "overwrite", overwrite)
     given = path
-    if path.is_symlink():  # the disk that somebody chose for it, and not that of the link
+    if path.is_symlink():  # the disk of the link's target, which the user chose, not the disk of the link
         path = Path(os.path.realpath(path))
     check_kind(_OP, given)
     if path.exists() and not overwrite:
-        raise FileExistsError(errno.EEXIST, f"{_OP}: path exists; open it, or overwrite=True", os.fspath(given))
+        raise FileExistsError(errno.EEXIST, f"{_OP}: path exists; open it, or pass overwrite=True", os.fspath(given))
     if not path.parent.is_dir():
         if path is not given:
-            text = f"{_OP}: path is a link into a folder that does not exist ({path.parent}); make it first"
+            text = f"{_OP}: path is a link into a folder that does not exist ({path.parent}); create it first"
             raise FileNotFoundError(errno.ENOENT, text, os.fspath(given))
-        raise FileNotFoundError(errno.ENOENT, f"{_OP}: there is no such folder; make it first", os.fspath(path.parent))
+        raise FileNotFoundError(
+            errno.ENOENT, f"{_OP}: the folder does not exist; create it first", os.fspath(path.parent)
+        )
     plan = Recipe(format, group_size, options, allow_nonfinite)
     with frozen(), _told(given), published(path) as file:
         writer = _Writer(file, given, plan, _count(source), progress)
@@ -73,13 +75,13 @@ def build(
 
 
 def check_kind(op: str, path: Path) -> None:
-    """OSError where no store can be: a folder, a link to itself, a pipe (which would be waited for), a device."""
+    """Raises OSError where no store can be: a folder, a circular link, a pipe (which would block), a device."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         return
     except OSError as error:
-        raise OSError(error.errno, f"{op}: path cannot be looked at ({error.strerror})", os.fspath(path)) from error
+        raise OSError(error.errno, f"{op}: path cannot be examined ({error.strerror})", os.fspath(path)) from error
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, f"{op}: path is a folder, wanted a store's file", os.fspath(path))
     if not stat.S_ISREG(mode):
@@ -88,7 +90,7 @@ def check_kind(op: str, path: Path) -> None:
 
 
 class Recipe:
-    """How a source is stored: format, sizes and biases are settled by its first expert; the others must fit."""
+    """How to store a source. The first expert settles format, sizes and biases; the others must match."""
 
     def __init__(self, format: str, group_size: int | None, options: dict[str, Any], allow_nonfinite: bool) -> None:
         check_choice(_OP, "format", format, ["auto", *FORMATS])
@@ -105,7 +107,7 @@ class Recipe:
         self.exact = True
 
     def fit(self, expert: Floats | Coded, where: str, e: int) -> Blocks:
-        """The geometry that this expert has too; ShapeError or ValueError if it has another."""
+        """The geometry, after a check that this expert has it. Raises ShapeError or ValueError if it differs."""
         if self.blocks is None:
             self._settle(expert, where)
         blocks = self.blocks
@@ -115,27 +117,30 @@ class Recipe:
         sizes = (layout.hidden_size, layout.intermediate_size)
         if sizes != _sizes(expert):
             raise ShapeError(
-                f"{where}: expert {e} has (H, I) = {_sizes(expert)}, but the first expert of the source {sizes}; a "
-                "store has one size"
+                f"{where}: expert {e} has (H, I) = {_sizes(expert)}, but the first expert of the source has {sizes}; "
+                "all experts of a store must have one size"
             )
         if biased != blocks.biased:
             had = ", ".join(blocks.biased) or "none"
-            raise ValueError(f"{where}: expert {e} has biases {', '.join(biased) or 'none'}, but the first one {had}")
+            raise ValueError(
+                f"{where}: expert {e} has biases {', '.join(biased) or 'none'}, but the first one has {had}"
+            )
         if isinstance(expert, Coded):
             dense = replace(expert.layout, num_experts=1, cuts=layout.cuts, block_bytes=layout.block_bytes)
             if self.dtype is not None or dense != layout:
                 first = f"codes of {_said(layout)}" if self.dtype is None else "plain weights"
                 raise ValueError(
-                    f"{where}: has codes of {_said(expert.layout)}, but the first layer {first}; a store has one format"
+                    f"{where}: has codes of {_said(expert.layout)}, but the first layer has {first}; a store has "
+                    "one format"
                 )
         else:
             self._take(expert, where, e)
         return blocks
 
     def _take(self, expert: Floats, where: str, e: int) -> None:
-        """The source's dtype so far: the widest."""
+        """Widens the source's dtype by this expert's; checks that format="auto" still holds every number."""
         if self.dtype is None:
-            raise ValueError(f"{where}: has plain weights, but the layers before it codes; a store has one format")
+            raise ValueError(f"{where}: has plain weights, but the layers before it have codes; a store has one format")
         for name, tensor in expert.matrices.items():
             self.dtype = torch.promote_types(self.dtype, tensor.dtype)
             if holds(self.blocks.layout.format if self.blocks else "", tensor.dtype):
@@ -143,8 +148,8 @@ class Recipe:
             self.exact = False
             if self.format == "auto":
                 raise ValueError(
-                    f"{where}: {name} of expert {e} is {str(tensor.dtype)[6:]}, which bf16, chosen by the experts "
-                    "before it, does not hold exactly; give format='fp32'"
+                    f"{where}: {name} of expert {e} is {str(tensor.dtype)[6:]}, but bf16, chosen from the experts "
+                    "before it, cannot hold it exactly; pass format='fp32'"
                 )
 
     def _settle(self, expert: Floats | Coded, where: str) -> None:
@@ -153,8 +158,8 @@ class Recipe:
             own = expert.layout
             if self.format not in ("auto", own.format) or self.group_size not in (None, own.group_size):
                 raise ValueError(
-                    f"{where}: holds codes of {own.format} with groups of {own.group_size}, which are never quantised "
-                    f"again; format={self.format!r}, group_size={self.group_size}: take format='auto'"
+                    f"{where}: holds codes of {own.format} with groups of {own.group_size}, which are never "
+                    f"requantised, but format={self.format!r}, group_size={self.group_size}: use format='auto'"
                 )
             if self.allow_nonfinite and own.scale_dtype is not None:
                 raise ValueError(f"{_OP}: allow_nonfinite=True, but {where} holds codes of {own.format}")
@@ -168,12 +173,12 @@ class Recipe:
 
 
 def holds(format: str, dtype: torch.dtype) -> bool:
-    """Whether every number of `dtype` is stored as it is."""
+    """Whether a format stores every number of `dtype` exactly."""
     return format == "fp32" or format == "bf16" and dtype == torch.bfloat16
 
 
 def format_for(format: str, dtypes: list[torch.dtype]) -> str:
-    """ "auto": the narrowest format that holds all of these exactly."""
+    """ "auto" becomes the narrowest format that holds all these dtypes exactly."""
     if format != "auto":
         return format
     return "bf16" if all(holds("bf16", dtype) for dtype in dtypes) else "fp32"
@@ -192,7 +197,7 @@ class _Writer:
         file.seek(PAGE)
 
     def begin(self, layer: int, experts: int | None) -> None:
-        """The next expert is this layer's first, of so many if that is known."""
+        """Begins a layer; experts: their number, if known."""
         self._entries.append(LayerEntry(layer, 0, self._done, b"", b""))
         self._experts = experts
 
@@ -235,7 +240,7 @@ class _Writer:
         self._file.write(prefix(text, self._done))
 
     def _look_for_room(self, blocks: Blocks) -> None:
-        """What is to come, as far as it is known, against the disk's free bytes."""
+        """Raises OSError if the disk has less free space than the rest of the store needs, as far as that is known."""
         if not self._block.numel():
             self._block = torch.zeros(blocks.stride, dtype=torch.uint8, device="cpu")
         if self._experts is None:
@@ -248,7 +253,7 @@ class _Writer:
         if rest > free:
             raise OSError(
                 errno.ENOSPC,
-                f"{_OP}: {folder} has {_amount(free)} free, and {_amount(rest)} are still to be "
+                f"{_OP}: {folder} has {_amount(free)} free, but {_amount(rest)} are still to be "
                 f"written; make room, {_ELSEWHERE}, or choose a format with fewer bytes per weight",
                 os.fspath(self._path),
             )
@@ -256,25 +261,25 @@ class _Writer:
 
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """A full disk, or a folder that takes no file, in the words of the caller."""
+    """Rewords OSErrors of a full disk, of a file too large, and of a folder that takes no file."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and _OP not in str(error):
             way = f"Make room, {_ELSEWHERE}, or choose a narrower format"
-            text = f"{_OP}: the disk became full; nothing is left behind. {way}"
+            text = f"{_OP}: the disk is full; the unfinished file was removed. {way}"
             raise OSError(error.errno, text, os.fspath(path)) from error
         if error.errno == errno.EFBIG:
-            text = f"{_OP}: no file that large can be written there; nothing is left behind. To go on, {_ELSEWHERE}"
+            text = f"{_OP}: the file is too large for the file system; the unfinished file was removed; {_ELSEWHERE}"
             raise OSError(error.errno, text, os.fspath(path)) from error
         if str(error.filename or "").endswith(BUILDING):
-            text = f"{_OP}: no file can be made there ({error.strerror}); choose another path"
+            text = f"{_OP}: no file can be created there ({error.strerror}); choose another path"
             raise OSError(error.errno, text, os.fspath(path)) from error
         raise
 
 
 def _amount(number: int) -> str:
-    """Bytes for a reader, in a unit in which there is something to see."""
+    """Bytes in a readable unit."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if number >= unit:
             return f"{number / unit:.1f} {name}"
@@ -299,7 +304,7 @@ def _count(source: Any) -> int | None:
 
 
 def _experts_in(weights: Any) -> int | None:
-    """How many experts a layer's weights have, if that can be told without reading."""
+    """The number of experts of a layer's weights, if it is known without reading."""
     if not isinstance(weights, Mapping):
         return getattr(weights, "num_experts", None)
     down = weights.get("down")
