@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.lanes.slot_filling import Filling
+from goldsmith.offload.lanes.slot_filling import SlotFilling
 from goldsmith.offload.memory.budget import spend
 from goldsmith.offload.memory.cache import Cache
-from goldsmith.offload.memory.slots import Ring, Slot
+from goldsmith.offload.memory.slots import Slot, SlotRing
 from goldsmith.offload.memory.streams import Inline
 from goldsmith.offload.observe.statistics import Counts
 from goldsmith.offload.planning import assignment
@@ -295,7 +295,7 @@ def test_what_is_brought_meanwhile_takes_no_slot_of_an_expert_that_the_call_uses
         given = Assignment(cached=tuple(e for e in held if e < 2), cpu=wanted, uploads=wanted)
         x = torch.zeros(3, 1)
         call = Call(0, 1, x, x, torch.zeros(3, 1, dtype=torch.int64), x, [1] * 5, given, cache, Counts())
-        filling = Filling(call, Ring(slots(2)), Inline(), lambda *of: None, keep=True)
+        filling = SlotFilling(call, SlotRing(slots(2)), Inline(), lambda *of: None, keep=True)
         assert [[e for e, _ in wave] for wave in filling.waves(call.tally)] == [list(given.cached)]
         assert cache.resident() == there
 
@@ -355,23 +355,23 @@ def test_the_next_layers_copies_are_begun_while_this_one_is_computed(store):
 
 
 def test_adaptive_costs_follow_the_lanes_and_others_stay(store):
-    from goldsmith.offload.planning.adaptation import Adapting
+    from goldsmith.offload.planning.adaptation import AdaptiveCosts
 
     given = stores.costs(store)
-    adapting = Adapting(given)
+    adapting = AdaptiveCosts(given)
     for _ in range(100):  # a CPU that takes three times as long, and a link that takes half
         expected = 1e-3 * given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s
         adapting.learn(expected, 3e-3, 4, 2 * given.expert_bytes / given.link_bytes_per_s)
     assert given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s == pytest.approx(3, rel=0.01)
     assert adapting.costs.link_bytes_per_s / given.link_bytes_per_s == pytest.approx(2, rel=0.01)
     curves = dict(cpu_curve=[(1, 1e-5), (24, 4e-5)], cpu_beside_curve=[(1, 2e-5), (24, 6e-5)])
-    adapting = Adapting(replace(given, **curves, link_beside_bytes_per_s=given.link_bytes_per_s / 2))
+    adapting = AdaptiveCosts(replace(given, **curves, link_beside_bytes_per_s=given.link_bytes_per_s / 2))
     for _ in range(100):
         adapting.learn(adapting.costs.cpu_curve[0][1], 3e-5, 4, 2 * given.expert_bytes / given.link_bytes_per_s * 4)
     assert [t for _, t in adapting.costs.cpu_curve] == pytest.approx([3e-5, 12e-5], rel=0.01)
     assert [t for _, t in adapting.costs.cpu_beside_curve] == pytest.approx([6e-5, 18e-5], rel=0.01)
     assert adapting.costs.link_bytes_per_s / adapting.costs.link_beside_bytes_per_s == pytest.approx(2)
-    adapting = Adapting(given)
+    adapting = AdaptiveCosts(given)
     for _ in range(200):  # a machine that slept, and a clock that did not move: no more than an eighth, or eight times
         adapting.learn(1e-6, 3600.0, 1, 3600.0)
     assert given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s == pytest.approx(8)

@@ -23,7 +23,7 @@ from offload.test_device import Simulation
 def store(tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(benches, "last_level_cache", lambda: 1 << 20)  # quick; on a real machine up to 384 MB are read
-    monkeypatch.setattr(processor_load.Others, "__exit__", lambda self, *_: setattr(self, "share", 0.0))
+    monkeypatch.setattr(processor_load.ProcessorLoad, "__exit__", lambda self, *_: setattr(self, "share", 0.0))
     with build(tmp_path / "s.experts", E=5) as opened:
         yield opened
 
@@ -151,7 +151,7 @@ def machine(tmp_path, monkeypatch):
     """A machine on which others take this share of the processors' time."""
 
     def of(share):
-        monkeypatch.setattr(processor_load.Others, "__exit__", lambda self, *_: setattr(self, "share", share))
+        monkeypatch.setattr(processor_load.ProcessorLoad, "__exit__", lambda self, *_: setattr(self, "share", share))
 
     return of
 
@@ -188,11 +188,11 @@ def test_what_others_take_is_neither_idle_nor_ours(tmp_path, monkeypatch):
 
     idle = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     now(idle, idle, idle)
-    with processor_load.Others(tmp_path) as seen:
+    with processor_load.ProcessorLoad(tmp_path) as seen:
         now((100, 0, 0, 0, 0, 0, 0, 0, 0, 0), (3, 1, 1, 3, 1, 0, 0, 1, 3, 1), (2, 0, 0, 8, 0, 0, 0, 0, 0, 0))
         ours[0] = 14.0
     assert seen.share == pytest.approx((6 + 2 - 4) / 20)  # of processors 1 and 2 alone
-    with processor_load.Others(tmp_path / "nowhere") as seen:
+    with processor_load.ProcessorLoad(tmp_path / "nowhere") as seen:
         pass
     assert seen.share is None
 
@@ -234,7 +234,7 @@ def test_a_device_that_is_no_gpu_is_refused(store):
 
 
 def test_more_blocks_are_read_in_turn_than_the_cache_holds(store):
-    blocks = benches.beyond_cache(store)
+    blocks = benches.blocks_beyond_cache(store)
     assert blocks.numel() >= 2 * (1 << 20) and blocks.shape[1] == store.blocks.stride
     assert torch.equal(blocks[6], store.raw(store.layers[0], 6 % 4))
 

@@ -77,10 +77,10 @@ class Device:
     def copier(self):
         return lambda: 1
 
-    def give_way(self):
+    def free_arena(self):
         pass
 
-    close = give_way
+    close = free_arena
 
 
 @pytest.fixture

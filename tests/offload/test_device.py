@@ -26,7 +26,7 @@ class Simulation(Engine):
         if reason is not None:
             pytest.skip(f"a GPU's lanes are simulated by Triton's interpreter: {reason}")
         self._deferred = True
-        return machine.Simulated()
+        return machine.SimulatedMachine()
 
     def _row_bytes(self):
         return 4 * (self.store.hidden_size + self.store.intermediate_size) + 24

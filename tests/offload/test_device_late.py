@@ -14,7 +14,7 @@ import torch
 
 from goldsmith.offload.lanes import cpu_beside_gpu, device_lanes
 from goldsmith.offload.memory.budget import SPARE
-from goldsmith.offload.memory.machine import Simulated, until_word
+from goldsmith.offload.memory.machine import SimulatedMachine, until_word
 from goldsmith.offload.memory.streams import DONE
 from offload import stores
 from offload.processes import interpreter
@@ -64,12 +64,12 @@ class Moment:
             self._queue.until(self._count)
 
 
-class Late(Simulated):
+class Late(SimulatedMachine):
     """A GPU that is in no hurry; it has as many streams of the callers as are asked for, which take turns."""
 
     def __init__(self, seed, eager, streams):
         chance = random.Random(seed)
-        self.way = ("memory", "late")
+        self.mode_and_reason = ("memory", "late")
         self.copies = Queue(chance, eager)
         self._streams, self._at = [Queue(chance, eager, i) for i in range(streams)], 0
 
@@ -85,7 +85,7 @@ class Late(Simulated):
     def move(self, source, into, stream):
         stream.run(lambda: into.copy_(source))
 
-    def behind(self, word, number, stream):
+    def wait_for_word(self, word, number, stream):
         stream.run(lambda: until_word(word, number))
 
     def mark(self, stream):
@@ -94,7 +94,7 @@ class Late(Simulated):
     def wait(self, stream):
         stream.all()
 
-    def unset(self):
+    def new_mark(self):
         return Moment()
 
     def set(self, mark, stream):
@@ -106,7 +106,7 @@ class Late(Simulated):
     def happened(self, mark):
         return True
 
-    def when(self, mark):
+    def time_of(self, mark):
         return 0.0
 
     def settle(self):
@@ -171,8 +171,8 @@ def small(monkeypatch):
 
 def lately(monkeypatch, late):
     for module in (device_lanes, cpu_beside_gpu):
-        plain = module.loaded
-        monkeypatch.setattr(module, "loaded", lambda name, plain=plain: late.launched(plain(name)))
+        plain = module.kernel_module
+        monkeypatch.setattr(module, "kernel_module", lambda name, plain=plain: late.launched(plain(name)))
 
 
 @pytest.mark.parametrize("eager", [0.0, 0.5])

@@ -114,7 +114,7 @@ class Waits:
 
     def __init__(self, lanes):
         self.count = 0
-        lanes.machine.unset, self._unset = self._marked, lanes.machine.unset
+        lanes.machine.new_mark, self._unset = self._marked, lanes.machine.new_mark
 
     def _marked(self):
         mark = self._unset()

@@ -42,7 +42,7 @@ HAZARDS = {
          ("test_slots", "12_buffers_hold_bytes")),
     13: ("symptoms are masked", ("test_guard", "nothing_is_masked_with_warn_and_off")),
     14: ("forks, dead workers, endless queues", ("test_hazards", "14_an_exception_in_a_worker_is_raised_by_the_call"),
-         ("test_engine", "a_fork_is_told_that_it_is_one"), ("test_turns", "a_fork_answers_or_says_what_it_is")),
+         ("test_engine", "a_fork_is_told_that_it_is_one"), ("test_engine_lock", "a_fork_answers_or_says_what_it_is")),
     15: ("a CUDA graph captures the call", ("test_gpu", "capture_is_refused"),
          ("test_device", "15_a_capture_is_refused")),
     16: ("more threads than processors", ("test_hazards", "16_two_engines_at_once_take_no_longer")),

@@ -19,8 +19,8 @@ def store(tmp_path_factory):
 @pytest.fixture(params=["native", "python"])
 def cpu(request, monkeypatch, store):
     if request.param == "python":
-        monkeypatch.setattr(cpu_lane, "_made", lambda: None)
-    found = cpu_lane.Lane(store.options, 1)
+        monkeypatch.setattr(cpu_lane, "_native_lane", lambda: None)
+    found = cpu_lane.CpuLane(store.options, 1)
     if request.param == "native" and found._native is None:
         pytest.skip("the native library is not there, or is an older one")
     yield found

@@ -14,7 +14,7 @@ def test_few_and_many_routes_are_counted_and_sorted_alike(monkeypatch, T, k):
     for few in (10**9, 0):
         monkeypatch.setattr(route_order, "FEW", few)
         monkeypatch.setattr(call_checks, "FEW", few)
-        counts, skips = call_checks.counted(0, ids, 12)
+        counts, skips = call_checks.count_tokens(0, ids, 12)
         kept = ids.masked_fill(ids == 12, -1)
         found.append((counts, skips, route_order.sort_routes(kept, counts, [e for e in (7, 2) if counts[e]])))
     (counts, skips, one), (others, also, two) = found
@@ -46,10 +46,10 @@ def test_a_prompts_routes_are_sorted_without_torchs_threads():
     """They stay awake for 12 ms after an operation of theirs, on the cores that the CPU's lane is about to use."""
     ids = torch.stack([torch.randperm(12)[:8] for _ in range(600)])
     with Seen() as seen:
-        counts, _ = call_checks.counted(0, ids, 12)
+        counts, _ = call_checks.count_tokens(0, ids, 12)
         route_order.sort_routes(ids, counts, [3, 5])
         assert not seen.names
         ids[0, 0] = 12  # and one that skips its slot
     seen.names.clear()
     with seen:
-        assert call_checks.counted(0, ids, 12)[1] and not seen.names
+        assert call_checks.count_tokens(0, ids, 12)[1] and not seen.names

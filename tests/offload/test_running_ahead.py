@@ -46,7 +46,7 @@ class Watched:
 
     def __init__(self, monkeypatch, lanes, most=0):
         self.ends, self.follows, cpu = 0, 0, lanes.cpu
-        end, follow = cpu.end, cpu.follow
+        end, follow = cpu.end, cpu.make_stream_wait
 
         def ended():
             self.ends += 1
@@ -234,9 +234,9 @@ def test_a_program_that_ends_while_the_cpu_is_at_a_call_ends_as_it_says(end):
     program = f"""
         import torch
         from goldsmith import experts
-        from goldsmith.offload.lanes.cpu_lane import Lane
+        from goldsmith.offload.lanes.cpu_lane import CpuLane
         base = experts.pack(torch.randn(4, 512, 512), torch.randn(4, 512, 256), format="fp32")
-        lane = Lane({{"activation": "silu", "alpha": 1.702, "limit": None}}, 1)
+        lane = CpuLane({{"activation": "silu", "alpha": 1.702, "limit": None}}, 1)
         T = 4000
         lane.begin(torch.randn(T, 512), torch.arange(4).expand(T, 4).contiguous(), base,
                    torch.empty(4 * T, 512), torch.empty(4 * T, dtype=torch.uint8))

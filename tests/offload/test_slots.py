@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from goldsmith.offload.memory import slots
-from goldsmith.offload.memory.pinned_buffers import Packets, Transit
-from goldsmith.offload.memory.slots import Ring, Slot, begin_reading, end_reading
+from goldsmith.offload.memory.pinned_buffers import Packets, PinnedBuffers
+from goldsmith.offload.memory.slots import Slot, SlotRing, begin_reading, end_reading
 from goldsmith.offload.memory.streams import DONE, HostEvent, Inline, Worker
 
 
@@ -61,10 +61,10 @@ def test_3_slots_that_are_filled_together_wait_for_every_reader_and_are_ready_to
 
 
 def test_2_a_buffer_is_handed_out_again_only_behind_its_event():
-    transit = Transit(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+    transit = PinnedBuffers(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
     first = transit.take((3,), torch.float32)
     busy = HostEvent()
-    transit.give_back(busy)
+    transit.release(busy)
     second = transit.take((3,), torch.float32)
     assert second.data_ptr() != first.data_ptr()
     begin = time.perf_counter()
@@ -81,7 +81,7 @@ def test_2_a_packet_is_filled_anew_only_behind_its_event():
         return there
 
     first, busy = send(1, 2), HostEvent()
-    packets.give_back(busy)
+    packets.release(busy)
     second = send(3, 4)
     begin = time.perf_counter()
     threading.Timer(0.02, busy.happened, [None]).start()
@@ -91,7 +91,7 @@ def test_2_a_packet_is_filled_anew_only_behind_its_event():
 
 
 def test_12_buffers_hold_bytes_and_every_dtype_comes_back_whole():
-    transit = Transit(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), 1)
+    transit = PinnedBuffers(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), 1)
     for values in (
         torch.arange(1000),
         torch.arange(1000, dtype=torch.int32),
@@ -106,7 +106,7 @@ def test_12_buffers_hold_bytes_and_every_dtype_comes_back_whole():
 
 def test_a_prompt_of_a_little_more_finds_its_buffer_large_enough():
     allocated = []
-    transit = Transit(lambda nbytes: allocated.append(nbytes) or torch.empty(nbytes, dtype=torch.uint8), 1)
+    transit = PinnedBuffers(lambda nbytes: allocated.append(nbytes) or torch.empty(nbytes, dtype=torch.uint8), 1)
     for rows in (600, 601, 700, 1024, 599):
         assert transit.take((rows, 16), torch.float32).shape == (rows, 16)
     assert allocated == [65536]
@@ -137,6 +137,6 @@ def test_14_a_worker_that_is_closed_says_so():
 
 
 def test_the_ring_hands_out_one_half_while_the_other_is_read():
-    ring = Ring([Slot(i, torch.empty(0), None) for i in range(5)])
+    ring = SlotRing([Slot(i, torch.empty(0), None) for i in range(5)])
     taken = [ring.take().index for _ in range(7)]
     assert ring.wave == 2 and taken == [0, 1, 2, 3, 4, 0, 1]

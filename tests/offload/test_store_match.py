@@ -181,15 +181,15 @@ def test_files_that_change_between_the_key_and_the_store_leave_none(tmp_path, mo
 def test_files_that_change_while_their_key_is_made_leave_no_key(tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     source = {0: weights(seed=1)}
-    folder, plain = saved(tmp_path / "model", source), source_key.surveyed
+    folder, plain = saved(tmp_path / "model", source), source_key.fingerprint_and_key
 
-    def surveyed(*given, whole, **said):
+    def fingerprint_and_key(*given, whole, **said):
         found = plain(*given, whole=whole, **said)
         if whole:
             saved(folder, outside_of_the_sample(source))
         return found
 
-    monkeypatch.setattr("goldsmith.offload.store.cache_folder.surveyed", surveyed)
+    monkeypatch.setattr("goldsmith.offload.store.cache_folder.fingerprint_and_key", fingerprint_and_key)
     with pytest.raises(StoreError, match="changed while they were read"):
         cached_store(folder)
     assert not list((tmp_path / "cache").rglob("*.*")) and not list((tmp_path / "cache" / "keys").glob("*"))

@@ -10,7 +10,7 @@ from experts.defaults import check
 from goldsmith import ShapeError, experts
 from goldsmith.offload import ExpertStore
 from goldsmith.offload.store import source_key
-from goldsmith.offload.store.source import Floats
+from goldsmith.offload.store.source import FloatExpert
 from offload.stores import weights
 
 
@@ -78,7 +78,7 @@ def test_progress_is_of_an_unknown_whole_when_there_is_more_than_was_expected(tm
 
 def key(source, **options):
     said = {"format": "auto", "group_size": None, "activation": "silu", "alpha": 1.702, "limit": None} | options
-    return source_key.surveyed("test", source, said, whole=True)[1]
+    return source_key.fingerprint_and_key("test", source, said, whole=True)[1]
 
 
 def test_the_key_counts_every_piece_of_a_large_matrix():
@@ -98,7 +98,9 @@ def test_the_key_counts_dtypes_and_the_borders_between_tensors():
     keys = [key({0: {name: t.to(dtype) for name, t in zeros.items()}}, format="fp32")
             for dtype in (torch.float16, torch.bfloat16, torch.float32)]  # fmt: skip
     assert len(set(keys)) == 3  # the store's header names the dtype: it is another store
-    parts = list(source_key.parts_of(Floats(*(torch.zeros(2, 2) for _ in range(3)), {"down_bias": torch.zeros(2)})))
+    parts = list(
+        source_key.parts_of(FloatExpert(*(torch.zeros(2, 2) for _ in range(3)), {"down_bias": torch.zeros(2)}))
+    )
     assert [tuple(part.shape) for part in parts] == [(2, 2)] * 3 + [(2,)]
 
 

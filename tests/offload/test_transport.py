@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from goldsmith.offload.memory import transport
-from goldsmith.offload.memory.transport import Ring, Transport, free_memory
+from goldsmith.offload.memory.transport import Transport, TransportRing, free_memory
 from offload.stores import build
 
 
@@ -38,7 +38,7 @@ def test_a_way_that_needs_a_gpu_is_refused_without_one(store, mode):
         Transport(store, "cpu", force="telepathy")
 
 
-class Mark:
+class TimeMark:
     """An event whose copy arrives when somebody waits for it; until then its buffer may not change."""
 
     def __init__(self, buffer):
@@ -54,10 +54,10 @@ def test_a_buffer_of_the_ring_is_filled_again_only_when_its_copy_has_arrived():
     marks = []
 
     def mark():
-        marks.append(Mark(buffers[len(marks) % 3]))
+        marks.append(TimeMark(buffers[len(marks) % 3]))
         return marks[-1]
 
-    ring = Ring(buffers, mark)
+    ring = TransportRing(buffers, mark)
     source = torch.randint(0, 256, (64 * 7 + 10,), dtype=torch.uint8)
     out = torch.zeros_like(source)
     ring.copy(source, out)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
 
 import torch
 
 from .engine import Engine
-from .settings import not_sent
+from .explanation import Explanation
+from .observe.statistics import Stats
+from .settings import pickling_error
 from .store.expert_store import ExpertStore
 
 ADAPTER = "goldsmith.hf.offload"  # imported by name on first use, because this floor must not import transformers
@@ -41,19 +44,19 @@ class Offloaded:
     def engine(self) -> Engine:
         return self._attached.engine
 
-    def stats(self) -> Any:
+    def stats(self) -> Stats:
         return self.engine.stats()
 
     def reset_stats(self) -> None:
         self.engine.reset_stats()
 
-    def explain(self) -> Any:
+    def explain(self) -> Explanation:
         return self.engine.explain()
 
-    def trace(self, path: str | Path) -> Any:
+    def trace(self, path: str | Path) -> AbstractContextManager[None]:
         return self.engine.trace(path)
 
-    def profile(self, *args: Any, **options: Any) -> Any:
+    def profile(self, *args: object, **options: object) -> dict[str, dict[str, list[int]]]:
         return self.engine.profile(*args, **options)
 
     def detach(self) -> Any:
@@ -89,8 +92,8 @@ class Offloaded:
             if self._attached.owned:
                 self.engine.store.close()
 
-    def __reduce__(self) -> Any:
-        raise not_sent()
+    def __reduce__(self) -> NoReturn:
+        raise pickling_error()
 
     def __repr__(self) -> str:
         store = self.engine.store
@@ -129,8 +132,8 @@ def offload(
     requires a gradient any more. Raises UnsupportedModel with the class and the property, StoreMismatch for a store of
     other weights, ValueError for arguments, ImportError if transformers is not installed.
     """
-    given: dict[str, Any] = {"store": store, "cpu_format": cpu_format, "batch": batch, "max_length": max_length}
-    return Offloaded(_adapter().attach(model, **given, progress=progress, **options))
+    arguments: dict[str, Any] = {"store": store, "cpu_format": cpu_format, "batch": batch, "max_length": max_length}
+    return Offloaded(_adapter().attach(model, **arguments, progress=progress, **options))
 
 
 def from_pretrained(
@@ -152,11 +155,11 @@ def from_pretrained(
     from the checkpoint's files to the store one at a time; codes of a quantised checkpoint are kept bit for bit.
     `progress` reports both. Other keywords and errors as in `offload`.
     """
-    given: dict[str, Any] = {"store": store, "cpu_format": cpu_format, "batch": batch, "max_length": max_length}
-    return Offloaded(_adapter().load(path, dtype=dtype, **given, progress=progress, **options))
+    arguments: dict[str, Any] = {"store": store, "cpu_format": cpu_format, "batch": batch, "max_length": max_length}
+    return Offloaded(_adapter().load(path, dtype=dtype, **arguments, progress=progress, **options))
 
 
-def _adapter() -> Any:
+def _adapter() -> ModuleType:
     try:
         return importlib.import_module(ADAPTER)
     except ImportError as error:

@@ -9,31 +9,32 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.autograd import as_stored
-from .engine_inputs import chosen_calibration, chosen_experts
-from .engine_lock import Turns
+from .calibration.calibration import Calibration
+from .engine_inputs import calibration_for, static_experts
+from .engine_lock import EngineLock
 from .explanation import Explanation, explain
 from .guard.faults import Faults
 from .guard.guard import Guard
-from .lanes.call_checks import check_call, counted
+from .lanes.call_checks import check_call, count_tokens
 from .lanes.device_lanes import DeviceLanes
 from .lanes.host_lanes import HostLanes
 from .lanes.kernels import kernel_dtype
-from .lanes.slot_memory import Memory, spent
+from .lanes.slot_memory import SlotMemory, divided_budget
 from .memory.cache import Cache, counts_of
-from .memory.machine import Cuda
+from .memory.machine import CudaMachine
 from .observe.statistics import Counts, Stats
 from .observe.trace import Trace
-from .planning.adaptation import Adapting
+from .planning.adaptation import AdaptiveCosts
 from .planning.assignment import PREFILL, Assignment, assign
 from .planning.call import Call
-from .settings import OP, check_store, not_sent, settings
+from .settings import OP, check_store, pickling_error, settings
 from .store.expert_store import ExpertStore
 
 _AS_IT_IS = nullcontext()
@@ -76,8 +77,8 @@ class Engine:
         guard: str = "raise",
         lanes: str = "auto",
         threads: int | None = None,
-        calibration: Any = None,
-        profile: Mapping[str, Any] | str | Path | None = None,
+        calibration: Calibration | str | Path | None = None,
+        profile: Mapping[str, object] | str | Path | None = None,
         adaptive: bool = False,
     ) -> None:
         self.settings = settings(
@@ -88,14 +89,14 @@ class Engine:
         self.store = store
         self.device = self.settings.device
         self.threads = self.settings.threads
-        chosen = chosen_experts(store, self.settings, profile)
-        self.spending = spent(store, self.settings, self._row_bytes())
-        self.calibration, locked = chosen_calibration(store, self.settings, self.spending, calibration, Engine)
+        chosen = static_experts(store, self.settings, profile)
+        self.spending = divided_budget(store, self.settings, self._row_bytes())
+        self.calibration, locked = calibration_for(store, self.settings, self.spending, calibration, Engine)
         self._costs = getattr(self.calibration, "costs", None)
-        self._adapting = Adapting(self._costs) if self._costs is not None and self.settings.adaptive else None
+        self._adapting = AdaptiveCosts(self._costs) if self._costs is not None and self.settings.adaptive else None
         self._tallies: defaultdict[int, Counts] = defaultdict(Counts)
         self._faults, self._trace = Faults(store), Trace()
-        self._turns, self._number, self._positions = Turns(), 0, 0
+        self._lock, self._number, self._positions = EngineLock(), 0, 0
         self._assign = assign  # benchmarks set other rules here
         self._guard = Guard(store, self._faults, self.settings.guard)
         self._entry = torch.compiler.disable(
@@ -141,20 +142,22 @@ class Engine:
         if self._on_host:
             x, top_k_index, top_k_weights = x.cpu(), top_k_index.cpu(), top_k_weights.cpu()
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
-            out = self._turns.take(self._made, begin, experts, layer, x, top_k_index, top_k_weights)
+            out = self._lock.take(self._locked_call, begin, experts, layer, x, top_k_index, top_k_weights)
         return out.to(self.device) if self._on_host else out
 
-    def _made(self, begin: float, experts: int, layer: int, x: Tensor, index: Tensor, top_k_weights: Tensor) -> Tensor:
-        ids, counts, skips = self._routed(layer, index, x, experts)
+    def _locked_call(
+        self, begin: float, experts: int, layer: int, x: Tensor, index: Tensor, top_k_weights: Tensor
+    ) -> Tensor:
+        ids, counts, skips = self._count_routes(layer, index, x, experts)
         begin = max(begin, self._lanes.until)  # the time until then was counted for the call before
-        assignment = self._begun(layer, x, ids, counts)
+        assignment = self._begin_early(layer, x, ids, counts)
         tally = self._tallies[layer]
         weights = top_k_weights if self._deferred else top_k_weights.float()  # a GPU's merge reads any dtype
         if skips:
             weights = weights.masked_fill(ids.to(weights.device) < 0, 0.0)
         self._number += 1
         if self._faults.on:
-            x, weights = self._faults.given(layer, self._number, x, weights)
+            x, weights = self._faults.apply_to_inputs(layer, self._number, x, weights)
         bound = tally.bound
         try:
             out = self._pieces(layer, x, ids, weights, counts, tally, assignment)
@@ -180,38 +183,38 @@ class Engine:
         self._positions = positions
         self._guard.begin()
 
-    def end_forward(self, made: Tensor | None = None) -> None:
+    def end_forward(self, output: Tensor | None = None) -> None:
         """Ends a model's forward: raises what the guard found in its last layers, and in the output `made` ([rows,
         any]).
         """
         self._positions = 0
         self.flush()
-        self._guard.look_after(made, self._number)
+        self._guard.check_output(output, self._number)
 
-    def _routed(self, layer: int, index: Tensor, x: Tensor, experts: int) -> tuple[Tensor, list[int], bool]:
+    def _count_routes(self, layer: int, index: Tensor, x: Tensor, experts: int) -> tuple[Tensor, list[int], bool]:
         """ids [T, k] on the host with -1 for skipped slots, tokens of each expert, and whether a slot is skipped."""
         lanes = self.settings.lanes
         alone = self._caches[layer].holds >= experts if lanes == "auto" else lanes in ("copied", "cached")
         ids = self._lanes.to_host(index, x, alone)
-        counts, skips = counted(layer, ids, experts)
+        counts, skips = count_tokens(layer, ids, experts)
         if skips:
             there = ids.numpy()
             ids = torch.from_numpy(np.where(there == experts, -1, there))
         return ids.contiguous(), counts, skips
 
-    def _begun(self, layer: int, x: Tensor, ids: Tensor, counts: list[int]) -> Assignment | None:
+    def _begin_early(self, layer: int, x: Tensor, ids: Tensor, counts: list[int]) -> Assignment | None:
         """The assignment of a call of one token, whose CPU work begins here so that it overlaps all the rest; otherwise
         None.
         """
-        lanes, found = self._lanes, None
+        lanes, assignment = self._lanes, None
         if not isinstance(lanes, DeviceLanes):
             return None
         if x.shape[0] == 1 and ids.shape[1] <= lanes.most_rows:
-            found = self._assign(counts, 1, self._caches[layer], self.settings, self.spending, self._costs)
-            if found.cpu and not self._faults.on:
-                lanes.cpu.begin_early(layer, x, found.cpu, counts)
+            assignment = self._assign(counts, 1, self._caches[layer], self.settings, self.spending, self._costs)
+            if assignment.cpu and not self._faults.on:
+                lanes.cpu.begin_early(layer, x, assignment.cpu, counts)
         lanes.look_back()
-        return found
+        return assignment
 
     def _pieces(
         self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, counts: list[int], tally: Counts,
@@ -224,7 +227,7 @@ class Engine:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         for first in range(0, len(x), step):
             at = slice(first, first + step)
-            counts, _ = counted(layer, ids[at], len(counts))
+            counts, _ = count_tokens(layer, ids[at], len(counts))
             out[at] = self._piece(layer, x[at], ids[at], weights[at], counts, tally, first)
         return out
 
@@ -279,7 +282,7 @@ class Engine:
             self._lanes.streaming.forget()
 
     def _check(self) -> None:
-        self._turns.check()
+        self._lock.check()
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"{OP}: it cannot be captured in a CUDA graph, because the CPU decides at every call which lane "
@@ -293,12 +296,12 @@ class Engine:
 
         In a forked process: the counters from before the fork.
         """
-        if not self._turns.forked:
+        if not self._lock.forked:
             self.flush()
         return Stats.of(self._tallies)
 
     def reset_stats(self) -> None:
-        if not self._turns.forked:
+        if not self._lock.forked:
             self.flush()
         self._tallies.clear()
 
@@ -321,23 +324,23 @@ class Engine:
         self._check()
         return self._trace.recording(path, self._settle)
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> dict[str, dict[str, list[int]]]:
         """{"counts": {layer: calls that used each expert}} so far, ready for JSON: the input of cache="static"."""
         return {"counts": {str(layer): cache.profile for layer, cache in self._caches.items()}}
 
     def flush(self) -> None:
         """Waits for work under way, and raises what the guard found in it; call it at the end of a model's forward."""
-        self._turns.take_if_open(lambda: self._lanes.flush())
+        self._lock.take_if_open(lambda: self._lanes.flush())
 
     def _settle(self) -> None:
-        if not self._turns.forked:
-            self._turns.take_if_open(lambda: self._lanes.settle())
+        if not self._lock.forked:
+            self._lock.take_if_open(lambda: self._lanes.settle())
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        return self._turns.closed
+        return self._lock.closed
 
     def close(self) -> None:
         """Ends the engine's threads and frees its memory. May be called twice.
@@ -347,7 +350,7 @@ class Engine:
         own exception wins, and carries the other as a note. Inside a call of the same thread, for example in a signal
         handler, the engine closes when that call ends.
         """
-        self._turns.close(self._end)
+        self._lock.close(self._end)
 
     def _end(self) -> None:
         try:
@@ -360,10 +363,10 @@ class Engine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        self._turns.close(self._end, value)
+        self._lock.close(self._end, value)
 
-    def __reduce__(self) -> Any:
-        raise not_sent()
+    def __reduce__(self) -> NoReturn:
+        raise pickling_error()
 
     def __repr__(self) -> str:
         return f"Engine({self.store!r}, device={str(self.device)!r}, lanes={self.settings.lanes!r})"
@@ -375,15 +378,15 @@ class Engine:
         return 4 * (self.store.hidden_size + self.store.intermediate_size) + 24
 
     def _allocate(self, chosen: Mapping[int, list[int]]) -> HostLanes | DeviceLanes:
-        memory = self._memory = Memory(self.store, self.settings, self.spending, chosen)
+        memory = self._memory = SlotMemory(self.store, self.settings, self.spending, chosen)
         self._arenas, self._caches = memory.arenas, memory.caches
         of_all = (self.threads, self.settings.lanes == "auto", self._faults, self._trace, self._tallies.__getitem__)
         machine = self._machine()
         if machine is None:
             return HostLanes(self.store, memory.ring, memory.streaming, *of_all)
         look = None if self.settings.guard == "off" else self._guard.look
-        told = look, not self.settings.adaptive  # adaptive costs learn from the times at a call's end
-        return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, *told)
+        options = look, not self.settings.adaptive  # adaptive costs learn from the times at a call's end
+        return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, *options)
 
-    def _machine(self) -> Any:
-        return Cuda(self.store, self.device) if self._deferred else None
+    def _machine(self) -> CudaMachine | None:
+        return CudaMachine(self.store, self.device) if self._deferred else None

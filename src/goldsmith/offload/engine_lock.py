@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from .settings import OP
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
-class Turns:
+class EngineLock:
     """Runs work one at a time (`take`) until `close`
 
     The lock is re-entrant: inside a turn of the same thread (in a signal handler, or in code that shows warnings) work
@@ -40,7 +40,7 @@ class Turns:
                 "its GPU; make an Engine in this process (the store can be shared)"
             )
 
-    def take(self, work: Callable[..., Made], *given: object) -> Made:
+    def take(self, work: Callable[..., Result], *arguments: object) -> Result:
         """Returns work(*arguments), once it is this thread's turn."""
         with self._lock:
             if self.closed:  # closed by another thread while this one waited
@@ -48,14 +48,14 @@ class Turns:
             outer = self._inside
             try:
                 self._inside = True
-                made = work(*given)
+                result = work(*arguments)
             except BaseException as error:
                 self._inside = outer
                 self._leave(error)
                 raise
             self._inside = outer
             self._leave(None)
-            return made
+            return result
 
     def take_if_open(self, work: Callable[[], None]) -> None:
         """`take`, but does nothing if it is closed."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -24,7 +23,7 @@ _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?(?:[iI]?[bB]))?\s*")
 
 
 @dataclass(frozen=True)
-class Settings:
+class EngineSettings:
     """The checked keywords. gpu_budget: bytes, or None for "auto"; prefill: a word, or a count of tokens."""
 
     device: torch.device
@@ -38,8 +37,9 @@ class Settings:
 
 
 def settings(
-    *, device: Any, gpu_budget: Any, cache: Any, prefill: Any, guard: Any, lanes: Any, threads: Any, adaptive: Any
-) -> Settings:
+    *, device: str | torch.device, gpu_budget: str | int, cache: str, prefill: str | int, guard: str, lanes: str,
+    threads: int | None, adaptive: bool,
+) -> EngineSettings:  # fmt: skip
     """Checks the Engine's keywords. Raises ValueError or TypeError with the keyword's name and its valid values."""
     check_choice(OP, "cache", cache, CACHES)
     check_choice(OP, "guard", guard, GUARDS)
@@ -58,10 +58,10 @@ def settings(
         raise TypeError(f"{OP}: threads={threads!r}, wanted a whole number of at least 1, or None")
     if not 1 <= count <= 1024:
         raise ValueError(f"{OP}: threads={threads}, wanted a number from 1 to 1024")
-    return Settings(where, parse_budget(gpu_budget), cache, prefill, guard, lanes, count, adaptive)
+    return EngineSettings(where, parse_budget(gpu_budget), cache, prefill, guard, lanes, count, adaptive)
 
 
-def check_store(store: Any, exact: Any) -> None:
+def check_store(store: object, exact: object) -> None:
     """Raises unless `store` is an ExpertStore that may be used: exact=True refuses a format that rounds."""
     from .store.expert_store import ExpertStore
 
@@ -76,7 +76,7 @@ def check_store(store: Any, exact: Any) -> None:
         )
 
 
-def not_sent() -> TypeError:
+def pickling_error() -> TypeError:
     """The error for pickling an engine or a model that has one, with what to do instead."""
     return TypeError(
         f"{OP}: it cannot be pickled, nor can a model whose experts it computes: its threads and memory are "
@@ -86,37 +86,37 @@ def not_sent() -> TypeError:
     )
 
 
-def parse_budget(value: Any) -> int | None:
+def parse_budget(value: str | int) -> int | None:
     """Bytes of "6GiB", "6GB", "500MiB" or a whole number; None for "auto"; ValueError for anything else."""
     if isinstance(value, str):
         if value.strip().lower() == "auto":
             return None
-        found = _AMOUNT.fullmatch(value)
-        amount = float(found[1]) * _UNITS[(found[2] or "B").upper()] if found else -1
+        match = _AMOUNT.fullmatch(value)
+        amount = float(match[1]) * _UNITS[(match[2] or "B").upper()] if match else -1
         if 0 <= amount <= _MOST_BYTES:  # float() turns very long numbers into infinity
             return int(amount)
     elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_BYTES:
         return value
-    said = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}..."
+    text = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}..."
     raise ValueError(
-        f"{OP}: gpu_budget={said} is not an amount of memory; give 'auto', bytes, or '6GiB', '6GB', '500MiB'"
+        f"{OP}: gpu_budget={text} is not an amount of memory; give 'auto', bytes, or '6GiB', '6GB', '500MiB'"
     )
 
 
-def chosen_device(device: Any) -> torch.device:
+def chosen_device(device: str | torch.device) -> torch.device:
     if isinstance(device, str) and device == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     try:
-        found = torch.device(device)
+        parsed = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"{OP}: device={device!r} is not a device; give 'auto', 'cpu', 'cuda' or 'cuda:N'") from error
-    if found.type == "cpu":
+    if parsed.type == "cpu":
         return torch.device("cpu")
-    if found.type != "cuda":
+    if parsed.type != "cuda":
         raise ValueError(f"{OP}: device={device!r}: experts are computed only on 'cpu' and 'cuda'")
     if not torch.cuda.is_available():
         raise ValueError(f"{OP}: device={device!r}, but torch sees no CUDA device; give 'cpu', or 'auto'")
-    index = torch.cuda.current_device() if found.index is None else found.index
+    index = torch.cuda.current_device() if parsed.index is None else parsed.index
     if index >= torch.cuda.device_count():
         raise ValueError(f"{OP}: device={device!r}, but the last CUDA device is cuda:{torch.cuda.device_count() - 1}")
     return torch.device("cuda", index)
@@ -135,7 +135,7 @@ def default_threads(device: torch.device) -> int:
     return max(1, worth() - (device.type == "cuda"))
 
 
-def profile_of(profile: Any, experts: Mapping[int, int]) -> dict[int, list[int]]:
+def profile_of(profile: object, experts: Mapping[int, int]) -> dict[int, list[int]]:
     """{layer: experts, most used first} from the result of Engine.profile(), for cache="static"."""
     import json
     from pathlib import Path
@@ -149,7 +149,7 @@ def profile_of(profile: Any, experts: Mapping[int, int]) -> dict[int, list[int]]
             raise ValueError(f"{OP}: the profile is not JSON of Engine.profile(): {error}") from error
     if not isinstance(profile, Mapping) or not isinstance(profile.get("counts"), Mapping):
         raise ValueError(f"{OP}: profile has no 'counts'; give what Engine.profile() returned, or a JSON file of it")
-    found: dict[int, list[int]] = {}
+    experts_by_layer: dict[int, list[int]] = {}
     for layer, count in experts.items():
         counts = profile["counts"].get(str(layer), profile["counts"].get(layer))
         if counts is None:
@@ -159,9 +159,9 @@ def profile_of(profile: Any, experts: Mapping[int, int]) -> dict[int, list[int]]
                 f"{OP}: the profile's counts of layer {layer} are not a list of {count} whole numbers, one per expert: "
                 "it belongs to another model, or is damaged; take Engine.profile() of this model"
             )
-        found[layer] = sorted((e for e, n in enumerate(counts) if n), key=lambda e: (-counts[e], e))
-    return found
+        experts_by_layer[layer] = sorted((e for e, n in enumerate(counts) if n), key=lambda e: (-counts[e], e))
+    return experts_by_layer
 
 
-def _are_counts(given: Any) -> bool:
-    return isinstance(given, (list, tuple)) and all(isinstance(n, int) and n >= 0 for n in given)
+def _are_counts(counts: object) -> bool:
+    return isinstance(counts, (list, tuple)) and all(isinstance(n, int) and n >= 0 for n in counts)

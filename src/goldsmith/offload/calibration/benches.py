@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ...experts import PackedExperts
 from ...experts.memory import empty_pages
-from ..lanes.cpu_lane import Lane
-from ..lanes.kernels import Kernels, loaded
+from ..lanes.cpu_lane import CpuLane
+from ..lanes.kernels import Kernels, kernel_module
 from ..memory.transport import Transport, move
 from ..store.expert_store import ExpertStore
 
@@ -45,8 +45,8 @@ class HostBench:
 
     def __init__(self, store: ExpertStore, threads: int, *, lane: bool = False) -> None:
         self.store, self.threads, self._kernels = store, threads, Kernels(store.options, threads)
-        self._lane = Lane(store.options, threads) if lane else None
-        self.blocks = beyond_cache(store)
+        self._lane = CpuLane(store.options, threads) if lane else None
+        self.blocks = blocks_beyond_cache(store)
         self.base: PackedExperts = store.blocks.base(self.blocks)
         self.together = min(_TOGETHER, len(self.blocks))
         self.dtype = torch.bfloat16 if store.dtype == torch.bfloat16 else torch.float32
@@ -58,17 +58,17 @@ class HostBench:
 
         The time of a call with all slots skipped is subtracted. Counts that would take much longer are left out.
         """
-        call, found = self.latency(seconds / 2), dict[int, float]()
+        call, times = self.latency(seconds / 2), dict[int, float]()
         for tokens in COUNTS:
             experts = self.together
-            if found:  # at most proportional to the tokens
-                n, each = next(reversed(found.items()))
+            if times:  # at most proportional to the tokens
+                n, each = next(reversed(times.items()))
                 if each * tokens / n > seconds:
                     break
                 experts = max(1, min(_PROMPT, len(self.blocks), int(seconds / (_CALLS * each * tokens / n))))
-            taken = median(self.call(tokens, experts), seconds)
-            found[tokens] = max(taken - call, 0.1 * taken) / experts
-        return found
+            duration = median(self.call(tokens, experts), seconds)
+            times[tokens] = max(duration - call, 0.1 * duration) / experts
+        return times
 
     def latency(self, seconds: float) -> float:
         """Seconds of a call in which every slot is skipped."""
@@ -97,11 +97,11 @@ class HostBench:
 
         def run() -> float | None:
             self._turn += 1
-            given = x, turns[self._turn % len(turns)], self.base, rows, flags
+            arguments = x, turns[self._turn % len(turns)], self.base, rows, flags
             if self._lane is None:
-                self._kernels.rows(*given)
+                self._kernels.rows(*arguments)
                 return None
-            self._lane.begin(*given)
+            self._lane.begin(*arguments)
             begin, end = self._lane.end()
             return end - begin
 
@@ -144,8 +144,8 @@ class HostBench:
         thread.start()
         times, begin = list[float](), time.perf_counter()
         while (now := time.perf_counter()) - begin < seconds or len(times) < 2:
-            taken = kernel()
-            times.append(time.perf_counter() - now if taken is None else taken)
+            duration = kernel()
+            times.append(time.perf_counter() - now if duration is None else duration)
         spent, done = time.perf_counter() - begin, copied
         stop.set()
         thread.join()
@@ -221,7 +221,7 @@ class DeviceBench:
 
     def kernel(self, tokens: int, seconds: float, *, experts: int | None = None) -> float:
         """Seconds of a call in which each of `experts` experts has `tokens` tokens, including launches."""
-        panels = loaded("experts._kernels.panels")
+        panels = kernel_module("experts._kernels.panels")
 
         count, device = self.together if experts is None else experts, self.device
         config, rows = panels.pick(tokens), count * tokens
@@ -259,7 +259,7 @@ class DeviceBench:
 
         return 2 * times * half * self.store.blocks.stride / median(run, seconds)
 
-    def give_way(self) -> None:
+    def free_arena(self) -> None:
         """Frees the device memory, so that it does not count against a budget; `transport` stays."""
         torch.cuda.synchronize(self.device)
         self.arena = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -268,7 +268,7 @@ class DeviceBench:
 
     def close(self) -> None:
         if len(self.arena):
-            self.give_way()
+            self.free_arena()
         self.transport.close()
 
 
@@ -288,8 +288,8 @@ def quickest(run: Timed, seconds: float) -> float:
 def _times(run: Timed, seconds: float) -> list[float]:
     def timed() -> float:
         begin = time.perf_counter()
-        taken = run()
-        return taken if isinstance(taken, float) else time.perf_counter() - begin
+        duration = run()
+        return duration if isinstance(duration, float) else time.perf_counter() - begin
 
     begin, first = time.perf_counter(), timed()
     if first > seconds:
@@ -300,7 +300,7 @@ def _times(run: Timed, seconds: float) -> list[float]:
     return times
 
 
-def beyond_cache(store: ExpertStore) -> Tensor:
+def blocks_beyond_cache(store: ExpertStore) -> Tensor:
     """Blocks [n, stride] of twice the last-level cache's size: the store's own pages, or copies of them."""
     stride = store.blocks.stride
     wanted = min(max(2, -(-min(_MOST, 2 * last_level_cache()) // stride)), 4096)
@@ -308,10 +308,10 @@ def beyond_cache(store: ExpertStore) -> Tensor:
     own = store.raw_layer(largest)[:wanted]
     if len(own) == wanted and _in_memory(own):
         return own
-    made = empty_pages(wanted * stride).view(wanted, stride)
+    copies = empty_pages(wanted * stride).view(wanted, stride)
     for i in range(wanted):
-        move(own[i % min(len(own), 4)], made[i])
-    return made
+        move(own[i % min(len(own), 4)], copies[i])
+    return copies
 
 
 def _in_memory(blocks: Tensor) -> bool:
@@ -326,12 +326,12 @@ def _in_memory(blocks: Tensor) -> bool:
 
 def last_level_cache() -> int:
     """Bytes of the last-level cache; 32 MiB if unknown."""
-    found = []
+    sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         try:
             text = path.read_text(encoding="ascii").strip()
         except OSError:
             continue
         unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
-        found.append(int(text.rstrip("KMG") or 0) * unit)
-    return max(found, default=32 << 20)
+        sizes.append(int(text.rstrip("KMG") or 0) * unit)
+    return max(sizes, default=32 << 20)

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +18,9 @@ from ...core.device import machine
 from ...core.processors import worth
 from ...experts.memory import frozen
 from ..memory.transport import Transport
-from ..observe.processor_load import BUSY, Others, busy
+from ..observe.processor_load import BUSY, ProcessorLoad, busy
 from ..planning.costs import Costs, Curve
-from ..store.atomic_file import published
+from ..store.atomic_file import atomic_write
 from ..store.cache_folder import cache_folder
 from ..store.expert_store import ExpertStore
 from .benches import BESIDE, ON_DEVICE, DeviceBench, HostBench
@@ -44,7 +43,7 @@ class Calibration:
     """
 
     costs: Costs
-    key: dict[str, Any]
+    key: dict[str, object]
     measured: dict[str, float]
     transport: str
     others: float | None = None
@@ -54,14 +53,14 @@ class Calibration:
         """Whether the machine was busy during the measurement, so the costs do not hold for a quiet one."""
         return (self.others or 0.0) > BUSY
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return asdict(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes JSON; the file is replaced as a whole or not at all. An OSError names `path`."""
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
         try:
-            with published(Path(path)) as file:
+            with atomic_write(Path(path)) as file:
                 file.write(text.encode())
         except OSError as error:  # the error names the temporary file, or none
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error
@@ -93,18 +92,18 @@ def kept_or_measured(
     path = _path(key)
     if not force:
         try:
-            kept = Calibration.load(path)
+            cached = Calibration.load(path)
         except (OSError, ValueError):  # missing, unreadable or damaged
-            kept = None
-        if kept is not None and kept.key == key and not (kept.busy and not busy()):
-            _warn(kept)
-            return kept
-    with frozen(), Others() as others:
-        found = _measured(store, device, threads, key, engine)
-    found = replace(found, others=others.share)
+            cached = None
+        if cached is not None and cached.key == key and not (cached.busy and not busy()):
+            _warn(cached)
+            return cached
+    with frozen(), ProcessorLoad() as load:
+        calibration = _measured(store, device, threads, key, engine)
+    calibration = replace(calibration, others=load.share)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        found.save(path)
+        calibration.save(path)
     except OSError as error:
         warnings.warn(
             f"{_OP}: the calibration could not be saved ({error.strerror or error}: {path.parent}), so every start "
@@ -112,15 +111,15 @@ def kept_or_measured(
             RuntimeWarning,
             stacklevel=3,
         )
-    _warn(found)
-    return found
+    _warn(calibration)
+    return calibration
 
 
-def _warn(found: Calibration) -> None:
-    if found.busy:
+def _warn(calibration: Calibration) -> None:
+    if calibration.busy:
         warnings.warn(
-            f"{_OP}: others took {found.others:.0%} of the processors' time while this machine was measured, so the "
-            "costs are those of a busy machine; they are measured again when it is quiet, or with force=True",
+            f"{_OP}: others took {calibration.others:.0%} of the processors' time while this machine was measured, so "
+            "the costs are those of a busy machine; they are measured again when it is quiet, or with force=True",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -129,13 +128,13 @@ def _warn(found: Calibration) -> None:
 def _device_of(device: torch.device | str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = torch.device(device)
-    if found.type not in ("cpu", "cuda"):
+    parsed = torch.device(device)
+    if parsed.type not in ("cpu", "cuda"):
         raise ValueError(f"{_OP}: device={str(device)!r}, wanted 'auto', 'cpu' or 'cuda:N'")
-    return found
+    return parsed
 
 
-def _key(store: ExpertStore, device: torch.device, threads: int) -> dict[str, Any]:
+def _key(store: ExpertStore, device: torch.device, threads: int) -> dict[str, object]:
     here, layout = machine(), store.blocks.layout
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     native_level = native.isa() if native.reason() is None else "none"
@@ -147,41 +146,41 @@ def _key(store: ExpertStore, device: torch.device, threads: int) -> dict[str, An
     }  # fmt: skip
 
 
-def _path(key: dict[str, Any]) -> Path:
+def _path(key: dict[str, object]) -> Path:
     digits = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     return cache_folder() / "calibration" / f"{digits}.json"
 
 
 def _measured(
-    store: ExpertStore, device: torch.device, threads: int, key: dict[str, Any], engine: EngineFactory
+    store: ExpertStore, device: torch.device, threads: int, key: dict[str, object], engine: EngineFactory
 ) -> Calibration:
     host = HostBench(store, threads, lane=device.type == "cuda")
     try:
         measured: dict[str, float] = {"cpu_latency": host.latency(0.1)}
         cpu = host.curve(0.2)
         measured |= {f"cpu_{n}": seconds for n, seconds in cpu.items()}
-        found = (_gpu if device.type == "cuda" else _no_gpu)(store, host, device, measured, cpu, engine)
+        timings = (_gpu if device.type == "cuda" else _no_gpu)(store, host, device, measured, cpu, engine)
     finally:
         host.close()
     size, work = float(store.blocks.stride), 6.0 * store.hidden_size * store.intermediate_size
-    link, calls, curve = size / measured["copy"], found.calls, _rising(cpu)
+    link, calls, curve = size / measured["copy"], timings.calls, _rising(cpu)
     route = calls.get("route", 0.0)
     measured |= {f"call_{way}": seconds for way, seconds in calls.items()}
-    (_, one), (n, many), (_, one_there), (m, many_there) = curve[0], curve[-1], found.device[0], found.device[-1]
+    (_, one), (n, many), (_, one_there), (m, many_there) = curve[0], curve[-1], timings.device[0], timings.device[-1]
     costs = Costs(
         expert_bytes=size, flops_per_token=work, cpu_bytes_per_s=size / one, cpu_flops=work * n / many,
         link_bytes_per_s=link, dram_bytes_per_s=max(measured["together"], size / one, link),
         device_bytes_per_s=size / one_there, device_flops=work * m / many_there,
-        cpu_latency=measured["cpu_latency"] + calls.get("cpu", 0.0), link_latency=found.link_latency,
-        device_latency=found.device_latency, split_latency=calls.get("split", 0.0), shared=device.type == "cpu",
-        cpu_curve=_with(curve, route), cpu_beside_curve=_with(found.beside, route),
-        device_curve=found.device, **found.link_beside,
+        cpu_latency=measured["cpu_latency"] + calls.get("cpu", 0.0), link_latency=timings.link_latency,
+        device_latency=timings.device_latency, split_latency=calls.get("split", 0.0), shared=device.type == "cpu",
+        cpu_curve=_with(curve, route), cpu_beside_curve=_with(timings.beside, route),
+        device_curve=timings.device, **timings.link_beside,
     )  # fmt: skip
-    return Calibration(costs, key, measured, found.transport)
+    return Calibration(costs, key, measured, timings.transport)
 
 
 @dataclass
-class _Found:
+class _DeviceTimings:
     """The part of the costs that depends on the device; calls: see `overheads`."""
 
     device: Curve
@@ -222,7 +221,7 @@ def _with(curve: Curve, route: float) -> Curve:
 def _no_gpu(
     store: ExpertStore, host: HostBench, device: torch.device, measured: dict[str, float], cpu: dict[int, float],
     engine: EngineFactory,
-) -> _Found:  # fmt: skip
+) -> _DeviceTimings:  # fmt: skip
     """The device is the CPU itself, after its own lane: nothing runs in parallel, and no transfers are needed."""
     measured["copy"] = measured["copy_pageable"] = host.copy(0.3)
     copier = host.copier(torch.empty(2, store.blocks.stride, dtype=torch.uint8, device="cpu"))
@@ -231,7 +230,7 @@ def _no_gpu(
     least = measured["cpu_latency"] + calls.get(
         "cpu", 0.0
     )  # a call on the device includes all work of a call on the CPU
-    return _Found(
+    return _DeviceTimings(
         _rising(cpu), max(0.0, calls.get("link", 0.0) - cpu[1]), max(least, calls.get("device", 0.0) - cpu[1]),
         Transport(store, device).why, calls, (), {},
     )  # fmt: skip
@@ -240,7 +239,7 @@ def _no_gpu(
 def _gpu(
     store: ExpertStore, host: HostBench, device: torch.device, measured: dict[str, float], cpu: dict[int, float],
     engine: EngineFactory,
-) -> _Found:  # fmt: skip
+) -> _DeviceTimings:  # fmt: skip
     bench, size = DeviceBench(store, host, device), store.blocks.stride
     try:
         measured["copy"] = bench.copy(0.25)
@@ -257,10 +256,10 @@ def _gpu(
         latency = measured["device_latency"] = max(0.0, min(one - each, calls[1] - bench.together * each))
         curve = {n: max(call - latency, 0.1 * call) / bench.together for n, call in calls.items()}
         measured |= {f"device_{n}": seconds for n, seconds in curve.items()}
-        beside = _beside(store, host, bench, measured, cpu)
-        bench.give_way()
+        beside = _contention(store, host, bench, measured, cpu)
+        bench.free_arena()
         spent = overheads(store, engine, device, host.threads, _CALLS, cpu[1], _token(cpu))
-        return _Found(
+        return _DeviceTimings(
             _rising(curve), max(page, spent.get("link", 0.0) - each), max(latency, spent.get("device", 0.0) - each),
             bench.transport.why, spent, *beside,
         )  # fmt: skip
@@ -268,8 +267,8 @@ def _gpu(
         bench.close()
 
 
-def _beside(
-    store: ExpertStore, host: HostBench, bench: Any, measured: dict[str, float], cpu: dict[int, float]
+def _contention(
+    store: ExpertStore, host: HostBench, bench: DeviceBench, measured: dict[str, float], cpu: dict[int, float]
 ) -> tuple[Curve, dict[str, float]]:
     """The CPU's curve while copies run, and the rate of copies while the CPU computes
 

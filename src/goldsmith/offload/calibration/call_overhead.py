@@ -65,7 +65,7 @@ def overheads(
     experts = store.num_experts(layer)
     share = seconds / len(_WAYS)
     together = max(1, min(_TOGETHER, experts, int(share / (4 * _LEAST * expert_seconds))))
-    found: dict[str, float] = {}
+    overhead: dict[str, float] = {}
     try:
         for way, (lanes, ids) in _WAYS.items():
             if ids is not None and max(ids) >= experts:
@@ -73,17 +73,17 @@ def overheads(
             # an expert is computed while the next one is copied, except the last one; on a CPU, after its copy
             k = 1 if way == "link" and device.type == "cpu" else together
             turns = [ids] if ids else [[(i + turn * k) % experts for i in range(k)] for turn in range(_CALLS)]
-            asked: dict[str, Any] = {"lanes": lanes, "threads": threads, "gpu_budget": _budget(store, device)}
-            with make(store, device=device, exact=False, guard="off", **asked) as engine:
+            options: dict[str, Any] = {"lanes": lanes, "threads": threads, "gpu_budget": _budget(store, device)}
+            with make(store, device=device, exact=False, guard="off", **options) as engine:
                 own = way == "split" and engine.runs_ahead
                 times = _own(engine, layer, together, share) if own else _beside(engine, layer, turns, way, share)
-                found[way] = statistics.median(times)
+                overhead[way] = statistics.median(times)
                 if way == "cpu" and _PROMPTS[-1] * token_seconds < share / 4:
                     few, many = (min(_beside(engine, layer, [[0]], way, share / 2, tokens)) for tokens in _PROMPTS)
-                    found["route"] = max(0.0, many - few) / (_PROMPTS[-1] - _PROMPTS[0])
+                    overhead["route"] = max(0.0, many - few) / (_PROMPTS[-1] - _PROMPTS[0])
     except (ValueError, MemoryError):
         return {}
-    return found
+    return overhead
 
 
 def _budget(store: ExpertStore, device: torch.device) -> int:
@@ -96,38 +96,38 @@ def _budget(store: ExpertStore, device: torch.device) -> int:
 def _own(engine: TimedEngine, layer: int, together: int, seconds: float) -> list[float]:
     """Seconds of the caller in calls of one token, with half the experts on the CPU and half in the cache."""
     experts, half = engine.store.num_experts(layer), max(1, together // 2)
-    on_cpu, held = range(0, experts, 3), range(2, experts, 3)[:half]  # as lanes="mixed" assigns them
-    turns = [[*(on_cpu[(turn * half + i) % len(on_cpu)] for i in range(half)), *held] for turn in range(_CALLS)]
-    x, given, weights = _given(engine, turns, 1)
-    found, begin = list[float](), time.perf_counter()
+    on_cpu, cached = range(0, experts, 3), range(2, experts, 3)[:half]  # as lanes="mixed" assigns them
+    turns = [[*(on_cpu[(turn * half + i) % len(on_cpu)] for i in range(half)), *cached] for turn in range(_CALLS)]
+    x, ids, weights = _inputs(engine, turns, 1)
+    times, begin = list[float](), time.perf_counter()
     with torch.no_grad():
-        while len(found) < _CALLS or time.perf_counter() - begin < seconds:
+        while len(times) < _CALLS or time.perf_counter() - begin < seconds:
             engine.flush()
             before = time.perf_counter()
-            engine(layer, x, given[len(found) % len(given)], weights)
-            found.append(time.perf_counter() - before)
-    return found
+            engine(layer, x, ids[len(times) % len(ids)], weights)
+            times.append(time.perf_counter() - before)
+    return times
 
 
-def _given(engine: TimedEngine, turns: list[list[int]], tokens: int) -> tuple[Tensor, list[Tensor], Tensor]:
+def _inputs(engine: TimedEngine, turns: list[list[int]], tokens: int) -> tuple[Tensor, list[Tensor], Tensor]:
     store, device = engine.store, engine.device
     dtype = torch.bfloat16 if store.dtype == torch.bfloat16 else torch.float32
     x = torch.randn(tokens, store.hidden_size, dtype=torch.float32, device="cpu").to(device, dtype)
-    given = [torch.tensor([ids] * tokens, device=device) for ids in turns]
-    return x, given, torch.full(given[0].shape, 1 / len(turns[0]), dtype=torch.float32, device=device)
+    ids_of_turns = [torch.tensor([ids] * tokens, device=device) for ids in turns]
+    return x, ids_of_turns, torch.full(ids_of_turns[0].shape, 1 / len(turns[0]), dtype=torch.float32, device=device)
 
 
 def _beside(
     engine: TimedEngine, layer: int, turns: list[list[int]], way: str, seconds: float, tokens: int = 1
 ) -> list[float]:
     """Seconds per call, for several samples."""
-    x, given, weights = _given(engine, turns, tokens)
+    x, ids, weights = _inputs(engine, turns, tokens)
 
     def sample(calls: int) -> float:
         engine.reset_stats()
         begin = time.perf_counter()
         for i in range(calls):
-            engine(layer, x, given[i % len(given)], weights)
+            engine(layer, x, ids[i % len(ids)], weights)
         engine.flush()
         spent, stats = time.perf_counter() - begin, engine.stats()
         return (spent - {"cpu": stats.t_cpu, "link": stats.t_link}.get(way, 0.0)) / calls
@@ -137,7 +137,7 @@ def _beside(
         begin = time.perf_counter()
         sample(1)
         calls = max(1, min(_CALLS, int(seconds / (2 * _LEAST * (time.perf_counter() - begin)))))
-        until, found = begin + seconds, list[float]()
-        while len(found) < _LEAST or time.perf_counter() < until:
-            found.append(sample(calls))
-    return found
+        until, times = begin + seconds, list[float]()
+        while len(times) < _LEAST or time.perf_counter() < until:
+            times.append(sample(calls))
+    return times

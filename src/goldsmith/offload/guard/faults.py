@@ -51,7 +51,7 @@ class Faults:
 
     # -- inputs -------------------------------------------------------------------------------------------------------
 
-    def given(self, layer: int, number: int, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def apply_to_inputs(self, layer: int, number: int, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """x and routing weights of a call with the faults "input" and "routing"; counts the call for faults of its
         layer.
         """
@@ -66,7 +66,7 @@ class Faults:
                     x, weights = (changed, weights) if fault.stage == "input" else (x, changed)
         return x, weights
 
-    def copied(self, layer: int, expert: int, into: Tensor) -> None:
+    def apply_to_slot(self, layer: int, expert: int, into: Tensor) -> None:
         """Overwrites a slot after its copy, for the fault "transfer"."""
         for fault in self._of("transfer", layer, expert):
             if fault.calls or fault.left:
@@ -74,7 +74,7 @@ class Faults:
 
     # -- results ------------------------------------------------------------------------------------------------------
 
-    def computed(self, call: Call, outcome: Outcome) -> None:
+    def apply_to_results(self, call: Call, outcome: Outcome) -> None:
         """Changes the rows of a call for faults in the arithmetic, in transfers to the device, and for races."""
         of_expert = call.ids.view(-1)
         k = max(1, call.ids.shape[1])
@@ -103,24 +103,24 @@ class Faults:
                 rows[routes == route] = fault.value
         else:
             x = call.x[route // call.ids.shape[1]][None].cpu()
-            *_, (_, made) = stages(
+            *_, (_, recomputed) = stages(
                 x, self.weights(call.layer, expert, call.number), self._store.options, self.hook(call, expert)
             )
-            row.copy_(made[0])
+            row.copy_(recomputed[0])
             if outcome.host is not None:
                 rows, routes = outcome.from_host()
-                rows[routes == route] = made[0]
+                rows[routes == route] = recomputed[0]
         flags[route] = int(not bool(torch.isfinite(row).all()))
 
     # -- replay -------------------------------------------------------------------------------------------------------
 
     def weights(self, layer: int, expert: int, call: int) -> dict[str, Tensor]:
         """The expert's weights; the fault "weights" changes the first number."""
-        found = self._store.dequantize(layer, expert)
+        weights = self._store.dequantize(layer, expert)
         for fault in self._of("weights", layer, expert):
             if call in fault.calls:
-                found["gate_up"][0, 0] = fault.value
-        return found
+                weights["gate_up"][0, 0] = fault.value
+        return weights
 
     def hook(self, call: Call, expert: int) -> Hook | None:
         """A hook for `replay.stages` that plants the faults of the arithmetic; None without faults."""

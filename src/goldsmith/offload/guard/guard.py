@@ -33,7 +33,7 @@ _ADVICE = {
 
 
 @dataclass
-class Finding:
+class NonFiniteFinding:
     """Where and why a call's numbers are not finite: the rows (tokens) that are hit, and the experts at fault."""
 
     stage: str
@@ -47,7 +47,7 @@ class Finding:
 class Guard:
     def __init__(self, store: ExpertStore, faults: Faults, mode: str) -> None:
         self.store, self.faults, self.mode = store, faults, mode
-        self._said: set[tuple[int | None, str]] = set()
+        self._reported: set[tuple[int | None, str]] = set()
         self._dirty: set[int] = set()  # layers with a NaN or Inf in the current pass over the layers
         self._last = -1
 
@@ -69,50 +69,54 @@ class Guard:
             self.tell(call, outcome)
 
     def tell(self, call: Call, outcome: Outcome) -> None:
-        found = self._find(call, outcome)
-        if found is None:
+        finding = self._find(call, outcome)
+        if finding is None:
             return
         first = self._dirty <= {call.layer}  # earlier pieces of this call may have failed
         self._dirty.add(call.layer)
-        self._say(self._report(call, found, first))
+        self._raise_or_warn(self._report(call, finding, first))
 
-    def look_after(self, made: Tensor | None, calls: int) -> None:
+    def check_output(self, output: Tensor | None, calls: int) -> None:
         """Raises or warns if the model's output after its last experts has NaN or +Inf; a head may mask with -inf."""
-        if made is None or self.mode == "off":
+        if output is None or self.mode == "off":
             return
-        bad = (torch.isnan(made) | torch.isposinf(made)).any(1)
+        bad = (torch.isnan(output) | torch.isposinf(output)).any(1)
         if self._dirty or not bool(bad.any()):  # otherwise it has been reported already
             return
         rows = bad.nonzero()[:, 0].tolist()
-        told = tuple(rows[:MOST_ROWS])
-        kind = "nan" if bool(torch.isnan(made).any()) else "inf"
-        said = ("Every call of the experts returned finite numbers for finite inputs.",)
-        self._say(
+        shown = tuple(rows[:MOST_ROWS])
+        kind = "nan" if bool(torch.isnan(output).any()) else "inf"
+        evidence = ("Every call of the experts returned finite numbers for finite inputs.",)
+        self._raise_or_warn(
             NumericsReport(
-                None, "after", "after", kind, (), told, len(rows), (), None, calls, True, said, _ADVICE["after"]
+                None, "after", "after", kind, (), shown, len(rows), (), None, calls, True, evidence, _ADVICE["after"]
             )
         )
 
-    def _say(self, report: NumericsReport) -> None:
+    def _raise_or_warn(self, report: NumericsReport) -> None:
         if self.mode == "raise":
             self.begin()
             raise NumericsError(report)
-        if (report.layer, report.cause) not in self._said:
-            self._said.add((report.layer, report.cause))
+        if (report.layer, report.cause) not in self._reported:
+            self._reported.add((report.layer, report.cause))
             warnings.warn(NumericsWarning(report), stacklevel=6)
 
     # -- stage by stage -----------------------------------------------------------------------------------------------
 
-    def _find(self, call: Call, outcome: Outcome) -> Finding | None:
+    def _find(self, call: Call, outcome: Outcome) -> NonFiniteFinding | None:
         used = (call.ids >= 0).to(call.x.device)
         bad_x = ~torch.isfinite(call.x).all(1) & used.any(1)
         if bool(bad_x.any()):
-            return Finding("input", "input", call.x[bad_x], bad_x.nonzero()[:, 0], (), (self._before(call, "x"),))
+            return NonFiniteFinding(
+                "input", "input", call.x[bad_x], bad_x.nonzero()[:, 0], (), (self._before(call, "x"),)
+            )
         bad_w = ~torch.isfinite(call.weights).all(1)
         if bool(bad_w.any()):
             rows = bad_w.nonzero()[:, 0]
-            said = "x is finite, but the routing weights are not: the router is at fault. " + self._before(call, "They")
-            return Finding("routing", "input", call.weights[bad_w], rows, (), (said,))
+            evidence = "x is finite, but the routing weights are not: the router is at fault. " + self._before(
+                call, "They"
+            )
+            return NonFiniteFinding("routing", "input", call.weights[bad_w], rows, (), (evidence,))
         flags = outcome.known_flags()
         routes = (flags != 0).nonzero()[:, 0]
         unwritten = (flags == UNWRITTEN).nonzero()[:, 0]
@@ -122,13 +126,13 @@ class Guard:
             return self._routes(call, outcome, routes)
         return self._merge(call, outcome)
 
-    def _unwritten(self, call: Call, outcome: Outcome, routes: Tensor) -> Finding:
+    def _unwritten(self, call: Call, outcome: Outcome, routes: Tensor) -> NonFiniteFinding:
         rows = outcome.rows_of(routes)
         experts = tuple(sorted(set(call.ids.view(-1)[routes].tolist())))
-        said = f"{len(routes)} row(s) of these experts were never written; x and routing weights are finite."
-        return Finding("merge", "merge", rows, routes // call.ids.shape[1], experts, (said,))
+        evidence = f"{len(routes)} row(s) of these experts were never written; x and routing weights are finite."
+        return NonFiniteFinding("merge", "merge", rows, routes // call.ids.shape[1], experts, (evidence,))
 
-    def _routes(self, call: Call, outcome: Outcome, routes: Tensor) -> Finding:
+    def _routes(self, call: Call, outcome: Outcome, routes: Tensor) -> NonFiniteFinding:
         """The finding for rows that are not finite: the earliest stage over all experts, and every expert that shares
         it.
         """
@@ -137,42 +141,44 @@ class Guard:
             e: routes[of_expert[routes] == e] for e in sorted(set(of_expert[routes].tolist()))
         }
         order = ("weights", "gate_up", "activation", "product", "down", "transfer")
-        found: dict[int, Finding] = {e: self._expert(call, outcome, e, at) for e, at in by_expert.items()}
-        races = [f for f in found.values() if f.cause == "race"]
-        real = [f for f in found.values() if f.cause != "race"]
-        least = min(real or races, key=lambda f: order.index(f.stage))
-        same = [f for f in real or races if (f.stage, f.cause) == (least.stage, least.cause)]
+        findings: dict[int, NonFiniteFinding] = {e: self._expert(call, outcome, e, at) for e, at in by_expert.items()}
+        races = [f for f in findings.values() if f.cause == "race"]
+        real = [f for f in findings.values() if f.cause != "race"]
+        earliest = min(real or races, key=lambda f: order.index(f.stage))
+        same = [f for f in real or races if (f.stage, f.cause) == (earliest.stage, earliest.cause)]
         rows = torch.cat([f.rows for f in same]).unique()
         experts = tuple(sorted(e for f in same for e in f.experts))
-        return Finding(least.stage, least.cause, least.values, rows, experts, least.evidence)
+        return NonFiniteFinding(earliest.stage, earliest.cause, earliest.values, rows, experts, earliest.evidence)
 
-    def _expert(self, call: Call, outcome: Outcome, e: int, routes: Tensor) -> Finding:
+    def _expert(self, call: Call, outcome: Outcome, e: int, routes: Tensor) -> NonFiniteFinding:
         tokens = routes // call.ids.shape[1]
         weights = self.faults.weights(call.layer, e, call.number)
         damaged = self.store.differs(self.store.raw(call.layer, e), call.layer, e)
         bad = next((name for name, w in weights.items() if not bool(torch.isfinite(w).all())), None)
         if bad is not None or damaged is not None:
             values = weights[bad] if bad else outcome.rows_of(routes[:1])
-            said = f"{bad} of expert {e} in the store is not finite" if bad else f"Expert {e} is finite in the store"
+            evidence = (
+                f"{bad} of expert {e} in the store is not finite" if bad else f"Expert {e} is finite in the store"
+            )
             if damaged:
-                said += f", {'and' if bad else 'but'} its bytes are "
-                said += f"not those that were written (section {damaged}): they changed later."
+                evidence += f", {'and' if bad else 'but'} its bytes are "
+                evidence += f"not those that were written (section {damaged}): they changed later."
             else:
-                said += "; its checksum matches, so the checkpoint already had this."
-            return Finding("weights", "weights", values, tokens, (e,), (said,))
-        moved = self._slot(call, outcome, e, tokens)
-        if moved is not None:
-            return moved
+                evidence += "; its checksum matches, so the checkpoint already had this."
+            return NonFiniteFinding("weights", "weights", values, tokens, (e,), (evidence,))
+        transfer = self._slot(call, outcome, e, tokens)
+        if transfer is not None:
+            return transfer
         x = call.x[tokens.to(call.x.device)].cpu()
-        before = f"max |x| = {_most(x):.3g}, max |gate_up| = {_most(weights['gate_up']):.3g}"
+        before = f"max |x| = {_largest(x):.3g}, max |gate_up| = {_largest(weights['gate_up']):.3g}"
         for stage, value in stages(x, weights, self.store.options, self.faults.hook(call, e)):
             if not bool(torch.isfinite(value).all()):
-                said = f"{before}, all finite, and a replay reproduces it; the checksum of expert {e} matches."
-                return Finding(stage, "overflow", value, tokens, (e,), (said,))
-            before = f"max |{stage}| = {_most(value):.3g}"
+                evidence = f"{before}, all finite, and a replay reproduces it; the checksum of expert {e} matches."
+                return NonFiniteFinding(stage, "overflow", value, tokens, (e,), (evidence,))
+            before = f"max |{stage}| = {_largest(value):.3g}"
         return self._not_repeated(call, outcome, e, routes, tokens)
 
-    def _slot(self, call: Call, outcome: Outcome, e: int, tokens: Tensor) -> Finding | None:
+    def _slot(self, call: Call, outcome: Outcome, e: int, tokens: Tensor) -> NonFiniteFinding | None:
         """A finding if the bytes that a device lane read differ from the store's; otherwise None."""
         if e not in outcome.slots:
             return None
@@ -183,31 +189,31 @@ class Guard:
         section = self.store.differs(slot.data, call.layer, e)
         if section is None:
             return None
-        said = f"Expert {e} matches its checksum in the store, but not in slot {slot.index} (section {section})."
-        return Finding(
+        evidence = f"Expert {e} matches its checksum in the store, but not in slot {slot.index} (section {section})."
+        return NonFiniteFinding(
             "transfer",
             "transfer",
             torch.tensor([float("nan")], dtype=torch.float32, device="cpu"),
             tokens,
             (e,),
-            (said,),
+            (evidence,),
         )
 
-    def _not_repeated(self, call: Call, outcome: Outcome, e: int, routes: Tensor, tokens: Tensor) -> Finding:
+    def _not_repeated(self, call: Call, outcome: Outcome, e: int, routes: Tensor, tokens: Tensor) -> NonFiniteFinding:
         rows = outcome.rows_of(routes)
         if outcome.host is not None:
-            kept, at = outcome.from_host()
+            host_rows, at = outcome.from_host()
             mine = torch.isin(at, routes)
-            if bool(mine.any()) and bool(torch.isfinite(kept[mine.to(kept.device)]).all()):
-                said = f"The rows of expert {e} were finite on the CPU, but are not on the device."
-                return Finding("transfer", "transfer", rows, tokens, (e,), (said,))
-        said = (
+            if bool(mine.any()) and bool(torch.isfinite(host_rows[mine.to(host_rows.device)]).all()):
+                evidence = f"The rows of expert {e} were finite on the CPU, but are not on the device."
+                return NonFiniteFinding("transfer", "transfer", rows, tokens, (e,), (evidence,))
+        evidence = (
             f"x, the weights of expert {e} and its checksum are correct, and a replay of its rows is finite in every "
             "stage: the error is not reproducible."
         )
-        return Finding("down", "race", rows, tokens, (e,), (said,))
+        return NonFiniteFinding("down", "race", rows, tokens, (e,), (evidence,))
 
-    def _merge(self, call: Call, outcome: Outcome) -> Finding | None:
+    def _merge(self, call: Call, outcome: Outcome) -> NonFiniteFinding | None:
         bad = ~torch.isfinite(outcome.out).all(1)
         if not bool(bad.any()):
             return None
@@ -216,11 +222,11 @@ class Guard:
         routes = (rows.cpu()[:, None] * k + torch.arange(k, device="cpu")).view(-1)
         kept = (call.ids.view(-1)[routes] >= 0).to(call.weights.device)
         parts = (outcome.rows_of(routes) * call.weights.view(-1)[routes.to(call.weights.device)].unsqueeze(-1))[kept]
-        said = (
-            f"All rows of the experts are finite; max |w y| = {_most(parts):.3g}, and their sum does not fit "
-            f"{str(call.given.dtype).removeprefix('torch.')}."
+        evidence = (
+            f"All rows of the experts are finite; max |w y| = {_largest(parts):.3g}, and their sum does not fit "
+            f"{str(call.caller_x.dtype).removeprefix('torch.')}."
         )
-        return Finding("merge", "overflow", outcome.out[bad], rows, (), (said,))
+        return NonFiniteFinding("merge", "overflow", outcome.out[bad], rows, (), (evidence,))
 
     # -- the report --------------------------------------------------------------------------------------------------
 
@@ -231,27 +237,27 @@ class Guard:
         state = "was not clean" if before in self._dirty else "was clean"
         return f"{what} arrived like this; layer {before}, the experts before this one, {state}."
 
-    def _report(self, call: Call, found: Finding, first: bool) -> NumericsReport:
-        rows = sorted(set((found.rows.cpu() + call.first_row).tolist()))
-        told = tuple(rows[:MOST_ROWS])
+    def _report(self, call: Call, finding: NonFiniteFinding, first: bool) -> NumericsReport:
+        rows = sorted(set((finding.rows.cpu() + call.first_row).tolist()))
+        shown = tuple(rows[:MOST_ROWS])
         lanes = call.assignment.lane_of()
         length = call.positions
         return NumericsReport(
             layer=call.layer,
-            stage=found.stage,
-            cause=found.cause,
-            kind="nan" if bool(torch.isnan(found.values).any()) else "inf",
-            experts=found.experts,
-            rows=told,
+            stage=finding.stage,
+            cause=finding.cause,
+            kind="nan" if bool(torch.isnan(finding.values).any()) else "inf",
+            experts=finding.experts,
+            rows=shown,
             num_rows=len(rows),
-            positions=tuple((row // length, row % length) for row in told) if length else (),
-            lane=lanes.get(found.experts[0]) if found.experts else None,
+            positions=tuple((row // length, row % length) for row in shown) if length else (),
+            lane=lanes.get(finding.experts[0]) if finding.experts else None,
             call=call.number,
             first=first,
-            evidence=found.evidence,
-            advice=_ADVICE[found.cause],
+            evidence=finding.evidence,
+            advice=_ADVICE[finding.cause],
         )
 
 
-def _most(values: Tensor) -> float:
+def _largest(values: Tensor) -> float:
     return float(values.abs().max()) if values.numel() else 0.0

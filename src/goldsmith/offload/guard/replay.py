@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...experts._activations import factors
+from ..store.header import ActivationOptions
 
 STAGES = ("gate_up", "activation", "product", "down")
 Hook = Callable[[str, Tensor], Tensor]
 
 
 def stages(
-    x: Tensor, weights: Mapping[str, Tensor], options: Mapping[str, Any], hook: Hook | None = None
+    x: Tensor, weights: Mapping[str, Tensor], options: ActivationOptions, hook: Hook | None = None
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields (stage, its result) for rows x [n, H] of one expert, in order; the last result is the rows [n, H] float32
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 MOST_ROWS = 1000
 
@@ -38,7 +37,7 @@ class NumericsReport:
     evidence: tuple[str, ...]
     advice: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return asdict(self)
 
     def __str__(self) -> str:
@@ -63,7 +62,7 @@ class NumericsError(ArithmeticError):
         super().__init__(str(report))
         self.report = report
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[NumericsError], tuple[NumericsReport]]:
         return NumericsError, (self.report,)
 
 
@@ -75,6 +74,6 @@ class NumericsWarning(UserWarning):
         self.report = report
 
 
-def _few(values: tuple[Any, ...], most: int = 8) -> str:
-    told = ", ".join(map(str, values[:most]))
-    return f"{told}, ... ({len(values)})" if len(values) > most else told
+def _few(values: tuple[object, ...], most: int = 8) -> str:
+    shown = ", ".join(map(str, values[:most]))
+    return f"{shown}, ... ({len(values)})" if len(values) > most else shown

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,7 +15,7 @@ IDS = (torch.int32, torch.int64)
 FEW = 64  # calls of at most so many routes are sorted and counted in Python
 
 
-def check_call(layer: int, x: Any, ids: Any, weights: Any, hidden: int, device: torch.device) -> None:
+def check_call(layer: int, x: Tensor, ids: Tensor, weights: Tensor, hidden: int, device: torch.device) -> None:
     """Checks types, dtypes, shapes and devices; `counted` checks the values of the ids."""
     if not torch.is_grad_enabled() and _as_wanted(x, ids, weights, hidden, device):
         return
@@ -44,22 +42,22 @@ def check_call(layer: int, x: Any, ids: Any, weights: Any, hidden: int, device: 
         )
 
 
-def _as_wanted(x: Any, ids: Any, weights: Any, hidden: int, device: torch.device) -> bool:
+def _as_wanted(x: Tensor, ids: Tensor, weights: Tensor, hidden: int, device: torch.device) -> bool:
     """Whether all arguments are valid; a quick check for every call, in a third of the time of the full one."""
     if type(x) is not Tensor or type(ids) is not Tensor or type(weights) is not Tensor:
         return False
     shape, routes = x.shape, ids.shape
     if device.type == "cuda":  # comparing indices takes a tenth of the time of comparing devices
-        there = x.get_device() == ids.get_device() == weights.get_device() == device.index
+        same_device = x.get_device() == ids.get_device() == weights.get_device() == device.index
     else:
-        there = x.device == device and ids.device == device and weights.device == device
+        same_device = x.device == device and ids.device == device and weights.device == device
     return (
-        there and x.dtype in DTYPES and ids.dtype in IDS and weights.dtype in DTYPES and len(shape) == 2
+        same_device and x.dtype in DTYPES and ids.dtype in IDS and weights.dtype in DTYPES and len(shape) == 2
         and len(routes) == 2 and shape[0] == routes[0] and shape[1] == hidden and weights.shape == routes
     )  # fmt: skip
 
 
-def _counted_few(ids: Tensor, experts: int) -> tuple[list[int], bool] | None:
+def _count_few(ids: Tensor, experts: int) -> tuple[list[int], bool] | None:
     """`counted` for few routes, in plain Python without torch's overhead; None if an id is out of range."""
     counts = [0] * (experts + 1)
     for value in ids.reshape(-1).tolist():
@@ -69,25 +67,25 @@ def _counted_few(ids: Tensor, experts: int) -> tuple[list[int], bool] | None:
     return counts[:-1], counts[-1] > 0
 
 
-def counted(layer: int, ids: Tensor, experts: int) -> tuple[list[int], bool]:
+def count_tokens(layer: int, ids: Tensor, experts: int) -> tuple[list[int], bool]:
     """(tokens of each expert, whether a slot is skipped) for ids [T, k] on the CPU
 
     -1 and `experts` skip a slot; any other id outside 0..experts-1 raises RoutingError.
     """
     if ids.numel() <= FEW:
-        few = _counted_few(ids, experts)
+        few = _count_few(ids, experts)
         if few is not None:
             return few
-    there = ids.numpy()  # torch operations on a prompt's routes would wake its threads, see SortedRoutes
-    least, most = int(there.min()), int(there.max())
-    if least < -1 or most > experts:
-        row, slot = np.argwhere((there < -1) | (there > experts))[0].tolist()
+    values = ids.numpy()  # torch operations on a prompt's routes would wake its threads, see SortedRoutes
+    lowest, highest = int(values.min()), int(values.max())
+    if lowest < -1 or highest > experts:
+        row, slot = np.argwhere((values < -1) | (values > experts))[0].tolist()
         raise RoutingError(
             f"{OP}: top_k_index[{row}, {slot}] of layer {layer} is {int(ids[row, slot])}, wanted an expert in "
             f"0..{experts - 1}, or -1 or {experts} to skip the slot"
         )
-    flat = there.reshape(-1)
-    if least >= 0 and most < experts:
+    flat = values.reshape(-1)
+    if lowest >= 0 and highest < experts:
         return np.bincount(flat, minlength=experts).tolist(), False
-    found = np.bincount(flat + 1, minlength=experts + 2).tolist()
-    return found[1:-1], True
+    counts = np.bincount(flat + 1, minlength=experts + 2).tolist()
+    return counts[1:-1], True

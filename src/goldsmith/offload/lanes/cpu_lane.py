@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Mapping
 from ctypes import byref, c_double, c_int32, c_uint32, c_void_p
 from typing import Any
 
@@ -17,31 +16,32 @@ from torch import Tensor
 from ...core import native
 from ...experts import PackedExperts
 from ..memory.streams import Worker
+from ..store.header import ActivationOptions
 from .kernels import Kernels
 
 
-class Lane:
+class CpuLane:
     """Runs kernels in a thread: begin(...), then end(), in alternation. `close` ends the thread, and may be called
     twice.
 
     word    int32 [1] for a GPU that waits for a call: when a call is over, the thread sets it to `number`, which counts
             the calls begun. None: no GPU waits
-    tells   whether the thread sets `word`; a Python thread does not
+    signals_stream   whether the thread sets `word`; a Python thread does not
     """
 
-    def __init__(self, options: Mapping[str, Any], threads: int, word: Tensor | None = None) -> None:
+    def __init__(self, options: ActivationOptions, threads: int, word: Tensor | None = None) -> None:
         self._kernels, self._threads = Kernels(options, threads), threads
         self._word, self.number = word, 0
         self._times = (c_double * 2)()
         self._worker: Worker | None = None
-        self._native = _made() if native.reason() is None else None
+        self._native = _native_lane() if native.reason() is None else None
         if self._native is None:
             self._worker = Worker("goldsmith CPU lane")
         else:
             # also at exit: the call's inputs must not be freed before it is over
-            self._finalizer = weakref.finalize(self, _freed, self._native, os.getpid())
+            self._finalizer = weakref.finalize(self, _free_lane, self._native, os.getpid())
         self._busy: Any = None
-        self.tells = self._native is not None and word is not None
+        self.signals_stream = self._native is not None and word is not None
 
     def ready(self) -> None:
         """Wakes the worker threads before the call starts."""
@@ -105,7 +105,7 @@ class Lane:
         self._times[1] = time.perf_counter()
 
 
-def _made() -> c_void_p | None:
+def _native_lane() -> c_void_p | None:
     library = native.library()
     if not hasattr(library, "gs_lane_ready"):  # an older library
         return None
@@ -113,11 +113,11 @@ def _made() -> c_void_p | None:
     library.gs_lane_begin.argtypes = [c_void_p, c_void_p, c_void_p, c_uint32]
     library.gs_lane_ready.argtypes, library.gs_lane_end.argtypes = [c_void_p, c_int32], [c_void_p, c_void_p]
     library.gs_lane_free.argtypes, library.gs_lane_free.restype = [c_void_p], None
-    found = c_void_p()
-    native.check(library.gs_lane_new(byref(found)))
-    return found
+    lane = c_void_p()
+    native.check(library.gs_lane_new(byref(lane)))
+    return lane
 
 
-def _freed(lane: c_void_p, made_in: int) -> None:
+def _free_lane(lane: c_void_p, made_in: int) -> None:
     if os.getpid() == made_in:  # a forked child does not have the thread
         native.library().gs_lane_free(lane)

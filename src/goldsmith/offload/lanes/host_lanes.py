@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..guard.faults import Faults
-from ..memory.slots import Ring, begin_reading, end_reading
+from ..memory.slots import SlotRing, begin_reading, end_reading
 from ..memory.streams import Inline, Worker
 from ..observe.statistics import Counts
 from ..observe.trace import Trace
@@ -23,7 +23,7 @@ from ..planning.call import UNWRITTEN, Call, Outcome
 from ..store.expert_store import ExpertStore
 from .kernels import Kernels
 from .merge import merge
-from .slot_filling import Filling, Streaming, Wave
+from .slot_filling import LayerStreaming, SlotFilling, Wave
 
 MOST_ROWS = 1 << 28  # most bytes of rows per call; a longer call is computed in pieces
 _ROWS: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
@@ -34,7 +34,7 @@ class HostLanes:
     returned, until, runs_ahead = 0.0, 0.0, False  # a call is over when it returns
 
     def __init__(
-        self, store: ExpertStore, ring: Ring | None, streaming: Streaming | None, threads: int, keep: bool,
+        self, store: ExpertStore, ring: SlotRing | None, streaming: LayerStreaming | None, threads: int, keep: bool,
         faults: Faults, trace: Trace, tally: Callable[[int], Counts],
     ) -> None:  # fmt: skip
         self.store, self.ring, self.streaming = store, ring, streaming
@@ -51,8 +51,8 @@ class HostLanes:
     def run(self, call: Call) -> Outcome:
         rows, flags = self._buffers(0, call.routes)
         outcome = Outcome(rows, flags, rows)
-        given = call.assignment
-        if given.cached or given.copied or given.uploads or self.faults.on:
+        assignment = call.assignment
+        if assignment.cached or assignment.copied or assignment.uploads or self.faults.on:
             skipped = _flat(call.ids) < 0
             flags.numpy()[:] = np.where(skipped, 0, UNWRITTEN)
             rows.numpy()[skipped] = 0.0  # no lane writes these rows, and the merge multiplies them by 0
@@ -60,9 +60,9 @@ class HostLanes:
         else:
             self._cpu(call, call.ids, rows, flags)
         if self.faults.on:
-            self.faults.computed(call, outcome)
+            self.faults.apply_to_results(call, outcome)
         begin = time.perf_counter()
-        outcome.out = merge(rows, call.weights, call.given.dtype)
+        outcome.out = merge(rows, call.weights, call.caller_x.dtype)
         end = time.perf_counter()
         call.tally.t_merge += end - begin
         self.trace.span("merge", "merge", begin, end, layer=call.layer, tokens=len(call.x))
@@ -83,11 +83,11 @@ class HostLanes:
     # -- lanes --------------------------------------------------------------------------------------------------------
 
     def _lanes(self, call: Call, outcome: Outcome) -> None:
-        given = call.assignment
+        assignment = call.assignment
         waves = self._waves(call)
         first = next(waves, None)  # its copies and the next wave's run while the CPU works
-        if given.cpu:
-            ids = _only(call.ids, given.cpu, len(call.counts))
+        if assignment.cpu:
+            ids = _only(call.ids, assignment.cpu, len(call.counts))
             rows, flags = self._buffers(1, call.routes)
             self._cpu(call, ids, rows, flags)
             self._place(call, outcome, ids, rows, flags, "cpu")
@@ -96,12 +96,12 @@ class HostLanes:
             first = next(waves, None)
 
     def _waves(self, call: Call) -> Iterator[Wave]:
-        given = call.assignment
-        if given.streamed and self.streaming is not None:
+        assignment = call.assignment
+        if assignment.streamed and self.streaming is not None:
             return self.streaming.waves(call, self.copies, self._copied)
         if self.ring is None:
             return iter(())
-        filling = Filling(call, self.ring, self.copies, self._copied, keep=self.keep)
+        filling = SlotFilling(call, self.ring, self.copies, self._copied, keep=self.keep)
         return filling.waves(call.tally)
 
     def _cpu(self, call: Call, ids: Tensor, rows: Tensor, flags: Tensor) -> None:
@@ -151,7 +151,7 @@ class HostLanes:
         begin = time.perf_counter()
         into.copy_(self.store.raw(layer, expert))
         if self.faults.on:
-            self.faults.copied(layer, expert, into)
+            self.faults.apply_to_slot(layer, expert, into)
         end = time.perf_counter()
         tally, size = self.tally(layer), into.numel()
         tally.t_link += end - begin

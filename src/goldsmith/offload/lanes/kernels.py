@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,14 @@ from torch import Tensor
 from ...core import native
 from ...experts import PackedExperts, slots
 from ...experts._common import FACTORS
+from ..store.header import ActivationOptions
 from .call_checks import FEW
 
 if TYPE_CHECKING:
     from ...experts._native_abi import Call
 
 _KEPT = 128  # most calls whose arguments are kept
-NO_LORA: dict[str, Any] = dict.fromkeys(FACTORS)
+NO_LORA: dict[str, None] = dict.fromkeys(FACTORS)
 
 
 class Kernels:
@@ -29,9 +30,9 @@ class Kernels:
     Keeps the arguments of calls with few routes, because the same shapes recur with other addresses.
     """
 
-    def __init__(self, options: Mapping[str, Any], threads: int = 0) -> None:
+    def __init__(self, options: ActivationOptions, threads: int = 0) -> None:
         self._options, self._threads = options, threads
-        self._calls: dict[tuple[Any, ...], tuple[Call, tuple[Any, ...]]] = {}
+        self._calls: dict[tuple[object, ...], tuple[Call, tuple[Any, ...]]] = {}
 
     def rows(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
         """rows[t k + j] = output of expert ids[t, j] of `base` for x[t]; flags[t k + j] = 1 if it has NaN or Inf
@@ -51,22 +52,22 @@ class Kernels:
         The caller keeps them and the tensors alive until the call is done.
         """
         if ids.numel() > FEW or not x.is_contiguous():
-            return self._made((x, ids, rows, flags), base)
+            return self._build_call((x, ids, rows, flags), base)
         key = (base.gate_up.data_ptr(), x.shape, x.dtype, ids.shape, ids.stride(), ids.dtype)
-        found = self._calls.get(key)
-        if found is None:
+        entry = self._calls.get(key)
+        if entry is None:
             if len(self._calls) >= _KEPT:
                 self._calls.clear()
-            call = self._made([_like(t) for t in (x, ids, rows, flags)], base)
+            call = self._build_call([_like(t) for t in (x, ids, rows, flags)], base)
             args = call.args
-            found = self._calls[key] = call, (args.x, args.ids, args.rows, args.flags)
-        call, (x_at, ids_at, rows_at, flags_at) = found
+            entry = self._calls[key] = call, (args.x, args.ids, args.rows, args.flags)
+        call, (x_at, ids_at, rows_at, flags_at) = entry
         x_at.data, ids_at.data, rows_at.data, flags_at.data = (
             x.data_ptr(), ids.data_ptr(), rows.data_ptr(), flags.data_ptr(),
         )  # fmt: skip
         return call
 
-    def _made(self, tensors: Sequence[Tensor], base: PackedExperts) -> Call:
+    def _build_call(self, tensors: Sequence[Tensor], base: PackedExperts) -> Call:
         from ...experts._native_abi import Call, busy
 
         x, ids, rows, flags = tensors
@@ -95,7 +96,7 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 @functools.cache
-def loaded(module: str) -> ModuleType:
+def kernel_module(module: str) -> ModuleType:
     """A module of GPU kernels by name, imported on first use."""
     return importlib.import_module(f"goldsmith.{module}")
 

@@ -13,7 +13,7 @@ from .call_checks import FEW
 
 
 @dataclass(frozen=True)
-class Sorted:
+class SortedRoutes:
     """The order of the P routes that are not skipped.
 
     order   [P] the route of each sorted row. place: [T k] int32, the sorted row of each route, -1 if it is skipped.
@@ -28,7 +28,7 @@ class Sorted:
     leading: int
 
 
-def sort_routes(ids: Tensor, counts: Sequence[int], first: Sequence[int]) -> Sorted:
+def sort_routes(ids: Tensor, counts: Sequence[int], first: Sequence[int]) -> SortedRoutes:
     """ids [T, k] on the CPU, -1 for a skipped slot. The experts `first` come first; each group is in ascending
     order.
     """
@@ -49,10 +49,10 @@ def sort_routes(ids: Tensor, counts: Sequence[int], first: Sequence[int]) -> Sor
     order = rank[ids.numpy().reshape(-1)].argsort(kind="stable")[:at]
     place = np.full(ids.numel(), -1, dtype=np.int32)
     place[order] = np.arange(at, dtype=np.int32)
-    return Sorted(order, place, start, sum(counts[e] for e in leading))
+    return SortedRoutes(order, place, start, sum(counts[e] for e in leading))
 
 
-def _sort_few(ids: Tensor, start: dict[int, int], rows: int, leading: int) -> Sorted:
+def _sort_few(ids: Tensor, start: dict[int, int], rows: int, leading: int) -> SortedRoutes:
     """`sort_routes` for few routes, without torch's overhead."""
     free = dict(start)
     order, place = [0] * rows, []
@@ -64,4 +64,4 @@ def _sort_few(ids: Tensor, start: dict[int, int], rows: int, leading: int) -> So
         free[expert] = at + 1
         order[at] = route
         place.append(at)
-    return Sorted(order, place, start, leading)
+    return SortedRoutes(order, place, start, leading)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..memory.slots import Arena, Copy, Ring, Slot, fill, waves
-from ..memory.streams import Stream
+from ..memory.slots import Copy, Slot, SlotArena, SlotRing, fill, waves
+from ..memory.streams import WorkStream
 from ..observe.statistics import Counts
 from ..planning.call import Call
 
@@ -17,21 +17,21 @@ AHEAD = 16  # experts of a streamed layer per wave
 Wave = list[tuple[int, Slot]]  # experts that are computed together, and the slots that hold or will hold them
 
 
-class Filling:
+class SlotFilling:
     """The waves of one call: copies run on `stream`, one wave ahead of the reader."""
 
-    def __init__(self, call: Call, ring: Ring, stream: Stream, copy: Copy, *, keep: bool) -> None:
-        given = call.assignment
-        self.layer, self.given, self.cache = call.layer, given, call.cache
+    def __init__(self, call: Call, ring: SlotRing, stream: WorkStream, copy: Copy, *, keep: bool) -> None:
+        assignment = call.assignment
+        self.layer, self.assignment, self.cache = call.layer, assignment, call.cache
         self.ring, self.stream, self.copy = ring, stream, copy
         self.keep = keep  # copied experts may stay in the cache
         # for one token, launching a wave takes longer than its products: cached experts join the first copied wave
-        self._joined = call.tokens == 1 and bool(given.copied)
+        self._joined = call.tokens == 1 and bool(assignment.copied)
         self._tally: Counts | None = None
-        self._needed = frozenset((*given.cached, *given.copied, *given.cpu, *given.uploads))
+        self._needed = frozenset((*assignment.cached, *assignment.copied, *assignment.cpu, *assignment.uploads))
         # as the call begins: experts admitted during the call are not read as cached
-        self._held = [e for e in given.cached if e in call.cache]
-        self._absent = [e for e in given.cached if e not in call.cache]
+        self._cached = [e for e in assignment.cached if e in call.cache]
+        self._absent = [e for e in assignment.cached if e not in call.cache]
 
     def waves(self, tally: Counts) -> Iterator[Wave]:
         self._tally, evictions = tally, self.cache.evictions
@@ -41,16 +41,16 @@ class Filling:
             tally.evictions += self.cache.evictions - evictions
 
     def _waves(self) -> Iterator[Wave]:
-        groups = list(waves(self.given.copied, self.ring.wave))
+        groups = list(waves(self.assignment.copied, self.ring.wave))
         ahead = self._fill(groups[0]) if groups else []
-        there = [(e, self.cache.slot(e)) for e in self._held]
-        if there and not self._joined:
-            yield there
-            there = []
+        cached = [(e, self.cache.slot(e)) for e in self._cached]
+        if cached and not self._joined:
+            yield cached
+            cached = []
         for i in range(len(groups)):
             now, ahead = ahead, self._fill(groups[i + 1]) if i + 1 < len(groups) else []
-            yield there + now
-            there = []
+            yield cached + now
+            cached = []
         yield from self._forced(self._absent)
         self._upload()
 
@@ -85,33 +85,33 @@ class Filling:
             yield self._filled(wave)
 
     def _upload(self) -> None:
-        for e in self.given.uploads:
+        for e in self.assignment.uploads:
             slot = self.cache.admit(e, self._needed)
             self._uploaded(slot)
             if slot is not None:
                 self._filled([(e, slot)])
 
 
-class Streaming:
+class LayerStreaming:
     """Two arenas, each of which holds a whole layer at a time: slot e has expert e."""
 
-    def __init__(self, arenas: Sequence[Arena]) -> None:
+    def __init__(self, arenas: Sequence[SlotArena]) -> None:
         self._arenas = list(arenas)
         self._holds: list[int | None] = [None] * len(arenas)
 
-    def waves(self, call: Call, stream: Stream, copy: Copy) -> Iterator[Wave]:
+    def waves(self, call: Call, stream: WorkStream, copy: Copy) -> Iterator[Wave]:
         """The call's experts as they arrive; then the copies of the next layer begin."""
-        given, following = call.assignment, call.following
-        at = self._at(call.layer)
-        self._fill(at, given.copied, stream, copy)
+        assignment, following = call.assignment, call.following
+        arena = self._at(call.layer)
+        self._fill(arena, assignment.copied, stream, copy)
         if following is not None and following[0] not in self._holds:
-            self._holds[1 - at] = following[0]
-            self._fill(1 - at, following[1], stream, copy)
-        if given.cached:
-            yield [(e, call.cache.slot(e)) for e in given.cached]
-        for group in waves(given.copied, AHEAD):
-            yield [(e, self._arenas[at].slots[e]) for e in group]
-        self._holds[at] = None
+            self._holds[1 - arena] = following[0]
+            self._fill(1 - arena, following[1], stream, copy)
+        if assignment.cached:
+            yield [(e, call.cache.slot(e)) for e in assignment.cached]
+        for group in waves(assignment.copied, AHEAD):
+            yield [(e, self._arenas[arena].slots[e]) for e in group]
+        self._holds[arena] = None
 
     def forget(self) -> None:
         """Forgets the contents of all slots, after a copy failed."""
@@ -126,7 +126,7 @@ class Streaming:
             self._holds[self._holds.index(None) if None in self._holds else 0] = layer
         return self._holds.index(layer)
 
-    def _fill(self, at: int, experts: Sequence[int], stream: Stream, copy: Copy) -> None:
+    def _fill(self, at: int, experts: Sequence[int], stream: WorkStream, copy: Copy) -> None:
         layer, slots = self._holds[at], self._arenas[at].slots
         for group in waves(experts, AHEAD):
             absent = [e for e in group if slots[e].owner != (layer, e)]

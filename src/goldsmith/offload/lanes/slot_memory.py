@@ -8,13 +8,13 @@ import torch
 
 from ..memory.budget import Spending, spend
 from ..memory.cache import Cache
-from ..memory.slots import Arena, Ring
-from ..settings import OP, Settings, free_memory
+from ..memory.slots import SlotArena, SlotRing
+from ..settings import OP, EngineSettings, free_memory
 from ..store.expert_store import ExpertStore
-from .slot_filling import Streaming
+from .slot_filling import LayerStreaming
 
 
-class Memory:
+class SlotMemory:
     """The arenas of `spending` on the device, and their division
 
     ring       slots for copies; None without a device lane
@@ -24,7 +24,7 @@ class Memory:
     """
 
     def __init__(
-        self, store: ExpertStore, settings: Settings, spending: Spending, chosen: Mapping[int, list[int]]
+        self, store: ExpertStore, settings: EngineSettings, spending: Spending, chosen: Mapping[int, list[int]]
     ) -> None:
         self._store, self._spending, self._device = store, spending, settings.device
         count = spending.staging + sum(spending.cache.values())
@@ -38,15 +38,15 @@ class Memory:
                     f"memory there: {error}"
                 ) from error
         slots, at = self.arenas[0].slots if count else [], spending.staging
-        self.ring = Ring(slots[:at]) if count else None
+        self.ring = SlotRing(slots[:at]) if count else None
         self.caches: dict[int, Cache] = {}
         for layer in store.layers:
             size = spending.cache.get(layer, 0)
-            held = slots[at : at + size]
-            self.caches[layer] = Cache(settings.cache, held, store.num_experts(layer), chosen.get(layer, ()))
+            layer_slots = slots[at : at + size]
+            self.caches[layer] = Cache(settings.cache, layer_slots, store.num_experts(layer), chosen.get(layer, ()))
             at += size
         self.arenas += streamed
-        self.streaming = Streaming(streamed) if streamed else None
+        self.streaming = LayerStreaming(streamed) if streamed else None
 
     def close(self) -> None:
         """Frees the memory; the caches keep their counts."""
@@ -55,17 +55,17 @@ class Memory:
         for cache in self.caches.values():
             cache.close()
 
-    def _arena(self, slots: int) -> Arena:
+    def _arena(self, slots: int) -> SlotArena:
         data = torch.empty(slots, self._spending.slot_bytes, dtype=torch.uint8, device=self._device)
-        return Arena(data, self._store.blocks.base(data))
+        return SlotArena(data, self._store.blocks.base(data))
 
 
-def spent(store: ExpertStore, settings: Settings, row_bytes: int) -> Spending:
+def divided_budget(store: ExpertStore, settings: EngineSettings, row_bytes: int) -> Spending:
     """The division of the budget. Raises ValueError if a forced lane has no room."""
     experts = {layer: store.num_experts(layer) for layer in store.layers}
     block = max(store.expert_nbytes(layer) for layer in store.layers)
     budget = free_memory(settings.device) if settings.gpu_budget is None else settings.gpu_budget
-    found = spend(budget, settings, block, experts, row_bytes)
-    if settings.lanes in ("copied", "cached", "mixed") and not found.device_lane:
-        raise ValueError(f"{OP}: lanes={settings.lanes!r} cannot run: {found.why_off}; raise gpu_budget")
-    return found
+    spending = spend(budget, settings, block, experts, row_bytes)
+    if settings.lanes in ("copied", "cached", "mixed") and not spending.device_lane:
+        raise ValueError(f"{OP}: lanes={settings.lanes!r} cannot run: {spending.why_off}; raise gpu_budget")
+    return spending

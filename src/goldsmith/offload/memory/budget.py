@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
-from ..settings import Settings
+from ..settings import EngineSettings
 
 STAGING = 8  # most staging slots; half are filled while the other half is read
 SPARE = 4 << 20  # on a GPU: lists of routes, and what torch's allocator rounds up
@@ -43,12 +42,14 @@ class Spending:
     def device_lane(self) -> bool:
         return self.staging > 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         cache = {str(layer): count for layer, count in self.cache.items()}
         return asdict(self) | {"cache": cache, "total": self.total}
 
 
-def spend(budget: int, settings: Settings, slot_bytes: int, experts: Mapping[int, int], row_bytes: int = 0) -> Spending:
+def spend(
+    budget: int, settings: EngineSettings, slot_bytes: int, experts: Mapping[int, int], row_bytes: int = 0
+) -> Spending:
     """Divides the budget: staging first, then the workspace (row_bytes > 0: a GPU), the arenas of prefill, and the
     cache.
 
@@ -78,24 +79,24 @@ def spend(budget: int, settings: Settings, slot_bytes: int, experts: Mapping[int
         arenas, slots = 2, slots - 2 * most
     cache = off
     if settings.cache != "none" or settings.lanes in ("cached", "mixed"):
-        cache = _shared_out(slots, experts)
+        cache = _share_slots(slots, experts)
     if settings.lanes in ("cached", "mixed"):
         cache = _at_least_one(cache, slots, staging)
     return Spending(budget, slot_bytes, staging, cache, arenas, arena * bool(arenas), rows, row_bytes)
 
 
-def _shared_out(slots: int, experts: Mapping[int, int]) -> dict[int, int]:
+def _share_slots(slots: int, experts: Mapping[int, int]) -> dict[int, int]:
     """An equal number of slots for each layer; slots that a layer with few experts cannot use go to the others."""
-    found: dict[int, int] = {}
-    while len(found) < len(experts):
-        layers = [layer for layer in sorted(experts) if layer not in found]
-        each, more = divmod(slots, len(layers))
-        whole = {layer: experts[layer] for layer in layers if experts[layer] <= each}
+    slots_of: dict[int, int] = {}
+    while len(slots_of) < len(experts):
+        layers = [layer for layer in sorted(experts) if layer not in slots_of]
+        per_layer, remainder = divmod(slots, len(layers))
+        whole = {layer: experts[layer] for layer in layers if experts[layer] <= per_layer}
         if not whole:
-            return found | {layer: each + (i < more) for i, layer in enumerate(layers)}
-        found |= whole
+            return slots_of | {layer: per_layer + (i < remainder) for i, layer in enumerate(layers)}
+        slots_of |= whole
         slots -= sum(whole.values())
-    return found
+    return slots_of
 
 
 def _at_least_one(cache: Mapping[int, int], slots: int, staging: int) -> dict[int, int]:

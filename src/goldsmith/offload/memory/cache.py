@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import compress
-from typing import Any
 
 from .slots import Slot
 
@@ -21,7 +20,7 @@ class Cache:
     def __init__(self, policy: str, slots: Sequence[Slot], experts: int, chosen: Sequence[int] = ()) -> None:
         self.policy = policy
         self._free = list(reversed(slots))
-        self._held: dict[int, Slot] = {}
+        self._slot_of: dict[int, Slot] = {}
         self._used: dict[int, float] = {}  # lru: the last call that used it; lfu: its decayed use count
         self._call = 0
         self._chosen = frozenset(chosen[: len(slots)])
@@ -32,19 +31,19 @@ class Cache:
     @property
     def holds(self) -> int:
         """The number of cached experts."""
-        return len(self._held)
+        return len(self._slot_of)
 
     def __contains__(self, expert: int) -> bool:
-        return expert in self._held
+        return expert in self._slot_of
 
     def resident(self) -> frozenset[int]:
-        return frozenset(self._held)
+        return frozenset(self._slot_of)
 
     def slot(self, expert: int) -> Slot:
-        return self._held[expert]
+        return self._slot_of[expert]
 
     def slots(self) -> list[Slot]:
-        return [*self._free, *self._held.values()]
+        return [*self._free, *self._slot_of.values()]
 
     def used(self, counts: Mapping[int, int]) -> None:
         """Records the experts of a call ({expert: tokens}), whichever lane computes them."""
@@ -74,40 +73,42 @@ class Cache:
 
     def forget(self, expert: int) -> None:
         """Frees the slot of an expert whose upload failed."""
-        slot = self._held.pop(expert, None)
+        slot = self._slot_of.pop(expert, None)
         if slot is not None:
             slot.drop()
             self._free.append(slot)
 
     def close(self) -> None:
         """Gives up all slots; the counts stay."""
-        self._free, self._held = [], {}
+        self._free, self._slot_of = [], {}
 
     def clear(self) -> None:
-        for expert in list(self._held):
+        for expert in list(self._slot_of):
             self.forget(expert)
 
     def _take(self, expert: int, needed: Collection[int], *, forced: bool) -> Slot | None:
         slot = self._free.pop() if self._free else self._evicted(expert, needed, forced)
         if slot is not None:
-            self._held[expert] = slot
+            self._slot_of[expert] = slot
         return slot
 
     def _evicted(self, expert: int, needed: Collection[int], forced: bool) -> Slot | None:
         if self.policy == "static" and not forced:
             return None
-        least = min((e for e in self._held if e not in needed), key=lambda e: (self._used.get(e, 0.0), e), default=None)
-        if least is None:
+        victim = min(
+            (e for e in self._slot_of if e not in needed), key=lambda e: (self._used.get(e, 0.0), e), default=None
+        )
+        if victim is None:
             return None
-        if self.policy == "lfu" and not forced and self._used.get(least, 0.0) >= self._used.get(expert, 0.0):
+        if self.policy == "lfu" and not forced and self._used.get(victim, 0.0) >= self._used.get(expert, 0.0):
             return None
-        slot = self._held.pop(least)
+        slot = self._slot_of.pop(victim)
         slot.drop()
         self.evictions += 1
         return slot
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"policy": self.policy, "slots": self.capacity, "held": sorted(self._held)}
+    def to_dict(self) -> dict[str, object]:
+        return {"policy": self.policy, "slots": self.capacity, "held": sorted(self._slot_of)}
 
 
 def counts_of(counts: Sequence[int]) -> dict[int, int]:

@@ -1,12 +1,13 @@
 """A machine for the device lanes: streams, pinned memory, copies, and marks for timing.
 
-`Cuda` is a GPU. `Simulated` implements the same on a CPU, to test the logic of the lanes: kernels run in Triton's
-interpreter, copies in a thread.
+`CudaMachine` is a GPU. `SimulatedMachine` implements the same on a CPU, to test the logic of the lanes: kernels run in
+Triton's interpreter, copies in a thread.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from ctypes import CDLL, c_int, c_size_t, c_uint32, c_void_p
 from typing import Any
 
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ..store.expert_store import ExpertStore
-from .streams import CopyStream, CudaStream, CurrentStream, Done, Inline, Work, Worker
+from .streams import CopyStream, CudaStream, CurrentStream, Done, Inline, Worker
 
 _BY_ADDRESS = 4  # cudaMemcpyDefault: the addresses determine the direction
 _PATIENCE = 60  # seconds that a simulated stream waits for a word
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: word - number >= 0 in int32
 
 
-class Cuda:
+class CudaMachine:
     """Copies run on one stream of their own, `copies`; kernels run on the caller's current stream."""
 
     def __init__(self, store: ExpertStore, device: torch.device) -> None:
@@ -35,9 +36,9 @@ class Cuda:
         self._now, self._compute = -1, CurrentStream(torch.cuda.current_stream(device))
         self.copies = CopyStream(torch.cuda.Stream(device))
         self.transport = Transport(store, device)
-        self.way = (self.transport.mode, self.transport.why)
+        self.mode_and_reason = (self.transport.mode, self.transport.why)
         self._waited = torch.cuda.Event()
-        self._wait_value = self._waiting()
+        self._wait_value = self._find_wait_value()
         self.waits_for_words = self._wait_value is not None
         self._origin = self.mark(self.copies)
         self._origin.synchronize()
@@ -70,12 +71,12 @@ class Cuda:
         """Copies an expert's bytes to the device on `copies`."""
         self.transport.copy(source, into, self.copies.stream)
 
-    def beside(self, work: Work) -> None:
+    def beside(self, work: Callable[..., object]) -> None:
         """Runs other torch work on `copies`."""
         with torch.cuda.stream(self.copies.stream):
             work()
 
-    def mark(self, stream: CudaStream) -> Any:
+    def mark(self, stream: CudaStream) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record(stream.stream)
         return event
@@ -85,7 +86,7 @@ class Cuda:
         self._waited.record(stream.stream)
         self._waited.synchronize()
 
-    def behind(self, word: Tensor, number: int, stream: CudaStream) -> None:
+    def wait_for_word(self, word: Tensor, number: int, stream: CudaStream) -> None:
         """Makes `stream` wait until the pinned int32 [1] `word` reaches `number`."""
         status = self._wait_value(stream.stream.cuda_stream, word.data_ptr(), number & 0xFFFFFFFF, _AT_LEAST)
         if status:
@@ -93,31 +94,31 @@ class Cuda:
                 f"offload.Engine: the stream cannot wait for a word in host memory (driver error {status})"
             )
 
-    def _waiting(self) -> Any:
-        """The driver's function for `behind`, tried once; None where it does not work."""
+    def _find_wait_value(self) -> Any:
+        """The driver's function for `wait_for_word`, tried once; None where it does not work."""
         try:
-            found = CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+            wait_value = CDLL("libcuda.so.1").cuStreamWaitValue32_v2
         except (OSError, AttributeError):
             return None
-        found.argtypes = [c_void_p, c_void_p, c_uint32, c_uint32]
+        wait_value.argtypes = [c_void_p, c_void_p, c_uint32, c_uint32]
         word = self.host(4).view(torch.int32).zero_()
-        return found if found(self.copies.stream.cuda_stream, word.data_ptr(), 0, _AT_LEAST) == 0 else None
+        return wait_value if wait_value(self.copies.stream.cuda_stream, word.data_ptr(), 0, _AT_LEAST) == 0 else None
 
-    def unset(self) -> Any:
+    def new_mark(self) -> torch.cuda.Event:
         """A mark to be set later."""
         return torch.cuda.Event(enable_timing=True)
 
-    def set(self, mark: Any, stream: CudaStream) -> None:
+    def set(self, mark: torch.cuda.Event, stream: CudaStream) -> None:
         mark.record(stream.stream)
 
-    def seconds(self, begin: Any, end: Any) -> float:
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
         end.synchronize()
         return begin.elapsed_time(end) / 1e3
 
-    def happened(self, mark: Any) -> bool:
+    def happened(self, mark: torch.cuda.Event) -> bool:
         return bool(mark.query())
 
-    def when(self, mark: Any) -> float:
+    def time_of(self, mark: torch.cuda.Event) -> float:
         """The time of a mark on the clock of time.perf_counter(), to about 10 us."""
         return self._began + self._origin.elapsed_time(mark) / 1e3
 
@@ -129,20 +130,20 @@ class Cuda:
         self.transport.close()
 
 
-class Mark(Done):
+class TimeMark(Done):
     """A moment of the past."""
 
     def __init__(self, at: float) -> None:
         self.at = at
 
 
-class Simulated:
+class SimulatedMachine:
     device = torch.device("cpu")
     waits_for_words = True
 
     def __init__(self) -> None:
         self.copies = Worker("goldsmith copies")
-        self.way = ("memory", "a machine without a GPU, for tests")
+        self.mode_and_reason = ("memory", "a machine without a GPU, for tests")
 
     def compute(self) -> Inline:
         return Inline()
@@ -153,34 +154,34 @@ class Simulated:
     def copy(self, source: Tensor, into: Tensor) -> None:
         into.copy_(source)
 
-    def beside(self, work: Work) -> None:
+    def beside(self, work: Callable[..., object]) -> None:
         work()
 
-    def move(self, source: Tensor, into: Tensor, stream: Any) -> None:
+    def move(self, source: Tensor, into: Tensor, stream: Inline) -> None:
         into.copy_(source)
 
-    def mark(self, stream: Any) -> Mark:
-        return Mark(time.perf_counter())
+    def mark(self, stream: Inline) -> TimeMark:
+        return TimeMark(time.perf_counter())
 
-    def wait(self, stream: Any) -> None:
+    def wait(self, stream: Inline) -> None:
         pass
 
-    def behind(self, word: Tensor, number: int, stream: Any) -> None:
+    def wait_for_word(self, word: Tensor, number: int, stream: Inline) -> None:
         until_word(word, number)
 
-    def unset(self) -> Mark:
-        return Mark(0.0)
+    def new_mark(self) -> TimeMark:
+        return TimeMark(0.0)
 
-    def set(self, mark: Mark, stream: Any) -> None:
+    def set(self, mark: TimeMark, stream: Inline) -> None:
         mark.at = time.perf_counter()
 
-    def seconds(self, begin: Mark, end: Mark) -> float:
+    def seconds(self, begin: TimeMark, end: TimeMark) -> float:
         return end.at - begin.at
 
-    def happened(self, mark: Mark) -> bool:
+    def happened(self, mark: TimeMark) -> bool:
         return True
 
-    def when(self, mark: Mark) -> float:
+    def time_of(self, mark: TimeMark) -> float:
         return mark.at
 
     def settle(self) -> None:
@@ -191,7 +192,7 @@ class Simulated:
 
 
 def until_word(word: Tensor, number: int) -> None:
-    """Waits until int32 [1] `word` reaches `number`, as a stream of `Cuda` does."""
+    """Waits until int32 [1] `word` reaches `number`, as a stream of `CudaMachine` does."""
     there, until = word.numpy(), time.perf_counter() + _PATIENCE
     while (int(there[0]) - number) % 2**32 >= 2**31:
         if time.perf_counter() > until:

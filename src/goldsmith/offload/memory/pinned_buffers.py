@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from .streams import DONE
+from .streams import DONE, CudaStream, StreamEvent
+
+_View: TypeAlias = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a view of a buffer
 
 
-class Transit:
-    """`count` buffers in rotation; `take` waits for the event that was given back with a buffer before reusing it.
+class PinnedBuffers:
+    """`count` buffers in rotation; `take` waits for the event with which a buffer was released before reusing it.
 
     Buffers hold bytes, so each use chooses its own dtype.
     """
@@ -20,9 +22,9 @@ class Transit:
     def __init__(self, allocate: Callable[[int], Tensor], count: int = 2) -> None:
         self._allocate = allocate
         self._buffers = [torch.empty(0, dtype=torch.uint8, device="cpu")] * count
-        self._free: list[Any] = [DONE] * count
+        self._free: list[StreamEvent] = [DONE] * count
         self._at = 0
-        self._views: list[dict[Any, Tensor]] = [{} for _ in range(count)]
+        self._views: list[dict[_View, Tensor]] = [{} for _ in range(count)]
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The next buffer as a tensor with arbitrary contents."""
@@ -30,9 +32,9 @@ class Transit:
         self._free[self._at].synchronize()
         views = self._views[self._at]
         known = views.get((shape, dtype))
-        return self._made(shape, dtype, views) if known is None else known
+        return self._new_view(shape, dtype, views) if known is None else known
 
-    def _made(self, shape: tuple[int, ...], dtype: torch.dtype, views: dict[Any, Tensor]) -> Tensor:
+    def _new_view(self, shape: tuple[int, ...], dtype: torch.dtype, views: dict[_View, Tensor]) -> Tensor:
         numel = 1
         for size in shape:
             numel *= size
@@ -44,10 +46,10 @@ class Transit:
                 self._buffers[self._at] = self._allocate(max(4096, 1 << (nbytes - 1).bit_length()))
         if len(views) > 1024:
             views.clear()
-        views[shape, dtype] = found = self._buffers[self._at][:nbytes].view(dtype).view(shape)
-        return found
+        views[shape, dtype] = view = self._buffers[self._at][:nbytes].view(dtype).view(shape)
+        return view
 
-    def give_back(self, event: Any) -> None:
+    def release(self, event: StreamEvent) -> None:
         """Frees the buffer taken last, once `event` has happened."""
         self._free[self._at] = event
 
@@ -59,16 +61,18 @@ class Packets:
     given back for it has happened.
     """
 
-    def __init__(self, allocate: Callable[[int], Tensor], device: Any, count: int = 8, size: int = 1024) -> None:
+    def __init__(
+        self, allocate: Callable[[int], Tensor], device: torch.device, count: int = 8, size: int = 1024
+    ) -> None:
         with torch.inference_mode(False):
             self._hosts = [allocate(4 * size).view(torch.int32) for _ in range(count)]
             self._devices = [torch.empty(size, dtype=torch.int32, device=device) for _ in range(count)]
         self._numbers = [host.numpy() for host in self._hosts]
-        self._free: list[Any] = [DONE] * count
+        self._free: list[StreamEvent] = [DONE] * count
         self._views: dict[tuple[int, ...], tuple[Tensor, Tensor, tuple[Tensor, ...]]] = {}
         self._at, self.size = 0, size
 
-    def send(self, lists: Sequence[list[int]], move: Callable[[Tensor, Tensor, Any], None], stream: Any
+    def send(self, lists: Sequence[list[int]], move: Callable[[Tensor, Tensor, CudaStream], None], stream: CudaStream
              ) -> tuple[Tensor, ...]:  # fmt: skip
         """Copies the lists to the device, one after the other in one buffer of at most `size` numbers; returns views
 
@@ -86,7 +90,7 @@ class Packets:
         move(host, device, stream)
         return parts
 
-    def give_back(self, event: Any) -> None:
+    def release(self, event: StreamEvent) -> None:
         """Frees the packet sent last, once `event` has happened."""
         self._free[self._at] = event
 

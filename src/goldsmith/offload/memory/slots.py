@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
 from ...experts import PackedExperts
-from .streams import DONE, Stream
+from .streams import DONE, StreamEvent, WorkStream
 
 Copy = Callable[[int, Sequence[int], Sequence[Tensor]], None]  # (layer, experts, their destinations)
 
@@ -24,18 +23,18 @@ class Slot:
 
     index: int
     data: Tensor
-    arena: Arena = field(repr=False)
+    arena: SlotArena = field(repr=False)
     generation: int = 0
     owner: tuple[int, int] | None = None
-    ready: Any = DONE
-    last_use: Any = DONE
+    ready: StreamEvent = DONE
+    last_use: StreamEvent = DONE
 
     def drop(self) -> None:
         self.owner = None
 
 
 @dataclass(eq=False)
-class Arena:
+class SlotArena:
     """n slots in one allocation: `data` [n, stride] uint8, and the same bytes as PackedExperts of n experts for
     kernels.
     """
@@ -51,9 +50,9 @@ class Arena:
         return len(self.slots)
 
 
-def fill(slots: Sequence[Slot], layer: int, experts: Sequence[int], stream: Stream, copy: Copy) -> None:
+def fill(slots: Sequence[Slot], layer: int, experts: Sequence[int], stream: WorkStream, copy: Copy) -> None:
     """Starts one copy of these experts into the slots on `stream`, after the slots' last readers; one event for all."""
-    last: Any = DONE
+    last: StreamEvent = DONE
     for slot, expert in zip(slots, experts, strict=True):
         slot.owner = (layer, expert)
         slot.generation += 1
@@ -67,9 +66,9 @@ def fill(slots: Sequence[Slot], layer: int, experts: Sequence[int], stream: Stre
         slot.ready = ready
 
 
-def begin_reading(slots: Sequence[Slot], stream: Stream) -> None:
+def begin_reading(slots: Sequence[Slot], stream: WorkStream) -> None:
     """Makes `stream` wait for the writers of these slots."""
-    last: Any = DONE
+    last: StreamEvent = DONE
     for slot in slots:
         if slot.ready is not DONE:
             if slot.ready is not last:
@@ -78,7 +77,7 @@ def begin_reading(slots: Sequence[Slot], stream: Stream) -> None:
             slot.ready = DONE  # enough for this stream; a call on another stream waits for the call before it
 
 
-def end_reading(slots: Sequence[Slot], stream: Stream, event: Any = None) -> None:
+def end_reading(slots: Sequence[Slot], stream: WorkStream, event: StreamEvent | None = None) -> None:
     """Marks the slots as read: the next writer waits for `event`, or for all work that `stream` has now."""
     event = stream.record() if event is None else event
     for slot in slots:
@@ -91,7 +90,7 @@ def waves(experts: Sequence[int], size: int) -> Iterator[list[int]]:
         yield list(experts[first : first + size])
 
 
-class Ring:
+class SlotRing:
     """Staging slots in rotation. Two halves: one is filled while the other is read."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:

@@ -19,17 +19,17 @@ from typing import Any, Protocol
 
 import torch
 
-Work = Callable[[], Any]
+Work = Callable[[], object]
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     def synchronize(self) -> None: ...
 
 
-class Stream(Protocol):
+class WorkStream(Protocol):
     def run(self, work: Work) -> None: ...
-    def wait(self, event: Any) -> None: ...
-    def record(self) -> Any: ...
+    def wait(self, event: StreamEvent) -> None: ...
+    def record(self) -> StreamEvent: ...
 
 
 class Done:
@@ -48,7 +48,7 @@ class Inline:
     def run(self, work: Work) -> None:
         work()
 
-    def wait(self, event: Any) -> None:
+    def wait(self, event: StreamEvent) -> None:
         event.synchronize()
 
     def record(self) -> Done:
@@ -89,7 +89,7 @@ class Worker:
     def run(self, work: Work) -> None:
         self._put(("run", work))
 
-    def wait(self, event: Any) -> None:
+    def wait(self, event: StreamEvent) -> None:
         if event is not DONE:
             self._put(("wait", event))
 
@@ -106,7 +106,7 @@ class Worker:
             self._queue.put(None)
             self._thread.join()
 
-    def _put(self, item: tuple[str, Any]) -> None:
+    def _put(self, item: tuple[str, Work | StreamEvent]) -> None:
         if self._closed:
             raise ValueError(f"{self._name}: is closed")
         if self._thread is None:

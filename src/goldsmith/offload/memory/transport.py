@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..store.expert_store import ExpertStore
+from .streams import StreamEvent
 
 _READ_ONLY = 8  # cudaHostRegisterReadOnly
 _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
@@ -47,7 +48,7 @@ class Transport:
         self._stride = store.blocks.stride
         self._registration: Registration | None = None
         self._cuda: Any = None
-        self._ring: Ring | None = None
+        self._ring: TransportRing | None = None
         if self.device.type != "cuda":
             if force not in (None, "memory"):
                 raise ValueError(f"{_OP}: force={force!r} needs a CUDA device, not {self.device}")
@@ -75,10 +76,10 @@ class Transport:
         with torch.cuda.device(self.device):
             torch.cuda.current_stream().synchronize()  # creates the device's context
             cuda = runtime()
-            found = register(store.whole(), self.device.index or torch.cuda.current_device(), cuda)
-        if isinstance(found, str):
-            return found
-        self._registration, self._cuda = found, cuda
+            registration = register(store.whole(), self.device.index or torch.cuda.current_device(), cuda)
+        if isinstance(registration, str):
+            return registration
+        self._registration, self._cuda = registration, cuda
         return None
 
     def _fill_ring(self, store: ExpertStore) -> str | None:
@@ -87,10 +88,10 @@ class Transport:
             buffers = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(_BUFFERS)]
         except RuntimeError as error:
             return f"no page-locked buffers ({str(error).splitlines()[0]})"
-        self._ring = Ring(buffers, _event_of)
+        self._ring = TransportRing(buffers, _event_of)
         return None
 
-    def copy(self, source: Tensor, out: Tensor, stream: Any = None) -> None:
+    def copy(self, source: Tensor, out: Tensor, stream: torch.cuda.Stream | None = None) -> None:
         """Copies `source`, bytes of the store, to `out` on the device
 
         Ordered on `stream` (a torch.cuda.Stream; None: the current one) without waiting, except in mode "memory".
@@ -114,7 +115,7 @@ class Transport:
             else:
                 out.copy_(source)
 
-    def _copy_registered(self, source: Tensor, out: Tensor, stream: Any) -> None:
+    def _copy_registered(self, source: Tensor, out: Tensor, stream: torch.cuda.Stream) -> None:
         """cudaMemcpyAsync; torch's copy takes 10 us more of the caller's time."""
         status = self._cuda.cudaMemcpyAsync(
             ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(source.data_ptr()), ctypes.c_size_t(source.numel()),
@@ -139,13 +140,13 @@ _SAID = {
 }
 
 
-class Ring:
+class TransportRing:
     """Page-locked buffers in rotation: each is refilled only after its copy has arrived
 
     Threads fill them, one buffer each; the calling thread launches the copies in order.
     """
 
-    def __init__(self, buffers: Sequence[Tensor], mark: Callable[[], Any]) -> None:
+    def __init__(self, buffers: Sequence[Tensor], mark: Callable[[], StreamEvent]) -> None:
         self._buffers, self._mark = buffers, mark
         self._events: list[Any] = [None] * len(buffers)
         self._next = 0
@@ -206,7 +207,7 @@ def move(source: Tensor, out: Tensor) -> None:
 class Registration:
     """Page-locked bytes; they stay locked and mapped as long as this object lives."""
 
-    def __init__(self, pages: Tensor, cuda: Any) -> None:
+    def __init__(self, pages: Tensor, cuda: ctypes.CDLL) -> None:
         self.pages = pages
         self._finalizer = weakref.finalize(self, _unregister, pages, cuda)
         self._finalizer.atexit = False  # at exit the driver shuts down by itself
@@ -216,7 +217,7 @@ _REGISTERED: weakref.WeakValueDictionary[int, Registration] = weakref.WeakValueD
 _LOCK = threading.Lock()
 
 
-def register(pages: Tensor, device: int, cuda: Any) -> Registration | str:
+def register(pages: Tensor, device: int, cuda: ctypes.CDLL | None) -> Registration | str:
     """Page-locks these bytes for reading; returns the registration, or the reason for failure. Leaves no CUDA error."""
     if cuda is None:
         return "the CUDA runtime that torch uses was not found"
@@ -238,17 +239,17 @@ def register(pages: Tensor, device: int, cuda: Any) -> Registration | str:
             cuda.cudaGetLastError()  # clears the error, which the next CUDA call of any library would raise
             text = cuda.cudaGetErrorString(ctypes.c_int(status)).decode(errors="replace")
             return f"cudaHostRegister of {pages.numel() / 1e9:.1f} GB: {text} (error {status})"
-        found = Registration(pages, cuda)
-        _REGISTERED[pages.data_ptr()] = found
-        return found
+        registration = Registration(pages, cuda)
+        _REGISTERED[pages.data_ptr()] = registration
+        return registration
 
 
-def _unregister(pages: Tensor, cuda: Any) -> None:
+def _unregister(pages: Tensor, cuda: ctypes.CDLL) -> None:
     if cuda.cudaHostUnregister(ctypes.c_void_p(pages.data_ptr())):
         cuda.cudaGetLastError()
 
 
-def runtime() -> Any:
+def runtime() -> ctypes.CDLL | None:
     """The CUDA runtime library that torch has loaded; None if it is linked statically."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -257,24 +258,24 @@ def runtime() -> Any:
     for line in lines:
         path = "/" + line.partition("/")[2]
         if Path(path).name.startswith("libcudart"):
-            found = ctypes.CDLL(path)
-            found.cudaGetErrorString.restype = ctypes.c_char_p
-            return found
+            library = ctypes.CDLL(path)
+            library.cudaGetErrorString.restype = ctypes.c_char_p
+            return library
     return None
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
     """Bytes still available on the system or in this process's control group, whichever is less; None if unknown."""
-    found = []
+    limits = []
     for line in _text(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
+            limits.append(int(line.split()[1]) * 1024)
     limit = _text(root / "sys/fs/cgroup/memory.max").strip()
     if limit.isdigit():
         used = _text(root / "sys/fs/cgroup/memory.current").strip()
         kept = [row.split()[1] for row in _text(root / "sys/fs/cgroup/memory.stat").splitlines() if row[:5] == "file "]
-        found.append(int(limit) - (int(used) if used.isdigit() else 0) + sum(map(int, kept)))
-    return min(found, default=None)
+        limits.append(int(limit) - (int(used) if used.isdigit() else 0) + sum(map(int, kept)))
+    return min(limits, default=None)
 
 
 def _text(path: Path) -> str:

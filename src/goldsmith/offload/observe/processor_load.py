@@ -13,7 +13,7 @@ BUSY = 0.05  # of the processors' time; if other programs take more, the machine
 _WORK = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: columns of /proc/stat
 
 
-class Others:
+class ProcessorLoad:
     """`with ProcessorLoad() as load:` ..., then `load.share`
 
     share   of the time of the processors that this process may use: the part that was neither idle nor spent by this
@@ -24,7 +24,7 @@ class Others:
         self._stat = root / "proc/stat"
         self.share: float | None = None
 
-    def __enter__(self) -> Others:
+    def __enter__(self) -> ProcessorLoad:
         self._began = self._now()
         return self
 
@@ -51,6 +51,6 @@ class Others:
 
 def busy(seconds: float = 0.1) -> bool:
     """Whether other programs use the processors now."""
-    with Others() as others:
+    with ProcessorLoad() as others:
         time.sleep(seconds)
     return (others.share or 0.0) > BUSY

@@ -79,9 +79,9 @@ class Counts:
                 setattr(self, f.name, mine + getattr(other, f.name))
 
     def to_dict(self) -> dict[str, Any]:
-        told = [f.name for f in fields(Counts) if f.repr]
+        shown = [f.name for f in fields(Counts) if f.repr]
         rates = ("hits", "misses", "hit_rate", "bound_share", "overlap", "limiting")
-        return {name: getattr(self, name) for name in (*told, *rates)}
+        return {name: getattr(self, name) for name in (*shown, *rates)}
 
 
 @dataclass
@@ -92,12 +92,12 @@ class Stats(Counts):
 
     @classmethod
     def of(cls, layers: dict[int, Counts]) -> Stats:
-        found = cls()
+        stats = cls()
         for layer, counts in layers.items():
-            found.layers[layer] = Counts()
-            found.layers[layer].add(counts)
-            found.add(counts)
-        return found
+            stats.layers[layer] = Counts()
+            stats.layers[layer].add(counts)
+            stats.add(counts)
+        return stats
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | {"layers": {str(layer): counts.to_dict() for layer, counts in self.layers.items()}}

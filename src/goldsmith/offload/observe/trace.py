@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 LANES = ("call", "cpu", "link", "device", "merge")
 
@@ -17,14 +16,14 @@ class Trace:
     """Spans while recording: Chrome's `ph: "X"` events in microseconds, one named thread for each lane."""
 
     def __init__(self) -> None:
-        self._events: list[dict[str, Any]] | None = None
+        self._events: list[dict[str, object]] | None = None
         self._begin = 0.0
 
     @property
     def on(self) -> bool:
         return self._events is not None
 
-    def span(self, lane: str, name: str, begin: float, end: float, **args: Any) -> None:
+    def span(self, lane: str, name: str, begin: float, end: float, **args: object) -> None:
         """begin, end: times of time.perf_counter()"""
         if self._events is not None:
             event = {"name": name, "ph": "X", "pid": os.getpid(), "tid": LANES.index(lane), "args": args}

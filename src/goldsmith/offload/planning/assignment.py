@@ -14,7 +14,7 @@ import numpy as np
 
 from ..memory.budget import Spending
 from ..memory.cache import Cache, most_used_first
-from ..settings import Settings
+from ..settings import EngineSettings
 from .costs import Costs
 from .plan import Plan, on_cpu, plan, predict_stream, quickest, stream_times
 
@@ -46,7 +46,7 @@ class Assignment:
 
 
 def assign(
-    counts: Sequence[int], tokens: int, cache: Cache, settings: Settings, spending: Spending, costs: Costs | None
+    counts: Sequence[int], tokens: int, cache: Cache, settings: EngineSettings, spending: Spending, costs: Costs | None
 ) -> Assignment:
     used = list(compress(range(len(counts)), counts))
     if settings.lanes == "cpu" or not spending.device_lane:
@@ -66,22 +66,22 @@ def assign(
 
 
 def _planned(
-    counts: Sequence[int], used: Sequence[int], tokens: int, cache: Cache, settings: Settings, costs: Costs
+    counts: Sequence[int], used: Sequence[int], tokens: int, cache: Cache, settings: EngineSettings, costs: Costs
 ) -> Assignment:
     prompt = tokens > PREFILL
     if settings.prefill in ("auto", "split") and _cpu_is_all(costs):
-        found = _alone(tuple(sorted([counts[e] for e in used])), costs)
-        return Assignment(cpu=tuple(used), predicted=found.predicted, limiting=found.limiting, times=found.lane_times)
+        split = _alone(tuple(sorted([counts[e] for e in used])), costs)
+        return Assignment(cpu=tuple(used), predicted=split.predicted, limiting=split.limiting, times=split.lane_times)
     if not prompt and not isinstance(settings.prefill, int):
         return _decoded(counts, used, cache, costs)
     resident = cache.resident()
     if settings.prefill == "cpu" and prompt:
         return _as_planned(on_cpu(counts, costs))
-    found = quickest(counts, resident, costs)
+    split = quickest(counts, resident, costs)
     if isinstance(settings.prefill, int):
         streamed = tokens >= settings.prefill
     elif settings.prefill == "auto":
-        streamed = prompt and predict_stream(counts, resident, costs) < found.predicted
+        streamed = prompt and predict_stream(counts, resident, costs) < split.predicted
     else:
         streamed = prompt and settings.prefill == "stream"
     if streamed:
@@ -90,47 +90,47 @@ def _planned(
         times = stream_times(counts, resident, costs)
         limiting = max(times, key=times.__getitem__)
         return Assignment(held, tuple(missing), (), (), True, times[limiting], limiting, times)
-    uploads = _uploads(found.cpu, counts, cache, found, costs)
+    uploads = _uploads(split.cpu, counts, cache, split, costs)
     helps = uploads and _device_helps(tuple(sorted(counts[e] for e in used)), costs)
-    return _as_planned(found, uploads if helps else ())
+    return _as_planned(split, uploads if helps else ())
 
 
-def _as_planned(found: Plan, uploads: tuple[int, ...] = ()) -> Assignment:
-    times = found.lane_times
-    return Assignment(found.cached, found.copied, found.cpu, uploads, False, found.predicted, found.limiting, times)
+def _as_planned(split: Plan, uploads: tuple[int, ...] = ()) -> Assignment:
+    times = split.lane_times
+    return Assignment(split.cached, split.copied, split.cpu, uploads, False, split.predicted, split.limiting, times)
 
 
 def _decoded(counts: Sequence[int], used: Sequence[int], cache: Cache, costs: Costs) -> Assignment:
     """The assignment of a call of few tokens; it caches plans, because few different ones occur."""
-    held = [e for e in used if e in cache]
+    cached = [e for e in used if e in cache]
     missing = [e for e in used if e not in cache]
     tokens: tuple[int, ...] = (1,) * len(used)
     if sum([counts[e] for e in used]) == len(used):
-        found = _ones(len(held), len(missing), costs)
+        split = _ones(len(cached), len(missing), costs)
     else:
         missing = most_used_first(missing, counts)
-        found = _cut(tuple(sorted(counts[e] for e in held)), tuple(counts[e] for e in missing), costs)
+        split = _cut(tuple(sorted(counts[e] for e in cached)), tuple(counts[e] for e in missing), costs)
         tokens = tuple(sorted(counts[e] for e in used))
-    copies = len(found.copied)
+    copies = len(split.copied)
     cpu = tuple(sorted(missing[copies:]))
-    if held and not found.cached:
-        held, cpu = [], tuple(used)
-    uploads = _uploads(cpu, counts, cache, found, costs) if cpu and _device_helps(tokens, costs) else ()
+    if cached and not split.cached:
+        cached, cpu = [], tuple(used)
+    uploads = _uploads(cpu, counts, cache, split, costs) if cpu and _device_helps(tokens, costs) else ()
     return Assignment(
-        tuple(held), tuple(missing[:copies]), cpu, uploads, False, found.predicted, found.limiting, found.lane_times
+        tuple(cached), tuple(missing[:copies]), cpu, uploads, False, split.predicted, split.limiting, split.lane_times
     )
 
 
 @lru_cache(maxsize=4096)
-def _cut(held: tuple[int, ...], missing: tuple[int, ...], costs: Costs) -> Plan:
+def _cut(cached: tuple[int, ...], missing: tuple[int, ...], costs: Costs) -> Plan:
     """The plan for experts with these token counts: `held` on the device, `missing` in the order of their copies."""
-    return quickest([*held, *missing], range(len(held)), costs)
+    return quickest([*cached, *missing], range(len(cached)), costs)
 
 
 @lru_cache(maxsize=4096)
-def _ones(held: int, missing: int, costs: Costs) -> Plan:
+def _ones(cached: int, missing: int, costs: Costs) -> Plan:
     """The plan where each expert has one token."""
-    return quickest([1] * (held + missing), range(held), costs)
+    return quickest([1] * (cached + missing), range(cached), costs)
 
 
 @lru_cache(maxsize=64)
@@ -151,11 +151,11 @@ def _alone(tokens: tuple[int, ...], costs: Costs) -> Plan:
 def _device_helps(tokens: tuple[int, ...], costs: Costs) -> bool:
     """Whether the call would be quicker than on the CPU alone if one, half or all of its experts were cached."""
     alone, count = _alone(tokens, costs).predicted, len(tokens)
-    return any(plan(tokens, range(held), costs).predicted < alone for held in {1, max(1, count // 2), count})
+    return any(plan(tokens, range(cached), costs).predicted < alone for cached in {1, max(1, count // 2), count})
 
 
-def _uploads(cpu: Sequence[int], counts: Sequence[int], cache: Cache, found: Plan, costs: Costs) -> tuple[int, ...]:
+def _uploads(cpu: Sequence[int], counts: Sequence[int], cache: Cache, split: Plan, costs: Costs) -> tuple[int, ...]:
     """Experts of the CPU lane that the link can carry during this call, the most used first."""
-    slack = found.predicted - found.lane_times["link"]
+    slack = split.predicted - split.lane_times["link"]
     most = min(UPLOADS, int(slack * costs.link_bytes_per_s / costs.expert_bytes))
     return tuple(most_used_first((e for e in cpu if e not in cache), counts)[: max(0, most)])

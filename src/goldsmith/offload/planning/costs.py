@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -100,19 +100,19 @@ class Costs:
     @cached_property
     def cpu(self) -> tuple[np.ndarray, np.ndarray]:
         """The breakpoints of the CPU's t(n) and t there: `numpy.interp(tokens, *costs.cpu)` is t."""
-        return _bends(self.cpu_curve, *self._roof("cpu"))
+        return _breakpoints(self.cpu_curve, *self._roof("cpu"))
 
     @cached_property
     def cpu_beside(self) -> tuple[np.ndarray, np.ndarray]:
         """The breakpoints of the CPU's curve while copies run."""
-        n, seconds = _bends(self.cpu_beside_curve or self.cpu_curve, *self._roof("cpu"))
+        n, seconds = _breakpoints(self.cpu_beside_curve or self.cpu_curve, *self._roof("cpu"))
         seconds[-1] = max(seconds[-1], self.cpu[1][-1])
         return n, seconds
 
     @cached_property
     def device(self) -> tuple[np.ndarray, np.ndarray]:
         """The breakpoints of the device's curve."""
-        return _bends(self.device_curve, *self._roof("device"))
+        return _breakpoints(self.device_curve, *self._roof("device"))
 
     @cached_property
     def contended(self) -> bool:
@@ -149,7 +149,7 @@ def slower(curve: Curve, factor: float) -> Curve:
     return tuple((n, factor * seconds) for n, seconds in curve)
 
 
-def _check_number(name: str, value: Any) -> None:
+def _check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{_OP}: {name}={value!r} is of type {type(value).__name__}, wanted a number")
     if name in _RATES:
@@ -159,12 +159,12 @@ def _check_number(name: str, value: Any) -> None:
         raise ValueError(f"{_OP}: {name}={value!r}, wanted a finite number of at least 0")
 
 
-def _curve(name: str, given: Iterable[Iterable[float]]) -> Curve:
+def _curve(name: str, pairs: Iterable[Iterable[float]]) -> Curve:
     """The points as a tuple of pairs (JSON has lists), after checks."""
     try:
-        points = tuple((float(n), float(seconds)) for n, seconds in given)
+        points = tuple((float(n), float(seconds)) for n, seconds in pairs)
     except (TypeError, ValueError):
-        raise TypeError(f"{_OP}: {name}={given!r}, wanted pairs (tokens, seconds)") from None
+        raise TypeError(f"{_OP}: {name}={pairs!r}, wanted pairs (tokens, seconds)") from None
     before_n, before = 0.0, 0.0
     for n, seconds in points:
         if not before_n < n < _FAR or not max(before, 1e-300) <= seconds < math.inf:
@@ -176,7 +176,7 @@ def _curve(name: str, given: Iterable[Iterable[float]]) -> Curve:
     return points
 
 
-def _bends(curve: Curve, floor: float, each: float) -> tuple[np.ndarray, np.ndarray]:
+def _breakpoints(curve: Curve, floor: float, each: float) -> tuple[np.ndarray, np.ndarray]:
     """The breakpoints of a curve, or of max(floor, n each) without one, up to _FAR tokens."""
     if curve:
         n, seconds = (list(values) for values in zip(*curve, strict=True))

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -67,10 +66,10 @@ def plan(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], cos
     cached   ids of the experts on the device; the plan ignores those without tokens
     Raises ValueError for a negative count and for an id out of range.
     """
-    n, there = _arguments(counts, cached)
+    n, is_cached = _arguments(counts, cached)
     used = n > 0
-    held = (used & there).nonzero()[0]
-    missing = (used > there).nonzero()[0]
+    resident = (used & is_cached).nonzero()[0]
+    missing = (used > is_cached).nonzero()[0]
     tokens = n[missing]
     falling = (-tokens).argsort(kind="stable")
     missing, tokens = missing[falling], tokens[falling]
@@ -78,27 +77,27 @@ def plan(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], cos
 
     size = costs.expert_bytes
     per_copy, device_each = size / costs.link_bytes_per_s, np.interp(tokens, *costs.device)
-    computed, sent = (
+    computed, device_copied = (
         np.interp(tokens, *costs.cpu).cumsum(),
         device_each.cumsum(),
     )  # running sums over the first 1, 2, .. experts
-    of_held = float(np.interp(n[held], *costs.device).sum()) if len(held) else 0.0
+    device_resident = float(np.interp(n[resident], *costs.device).sum()) if len(resident) else 0.0
 
     times = np.zeros((5 if costs.split_latency or costs.shared else 4, count + 1))
     cpu, link, dram, device = times[:4]
     if count:
         cpu[0] = computed[-1]
         np.subtract(computed[-1], computed[:-1], out=cpu[1:-1])
-        np.multiply(_upto(count), per_copy, out=link[1:])
+        np.multiply(_one_to(count), per_copy, out=link[1:])
         if count > 1 and costs.contended:
-            _slowed(cpu[1:-1], link[1:-1], tokens, costs)
+            _apply_contention(cpu[1:-1], link[1:-1], tokens, costs)
         cpu[:-1] += costs.cpu_latency
         link[1:] += device_each
         link[1:] += costs.link_latency
         dram += count * size / costs.dram_bytes_per_s
-    device += of_held + costs.device_latency
-    device[1:] += sent
-    if not len(held):
+    device += device_resident + costs.device_latency
+    device[1:] += device_copied
+    if not len(resident):
         device[0] = 0.0
 
     if len(times) == 5:
@@ -109,20 +108,20 @@ def plan(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], cos
     lanes = dict(zip(_LANES, times[:, best].tolist()))
     limiting = max(lanes, key=lanes.__getitem__)
     return Plan(
-        tuple(held.tolist()), tuple(ids[:best]), tuple(sorted(ids[best:])), lanes[limiting], lanes,
-        limiting if ids or len(held) else "none",
+        tuple(resident.tolist()), tuple(ids[:best]), tuple(sorted(ids[best:])), lanes[limiting], lanes,
+        limiting if ids or len(resident) else "none",
     )  # fmt: skip
 
 
 _UP = np.arange(1, 1025, dtype=np.float64)
 
 
-def _upto(count: int) -> np.ndarray:
+def _one_to(count: int) -> np.ndarray:
     """1, 2, .., count"""
     return _UP[:count] if count <= len(_UP) else np.arange(1, count + 1, dtype=np.float64)
 
 
-def _slowed(cpu: np.ndarray, link: np.ndarray, tokens: np.ndarray, costs: Costs) -> None:
+def _apply_contention(cpu: np.ndarray, link: np.ndarray, tokens: np.ndarray, costs: Costs) -> None:
     """Replaces C and L of each split that uses both lanes by min(C', C + L' (1 - C / C')) and min(L', L + C' (1 - L /
     L')).
     """
@@ -174,7 +173,7 @@ def stream_times(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[i
     return {"link": link, "dram": moved / costs.dram_bytes_per_s, "device": device}
 
 
-def _arguments(counts: Any, cached: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
+def _arguments(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
     """counts as whole numbers, and a mask of the cached ids."""
     n = np.asarray(counts.numpy() if isinstance(counts, Tensor) else counts)
     if n.ndim != 1 or n.dtype.kind not in "iu" and n.size:
@@ -183,11 +182,11 @@ def _arguments(counts: Any, cached: Iterable[int]) -> tuple[np.ndarray, np.ndarr
     if n.size and n.min() < 0:
         expert = int(np.flatnonzero(n < 0)[0])
         raise ValueError(f"{_OP}: counts[{expert}] is {int(n[expert])}, wanted a number of tokens, at least 0")
-    there = np.zeros(len(n), dtype=bool)
+    is_cached = np.zeros(len(n), dtype=bool)
     ids = np.fromiter(cached, dtype=np.int64)
     if ids.size:
         if ids.min() < 0 or ids.max() >= len(n):
             wrong = int(ids[(ids < 0) | (ids >= len(n))][0])
             raise ValueError(f"{_OP}: cached has the expert {wrong}, wanted 0..{len(n) - 1}")
-        there[ids] = True
-    return n, there
+        is_cached[ids] = True
+    return n, is_cached

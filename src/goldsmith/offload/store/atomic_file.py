@@ -24,7 +24,7 @@ _NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)  # errors 
 
 
 @contextlib.contextmanager
-def published(path: Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """A new file to write to: renamed to `path` when the block succeeds, deleted when it raises."""
     remove_leftovers(path)
     file, name = _create(path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ _BIAS = torch.float32  # float32 holds the biases of every source exactly
 
 
 @dataclass(frozen=True)
-class Blocks:
+class ExpertBlocks:
     """Where each part of an expert lies in its block; the same for every block of a store.
 
     layout    the layout of one expert in `goldsmith.experts`; block i begins at byte i * stride
@@ -34,7 +33,7 @@ class Blocks:
     biased: tuple[str, ...]
 
     @classmethod
-    def of(cls, layout: Layout, biased: tuple[str, ...]) -> Blocks:
+    def of(cls, layout: Layout, biased: tuple[str, ...]) -> ExpertBlocks:
         """The geometry for experts of this dense layout."""
         one = replace(layout, num_experts=1, block_bytes=0)
         ends = [end for _, end in _sections(one, biased).values()]
@@ -66,7 +65,7 @@ class Blocks:
                 f"ExpertBlocks.base: arena begins at {arena.data_ptr():#x}, wanted a multiple of {ALIGNMENT}"
             )
         rows = arena.detach().view(-1, self.stride)
-        biases: dict[str, Any] = {name: self.bias(rows, name) for name in self.biased}
+        biases: dict[str, Tensor] = {name: self.bias(rows, name) for name in self.biased}
         own = self.layout
         return PackedExperts.from_blocks(
             rows, hidden_size=own.hidden_size, intermediate_size=own.intermediate_size, format=own.format,
@@ -90,10 +89,10 @@ class Blocks:
 def _sections(layout: Layout, biased: tuple[str, ...]) -> dict[str, tuple[int, int]]:
     (wide,), (narrow,) = layout.matrices("gate_up"), layout.matrices("down")
     matrix, down = wide.parts[1], narrow.expert_stride
-    found = {"gate": (0, matrix), "up": (matrix, 2 * matrix), "down": (2 * matrix, 2 * matrix + down)}
+    sections = {"gate": (0, matrix), "up": (matrix, 2 * matrix), "down": (2 * matrix, 2 * matrix + down)}
     at = 2 * matrix + down
     for name in biased:
         size = (2 * layout.intermediate_size if name == "gate_up_bias" else layout.hidden_size) * _BIAS.itemsize
-        found[name] = (at, at + size)
+        sections[name] = (at, at + size)
         at = up(at + size, ALIGNMENT)
-    return found
+    return sections

@@ -11,9 +11,10 @@ from typing import Any
 
 from ...core.shapes import kind
 from ..errors import StoreError, StoreMismatch
-from .atomic_file import published
+from .atomic_file import atomic_write
 from .expert_store import ExpertStore, opened_source
-from .source_key import state_of, surveyed
+from .source import Source
+from .source_key import fingerprint_and_key, state_of
 from .writer import Progress
 
 _OP = "offload.cached_store"
@@ -36,7 +37,7 @@ def store_path(key: str) -> Path:
 
 
 def fingerprint_of(
-    source: Any,
+    source: Source | str | os.PathLike[str],
     *,
     format: str = "auto",
     group_size: int | None = None,
@@ -45,14 +46,14 @@ def fingerprint_of(
     limit: float | None = None,
 ) -> str:
     """The fingerprint that a store of this source would have; reads the sample of every expert (store/samples.py)."""
-    said: dict[str, Any] = {
+    recipe: dict[str, Any] = {
         "format": format, "group_size": group_size, "activation": activation, "alpha": alpha, "limit": limit
     }  # fmt: skip
-    return surveyed(_OP, opened_source(source), said, whole=False)[0]
+    return fingerprint_and_key(_OP, opened_source(source), recipe, whole=False)[0]
 
 
 def cached_store(
-    source: Any,
+    source: Source | str | os.PathLike[str],
     *,
     format: str = "auto",
     group_size: int | None = None,
@@ -73,34 +74,34 @@ def cached_store(
     if not isinstance(source, Mapping):
         raise TypeError(f"{_OP}: source is {kind(source)}, wanted a mapping or a folder, because it is read twice")
     options: dict[str, Any] = {"activation": activation, "alpha": alpha, "limit": limit}
-    said = {"format": format, "group_size": group_size} | options
+    recipe = {"format": format, "group_size": group_size} | options
     files: list[Path] | None = getattr(source, "files", None)
     if files is None:
-        path = store_path(surveyed(_OP, source, said, whole=True, progress=progress)[1])
+        path = store_path(fingerprint_and_key(_OP, source, recipe, whole=True, progress=progress)[1])
 
         def compare(store: ExpertStore) -> None:
             if store.exact:
                 store.check_source(source, whole=True, **options)
 
-        return _opened(path, compare) or _built(source, path, said, progress)
-    own, sampled = surveyed(_OP, source, said, whole=False)
+        return _opened(path, compare) or _built(source, path, recipe, progress)
+    fingerprint, sampled = fingerprint_and_key(_OP, source, recipe, whole=False)
     state = state_of(files, sampled)
-    path = store_path(_key(source, files, said, sampled, progress))
+    path = store_path(_key(source, files, recipe, sampled, progress))
 
     def compare_samples(store: ExpertStore) -> None:
-        if store.fingerprint != own:
+        if store.fingerprint != fingerprint:
             raise StoreMismatch(f"{_OP}: {store.path} holds other weights than {files[0].parent}")
 
-    found = _opened(path, compare_samples)
-    if found is None:
-        found = _built(source, path, said, progress)
+    found_store = _opened(path, compare_samples)
+    if found_store is None:
+        found_store = _built(source, path, recipe, progress)
         if state_of(files, sampled) != state:  # the files changed after the key was computed
-            found.close()
+            found_store.close()
             path.resolve().unlink(
                 missing_ok=True
             )  # resolve a link that the user put there: delete the store, not the link
             raise StoreError(f"{_OP}: files of {files[0].parent} changed while they were read; run it again")
-    return found
+    return found_store
 
 
 def _opened(path: Path, compare: Callable[[ExpertStore], None]) -> ExpertStore | None:
@@ -108,36 +109,42 @@ def _opened(path: Path, compare: Callable[[ExpertStore], None]) -> ExpertStore |
     if not path.exists():
         return None
     with contextlib.suppress(StoreError):
-        found = ExpertStore.open(path)
+        store = ExpertStore.open(path)
         try:
-            compare(found)
-            return found
+            compare(store)
+            return store
         except BaseException:
-            found.close()
+            store.close()
             raise
     return None
 
 
-def _built(source: Any, path: Path, said: dict[str, Any], progress: Progress | None) -> ExpertStore:
+def _built(source: Source, path: Path, recipe: dict[str, Any], progress: Progress | None) -> ExpertStore:
     _make(path.parent)
-    return ExpertStore.build(source, path, **said, overwrite=True, progress=progress)
+    return ExpertStore.build(source, path, **recipe, overwrite=True, progress=progress)
 
 
-def _key(source: Any, files: list[Path], said: dict[str, Any], sampled: str, progress: Progress | None) -> str:
+def _key(
+    source: Source,
+    files: list[Path],
+    recipe: dict[str, Any],
+    sampled: str,
+    progress: Progress | None,
+) -> str:
     """The key of every byte of the files; the cached key when the files have not changed since it was computed."""
     state = state_of(files, sampled)
-    kept = cache_folder() / "keys" / state
+    cached = cache_folder() / "keys" / state
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        key = kept.read_text(encoding="ascii")
+        key = cached.read_text(encoding="ascii")
         if _DIGITS.fullmatch(key):
             return key
-    key = surveyed(_OP, source, said, whole=True, progress=progress)[1]
+    key = fingerprint_and_key(_OP, source, recipe, whole=True, progress=progress)[1]
     if (
         state_of(files, sampled) == state
     ):  # otherwise the files are being written to, and the next run hashes them again
         with contextlib.suppress(OSError):  # a read-only folder: the next run hashes the files again
-            _make(kept.parent)
-            with published(kept) as file:
+            _make(cached.parent)
+            with atomic_write(cached) as file:
                 file.write(key.encode())
     return key
 

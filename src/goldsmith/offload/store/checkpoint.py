@@ -27,7 +27,7 @@ _ALL = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?experts\.(gate_up_proj|down
 _ANY = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?experts\.(.+)")
 
 
-class Checkpoint(Mapping[int, dict[str, Any]]):
+class CheckpointSource(Mapping[int, dict[str, Any]]):
     """A mapping of layer to its experts, for every layer that has experts.
 
     Raises ValueError for a folder without safetensors, a missing shard or tensor, and an unknown name among experts.
@@ -58,7 +58,7 @@ class Checkpoint(Mapping[int, dict[str, Any]]):
             missing = [name for name in ("gate_up", "down") if name not in names]
             if missing:
                 raise ValueError(f"{_OP}: {self.folder}: layer {layer} lacks {missing[0]}_proj of its experts")
-            return {name: _OneByOne(self._slice(key), self._experts(key)) for name, key in names.items()}
+            return {name: _LazyExperts(self._slice(key), self._experts(key)) for name, key in names.items()}
         last = max(expert for _, expert in names)
         for expert in range(last + 1):
             for part in ("gate", "up", "down"):
@@ -67,7 +67,7 @@ class Checkpoint(Mapping[int, dict[str, Any]]):
                         f"{_OP}: {self.folder}: layer {layer}, expert {expert} lacks the {part} projection"
                     )
         gate, up, down = (
-            _OneByOne(self._reader([names[part, expert] for expert in range(last + 1)]), last + 1)
+            _LazyExperts(self._reader([names[part, expert] for expert in range(last + 1)]), last + 1)
             for part in ("gate", "up", "down")
         )
         return {"gate_up": (gate, up), "down": down}
@@ -118,42 +118,42 @@ class Checkpoint(Mapping[int, dict[str, Any]]):
             if missing:
                 raise ValueError(f"{_OP}: {self.folder}: the shard {missing[0]}, which its index names, is missing")
             return files
-        found: dict[str, str] = {}
+        file_of: dict[str, str] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
-            found |= dict.fromkeys(self._shard(path.name).keys(), path.name)
-        if not found:
+            file_of |= dict.fromkeys(self._shard(path.name).keys(), path.name)
+        if not file_of:
             raise ValueError(f"{_OP}: {self.folder} has no safetensors file")
-        return found
+        return file_of
 
     def _sorted(self) -> dict[int, dict[Any, str]]:
         """Layer -> ((projection, expert) or the fused tensor's name -> name in the files)."""
-        found: dict[int, dict[Any, str]] = {}
+        names_of: dict[int, dict[Any, str]] = {}
         for key in self._file_of:
             part: Any
             if one := _ONE.fullmatch(key):
                 if one[3] not in _PROJECTIONS:
-                    raise self._strange(key)
+                    raise self._unknown_name(key)
                 layer, part = int(one[1]), (_PROJECTIONS[one[3]], int(one[2]))
             elif whole := _ALL.fullmatch(key):
                 layer, part = int(whole[1]), whole[2].removesuffix("_proj") + (whole[3] or "")
             elif _ANY.fullmatch(key):
-                raise self._strange(key)
+                raise self._unknown_name(key)
             else:
                 continue
-            found.setdefault(layer, {})[part] = key
-        for layer, names in found.items():
+            names_of.setdefault(layer, {})[part] = key
+        for layer, names in names_of.items():
             if len({isinstance(part, str) for part in names}) > 1:
                 raise ValueError(f"{_OP}: {self.folder}: layer {layer} has both fused and separate experts")
-        return found
+        return names_of
 
-    def _strange(self, key: str) -> ValueError:
+    def _unknown_name(self, key: str) -> ValueError:
         return ValueError(
             f"{_OP}: {self.folder}: {key} is not a known name of plain expert weights; "
             "goldsmith.offload.from_pretrained reads more kinds of checkpoints (pip install goldsmith[hf])"
         )
 
 
-class _OneByOne:
+class _LazyExperts:
     """One tensor per expert, read when it is requested."""
 
     def __init__(self, read: Callable[[int], Tensor], count: int) -> None:

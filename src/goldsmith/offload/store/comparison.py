@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,18 +12,18 @@ from torch import Tensor
 from ..errors import StoreMismatch
 from . import samples
 from .header import SAMPLE, Header, checked_options
-from .source import Coded, Floats, encode, experts_of, layers_of
-from .writer import holds
+from .source import CodedExpert, FloatExpert, Source, encode, experts_of, layers_of
+from .writer import is_exact_in
 
 _OP = "ExpertStore.check_source"
 
 
 def check_source(
     header: Header,
-    path: Any,
-    source: Any,
+    path: Path,
+    source: Source,
     format: str | None,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     raw: Callable[[int, int], Tensor] | None = None,
 ) -> None:
     """Raises StoreMismatch for the first difference. raw: a function that returns an expert's block in the file; given,
@@ -37,7 +38,7 @@ def check_source(
             layer=layer, expert=expert,
         )  # fmt: skip
 
-    own = samples.options_of(header)
+    own: Mapping[str, object] = samples.options_of(header)
     for name, value in checked_options(_OP, options).items():
         if value != own[name] and (name != "alpha" or own["activation"] == "swiglu_oai"):
             raise fail(f"{name}={value!r}, but {own[name]!r} in the store")
@@ -68,14 +69,16 @@ def check_source(
         raise fail("only the store has it", missing[0])
 
 
-def _difference(header: Header, expert: Floats | Coded, sample: bytes) -> str | None:
+def _difference(header: Header, expert: FloatExpert | CodedExpert, sample: bytes) -> str | None:
     layout = header.blocks.layout
-    if isinstance(expert, Coded) != (header.source == "codes"):
+    if isinstance(expert, CodedExpert) != (header.source == "codes"):
         names = ("plain weights", "codes")
-        return f"{names[isinstance(expert, Coded)]}, but the store was built from {names[header.source == 'codes']}"
+        return (
+            f"{names[isinstance(expert, CodedExpert)]}, but the store was built from {names[header.source == 'codes']}"
+        )
     hidden, inner = (
         (expert.layout.hidden_size, expert.layout.intermediate_size)
-        if isinstance(expert, Coded)
+        if isinstance(expert, CodedExpert)
         else (expert.down.shape[0], expert.down.shape[1])
     )
     if (hidden, inner) != (layout.hidden_size, layout.intermediate_size):
@@ -85,14 +88,14 @@ def _difference(header: Header, expert: Floats | Coded, sample: bytes) -> str | 
     return None if samples.digest(expert) == sample else "different numbers (in the sample of this expert)"
 
 
-def _other_bytes(header: Header, expert: Floats | Coded, block: Tensor, stored: Tensor) -> str | None:
+def _other_bytes(header: Header, expert: FloatExpert | CodedExpert, block: Tensor, stored: Tensor) -> str | None:
     """The first difference between the stored block and this expert, packed into `block`; only for exact stores."""
     layout = header.blocks.layout
-    if isinstance(expert, Coded):
+    if isinstance(expert, CodedExpert):
         codes = expert.expert
     else:
         for name, matrix in expert.matrices.items():
-            kept = matrix if holds(layout.format, matrix.dtype) else matrix.to(layout.kind.codes).to(matrix.dtype)
+            kept = matrix if is_exact_in(layout.format, matrix.dtype) else matrix.to(layout.kind.codes).to(matrix.dtype)
             if not torch.equal(kept, matrix):
                 return f"{name} has numbers that {layout.format} cannot hold"
         codes = encode(

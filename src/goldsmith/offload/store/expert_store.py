@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from ...experts.layout import unpack_expert
 from ..errors import StoreCorrupt, StoreMismatch
 from . import header as headers
 from . import samples
-from .blocks import Blocks
-from .header import DIGEST, LayerEntry, checksum
+from .blocks import ExpertBlocks
+from .header import DIGEST, ActivationOptions, LayerEntry, checksum
+from .source import Source
 from .writer import Progress, build, check_kind
 
 
@@ -48,7 +49,7 @@ class ExpertStore:
     @classmethod
     def build(
         cls,
-        source: Any,
+        source: Source | str | os.PathLike[str],
         path: str | os.PathLike[str],
         *,
         format: str = "auto",
@@ -100,7 +101,7 @@ class ExpertStore:
         with open(path, "rb") as file:
             store._nbytes = size = os.fstat(file.fileno()).st_size
             if not size:
-                raise headers.foreign(path, memoryview(b""))
+                raise headers.not_a_store(path, memoryview(b""))
             pages = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         store._header = headers.read(memoryview(pages), path, check=verify != "none")
         with warnings.catch_warnings():
@@ -175,12 +176,12 @@ class ExpertStore:
         return self._header.limit
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> ActivationOptions:
         """activation, alpha and limit, as keywords of `experts.slots`."""
         return samples.options_of(self._header)
 
     @property
-    def blocks(self) -> Blocks:
+    def blocks(self) -> ExpertBlocks:
         return self._header.blocks
 
     @property
@@ -237,8 +238,8 @@ class ExpertStore:
         """gate_up [2I, H], down [H, I] and the existing biases in float32: the numbers that kernels compute with."""
         block = self.raw(layer, expert)
         gate, up, down = unpack_expert(self.blocks.layout, block, block, 0)
-        found = {"gate_up": torch.cat((gate, up)), "down": down}
-        return found | {name: self.blocks.bias(block, name)[0].clone() for name in self.blocks.biased}
+        weights = {"gate_up": torch.cat((gate, up)), "down": down}
+        return weights | {name: self.blocks.bias(block, name)[0].clone() for name in self.blocks.biased}
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
@@ -252,7 +253,7 @@ class ExpertStore:
 
     def check_source(
         self,
-        source: Any,
+        source: Source | str | os.PathLike[str],
         *,
         format: str | None = None,
         activation: str = "silu",
@@ -320,7 +321,7 @@ class ExpertStore:
         self._bytes = None  # nothing unmaps explicitly: the last tensor that refers to the mapping frees it
         self._bases.clear()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[str, str], ExpertStore], tuple[str, str]]:
         """Pickles the path, not the bytes: another process maps the same pages."""
         return _reopened, (self._absolute, self.fingerprint)
 
@@ -355,10 +356,10 @@ def _reopened(path: str, fingerprint: str) -> ExpertStore:
     raise StoreMismatch(f"ExpertStore: {path} holds other weights than when it was pickled")
 
 
-def opened_source(source: Any) -> Any:
+def opened_source(source: Source | str | os.PathLike[str]) -> Source:
     """The CheckpointSource of a folder; any other source unchanged."""
     if not isinstance(source, (str, os.PathLike)):
         return source
-    from .checkpoint import Checkpoint
+    from .checkpoint import CheckpointSource
 
-    return Checkpoint(Path(source))
+    return CheckpointSource(Path(source))

@@ -14,17 +14,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from ...core.shapes import check_choice
 from ...experts._common import ACTIVATIONS, number
 from ...experts.formats import FORMATS, SCALE_NAMES
 from ...experts.layout import Layout
 from ..errors import StoreCorrupt, StoreError
-from .blocks import PACKING, PACKING_VERSION, PAGE, Blocks
+from .blocks import PACKING, PACKING_VERSION, PAGE, ExpertBlocks
 
 MAGIC = b"GSEXPERT"
 VERSION = 1
@@ -33,6 +34,14 @@ SAMPLE = 8  # bytes of the digest of an expert's sample
 _PREFIX = struct.Struct("<8sIIQQQ32s")
 _PARTS = ("gate", "up", "down", "gate_up_bias", "down_bias")
 _FLOATS = ("float32", "bfloat16", "float16", "codes")
+
+
+class ActivationOptions(TypedDict):
+    """The keywords of an activation, as `experts.slots` takes them."""
+
+    activation: str
+    alpha: float
+    limit: float | None
 
 
 @dataclass
@@ -50,7 +59,7 @@ class LayerEntry:
 class Header:
     """The contents of the JSON."""
 
-    blocks: Blocks
+    blocks: ExpertBlocks
     activation: str
     alpha: float
     limit: float | None
@@ -106,15 +115,15 @@ def prefix(text: bytes, begin: int) -> bytes:
     return (head + hashlib.sha256(head).digest()).ljust(PAGE, b"\0")
 
 
-def checksum(data: Any) -> bytes:
+def checksum(data: bytes | memoryview) -> bytes:
     """The first 16 bytes of SHA-256 of a buffer."""
     return hashlib.sha256(data).digest()[:DIGEST]
 
 
-def read(data: memoryview, path: Any, *, check: bool) -> Header:
+def read(data: memoryview, path: str | os.PathLike[str], *, check: bool) -> Header:
     """The header of a mapped file. Raises StoreError for another kind of file, StoreCorrupt for a damaged store."""
     if len(data) < PAGE or bytes(data[:8]) != MAGIC:
-        raise foreign(path, data)
+        raise not_a_store(path, data)
     _, version, _, size, begin, length, digest = _PREFIX.unpack_from(data)
     if version != VERSION:
         raise StoreError(
@@ -141,7 +150,7 @@ def read(data: memoryview, path: Any, *, check: bool) -> Header:
         raise _corrupt(path, f"its header is inconsistent ({error})") from None
 
 
-def foreign(path: Any, data: memoryview) -> StoreError:
+def not_a_store(path: str | os.PathLike[str], data: memoryview) -> StoreError:
     """The error for a file that does not begin with the magic bytes of a store."""
     if bytes(data[:8]) == MAGIC:
         return _corrupt(path, f"it has {len(data)} bytes, less than its first page: it was truncated")
@@ -149,7 +158,7 @@ def foreign(path: Any, data: memoryview) -> StoreError:
     return StoreError(f"ExpertStore.open: {path} is not a store of experts: it {what}, wanted {MAGIC!r}")
 
 
-def _corrupt(path: Any, why: str) -> StoreCorrupt:
+def _corrupt(path: str | os.PathLike[str], why: str) -> StoreCorrupt:
     return StoreCorrupt(f"ExpertStore.open: {path} is damaged: {why}. Build it again from its source")
 
 
@@ -170,10 +179,12 @@ def _parse(content: dict[str, Any], end: int) -> Header:
     layout = Layout(
         content["format"], 1, hidden, inner, content["group_size"], scales[content["scale_dtype"]], (0, inner)
     )
-    blocks = Blocks.of(layout, tuple(name for name in _PARTS[3:] if name in content["sections"]))
-    found = {name: tuple(place) for name, place in content["sections"].items()}
-    if found != blocks.sections or content["stride"] != blocks.stride:
-        raise ValueError(f"sections {found} of stride {content['stride']}, wanted {blocks.sections} of {blocks.stride}")
+    blocks = ExpertBlocks.of(layout, tuple(name for name in _PARTS[3:] if name in content["sections"]))
+    sections = {name: tuple(place) for name, place in content["sections"].items()}
+    if sections != blocks.sections or content["stride"] != blocks.stride:
+        raise ValueError(
+            f"sections {sections} of stride {content['stride']}, wanted {blocks.sections} of {blocks.stride}"
+        )
     each = DIGEST * len(blocks.sections)
     layers: list[LayerEntry] = []
     at = PAGE
@@ -197,7 +208,7 @@ def _parse(content: dict[str, Any], end: int) -> Header:
     )  # fmt: skip
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} where a whole number is expected")
     return value
@@ -206,12 +217,12 @@ def _whole(value: Any) -> int:
 def checked_options(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """activation, alpha and limit, checked as `experts.slots` needs them and as JSON can hold them."""
     check_choice(op, "activation", options["activation"], ACTIVATIONS)
-    found: dict[str, Any] = {"activation": options["activation"]}
+    checked: dict[str, Any] = {"activation": options["activation"]}
     for name in ("alpha", "limit"):
         value = options[name]
         if value is not None or name == "alpha":
             value = number(op, name, value)
             if not math.isfinite(value):
                 raise ValueError(f"{op}: {name}={value}, wanted a finite number")
-        found[name] = value
-    return found
+        checked[name] = value
+    return checked

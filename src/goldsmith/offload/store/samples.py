@@ -14,48 +14,49 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...experts.formats import SCALE_NAMES
-from .blocks import Blocks
-from .header import SAMPLE, Header, LayerEntry
-from .source import Coded, Floats
+from .blocks import ExpertBlocks
+from .header import SAMPLE, ActivationOptions, Header, LayerEntry
+from .source import CodedExpert, FloatExpert
 
 _ROWS, _RUN, _SHARE = 3, 64, 200
 
 
-def digest(expert: Floats | Coded) -> bytes:
+def digest(expert: FloatExpert | CodedExpert) -> bytes:
     """The digest of an expert's sample."""
-    found = hashlib.sha256()
-    if isinstance(expert, Floats):
+    sha = hashlib.sha256()
+    if isinstance(expert, FloatExpert):
         for matrix in expert.matrices.values():
-            found.update(bytes_of(_sample(matrix).to(torch.float32)))
+            sha.update(bytes_of(_sample(matrix).to(torch.float32)))
     else:
         for codes in (expert.expert.gate, expert.expert.up, expert.expert.down):
             for part in (codes.codes, codes.scales, codes.zeros):
                 if part is not None:
-                    found.update(bytes_of(_sample(part)))
+                    sha.update(bytes_of(_sample(part)))
     for bias in expert.biases.values():
-        found.update(bytes_of(_sample(bias[None]).to(torch.float32)))
-    return found.digest()[:SAMPLE]
+        sha.update(bytes_of(_sample(bias[None]).to(torch.float32)))
+    return sha.digest()[:SAMPLE]
 
 
-def fingerprint(blocks: Blocks, options: dict[str, Any], layers: list[LayerEntry]) -> str:
+def fingerprint(blocks: ExpertBlocks, options: Mapping[str, Any], layers: list[LayerEntry]) -> str:
     """A hash of everything that decides what a store computes, 32 hexadecimal digits."""
     layout = blocks.layout
     scale = SCALE_NAMES[layout.scale_dtype] if layout.scale_dtype else None
-    said = [
+    facts = [
         layout.format, layout.group_size, scale, layout.hidden_size, layout.intermediate_size, list(blocks.biased),
         options["activation"], options["alpha"], options["limit"],
         [[entry.layer, entry.experts, entry.samples.hex()] for entry in layers],
     ]  # fmt: skip
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def options_of(header: Header) -> dict[str, Any]:
+def options_of(header: Header) -> ActivationOptions:
     """activation, alpha and limit as keywords of `experts.slots`."""
     return {"activation": header.activation, "alpha": header.alpha, "limit": header.limit}
 
@@ -71,6 +72,6 @@ def _sample(matrix: Tensor) -> Tensor:
     return torch.stack(parts) if matrix.dtype.itemsize > 1 else torch.stack([part.view(torch.uint8) for part in parts])
 
 
-def bytes_of(tensor: Tensor) -> Any:
+def bytes_of(tensor: Tensor) -> memoryview:
     """A tensor's bytes in logical order as a buffer; copies if the tensor is not contiguous."""
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().data

@@ -26,7 +26,7 @@ _HINT = "; convert float64 with .float(), and give codes as a PackedExperts from
 
 
 @dataclass(frozen=True)
-class Floats:
+class FloatExpert:
     """One expert of a source in floating point: its matrices in their own dtype, and its biases."""
 
     gate: Tensor
@@ -40,7 +40,7 @@ class Floats:
 
 
 @dataclass(frozen=True)
-class Coded:
+class CodedExpert:
     """One expert of a source in codes, which are kept as they are."""
 
     layout: Layout
@@ -48,7 +48,7 @@ class Coded:
     biases: dict[str, Tensor] = field(default_factory=dict)
 
 
-def layers_of(source: Any, op: str) -> Iterator[tuple[int, Weights]]:
+def layers_of(source: Source, op: str) -> Iterator[tuple[int, Weights]]:
     """(layer, weights) of a mapping or an iterable; refuses a repeated layer."""
     pairs = source.items() if isinstance(source, Mapping) else source
     if not isinstance(pairs, Iterable) or isinstance(source, (str, bytes, Tensor)):
@@ -72,7 +72,7 @@ def layers_of(source: Any, op: str) -> Iterator[tuple[int, Weights]]:
         del weights  # frees the layer before the source creates the next one
 
 
-def experts_of(weights: Weights, op: str) -> Iterator[Floats | Coded]:
+def experts_of(weights: Weights, op: str) -> Iterator[FloatExpert | CodedExpert]:
     """Every expert of a layer, one at a time. Raises ShapeError, TypeError or ValueError for invalid weights."""
     if isinstance(weights, PackedExperts):
         yield from _coded(weights)
@@ -101,12 +101,12 @@ def experts_of(weights: Weights, op: str) -> Iterator[Floats | Coded]:
         e += 1
 
 
-def _is_experts(value: Any) -> bool:
+def _is_experts(value: Iterable[object]) -> bool:
     """Whether a pair holds the matrices of two experts, not gate and up of all experts."""
     return all(isinstance(one, Tensor) and one.dim() == 2 for one in value)
 
 
-def _floats(op: str, e: int, row: tuple[Tensor, ...], pair: bool, biases: list[str]) -> Floats:
+def _floats(op: str, e: int, row: tuple[Tensor, ...], pair: bool, biases: list[str]) -> FloatExpert:
     if pair:
         gate, up, down, *rest = row
     else:
@@ -119,31 +119,31 @@ def _floats(op: str, e: int, row: tuple[Tensor, ...], pair: bool, biases: list[s
             f"{op}: expert {e} has gate {list(gate.shape)}, up {list(up.shape)} and down {list(down.shape)}, wanted "
             "[I, H], [I, H] and [H, I]"
         )
-    found = dict(zip(biases, rest))
-    for name, bias in found.items():
+    bias_of = dict(zip(biases, rest))
+    for name, bias in bias_of.items():
         size = 2 * gate.shape[0] if name == BIASES[0] else down.shape[0]
         if tuple(bias.shape) != (size,):
             raise ShapeError(f"{op}: {name} of expert {e} is {list(bias.shape)}, wanted [{size}]")
-    return Floats(gate, up, down, found)
+    return FloatExpert(gate, up, down, bias_of)
 
 
-def _coded(base: PackedExperts) -> Iterator[Coded]:
+def _coded(base: PackedExperts) -> Iterator[CodedExpert]:
     base = base.to("cpu")
     for e in range(base.num_experts):
         biases = {name: bias[e] for name in BIASES if (bias := getattr(base, name)) is not None}
-        yield Coded(base.layout, read_expert(base.layout, base.gate_up, base.down, e), biases)
+        yield CodedExpert(base.layout, read_expert(base.layout, base.gate_up, base.down, e), biases)
 
 
-def encode(expert: Floats, layout: Layout, where: str, e: int, *, allow_nonfinite: bool) -> Expert:
+def encode(expert: FloatExpert, layout: Layout, where: str, e: int, *, allow_nonfinite: bool) -> Expert:
     """An expert's floats as codes of a layout. The ValueError names the first non-finite number."""
     for name, tensor in {**expert.matrices, **expert.biases}.items():
         if not allow_nonfinite:
             check_finite(where, f"{name} of expert {e}", tensor)
-    found: list[Codes] = []
+    codes: list[Codes] = []
     for name, matrix in expert.matrices.items():
         if allow_nonfinite or matrix.dtype == layout.kind.codes:  # the dtype already fits: no copy
-            found.append(Codes(matrix.to(layout.kind.codes)))
+            codes.append(Codes(matrix.to(layout.kind.codes)))
         else:
             at = f"{where}: expert {e}, {name}"
-            found.append(quantise(layout.kind, matrix, layout.group_size, layout.scale_dtype, at))
-    return Expert(*found)
+            codes.append(quantise(layout.kind, matrix, layout.group_size, layout.scale_dtype, at))
+    return Expert(*codes)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 from ...core.processors import worth
 from .header import LayerEntry
 from .samples import bytes_of, digest, fingerprint
-from .source import Coded, Floats, experts_of, layers_of
+from .source import CodedExpert, FloatExpert, Source, experts_of, layers_of
 from .writer import Progress, Recipe
 
 _PIECE = 2**20
@@ -28,13 +28,13 @@ _THREADS = 8  # more threads would wait for memory
 _EVERY = 1.0  # seconds between two calls of `progress`; small models finish before the first
 
 
-def surveyed(
-    op: str, source: Any, said: dict[str, Any], *, whole: bool, progress: Progress | None = None
+def fingerprint_and_key(
+    op: str, source: Source, recipe_options: Mapping[str, Any], *, whole: bool, progress: Progress | None = None
 ) -> tuple[str, str]:
     """(fingerprint, key). whole=True: the key hashes every byte; False: only the samples and dtypes."""
-    options = {name: said[name] for name in ("activation", "alpha", "limit")}
-    recipe = Recipe(said["format"], said["group_size"], options, False)
-    entries, found = [], hashlib.sha256()
+    options = {name: recipe_options[name] for name in ("activation", "alpha", "limit")}
+    recipe = Recipe(recipe_options["format"], recipe_options["group_size"], options, False)
+    entries, sha = [], hashlib.sha256()
     done, last = 0, time.monotonic()
     with ThreadPoolExecutor(min(_THREADS, worth())) as pool:
         for layer, weights in layers_of(source, op):
@@ -44,10 +44,10 @@ def surveyed(
                 entry.samples += digest(expert)
                 entry.experts += 1
                 for tensor in parts_of(expert):
-                    found.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+                    sha.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
                     if whole:
                         for each in pool.map(_digest, _pieces(tensor)):
-                            found.update(each)
+                            sha.update(each)
                         done += tensor.nbytes
                 if progress is not None and time.monotonic() - last >= _EVERY:
                     last = time.monotonic()
@@ -57,13 +57,13 @@ def surveyed(
             del weights
     if recipe.blocks is None:
         raise ValueError(f"{op}: source holds no layer, wanted at least one")
-    own = fingerprint(recipe.blocks, recipe.options, entries)
-    return own, hashlib.sha256(own.encode() + found.digest()).hexdigest()[:32]
+    fingerprint_text = fingerprint(recipe.blocks, recipe.options, entries)
+    return fingerprint_text, hashlib.sha256(fingerprint_text.encode() + sha.digest()).hexdigest()[:32]
 
 
-def parts_of(expert: Floats | Coded) -> Iterator[Tensor]:
+def parts_of(expert: FloatExpert | CodedExpert) -> Iterator[Tensor]:
     """Every tensor of an expert, in a fixed order."""
-    if isinstance(expert, Floats):
+    if isinstance(expert, FloatExpert):
         yield from expert.matrices.values()
     else:
         for codes in (expert.expert.gate, expert.expert.up, expert.expert.down):
@@ -73,11 +73,11 @@ def parts_of(expert: Floats | Coded) -> Iterator[Tensor]:
 
 def state_of(files: Iterable[Path], key: str) -> str:
     """A hash of the current state of files (real path, size, times, inode) and of a key."""
-    said: list[Any] = [key]
+    facts: list[object] = [key]
     for path in sorted(files):
-        at = path.stat()
-        said.append([os.path.realpath(path), at.st_size, at.st_mtime_ns, at.st_ctime_ns, at.st_ino])
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+        stat = path.stat()
+        facts.append([os.path.realpath(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino])
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -86,10 +86,10 @@ def files_of(folder: Path) -> list[Path]:
     return [*folder.glob("*.safetensors"), *(folder / name for name in names if (folder / name).is_file())]
 
 
-def _pieces(tensor: Tensor) -> list[Any]:
+def _pieces(tensor: Tensor) -> list[memoryview]:
     data = memoryview(bytes_of(tensor))
     return [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)]
 
 
-def _digest(piece: Any) -> bytes:
+def _digest(piece: memoryview) -> bytes:
     return hashlib.sha256(piece).digest()

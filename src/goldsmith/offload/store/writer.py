@@ -23,10 +23,10 @@ from ...experts.memory import frozen
 from ...experts.packed import cut
 from ...experts.quantise import check_group, check_scale_dtype
 from . import samples
-from .atomic_file import BUILDING, published
-from .blocks import PAGE, Blocks
+from .atomic_file import BUILDING, atomic_write
+from .blocks import PAGE, ExpertBlocks
 from .header import Header, LayerEntry, checked_options, checksum, prefix
-from .source import Coded, Floats, encode, experts_of, layers_of
+from .source import CodedExpert, FloatExpert, Source, encode, experts_of, layers_of
 
 _OP = "ExpertStore.build"
 _ELSEWHERE = "give store= on another disk (or set GOLDSMITH_CACHE)"
@@ -37,34 +37,36 @@ Progress = Callable[[int, int | None, str], None]  # (bytes written, total bytes
 
 
 def build(
-    source: Any,
+    source: Source,
     path: Path,
     *,
     format: str,
     group_size: int | None,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     overwrite: bool,
     allow_nonfinite: bool,
     progress: Progress | None,
 ) -> None:
     """Writes the store's file at `path`; leaves nothing there if it fails."""
     check_flag(_OP, "overwrite", overwrite)
-    given = path
+    asked_path = path
     if path.is_symlink():  # the disk of the link's target, which the user chose, not the disk of the link
         path = Path(os.path.realpath(path))
-    check_kind(_OP, given)
+    check_kind(_OP, asked_path)
     if path.exists() and not overwrite:
-        raise FileExistsError(errno.EEXIST, f"{_OP}: path exists; open it, or pass overwrite=True", os.fspath(given))
+        raise FileExistsError(
+            errno.EEXIST, f"{_OP}: path exists; open it, or pass overwrite=True", os.fspath(asked_path)
+        )
     if not path.parent.is_dir():
-        if path is not given:
+        if path is not asked_path:
             text = f"{_OP}: path is a link into a folder that does not exist ({path.parent}); create it first"
-            raise FileNotFoundError(errno.ENOENT, text, os.fspath(given))
+            raise FileNotFoundError(errno.ENOENT, text, os.fspath(asked_path))
         raise FileNotFoundError(
             errno.ENOENT, f"{_OP}: the folder does not exist; create it first", os.fspath(path.parent)
         )
     plan = Recipe(format, group_size, options, allow_nonfinite)
-    with frozen(), _told(given), published(path) as file:
-        writer = _Writer(file, given, plan, _count(source), progress)
+    with frozen(), _reworded_errors(asked_path), atomic_write(path) as file:
+        writer = _Writer(file, asked_path, plan, _count(source), progress)
         for layer, weights in layers_of(source, _OP):
             writer.begin(layer, _experts_in(weights))
             for expert in experts_of(weights, f"{_OP}: layer {layer}"):
@@ -92,7 +94,7 @@ def check_kind(op: str, path: Path) -> None:
 class Recipe:
     """How to store a source. The first expert settles format, sizes and biases; the others must match."""
 
-    def __init__(self, format: str, group_size: int | None, options: dict[str, Any], allow_nonfinite: bool) -> None:
+    def __init__(self, format: str, group_size: int | None, options: Mapping[str, Any], allow_nonfinite: bool) -> None:
         check_choice(_OP, "format", format, ["auto", *FORMATS])
         check_flag(_OP, "allow_nonfinite", allow_nonfinite)
         if allow_nonfinite and format not in ("auto", "fp32", "bf16"):
@@ -102,14 +104,14 @@ class Recipe:
             )
         self.format, self.group_size, self.allow_nonfinite = format, group_size, allow_nonfinite
         self.options = checked_options(_OP, options)
-        self.blocks: Blocks | None = None
+        self.blocks: ExpertBlocks | None = None
         self.dtype: torch.dtype | None = None  # None: codes
         self.exact = True
 
-    def fit(self, expert: Floats | Coded, where: str, e: int) -> Blocks:
+    def fit(self, expert: FloatExpert | CodedExpert, where: str, e: int) -> ExpertBlocks:
         """The geometry, after a check that this expert has it. Raises ShapeError or ValueError if it differs."""
         if self.blocks is None:
-            self._settle(expert, where)
+            self._fix_geometry(expert, where)
         blocks = self.blocks
         if blocks is None:
             raise RuntimeError(f"{_OP}: no geometry after the first expert")
@@ -125,25 +127,25 @@ class Recipe:
             raise ValueError(
                 f"{where}: expert {e} has biases {', '.join(biased) or 'none'}, but the first one has {had}"
             )
-        if isinstance(expert, Coded):
+        if isinstance(expert, CodedExpert):
             dense = replace(expert.layout, num_experts=1, cuts=layout.cuts, block_bytes=layout.block_bytes)
             if self.dtype is not None or dense != layout:
-                first = f"codes of {_said(layout)}" if self.dtype is None else "plain weights"
+                first = f"codes of {_format_name(layout)}" if self.dtype is None else "plain weights"
                 raise ValueError(
-                    f"{where}: has codes of {_said(expert.layout)}, but the first layer has {first}; a store has "
-                    "one format"
+                    f"{where}: has codes of {_format_name(expert.layout)}, but the first layer has {first}; a store "
+                    "has one format"
                 )
         else:
-            self._take(expert, where, e)
+            self._widen_dtype(expert, where, e)
         return blocks
 
-    def _take(self, expert: Floats, where: str, e: int) -> None:
+    def _widen_dtype(self, expert: FloatExpert, where: str, e: int) -> None:
         """Widens the source's dtype by this expert's; checks that format="auto" still holds every number."""
         if self.dtype is None:
             raise ValueError(f"{where}: has plain weights, but the layers before it have codes; a store has one format")
         for name, tensor in expert.matrices.items():
             self.dtype = torch.promote_types(self.dtype, tensor.dtype)
-            if holds(self.blocks.layout.format if self.blocks else "", tensor.dtype):
+            if is_exact_in(self.blocks.layout.format if self.blocks else "", tensor.dtype):
                 continue
             self.exact = False
             if self.format == "auto":
@@ -152,9 +154,9 @@ class Recipe:
                     "before it, cannot hold it exactly; pass format='fp32'"
                 )
 
-    def _settle(self, expert: Floats | Coded, where: str) -> None:
+    def _fix_geometry(self, expert: FloatExpert | CodedExpert, where: str) -> None:
         hidden, inner = _sizes(expert)
-        if isinstance(expert, Coded):
+        if isinstance(expert, CodedExpert):
             own = expert.layout
             if self.format not in ("auto", own.format) or self.group_size not in (None, own.group_size):
                 raise ValueError(
@@ -163,16 +165,16 @@ class Recipe:
                 )
             if self.allow_nonfinite and own.scale_dtype is not None:
                 raise ValueError(f"{_OP}: allow_nonfinite=True, but {where} holds codes of {own.format}")
-            self.blocks = Blocks.of(cut(own, 1, _OP), tuple(expert.biases))
+            self.blocks = ExpertBlocks.of(cut(own, 1, _OP), tuple(expert.biases))
             return
         self.dtype = expert.gate.dtype
         fmt = FORMATS[format_for(self.format, [m.dtype for m in expert.matrices.values()])]
         group = check_group(_OP, fmt, self.group_size, hidden, inner)
         layout = Layout(fmt.name, 1, hidden, inner, group, check_scale_dtype(_OP, fmt, None), (0, inner))
-        self.blocks = Blocks.of(layout, tuple(expert.biases))
+        self.blocks = ExpertBlocks.of(layout, tuple(expert.biases))
 
 
-def holds(format: str, dtype: torch.dtype) -> bool:
+def is_exact_in(format: str, dtype: torch.dtype) -> bool:
     """Whether a format stores every number of `dtype` exactly."""
     return format == "fp32" or format == "bf16" and dtype == torch.bfloat16
 
@@ -181,7 +183,7 @@ def format_for(format: str, dtypes: list[torch.dtype]) -> str:
     """ "auto" becomes the narrowest format that holds all these dtypes exactly."""
     if format != "auto":
         return format
-    return "bf16" if all(holds("bf16", dtype) for dtype in dtypes) else "fp32"
+    return "bf16" if all(is_exact_in("bf16", dtype) for dtype in dtypes) else "fp32"
 
 
 class _Writer:
@@ -201,14 +203,14 @@ class _Writer:
         self._entries.append(LayerEntry(layer, 0, self._done, b"", b""))
         self._experts = experts
 
-    def add(self, expert: Floats | Coded) -> None:
+    def add(self, expert: FloatExpert | CodedExpert) -> None:
         entry = self._entries[-1]
         where = f"{_OP}: layer {entry.layer}"
         blocks = self._recipe.fit(expert, where, entry.experts)
         if not entry.experts:
             self._look_for_room(blocks)
         sample = samples.digest(expert)
-        if isinstance(expert, Coded):
+        if isinstance(expert, CodedExpert):
             codes = expert.expert
         else:
             allowed = self._recipe.allow_nonfinite
@@ -239,7 +241,7 @@ class _Writer:
         self._file.seek(0)
         self._file.write(prefix(text, self._done))
 
-    def _look_for_room(self, blocks: Blocks) -> None:
+    def _look_for_room(self, blocks: ExpertBlocks) -> None:
         """Raises OSError if the disk has less free space than the rest of the store needs, as far as that is known."""
         if not self._block.numel():
             self._block = torch.zeros(blocks.stride, dtype=torch.uint8, device="cpu")
@@ -260,7 +262,7 @@ class _Writer:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _reworded_errors(path: Path) -> Iterator[None]:
     """Rewords OSErrors of a full disk, of a file too large, and of a folder that takes no file."""
     try:
         yield
@@ -286,24 +288,24 @@ def _amount(number: int) -> str:
     return f"{number} bytes"
 
 
-def _said(layout: Layout) -> str:
+def _format_name(layout: Layout) -> str:
     groups = f" in groups of {layout.group_size}" if layout.group_size else ""
     return f"{layout.format}{groups}" + (
         f" with scales in {SCALE_NAMES[layout.scale_dtype]}" if layout.scale_dtype else ""
     )
 
 
-def _sizes(expert: Floats | Coded) -> tuple[int, int]:
-    if isinstance(expert, Coded):
+def _sizes(expert: FloatExpert | CodedExpert) -> tuple[int, int]:
+    if isinstance(expert, CodedExpert):
         return expert.layout.hidden_size, expert.layout.intermediate_size
     return expert.down.shape[0], expert.down.shape[1]
 
 
-def _count(source: Any) -> int | None:
+def _count(source: object) -> int | None:
     return len(source) if isinstance(source, Mapping) else None
 
 
-def _experts_in(weights: Any) -> int | None:
+def _experts_in(weights: object) -> int | None:
     """The number of experts of a layer's weights, if it is known without reading."""
     if not isinstance(weights, Mapping):
         return getattr(weights, "num_experts", None)
