@@ -1,4 +1,4 @@
-"""Calls that something comes into: a signal's handler that closes the engine, a fork, who shows warnings."""
+"""Events inside a call: a signal handler that closes the engine, a fork, code that shows warnings."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def make(request, store):
 
 
 def within(engine, monkeypatch, work):
-    """`work()` in the middle of the engine's next call, as a signal's handler would do it."""
+    """Runs `work()` in the middle of the engine's next call, as a signal handler would."""
     sort = engine._lanes.run
 
     def interrupted(call):
@@ -42,7 +42,7 @@ def within(engine, monkeypatch, work):
     monkeypatch.setattr(engine._lanes, "run", interrupted)
 
 
-def test_what_is_closed_in_its_own_call_is_closed_when_that_is_over(make, monkeypatch):
+def test_closing_inside_a_call_takes_effect_when_the_call_ends(make, monkeypatch):
     engine, call = make()
     clean = engine(0, *call)
     engine.flush()
@@ -54,7 +54,7 @@ def test_what_is_closed_in_its_own_call_is_closed_when_that_is_over(make, monkey
 
 
 @pytest.mark.parametrize("ended", [SystemExit(0), KeyboardInterrupt(), ZeroDivisionError()], ids=repr)
-def test_what_ends_the_call_that_it_is_closed_in_goes_through(make, monkeypatch, ended):
+def test_an_exception_that_ends_the_closing_call_passes_through(make, monkeypatch, ended):
     engine, call = make()
     engine(0, *call)
 
@@ -68,7 +68,7 @@ def test_what_ends_the_call_that_it_is_closed_in_goes_through(make, monkeypatch,
     assert raised.value is ended and engine.closed and not hasattr(engine, "_lanes")
 
 
-def test_who_shows_a_warning_may_close_the_engine(make, monkeypatch):
+def test_code_that_shows_a_warning_may_close_the_engine(make, monkeypatch):
     engine, call = make(guard="warn")
     with warnings.catch_warnings(), inject(engine, "down", layer=0):
         warnings.simplefilter("always", NumericsWarning)
@@ -103,7 +103,7 @@ def test_a_handler_of_sigterm_that_closes_and_exits_ends_the_program_with_its_st
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("held", [False, True], ids=["between calls", "while a thread has its turn"])
-def test_a_fork_answers_or_says_what_it_is_and_waits_for_nothing(make, monkeypatch, held):
+def test_a_fork_answers_or_raises_and_never_blocks(make, monkeypatch, held):
     engine, call = make()
     engine(0, *call)
     calls = engine.stats().calls
@@ -139,7 +139,7 @@ def test_a_fork_answers_or_says_what_it_is_and_waits_for_nothing(make, monkeypat
     engine.close()
 
 
-def test_a_nan_of_the_call_that_it_is_closed_in_is_raised(make, monkeypatch):
+def test_a_nan_of_the_closing_call_is_raised(make, monkeypatch):
     engine, (x, ids, weights) = make()
     x[1] = torch.nan
     within(engine, monkeypatch, engine.close)

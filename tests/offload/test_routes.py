@@ -1,4 +1,4 @@
-"""Routes in the order of the lanes: few are sorted in Python, many by numpy, and both alike."""
+"""Routes in the order of the lanes: few are sorted in Python, many by numpy, with the same result."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_few_and_many_routes_are_counted_and_sorted_alike(monkeypatch, T, k):
 
 
 class Seen(TorchDispatchMode):
-    """The names of torch's operations; `detach` is how numpy sees a tensor's memory."""
+    """The names of torch's operations; `detach` is how numpy accesses a tensor's memory."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class Seen(TorchDispatchMode):
 
 
 def test_a_prompts_routes_are_sorted_without_torchs_threads():
-    """They stay awake for 12 ms after an operation of theirs, on the cores that the CPU's lane is about to use."""
+    """Torch's threads stay awake for 12 ms after an operation, on cores that the CPU lane is about to use."""
     ids = torch.stack([torch.randperm(12)[:8] for _ in range(600)])
     with Seen() as seen:
         counts, _ = call_checks.count_tokens(0, ids, 12)
