@@ -206,7 +206,7 @@ def test_a_saved_calibration_is_loaded_to_the_last_bit(store, tmp_path, quick):
         Calibration.load(tmp_path / "no.json")
     old = {**found.to_dict(), "key": {**found.key, "version": 5}}
     (tmp_path / "old.json").write_text(json.dumps(old))
-    with pytest.raises(ValueError, match=r"old\.json is not a calibration \(it is of version 5, "):
+    with pytest.raises(ValueError, match=r"old\.json is not a calibration \(it has version 5, "):
         Calibration.load(tmp_path / "old.json")
     with pytest.raises(FileNotFoundError):
         Calibration.load(tmp_path / "none.json")

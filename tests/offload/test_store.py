@@ -110,7 +110,7 @@ def test_auto_is_the_narrowest_format_that_holds_the_weights(tmp_path, dtype, fo
 
 def test_auto_is_refused_with_advice_if_a_later_layer_needs_a_wider_format(tmp_path):
     source = {0: weights(), 1: weights(dtype=torch.float32)}
-    with pytest.raises(ValueError, match=r"layer 1: gate of expert 0 is float32, bf16.*pass format='fp32'"):
+    with pytest.raises(ValueError, match=r"layer 1: gate of expert 0 is float32, but bf16.*pass format='fp32'"):
         ExpertStore.build(source, tmp_path / "s")
     assert ExpertStore.build(source, tmp_path / "s", format="fp32").exact
 

@@ -107,7 +107,7 @@ def test_a_builder_killed_around_the_rename_leaves_all_or_nothing(tmp_path, mome
 def test_files_of_live_builders_and_other_paths_are_left_alone(tmp_path):
     stranger = tmp_path / ".s.notes"
     stranger.write_text("mine")
-    with atomic_file.published(tmp_path / "s") as file:
+    with atomic_file.atomic_write(tmp_path / "s") as file:
         file.write(b"half")
         assert atomic_file.remove_leftovers(tmp_path / "s") == []
         assert atomic_file.remove_leftovers(tmp_path / "other") == []
@@ -198,7 +198,7 @@ def test_the_same_source_gives_the_same_bytes_at_another_time_and_place(tmp_path
 def test_a_disk_without_room_is_refused_before_writing(tmp_path, monkeypatch):
     Usage = namedtuple("Usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 10**9 - 20_000, 20_000))
-    with pytest.raises(OSError, match=r"has 20\.0 kB free, and \d+\.\d kB are still to be written; make room") as found:
+    with pytest.raises(OSError, match=r"has 20\.0 kB free, but \d+\.\d kB are still to be written; make room") as found:
         ExpertStore.build(source(), tmp_path / "s")
     assert found.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
 
@@ -292,7 +292,7 @@ def test_existing_temporary_names_are_left_alone(tmp_path, monkeypatch):
     other = tmp_path / f".other.{'0' * 16}.building"
     other.write_bytes(b"half")
     taken = tmp_path / f".s.{'1' * 16}.building"
-    with atomic_file.published(tmp_path / "s") as first:
+    with atomic_file.atomic_write(tmp_path / "s") as first:
         name = next(path for path in tmp_path.iterdir() if path.name.startswith(".s."))
         assert atomic_file.remove_leftovers(tmp_path / "s") == []
         monkeypatch.setattr(atomic_file.secrets, "token_hex", lambda _: name.name.split(".")[2])

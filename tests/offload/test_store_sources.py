@@ -62,7 +62,7 @@ def test_layers_of_a_checkpoint_are_in_the_order_of_their_numbers(tmp_path):
         assert store.layers == (1, 2, 10)
     found["model.layers.2.mlp.experts.0.up_proj.weight"] = torch.zeros(32, 64)
     save_file(found, folder / "model.safetensors")
-    with pytest.raises(ValueError, match="layer 2 has fused experts and single ones"):
+    with pytest.raises(ValueError, match="layer 2 has both fused and separate experts"):
         ExpertStore.build(folder, tmp_path / "t")
 
 
