@@ -32,7 +32,7 @@ def test_the_format_covers_all_matrices_and_the_source_dtype_is_the_widest(tmp_p
 @pytest.mark.parametrize("first, second, text", [
     ("int4", "mxfp4", "has codes of mxfp4 in .*, but the first layer has codes of int4 in groups of 32 with scales in"),
     ("int4", None, "has plain weights, but the layers before it have codes"),
-    (None, "int4", "has codes of int4 in groups of 32 .*, but the first layer has plain weights; a store has one format"),
+    (None, "int4", "has codes of int4 in groups of 32 .*, but the first layer has plain weights"),
 ], ids=["other codes", "plain after codes", "codes after plain"])  # fmt: skip
 def test_a_store_has_one_format(tmp_path, first, second, text):
     source = {i: weights() if kind is None else packed(kind) for i, kind in enumerate((first, second))}

@@ -124,7 +124,7 @@ class HostBench:
     def together_with(
         self, copy: Callable[[], int | None], seconds: float, tokens: int = 1, each: float = 0.0
     ) -> tuple[float, float]:
-        """(seconds of an expert of so many tokens, seconds of a copy of one expert), while both run at full speed
+        """(seconds of an expert of `tokens` tokens, seconds of a copy of one expert), while both run at full speed
 
         copy() makes copies and returns their number; None means one. each: seconds of such an expert alone, if known.
         """

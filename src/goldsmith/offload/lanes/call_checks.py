@@ -12,7 +12,7 @@ from ..errors import RoutingError
 OP = "offload.Engine"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 IDS = (torch.int32, torch.int64)
-FEW = 64  # calls of at most so many routes are sorted and counted in Python
+FEW = 64  # calls of at most this many routes are sorted and counted in Python
 
 
 def check_call(layer: int, x: Tensor, ids: Tensor, weights: Tensor, hidden: int, device: torch.device) -> None:

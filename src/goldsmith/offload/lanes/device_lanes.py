@@ -351,7 +351,7 @@ class DeviceLanes:
             machine.copy(store.raw(layer, expert), data)
             size += data.numel()
             if self.faults.on:
-                machine.beside(lambda e=expert, d=data: self.faults.apply_to_slot(layer, e, d))
+                machine.run_on_copies(lambda e=expert, d=data: self.faults.apply_to_slot(layer, e, d))
         tally = self.tally(layer)
         tally.bytes_h2d += size
         tally.bytes_store_read += size

@@ -160,7 +160,7 @@ class HostLanes:
         self.trace.span("link", "copy", begin, end, layer=layer, expert=expert, bytes=size)
 
     def _buffers(self, which: int, routes: int) -> tuple[Tensor, Tensor]:
-        """Rows and flags for so many routes, kept from call to call. which: 0 for the merge, 1 for a lane."""
+        """Rows and flags for this many routes, kept from call to call. which: 0 for the merge, 1 for a lane."""
         if len(self._rows[which]) < routes:
             with torch.inference_mode(False):  # the buffers are also written in calls outside inference mode
                 self._rows[which] = torch.empty(routes, self.store.hidden_size, **_ROWS)

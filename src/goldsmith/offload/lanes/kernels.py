@@ -25,7 +25,7 @@ NO_LORA: dict[str, None] = dict.fromkeys(FACTORS)
 
 
 class Kernels:
-    """The CPU's kernels with a store's options, on up to so many threads (0: torch's number).
+    """The CPU's kernels with a store's options, on at most `threads` threads (0: torch's number).
 
     Keeps the arguments of calls with few routes, because the same shapes recur with other addresses.
     """

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FEW = 1 << 15  # up to so many numbers numpy takes a third of torch's time, and only one thread
+FEW = 1 << 15  # up to this many numbers numpy takes a third of torch's time, and only one thread
 _Array = TypeVar("_Array", Tensor, np.ndarray)
 
 

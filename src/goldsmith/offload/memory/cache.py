@@ -68,7 +68,7 @@ class Cache:
         return self._take(expert, needed, forced=False)
 
     def force(self, expert: int, needed: Collection[int]) -> Slot | None:
-        """A slot whatever the policy says: for lanes="cached", where the expert must be cached."""
+        """A slot regardless of the policy: for lanes="cached", where the expert must be cached."""
         return self._take(expert, needed, forced=True)
 
     def forget(self, expert: int) -> None:

@@ -71,7 +71,7 @@ class CudaMachine:
         """Copies an expert's bytes to the device on `copies`."""
         self.transport.copy(source, into, self.copies.stream)
 
-    def beside(self, work: Callable[..., object]) -> None:
+    def run_on_copies(self, work: Callable[..., object]) -> None:
         """Runs other torch work on `copies`."""
         with torch.cuda.stream(self.copies.stream):
             work()
@@ -154,7 +154,7 @@ class SimulatedMachine:
     def copy(self, source: Tensor, into: Tensor) -> None:
         into.copy_(source)
 
-    def beside(self, work: Callable[..., object]) -> None:
+    def run_on_copies(self, work: Callable[..., object]) -> None:
         work()
 
     def move(self, source: Tensor, into: Tensor, stream: Inline) -> None:

@@ -159,7 +159,7 @@ class CopyStream(CudaStream):
 
 
 class CurrentStream(CudaStream):
-    """The stream that was current at creation; valid while it stays current, since work runs on it as it is."""
+    """The stream that was current at creation; valid while it stays current, because work is not redirected to it."""
 
     def run(self, work: Work) -> None:
         work()

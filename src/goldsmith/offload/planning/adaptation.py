@@ -19,7 +19,7 @@ class AdaptiveCosts:
         self.costs = costs
 
     def learn(self, expected_cpu: float, cpu: float, copies: int, link: float) -> None:
-        """Learns from one call: expected and measured seconds of the CPU lane; seconds that so many copies took."""
+        """Learns from one call: expected and measured seconds of the CPU lane; `copies` copies took `link` seconds."""
         if expected_cpu > 0 and cpu > 0:
             self._cpu = _moving_mean(self._cpu, cpu / expected_cpu * self._cpu)
         if copies and link > 0:
