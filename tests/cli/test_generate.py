@@ -255,7 +255,7 @@ def test_a_store_that_cannot_be_used_is_told_with_the_way_out(model, tmp_path):
     other.write_bytes(content[:8] + bytes([content[8] + 1]) + content[9:])
     assert "other has file version 2, but this goldsmith reads version 1" in said(other) and "Delete" not in said(other)
     done = run(model, "--prompt", "x", "--format", "int8", "--store", str(sound))
-    assert done.exit_code == 2 and "sound is not a store of these weights: --format 'int8', and " in (
+    assert done.exit_code == 2 and "sound is not a store of these weights: --format 'int8', but " in (
         " ".join(done.stderr.split())
     )
     assert sound.read_bytes() == content
