@@ -35,6 +35,8 @@ class Fault:
 
 
 class Faults:
+    """The planted faults of an engine."""
+
     def __init__(self, store: ExpertStore) -> None:
         self._store = store
         self._faults: list[Fault] = []

@@ -45,6 +45,8 @@ class NonFiniteFinding:
 
 
 class Guard:
+    """Checks every call of an engine, and raises or warns with the origin of a NaN or Inf."""
+
     def __init__(self, store: ExpertStore, faults: Faults, mode: str) -> None:
         self.store, self.faults, self.mode = store, faults, mode
         self._reported: set[tuple[int | None, str]] = set()

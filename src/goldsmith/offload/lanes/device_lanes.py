@@ -44,6 +44,8 @@ Look = Callable[[Call, Outcome, bool], None] | None
 
 
 class DeviceLanes:
+    """The CPU lane, the copies and the GPU kernels of an engine; `run` computes one call."""
+
     def __init__(
         self, store: ExpertStore, machine: CudaMachine, spending: Spending, ring: SlotRing | None,
         streaming: LayerStreaming | None, threads: int, keep: bool, faults: Faults, trace: Trace,
@@ -74,9 +76,8 @@ class DeviceLanes:
         self._open: tuple[Call, Tensor] | None = None  # the last call, if the CPU may still be working on it
         # on the clock of time.perf_counter(): when the last call returned, and the end of the time already counted
         self.returned = self.until = 0.0
-        self._last: torch.cuda.Stream | None = (
-            None  # the compute stream of the last call, and the event at that call's end
-        )
+        # the compute stream of the last call, and the event at that call's end
+        self._last: torch.cuda.Stream | None = None
         self._end: StreamEvent = DONE
         self._now: Any = None  # the compute stream of this call
         self._done: torch.cuda.Event | None = None  # the event after the last wave of this call

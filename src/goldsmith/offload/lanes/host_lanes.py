@@ -31,6 +31,8 @@ _FLAGS: dict[str, Any] = {"dtype": torch.uint8, "device": "cpu"}
 
 
 class HostLanes:
+    """The lanes of an engine without a GPU; `run` computes one call."""
+
     returned, until, runs_ahead = 0.0, 0.0, False  # a call is over when it returns
 
     def __init__(

@@ -138,6 +138,8 @@ class TimeMark(Done):
 
 
 class SimulatedMachine:
+    """A machine without a GPU, for tests: `CudaMachine` with work done at once, and copies in a thread."""
+
     device = torch.device("cpu")
     waits_for_words = True
 

@@ -187,6 +187,8 @@ def format_for(format: str, dtypes: list[torch.dtype]) -> str:
 
 
 class _Writer:
+    """Writes experts, layer after layer, and at the end the header."""
+
     def __init__(
         self, file: IO[bytes], path: Path, recipe: Recipe, layers: int | None, progress: Progress | None
     ) -> None:
