@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ...experts import PackedExperts
 from ...offload.engine import Engine
-from ...offload.folder import cached_store
-from ...offload.settings import chosen_device, not_sent
-from ...offload.store import ExpertStore
+from ...offload.settings import chosen_device, pickling_error
+from ...offload.store.cache_folder import cached_store
+from ...offload.store.expert_store import ExpertStore
 from ..dispatch import ENGINE, NAME, register
 from .budget import automatic
 from .layers import Layer
@@ -58,7 +58,7 @@ class Call:
         return self  # a copy of the model computes through the same engine
 
     def __reduce__(self) -> Any:
-        raise not_sent()
+        raise pickling_error()
 
 
 class _Stays:
@@ -134,7 +134,7 @@ class Attached:
         return self  # a copied model's hooks tell the same engine
 
     def __reduce__(self) -> Any:
-        raise not_sent()
+        raise pickling_error()
 
     def _begin_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tells the engine which token a row of its calls is, for what the guard reports."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...offload.store import ExpertStore
+from ...offload.store.expert_store import ExpertStore
 from ..checkpoint import Checkpoint
 from ..forms import Form
 from ..sources import STACKED, by_expert, check_all_read
