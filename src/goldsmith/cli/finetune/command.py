@@ -8,11 +8,14 @@ import platform
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..say import Problem, console, count, put_json, told
 from .record import LOG, RUN, Record
 from .show import Shown
+
+if TYPE_CHECKING:
+    from ...hf.training.records.journal import LogRow
 
 DIVERGED, INTERRUPTED = 1, 130
 
@@ -70,7 +73,7 @@ class Run:
         from ...hf.training.errors import Diverged
         from ...hf.training.records.journal import rows as logged
         from ...hf.training.run.plan import plan
-        from ...hf.training.run.session import Watcher, lock
+        from ...hf.training.run.session import RunCallbacks, lock
         from ...hf.training.run.trainer import Trainer
 
         stream, said, held = self._streams()
@@ -79,7 +82,7 @@ class Run:
             _, record, accounting = self._model(said, found, stream)
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
         session = self._session(found)
-        watcher = Watcher(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
+        watcher = RunCallbacks(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
         with lock(self.output):
             start = session.find(self.options.resume, watcher)
             with self._told_in_run_json():
@@ -157,7 +160,7 @@ class Run:
 
     def _stream(self, path: str, words: Any, *, packed: bool) -> tuple[Any, dict[str, Any]]:
         from ...hf.training.data import documents as data
-        from ...hf.training.data.packing import Stream
+        from ...hf.training.data.packing import RowStream
 
         options = self.options
         read = data.read(path, words, document=options.document, train_on=options.train_on)
@@ -165,7 +168,7 @@ class Run:
         if cut.shortened:
             self.show.note(f"{path}: {count(cut.shortened, 'row')} of {len(read):,} lost what lies beyond --seq-len.")
         pad = words.pad_token_id if words.pad_token_id is not None else words.eos_token_id or 0
-        stream = Stream(cut.documents, options.seq_len, packed=packed, seed=options.seed, pad=pad)
+        stream = RowStream(cut.documents, options.seq_len, packed=packed, seed=options.seed, pad=pad)
         self.highest = max(self.highest, pad, stream.highest)
         return stream, {
             "file": Path(path).name,
@@ -181,14 +184,14 @@ class Run:
 
         from ...hf.training.model.loading import folder
         from ...hf.training.run.identity import identity
-        from ...hf.training.run.session import Session
+        from ...hf.training.run.session import TrainingSession
         from .record import versions
 
         options = self.options
         place = folder(options.model)
         with self.show.doing("reading the model's files for what tells them from another's"):
             itself = identity(options, found, place)
-        return Session(
+        return TrainingSession(
             self.output,
             itself,
             {
@@ -210,7 +213,7 @@ class Run:
 
         with self.show.doing("loading the model") as progress:
             loaded = load(self.options, progress)
-        size = loaded.model.get_input_embeddings().num_embeddings
+        size = loaded.embeddings
         if self.highest >= size:
             raise Problem(
                 f"MODEL {self.options.model}: its tokenizer gives the id {self.highest:,}, and its vocabulary has "
@@ -222,7 +225,7 @@ class Run:
         self.show.accounting(accounting, self.options)
         return loaded, Record(self.options, said, accounting, found.steps), accounting
 
-    def _end(self, rows: list[dict[str, Any]], trainer: Any, loaded: Any, record: Record) -> dict[str, Any]:
+    def _end(self, rows: list[LogRow], trainer: Any, loaded: Any, record: Record) -> dict[str, Any]:
         from ...hf.training.model.loading import save_adapter
         from ...hf.training.run.session import again
 

@@ -92,7 +92,7 @@ class Command:
             if given["verify_store"]:
                 self._verify()
             self._say_what_is_not_plain(width)
-            self.made = text.Made([])
+            self.made = text.Generation([])
             with self._trace(), self.show.text(self.prompts) as written:
                 text.generate(
                     self.held.model, tokenizer, self.prompts, made=self.made, inputs=inputs, told=written,
