@@ -54,9 +54,9 @@ def test_packed_documents_have_the_loss_and_gradient_that_they_have_alone(family
     masks = attention_masks.masks(model)
     wide, name = goldens.InItsDtype(model), "model.embed_tokens.weight"
 
-    def loss(rows, embedding, apart):
+    def loss(rows, embedding, keeps_apart):
         called = lambda **given: wide.outputs(embedding.dtype, {name: embedding}, given)  # noqa: E731
-        return summed_loss(called, batch(rows, pad=0), apart)
+        return summed_loss(called, batch(rows, pad=0), keeps_apart)
 
     def packed(embedding):
         halves = [documents[:3], documents[3:]]
@@ -73,9 +73,9 @@ def test_packed_documents_have_the_loss_and_gradient_that_they_have_alone(family
 
 
 def test_a_model_in_which_documents_see_one_another_is_found_out(monkeypatch):
-    assert attention_masks.apart(models.model("olmoe"), attention_masks.no_masks)
+    assert attention_masks.keeps_apart(models.model("olmoe"), attention_masks.no_masks)
     leaky = models.model("gpt_oss")
-    assert not attention_masks.apart(leaky, attention_masks.no_masks)
+    assert not attention_masks.keeps_apart(leaky, attention_masks.no_masks)
     monkeypatch.setattr(attention_masks, "_by_layer", lambda model, given: None)
     with pytest.raises(TrainingError, match="In GptOssForCausalLM a document sees the one before it.*--no-pack"):
         attention_masks.masks(leaky)

@@ -147,7 +147,7 @@ def test_ctrl_c_keeps_the_text_so_far_and_the_store(model, how, monkeypatch, cac
 
     def interrupted(rows, value):
         put(rows, value)
-        if len(rows._made.outputs[0].tokens) == 4:
+        if len(rows._generation.outputs[0].tokens) == 4:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(generation.RowStreamer, "put", interrupted)

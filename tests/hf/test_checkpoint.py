@@ -82,7 +82,9 @@ def test_a_quantised_checkpoint_keeps_its_codes(kind, family, partitions, tmp_pa
     assert (base.format, base.partitions) == (OWN[kind], partitions)
     spec = models.experts_of(ours).spec
     gate_up, down = base.unpack()
-    assert torch.equal(gate_up, spec.rows(experts.gate_up_proj)) and torch.equal(down, spec.columns(experts.down_proj))
+    assert torch.equal(gate_up, spec.canonical_gate_up(experts.gate_up_proj)) and torch.equal(
+        down, spec.canonical_down(experts.down_proj)
+    )
     kept = ours.state_dict()
     assert all(torch.equal(kept[name], value) for name, value in plain.state_dict().items() if name in kept)
     goldens.check_alike(ours, plain)

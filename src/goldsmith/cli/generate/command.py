@@ -95,7 +95,7 @@ class Command:
             self.made = text.Generation([])
             with self._trace(), self.show.text(self.prompts) as written:
                 text.generate(
-                    self.held.model, tokenizer, self.prompts, made=self.made, inputs=inputs, told=written,
+                    self.held.model, tokenizer, self.prompts, generation=self.made, inputs=inputs, on_piece=written,
                     **{name: given[name] for name in ("max_new_tokens", "temperature", "top_p", "top_k", "seed")},
                 )  # fmt: skip
         except NumericsError as error:
