@@ -304,7 +304,7 @@ def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_pat
     for name in ("config.json", "model.safetensors"):
         (bare / name).symlink_to(model / name)
     for folder, said in (
-        ("nosuch", "nosuch is no folder here"),
+        ("nosuch", "nosuch is not a folder here"),
         (tmp_path, "no config.json"),
         (bare, "has no tokenizer"),
     ):

@@ -62,7 +62,9 @@ def folder(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=FILES))
     except (OSError, ValueError) as error:
-        raise TrainingError(f"MODEL {name} is not a folder here, and the hub refuses it: {_first(error)}") from error
+        raise TrainingError(
+            f"MODEL {name} is not a folder here, and fetching it from the hub failed: {_first(error)}"
+        ) from error
 
 
 def tokenizer(name: str) -> Tokenizer:
