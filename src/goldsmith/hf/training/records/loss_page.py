@@ -23,7 +23,7 @@ def write(path: Path, rows: Sequence[LogRow], steps: int, *, title: str, trained
 
 def page(rows: Sequence[LogRow], steps: int, *, title: str, trained: Facts, run: Facts) -> str:
     """The page as HTML."""
-    from ....assay.html.page import now, style
+    from ....assay.report.html.page import now, style
 
     loss = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     evaluations = [(row["step"], row["eval_loss"]) for row in rows if "eval_loss" in row]
