@@ -54,7 +54,7 @@ def result_of(folder):
 
 
 def test_the_model_s_own_folder_is_no_output(place, tmp_path):
-    refused(place, place / "model", said="model is MODEL's own folder: an adapter there would be taken for part")
+    refused(place, place / "model", said="model is MODEL's own folder: an adapter there would be mistaken for part")
     (tmp_path / "link").symlink_to(place / "model")
     refused(place, tmp_path / "link", said="is MODEL's own folder")
 

@@ -104,7 +104,7 @@ def spec_of(module: nn.Module) -> ExpertsSpec:
     if known is not None:
         return known
     spec = _read(module)
-    # the check depends on numbers, which a graph must not; `register(model)` has made it before
+    # a graph must not depend on numbers, so it skips the check; `register(model)` has done it before
     if torch.compiler.is_compiling():
         return spec
     _check_gate(module, spec)
@@ -202,7 +202,9 @@ def _check_gate(module: nn.Module, spec: ExpertsSpec) -> None:
         expected = activate(g.double(), u.double(), spec)
     # a loose tolerance: this distinguishes formulas, it does not judge rounding
     if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
-        raise _unsupported(module, f"its _apply_gate is not {spec.activation} with {spec.limit=} in this transformers")
+        raise _unsupported(
+            module, f"its _apply_gate is not {spec.activation} with limit={spec.limit!r} in this transformers"
+        )
 
 
 def activate(g: Tensor, u: Tensor, spec: ExpertsSpec) -> Tensor:

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 def load_other_weights(
-    model: PreTrainedModel, source: ModelCheckpoint, *, besides: Sequence[str] = (), progress: Progress | None = None
+    model: PreTrainedModel, source: ModelCheckpoint, *, skip: Sequence[str] = (), progress: Progress | None = None
 ) -> None:
     """Loads every weight outside the experts, in the dtype that the model has on the meta device.
 
-    besides    paths of modules that are skipped
+    skip       paths of modules that are left as they are
     progress   called with (bytes done, bytes in total, description)
 
     Weights that transformers keeps in float32 in a half-precision model (DeepSeek-V3's e_score_correction_bias, which
     affects the choice of experts) stay in float32, as with `from_pretrained`. Linear layers that the checkpoint stores
     as codes are decoded. Raises ValueError for weights that the files lack.
     """
-    skipped = tuple(f"{path}." for path in besides)
+    skipped = tuple(f"{path}." for path in skip)
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     missing: list[str] = []
     used: set[str] = set()

@@ -104,7 +104,7 @@ def load(
             return packed_from(checkpoint, layer.path, layer.spec, "auto", None, 1)
         return from_checkpoint(checkpoint, layer, wanted)
 
-    load_other_weights(model, checkpoint, besides=[layer.path for layer in layers], progress=progress)
+    load_other_weights(model, checkpoint, skip=[layer.path for layer in layers], progress=progress)
     model.eval()
     if (model_folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(model_folder)

@@ -23,12 +23,12 @@ def check(options: Options, model: Path) -> None:
     output = Path(options.output)
     if _same(output, model):
         raise TrainingError(
-            f"--output {output} is MODEL's own folder: an adapter there would be taken for part of the model. "
+            f"--output {output} is MODEL's own folder: an adapter there would be mistaken for part of the model. "
             f"Give another, for instance {output / 'finetuned'}."
         )
     if (output / MODEL).exists():
         raise TrainingError(
-            f"--output {output} contains a {MODEL}, like a model's folder: an adapter there would be taken for part "
+            f"--output {output} contains a {MODEL}, like a model's folder: an adapter there would be mistaken for part "
             f"of that model. Give another, for instance {output / 'finetuned'}."
         )
     for name, path in (("MODEL", model), ("--data", Path(options.data)), ("--eval-data", options.eval_data)):

@@ -30,6 +30,6 @@ class Schedule:
         return self.lr * (0.5 * (1 + math.cos(math.pi * done)) if self.kind == "cosine" else 1 - done)
 
 
-def warmup_steps(given: float, steps: int) -> int:
+def warmup_steps(warmup: float, steps: int) -> int:
     """The number of warmup steps: a share of all steps if below 1, otherwise a number of steps."""
-    return min(steps - 1, round(given * steps) if given < 1 else round(given))
+    return min(steps - 1, round(warmup * steps) if warmup < 1 else round(warmup))
