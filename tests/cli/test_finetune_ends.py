@@ -257,7 +257,7 @@ def test_what_goes_on_after_too_little_memory_is_the_command_that_does(tmp_path)
     assert said.count("--checkpointing") == 0 and "when more memory is free, the same command resumes" in said
     said = paragraph_after(tmp_path / "before", resume="never", begun=False)
     assert "checkpoint of step" not in said and "resumes" not in said
-    assert "of step 2 is whole" in paragraph_after(tmp_path / "later", begun=False)
+    assert "of step 2 is complete" in paragraph_after(tmp_path / "later", begun=False)
 
 
 def test_a_disk_that_is_full_and_an_interrupt_name_the_command_that_goes_on(tmp_path, capsys):
@@ -265,7 +265,9 @@ def test_a_disk_that_is_full_and_an_interrupt_name_the_command_that_goes_on(tmp_
     trained(tmp_path)
     found = session(tmp_path)
     found.find("never", RunCallbacks())
-    assert "the same command without --resume never goes on" in found._unwritten(tiny_trainer(), OSError(28, "full"))
+    assert "the same command without --resume never resumes" in found._write_failure(
+        tiny_trainer(), OSError(28, "full")
+    )
     show = Shown(console(), console())
     interrupted = {"status": "interrupted", "step": 1, "loss": None, "eval_loss": None}
     show.ended(interrupted, 2, tmp_path, again(tmp_path, "A/b"))
@@ -280,7 +282,7 @@ def test_too_little_memory_before_the_first_checkpoint_and_before_the_model(plac
     result, text = run(place, tmp_path / "out", "--checkpointing", "--format", "int4")
     assert result.exit_code == 2 and not (tmp_path / "out" / "run.json").exists()
     assert text.endswith(
-        "--device cpu has too little memory. Less takes a smaller --batch-size (with a larger --grad-accum), "
+        "--device cpu has too little memory. These take less: a smaller --batch-size (with a larger --grad-accum), "
         "a smaller --seq-len or --rank."
     )
     (tmp_path / "out" / "run.json").write_text('{"result": {"status": "running"}}')  # as a kill leaves it
