@@ -9,7 +9,7 @@ import torch
 
 from goldsmith import ShapeError
 from goldsmith.experts import PackedExperts, moe, pack, slots
-from goldsmith.experts.formats import FORMATS
+from goldsmith.experts.packed.formats import FORMATS
 
 E, H, I, T, K = 3, 64, 96, 5, 2
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from experts import encoders
 from goldsmith.core.shapes import ShapeError
 from goldsmith.experts import from_awq, from_fp8_block, from_k2, from_mxfp4
-from goldsmith.experts.formats import E2M1
-from goldsmith.experts.layout import read_expert
+from goldsmith.experts.packed.formats import E2M1
+from goldsmith.experts.packed.layout import read_expert
 
 E, H, I = 2, 64, 32
 SIZES = ((I, H), (I, H), (H, I))  # gate, up, down: [out, in]

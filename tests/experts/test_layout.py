@@ -5,16 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldsmith.experts.formats import FORMATS, Codes, decode, from_nibbles
-from goldsmith.experts.layout import (
-    Expert,
-    Layout,
-    cuts,
-    read_expert,
-    unpack,
-    unpack_expert,
-    write_expert,
-)
+from goldsmith.experts.packed.formats import FORMATS, Codes, decode, from_nibbles
+from goldsmith.experts.packed.layout import Expert, Layout, cuts, read_expert, unpack, unpack_expert, write_expert
 
 EACH = list(FORMATS)
 

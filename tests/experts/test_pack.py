@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goldsmith.experts import pack
-from goldsmith.experts.formats import E2M1, FORMATS, decode, from_nibbles
-from goldsmith.experts.quantise import quantise
+from goldsmith.experts.packed.formats import E2M1, FORMATS, decode, from_nibbles
+from goldsmith.experts.packed.quantisation import quantise
 
 F = np.float32
 SCALED = [name for name in FORMATS if FORMATS[name].scales]

@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from goldsmith.experts import PackedExperts, files, pack
-from goldsmith.experts.formats import FORMATS, from_nibbles
+from goldsmith.experts import PackedExperts, pack
+from goldsmith.experts.packed import files
+from goldsmith.experts.packed.formats import FORMATS, from_nibbles
 
 E, H, I = 2, 64, 96
 GROUPS = {"int4": 32, "int4_asym": 32, "int8": 16}

@@ -9,7 +9,7 @@ import torch
 
 from goldsmith.core.shapes import ShapeError
 from goldsmith.experts import pack
-from goldsmith.experts.formats import FORMATS
+from goldsmith.experts.packed.formats import FORMATS
 
 E, H, I = 3, 48, 16
 

@@ -11,8 +11,9 @@ import weakref
 import pytest
 import torch
 
-from goldsmith.experts import PackedExperts, memory, moe, pack, quantise
-from goldsmith.experts.formats import FORMATS
+from goldsmith.experts import PackedExperts, moe, pack
+from goldsmith.experts.packed import memory, quantisation
+from goldsmith.experts.packed.formats import FORMATS
 
 E, H, I = 2, 64, 160
 GROUPS = {"int4": 32, "int4_asym": 16, "int8": 8}
@@ -144,7 +145,7 @@ def test_any_number_of_slices_holds_the_same_weights(format, partitions):
 @pytest.mark.parametrize("format", FORMATS)
 def test_autocast_changes_nothing(format, dtype, tmp_path, monkeypatch):
     """On a CPU it joins no float16: int4_asym's scales in slices and in pieces of a large matrix, and biases."""
-    monkeypatch.setattr(quantise, "_CHUNK", 128 * H)
+    monkeypatch.setattr(quantisation, "_CHUNK", 128 * H)
     biases = {"gate_up_bias": [torch.ones(2 * I).half()] * E, "down_bias": torch.ones(E, H).half()}
 
     def made():

@@ -7,7 +7,7 @@ import struct
 import pytest
 import torch
 
-from goldsmith.experts.formats import FORMATS
+from goldsmith.experts.packed.formats import FORMATS
 from goldsmith.offload import ExpertStore, StoreCorrupt, StoreError, header
 from goldsmith.offload.blocks import PAGE
 from offload.stores import build, weights

@@ -4,12 +4,12 @@ The mathematics is in README.md beside this file; each operator is a folder: wha
 how it is fast, on what it is tried (cases).
 """
 
-from .importers import from_awq, from_fp8_block, from_k2, from_mxfp4
 from .lora import LoRA
 from .modules import Experts
 from .moe.op import moe
-from .packed import PackedExperts
-from .packing import pack
+from .packed.experts import PackedExperts
+from .packed.importers import from_awq, from_fp8_block, from_k2, from_mxfp4
+from .packed.packing import pack
 from .slots.op import slots
 
 __all__ = [

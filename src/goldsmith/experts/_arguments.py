@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ._common import FACTORS, TARGETS, finite, number
+from ._conventions import FACTORS, TARGETS, finite, number
 from .dropout import new_seed
 from .lora import LoRA
-from .packed import PackedExperts
+from .packed.experts import PackedExperts
 
 Base: TypeAlias = PackedExperts | Sequence[Tensor | None]
 Lora: TypeAlias = LoRA | Mapping[str, tuple[Tensor, Tensor]]

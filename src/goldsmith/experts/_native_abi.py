@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..core.native import Structure, TensorView, check, library, put, threads
-from ._common import ACTIVATIONS, TARGETS, flat
+from ._conventions import ACTIVATIONS, TARGETS, flat
 from ._routes import check_ids
-from .layout import Layout
+from .packed.layout import Layout
 
 PLAIN = {torch.float32: 1, torch.bfloat16: 2}
 PACKED = {"fp32": 3, "bf16": 4, "int8": 5, "fp8_block": 6, "int4": 7, "int4_asym": 8, "mxfp4": 9}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..assay.stage import stage
 from . import dropout
-from ._common import TARGETS, flat, wide
+from ._conventions import TARGETS, flat, wide
 from ._routes import Routes
 from ._weights import Matrices, Weights
 

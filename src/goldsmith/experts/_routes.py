@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ._common import flat
+from ._conventions import flat
 
 
 class Routes:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..assay.golden import constants
-from .formats import decode
-from .layout import Layout, read_matrix
+from .packed.formats import decode
+from .packed.layout import Layout, read_matrix
 
 
 @dataclass(frozen=True)

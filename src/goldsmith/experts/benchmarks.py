@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ..assay.case import Case, Make
 from ..core.bench import BenchCase
-from ._common import FACTORS, SLOT_NAMES
-from .formats import FORMATS
-from .layout import Layout
-from .memory import empty_pages
-from .packing import pack
-from .quantise import check_group
+from ._conventions import FACTORS, SLOT_NAMES
+from .packed.formats import FORMATS
+from .packed.layout import Layout
+from .packed.memory import empty_pages
+from .packed.packing import pack
+from .packed.quantisation import check_group
 
 DRAWN = 2  # experts
 SLOT_OPTIONS = ("layout", "gate_scale", "up_scale", "down_scale", "activation", "alpha", "limit")

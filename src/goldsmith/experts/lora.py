@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.shapes import ShapeError
-from ._common import TARGETS, check_count, finite, number, wide
+from ._conventions import TARGETS, check_count, finite, number, wide
 
 _OP = "experts.LoRA"
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ..core.shapes import check_choice
 from ._arguments import Base, base_of
-from ._check import check_activation
-from ._common import finite
+from ._checks import check_activation
+from ._conventions import finite
 from ._weights import sizes
 from .lora import LoRA
 from .moe.op import MOE, moe

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..experts import LoRA
-from ..experts.files import refuse_what_is_no_file, replacing
+from ..experts.packed.files import refuse_what_is_no_file, replacing
 from . import adapters
 from .adapters import Half
 from .convert import converted_modules

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..experts import PackedExperts
-from ..experts.layout import ALIGNMENT, Expert, Layout, up, write_expert
+from ..experts.packed.layout import ALIGNMENT, Expert, Layout, up, write_expert
 
 PAGE = 4096
-PACKING, PACKING_VERSION = "goldsmith.experts.panels", 1  # what experts/layout.py describes; the header names it
+PACKING, PACKING_VERSION = "goldsmith.experts.panels", 1  # what experts/packed/layout.py describes; the header names it
 _BIAS = torch.float32  # exact for every source
 
 

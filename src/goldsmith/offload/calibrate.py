@@ -17,7 +17,7 @@ import torch
 from ..core import native
 from ..core.device import machine
 from ..core.processors import worth
-from ..experts.memory import frozen
+from ..experts.packed.memory import frozen
 from .costs import Costs, Curve
 from .folder import cache_folder
 from .measure import BESIDE, ON_DEVICE, DeviceBench, HostBench

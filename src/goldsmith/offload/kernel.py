@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core import native
 from ..experts import PackedExperts, slots
-from ..experts._common import FACTORS
+from ..experts._conventions import FACTORS
 from .routing import FEW
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..experts import PackedExperts
-from ..experts.memory import empty_pages
+from ..experts.packed.memory import empty_pages
 from .kernel import Kernels, loaded
 from .lane import Lane
 from .store import ExpertStore

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..experts.formats import SCALE_NAMES
+from ..experts.packed.formats import SCALE_NAMES
 from .blocks import Blocks
 from .header import SAMPLE, Header, LayerEntry
 from .source import Coded, Floats

@@ -8,7 +8,7 @@ from ...core._kernels.arithmetic import sigmoid
 
 @triton.jit
 def activated(g, u, alpha, limit, ACTIVATION: tl.constexpr, LIMITED: tl.constexpr):
-    """act(g) * u, in the order of experts._common.ACTIVATIONS"""
+    """act(g) * u, in the order of experts._conventions.ACTIVATIONS"""
     if LIMITED:  # NaN stays: minimum and maximum would drop it
         g = tl.where(g > limit, limit, g)
         u = tl.where(u > limit, limit, tl.where(u < -limit, -limit, u))

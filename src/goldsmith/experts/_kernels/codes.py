@@ -1,4 +1,4 @@
-"""Weights out of a packed panel's words, in Triton: what experts/layout.py lays out and experts/formats.py decodes.
+"""Decodes the words of packed panels in Triton (layout: packed/layout.py, formats: packed/formats.py).
 
 A code's bits are put where float32 has sign, exponent and mantissa, and one product or difference does the rest: three
 or four operations a weight. Numbers below float32's normal ones are met on the way, which a GPU keeps.
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..layout import Layout
+from ..packed.layout import Layout
 
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "int4_asym": 4, "mxfp4": 5, "fp8_block": 6}
 _SCALES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 4}

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._common import ACTIVATIONS
-from ..layout import Layout
-from ..packed import PackedExperts
+from .._conventions import ACTIVATIONS
+from ..packed.experts import PackedExperts
+from ..packed.layout import Layout
 from .activation import activated
 from .codes import constants, scale_of, weight, zero_of
 from .launch import Launch

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from .. import dropout
 from .._activations import activate, slopes
-from .._common import NAMES, TARGETS, flat, named, wide
+from .._conventions import NAMES, TARGETS, flat, named, wide
 from .._projections import Factors, present
 
 GRAIN = 8  # numbers: torch._grouped_mm wants rows that are multiples of 16 bytes apart

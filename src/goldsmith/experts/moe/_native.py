@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _recycled
-from .._common import NAMES, TARGETS, flat
+from .. import _page_pool
+from .._conventions import NAMES, TARGETS, flat
 from .._native_abi import Call
 
 # where the gradient of an input goes; the others' fields are d and the name
@@ -38,7 +38,7 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Te
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     call.keep("y", flat(y))
     shape = (call.tokens * call.slots, call.intermediate) if options["save"] else (0,)
-    g, u = _recycled.empty(shape, x.dtype), _recycled.empty(shape, x.dtype)
+    g, u = _page_pool.empty(shape, x.dtype), _page_pool.empty(shape, x.dtype)
     if options["save"]:
         call.keep("g", g)
         call.keep("u", u)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...assay.case import Case, Make
-from .._common import BASE, FACTORS, PARTS, TARGETS, wide
+from .._conventions import BASE, FACTORS, PARTS, TARGETS, wide
 from ..benchmarks import MOE as BENCH
-from ..packing import pack
+from ..packed.packing import pack
 
 __all__ = ["BENCH", "CASES", "DTYPES", "SIZES", "STORED", "inputs", "routing"]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from ...core.op import Op
 from ...core.shapes import check_choice
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
-from .._check import check_moe
-from .._common import BASE, COMPUTE, FACTORS, NAMES, PARTS, TARGETS, finite
+from .._checks import check_moe
+from .._conventions import BASE, COMPUTE, FACTORS, NAMES, PARTS, TARGETS, finite
 from .._weights import sizes
 from ..moe_int8.op import MOE_INT8
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...assay.stage import stage
 from .._activations import activate, slopes
-from .._common import NAMES, flat
+from .._conventions import NAMES, flat
 from .._projections import Call
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._common import NAMES, flat
+from .._conventions import NAMES, flat
 from .._native_abi import Call
-from ..layout import Layout
 from ..moe._native import float16
+from ..packed.layout import Layout
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...assay.case import Case, Make
-from .._common import NAMES
+from .._conventions import NAMES
 from ..benchmarks import INT8 as BENCH
 from ..moe.cases import DTYPES
 from ..moe.cases import inputs as moe_inputs

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._check import check_int8, check_moe
-from .._common import NAMES, TARGETS
+from .._checks import check_int8, check_moe
+from .._conventions import NAMES, TARGETS
 
 MOE_INT8 = Op(
     "experts.moe_int8",

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ...assay.golden import constants, deciding
 from ...assay.stage import stage
-from .._common import NAMES, flat
+from .._conventions import NAMES, flat
 from .._projections import Call, present
-from ..formats import code_values, scale_values
-from ..layout import Layout, read_expert
 from ..moe.reference import forward_of
+from ..packed.formats import code_values, scale_values
+from ..packed.layout import Layout, read_expert
 
 LARGEST = 127
 

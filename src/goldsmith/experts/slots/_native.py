@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._common import SLOT_NAMES
+from .._conventions import SLOT_NAMES
 from .._native_abi import Call
 from ..moe._native import float16
 

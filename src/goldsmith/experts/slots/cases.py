@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...assay.case import Case, Make
-from .._common import SLOT_NAMES
+from .._conventions import SLOT_NAMES
 from ..benchmarks import SLOTS as BENCH
 from ..moe.cases import DTYPES, SIZES
 from ..moe.cases import inputs as moe_inputs

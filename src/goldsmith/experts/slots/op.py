@@ -12,8 +12,8 @@ from ...core.autograd import plain
 from ...core.op import Op
 from ...core.shapes import ShapeError, check_dtype, check_same_device, check_tensor
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
-from .._check import check_moe
-from .._common import SLOT_NAMES, TARGETS, finite, wide
+from .._checks import check_moe
+from .._conventions import SLOT_NAMES, TARGETS, finite, wide
 
 SLOTS = Op(
     "experts.slots",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...assay.stage import stage
 from .._activations import activate
-from .._common import SLOT_NAMES
+from .._conventions import SLOT_NAMES
 from .._projections import Call
 
 

@@ -52,7 +52,7 @@ class Accounting:
 
 def account(loaded: Loaded, options: Options, plan: Plan) -> Accounting:
     """Raises TrainingError when what the model calls trainable is not what the optimizer gets."""
-    from ...experts.packed import PackedExperts
+    from ...experts.packed.experts import PackedExperts
     from .. import trainable_report
     from ..convert import converted_modules
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...experts.files import mode_for
+from ...experts.packed.files import mode_for
 from ..routers import router_weights
 from . import beside
 from . import device as places

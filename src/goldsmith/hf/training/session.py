@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ...experts.files import in_the_way
+from ...experts.packed.files import in_the_way
 from ..save import CONFIG, WEIGHTS
 from . import checkpoint
 from .errors import TrainingError

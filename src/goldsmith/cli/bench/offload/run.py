@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ....core import native
 from ....core.device import machine
-from ....experts.formats import FORMATS
+from ....experts.packed.formats import FORMATS
 from ....offload.calibrate import Calibration, calibrate
 from ...say import Problem, console
 from ..command import INTERRUPTED, _device, _open

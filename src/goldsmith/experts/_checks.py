@@ -8,17 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.shapes import (
-    ShapeError,
-    check_at_least,
-    check_choice,
-    check_dtype,
-    check_same_device,
-    check_tensor,
-)
-from ._common import ACTIVATIONS, FACTORS, FLOATS, TARGETS, named, number
+from ..core.shapes import ShapeError, check_at_least, check_choice, check_dtype, check_same_device, check_tensor
+from ._conventions import ACTIVATIONS, FACTORS, FLOATS, TARGETS, named, number
 from ._weights import sizes
-from .layout import Layout
+from .packed.layout import Layout
 
 WHOLE = ("int8", "int4", "int4_asym")  # formats whose codes are whole numbers
 LONGEST = 2**31 // (127 * 128)  # inputs whose products int32 holds, whatever they are

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.shapes import ShapeError, check_dtype, check_tensor, kind
+from ...core.shapes import ShapeError, check_dtype, check_tensor, kind
 
 
 class Stack:

@@ -13,12 +13,13 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from .assembly import assemble, check_nodes, cut
+from .experts import PackedExperts
 from .files import BIASES, CRC, DTYPES, MATRICES, OURS, SIZES, VERSION, Entry, entries_of
 from .formats import FORMATS, SCALE_NAMES, Codes
 from .inputs import MOST_PARTITIONS
 from .layout import Expert, Layout
 from .memory import frozen
-from .packed import PackedExperts, assemble, check_nodes, cut
 
 _OP = "PackedExperts.load"
 _MAX_HEADER = 100_000_000  # bytes, as in safetensors

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.shapes import ShapeError, check_choice, check_dtype, check_tensor
+from ...core.shapes import ShapeError, check_choice, check_dtype, check_tensor
+from .experts import PackedExperts
 from .formats import FORMATS
 from .inputs import check_count
 from .layout import Layout
 from .memory import frozen
-from .packed import PackedExperts
-from .quantise import check_group, check_scale_dtype
+from .quantisation import check_group, check_scale_dtype
 
 _OP = "PackedExperts.from_blocks"
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core.shapes import kind
+from ...core.shapes import kind
 from .formats import E2M1, FP8_BLOCK, SCALE_NAMES, Codes, Format, divisors, side_by_side
 
 _E2M1_MAX = max(E2M1)

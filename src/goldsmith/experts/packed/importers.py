@@ -12,14 +12,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..core.shapes import ShapeError, kind
+from ...core.shapes import ShapeError, kind
+from .assembly import Progress, assemble, check_nodes, cut
+from .experts import PackedExperts
 from .formats import FORMATS, FP8_BLOCK, Codes, nibbles
 from .inputs import Stack, check_finite, check_flag, check_partitions, together
 from .layout import Expert, Layout
 from .memory import frozen
-from .packed import PackedExperts, Progress, assemble, check_nodes, cut
 from .packing import check_biases
-from .quantise import check_group
+from .quantisation import check_group
 
 Experts: TypeAlias = Tensor | Iterable[Tensor]
 Parts: TypeAlias = Sequence[Experts]  # the tensors of one projection

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..core.processors import nodes_of_machine, processors_of
+from ...core.processors import nodes_of_machine, processors_of
 from .layout import Layout
 
 HUGE = 2 << 20  # bytes of a page of the larger kind, asked for from two of them on: 4 KiB by 4 KiB takes longer

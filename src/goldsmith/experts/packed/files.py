@@ -25,9 +25,9 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from .experts import PackedExperts
 from .formats import FP8_BLOCK, SCALE_NAMES
 from .layout import Layout, read_expert
-from .packed import PackedExperts
 
 VERSION = "1"
 OURS = "goldsmith.experts"  # the metadata's key that makes a safetensors file one of ours; its value is the version

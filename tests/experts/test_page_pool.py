@@ -8,60 +8,60 @@ import torch
 
 from goldsmith import experts
 from goldsmith.core import native
-from goldsmith.experts import _recycled
+from goldsmith.experts import _page_pool
 
 MB = 1 << 20
-pytestmark = pytest.mark.skipif(not hasattr(_recycled.mmap, "MADV_FREE"), reason="this system lends no pages")
+pytestmark = pytest.mark.skipif(not hasattr(_page_pool.mmap, "MADV_FREE"), reason="this system lends no pages")
 
 
 @pytest.fixture
 def blocks(monkeypatch):
-    blocks = _recycled.Blocks()
-    monkeypatch.setattr(_recycled, "_blocks", blocks)
+    blocks = _page_pool.Blocks()
+    monkeypatch.setattr(_page_pool, "_blocks", blocks)
     return blocks
 
 
 def test_a_block_is_used_again_when_nothing_refers_to_it(blocks):
-    first = _recycled.empty((33, MB), torch.uint8)
+    first = _page_pool.empty((33, MB), torch.uint8)
     place = first.data_ptr()
     part = first[3:, ::2]
     del first
     assert not blocks.idle
     del part
     assert len(blocks.idle) == 1 and not blocks.used
-    again = _recycled.empty((16, MB), torch.bfloat16)
+    again = _page_pool.empty((16, MB), torch.bfloat16)
     assert again.data_ptr() == place and again.is_contiguous() and again.shape == (16, MB)
 
 
 def test_another_size_takes_no_block_that_is_a_quarter_too_large(blocks):
-    kept = _recycled.empty((100, MB), torch.uint8)
-    large = _recycled.empty((50, MB), torch.uint8)
+    kept = _page_pool.empty((100, MB), torch.uint8)
+    large = _page_pool.empty((50, MB), torch.uint8)
     place = large.data_ptr()
     del large
-    near = _recycled.empty((41, MB), torch.uint8)
+    near = _page_pool.empty((41, MB), torch.uint8)
     assert near.data_ptr() == place
     del near
-    assert _recycled.empty((38, MB), torch.uint8).data_ptr() != place
+    assert _page_pool.empty((38, MB), torch.uint8).data_ptr() != place
     assert kept.numel() == 100 * MB
 
 
 def test_idle_and_used_blocks_are_never_more_than_were_used_at_once(blocks):
     sizes = [40, 60, 100, 36, 80, 33, 120, 45]
     for at, size in enumerate(sizes):
-        held = [_recycled.empty((each, MB), torch.uint8) for each in (size, sizes[at - 1])]
+        held = [_page_pool.empty((each, MB), torch.uint8) for each in (size, sizes[at - 1])]
         assert sum(map(len, blocks.idle)) + sum(blocks.used.values()) <= blocks.most
         del held
     assert blocks.idle and not blocks.used
 
 
 def test_small_memory_is_the_allocator_s(blocks):
-    tensor = _recycled.empty((31, MB), torch.uint8)
+    tensor = _page_pool.empty((31, MB), torch.uint8)
     assert not blocks.used and tensor.shape == (31, MB)
 
 
 def test_memory_that_the_system_does_not_have_is_said_with_what_it_was_for(blocks):
     with pytest.raises(MemoryError, match=r"gives no 1125899.9 GB for what the backward needs \(.*\); fewer tokens"):
-        _recycled.empty((1 << 50,), torch.uint8)
+        _page_pool.empty((1 << 50,), torch.uint8)
     assert not blocks.used
 
 
@@ -70,7 +70,7 @@ def test_threads_never_share_a_block(blocks):
 
     def work(number):
         for turn in range(30):
-            tensors = [_recycled.empty((33 + (turn + number) % 3, MB), torch.uint8) for _ in range(2)]
+            tensors = [_page_pool.empty((33 + (turn + number) % 3, MB), torch.uint8) for _ in range(2)]
             for tensor in tensors:
                 tensor[:, ::4096] = number
             wrong.extend(t for t in tensors if (t[:, ::4096] != number).any())
@@ -99,7 +99,7 @@ class TestALayer:
     def test_saved_numbers_are_what_they_are_in_fresh_memory_and_are_used_again(self, blocks, monkeypatch):
         forward, wanted = self.layer()
         with monkeypatch.context() as apart:
-            apart.setattr(_recycled, "LEAST", 1 << 60)
+            apart.setattr(_page_pool, "LEAST", 1 << 60)
             y = forward()
             fresh = [y, *torch.autograd.grad(y, wanted, torch.ones_like(y))]
         places = []
@@ -126,13 +126,13 @@ class TestALayer:
             assert all(torch.equal(a, b) for a, b in zip(alone, later, strict=True))
 
     def test_a_forked_child_has_memory_of_its_own(self, blocks):
-        saved = _recycled.empty((33, MB), torch.uint8)
+        saved = _page_pool.empty((33, MB), torch.uint8)
         saved[:, 0] = 1
         child = os.fork()
         if child == 0:
             saved[:, 0] = 2
             del saved
-            again = _recycled.empty((33, MB), torch.uint8)
+            again = _page_pool.empty((33, MB), torch.uint8)
             again[:, 0] = 3
             os._exit(0 if len(blocks.used) == 1 else 1)
         assert os.waitpid(child, 0)[1] == 0

@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..core.shapes import ShapeError, check_choice, check_dtype, check_tensor
+from ...core.shapes import ShapeError, check_choice, check_dtype, check_tensor
+from .assembly import Progress, assemble, check_nodes, cut
+from .experts import PackedExperts
 from .formats import FORMATS, Codes, side_by_side
 from .inputs import Stack, check_finite, check_flag, check_partitions, together
 from .layout import Expert, Layout
 from .memory import frozen
-from .packed import PackedExperts, Progress, assemble, check_nodes, cut
-from .quantise import check_group, check_scale_dtype, quantise
+from .quantisation import check_group, check_scale_dtype, quantise
 
 Experts: TypeAlias = Tensor | Iterable[Tensor]  # stacked [E, ...], or one by one
 

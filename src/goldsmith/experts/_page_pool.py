@@ -15,7 +15,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from .memory import HUGE, map_pages
+from .packed.memory import HUGE, map_pages
 
 LEAST = 32 << 20  # bytes: the most that glibc keeps by itself (DEFAULT_MMAP_THRESHOLD_MAX)
 _PURPOSE = "what the backward needs", "fewer tokens at a time, or activation checkpointing, need less"

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..core.shapes import kind
 from . import layout as places
-from .inputs import check_partitions
-from .layout import Expert, Layout
-from .memory import allocate, empty_pages, frozen, give_back, nodes_of_machine, spread
-
-Progress = Callable[[int, int | None], None]  # experts done, experts in all if known
-
-_Chunk = tuple[Layout, Tensor, Tensor]
-_CHUNK = 256  # experts at most
-_ALONE = 16  # a cut at a multiple of this many rows fills whole panels
+from .assembly import assemble, check_nodes, cut
+from .layout import Layout
 
 
 class PackedExperts:
@@ -243,95 +234,6 @@ class PackedExperts:
 
 def _restored(text: str, gate_up: Tensor, down: Tensor, *rest: Any) -> PackedExperts:
     return PackedExperts._of(Layout.parse(text), gate_up, down, *rest)
-
-
-def cut(layout: Layout, partitions: int, op: str) -> Layout:
-    """The layout in `partitions` slices."""
-    check_partitions(op, partitions)
-    step = layout.step
-    if step == 1 and layout.intermediate_size >= _ALONE * partitions:
-        step = _ALONE
-    return replace(layout, cuts=places.cuts(layout.intermediate_size, partitions, step), block_bytes=0)
-
-
-def check_nodes(op: str, partitions: int, nodes: Sequence[int] | None) -> tuple[int, ...]:
-    """A node for each slice; none for a single slice that nobody placed."""
-    if nodes is None:
-        return spread(partitions) if partitions > 1 else ()
-    if not isinstance(nodes, Sequence) or isinstance(nodes, (str, bytes)):
-        raise TypeError(f"{op}: nodes={nodes!r} is {kind(nodes)}, wanted a list with a node for each slice, or None")
-    known = nodes_of_machine()
-    if len(nodes) != partitions:
-        raise ValueError(
-            f"{op}: nodes={list(nodes)} has {len(nodes)} entries, wanted one for each of {partitions} slices"
-        )
-    for node in nodes:
-        if isinstance(node, bool) or not isinstance(node, int):
-            raise TypeError(f"{op}: nodes={list(nodes)} holds {kind(node)}, wanted the number of a node for each slice")
-        if node not in known:
-            raise ValueError(f"{op}: nodes={list(nodes)}: this machine has no node {node}; it has {known}")
-    return tuple(nodes)
-
-
-def assemble(
-    template: Layout,
-    experts: Iterable[Expert],
-    progress: Progress | None,
-    biases: tuple[Tensor | None, Tensor | None] = (None, None),
-    nodes: Sequence[int] = (),
-    *,
-    counted: bool = True,
-) -> PackedExperts:
-    """Experts, one at a time, into blobs of `template`'s layout; counted=False: the number of experts is not known."""
-    layout = template
-    with frozen():
-        if not counted:
-            layout, filled = _collected(template, iter(experts), progress)
-        gate_up, down = (allocate(layout, which, nodes) for which in ("gate_up", "down"))
-        if not counted:
-            _poured(layout, filled, gate_up, down)
-        else:
-            done = 0
-            for expert in experts:
-                places.write_expert(layout, gate_up, down, done, expert)
-                del expert  # before the next one is made
-                done += 1
-                if progress is not None:
-                    progress(done, layout.num_experts)
-    return PackedExperts._of(layout, gate_up, down, *biases, nodes=nodes)
-
-
-def _collected(template: Layout, experts: Iterator[Expert], progress: Progress | None) -> tuple[Layout, list[_Chunk]]:
-    """Experts whose number nobody knows, in chunks that double: few objects, whose unwritten pages cost nothing."""
-    chunks: list[_Chunk] = []
-    done = room = 0
-    for expert in experts:
-        if done == room:
-            layout = replace(template, num_experts=min(done or 1, _CHUNK))
-            chunks.append((layout, empty_pages(layout.nbytes("gate_up")), empty_pages(layout.nbytes("down"))))
-            room += layout.num_experts
-        layout, gate_up, down = chunks[-1]
-        places.write_expert(layout, gate_up, down, done - room + layout.num_experts, expert)
-        del expert
-        done += 1
-        if progress is not None:
-            progress(done, None)
-    return replace(template, num_experts=done), chunks
-
-
-def _poured(layout: Layout, chunks: list[_Chunk], gate_up: Tensor, down: Tensor) -> None:
-    """Chunks into the blobs, an expert at a time; what was copied goes back to the system at once."""
-    done = 0
-    while chunks:
-        chunk, *sources = chunks.pop(0)
-        for e in range(min(chunk.num_experts, layout.num_experts - done)):
-            for which, blob, source in zip(("gate_up", "down"), (gate_up, down), sources):
-                for place, there in zip(layout.matrices(which), chunk.matrices(which)):
-                    at, begin, size = place.offset + done * place.expert_stride, there.offset, place.expert_stride
-                    begin += e * size
-                    blob[at : at + size] = source[begin : begin + size]
-                    give_back(source[begin : begin + size])
-            done += 1
 
 
 def _size(nbytes: int) -> str:
