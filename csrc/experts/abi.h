@@ -1,7 +1,7 @@
 // What experts.moe hands over the border; included by goldsmith.h, so plain C. A tensor without dtype is absent.
 #pragma once
 
-// "plain": row-major in the caller's own tensors; the others in blobs of 16-row panels (experts/layout.py).
+// "plain": row-major in the caller's own tensors; the others in blobs of 16-row panels (experts/packed/layout.py).
 typedef int32_t gs_format;
 enum {
     GS_PLAIN_F32 = 1,

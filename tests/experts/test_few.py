@@ -1,4 +1,4 @@
-"""Few routes an expert: codes are multiplied as they come from memory (csrc/experts/few.h, few_back.h)."""
+"""Few routes an expert: codes are multiplied as they come from memory (csrc/experts/few_rows)."""
 
 import pytest
 import torch

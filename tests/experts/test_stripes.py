@@ -1,4 +1,4 @@
-"""dx of so many routes an expert that codes are taken apart once for all of them (csrc/experts/weights.h)."""
+"""dx of so many routes an expert that codes are taken apart once for all of them (csrc/experts/arithmetic/weights.h)."""
 
 import pytest
 import torch

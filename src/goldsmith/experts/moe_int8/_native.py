@@ -1,4 +1,4 @@
-"""experts.moe_int8: how it is fast on a CPU: VNNI and AMX have instructions for it (csrc/experts/int8.h).
+"""experts.moe_int8: how it is fast on a CPU: VNNI and AMX have instructions for it (csrc/experts/int8).
 
 Every level has the same sums of whole numbers, without rounding. x is rounded once a token and h once a route.
 """

@@ -1,4 +1,4 @@
-"""experts.slots: how it is fast on a CPU; the kernels of experts.moe before their sum (csrc/experts/forward.h)."""
+"""experts.slots: how it is fast on a CPU; the kernels of experts.moe before their sum (csrc/experts/vectors/forward.h)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 // Rows are rounded once, x by token and h by route, and lie part by part in the order in which codes are spread.
 #pragma once
 
-#include "call.h"
-#include "int8_multiply.h"
+#include "../vectors/call.h"
+#include "multiply.h"
 
 namespace gs::GS_LEVEL {
 

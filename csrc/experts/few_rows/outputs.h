@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "rows.h"
+#include "../vectors/rows.h"
 
 namespace gs::GS_LEVEL {
 

@@ -4,9 +4,9 @@
 //     NaN and numbers 0, and so its row comes out NaN
 #pragma once
 
-#include "int8_words.h"
-#include "multiply.h"
-#include "rows.h"
+#include "../vectors/multiply.h"
+#include "../vectors/rows.h"
+#include "words.h"
 
 namespace gs::GS_LEVEL {
 

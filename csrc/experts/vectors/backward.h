@@ -8,7 +8,7 @@
 #pragma once
 
 #include "call.h"
-#include "sums.h"
+#include "parameter_gradients.h"
 
 namespace gs::GS_LEVEL {
 

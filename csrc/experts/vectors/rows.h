@@ -1,9 +1,9 @@
 // Rows of the caller's tensors as floats, on the left or on the right of a product, and back.
 #pragma once
 
-#include "dropout.h"
+#include "../arithmetic/dropout.h"
+#include "../plan.h"
 #include "pairs.h"
-#include "plan.h"
 
 namespace gs::GS_LEVEL {
 

@@ -7,7 +7,7 @@
 // their places in the words, and it is the sums that are put in order, once.
 #pragma once
 
-#include "../goldsmith.h"
+#include "../../goldsmith.h"
 #include "simd.h"
 
 namespace gs::GS_LEVEL {

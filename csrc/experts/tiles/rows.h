@@ -2,8 +2,8 @@
 // of a product, or turned, for the right, columns n and n + 16 of a row in a word. What a part has no row for is 0.
 #pragma once
 
-#include "rows.h"
-#include "tile_weights.h"
+#include "../vectors/rows.h"
+#include "weights.h"
 
 #if defined(__AMX_BF16__)
 

@@ -4,7 +4,7 @@
 // one thread of a Xeon with AMX at level avx512_vnni, 22 November 2026); into L2 alone, bf16's forward takes 2 % more.
 #pragma once
 
-#include "weights.h"
+#include "../arithmetic/weights.h"
 
 namespace gs::GS_LEVEL {
 

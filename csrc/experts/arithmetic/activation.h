@@ -1,7 +1,7 @@
 // h = act(g, u) and its derivatives, sixteen features at a time.
 #pragma once
 
-#include "../goldsmith.h"
+#include "../../goldsmith.h"
 #include "simd.h"
 
 namespace gs::GS_LEVEL {

@@ -2,14 +2,14 @@
 // times its scale takes two or three, and the scales of a group are multiplied into its sums.
 #pragma once
 
-#include "few.h"
-#include "tile_weights.h"
+#include "../few_rows/outputs.h"
+#include "weights.h"
 
 #if defined(__AMX_BF16__)
 
 namespace gs::GS_LEVEL {
 
-// Groups of whole steps, or one for the whole row. Codes that are cheap to cut in two (tile_powers.h) are better off
+// Groups of whole steps, or one for the whole row. Codes that are cheap to cut in two (powers_of_two.h) are better off
 // so than with sums of one or two steps.
 inline bool takes_codes(const gs_matrix& m) {
     if (m.format == GS_INT4 && m.scale_dtype == GS_BF16 && m.group <= 2 * STEP_OF_TILE) return false;

@@ -1,7 +1,7 @@
 // sums[t][c] += sum_k left[t][k] * stripe[k][c]: the one loop in which all the time goes.
 #pragma once
 
-#include "soon.h"
+#include "prefetch.h"
 
 namespace gs::GS_LEVEL {
 

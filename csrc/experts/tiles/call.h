@@ -3,12 +3,12 @@
 // weights go by.
 #pragma once
 
-#include "../arena.h"
-#include "../pool.h"
-#include "call.h"
-#include "tile_codes.h"
-#include "tile_left.h"
-#include "tile_parts.h"
+#include "../../arena.h"
+#include "../../pool.h"
+#include "../vectors/call.h"
+#include "left_codes.h"
+#include "parts.h"
+#include "right_codes.h"
 
 #if defined(__AMX_BF16__)
 

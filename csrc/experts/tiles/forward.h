@@ -1,10 +1,10 @@
-// forward.h with products of whole tiles, in phases:
+// vectors/forward.h with products of whole tiles, in phases:
 //   hidden  a part's rows of x as tiles, A_gate x and A_up x; then g, u and h by blocks of 32 features
 //   output  A_down h of a part; then rows of its routes by blocks of 32 columns
 //   sums    y: the rows of a token added up in the order of the slots
 #pragma once
 
-#include "tile_call.h"
+#include "call.h"
 
 #if defined(__AMX_BF16__)
 

@@ -4,9 +4,9 @@
 // number of threads nor who takes what can change a bit.
 #pragma once
 
-#include "../arena.h"
-#include "../pool.h"
-#include "desk.h"
+#include "../../arena.h"
+#include "../../pool.h"
+#include "scratch.h"
 
 namespace gs::GS_LEVEL {
 

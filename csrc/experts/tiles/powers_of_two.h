@@ -6,7 +6,7 @@
 #include <bit>
 #include <type_traits>
 
-#include "weights.h"
+#include "../arithmetic/weights.h"
 
 #if defined(__AMX_BF16__)
 

@@ -1,7 +1,7 @@
 // Dropout masks of LoRA: Philox4x32-10 counted by (feature / 4, token, slot, projection), as experts/dropout.py says.
 #pragma once
 
-#include "../goldsmith.h"
+#include "../../goldsmith.h"
 #include "simd.h"
 
 namespace gs::GS_LEVEL {

@@ -2,7 +2,7 @@
 // of all panels give to it lane by lane, and the lanes added up at the end.
 #pragma once
 
-#include "few.h"
+#include "outputs.h"
 
 namespace gs::GS_LEVEL {
 

@@ -2,7 +2,7 @@
 // them.
 #pragma once
 
-#include "simd.h"
+#include "../arithmetic/simd.h"
 
 namespace gs::GS_LEVEL {
 

@@ -3,8 +3,8 @@
 // cut into as many bfloat16 as hold them exactly, so nothing is rounded for it either way.
 #pragma once
 
+#include "../tiles/instructions.h"
 #include "fused.h"
-#include "tiles.h"
 
 namespace gs::GS_LEVEL {
 

@@ -5,7 +5,7 @@
 //   output  32 features of y for a chunk of tokens: its routes' rows, then their sums in the order of the slots
 #pragma once
 
-#include "int8.h"
+#include "../int8/products.h"
 
 namespace gs::GS_LEVEL {
 

@@ -3,7 +3,7 @@
 // outputs; one of a whole row is multiplied into dy, before that is rounded where it is rounded anyway.
 #pragma once
 
-#include "tile_rows.h"
+#include "rows.h"
 
 #if defined(__AMX_BF16__)
 

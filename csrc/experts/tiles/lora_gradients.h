@@ -3,7 +3,7 @@
 // word holds two routes. The thin side is cut into three bfloat16, which hold it exactly.
 #pragma once
 
-#include "tile_call.h"
+#include "call.h"
 
 #if defined(__AMX_BF16__)
 

@@ -4,9 +4,9 @@
 // transposed. Other formats are decoded to floats and cut into as many bfloat16 as hold them exactly.
 #pragma once
 
-#include "tile_powers.h"
-#include "tile_product.h"
-#include "weights.h"
+#include "../arithmetic/weights.h"
+#include "powers_of_two.h"
+#include "product.h"
 
 #if defined(__AMX_BF16__)
 

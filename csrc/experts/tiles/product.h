@@ -2,7 +2,7 @@
 // tiles from the first step to the last, and nothing but tiles is loaded in between.
 #pragma once
 
-#include "tiles.h"
+#include "instructions.h"
 
 #if defined(__AMX_BF16__)
 

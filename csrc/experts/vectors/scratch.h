@@ -1,8 +1,8 @@
 // What the steps of a call work with: a worker's scratch, pieces of features, and small questions about the arguments.
 #pragma once
 
-#include "activation.h"
-#include "few_back.h"
+#include "../arithmetic/activation.h"
+#include "../few_rows/inputs.h"
 
 namespace gs::GS_LEVEL {
 

@@ -1,4 +1,4 @@
-// backward.h with products of whole tiles, in phases:
+// vectors/backward.h with products of whole tiles, in phases:
 //   inside  a part's rows of dy turned, and of x; B_down^T dy, and A_gate x, A_up x again where dB wants them; then
 //           v = Wd^T dy + ..., dw's parts, h, dg and du by blocks of 32 features
 //   dx      dw: its parts in order; B_gate^T dg, B_up^T du, A_down h; then rows of a part's routes by blocks of 32
@@ -6,7 +6,7 @@
 //   sums    the gradients of LoRA
 #pragma once
 
-#include "tile_sums.h"
+#include "lora_gradients.h"
 
 #if defined(__AMX_BF16__)
 

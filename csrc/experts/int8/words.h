@@ -2,7 +2,7 @@
 // numbers take. A word holds neighbouring inputs of one output, sixteen outputs side by side.
 #pragma once
 
-#include "weights.h"
+#include "../arithmetic/weights.h"
 
 namespace gs::GS_LEVEL {
 

@@ -2,8 +2,8 @@
 // and exact, so every level gives the same bits.
 #pragma once
 
-#include "int8_rows.h"
-#include "tiles.h"
+#include "../tiles/instructions.h"
+#include "rows.h"
 
 namespace gs::GS_LEVEL {
 
@@ -73,7 +73,7 @@ inline void multiply_octets(const Product p) {
                 TILE_LOAD(4, upper + k, sizeof(Lot));
                 TILE_DOT_BYTES(0, 4, 6);
                 TILE_DOT_BYTES(1, 4, 7);
-                TILE_ZERO(4);  // as soon as it has been used: tile_product.h says why
+                TILE_ZERO(4);  // as soon as it has been used: tiles/product.h says why
                 if (both) {
                     TILE_LOAD(5, lower + k, sizeof(Lot));
                     TILE_DOT_BYTES(2, 5, 6);

@@ -6,9 +6,9 @@
 #include <atomic>
 #include <new>
 
-#include "../arena.h"
-#include "../pool.h"
-#include "tiles.h"
+#include "../../arena.h"
+#include "../../pool.h"
+#include "instructions.h"
 
 #if defined(__AMX_BF16__)
 
