@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(not hasattr(_page_pool.mmap, "MADV_FREE"), reaso
 
 @pytest.fixture
 def blocks(monkeypatch):
-    blocks = _page_pool.Blocks()
-    monkeypatch.setattr(_page_pool, "_blocks", blocks)
+    blocks = _page_pool.PagePool()
+    monkeypatch.setattr(_page_pool, "_pool", blocks)
     return blocks
 
 

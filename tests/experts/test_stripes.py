@@ -1,4 +1,4 @@
-"""dx of so many routes an expert that codes are taken apart once for all of them (csrc/experts/arithmetic/weights.h)."""
+"""dx of so many routes an expert that codes are decoded once for all of them (csrc/experts/arithmetic)."""
 
 import pytest
 import torch

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from goldsmith.experts._native_abi import Call
+from goldsmith.experts._native_abi import NativeCall
 from goldsmith.offload import lane
 from goldsmith.offload.kernel import Kernels
 from offload import stores
@@ -65,7 +65,8 @@ def test_what_the_other_thread_reads_is_kept_until_the_end(cpu, store, T):
     if cpu._native is None:
         pytest.skip("the thread of Python holds what it is given")
     cpu.begin(*call)
-    assert isinstance(cpu._busy[0], Call) and all(mine is its for mine, its in zip(call, cpu._busy[1:], strict=True))
+    assert isinstance(cpu._busy[0], NativeCall)
+    assert all(mine is its for mine, its in zip(call, cpu._busy[1:], strict=True))
     cpu.end()
     assert cpu._busy is None and torch.equal(call[3], wanted(store, *call))
 

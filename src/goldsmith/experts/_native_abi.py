@@ -32,7 +32,7 @@ class Matrix(Structure):
     ]
 
 
-class Slice(Structure):
+class SliceStruct(Structure):
     _c_name_ = "gs_slice"
     _fields_ = [*((name, Matrix) for name in TARGETS), ("begin", c_int64), ("end", c_int64)]
 
@@ -47,7 +47,7 @@ _SCALARS: list[tuple[str, Any]] = [
     ("threads", c_int32),
     ("activation", c_int32),
     *((name, c_int64) for name in ("tokens", "slots", "experts", "hidden", "intermediate")),
-    ("slices", POINTER(Slice)),
+    ("slices", POINTER(SliceStruct)),
     ("slice_count", c_int64),
     *((name, c_double) for name in ("alpha", "limit", "dropout")),
     ("seed", c_uint64),
@@ -67,7 +67,7 @@ class MoeArgs(Structure):
 
 
 # The scalars are written at once, a tensor's view at its place: field by field a call would take 60 us more.
-_HEAD = struct.Struct("".join("P" if kind is POINTER(Slice) else kind._type_ for _, kind in _SCALARS))
+_HEAD = struct.Struct("".join("P" if kind is POINTER(SliceStruct) else kind._type_ for _, kind in _SCALARS))
 _SCALE = struct.Struct("d")
 _PLACES = {name: getattr(MoeArgs, name).offset for name, kind in _TENSORS} | {
     f"{target}.{name}": getattr(MoeArgs, target).offset + getattr(Lora, name).offset
@@ -76,7 +76,7 @@ _PLACES = {name: getattr(MoeArgs, name).offset for name, kind in _TENSORS} | {
 }
 
 
-class Call:
+class NativeCall:
     """One call of the library: its arguments, and every tensor that they point at, for as long as it takes."""
 
     __slots__ = ("_alive", "args", "hidden", "intermediate", "slots", "tokens")
@@ -143,7 +143,7 @@ def _packed_base(text: str, gate_up: int, down: int) -> tuple[Any, tuple[int, in
     """The slices of a packed base whose blobs lie there, and (hidden, intermediate, experts, bytes of an expert)."""
     layout = Layout.parse(text)
     cut = [
-        Slice(
+        SliceStruct(
             gate=_packed(layout, gate_up, wide, 0),
             up=_packed(layout, gate_up, wide, 1),
             down=_packed(layout, down, narrow, 0),
@@ -156,16 +156,16 @@ def _packed_base(text: str, gate_up: int, down: int) -> tuple[Any, tuple[int, in
         if end > begin
     ]
     sizes = layout.hidden_size, layout.intermediate_size, layout.num_experts, layout.expert_nbytes
-    return (Slice * len(cut))(*cut), sizes
+    return (SliceStruct * len(cut))(*cut), sizes
 
 
 @lru_cache(maxsize=1024)
 def _plain_base(gate_up: tuple[Any, ...], down: tuple[Any, ...]) -> tuple[Any, tuple[int, int, int, int]]:
     """The same of plain tensors: address, dtype, shape and strides of each."""
     experts, hidden, inner = down[2]
-    whole = Slice(gate=_plain(gate_up, 0, inner), up=_plain(gate_up, inner, inner), down=_plain(down, 0, hidden))
+    whole = SliceStruct(gate=_plain(gate_up, 0, inner), up=_plain(gate_up, inner, inner), down=_plain(down, 0, hidden))
     whole.end = inner
-    return (Slice * 1)(whole), (hidden, inner, experts, 3 * hidden * inner * down[1].itemsize)
+    return (SliceStruct * 1)(whole), (hidden, inner, experts, 3 * hidden * inner * down[1].itemsize)
 
 
 def _plain(weight: tuple[Any, ...], first: int, rows: int) -> Matrix:

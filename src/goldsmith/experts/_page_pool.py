@@ -22,7 +22,7 @@ _PURPOSE = "what the backward needs", "fewer tokens at a time, or activation che
 _WASTE = 4  # a block may be larger than what is asked for by a quarter
 
 
-class Blocks:
+class PagePool:
     """Blocks of whole pages: what is idle and in use together is never more than has been in use at once.
 
     No lock, for what drops a tensor may be any thread at any time, this one in the middle of `empty` included: what
@@ -71,11 +71,11 @@ class Blocks:
                 return  # another thread was quicker
 
 
-_blocks = Blocks()
+_pool = PagePool()
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor on the CPU; a large one in memory that was used before."""
     if math.prod(shape) * dtype.itemsize < LEAST or not hasattr(mmap, "MADV_FREE"):
         return torch.empty(shape, dtype=dtype, device="cpu")
-    return _blocks.empty(shape, dtype)
+    return _pool.empty(shape, dtype)

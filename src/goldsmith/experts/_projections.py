@@ -26,7 +26,7 @@ class Factors(NamedTuple):
     scale: float
 
 
-class Call:
+class ReferenceCall:
     """The arguments of experts.moe as its reference reads them; everything in `to`: float32, or float64 when x is.
 
     rows     x of every route [P, H]

@@ -51,7 +51,7 @@ class Experts(nn.Module):
                 )
         check_activation("experts.Experts", activation, limit)
         check_choice("experts.Experts", "backend", backend, ("auto", *MOE.backends))
-        self._base = _Held(base)
+        self._base = _SharedBase(base)
         self.lora = lora
         self.activation, self.alpha, self.limit = activation, finite("experts.Experts", "alpha", alpha), limit
         self.backend = backend
@@ -73,11 +73,14 @@ class Experts(nn.Module):
         return f"activation={self.activation!r}{limit}, backend={self.backend!r}"
 
 
-class _Held:
+class _SharedBase:
     """A base beside a module's parameters: copies of the module share it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def __deepcopy__(self, memo: dict) -> _Held:
+    def __deepcopy__(self, memo: dict) -> _SharedBase:
         return self
+
+
+_Held = _SharedBase  # its name in modules that version 0.1 pickled whole

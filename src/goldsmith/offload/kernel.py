@@ -17,7 +17,7 @@ from ..experts._conventions import FACTORS
 from .routing import FEW
 
 if TYPE_CHECKING:
-    from ..experts._native_abi import Call
+    from ..experts._native_abi import NativeCall
 
 _KEPT = 128  # calls whose arguments are kept
 NO_LORA: dict[str, Any] = dict.fromkeys(FACTORS)
@@ -31,7 +31,7 @@ class Kernels:
 
     def __init__(self, options: Mapping[str, Any], threads: int = 0) -> None:
         self._options, self._threads = options, threads
-        self._calls: dict[tuple[Any, ...], tuple[Call, tuple[Any, ...]]] = {}
+        self._calls: dict[tuple[Any, ...], tuple[NativeCall, tuple[Any, ...]]] = {}
 
     def rows(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
         """rows[t k + j] = what expert ids[t, j] of `base` gives for x[t]; flags[t k + j] = 1 where it has NaN or Inf
@@ -45,7 +45,7 @@ class Kernels:
         T, k = ids.shape
         slots(x, ids, base, out=rows.view(T, k, -1), flags=flags.view(T, k), **self._options)
 
-    def call(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> Call:
+    def call(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> NativeCall:
         """The arguments of the library's call that does so, until the next one is asked for
 
         Whoever calls keeps them and the tensors alive until it is done.
@@ -66,15 +66,15 @@ class Kernels:
         )  # fmt: skip
         return call
 
-    def _made(self, tensors: Sequence[Tensor], base: PackedExperts) -> Call:
-        from ..experts._native_abi import Call, busy
+    def _made(self, tensors: Sequence[Tensor], base: PackedExperts) -> NativeCall:
+        from ..experts._native_abi import NativeCall, busy
 
         x, ids, rows, flags = tensors
         named = {
             "x": x, "topk_ids": ids, "gate_up": base.gate_up, "down": base.down, "gate_up_bias": base.gate_up_bias,
             "down_bias": base.down_bias, **NO_LORA,
         }  # fmt: skip
-        call = Call(named, {**self._options, "layout": base.layout.text})
+        call = NativeCall(named, {**self._options, "layout": base.layout.text})
         call.keep("rows", rows)
         call.keep("flags", flags)
         if self._threads:

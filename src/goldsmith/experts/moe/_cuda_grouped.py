@@ -77,7 +77,7 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     return {name: value.to(tensors[name].dtype) for name, value in found.items()}
 
 
-class Sorted:
+class GroupedRoutes:
     """Routes by expert, without waiting for the card: skipped ones, and those out of range, come last.
 
     order, place   route of each sorted row, sorted row of each route
@@ -124,7 +124,7 @@ class GroupedCall:
         self.tensors, self.options, self.shape = tensors, options, ids.shape
         self.gate_up, self.down = present(tensors, "gate_up"), present(tensors, "down")
         self.experts = len(self.down)
-        self.routes = Sorted(ids, self.experts)
+        self.routes = GroupedRoutes(ids, self.experts)
         self.rows = self.of_routes(flat(self.x))
         weights = present(tensors, "topk_weights").reshape(-1, 1)
         self.weights = weights.to(self.to).index_select(0, self.routes.order)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import _page_pool
 from .._conventions import NAMES, TARGETS, flat
-from .._native_abi import Call
+from .._native_abi import NativeCall
 
 # where the gradient of an input goes; the others' fields are d and the name
 FIELDS = {"topk_weights": "dweights"} | {f"{t}_{ab}": f"{t}.d{ab}" for t in TARGETS for ab in "ab"}
@@ -34,7 +34,7 @@ def float16(tensors: dict) -> str | None:
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
     x = named["x"]
-    call = Call(named, options)
+    call = NativeCall(named, options)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     call.keep("y", flat(y))
     shape = (call.tokens * call.slots, call.intermediate) if options["save"] else (0,)
@@ -51,7 +51,7 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         saved = forward(*(tensors[name] for name in NAMES), **options | {"save": True})
         tensors = tensors | dict(zip("gu", saved[1:], strict=True))
     found: dict[str, Tensor] = {}
-    call = Call(tensors, options)
+    call = NativeCall(tensors, options)
     call.keep("dy", flat(grads["y"]).contiguous())
     for name in "gu":
         call.keep(name, tensors[name])

@@ -13,18 +13,18 @@ from torch import Tensor
 from ...assay.stage import stage
 from .._activations import activate, slopes
 from .._conventions import NAMES, flat
-from .._projections import Call
+from .._projections import ReferenceCall
 
 
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return forward_of(Call("experts.moe", dict(zip(NAMES, tensors, strict=True)), options))
+    return forward_of(ReferenceCall("experts.moe", dict(zip(NAMES, tensors, strict=True)), options))
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    return backward_of(Call("experts.moe", tensors, options), grads, needs)
+    return backward_of(ReferenceCall("experts.moe", tensors, options), grads, needs)
 
 
-def forward_of(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def forward_of(call: ReferenceCall) -> tuple[Tensor, Tensor, Tensor]:
     x, options = call.x, call.options
     g, u = call.gate_and_up()
     h = stage("h", activate(options["activation"], g.to(call.to), u.to(call.to), options["alpha"], options["limit"]))
@@ -33,7 +33,7 @@ def forward_of(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     return (y, g, u) if options["save"] else (y, x.new_empty(0), x.new_empty(0))
 
 
-def backward_of(call: Call, grads: dict, needs: frozenset) -> dict[str, Tensor]:
+def backward_of(call: ReferenceCall, grads: dict, needs: frozenset) -> dict[str, Tensor]:
     tensors, options, routes, to = call.tensors, call.options, call.routes, call.to
     g, u = (tensors["g"], tensors["u"]) if options["save"] else call.gate_and_up()
     how = (options["activation"], g.to(to), u.to(to), options["alpha"], options["limit"])  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._conventions import NAMES, flat
-from .._native_abi import Call
+from .._native_abi import NativeCall
 from ..moe._native import float16
 from ..packed.layout import Layout
 
@@ -24,7 +24,7 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor]:
     named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
     layout = Layout.parse(options["layout"])
     group = layout.group_size or max(layout.hidden_size, layout.intermediate_size)
-    call = Call(named, options | {"int8": group})
+    call = NativeCall(named, options | {"int8": group})
     y = torch.empty_like(named["x"], memory_format=torch.contiguous_format)
     call.keep("y", flat(y))
     call.run("forward", "experts.moe", named["topk_ids"])

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...assay.golden import constants, deciding
 from ...assay.stage import stage
 from .._conventions import NAMES, flat
-from .._projections import Call, present
+from .._projections import ReferenceCall, present
 from ..moe.reference import forward_of
 from ..packed.formats import code_values, scale_values
 from ..packed.layout import Layout, read_expert
@@ -33,7 +33,7 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor]:
     return forward_of(call)[:1]
 
 
-class Int8Call(Call):
+class Int8Call(ReferenceCall):
     """Products with the base in whole numbers."""
 
     def __init__(self, op: str, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any]) -> None:

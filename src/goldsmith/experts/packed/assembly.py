@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -14,14 +14,22 @@ from .inputs import check_partitions
 from .layout import Expert, Layout
 from .memory import allocate, empty_pages, frozen, give_back, nodes_of_machine, spread
 
-if TYPE_CHECKING:
-    from .experts import PackedExperts
-
 Progress = Callable[[int, int | None], None]  # experts done, experts in all if known
 
 _Chunk = tuple[Layout, Tensor, Tensor]
 _CHUNK = 256  # experts at most
 _ALONE = 16  # a cut at a multiple of this many rows fills whole panels
+
+
+class PackedWeights(NamedTuple):
+    """The fields of a PackedExperts, in the order in which its constructor takes them."""
+
+    layout: Layout
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    nodes: tuple[int, ...] = ()
 
 
 def cut(layout: Layout, partitions: int, op: str) -> Layout:
@@ -60,7 +68,7 @@ def assemble(
     nodes: Sequence[int] = (),
     *,
     counted: bool = True,
-) -> PackedExperts:
+) -> PackedWeights:
     """Experts, one at a time, into blobs of `template`'s layout; counted=False: the number of experts is not known."""
     layout = template
     with frozen():
@@ -77,9 +85,7 @@ def assemble(
                 done += 1
                 if progress is not None:
                     progress(done, layout.num_experts)
-    from .experts import PackedExperts
-
-    return PackedExperts._of(layout, gate_up, down, *biases, nodes=nodes)
+    return PackedWeights(layout, gate_up, down, *biases, nodes=tuple(nodes))
 
 
 def _collected(template: Layout, experts: Iterator[Expert], progress: Progress | None) -> tuple[Layout, list[_Chunk]]:

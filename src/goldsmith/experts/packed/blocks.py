@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.shapes import ShapeError, check_choice, check_dtype, check_tensor
-from .experts import PackedExperts
+from .assembly import PackedWeights
 from .formats import FORMATS
 from .inputs import check_count
 from .layout import Layout
@@ -26,7 +26,7 @@ def from_blocks(
     group_size: int | None,
     scale_dtype: torch.dtype | None,
     biases: tuple[Any, Any],
-) -> PackedExperts:
+) -> PackedWeights:
     check_choice(_OP, "format", format, list(FORMATS))
     check_count(_OP, "hidden_size", hidden_size)
     check_count(_OP, "intermediate_size", intermediate_size)
@@ -59,21 +59,20 @@ def from_blocks(
     with frozen():
         blob = blocks.detach().view(-1)
         gate_up_bias, down_bias = (None if bias is None else bias.detach() for bias in biases)
-        return PackedExperts._of(layout, blob, blob, gate_up_bias, down_bias)
+        return PackedWeights(layout, blob, blob, gate_up_bias, down_bias)
 
 
-def block_of(base: PackedExperts, expert: int) -> Tensor:
+def block_of(layout: Layout, gate_up: Tensor, down: Tensor, expert: int) -> Tensor:
     if isinstance(expert, bool) or not isinstance(expert, int):
         raise TypeError(f"PackedExperts.block: expert={expert!r} is of type {type(expert).__name__}, wanted a number")
-    if not 0 <= expert < base.num_experts:
-        raise IndexError(f"PackedExperts.block: expert={expert}, wanted 0..{base.num_experts - 1}")
-    layout = base.layout
+    if not 0 <= expert < layout.num_experts:
+        raise IndexError(f"PackedExperts.block: expert={expert}, wanted 0..{layout.num_experts - 1}")
     if layout.partitions > 1:
         raise ValueError(
             f"PackedExperts.block: this base has {layout.partitions} slices; take base.partition(1), which has one"
         )
     found = []
-    for which, blob in (("gate_up", base.gate_up), ("down", base.down)):
+    for which, blob in (("gate_up", gate_up), ("down", down)):
         (place,) = layout.matrices(which)
         at = place.offset + expert * place.expert_stride
         found.append(blob[at : at + len(place.parts) * place.panels * place.panel_bytes])

@@ -9,8 +9,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from . import blocks as block_storage
+from . import files, loading
 from . import layout as places
-from .assembly import assemble, check_nodes, cut
+from .assembly import PackedWeights, assemble, check_nodes, cut
 from .layout import Layout
 
 
@@ -61,16 +63,15 @@ class PackedExperts:
         it; bytes a multiple of 64. The owner keeps them as they are. Biases [E, 2I] and [E, H] are not copied either
         (they may be views of the blocks). Format, group and scales are those that the experts were packed with.
         """
-        from .blocks import from_blocks
-
         biases = (gate_up_bias, down_bias)
-        return from_blocks(blocks, hidden_size, intermediate_size, format, group_size, scale_dtype, biases)
+        weights = block_storage.from_blocks(
+            blocks, hidden_size, intermediate_size, format, group_size, scale_dtype, biases
+        )
+        return cls._of(*weights)
 
     def block(self, expert: int) -> Tensor:
         """The bytes of one expert, gate, up and down side by side: a row of what `from_blocks` takes (a copy)."""
-        from .blocks import block_of
-
-        return block_of(self, expert)
+        return block_storage.block_of(self.layout, self.gate_up, self.down, expert)
 
     @classmethod
     def _of(
@@ -170,7 +171,7 @@ class PackedExperts:
         if layout == self.layout and chosen == self.nodes:
             return self
         experts = (places.read_expert(self.layout, self.gate_up, self.down, e) for e in range(self.num_experts))
-        return assemble(layout, experts, None, (self.gate_up_bias, self.down_bias), chosen)
+        return self._of(*assemble(layout, experts, None, (self.gate_up_bias, self.down_bias), chosen))
 
     def to(self, device: torch.device | str) -> PackedExperts:
         """The same base on another device; itself if it is there already."""
@@ -200,9 +201,8 @@ class PackedExperts:
         Written beside `path`, then renamed: when it fails (OSError, for example a full disk), what was there stays. A
         folder or a device there is refused (OSError) before anything is written.
         """
-        from .files import save
-
-        save(self, path)
+        weights = PackedWeights(self.layout, self.gate_up, self.down, self.gate_up_bias, self.down_bias, self.nodes)
+        files.save(weights, path)
 
     @classmethod
     def load(
@@ -219,9 +219,7 @@ class PackedExperts:
         a time in memory beside the result. Raises OSError for a file that cannot be read, and ValueError, naming the
         tensor or key, for one that is damaged or not ours (every tensor has a checksum).
         """
-        from .loading import load
-
-        return load(path, partitions, nodes, mmap)
+        return cls._of(*loading.load(path, partitions, nodes, mmap))
 
     # -- immutability -------------------------------------------------------------------------------------------------
 

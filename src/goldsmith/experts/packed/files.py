@@ -25,7 +25,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from .experts import PackedExperts
+from .assembly import PackedWeights
 from .formats import FP8_BLOCK, SCALE_NAMES
 from .layout import Layout, read_expert
 
@@ -47,7 +47,7 @@ DTYPES = {
 
 
 @dataclass
-class Entry:
+class TensorEntry:
     """A tensor of the file: its bytes from `begin`, of which an expert has `each`; `crc` runs over them in order."""
 
     name: str
@@ -70,19 +70,19 @@ class Entry:
         return {"dtype": DTYPES[self.dtype], "shape": list(self.shape), "data_offsets": offsets}
 
 
-def entries_of(layout: Layout, biases: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, Entry]:
+def entries_of(layout: Layout, biases: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, TensorEntry]:
     """Every tensor that a file of this layout holds, one after the other, wide dtypes first so that all are aligned."""
     E, H, I, fmt = layout.num_experts, layout.hidden_size, layout.intermediate_size, layout.kind
-    found = [Entry(name, *bias) for name, bias in biases.items()]
+    found = [TensorEntry(name, *bias) for name, bias in biases.items()]
     for name, rows, inputs in (("gate", I, H), ("up", I, H), ("down", H, I)):
-        found.append(Entry(f"{name}.codes", fmt.codes, (E, rows, inputs // fmt.per_code)))
+        found.append(TensorEntry(f"{name}.codes", fmt.codes, (E, rows, inputs // fmt.per_code)))
         if layout.scale_dtype is None:
             continue
         groups = -(-inputs // (layout.group_size or inputs))
         lines = -(-rows // FP8_BLOCK) if fmt.name == "fp8_block" else rows
-        found.append(Entry(f"{name}.scales", layout.scale_dtype, (E, lines, groups)))
+        found.append(TensorEntry(f"{name}.scales", layout.scale_dtype, (E, lines, groups)))
         if fmt.zeros:
-            found.append(Entry(f"{name}.zeros", torch.uint8, (E, lines, groups)))
+            found.append(TensorEntry(f"{name}.zeros", torch.uint8, (E, lines, groups)))
     found.sort(key=lambda entry: -entry.dtype.itemsize)
     at = 0
     for entry in found:
@@ -111,18 +111,18 @@ def refuse_what_is_no_file(op: str, path: str | os.PathLike[str]) -> None:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def save(base: PackedExperts, path: str | os.PathLike[str]) -> None:
-    """`base` to a file beside `path`, which then takes its place."""
+def save(weights: PackedWeights, path: str | os.PathLike[str]) -> None:
+    """`weights` to a file beside `path`, which then takes its place."""
     refuse_what_is_no_file("PackedExperts.save", path)
-    layout = base.layout
-    biases = {name: getattr(base, name) for name in BIASES if getattr(base, name) is not None}
+    layout = weights.layout
+    biases = {name: getattr(weights, name) for name in BIASES if getattr(weights, name) is not None}
     entries = entries_of(layout, {name: (bias.dtype, tuple(bias.shape)) for name, bias in biases.items()})
     with _told(path, sum(entry.nbytes for entry in entries.values())), replacing(path) as file:
         start = file.write(_header(layout, entries))  # checksums still 0: they take the same room
         for name, bias in biases.items():
             _write(file, start, entries[name], 0, bias)
         for e in range(layout.num_experts):
-            expert = read_expert(layout, base.gate_up, base.down, e)
+            expert = read_expert(layout, weights.gate_up, weights.down, e)
             for matrix in MATRICES:
                 codes = getattr(expert, matrix)
                 for part in ("codes", "scales", "zeros"):
@@ -132,14 +132,14 @@ def save(base: PackedExperts, path: str | os.PathLike[str]) -> None:
         file.write(_header(layout, entries))
 
 
-def _write(file: IO[bytes], start: int, entry: Entry, e: int, tensor: Tensor) -> None:
+def _write(file: IO[bytes], start: int, entry: TensorEntry, e: int, tensor: Tensor) -> None:
     data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
     entry.crc = zlib.crc32(data, entry.crc)
     file.seek(start + entry.begin + e * entry.each)
     file.write(data)
 
 
-def _header(layout: Layout, entries: dict[str, Entry]) -> bytes:
+def _header(layout: Layout, entries: dict[str, TensorEntry]) -> bytes:
     metadata = {
         OURS: VERSION,
         "format": layout.format,

@@ -244,10 +244,10 @@ def _built(
         experts = _following(first, rows, expert)
         del first
         nodes = check_nodes(op, partitions, None)
-        base = assemble(cut(layout, partitions, op), experts, progress, kept, nodes, counted=count is not None)
+        weights = assemble(cut(layout, partitions, op), experts, progress, kept, nodes, counted=count is not None)
     if count is None:
-        check_biases(op, gate_up_bias, down_bias, base.num_experts, hidden, intermediate, interleaved)
-    return base
+        check_biases(op, gate_up_bias, down_bias, weights.layout.num_experts, hidden, intermediate, interleaved)
+    return PackedExperts._of(*weights)
 
 
 def _following(

@@ -34,7 +34,7 @@ _TEXT = re.compile(r"(\w+):(\d+)x(\d+)x(\d+):(\w+):(\w+|-):(\d+(?:,\d+)+)(?::b(\
 
 
 @dataclass(frozen=True)
-class Slice:
+class LayoutSlice:
     """The matrices of one slice in a blob, all experts alike; byte positions.
 
     offset         of the slice in the blob
@@ -151,7 +151,7 @@ class Layout:
 
     # -- places -------------------------------------------------------------------------------------------------------
 
-    def matrices(self, which: str) -> list[Slice]:
+    def matrices(self, which: str) -> list[LayoutSlice]:
         """The slices of the blob "gate_up" or "down", in order."""
         return list(self._slices(which))
 
@@ -169,26 +169,26 @@ class Layout:
         """Bytes of an expert's three matrices."""
         return sum(place.expert_stride for parts in (2, 1) for place in self._laid_out(parts))
 
-    def _slices(self, which: str) -> tuple[Slice, ...]:
+    def _slices(self, which: str) -> tuple[LayoutSlice, ...]:
         if which not in ("gate_up", "down"):
             raise ValueError(f"Layout: there is no blob {which!r}; there are 'gate_up' and 'down'")
         return self._gate_up if which == "gate_up" else self._down
 
     @cached_property
-    def _gate_up(self) -> tuple[Slice, ...]:
+    def _gate_up(self) -> tuple[LayoutSlice, ...]:
         return self._placed(2, 0)
 
     @cached_property
-    def _down(self) -> tuple[Slice, ...]:
+    def _down(self) -> tuple[LayoutSlice, ...]:
         return self._placed(1, sum(place.expert_stride for place in self._laid_out(2)))
 
-    def _placed(self, parts: int, at: int) -> tuple[Slice, ...]:
+    def _placed(self, parts: int, at: int) -> tuple[LayoutSlice, ...]:
         places = self._laid_out(parts)
         if not self.block_bytes:
             return tuple(places)
         return tuple(replace(place, offset=at, expert_stride=self.block_bytes) for place in places)
 
-    def _laid_out(self, parts: int) -> Iterator[Slice]:
+    def _laid_out(self, parts: int) -> Iterator[LayoutSlice]:
         fmt, at = self.kind, 0
         for begin, end in zip(self.cuts, self.cuts[1:]):
             rows, inputs = (end - begin, self.hidden_size) if parts == 2 else (self.hidden_size, end - begin)
@@ -205,7 +205,7 @@ class Layout:
             matrix = panels * panel
             places = tuple(matrix * part for part in range(parts))
             stride = matrix * parts
-            yield Slice(at, stride, places, rows, inputs, panels, tiles, groups, panel, scales_at, zeros_at)
+            yield LayoutSlice(at, stride, places, rows, inputs, panels, tiles, groups, panel, scales_at, zeros_at)
             at += stride * self.num_experts
 
 
@@ -279,7 +279,7 @@ def unpack(layout: Layout, gate_up: Tensor, down: Tensor, dtype: torch.dtype = t
     return both, back
 
 
-def _panels(blob: Tensor, place: Slice, e: int, part: int) -> Tensor:
+def _panels(blob: Tensor, place: LayoutSlice, e: int, part: int) -> Tensor:
     at = place.offset + e * place.expert_stride + place.parts[part]
     return blob[at : at + place.panels * place.panel_bytes].view(place.panels, place.panel_bytes)
 
@@ -314,7 +314,7 @@ def _joined(parts: list[Codes], dim: int, *, scale_is_common: bool = False) -> C
 # -- one matrix -------------------------------------------------------------------------------------------------------
 
 
-def write_matrix(layout: Layout, place: Slice, panels: Tensor, matrix: Codes) -> None:
+def write_matrix(layout: Layout, place: LayoutSlice, panels: Tensor, matrix: Codes) -> None:
     """The panels [panels, panel_bytes] of a matrix, from its codes."""
     fmt, P, T, G = layout.kind, place.panels, place.tiles, place.groups
     codes = matrix.codes.contiguous()
@@ -340,7 +340,7 @@ def write_matrix(layout: Layout, place: Slice, panels: Tensor, matrix: Codes) ->
         packed.copy_(zeros[..., : ROWS // 2] | zeros[..., ROWS // 2 :] << 4)
 
 
-def read_matrix(layout: Layout, place: Slice, panels: Tensor) -> Codes:
+def read_matrix(layout: Layout, place: LayoutSlice, panels: Tensor) -> Codes:
     """The codes of a matrix, from its panels: the inverse of `write_matrix`."""
     fmt, P, T, G = layout.kind, place.panels, place.tiles, place.groups
     tiles = panels[:, : place.scales_at].view(torch.int32).view(P, T, WORDS, ROWS)

@@ -13,9 +13,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from .assembly import assemble, check_nodes, cut
-from .experts import PackedExperts
-from .files import BIASES, CRC, DTYPES, MATRICES, OURS, SIZES, VERSION, Entry, entries_of
+from .assembly import PackedWeights, assemble, check_nodes, cut
+from .files import BIASES, CRC, DTYPES, MATRICES, OURS, SIZES, VERSION, TensorEntry, entries_of
 from .formats import FORMATS, SCALE_NAMES, Codes
 from .inputs import MOST_PARTITIONS
 from .layout import Expert, Layout
@@ -29,7 +28,7 @@ Read = Callable[[int, int], bytearray]  # (begin, size) -> these bytes of the te
 
 def load(
     path: str | os.PathLike[str], partitions: int | None, nodes: Sequence[int] | None, mapped: bool
-) -> PackedExperts:
+) -> PackedWeights:
     """The base in a file."""
     with open(path, "rb") as file, frozen():
         content, start, size = _content(file, path)
@@ -49,17 +48,17 @@ def load(
     return base
 
 
-def _experts(read: Read, layout: Layout, entries: dict[str, Entry]) -> Iterator[Expert]:
+def _experts(read: Read, layout: Layout, entries: dict[str, TensorEntry]) -> Iterator[Expert]:
     for e in range(layout.num_experts):
         yield Expert(*(_codes(read, entries, matrix, e) for matrix in MATRICES))
 
 
-def _codes(read: Read, entries: dict[str, Entry], matrix: str, e: int) -> Codes:
+def _codes(read: Read, entries: dict[str, TensorEntry], matrix: str, e: int) -> Codes:
     parts = [part for part in ("codes", "scales", "zeros") if f"{matrix}.{part}" in entries]
     return Codes(**{part: _tensor(read, entries[f"{matrix}.{part}"], e) for part in parts})
 
 
-def _tensor(read: Read, entry: Entry, e: int | None) -> Tensor:
+def _tensor(read: Read, entry: TensorEntry, e: int | None) -> Tensor:
     """An expert's part of a tensor, or all of it; its bytes go into the checksum."""
     data = read(entry.begin, entry.nbytes) if e is None else read(entry.begin + e * entry.each, entry.each)
     entry.crc = zlib.crc32(data, entry.crc)
@@ -142,7 +141,7 @@ def _layout(metadata: dict[str, Any], path: Any) -> Layout:
     return cut(layout, partitions, _OP)
 
 
-def _entries(layout: Layout, content: dict[str, Any], room: int, path: Any) -> dict[str, Entry]:
+def _entries(layout: Layout, content: dict[str, Any], room: int, path: Any) -> dict[str, TensorEntry]:
     """Where the file has each tensor of the layout: all of them, nothing else, each whole."""
     headers = {name: _header(content, name, path) for name in content if name != "__metadata__"}
     dtypes = {text: dtype for dtype, text in DTYPES.items()}

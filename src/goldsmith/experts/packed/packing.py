@@ -81,10 +81,10 @@ def pack(
         experts = _experts(first, rows, stacks, transposed, interleaved, codes)
         del first
         nodes = check_nodes(_OP, partitions, None)
-        base = assemble(cut(layout, partitions, _OP), experts, progress, biases, nodes, counted=count is not None)
+        weights = assemble(cut(layout, partitions, _OP), experts, progress, biases, nodes, counted=count is not None)
     if count is None:
-        check_biases(_OP, gate_up_bias, down_bias, base.num_experts, hidden, intermediate, interleaved)
-    return base
+        check_biases(_OP, gate_up_bias, down_bias, weights.layout.num_experts, hidden, intermediate, interleaved)
+    return PackedExperts._of(*weights)
 
 
 def _stacks(gate_up: Any, down: Any, transposed: bool, interleaved: bool) -> list[Stack]:

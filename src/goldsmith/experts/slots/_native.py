@@ -1,4 +1,4 @@
-"""experts.slots: how it is fast on a CPU; the kernels of experts.moe before their sum (csrc/experts/vectors/forward.h)."""
+"""experts.slots: how it is fast on a CPU; the kernels of experts.moe before their sum (csrc/experts/vectors)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._conventions import SLOT_NAMES
-from .._native_abi import Call
+from .._native_abi import NativeCall
 from ..moe._native import float16
 
 
@@ -27,7 +27,7 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
 def into(o: Tensor, flags: Tensor | None, *tensors: Tensor | None, **options: Any) -> None:
     """The same, where the caller wants it."""
     named: dict[str, Any] = dict(zip(SLOT_NAMES, tensors, strict=True))
-    call = Call(named, options)
+    call = NativeCall(named, options)
     call.keep("rows", o.view(call.tokens * call.slots, call.hidden))
     if flags is not None:
         call.keep("flags", flags.view(-1))

@@ -10,11 +10,11 @@ from torch import Tensor
 from ...assay.stage import stage
 from .._activations import activate
 from .._conventions import SLOT_NAMES
-from .._projections import Call
+from .._projections import ReferenceCall
 
 
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
-    call = Call("experts.slots", dict(zip(SLOT_NAMES, tensors, strict=True)), options)
+    call = ReferenceCall("experts.slots", dict(zip(SLOT_NAMES, tensors, strict=True)), options)
     g, u = call.gate_and_up()
     h = stage("h", activate(options["activation"], g.to(call.to), u.to(call.to), options["alpha"], options["limit"]))
     o = stage("o", call.outputs("down", h).view(*call.shape, call.x.shape[-1]))
