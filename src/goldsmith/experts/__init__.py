@@ -1,7 +1,7 @@
-"""MoE experts with LoRA over a frozen, also quantised, base: forward and backward.
+"""Mixture-of-experts layers with LoRA over a frozen, optionally quantised base: forward and backward.
 
-The mathematics is in README.md beside this file; each operator is a folder: what it is (op), what it means (reference),
-how it is fast, on what it is tried (cases).
+README.md in this folder has the mathematics. Each operator is a folder with its declaration (op), its reference, its
+backends and its test cases; `packed` holds the formats of quantised weights.
 """
 
 from .lora import LoRA

@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of the family's operators, told at the border."""
+"""Checks of the arguments of the family's operators, with one error message per mistake."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ._conventions import ACTIVATIONS, FACTORS, FLOATS, TARGETS, named, number
 from ._weights import sizes
 from .packed.layout import Layout
 
-WHOLE = ("int8", "int4", "int4_asym")  # formats whose codes are whole numbers
-LONGEST = 2**31 // (127 * 128)  # inputs whose products int32 holds, whatever they are
+WHOLE = ("int8", "int4", "int4_asym")  # formats with integer codes
+LONGEST = 2**31 // (127 * 128)  # most inputs whose sum of products always fits into int32
 _REQUIRED = ("x", "topk_ids", "topk_weights", "gate_up", "down")
 _SHAPES = {
     "x": "*batch hidden",
@@ -27,54 +27,54 @@ _SHAPES = {
 }
 
 
-_RIGHT: set[tuple[Any, ...]] = set()  # what has been found right; the same call again costs 4 us instead of 15
-_MOST = 4096
+_PASSED: set[tuple[Any, ...]] = set()  # signatures that passed: repeating such a call costs 4 us instead of 15
+_MOST_PASSED = 4096
 
 
 def check_moe(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Everything but the values of topk_ids, which a backend reads before it begins."""
+    """Check all arguments except the values of topk_ids, which the backend checks."""
     signature = _signature(op, tensors, options)
-    if signature is None or signature not in _RIGHT:
+    if signature is None or signature not in _PASSED:
         _check_all(op, tensors, options)
         if signature is not None:
-            if len(_RIGHT) >= _MOST:
-                _RIGHT.clear()
-            _RIGHT.add(signature)
+            if len(_PASSED) >= _MOST_PASSED:
+                _PASSED.clear()
+            _PASSED.add(signature)
 
 
 def _signature(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """All that the checks look at; None for arguments of other types than they have when they are right."""
-    found: list[Any] = [op, *tensors, *options]
+    """Everything that the checks read, as a key; None if an argument has an unusual type."""
+    parts: list[Any] = [op, *tensors, *options]
     for tensor in tensors.values():
         if tensor is None:
-            found.append(None)
+            parts.append(None)
         elif type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_nested:
-            found += (tensor.shape, tensor.dtype, tensor.device, tensor.layout)
+            parts += (tensor.shape, tensor.dtype, tensor.device, tensor.layout)
         else:
             return None
     for option in options.values():
         if option is not None and type(option) not in (bool, int, float, str):
             return None
-        found += (type(option), option)
-    return tuple(found)
+        parts += (type(option), option)
+    return tuple(parts)
 
 
 def _check_all(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    given = {name: t for name, t in tensors.items() if t is not None or name in _REQUIRED}
-    for name, tensor in given.items():
+    present = {name: t for name, t in tensors.items() if t is not None or name in _REQUIRED}
+    for name, tensor in present.items():
         check_tensor(op, name, tensor)
-    _check_dtypes(op, given, options)
-    _check_pairs(op, given)
-    check_base(op, given["gate_up"], given["down"], options["layout"])
-    _check_shapes(op, given, options["layout"])
-    check_same_device(op, {name: t for name, t in given.items() if name != "seed"})
-    _check_options(op, given, options)
+    _check_dtypes(op, present, options)
+    _check_pairs(op, present)
+    check_base(op, present["gate_up"], present["down"], options["layout"])
+    _check_shapes(op, present, options["layout"])
+    check_same_device(op, {name: t for name, t in present.items() if name != "seed"})
+    _check_options(op, present, options)
 
 
-def _check_dtypes(op: str, given: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-    x = given["x"]
+def _check_dtypes(op: str, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
+    x = tensors["x"]
     packed = bool(options["layout"])
-    for name, tensor in given.items():
+    for name, tensor in tensors.items():
         if name == "topk_ids":
             check_dtype(op, name, tensor, (torch.int32, torch.int64))
         elif name == "seed":
@@ -87,26 +87,26 @@ def _check_dtypes(op: str, given: Mapping[str, Tensor], options: Mapping[str, An
                 raise TypeError(
                     f"{op}: {name} is float64, but x is {named(x.dtype)}; convert one: x.double() or {name}.float()"
                 )
-    weights = given.get("topk_weights", x).dtype
+    weights = tensors.get("topk_weights", x).dtype
     if weights not in (torch.float32, x.dtype):
         raise TypeError(f"{op}: topk_weights is {named(weights)}, wanted float32 or x's {named(x.dtype)}")
-    if given["gate_up"].dtype != given["down"].dtype:
+    if tensors["gate_up"].dtype != tensors["down"].dtype:
         raise TypeError(
-            f"{op}: down is {named(given['down'].dtype)}, but gate_up is {named(given['gate_up'].dtype)}; convert one: "
-            "down.to(gate_up.dtype)"
+            f"{op}: down is {named(tensors['down'].dtype)}, but gate_up is {named(tensors['gate_up'].dtype)}; convert "
+            "one: down.to(gate_up.dtype)"
         )
 
 
-def _check_pairs(op: str, given: Mapping[str, Tensor]) -> None:
+def _check_pairs(op: str, tensors: Mapping[str, Tensor]) -> None:
     for target in TARGETS:
         a, b = f"{target}_a", f"{target}_b"
-        if (a in given) != (b in given):
-            came, missing = (a, b) if a in given else (b, a)
-            raise ValueError(f"{op}: {came} comes without {missing}; LoRA on {target} needs both, or neither")
+        if (a in tensors) != (b in tensors):
+            came, missing = (a, b) if a in tensors else (b, a)
+            raise ValueError(f"{op}: {came} is given without {missing}; LoRA on {target} needs both or neither")
 
 
 def check_base(op: str, gate_up: Tensor, down: Tensor, layout: str) -> None:
-    """Plain tensors [E, 2I, H] and [E, H, I], or the two blobs that `layout` describes."""
+    """Check plain tensors [E, 2I, H] and [E, H, I], or the two blobs that `layout` describes."""
     if layout:
         packed = Layout.parse(layout)
         for name, blob in (("gate_up", gate_up), ("down", down)):
@@ -126,35 +126,35 @@ def check_base(op: str, gate_up: Tensor, down: Tensor, layout: str) -> None:
     if gate_up.shape[2] != hidden:
         _fail(op, f"gate_up has hidden={gate_up.shape[2]}, but down has hidden={hidden}", wanted)
     if gate_up.shape[1] != 2 * inner:
-        text = f"gate_up has {gate_up.shape[1]} rows, but down has intermediate={inner}: gate and up are {2 * inner}"
+        text = f"gate_up has {gate_up.shape[1]} rows, but down has intermediate={inner}: gate_up needs {2 * inner}"
         _fail(op, text, wanted)
 
 
-def _check_shapes(op: str, given: Mapping[str, Tensor], layout: str) -> None:
-    experts, hidden, inner = sizes(given["gate_up"], given["down"], layout)
-    x, ids = given["x"], given["topk_ids"]
+def _check_shapes(op: str, tensors: Mapping[str, Tensor], layout: str) -> None:
+    experts, hidden, inner = sizes(tensors["gate_up"], tensors["down"], layout)
+    x, ids = tensors["x"], tensors["topk_ids"]
 
-    def fail(what: str) -> None:
-        silent = ("seed", *(("gate_up", "down") if layout else ()))
-        _fail(op, what, {n: (t, _pattern(n)) for n, t in given.items() if n not in silent})
+    def fail(problem: str) -> None:
+        omitted = ("seed", *(("gate_up", "down") if layout else ()))
+        _fail(op, problem, {n: (t, _pattern(n)) for n, t in tensors.items() if n not in omitted})
 
     if x.dim() == 0 or x.shape[-1] != hidden:
         fail(f"x has hidden={x.shape[-1] if x.dim() else None}, but the base has hidden={hidden}")
     if ids.dim() == 0 or ids.shape[:-1] != x.shape[:-1]:
         fail("topk_ids and x need the same leading dimensions")
-    if given.get("topk_weights", ids).shape != ids.shape:
+    if tensors.get("topk_weights", ids).shape != ids.shape:
         fail("topk_weights and topk_ids need the same shape")
     for name, width in (("gate_up_bias", 2 * inner), ("down_bias", hidden)):
-        if name in given and given[name].shape != (experts, width):
+        if name in tensors and tensors[name].shape != (experts, width):
             fail(f"{name} is not [{experts}, {width}], one row for each expert of the base")
     for name in FACTORS:
-        if name in given:
-            _check_factor(name, given, experts, hidden, inner, fail)
+        if name in tensors:
+            _check_factor(name, tensors, experts, hidden, inner, fail)
 
 
-def _check_factor(name: str, given: Mapping[str, Tensor], experts: int, hidden: int, inner: int, fail: Any) -> None:
+def _check_factor(name: str, tensors: Mapping[str, Tensor], experts: int, hidden: int, inner: int, fail: Any) -> None:
     target, which = name.split("_")
-    tensor = given[name]
+    tensor = tensors[name]
     out, width = (hidden, inner) if target == "down" else (inner, hidden)
     if tensor.dim() != 3:
         fail(f"{name} has {tensor.dim()} dimensions, wanted 3")
@@ -166,8 +166,8 @@ def _check_factor(name: str, given: Mapping[str, Tensor], experts: int, hidden: 
         return
     if tensor.shape[1] != out:
         fail(f"{name} gives {tensor.shape[1]} outputs, but {target} of the base gives {out}")
-    if tensor.shape[2] != given[f"{target}_a"].shape[1]:
-        fail(f"{name} has rank={tensor.shape[2]}, but {target}_a has rank={given[f'{target}_a'].shape[1]}")
+    if tensor.shape[2] != tensors[f"{target}_a"].shape[1]:
+        fail(f"{name} has rank={tensor.shape[2]}, but {target}_a has rank={tensors[f'{target}_a'].shape[1]}")
 
 
 def _pattern(name: str) -> str:
@@ -178,22 +178,22 @@ def _pattern(name: str) -> str:
     return f"experts rank {width}" if which == "a" else f"experts {out} rank"
 
 
-def _fail(op: str, what: str, arguments: Mapping[str, tuple[Tensor, str]]) -> None:
+def _fail(op: str, problem: str, arguments: Mapping[str, tuple[Tensor, str]]) -> None:
     shapes = {name: f"{list(t.shape)}," for name, (t, _) in arguments.items()}
     first, second = max(map(len, shapes)) + 1, max(map(len, shapes.values()))
     lines = [
         f"  {name + ':':{first}} {shapes[name]:{second}} expected [{', '.join(pattern.split())}]"
         for name, (_, pattern) in arguments.items()
     ]
-    raise ShapeError("\n".join([f"{op}: {what}", *lines]))
+    raise ShapeError("\n".join([f"{op}: {problem}", *lines]))
 
 
-def _check_options(op: str, given: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
+def _check_options(op: str, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
     check_activation(op, options["activation"], options["limit"])
     dropout = options.get("dropout", 0.0)
     if not 0 <= dropout < 1:
         raise ValueError(f"{op}: dropout={dropout!r}, wanted a probability of at least 0 and below 1")
-    if dropout and ("seed" not in given or given["seed"].numel() != 1):
+    if dropout and ("seed" not in tensors or tensors["seed"].numel() != 1):
         raise ValueError(f"{op}: dropout={dropout!r} needs a seed of one number")
 
 
@@ -204,17 +204,17 @@ def check_activation(op: str, activation: Any, limit: Any) -> None:
 
 
 def check_int8(op: str, layout: str) -> None:
-    """Whether products of whole numbers can be taken with this base."""
+    """Raise ValueError unless this base supports integer products (compute='int8')."""
     packed = Layout.parse(layout) if layout else None
     if packed is None or packed.format not in WHOLE:
         kind = packed.format if packed else "plain tensors"
         raise ValueError(
             f"{op}: compute='int8' needs a base packed as {', '.join(WHOLE[:-1])} or {WHOLE[-1]}, not {kind}; pack it "
-            "so, or use compute='float'"
+            "in one of these formats, or use compute='float'"
         )
     group = packed.group_size or max(packed.hidden_size, packed.intermediate_size)
     if group > LONGEST:
         raise ValueError(
-            f"{op}: compute='int8' adds up a group in int32, which holds {LONGEST} inputs, not {group}; pack the base "
-            "with a group_size, or use compute='float'"
+            f"{op}: compute='int8' sums a group in int32, which is safe for {LONGEST} inputs, not {group}; pack the "
+            "base with a group_size, or use compute='float'"
         )

@@ -1,4 +1,4 @@
-"""What the family's operators check and name alike."""
+"""Names, dtypes and number checks that all operators of the family share."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")
-TARGETS = ("gate", "up", "down")  # the three projections; a dropout mask is drawn by this number
-# the stages of a projection: W v, A, B, m * v, A (m * v), B of that; W^T d, B^T d, A^T of that
+TARGETS = ("gate", "up", "down")  # the three projections; dropout masks use the index
+# the stages of a projection: W v, A, B, m * v, A (m * v), B A (m * v); W^T d, B^T d, A^T B^T d
 PARTS = ("product", "a_read", "b_read", "masked", "low", "lora", "back", "high", "lora_back")
 COMPUTE = ("float", "int8")
-# the inputs of experts.moe, in order
+# the tensor inputs of experts.moe, in order
 BASE = ("gate_up", "down", "gate_up_bias", "down_bias")
 FACTORS = ("gate_a", "gate_b", "up_a", "up_b", "down_a", "down_b")
 NAMES = ("x", "topk_ids", "topk_weights", *BASE, *FACTORS, "seed")
-SLOT_NAMES = ("x", "topk_ids", *BASE, *FACTORS)  # those of experts.slots
+SLOT_NAMES = ("x", "topk_ids", *BASE, *FACTORS)  # the tensor inputs of experts.slots, in order
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums: float32, or float64 when x is float64."""
+    """The dtype of sums: float64 if x is float64, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -31,7 +31,7 @@ def named(dtype: torch.dtype) -> str:
 
 
 def flat(t: Tensor) -> Tensor:
-    """[rows, size] of [..., size]."""
+    """[..., size] -> [rows, size]."""
     return t if t.dim() == 2 else t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
 
 
@@ -42,15 +42,18 @@ def number(op: str, name: str, value: Any) -> float:
 
 
 def finite(op: str, name: str, value: Any) -> float:
-    """A number that is neither NaN nor infinite; compared, not asked, so that torch.compile may have it as a symbol."""
-    found = number(op, name, value)
-    if not -math.inf < found < math.inf:
+    """`value` as a float; raises ValueError for NaN and infinity.
+
+    Uses comparisons instead of math.isfinite, so that torch.compile can keep the value symbolic.
+    """
+    result = number(op, name, value)
+    if not -math.inf < result < math.inf:
         raise ValueError(f"{op}: {name}={value!r}, wanted a finite number")
-    return found
+    return result
 
 
 def check_count(op: str, name: str, value: Any) -> int:
-    """A whole number of at least 1; True is none."""
+    """`value` as an int of at least 1; raises TypeError for other types, bool among them."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a whole number")
     if value < 1:

@@ -1,4 +1,4 @@
-"""The structures of csrc/experts/abi.h, filled from an operator's tensors."""
+"""The structures of csrc/experts/abi.h in ctypes, and NativeCall, which fills them from an operator's tensors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class MoeArgs(Structure):
     _fields_ = _SCALARS + _TENSORS
 
 
-# The scalars are written at once, a tensor's view at its place: field by field a call would take 60 us more.
+# One pack_into writes all scalars, and each tensor view goes to its offset: setting field by field took 60 us more.
 _HEAD = struct.Struct("".join("P" if kind is POINTER(SliceStruct) else kind._type_ for _, kind in _SCALARS))
 _SCALE = struct.Struct("d")
 _PLACES = {name: getattr(MoeArgs, name).offset for name, kind in _TENSORS} | {
@@ -77,12 +77,12 @@ _PLACES = {name: getattr(MoeArgs, name).offset for name, kind in _TENSORS} | {
 
 
 class NativeCall:
-    """One call of the library: its arguments, and every tensor that they point at, for as long as it takes."""
+    """One call of the library: its arguments, and references to all tensors that they point to."""
 
     __slots__ = ("_alive", "args", "hidden", "intermediate", "slots", "tokens")
 
     def __init__(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        """The inputs' part; what is to be written, and what else is to be read, is added by `keep`."""
+        """Fill in the inputs and options; `keep` adds outputs and further inputs."""
         self._alive: list[Any] = []
         self.args = args = MoeArgs()
         ids = self.keep("ids", flat(tensors["topk_ids"]))
@@ -117,11 +117,11 @@ class NativeCall:
         return tensor
 
     def run(self, which: str, op: str, topk_ids: Tensor) -> None:
-        """gs_moe_forward or gs_moe_backward; raises what went wrong, a bad id with its place in topk_ids as given."""
+        """Run gs_moe_forward or gs_moe_backward; the error for a bad id gives its index in `topk_ids`."""
         try:
             check(getattr(library(), f"gs_moe_{which}")(byref(self.args)))
         except ValueError:
-            check_ids(op, topk_ids, self.args.experts)  # the library has flattened the leading dimensions
+            check_ids(op, topk_ids, self.args.experts)  # the library only knows flattened leading dimensions
             raise
 
     def _base(self, tensors: Mapping[str, Any], layout: str) -> tuple[Any, tuple[int, int, int, int]]:
@@ -133,14 +133,14 @@ class NativeCall:
 
 
 def busy(weights: int, flop: int) -> int:
-    """How many threads have enough to do: to wake one takes as long as 0.5 MB of weights or 8 MFLOP of products."""
+    """How many threads have enough work: waking one takes as long as reading 0.5 MB of weights or 8 MFLOP."""
     return 1 + max(weights >> 19, flop >> 23)
 
 
-# A base stays where it is from call to call: its slices are worked out once. They hold addresses and no tensors.
+# The slices of a base are cached, because its address is the same in every call. They hold addresses, not tensors.
 @lru_cache(maxsize=1024)
 def _packed_base(text: str, gate_up: int, down: int) -> tuple[Any, tuple[int, int, int, int]]:
-    """The slices of a packed base whose blobs lie there, and (hidden, intermediate, experts, bytes of an expert)."""
+    """The slices of a packed base with blobs at these addresses, and (hidden, intermediate, experts, expert bytes)."""
     layout = Layout.parse(text)
     cut = [
         SliceStruct(
@@ -161,7 +161,7 @@ def _packed_base(text: str, gate_up: int, down: int) -> tuple[Any, tuple[int, in
 
 @lru_cache(maxsize=1024)
 def _plain_base(gate_up: tuple[Any, ...], down: tuple[Any, ...]) -> tuple[Any, tuple[int, int, int, int]]:
-    """The same of plain tensors: address, dtype, shape and strides of each."""
+    """The same for plain tensors, each described by (address, dtype, shape, strides)."""
     experts, hidden, inner = down[2]
     whole = SliceStruct(gate=_plain(gate_up, 0, inner), up=_plain(gate_up, inner, inner), down=_plain(down, 0, hidden))
     whole.end = inner

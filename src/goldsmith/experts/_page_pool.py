@@ -1,9 +1,9 @@
-"""Large memory that a layer saves for its backward, used again by later calls.
+"""A pool of pages for large tensors that a layer saves for its backward; later calls reuse them.
 
-Beyond 32 MiB the C library takes fresh pages from the system for every tensor and gives them back with it. To fault
-them in anew took 5 of 36 ms of a forward of 2,048 tokens (DeepSeek-V2-Lite's layer, 16 cores of an H100's host,
-2026-11-24). What is idle here is lent to the system: it takes it when it runs short, and writing it again costs
-nothing until then.
+Above 32 MiB the C library gets new pages from the system for each tensor and returns them with it. Faulting them in
+again took 5 of 36 ms of a forward of 2,048 tokens (DeepSeek-V2-Lite's layer, 16 cores of an H100's host, 2026-11-24).
+Idle pages are lent to the system with MADV_FREE: it takes them when it runs short of memory, and until then writing
+them costs nothing.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from torch import Tensor
 
 from .packed.memory import HUGE, map_pages
 
-LEAST = 32 << 20  # bytes: the most that glibc keeps by itself (DEFAULT_MMAP_THRESHOLD_MAX)
-_PURPOSE = "what the backward needs", "fewer tokens at a time, or activation checkpointing, need less"
-_WASTE = 4  # a block may be larger than what is asked for by a quarter
+LEAST = 32 << 20  # bytes: glibc itself keeps smaller blocks (DEFAULT_MMAP_THRESHOLD_MAX)
+_PURPOSE = "the backward's saved tensors", "use fewer tokens at a time, or activation checkpointing"
+_WASTE = 4  # a block may be larger than the request by 1/4
 
 
 class PagePool:
-    """Blocks of whole pages: what is idle and in use together is never more than has been in use at once.
+    """Blocks of whole pages; idle and used blocks together never exceed the most that was in use at once.
 
-    No lock, for what drops a tensor may be any thread at any time, this one in the middle of `empty` included: what
-    is shared changes in single steps of a dict and a list.
+    There is no lock, because any thread can drop a tensor at any time, even this one in the middle of `empty`. Shared
+    state changes only in atomic steps of a dict and a list.
     """
 
     def __init__(self) -> None:
-        self.idle: list[mmap.mmap] = []  # the one given back first is first
-        self.used: dict[int, int] = {}  # the sizes of the others
-        self.most = 0  # bytes in use at once
+        self.idle: list[mmap.mmap] = []  # oldest first
+        self.used: dict[int, int] = {}  # id -> bytes of the blocks in use
+        self.most = 0  # most bytes in use at once
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor, contiguous; its block comes back when nothing refers to it any more."""
+        """A contiguous uninitialised tensor; its block returns to the pool when nothing refers to it any more."""
         count = math.prod(shape)
         size = count * dtype.itemsize
         pages = self._fitting(size) or map_pages(-(-size // HUGE) * HUGE, *_PURPOSE)
@@ -52,7 +52,7 @@ class PagePool:
                 try:
                     self.idle.remove(pages)
                 except ValueError:
-                    continue  # another thread was quicker
+                    continue  # another thread has taken it
                 return pages
         return None
 
@@ -68,14 +68,14 @@ class PagePool:
             try:
                 self.idle.pop(0)
             except IndexError:
-                return  # another thread was quicker
+                return  # another thread has emptied the list
 
 
 _pool = PagePool()
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An uninitialised tensor on the CPU; a large one in memory that was used before."""
+    """An uninitialised tensor on the CPU; large ones come from the pool."""
     if math.prod(shape) * dtype.itemsize < LEAST or not hasattr(mmap, "MADV_FREE"):
         return torch.empty(shape, dtype=dtype, device="cpu")
     return _pool.empty(shape, dtype)

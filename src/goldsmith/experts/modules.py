@@ -1,4 +1,4 @@
-"""The experts of a layer as a module."""
+"""Experts: the experts of a layer as a module."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .moe.op import MOE, moe
 
 
 class Experts(nn.Module):
-    """y = sum_j weights[j] * expert[ids[j]](x): `experts.moe` over a frozen base, with LoRA that is trained
+    """y = sum_j weights[j] * expert[ids[j]](x): `experts.moe` over a frozen base, with trainable LoRA
 
-    base is a PackedExperts or the plain tensors that `experts.moe` takes; activation, alpha, limit and backend are
-    those of `experts.moe`. The state dict, `parameters()`, `.to()` and `deepcopy` see the LoRA alone: the base is not
-    copied, moved or converted. To train a plain base too, call `experts.moe` with parameters of a module of your own.
+    base is a PackedExperts or the plain tensors of `experts.moe`; activation, alpha, limit and backend are those of
+    `experts.moe`. The state dict, `parameters()`, `.to()` and `deepcopy` include only the LoRA: the base is not
+    copied, moved or converted. To train a plain base too, call `experts.moe` with the parameters of your own module.
 
-    Raises TypeError and ValueError when LoRA and base do not fit.
+    Raises TypeError and ValueError if the sizes of LoRA and base differ.
     """
 
     lora: LoRA | None
@@ -58,7 +58,7 @@ class Experts(nn.Module):
 
     @property
     def base(self) -> Base:
-        """The very base that was given."""
+        """The base that was passed to the constructor (the same object)."""
         return self._base.value
 
     def forward(self, hidden_states: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Experts(nn.Module):
 
 
 class _SharedBase:
-    """A base beside a module's parameters: copies of the module share it."""
+    """Holds a base outside a module's parameters; deep copies of the module share it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -83,4 +83,4 @@ class _SharedBase:
         return self
 
 
-_Held = _SharedBase  # its name in modules that version 0.1 pickled whole
+_Held = _SharedBase  # whole modules that version 0.1 pickled refer to this name

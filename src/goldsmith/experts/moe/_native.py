@@ -1,8 +1,8 @@
-"""experts.moe: how it is fast on a CPU (csrc/experts).
+"""experts.moe on a CPU, by the native library (csrc/experts).
 
-Forward: 6 H I FLOP a route; every active expert's 3 H I weights are read once. Backward: the same again for dx. Sums in
-float32, each by one worker in one order: the bits hang on no number of threads. Tensors are read and written through
-their strides where they lie; the base is never copied.
+Forward: 6 H I FLOP per route, and one read of the 3 H I weights of each active expert. Backward: the same again for dx.
+One worker computes each float32 sum in a fixed order, so the bits do not depend on the number of threads. Tensors are
+read and written in place through their strides; the base is never copied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .. import _page_pool
 from .._conventions import NAMES, TARGETS, flat
 from .._native_abi import NativeCall
 
-# where the gradient of an input goes; the others' fields are d and the name
+# fields for the results of inputs; the field of any other input is "d" + its name
 FIELDS = {"topk_weights": "dweights"} | {f"{t}_{ab}": f"{t}.d{ab}" for t in TARGETS for ab in "ab"}
 
 
@@ -27,7 +27,7 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 def float16(tensors: dict) -> str | None:
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype == torch.float16:
-            return f"{name} is float16, which only the reference and a GPU take; float32 and bfloat16 run here"
+            return f"{name} is float16, which only the reference and GPUs support; float32 and bfloat16 run here"
     return None
 
 
@@ -50,13 +50,13 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     if not options["save"]:
         saved = forward(*(tensors[name] for name in NAMES), **options | {"save": True})
         tensors = tensors | dict(zip("gu", saved[1:], strict=True))
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
     call = NativeCall(tensors, options)
     call.keep("dy", flat(grads["y"]).contiguous())
     for name in "gu":
         call.keep(name, tensors[name])
     for name in needs:
-        found[name] = torch.empty_like(tensors[name], memory_format=torch.contiguous_format)
-        call.keep(FIELDS.get(name, f"d{name}"), flat(found[name]) if name in ("x", "topk_weights") else found[name])
+        results[name] = torch.empty_like(tensors[name], memory_format=torch.contiguous_format)
+        call.keep(FIELDS.get(name, f"d{name}"), flat(results[name]) if name in ("x", "topk_weights") else results[name])
     call.run("backward", "experts.moe", tensors["topk_ids"])
-    return found
+    return results

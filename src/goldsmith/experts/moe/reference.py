@@ -1,4 +1,4 @@
-"""experts.moe: what it means. A loop over the experts; the mathematics is in the family's README.
+"""experts.moe: reference, a loop over the experts in plain torch; the family's README has the mathematics.
 
 T tokens, k slots, P = T k routes (route t k + j is slot j of token t), E experts, H hidden, I inner.
 """
@@ -36,25 +36,25 @@ def forward_of(call: ReferenceCall) -> tuple[Tensor, Tensor, Tensor]:
 def backward_of(call: ReferenceCall, grads: dict, needs: frozenset) -> dict[str, Tensor]:
     tensors, options, routes, to = call.tensors, call.options, call.routes, call.to
     g, u = (tensors["g"], tensors["u"]) if options["save"] else call.gate_and_up()
-    how = (options["activation"], g.to(to), u.to(to), options["alpha"], options["limit"])  # type: ignore[union-attr]
-    h = stage("h", activate(*how))
-    dy = flat(grads["y"]).to(to).index_select(0, call.tokens)  # [P, H], of each route
+    arguments = (options["activation"], g.to(to), u.to(to), options["alpha"], options["limit"])  # type: ignore[union-attr]
+    h = stage("h", activate(*arguments))
+    dy = flat(grads["y"]).to(to).index_select(0, call.tokens)  # [P, H], one row per route
     q = stage("q", call.weights.unsqueeze(-1) * dy)
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     if needs - {"down", "down_bias", "down_a", "down_b"}:
-        v = stage("v", call.inputs("down", dy))  # before it is weighed: a weight of 0 has a gradient, too
+        v = stage("v", call.inputs("down", dy))  # before multiplying by w: a weight of 0 has a gradient, too
         if "topk_weights" in needs:
             dw, bias = (v * h).sum(-1), call.bias("down")
             if bias is not None:
                 dw = dw + (dy * bias.to(to).index_select(0, call.expert)).sum(-1)
-            found["topk_weights"] = routes.kept(dw).view(call.shape)
+            gradients["topk_weights"] = routes.kept(dw).view(call.shape)
         dh = stage("dh", call.weights.unsqueeze(-1) * v)
-        to_g, to_u = slopes(*how)
+        to_g, to_u = slopes(*arguments)
         dg, du = stage("dg", to_g(dh)), stage("du", to_u(dh))
         if "x" in needs:
-            found["x"] = routes.sum_slots(call.inputs("gate", dg) + call.inputs("up", du)).view(call.x.shape)
-        found |= call.of_factors("gate", dg, call.rows, needs) | call.of_factors("up", du, call.rows, needs)
+            gradients["x"] = routes.sum_slots(call.inputs("gate", dg) + call.inputs("up", du)).view(call.x.shape)
+        gradients |= call.of_factors("gate", dg, call.rows, needs) | call.of_factors("up", du, call.rows, needs)
         if needs & {"gate_up", "gate_up_bias"}:
-            found |= call.of_base("gate_up", torch.cat([dg, du], -1), call.rows, needs)
-    found |= call.of_factors("down", q, h, needs) | call.of_base("down", q, h, needs)
-    return {name: stage(f"d{name}", value.to(tensors[name].dtype)) for name, value in found.items()}  # type: ignore[union-attr]
+            gradients |= call.of_base("gate_up", torch.cat([dg, du], -1), call.rows, needs)
+    gradients |= call.of_factors("down", q, h, needs) | call.of_base("down", q, h, needs)
+    return {name: stage(f"d{name}", value.to(tensors[name].dtype)) for name, value in gradients.items()}  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
-"""experts.moe_int8: how it is fast on a CPU: VNNI and AMX have instructions for it (csrc/experts/int8).
+"""experts.moe_int8 on a CPU, with the integer instructions of VNNI and AMX (csrc/experts/int8).
 
-Every level has the same sums of whole numbers, without rounding. x is rounded once a token and h once a route.
+All instruction sets compute the same integer sums, without rounding. x is rounded once per token and h once per route.
 """
 
 from __future__ import annotations

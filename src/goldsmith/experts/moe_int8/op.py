@@ -1,4 +1,4 @@
-"""experts.moe_int8: what it is: `experts.moe` with compute="int8", an operator of its own since it has no gradient."""
+"""experts.moe_int8: declaration of the operator behind compute="int8"; separate because it has no gradient."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOE_INT8 = Op(
         for target in TARGETS
         for part in ("codes", "code_scales", "product", "a_read", "b_read", "masked", "low", "lora")
     ),
-    summary="experts.moe with products of whole numbers; inference",
+    summary="experts.moe with integer products; inference",
     internal=True,
 )
 

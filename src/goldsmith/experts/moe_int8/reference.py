@@ -1,11 +1,11 @@
-"""experts.moe_int8: what it means. experts.moe, but W v is a sum of products of whole numbers.
+"""experts.moe_int8: reference. It is experts.moe, except that W v is a sum of integer products.
 
-Of a row v and a group of inputs that share a scale of W (the whole row where W has one for each row):
+For a row v and a group of inputs that share a scale of W (the whole row if W has one scale per row):
 
     scale = amax / 127,  code = nearest(v / scale), ties to even       scale 0: codes 0; NaN or Inf in v: scale NaN
     W v   = sum over groups of (sum_k code[k] * code of W[n, k]) * scale of W[n] * scale
 
-A code of int4_asym is what its zero has been taken off. Codes of x are decided in float32, those of h as h comes.
+A code of int4_asym is the code minus its zero. Codes of x are decided in float32, codes of h in the dtype of h.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor]:
 
 
 class Int8Call(ReferenceCall):
-    """Products with the base in whole numbers."""
+    """A reference call whose base products use integers."""
 
     def __init__(self, op: str, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any]) -> None:
         super().__init__(op, tensors, options)
         self.layout = Layout.parse(options["layout"])
-        # bytes that may lie apart, and are read as words
+        # the caller's bytes may be strided, but are read as words
         self.gate_up = present(tensors, "gate_up").clone(memory_format=torch.contiguous_format)
         self.down = present(tensors, "down").clone(memory_format=torch.contiguous_format)
 
@@ -71,7 +71,7 @@ class Int8Call(ReferenceCall):
 
 
 def rounded(rows: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Codes [rows, groups, inputs of a group] and scales [rows, groups] of rows [rows, inputs], in their own dtype."""
+    """(codes [rows, groups, inputs of a group], scales [rows, groups]) of rows [rows, inputs], in the dtype of rows."""
     grouped = rows.view(len(rows), rows.shape[-1] // group, group)
     amax = grouped.abs().amax(-1)
     finite = amax.isfinite()

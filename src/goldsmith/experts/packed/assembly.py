@@ -1,4 +1,4 @@
-"""Experts into blobs: a layer's packed weights, put together one expert at a time."""
+"""Assembly of a layer's packed weights: experts are written into blobs one at a time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .inputs import check_partitions
 from .layout import Expert, Layout
 from .memory import allocate, empty_pages, frozen, give_back, nodes_of_machine, spread
 
-Progress = Callable[[int, int | None], None]  # experts done, experts in all if known
+Progress = Callable[[int, int | None], None]  # (experts done, number of experts or None)
 
 _Chunk = tuple[Layout, Tensor, Tensor]
-_CHUNK = 256  # experts at most
-_ALONE = 16  # a cut at a multiple of this many rows fills whole panels
+_CHUNK = 256  # most experts of a chunk
+_ALONE = 16  # cuts at multiples of this many rows fill whole panels
 
 
 class PackedWeights(NamedTuple):
@@ -33,7 +33,7 @@ class PackedWeights(NamedTuple):
 
 
 def cut(layout: Layout, partitions: int, op: str) -> Layout:
-    """The layout in `partitions` slices."""
+    """The layout with the intermediate size cut into `partitions` slices."""
     check_partitions(op, partitions)
     step = layout.step
     if step == 1 and layout.intermediate_size >= _ALONE * partitions:
@@ -42,7 +42,7 @@ def cut(layout: Layout, partitions: int, op: str) -> Layout:
 
 
 def check_nodes(op: str, partitions: int, nodes: Sequence[int] | None) -> tuple[int, ...]:
-    """A node for each slice; none for a single slice that nobody placed."""
+    """The NUMA node of each slice; empty for a single slice without a chosen node."""
     if nodes is None:
         return spread(partitions) if partitions > 1 else ()
     if not isinstance(nodes, Sequence) or isinstance(nodes, (str, bytes)):
@@ -69,27 +69,32 @@ def assemble(
     *,
     counted: bool = True,
 ) -> PackedWeights:
-    """Experts, one at a time, into blobs of `template`'s layout; counted=False: the number of experts is not known."""
+    """Write experts, one at a time, into new blobs of `template`'s layout.
+
+    counted=False: the number of experts is unknown until the iterable ends.
+    """
     layout = template
     with frozen():
         if not counted:
-            layout, filled = _collected(template, iter(experts), progress)
+            layout, chunks = _collect_chunks(template, iter(experts), progress)
         gate_up, down = (allocate(layout, which, nodes) for which in ("gate_up", "down"))
         if not counted:
-            _poured(layout, filled, gate_up, down)
+            _copy_chunks(layout, chunks, gate_up, down)
         else:
             done = 0
             for expert in experts:
                 places.write_expert(layout, gate_up, down, done, expert)
-                del expert  # before the next one is made
+                del expert  # free it before the next one is made
                 done += 1
                 if progress is not None:
                     progress(done, layout.num_experts)
     return PackedWeights(layout, gate_up, down, *biases, nodes=tuple(nodes))
 
 
-def _collected(template: Layout, experts: Iterator[Expert], progress: Progress | None) -> tuple[Layout, list[_Chunk]]:
-    """Experts whose number nobody knows, in chunks that double: few objects, whose unwritten pages cost nothing."""
+def _collect_chunks(
+    template: Layout, experts: Iterator[Expert], progress: Progress | None
+) -> tuple[Layout, list[_Chunk]]:
+    """Collect an unknown number of experts in chunks of doubling size; pages that are never written cost nothing."""
     chunks: list[_Chunk] = []
     done = room = 0
     for expert in experts:
@@ -106,8 +111,8 @@ def _collected(template: Layout, experts: Iterator[Expert], progress: Progress |
     return replace(template, num_experts=done), chunks
 
 
-def _poured(layout: Layout, chunks: list[_Chunk], gate_up: Tensor, down: Tensor) -> None:
-    """Chunks into the blobs, an expert at a time; what was copied goes back to the system at once."""
+def _copy_chunks(layout: Layout, chunks: list[_Chunk], gate_up: Tensor, down: Tensor) -> None:
+    """Copy chunks into the blobs, an expert at a time, and return each copied page to the system at once."""
     done = 0
     while chunks:
         chunk, *sources = chunks.pop(0)

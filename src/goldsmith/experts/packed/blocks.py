@@ -1,4 +1,4 @@
-"""A base whose experts lie where somebody else put them, each with its three matrices side by side."""
+"""A base over blocks that the caller owns: each block holds one expert's three matrices side by side."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def from_blocks(
     if blocks.dim() != 2 or blocks.shape[0] < 1 or blocks.shape[1] < least or blocks.shape[1] % 64:
         raise ShapeError(
             f"{_OP}: blocks is {list(blocks.shape)}, wanted [E, bytes], bytes a multiple of 64 of at least {least}, "
-            f"which an expert takes in {format} with hidden_size={hidden_size}, intermediate_size={intermediate_size}"
+            f"the size of an expert in {format} with hidden_size={hidden_size}, intermediate_size={intermediate_size}"
         )
     if not blocks.is_contiguous():
-        raise ValueError(f"{_OP}: blocks is not contiguous; give it with what lies between the experts")
+        raise ValueError(f"{_OP}: blocks is not contiguous; pass the whole tensor, with the bytes between the experts")
     experts, block = blocks.shape
     layout = Layout(format, experts, hidden_size, intermediate_size, group, scales, one.cuts, block)
     for name, bias, width in (
@@ -69,11 +69,11 @@ def block_of(layout: Layout, gate_up: Tensor, down: Tensor, expert: int) -> Tens
         raise IndexError(f"PackedExperts.block: expert={expert}, wanted 0..{layout.num_experts - 1}")
     if layout.partitions > 1:
         raise ValueError(
-            f"PackedExperts.block: this base has {layout.partitions} slices; take base.partition(1), which has one"
+            f"PackedExperts.block: this base has {layout.partitions} slices; use base.partition(1), which has one"
         )
-    found = []
+    matrices = []
     for which, blob in (("gate_up", gate_up), ("down", down)):
         (place,) = layout.matrices(which)
         at = place.offset + expert * place.expert_stride
-        found.append(blob[at : at + len(place.parts) * place.panels * place.panel_bytes])
-    return torch.cat(found)
+        matrices.append(blob[at : at + len(place.parts) * place.panels * place.panel_bytes])
+    return torch.cat(matrices)

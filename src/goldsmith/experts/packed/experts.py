@@ -1,4 +1,4 @@
-"""PackedExperts: the frozen weights of a layer's experts, packed once and never copied."""
+"""PackedExperts: the frozen weights of a layer's experts, packed once and never changed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .layout import Layout
 class PackedExperts:
     """w = value(code) * scale, by expert: gate_up [E, 2I, H] (gate first) and down [E, H, I], in one packed copy
 
-    Made by `experts.pack`, by the importers (`from_k2`, `from_awq`, `from_fp8_block`, `from_mxfp4`), by `load`, or of
-    bytes that are there already (`from_blocks`); what
-    `experts.moe` takes as its base. It cannot be changed: `copy.deepcopy` gives the same object, and pickle, `save`
-    and `partition` keep every bit. Not a parameter: it receives no gradient and is in no state dict.
+    The base of `experts.moe`. Create it with `experts.pack`, an importer (`from_k2`, `from_awq`, `from_fp8_block`,
+    `from_mxfp4`), `load`, or `from_blocks` for bytes that already exist. It is immutable: `copy.deepcopy` returns the
+    same object, and pickle, `save` and `partition` keep every bit. It is not a parameter: it receives no gradient and
+    appears in no state dict.
 
     num_experts, hidden_size, intermediate_size    E, H, I
-    format, group_size    "int4", 32; group_size None: a scale for the whole row, or no scales
-    partitions, nodes     slices along the intermediate size, and the NUMA node of each (empty: wherever the OS likes)
+    format, group_size    for example "int4", 32; group_size None: one scale per row, or no scales
+    partitions, nodes     slices along the intermediate size, and the NUMA node of each (empty: the OS decides)
     gate_up_bias, down_bias, has_bias    [E, 2I], [E, H] or None
-    nbytes, device        bytes of weights and biases; where they are
-    layout, gate_up, down    for kernels: where every bit lies, and the two blobs it lies in (1-D uint8)
+    nbytes, device        bytes of weights and biases, and their device
+    layout, gate_up, down    for kernels: the position of every bit, and the two blobs (1-D uint8)
     """
 
     __slots__ = ("__weakref__", "down", "down_bias", "gate_up", "gate_up_bias", "layout", "nodes")
@@ -42,7 +42,9 @@ class PackedExperts:
     nodes: tuple[int, ...]
 
     def __init__(self, *_: object, **__: object) -> None:
-        raise TypeError("PackedExperts: made by experts.pack, an importer (experts.from_k2, ...) or PackedExperts.load")
+        raise TypeError(
+            "PackedExperts: use experts.pack, an importer (experts.from_k2, ...) or PackedExperts.load to create one"
+        )
 
     @classmethod
     def from_blocks(
@@ -57,11 +59,11 @@ class PackedExperts:
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
     ) -> PackedExperts:
-        """A base that is used where it lies, for example in a file that is mapped: nothing is copied or written
+        """A base that uses bytes in place, for example in a mapped file: nothing is copied or written
 
-        blocks [E, bytes] in uint8: an expert in each row, which begins with what `block` gives, whatever comes after
-        it; bytes a multiple of 64. The owner keeps them as they are. Biases [E, 2I] and [E, H] are not copied either
-        (they may be views of the blocks). Format, group and scales are those that the experts were packed with.
+        blocks [E, bytes] in uint8: one row per expert. A row begins with the bytes that `block` returns; anything may
+        follow. bytes is a multiple of 64. The owner must not change them. Biases [E, 2I] and [E, H] are not copied
+        either (they may be views of the blocks). Format, group and scales are those with which the experts were packed.
         """
         biases = (gate_up_bias, down_bias)
         weights = block_storage.from_blocks(
@@ -70,7 +72,7 @@ class PackedExperts:
         return cls._of(*weights)
 
     def block(self, expert: int) -> Tensor:
-        """The bytes of one expert, gate, up and down side by side: a row of what `from_blocks` takes (a copy)."""
+        """A copy of one expert's bytes, gate, up and down side by side: the start of a row of `from_blocks`."""
         return block_storage.block_of(self.layout, self.gate_up, self.down, expert)
 
     @classmethod
@@ -89,7 +91,7 @@ class PackedExperts:
             object.__setattr__(base, name, value)
         return base
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def num_experts(self) -> int:
@@ -147,8 +149,8 @@ class PackedExperts:
     def unpack(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """gate_up [E, 2I, H] and down [E, H, I] in numbers: code * scale, rounded once to `dtype`
 
-        Exact in float64. In float32 exact too, unless scales are float32 themselves (int8, fp8_block by default): then
-        the nearest float32. Biases are not part of it.
+        Exact in float64. Exact in float32 too, unless the scales are float32 (the default of int8 and fp8_block): then
+        the nearest float32. Biases are not included.
         """
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
             raise TypeError(
@@ -161,10 +163,11 @@ class PackedExperts:
     def partition(self, partitions: int, nodes: Sequence[int] | None = None) -> PackedExperts:
         """The same weights in `partitions` slices of the intermediate size, slice p on NUMA node nodes[p]
 
-        A new base (this one stays). Slices are cut at multiples of down's group, the first ones a group longer where it
-        does not come out; more slices than groups leaves the last ones empty, more than nodes share them. nodes=None
-        spreads them over the machine's nodes. A node is asked of the kernel before a page is written; where it refuses,
-        a thread of that node writes the pages first. ValueError for a node that is not there.
+        Returns a new base; this one stays valid. Slices are cut at multiples of down's group; if that does not divide
+        evenly, the first slices are a group longer. With more slices than groups the last ones are empty; with more
+        slices than nodes, nodes are shared. nodes=None spreads slices over the machine's nodes. The kernel is asked
+        for a node before a page is written; if it refuses, a thread of that node writes the pages first. Raises
+        ValueError for a node that the machine does not have.
         """
         layout = cut(self.layout, partitions, "PackedExperts.partition")
         chosen = check_nodes("PackedExperts.partition", partitions, nodes)
@@ -174,7 +177,7 @@ class PackedExperts:
         return self._of(*assemble(layout, experts, None, (self.gate_up_bias, self.down_bias), chosen))
 
     def to(self, device: torch.device | str) -> PackedExperts:
-        """The same base on another device; itself if it is there already."""
+        """The same base on another device; returns itself if it is already there."""
         device = torch.device(device)
         if self.device == device or (device.index is None and self.device.type == device.type):
             return self
@@ -196,10 +199,10 @@ class PackedExperts:
     # -- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """One safetensors file: codes, scales and zeros row-major, as any machine can read them
+        """Write one safetensors file: codes, scales and zeros row-major, readable on any machine
 
-        Written beside `path`, then renamed: when it fails (OSError, for example a full disk), what was there stays. A
-        folder or a device there is refused (OSError) before anything is written.
+        Writes to a temporary file beside `path` and renames it. On failure (OSError, for example a full disk) the
+        previous file stays. If `path` is a folder or a device, raises OSError before anything is written.
         """
         weights = PackedWeights(self.layout, self.gate_up, self.down, self.gate_up_bias, self.down_bias, self.nodes)
         files.save(weights, path)
@@ -215,19 +218,19 @@ class PackedExperts:
     ) -> PackedExperts:
         """The base that `save` wrote, bit for bit
 
-        partitions: as in `pack`; None: as it was saved. mmap=False reads the file instead of mapping it. One expert at
-        a time in memory beside the result. Raises OSError for a file that cannot be read, and ValueError, naming the
-        tensor or key, for one that is damaged or not ours (every tensor has a checksum).
+        partitions: as in `pack`; None keeps the saved number. mmap=False reads the file instead of mapping it. Besides
+        the result, one expert at a time is in memory. Raises OSError if the file cannot be read, and ValueError, naming
+        the tensor or key, if it is damaged or was not written by `save` (every tensor has a checksum).
         """
         return cls._of(*loading.load(path, partitions, nodes, mmap))
 
     # -- immutability -------------------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"PackedExperts cannot be changed: {name} is fixed when it is packed; pack it anew")
+        raise AttributeError(f"PackedExperts is immutable: {name} is fixed when weights are packed; pack them again")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"PackedExperts cannot be changed: {name} stays")
+        raise AttributeError(f"PackedExperts is immutable: {name} cannot be deleted")
 
 
 def _restored(text: str, gate_up: Tensor, down: Tensor, *rest: Any) -> PackedExperts:

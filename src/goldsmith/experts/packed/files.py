@@ -1,11 +1,11 @@
-"""A packed base as a file: safetensors, row-major, so that a file written on one machine loads on any other.
+"""Packed weights as a safetensors file: row-major, so that a file written on one machine loads on any other.
 
     gate.codes, up.codes [E, I, H / per_code]    down.codes [E, H, I / per_code]    four bits: two in a byte, even k low
     gate.scales, ...     [E, rows, groups], fp8_block [E, ceil(rows / 128), ceil(inputs / 128)]; mxfp4: E8M0 bytes
     gate.zeros, ...      [E, rows, groups] uint8, int4_asym alone
-    gate_up_bias, down_bias    where there are any
+    gate_up_bias, down_bias    if the base has biases
 
-The metadata says what it is: format, sizes, group_size, scale_dtype, partitions, version, and a CRC-32 of every tensor.
+The metadata holds format, sizes, group_size, scale_dtype, partitions, version, and a CRC-32 of every tensor.
 Tensors are written and read an expert at a time.
 """
 
@@ -30,11 +30,11 @@ from .formats import FP8_BLOCK, SCALE_NAMES
 from .layout import Layout, read_expert
 
 VERSION = "1"
-OURS = "goldsmith.experts"  # the metadata's key that makes a safetensors file one of ours; its value is the version
+OURS = "goldsmith.experts"  # the metadata key that identifies our files; its value is the version
 SIZES = ("num_experts", "hidden_size", "intermediate_size", "partitions")
 MATRICES = ("gate", "up", "down")
 BIASES = ("gate_up_bias", "down_bias")
-CRC = "crc32 "  # + a tensor's name
+CRC = "crc32 "  # followed by a tensor's name
 
 DTYPES = {
     torch.float32: "F32",
@@ -48,7 +48,7 @@ DTYPES = {
 
 @dataclass
 class TensorEntry:
-    """A tensor of the file: its bytes from `begin`, of which an expert has `each`; `crc` runs over them in order."""
+    """A tensor of the file: its bytes start at `begin`, an expert has `each` of them; `crc` is their running CRC-32."""
 
     name: str
     dtype: torch.dtype
@@ -71,54 +71,56 @@ class TensorEntry:
 
 
 def entries_of(layout: Layout, biases: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, TensorEntry]:
-    """Every tensor that a file of this layout holds, one after the other, wide dtypes first so that all are aligned."""
+    """All tensors of a file with this layout, by name: wide dtypes come first, so that every tensor is aligned."""
     E, H, I, fmt = layout.num_experts, layout.hidden_size, layout.intermediate_size, layout.kind
-    found = [TensorEntry(name, *bias) for name, bias in biases.items()]
+    entries = [TensorEntry(name, *bias) for name, bias in biases.items()]
     for name, rows, inputs in (("gate", I, H), ("up", I, H), ("down", H, I)):
-        found.append(TensorEntry(f"{name}.codes", fmt.codes, (E, rows, inputs // fmt.per_code)))
+        entries.append(TensorEntry(f"{name}.codes", fmt.codes, (E, rows, inputs // fmt.per_code)))
         if layout.scale_dtype is None:
             continue
         groups = -(-inputs // (layout.group_size or inputs))
         lines = -(-rows // FP8_BLOCK) if fmt.name == "fp8_block" else rows
-        found.append(TensorEntry(f"{name}.scales", layout.scale_dtype, (E, lines, groups)))
+        entries.append(TensorEntry(f"{name}.scales", layout.scale_dtype, (E, lines, groups)))
         if fmt.zeros:
-            found.append(TensorEntry(f"{name}.zeros", torch.uint8, (E, lines, groups)))
-    found.sort(key=lambda entry: -entry.dtype.itemsize)
+            entries.append(TensorEntry(f"{name}.zeros", torch.uint8, (E, lines, groups)))
+    entries.sort(key=lambda entry: -entry.dtype.itemsize)
     at = 0
-    for entry in found:
+    for entry in entries:
         entry.begin = at
         at += entry.nbytes
-    return {entry.name: entry for entry in found}
+    return {entry.name: entry for entry in entries}
 
 
 def in_the_way(path: str | os.PathLike[str]) -> str | None:
-    """What is at `path` that a file, renamed to there, would do away with; None for a regular file or nothing."""
+    """The kind of thing at `path` that renaming a file onto it would destroy; None for a regular file or nothing."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
-        return None  # nothing is there; what else is wrong is said by whoever writes
+        return None  # nothing there; the writer reports any other problem
     return None if stat.S_ISREG(mode) else "a folder" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
 
 
 def refuse_what_is_no_file(op: str, path: str | os.PathLike[str]) -> None:
-    """OSError when a file cannot take its place at `path`; a link is followed."""
+    """Raise OSError if `path` is not a regular file and not free; links are followed."""
     what = in_the_way(path)
     if what is not None:
         number = errno.EISDIR if what == "a folder" else errno.EINVAL
-        raise OSError(number, f"{op}: this is {what}, no file; nothing was written, give another name", os.fspath(path))
+        raise OSError(
+            number, f"{op}: this is {what}, not a file; nothing was written, use another path", os.fspath(path)
+        )
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
 def save(weights: PackedWeights, path: str | os.PathLike[str]) -> None:
-    """`weights` to a file beside `path`, which then takes its place."""
+    """Write `weights` to a temporary file beside `path`, then rename it to `path`."""
     refuse_what_is_no_file("PackedExperts.save", path)
     layout = weights.layout
     biases = {name: getattr(weights, name) for name in BIASES if getattr(weights, name) is not None}
     entries = entries_of(layout, {name: (bias.dtype, tuple(bias.shape)) for name, bias in biases.items()})
-    with _told(path, sum(entry.nbytes for entry in entries.values())), replacing(path) as file:
-        start = file.write(_header(layout, entries))  # checksums still 0: they take the same room
+    with _explained(path, sum(entry.nbytes for entry in entries.values())), replacing(path) as file:
+        start = file.write(_header(layout, entries))  # checksums are still 0, but the header's length is final
         for name, bias in biases.items():
             _write(file, start, entries[name], 0, bias)
         for e in range(layout.num_experts):
@@ -155,19 +157,19 @@ def _header(layout: Layout, entries: dict[str, TensorEntry]) -> bytes:
 
 
 @contextlib.contextmanager
-def _told(path: str | os.PathLike[str], size: int) -> Iterator[None]:
-    """What the system refuses, with the file's name and what it takes: the temporary file's says nothing to anybody."""
+def _explained(path: str | os.PathLike[str], size: int) -> Iterator[None]:
+    """Raise an OSError again with the file's own name and size, because the temporary file's name means nothing."""
     try:
         yield
     except OSError as error:
-        before = "; what was there is as it was" if os.path.exists(path) else ""
-        said = f"PackedExperts.save: {error.strerror or error}; the file takes {size / 1e6:.1f} MB{before}"
-        raise OSError(error.errno, said, os.fspath(path)) from error
+        before = "; the previous file is unchanged" if os.path.exists(path) else ""
+        message = f"PackedExperts.save: {error.strerror or error}; the file needs {size / 1e6:.1f} MB{before}"
+        raise OSError(error.errno, message, os.fspath(path)) from error
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A new file beside `path`, on the disk and in its place when the block ends well, gone when it does not."""
+    """A temporary file beside `path`: synced and renamed to `path` if the block succeeds, removed if it fails."""
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
     handle, name = tempfile.mkstemp(prefix=f".{os.path.basename(target)}.", dir=folder)
@@ -182,7 +184,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
-    with contextlib.suppress(OSError):  # a file system that cannot sync a folder has nothing more to offer
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
         opened = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(opened)
@@ -191,7 +193,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def mode_for(target: str | os.PathLike[str]) -> int:
-    """What the file before had; for a new one what the umask leaves, since a temporary file is its owner's alone."""
+    """The mode of the existing file, or the umask's default for a new one: a temporary file has mode 600."""
     with contextlib.suppress(OSError):
         return os.stat(target).st_mode & 0o777
     umask = os.umask(0)

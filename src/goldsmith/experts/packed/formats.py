@@ -1,6 +1,6 @@
-"""The formats of a packed base: what a code is, how many share a word, and which number a code stands for.
+"""The formats of packed weights: bits of a code, codes of a word, and the value of each code.
 
-`Codes` is a matrix [rows, inputs] in a form that knows nothing of tiles: the file's, the importers', the quantiser's.
+`Codes` is a matrix [rows, inputs] without tiles, as files, importers and the quantiser use it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 @dataclass(frozen=True)
 class Format:
-    """bits of a code, the dtype it is kept in, the scales it may have (the first is the default), and its group.
+    """One format: bits of a code, its storage dtype, allowed dtypes of scales (the first is the default), and group.
 
-    Codes of four bits are kept two in a byte, the even input in the low nibble. `group` is the default, None a scale
-    for the whole row; `fixed` says that no other group exists; `zeros` that every group has a zero point.
+    Four-bit codes are stored two in a byte, the even input in the low nibble. `group` is the default number of inputs
+    per scale; None means one scale per row. `fixed`: no other group is allowed. `zeros`: every group has a zero point.
     """
 
     name: str
@@ -64,11 +64,11 @@ SCALE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 
 @dataclass(frozen=True)
 class Codes:
-    """A matrix of weights [rows, inputs] as its format keeps it.
+    """A matrix of weights [rows, inputs] in its format.
 
     codes   [rows, inputs / per_code] in the format's dtype
     scales  [rows, groups]; fp8_block: [ceil(rows / 128), ceil(inputs / 128)]; None for fp32 and bf16
-    zeros   [rows, groups] uint8, int4_asym alone
+    zeros   [rows, groups] uint8, for int4_asym only
     """
 
     codes: Tensor
@@ -79,7 +79,7 @@ class Codes:
 def decode(fmt: Format, matrix: Codes, dtype: torch.dtype = torch.float32) -> Tensor:
     """w = value(code) * scale, (code - zero) * scale for int4_asym: [rows, inputs], rounded once to `dtype`
 
-    Exact in float64; exact in float32 too unless the scale is a float32 itself.
+    Exact in float64, and in float32 unless the scales are float32.
     """
     if matrix.scales is None:
         return matrix.codes.to(dtype)
@@ -99,7 +99,7 @@ def decode(fmt: Format, matrix: Codes, dtype: torch.dtype = torch.float32) -> Te
 
 
 def code_values(fmt: Format, codes: Tensor, dtype: torch.dtype) -> Tensor:
-    """The number that each code stands for, without its scale: [rows, inputs], a fresh tensor"""
+    """The value of each code without its scale: [rows, inputs], a new tensor"""
     if fmt.bits != 4:
         return codes.to(dtype, copy=True)
     pairs = _pairs(fmt.name, dtype, codes.device).index_select(0, codes.reshape(-1).int())
@@ -107,25 +107,25 @@ def code_values(fmt: Format, codes: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def scale_values(scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """scale, or 2^(e - 127) of an E8M0 byte"""
+    """The scale as a number: itself, or 2^(e - 127) for an E8M0 byte e"""
     if scales.dtype != torch.uint8:
         return scales.to(dtype)
     return torch.exp2(scales.to(torch.float64) - 127).to(dtype)
 
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # a whole number of as many bytes
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # an integer dtype by its number of bytes
 
 
 @cache
 def _pairs(name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The two numbers of every byte: [256, 2]"""
+    """The values of both nibbles of every byte: [256, 2]"""
     signed = [*range(8), *range(-8, 0)]
     numbers = {"int4": signed, "int4_asym": list(range(16)), "mxfp4": list(E2M1)}[name]
     return torch.tensor([[numbers[b & 15], numbers[b >> 4]] for b in range(256)], dtype=dtype, device=device)
 
 
 def nibbles(codes: Tensor) -> Tensor:
-    """[..., n] values 0..15 -> [..., n / 2] bytes, the even one in the low nibble"""
+    """[..., n] values 0..15 -> [..., n / 2] bytes, even elements in the low nibbles"""
     return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
@@ -135,9 +135,9 @@ def from_nibbles(packed: Tensor) -> Tensor:
 
 
 def side_by_side(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors of one dtype joined, bit for bit: as whole numbers of the same width
+    """Concatenate tensors of one dtype bit for bit, as integers of the same width
 
-    Not every torch joins float8; and under autocast none joins float16 on a CPU.
+    Not every version of torch concatenates float8, and under autocast none concatenates float16 on a CPU.
     """
     return torch.cat([part.view(_BITS[part.dtype.itemsize]) for part in parts], dim).view(parts[0].dtype)
 

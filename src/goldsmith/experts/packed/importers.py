@@ -1,7 +1,7 @@
-"""Importers: weights that were quantised elsewhere, code for code. One function for each layout; nothing is guessed.
+"""Importers of weights that were quantised elsewhere: one function per layout, which keeps every code.
 
-Every argument is stacked [E, ...], or anything that yields E tensors one by one. Codes, zeros and scales are kept bit
-for bit, and the scales' dtype; what has another shape or dtype than its layout is refused by name.
+Each argument is a stacked tensor [E, ...] or an iterable of E tensors. Codes, zeros and scales keep their bits, and
+scales keep their dtype. A tensor whose shape or dtype does not match the layout raises an error with its name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Experts: TypeAlias = Tensor | Iterable[Tensor]
 Parts: TypeAlias = Sequence[Experts]  # the tensors of one projection
 
 _NAMES = ("gate", "up", "down")
-_AWQ_COLUMNS = (0, 4, 1, 5, 2, 6, 3, 7)  # column 8c + j is in bits 4 * _AWQ_COLUMNS[j] of word c
+_AWQ_COLUMNS = (0, 4, 1, 5, 2, 6, 3, 7)  # column 8c + j starts at bit 4 * _AWQ_COLUMNS[j] of word c
 _E8M0_NAN = 255
 
 
@@ -39,7 +39,7 @@ def from_k2(
     partitions: int = 1,
     progress: Progress | None = None,
 ) -> PackedExperts:
-    """w = q * s, q in -8..7: Kimi-K2's layout ("pack-quantized", symmetric, of compressed-tensors) -> format "int4"
+    """w = q * s, q in -8..7: imports Kimi-K2's layout (compressed-tensors "pack-quantized", symmetric) as format "int4"
 
     Each projection is (weight_packed int32 [E, out, in/8], weight_scale [E, out, in/group_size] in bfloat16, float16 or
     float32). Element 8j+i is in bits 4i..4i+3 of word j as q + 8. partitions, progress: as in `pack`.
@@ -48,7 +48,7 @@ def from_k2(
     op = "experts.from_k2"
     scales = (torch.bfloat16, torch.float16, torch.float32)
     parts = (("weight_packed", "out in/8", (torch.int32,)), ("weight_scale", "out in/group", scales))
-    hint = "; (qweight, qzeros, scales), with zeros, come in through experts.from_awq"
+    hint = "; for (qweight, qzeros, scales), with zeros, use experts.from_awq"
 
     def read(name: str, e: int, packed: Tensor, scale: Tensor) -> Codes:
         where = f"{name}'s weight_scale of expert {e}"
@@ -56,7 +56,7 @@ def from_k2(
         group = _group(op, "int4", group_size, name, rows, inputs)
         _check_scale(op, where, scale, (rows, inputs // group), f"weight_packed {list(packed.shape)}", inputs)
         check_finite(op, where, scale)
-        # q + 8 with its highest bit turned over is q in two's complement
+        # flipping the highest bit of q + 8 gives q in two's complement
         return Codes(packed.contiguous().view(torch.uint8) ^ 0x88, scale)
 
     stacks = _stacks(op, (gate, up, down), parts, hint)
@@ -72,11 +72,11 @@ def from_awq(
     partitions: int = 1,
     progress: Progress | None = None,
 ) -> PackedExperts:
-    """w = (q - z) * s, q and z in 0..15: the GEMM layout of AutoAWQ -> format "int4_asym"
+    """w = (q - z) * s, q and z in 0..15: imports the GEMM layout of AutoAWQ as format "int4_asym"
 
     Each projection is (qweight int32 [E, in, out/8], qzeros int32 [E, in/group_size, out/8], scales float16
-    [E, in/group_size, out]): inputs first, and bits 4i..4i+3 of word c hold column 8c + (0, 2, 4, 6, 1, 3, 5, 7)[i], of
-    the zeros too. Nothing is added to a zero (that is GPTQ). partitions, progress: as in `pack`.
+    [E, in/group_size, out]): inputs first, and bits 4i..4i+3 of word c hold column 8c + (0, 2, 4, 6, 1, 3, 5, 7)[i],
+    also in qzeros. Zeros have no offset (GPTQ adds 1 to them). partitions, progress: as in `pack`.
     Raises ShapeError, TypeError and ValueError with the tensor's name.
     """
     op = "experts.from_awq"
@@ -85,7 +85,7 @@ def from_awq(
         ("qzeros", "in/group out/8", (torch.int32,)),
         ("scales", "in/group out", (torch.float16,)),
     )
-    hint = "; (weight_packed, weight_scale), without zeros, come in through experts.from_k2"
+    hint = "; for (weight_packed, weight_scale), without zeros, use experts.from_k2"
 
     def read(name: str, e: int, packed: Tensor, zeros: Tensor, scale: Tensor) -> Codes:
         inputs, rows = packed.shape[0], packed.shape[1] * 8
@@ -104,10 +104,10 @@ def from_awq(
 def from_fp8_block(
     gate: Parts, up: Parts, down: Parts, *, partitions: int = 1, progress: Progress | None = None
 ) -> PackedExperts:
-    """w = q * weight_scale_inv, a scale for 128 x 128: DeepSeek-V3's layout -> format "fp8_block"
+    """w = q * weight_scale_inv, one scale per 128 x 128: imports DeepSeek-V3's layout as format "fp8_block"
 
     Each projection is (weight float8_e4m3fn [E, out, in], weight_scale_inv float32 [E, ceil(out/128), ceil(in/128)]).
-    The name says inverse; the product is what the checkpoints mean. partitions, progress: as in `pack`.
+    Despite its name the scale is multiplied: checkpoints are written that way. partitions, progress: as in `pack`.
     Raises ShapeError, TypeError and ValueError with the tensor's name.
     """
     op = "experts.from_fp8_block"
@@ -127,7 +127,7 @@ def from_fp8_block(
             raise ValueError(f"{op}: {name}'s weight of expert {e} is nan at {place}; weights must be finite numbers")
         return Codes(weight.contiguous(), scale.contiguous())
 
-    stacks = _stacks(op, (gate, up, down), parts, "; unquantised weights are packed by experts.pack")
+    stacks = _stacks(op, (gate, up, down), parts, "; for unquantised weights use experts.pack")
     return _imported(op, "fp8_block", FP8_BLOCK, stacks, len(parts), read, partitions, progress)
 
 
@@ -143,19 +143,19 @@ def from_mxfp4(
     partitions: int = 1,
     progress: Progress | None = None,
 ) -> PackedExperts:
-    """w = E2M1(code) * 2^(scale - 127): gpt-oss's layout of OCP MXFP4 -> format "mxfp4"
+    """w = E2M1(code) * 2^(scale - 127): imports gpt-oss's layout of OCP MXFP4 as format "mxfp4"
 
     blocks uint8 [E, out, in/32, 16], the low nibble first; scales uint8 (E8M0) [E, out, in/32]. interleaved=True, as in
-    gpt-oss: gate_up's rows, and its bias's numbers, are gate0, up0, gate1, ...; False: gate's rows, then up's.
+    gpt-oss: rows of gate_up and elements of its bias are gate0, up0, gate1, ...; False: gate's rows, then up's.
     partitions, progress: as in `pack`. Raises ShapeError, TypeError and ValueError with the tensor's name.
     """
     op = "experts.from_mxfp4"
     check_flag(op, "interleaved", interleaved)
     uint8 = (torch.uint8,)
-    given = (gate_up_blocks, gate_up_scales, down_blocks, down_scales)
+    tensors = (gate_up_blocks, gate_up_scales, down_blocks, down_scales)
     names = ("gate_up_blocks", "gate_up_scales", "down_blocks", "down_scales")
     dims = ("2I H/32 16", "2I H/32", "H I/32 16", "H I/32")
-    stacks = [Stack(op, *argument, uint8) for argument in zip(names, given, dims)]
+    stacks = [Stack(op, *argument, uint8) for argument in zip(names, tensors, dims)]
 
     def whole(name: str, e: int, blocks: Tensor, scale: Tensor) -> Codes:
         if blocks.shape[-1] != 16:
@@ -179,18 +179,18 @@ def from_mxfp4(
     return _built(op, "mxfp4", 32, stacks, expert, partitions, progress, biases)
 
 
-# -- what they share --------------------------------------------------------------------------------------------------
+# -- shared helpers ---------------------------------------------------------------------------------------------------
 
 
 def _stacks(op: str, projections: tuple[Any, ...], parts: tuple[tuple[str, str, Any], ...], hint: str) -> list[Stack]:
-    """One argument for each tensor of each projection, in order."""
+    """One Stack for each tensor of each projection, in order."""
     names = ", ".join(part[0] for part in parts)
     stacks = []
-    for name, given in zip(_NAMES, projections):
-        if not isinstance(given, (tuple, list)) or len(given) != len(parts):
-            came = f"{kind(given)} of {len(given)}" if isinstance(given, (tuple, list)) else kind(given)
+    for name, tensors in zip(_NAMES, projections):
+        if not isinstance(tensors, (tuple, list)) or len(tensors) != len(parts):
+            came = f"{kind(tensors)} of {len(tensors)}" if isinstance(tensors, (tuple, list)) else kind(tensors)
             raise TypeError(f"{op}: {name} is {came}, wanted a tuple ({names}){hint}")
-        for (part, dims, dtypes), value in zip(parts, given):
+        for (part, dims, dtypes), value in zip(parts, tensors):
             stacks.append(Stack(op, f"{name}'s {part}", value, dims, dtypes, hint))
     return stacks
 
@@ -205,7 +205,7 @@ def _imported(
     partitions: int,
     progress: Progress | None,
 ) -> PackedExperts:
-    """Experts of three projections with `each` tensors, one matrix at a time through `read`."""
+    """Import experts whose three projections have `each` tensors; `read` converts one matrix at a time."""
 
     def expert(e: int, row: tuple[Tensor, ...]) -> Expert:
         return Expert(*(read(name, e, *row[each * at : each * (at + 1)]) for at, name in enumerate(_NAMES)))
@@ -258,17 +258,17 @@ def _following(
     e = 1
     for row in rows:
         came = expert(e, row)
-        del row  # before the next one is made
+        del row  # free it before the next one is made
         yield came
         del came
         e += 1
 
 
 def _group(op: str, format: str, group_size: Any, name: str, rows: int, inputs: int) -> int:
-    """group_size, once anything can be divided by it; whether it divides both sizes is checked after the scales, which
-    tell the right one."""
+    """`group_size` if it is a positive multiple of 8. That it divides both sizes is checked after the scales, whose
+    shape shows the right group size."""
     if group_size is None:
-        raise TypeError(f"{op}: group_size=None, wanted an int: codes do not say how many share a scale")
+        raise TypeError(f"{op}: group_size=None, wanted an int: it cannot be derived from the codes")
     if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 8 or group_size % 8:
         hidden, intermediate = (rows, inputs) if name == "down" else (inputs, rows)
         check_group(op, FORMATS[format], group_size, hidden, intermediate)
@@ -276,19 +276,22 @@ def _group(op: str, format: str, group_size: Any, name: str, rows: int, inputs: 
 
 
 def _check_scale(
-    op: str, name: str, tensor: Tensor, wanted: tuple[int, int], beside: str, inputs: int = 0, *, along: int = 1
+    op: str, name: str, tensor: Tensor, wanted: tuple[int, int], codes: str, inputs: int = 0, *, along: int = 1
 ) -> None:
-    """ShapeError unless `tensor` is as wanted; with `inputs`, the group_size that its size `along` the groups tells."""
+    """Raise ShapeError unless `tensor` has the wanted shape.
+
+    With `inputs`, the message gives the group_size that would match the tensor's size in dimension `along`.
+    """
     if tuple(tensor.shape) == wanted:
         return
     groups = tensor.shape[along]
     fits = inputs and groups and inputs % groups == 0 and tensor.shape[1 - along] == wanted[1 - along]
-    turn = f"; that is group_size={inputs // groups}" if fits else ""
-    raise ShapeError(f"{op}: {name} is {list(tensor.shape)}, but {beside} asks for {list(wanted)}{turn}")
+    hint = f"; its shape fits group_size={inputs // groups}" if fits else ""
+    raise ShapeError(f"{op}: {name} is {list(tensor.shape)}, but {codes} needs {list(wanted)}{hint}")
 
 
 def _awq(words: Tensor) -> Tensor:
-    """int32 [lines, columns / 8] -> uint8 [lines, columns], in order"""
+    """AWQ's int32 words [lines, columns / 8] -> uint8 codes [lines, columns], in order"""
     data = words.contiguous().view(torch.uint8)
     in_bits = torch.stack((data & 15, data >> 4), -1).view(words.shape[0], -1, 8)
     return in_bits[..., list(_AWQ_COLUMNS)].flatten(1)

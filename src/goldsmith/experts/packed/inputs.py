@@ -1,4 +1,4 @@
-"""What a caller hands to `pack` and the importers: stacked tensors, or anything that yields experts one by one."""
+"""Arguments of `pack` and the importers: stacked tensors, or iterables that yield experts one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...core.shapes import ShapeError, check_dtype, check_tensor, kind
 
 
 class Stack:
-    """One argument: the same tensor of every expert, stacked [E, ...] or one by one. Pulled an expert at a time."""
+    """One argument: the same tensor of every expert, stacked [E, ...] or one by one. Iterates over the experts."""
 
     def __init__(
         self, op: str, name: str, value: Any, dims: str, dtypes: Sequence[torch.dtype], hint: str = ""
@@ -48,14 +48,16 @@ class Stack:
                 raise ShapeError(f"{self.op}: {name} is {list(tensor.shape)}, wanted [{', '.join(self.dims)}]")
             self.shape = self.shape or tuple(tensor.shape)
             if tuple(tensor.shape) != self.shape:
-                raise ShapeError(f"{self.op}: {name} is {list(tensor.shape)}, but that of expert 0 {list(self.shape)}")
+                raise ShapeError(
+                    f"{self.op}: {name} is {list(tensor.shape)}, but that of expert 0 is {list(self.shape)}"
+                )
             yield tensor.detach().cpu()
-            del tensor  # before the next one is made: one expert at a time
+            del tensor  # free it before the next one is made: one expert at a time
             e += 1
 
     def _check(self, tensor: Tensor, name: str) -> None:
         if tensor.is_meta:
-            raise ValueError(f"{self.op}: {name} is on the meta device, which holds no numbers; load it first")
+            raise ValueError(f"{self.op}: {name} is on the meta device, which holds no data; load it first")
         if self.dtypes and tensor.dtype not in self.dtypes:
             try:
                 check_dtype(self.op, name, tensor, self.dtypes)
@@ -67,13 +69,13 @@ class Stack:
 
 
 def together(op: str, stacks: Sequence[Stack]) -> tuple[int | None, Iterator[tuple[Tensor, ...]]]:
-    """The number of experts if it is known, and an expert's tensors at a time, one from each argument."""
+    """(number of experts or None if unknown, iterator over the experts: a tuple with one tensor of each argument)"""
     known = [stack for stack in stacks if stack.count is not None]
     for stack in known[1:]:
         if stack.count != known[0].count:
             raise _uneven(op, known[0].name, known[0].count, stack.name, stack.count)
     if known and known[0].count == 0:
-        raise ShapeError(f"{op}: {known[0].name} holds no expert, wanted at least 1")
+        raise ShapeError(f"{op}: {known[0].name} has no experts, wanted at least 1")
     return (known[0].count if known else None), _zipped(op, stacks)
 
 
@@ -86,28 +88,30 @@ def _zipped(op: str, stacks: Sequence[Stack]) -> Iterator[tuple[Tensor, ...]]:
         ended = [stack for stack, tensor in zip(stacks, row) if tensor is done]
         if len(ended) == len(stacks):
             if e == 0:
-                raise ShapeError(f"{op}: {stacks[0].name} holds no expert, wanted at least 1")
+                raise ShapeError(f"{op}: {stacks[0].name} has no experts, wanted at least 1")
             return
         if ended:
             longer = next(stack for stack, tensor in zip(stacks, row) if tensor is not done)
             raise _uneven(op, ended[0].name, e, longer.name, f"more than {e}")
         yield tuple(row)  # type: ignore[arg-type]
-        del row  # before the next one is made
+        del row  # free it before the next one is made
         e += 1
 
 
 def _uneven(op: str, first: str, few: object, second: str, many: object) -> ShapeError:
-    return ShapeError(f"{op}: {first} has experts={few}, but {second} has experts={many}; each needs one per expert")
+    return ShapeError(
+        f"{op}: {first} has experts={few}, but {second} has experts={many}; each needs one tensor per expert"
+    )
 
 
 def check_finite(op: str, name: str, tensor: Tensor) -> None:
-    """ValueError with the first place where `tensor` is NaN or infinite."""
+    """Raise ValueError with the first index where `tensor` is NaN or infinite."""
     if tensor.numel() == 0 or all(end.isfinite() for end in torch.aminmax(tensor)):
         return
     place = (~tensor.isfinite()).nonzero()[0].tolist()
     raise ValueError(
         f"{op}: {name} is {tensor[tuple(place)].item()} at {place}; weights and scales must be "
-        "finite numbers: look where they come from"
+        "finite numbers: check their source"
     )
 
 
@@ -116,7 +120,7 @@ def check_flag(op: str, name: str, value: object) -> None:
         raise TypeError(f"{op}: {name}={value!r} is {kind(value)}, wanted True or False")
 
 
-MOST_PARTITIONS = 1 << 16  # beyond any machine's nodes; every slice costs a call some microseconds
+MOST_PARTITIONS = 1 << 16  # more nodes than any machine has; each slice adds some microseconds to a call
 
 
 def check_partitions(op: str, partitions: object) -> None:

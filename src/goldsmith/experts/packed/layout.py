@@ -1,15 +1,15 @@
-"""Layout: where every weight of a packed base lies. One copy of the weights serves both directions, on every CPU.
+"""Layout: the position of every weight in packed memory. One copy serves forward and backward, on every CPU.
 
 word    32 bits: `per_word` consecutive inputs k of one output row n. int4, int4_asym, mxfp4: bits 4j..4j+3 hold
-        k = 2j and bits 16+4j..16+4j+3 hold k = 2j+1 (j = 0..3); the others are in order, lowest bits first
+        k = 2j and bits 16+4j..16+4j+3 hold k = 2j+1 (j = 0..3); other formats are in order, lowest bits first
 tile    16 rows x 16 words, stored [word][row]: 1 KiB
 panel   16 rows: their tiles in order of k; scales [groups][16] (fp8_block: [groups], 16 divides its 128 rows);
-        zeros [groups][8 bytes] (int4_asym alone), byte b row b in its low nibble and row b+8 in the high one;
+        zeros [groups][8 bytes] (int4_asym only), byte b has row b in its low nibble and row b+8 in its high nibble;
         then zero bytes up to a multiple of 64. Rows and inputs beyond the matrix are zero bits
 matrix  its panels in order of n
 blob    gate_up: by slice, by expert: gate [I_p, H], then up. down: by slice, by expert: [H, I_p].
-        Slices begin at multiples of 4096 bytes when there are several
-block   of a base that lies in one blob: an expert's gate, up and down, then whatever its owner keeps there
+        Slices begin at multiples of 4096 bytes if there are several
+block   for a base in one blob: an expert's gate, up and down, then any bytes of the blob's owner
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from torch.nn.functional import pad
 
 from .formats import FORMATS, FP8_BLOCK, SCALE_NAMES, Codes, Format, decode, side_by_side
 
-ROWS = 16  # of a panel
-WORDS = 16  # of a tile, along the inputs
-ALIGNMENT = 64  # of panels, so that a load never crosses a cache line
-PAGE = 4096  # of slices, so that each can be bound to a node of its own
+ROWS = 16  # rows of a panel
+WORDS = 16  # words of a tile, along the inputs
+ALIGNMENT = 64  # alignment of panels in bytes, so that a load never crosses a cache line
+PAGE = 4096  # alignment of slices in bytes, so that each can be bound to its own NUMA node
 
 _TEXT = re.compile(r"(\w+):(\d+)x(\d+)x(\d+):(\w+):(\w+|-):(\d+(?:,\d+)+)(?::b(\d+))?")
 
 
 @dataclass(frozen=True)
 class LayoutSlice:
-    """The matrices of one slice in a blob, all experts alike; byte positions.
+    """Byte positions of the matrices of one slice in a blob; the same for all experts.
 
-    offset         of the slice in the blob
-    expert_stride  from expert to expert
-    parts          of the matrices inside an expert: (gate, up), or (down,)
-    rows, inputs   of a matrix: N, K
-    panels, tiles  of a matrix, of a panel
+    offset         start of the slice in the blob
+    expert_stride  bytes from one expert to the next
+    parts          starts of the matrices inside an expert: (gate, up), or (down,)
+    rows, inputs   size N, K of a matrix
+    panels, tiles  panels of a matrix, tiles of a panel
     groups         scales of a row (fp8_block: of a panel); 0 without scales
-    panel_bytes, scales_at, zeros_at   inside a panel
+    panel_bytes, scales_at, zeros_at   size of a panel, starts of scales and zeros inside it
     """
 
     offset: int
@@ -61,12 +61,12 @@ class LayoutSlice:
 
 @dataclass(frozen=True)
 class Layout:
-    """Format, sizes and slices of a packed base; `text` and `parse` carry it through an operator's string option.
+    """Format, sizes and slices of packed weights; `text` and `parse` carry it through an operator's string option.
 
     group_size   inputs that share a scale; None: the whole row (int8), or no scales at all (fp32, bf16)
     scale_dtype  None without scales; uint8 for the E8M0 bytes of mxfp4
     cuts         borders of the slices along the intermediate size: (0, .., I)
-    block_bytes  0: two blobs. Else there is one, an expert in every block_bytes of it
+    block_bytes  0: two blobs. Otherwise there is one blob, with one expert in every block_bytes of it
     text         for example "int4:64x1024x512:g32:bf16:0,512": format, experts x hidden x intermediate, group, scale,
                  cuts, and ":b" with block_bytes; an attribute, because torch.compile does not trace a cached property
     """
@@ -97,15 +97,15 @@ class Layout:
         step, last = self.step, self.intermediate_size
         rising = all(a <= b for a, b in zip(self.cuts, self.cuts[1:]))
         if len(self.cuts) < 2 or self.cuts[0] != 0 or self.cuts[-1] != last or not rising:
-            raise ValueError(f"Layout: cuts={self.cuts} do not go up from 0 to {last}")
+            raise ValueError(f"Layout: cuts={self.cuts} do not rise from 0 to {last}")
         if any(cut % step for cut in self.cuts if cut != last):
-            raise ValueError(f"Layout: cuts={self.cuts} are not multiples of the group of {step}")
+            raise ValueError(f"Layout: cuts={self.cuts} are not multiples of the group size {step}")
         group = self.group_size
         if fmt.fixed and group != fmt.group:
-            raise ValueError(f"Layout: group_size={group}, but that of {self.format} is {fmt.group}")
+            raise ValueError(f"Layout: group_size={group}, but {self.format} has group_size={fmt.group}")
         if fmt.name != "fp8_block" and (group is not None or fmt.bits == 4):
             if not group or group % 8 or self.hidden_size % group or last % group:
-                raise ValueError(f"Layout: group_size={group} does not fit {self.hidden_size} and {last}")
+                raise ValueError(f"Layout: group_size={group} does not divide {self.hidden_size} and {last}")
         if self.block_bytes:
             least = self.expert_nbytes
             if self.partitions > 1 or self.block_bytes < least or self.block_bytes % ALIGNMENT:
@@ -124,7 +124,7 @@ class Layout:
 
     @property
     def step(self) -> int:
-        """What a cut must be a multiple of: the group of down, whose inputs are cut."""
+        """Cuts are multiples of this: the group size of down, whose inputs are cut."""
         return self.group_size or 1
 
     # -- text ---------------------------------------------------------------------------------------------------------
@@ -139,17 +139,17 @@ class Layout:
     @classmethod
     @lru_cache(maxsize=256)
     def parse(cls, text: str) -> Layout:
-        """The layout whose `text` this is; ValueError for any other text."""
-        found = _TEXT.fullmatch(text)
+        """The layout with this `text`; raises ValueError for any other text."""
+        match = _TEXT.fullmatch(text)
         scales = {name: dtype for dtype, name in SCALE_NAMES.items()} | {"-": None}
-        if found is None or found[6] not in scales or not re.fullmatch(r"row|g\d+", found[5]):
+        if match is None or match[6] not in scales or not re.fullmatch(r"row|g\d+", match[5]):
             raise ValueError(f"Layout: {text!r} is not a layout; one is 'int4:64x1024x512:g32:bf16:0,512'")
-        group = None if found[5] == "row" else int(found[5][1:])
-        cuts = tuple(int(cut) for cut in found[7].split(","))
-        block = int(found[8] or 0)
-        return cls(found[1], int(found[2]), int(found[3]), int(found[4]), group, scales[found[6]], cuts, block)
+        group = None if match[5] == "row" else int(match[5][1:])
+        cuts = tuple(int(cut) for cut in match[7].split(","))
+        block = int(match[8] or 0)
+        return cls(match[1], int(match[2]), int(match[3]), int(match[4]), group, scales[match[6]], cuts, block)
 
-    # -- places -------------------------------------------------------------------------------------------------------
+    # -- positions ----------------------------------------------------------------------------------------------------
 
     def matrices(self, which: str) -> list[LayoutSlice]:
         """The slices of the blob "gate_up" or "down", in order."""
@@ -171,7 +171,7 @@ class Layout:
 
     def _slices(self, which: str) -> tuple[LayoutSlice, ...]:
         if which not in ("gate_up", "down"):
-            raise ValueError(f"Layout: there is no blob {which!r}; there are 'gate_up' and 'down'")
+            raise ValueError(f"Layout: unknown blob {which!r}; known: 'gate_up' and 'down'")
         return self._gate_up if which == "gate_up" else self._down
 
     @cached_property
@@ -210,12 +210,12 @@ class Layout:
 
 
 def up(number: int, multiple: int) -> int:
-    """The least multiple that is not below."""
+    """`number` rounded up to a multiple of `multiple`."""
     return -(-number // multiple) * multiple
 
 
 def cuts(intermediate_size: int, partitions: int, step: int) -> tuple[int, ...]:
-    """Borders of `partitions` slices at multiples of `step`, the first ones a step longer if need be."""
+    """Borders of `partitions` slices at multiples of `step`; the first slices are a step longer if needed."""
     steps = -(-intermediate_size // step)
     each, more = divmod(steps, partitions)
     ends = [step * (each * p + min(p, more)) for p in range(partitions + 1)]
@@ -227,7 +227,7 @@ def cuts(intermediate_size: int, partitions: int, step: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Expert:
-    """The three matrices of one expert, whole: gate and up [I, H], down [H, I]."""
+    """The three whole matrices of one expert: gate and up [I, H], down [H, I]."""
 
     gate: Codes
     up: Codes
@@ -235,7 +235,7 @@ class Expert:
 
 
 def write_expert(layout: Layout, gate_up: Tensor, down: Tensor, e: int, expert: Expert) -> None:
-    """Expert e into the two blobs (1-D uint8), a slice at a time."""
+    """Write expert e into the two blobs (1-D uint8), a slice at a time."""
     for begin, place in zip(layout.cuts, layout.matrices("gate_up")):
         for part, matrix in enumerate((expert.gate, expert.up)):
             if place.panels:
@@ -248,7 +248,7 @@ def write_expert(layout: Layout, gate_up: Tensor, down: Tensor, e: int, expert: 
 
 
 def read_expert(layout: Layout, gate_up: Tensor, down: Tensor, e: int) -> Expert:
-    """Expert e from the two blobs: the inverse of `write_expert`."""
+    """Read expert e from the two blobs: the inverse of `write_expert`."""
     parts: list[list[Codes]] = [
         [read_matrix(layout, place, _panels(blob, place, e, part)) for place in layout.matrices(which) if place.panels]
         for which, blob, part in (("gate_up", gate_up, 0), ("gate_up", gate_up, 1), ("down", down, 0))
@@ -260,16 +260,16 @@ def read_expert(layout: Layout, gate_up: Tensor, down: Tensor, e: int) -> Expert
 def unpack_expert(
     layout: Layout, gate_up: Tensor, down: Tensor, e: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Expert e in numbers: gate, up [I, H] and down [H, I]; see `unpack`."""
+    """Expert e as numbers: gate, up [I, H] and down [H, I]; see `unpack`."""
     expert = read_expert(layout, gate_up, down, e)
     kind = layout.kind
     return decode(kind, expert.gate, dtype), decode(kind, expert.up, dtype), decode(kind, expert.down, dtype)
 
 
 def unpack(layout: Layout, gate_up: Tensor, down: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """gate_up [E, 2I, H] (rows 0..I-1 gate, then up) and down [E, H, I] in numbers, an expert at a time
+    """gate_up [E, 2I, H] (rows 0..I-1 gate, then up) and down [E, H, I] as numbers, an expert at a time
 
-    Each is value(code) * scale rounded once to `dtype`: exact in float64, and in float32 unless scales are float32.
+    Each is value(code) * scale, rounded once to `dtype`: exact in float64, and in float32 unless scales are float32.
     """
     E, H, I = layout.num_experts, layout.hidden_size, layout.intermediate_size
     both = torch.empty((E, 2 * I, H), dtype=dtype, device=gate_up.device)
@@ -299,7 +299,7 @@ def _cut_inputs(layout: Layout, matrix: Codes, begin: int, end: int) -> Codes:
 
 
 def _joined(parts: list[Codes], dim: int, *, scale_is_common: bool = False) -> Codes:
-    """Slices of a matrix side by side."""
+    """The slices of a matrix joined along `dim`."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
@@ -315,7 +315,7 @@ def _joined(parts: list[Codes], dim: int, *, scale_is_common: bool = False) -> C
 
 
 def write_matrix(layout: Layout, place: LayoutSlice, panels: Tensor, matrix: Codes) -> None:
-    """The panels [panels, panel_bytes] of a matrix, from its codes."""
+    """Write the panels [panels, panel_bytes] of a matrix from its codes."""
     fmt, P, T, G = layout.kind, place.panels, place.tiles, place.groups
     codes = matrix.codes.contiguous()
     codes = codes if codes.dtype.itemsize > 1 else codes.view(torch.uint8)
@@ -341,7 +341,7 @@ def write_matrix(layout: Layout, place: LayoutSlice, panels: Tensor, matrix: Cod
 
 
 def read_matrix(layout: Layout, place: LayoutSlice, panels: Tensor) -> Codes:
-    """The codes of a matrix, from its panels: the inverse of `write_matrix`."""
+    """Read the codes of a matrix from its panels: the inverse of `write_matrix`."""
     fmt, P, T, G = layout.kind, place.panels, place.tiles, place.groups
     tiles = panels[:, : place.scales_at].view(torch.int32).view(P, T, WORDS, ROWS)
     words = tiles.permute(0, 3, 1, 2).contiguous().view(P * ROWS, T * WORDS)
@@ -362,20 +362,20 @@ def read_matrix(layout: Layout, place: LayoutSlice, panels: Tensor) -> Codes:
 
 
 def _by_panel(values: Tensor, panels: int) -> Tensor:
-    """[rows, groups] -> [panels, groups, 16], rows beyond the matrix zero"""
+    """[rows, groups] -> [panels, groups, 16], with zeros for rows beyond the matrix"""
     values = pad(values, (0, 0, 0, panels * ROWS - values.shape[0]))
     return values.view(panels, ROWS, -1).permute(0, 2, 1)
 
 
 def _gather(words: Tensor) -> Tensor:
-    """The even nibbles of a word, side by side in its low half"""
+    """The even nibbles of each word, packed into its low half"""
     words = words & 0x0F0F0F0F
     words = (words | words >> 4) & 0x00FF00FF
     return (words | words >> 8) & 0x0000FFFF
 
 
 def _spread(words: Tensor) -> Tensor:
-    """The nibbles of a word's low half, each to an even place: the inverse of `_gather`"""
+    """The nibbles of each word's low half, moved to even positions: the inverse of `_gather`"""
     words = words & 0x0000FFFF
     words = (words | words << 8) & 0x00FF00FF
     return (words | words << 4) & 0x0F0F0F0F

@@ -1,4 +1,4 @@
-"""A saved base back into memory, an expert at a time; what is wrong with the file is said by tensor or key."""
+"""Loading of saved weights, an expert at a time; errors name the tensor or the metadata key."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .memory import frozen
 _OP = "PackedExperts.load"
 _MAX_HEADER = 100_000_000  # bytes, as in safetensors
 
-Read = Callable[[int, int], bytearray]  # (begin, size) -> these bytes of the tensors
+Read = Callable[[int, int], bytearray]  # (begin, size) -> bytes of the file's tensor section
 
 
 def load(
     path: str | os.PathLike[str], partitions: int | None, nodes: Sequence[int] | None, mapped: bool
 ) -> PackedWeights:
-    """The base in a file."""
+    """The packed weights in a file that `save` wrote."""
     with open(path, "rb") as file, frozen():
         content, start, size = _content(file, path)
         metadata = content["__metadata__"]
@@ -44,7 +44,7 @@ def load(
         base = assemble(layout, experts, None, (biases.get(BIASES[0]), biases.get(BIASES[1])), chosen)
     for name, entry in entries.items():
         if metadata.get(CRC + name) != f"{entry.crc:08x}":
-            raise _damaged(path, f"{name} has other bytes than were saved (its checksum does not match)")
+            raise _damaged(path, f"the bytes of {name} have changed since it was saved (its checksum does not match)")
     return base
 
 
@@ -59,7 +59,7 @@ def _codes(read: Read, entries: dict[str, TensorEntry], matrix: str, e: int) -> 
 
 
 def _tensor(read: Read, entry: TensorEntry, e: int | None) -> Tensor:
-    """An expert's part of a tensor, or all of it; its bytes go into the checksum."""
+    """An expert's part of a tensor, or the whole tensor if e is None; updates the checksum."""
     data = read(entry.begin, entry.nbytes) if e is None else read(entry.begin + e * entry.each, entry.each)
     entry.crc = zlib.crc32(data, entry.crc)
     shape = entry.shape if e is None else entry.shape[1:]
@@ -75,13 +75,13 @@ def _reader(file: IO[bytes], start: int, mapped: bool) -> Read:
         file.seek(start + begin)
         data = bytearray(size)
         if file.readinto(data) != size:  # type: ignore[attr-defined]
-            raise OSError(f"{_OP}: {file.name} became shorter while it was read")
+            raise OSError(f"{_OP}: {file.name} was truncated while it was read")
         return data
 
     return read
 
 
-# -- what is wrong with it --------------------------------------------------------------------------------------------
+# -- validation -------------------------------------------------------------------------------------------------------
 
 
 def _foreign(path: Any, why: str) -> ValueError:
@@ -89,15 +89,15 @@ def _foreign(path: Any, why: str) -> ValueError:
 
 
 def _damaged(path: Any, why: str) -> ValueError:
-    return ValueError(f"{_OP}: {path} is damaged: {why}. Save it again from where it came")
+    return ValueError(f"{_OP}: {path} is damaged: {why}. Save it again from its source")
 
 
 def _content(file: IO[bytes], path: Any) -> tuple[dict[str, Any], int, int]:
-    """The header, where the tensors begin, and the bytes of the file."""
+    """(header, offset of the first tensor, size of the file)"""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 10 or not 2 <= length <= min(size - 8, _MAX_HEADER):
-        raise _foreign(path, f"there is no safetensors header in its {size} bytes")
+        raise _foreign(path, f"its {size} bytes have no safetensors header")
     try:
         content = json.loads(file.read(length))
     except (ValueError, RecursionError):
@@ -108,8 +108,8 @@ def _content(file: IO[bytes], path: Any) -> tuple[dict[str, Any], int, int]:
         raise _foreign(path, f"its metadata has no key {OURS!r} (keys: {keys or 'none'})")
     if metadata[OURS] != VERSION:
         raise ValueError(
-            f"{_OP}: {path}: the metadata's {OURS!r} is {metadata[OURS]!r}, and this goldsmith reads {VERSION!r}: "
-            "load it with the goldsmith that wrote it, or update this one"
+            f"{_OP}: {path}: the metadata's {OURS!r} is {metadata[OURS]!r}, but this goldsmith reads {VERSION!r}: "
+            "load it with the version of goldsmith that wrote it, or update goldsmith"
         )
     return content, 8 + length, size
 
@@ -137,12 +137,12 @@ def _layout(metadata: dict[str, Any], path: Any) -> Layout:
     try:
         layout = Layout(fmt.name, **sizes, group_size=group, scale_dtype=scale, cuts=(0, inner))
     except ValueError as error:
-        raise _damaged(path, f"its metadata does not fit together ({error})") from None
+        raise _damaged(path, f"its metadata is inconsistent ({error})") from None
     return cut(layout, partitions, _OP)
 
 
 def _entries(layout: Layout, content: dict[str, Any], room: int, path: Any) -> dict[str, TensorEntry]:
-    """Where the file has each tensor of the layout: all of them, nothing else, each whole."""
+    """The entry of each tensor of the layout; raises unless the file holds exactly these tensors, each complete."""
     headers = {name: _header(content, name, path) for name in content if name != "__metadata__"}
     dtypes = {text: dtype for dtype, text in DTYPES.items()}
     biases = {}
@@ -156,28 +156,28 @@ def _entries(layout: Layout, content: dict[str, Any], room: int, path: Any) -> d
         if name not in headers:
             raise _damaged(path, f"the tensor {name!r} is missing")
         if name not in entries:
-            raise _damaged(path, f"there is no tensor {name!r} in {layout.format}")
+            raise _damaged(path, f"there is no tensor {name!r} in the format {layout.format}")
     for name, entry in entries.items():
         for key in ("dtype", "shape"):
             if headers[name][key] != entry.header[key]:
                 raise _damaged(path, f"{name} has {key} {headers[name][key]!r}, wanted {entry.header[key]!r}")
         begin, end = headers[name]["data_offsets"]
         if begin < 0:
-            raise _damaged(path, f"{name} begins before the tensors do: data_offsets {[begin, end]}")
+            raise _damaged(path, f"{name} begins before the first tensor: data_offsets {[begin, end]}")
         if end - begin != entry.nbytes:
             raise _damaged(path, f"{name} has {end - begin} bytes by its data_offsets, wanted {entry.nbytes}")
         if end > room:
-            raise _damaged(path, f"{name} is cut off: the file is {end - room} bytes too short for it")
+            raise _damaged(path, f"{name} is truncated: the file is {end - room} bytes too short for it")
         entry.begin = begin
     return entries
 
 
 def _header(content: dict[str, Any], name: str, path: Any) -> dict[str, Any]:
-    """A tensor's entry in the header, with the keys and types that safetensors asks for."""
-    found = content[name]
-    if isinstance(found, dict):
-        numbers = [found.get("shape"), found.get("data_offsets")]
+    """A tensor's entry in the header; raises unless it has the keys and types of safetensors."""
+    header = content[name]
+    if isinstance(header, dict):
+        numbers = [header.get("shape"), header.get("data_offsets")]
         lists = all(isinstance(part, list) and all(type(n) is int for n in part) for part in numbers)
-        if isinstance(found.get("dtype"), str) and lists and len(found["data_offsets"]) == 2:
-            return found
+        if isinstance(header.get("dtype"), str) and lists and len(header["data_offsets"]) == 2:
+            return header
     raise _damaged(path, f"the header's entry of {name!r} is not a dtype, a shape and two data_offsets")

@@ -1,4 +1,4 @@
-"""Memory for packed weights: whole pages, each slice on the NUMA node that will read it."""
+"""Memory for packed weights: whole pages, with each slice on the NUMA node that will read it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from torch import Tensor
 from ...core.processors import nodes_of_machine, processors_of
 from .layout import Layout
 
-HUGE = 2 << 20  # bytes of a page of the larger kind, asked for from two of them on: 4 KiB by 4 KiB takes longer
+HUGE = 2 << 20  # bytes of a huge page, requested for two or more of them: faulting 4 KiB pages takes longer
 _MBIND = {"x86_64": 237, "aarch64": 235}  # the system call's number; libc has no function for it
-_PREFERRED = 1  # MPOL_PREFERRED: on that node while it has room, rather than out of memory
+_PREFERRED = 1  # MPOL_PREFERRED: use another node if this one is full, instead of running out of memory
 
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """No gradients, and no inference tensors either, which autograd could not keep for a backward later."""
+    """Disable gradients without inference mode, whose tensors autograd cannot save for a later backward."""
     with torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def allocate(layout: Layout, which: str, nodes: Sequence[int] = ()) -> Tensor:
-    """Zero bytes for a blob, page-aligned, not touched yet; slice p on node nodes[p] if `nodes` are given."""
+    """Zeroed, page-aligned bytes for a blob, not touched yet; slice p goes to node nodes[p] if `nodes` is not empty."""
     size = layout.nbytes(which)
     blob = empty_pages(size)
     if nodes:
@@ -41,30 +41,30 @@ def allocate(layout: Layout, which: str, nodes: Sequence[int] = ()) -> Tensor:
 
 
 def empty_pages(size: int) -> Tensor:
-    """`size` zero bytes in pages of their own, which cost nothing before they are written and go back when freed."""
+    """`size` zero bytes in separate pages: they cost nothing until written, and return to the system when freed."""
     if size == 0 or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(size, dtype=torch.uint8, device="cpu")
-    pages = map_pages(size, "packed weights", "a format with fewer bytes per weight is int4 or mxfp4")
+    pages = map_pages(size, "packed weights", "int4 and mxfp4 take fewer bytes per weight")
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def map_pages(size: int, purpose: str, advice: str) -> mmap.mmap:
-    """`size` bytes that are the process's own; raises MemoryError, with what they were for and what needs less."""
+    """`size` bytes of private anonymous memory; the MemoryError names the purpose and the advice."""
     try:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        gives = f"the system gives no {size / 1e9:.1f} GB for {purpose} ({error})"
-        raise MemoryError(f"goldsmith.experts: {gives}; {advice}") from error
+        problem = f"the system could not provide {size / 1e9:.1f} GB for {purpose} ({error})"
+        raise MemoryError(f"goldsmith.experts: {problem}; {advice}") from error
     if size >= 2 * HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             pages.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
-            pass  # a kernel without huge pages: small ones do
+            pass  # a kernel without huge pages uses small ones
     return pages
 
 
 def give_back(pages: Tensor) -> None:
-    """Whole pages inside a part of `empty_pages`, whose numbers nobody needs any more, back to the system."""
+    """Return the whole pages inside a part of `empty_pages` to the system; their contents are lost."""
     begin = -(-pages.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     size = (pages.data_ptr() + pages.numel() - begin) // mmap.PAGESIZE * mmap.PAGESIZE
     if size > 0 and platform.system() == "Linux":
@@ -72,13 +72,13 @@ def give_back(pages: Tensor) -> None:
 
 
 def spread(partitions: int) -> tuple[int, ...]:
-    """A node for each slice: neighbours side by side, as evenly as it goes."""
+    """The node of each slice: neighbouring slices share a node, as evenly as possible."""
     nodes = nodes_of_machine()
     return tuple(nodes[p * len(nodes) // partitions] for p in range(partitions))
 
 
 def put_on_node(pages: Tensor, node: int) -> str:
-    """Have untouched `pages` lie on `node`; returns how: "bound", or "touched" by a thread that runs there."""
+    """Place untouched `pages` on `node`; returns "bound", or "touched" if a thread on that node wrote them first."""
     if pages.numel() == 0 or _bind(pages, node):
         return "bound"
     toucher = threading.Thread(target=_touch, args=(pages, processors_of(node)))
@@ -100,10 +100,10 @@ def _bind(pages: Tensor, node: int) -> bool:
 
 
 def _touch(pages: Tensor, processors: list[int]) -> None:
-    """Write every page from this thread, on one of `processors` where the system lets it move there."""
+    """Write every page from this thread, after moving it to `processors` if the system allows that."""
     if processors and hasattr(os, "sched_setaffinity"):
         try:
-            os.sched_setaffinity(0, processors)  # 0 is the calling thread, which ends after this
+            os.sched_setaffinity(0, processors)  # 0 is the calling thread, which ends after this function
         except OSError:
-            pass  # a container that has none of the node's processors: the pages lie where they may
+            pass  # a container without the node's processors: the pages land on another node
     ctypes.memset(pages.data_ptr(), 0, pages.numel())

@@ -1,4 +1,4 @@
-"""experts.pack: float weights of a layer's experts, stored and quantised."""
+"""experts.pack: packs the float weights of a layer's experts, quantised or as they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Experts: TypeAlias = Tensor | Iterable[Tensor]  # stacked [E, ...], or one by on
 
 _OP = "experts.pack"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_HINT = "; float64 goes in as .float(), quantised weights through from_k2, from_awq, from_fp8_block or from_mxfp4"
+_HINT = "; convert float64 with .float(), import quantised weights with from_k2, from_awq, from_fp8_block or from_mxfp4"
 
 
 def pack(
@@ -40,24 +40,24 @@ def pack(
 ) -> PackedExperts:
     """w = value(code) * scale: the weights of a layer's experts, in one packed copy for forward and backward
 
-    gate_up [E, 2I, H] (rows 0..I-1 gate, then up), or a pair (gate, up) of [E, I, H]; down [E, H, I]. Each stacked, or
-    anything that yields E tensors one by one: then one expert at a time is in memory beside the result. float32,
-    bfloat16 or float16.
+    gate_up [E, 2I, H] (rows 0..I-1 gate, then up), or a pair (gate, up) of [E, I, H]; down [E, H, I]; in float32,
+    bfloat16 or float16. Each is a stacked tensor, or an iterable of E tensors: then only one expert at a time is in
+    memory besides the result.
 
-    transposed   gate_up is [E, H, 2I], down [E, I, H]
-    interleaved  gate_up's rows (and the bias's numbers) are gate0, up0, gate1, ...
+    transposed   gate_up is [E, H, 2I], down is [E, I, H]
+    interleaved  the rows of gate_up (and the elements of its bias) are gate0, up0, gate1, ...
     format       "fp32", "bf16": the value. "int8", "int4": q * s. "int4_asym": (q - z) * s. "mxfp4": E2M1 codes with an
-                 E8M0 scale by 32 inputs. "fp8_block": E4M3 with a scale by 128 x 128
-    group_size   inputs that share a scale: int8 the whole row, int4 32, int4_asym 128 by default; a multiple of 8 that
-                 divides H and I
-    scale_dtype  int8 float32, int4 bfloat16, int4_asym float16 by default; each of the three for each
-    gate_up_bias, down_bias   [E, 2I] and [E, H], kept as they are
+                 E8M0 scale per 32 inputs. "fp8_block": E4M3 with a scale per 128 x 128
+    group_size   inputs that share a scale; a multiple of 8 that divides H and I. Default: int8 the whole row, int4 32,
+                 int4_asym 128
+    scale_dtype  float32, bfloat16 or float16. Default: int8 float32, int4 bfloat16, int4_asym float16
+    gate_up_bias, down_bias   [E, 2I] and [E, H], stored unchanged
     partitions   slices of the intermediate size, see `PackedExperts.partition`
-    progress     called after every expert with (experts done, experts in all or None)
+    progress     called after every expert with (experts done, number of experts or None)
 
     Scales are rounded to their dtype first; codes are the nearest to w / s, ties to even, clamped. Raises ShapeError,
-    TypeError, and ValueError for a group that does not divide (with those that would) and for a number that is not
-    finite (with its place). The result is on the CPU, wherever the weights came from.
+    TypeError, and ValueError for a group size that does not divide (the message lists those that would) and for a
+    number that is not finite (with its index). The result is on the CPU, wherever the weights are.
     """
     check_choice(_OP, "format", format, list(FORMATS))
     check_flag(_OP, "transposed", transposed)
@@ -97,7 +97,7 @@ def _stacks(gate_up: Any, down: Any, transposed: bool, interleaved: bool) -> lis
     if not pair:
         hinted = [Stack(_OP, "gate_up", gate_up, both, _FLOATS, _HINT)]
     elif interleaved:
-        raise ValueError(f"{_OP}: interleaved=True is about gate_up in one tensor, but a pair (gate, up) was given")
+        raise ValueError(f"{_OP}: interleaved=True needs gate_up in one tensor, but it is a pair (gate, up)")
     else:
         one = "H I" if transposed else "I H"
         names = ("gate", "up")
@@ -130,7 +130,7 @@ def _experts(
 def _matrices(
     row: tuple[Tensor, ...], stacks: list[Stack], e: int, transposed: bool, interleaved: bool
 ) -> tuple[Tensor, ...]:
-    """gate, up [I, H] and down [H, I] of an expert, from what was given of it."""
+    """gate, up [I, H] and down [H, I] of an expert, from one row of arguments."""
     for tensor, stack in zip(row, stacks):
         check_finite(_OP, f"{stack.name} of expert {e}", tensor)
     turned = tuple(t.t() for t in row) if transposed else row
@@ -150,12 +150,12 @@ def _check_sizes(stacks: list[Stack], first: tuple[Tensor, ...]) -> None:
         for (name, shape), stack in zip(shapes.items(), stacks)
     ]
 
-    def fail(what: str) -> None:
-        turn = ""
+    def fail(problem: str) -> None:
+        hint = ""
         transposed = stacks[-1].dims == ["I", "H"]
         if _fits(tuple(s if transposed else reversed(s)) for s in shapes.values()):
-            turn = f"\n  these shapes fit with transposed={not transposed}"
-        raise ShapeError("\n".join([f"{_OP}: {what}, of an expert:", *lines]) + turn)
+            hint = f"\n  these shapes fit with transposed={not transposed}"
+        raise ShapeError("\n".join([f"{_OP}: {problem}, in an expert:", *lines]) + hint)
 
     if 0 in gate.shape or 0 in down.shape:
         fail("a size is 0")
@@ -168,7 +168,7 @@ def _check_sizes(stacks: list[Stack], first: tuple[Tensor, ...]) -> None:
 
 
 def _fits(shapes: Iterable[tuple[int, ...]]) -> bool:
-    """Whether shapes, of (gate_up, down) or (gate, up, down), are [2I, H] or [I, H] with [H, I]."""
+    """Whether the shapes of (gate_up, down) or (gate, up, down) are consistent: [2I, H] or [I, H], with [H, I]."""
     *fronts, (hidden, intermediate) = shapes
     rows = 2 * intermediate if len(fronts) == 1 else intermediate
     return all(front == (rows, hidden) for front in fronts)
@@ -177,14 +177,14 @@ def _fits(shapes: Iterable[tuple[int, ...]]) -> bool:
 def check_biases(
     op: str, gate_up: Any, down: Any, count: int | None, hidden: int, intermediate: int, interleaved: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The biases as they are kept: gate's numbers, then up's. Copies: the caller's may change."""
+    """Checked copies of the biases, gate's elements before up's; copies, because the caller may change its tensors."""
     kept: list[Tensor | None] = []
     for name, bias, width in (("gate_up_bias", gate_up, 2 * intermediate), ("down_bias", down, hidden)):
         if bias is None:
             kept.append(None)
             continue
         if isinstance(bias, (list, tuple)) and all(isinstance(b, Tensor) for b in bias) and bias:
-            with torch.autocast(bias[0].device.type, enabled=False):  # which would join no float16 on a CPU
+            with torch.autocast(bias[0].device.type, enabled=False):  # autocast cannot stack float16 on a CPU
                 bias = torch.stack([b.detach() for b in bias])
         check_tensor(op, name, bias)
         check_dtype(op, name, bias, _FLOATS)

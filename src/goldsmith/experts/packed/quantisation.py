@@ -1,7 +1,7 @@
-"""Weights to codes. The arithmetic is bound to the last bit, so that two implementations agree.
+"""Quantisation of weights to codes, defined to the last bit, so that two implementations agree.
 
-A scale is rounded to its stored dtype first; codes are then the nearest to w / s (a division in float32, ties to even),
-clamped. Where the rounded scale is 0, every code is 0.
+A scale is first rounded to its stored dtype. Codes are then the nearest to w / s (a division in float32, ties to even),
+clamped. If the rounded scale is 0, every code is 0.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _E4M3_MAX = 448.0
 _E8M0_BIAS = 127
 
 
-_CHUNK = 1 << 19  # weights at a time: they stay in the cache from step to step, and the memory taken is small
+_CHUNK = 1 << 19  # weights at a time: they stay in the cache between steps, and temporaries are small
 
 
 def quantise(fmt: Format, weights: Tensor, group: int | None, scale_dtype: torch.dtype | None, where: str) -> Codes:
-    """code = nearest(w / s), s = amax / largest code by group: the codes of one matrix [rows, inputs]
+    """code = nearest(w / s), s = amax / largest code of each group: the codes of one matrix [rows, inputs]
 
-    Finite float32, bfloat16 or float16 weights. ValueError, beginning with `where`, when a scale overflows its dtype
-    or a weight bfloat16.
+    Weights are finite, in float32, bfloat16 or float16. Raises ValueError, whose message begins with `where`, if a
+    scale overflows its dtype or a weight overflows bfloat16.
     """
     rows, inputs = weights.shape
     step = max(_CHUNK // max(inputs, 1) // FP8_BLOCK, 1) * FP8_BLOCK
@@ -33,8 +33,8 @@ def quantise(fmt: Format, weights: Tensor, group: int | None, scale_dtype: torch
     for at in range(0, rows, step):
         try:
             parts.append(_quantise(fmt, weights[at : at + step], group, scale_dtype))
-        except _Overflow as found:
-            raise ValueError(f"{where} row {at + found.row}, {found}") from None
+        except _Overflow as overflow:
+            raise ValueError(f"{where} row {at + overflow.row}, {overflow}") from None
     if len(parts) == 1:
         return parts[0]
     names = [name for name in ("codes", "scales", "zeros") if getattr(parts[0], name) is not None]
@@ -75,14 +75,14 @@ def _quantise(fmt: Format, weights: Tensor, group: int | None, scale_dtype: torc
 
 
 def check_group(op: str, fmt: Format, group_size: int | None, hidden: int, intermediate: int) -> int | None:
-    """The group that will be used: the one given, or the format's own. ValueError lists those that would work."""
+    """The group size to use: `group_size`, or the format's default. The ValueError lists sizes that would work."""
     if group_size is not None and (isinstance(group_size, bool) or not isinstance(group_size, int)):
         raise TypeError(f"{op}: group_size={group_size!r} is {kind(group_size)}, wanted an int or None")
     if fmt.fixed:
         if group_size not in (None, fmt.group):
             own = "no groups" if fmt.group is None else f"groups of {fmt.group}, which are fixed"
             raise ValueError(
-                f"{op}: format={fmt.name!r} takes no group_size, got {group_size}: it has {own}. Leave it out, or use "
+                f"{op}: format={fmt.name!r} takes no group_size, got {group_size}: it has {own}. Omit it, or use "
                 "int8, int4 or int4_asym"
             )
         if fmt.bits != 4:
@@ -94,20 +94,20 @@ def check_group(op: str, fmt: Format, group_size: int | None, hidden: int, inter
         return group
     both = [d for d in divisors(hidden) if intermediate % d == 0]
     would = f"these would work: {', '.join(map(str, both))}" if both and not fmt.fixed else "none would work"
-    others = "" if both and not fmt.fixed else "; int8 without group_size, fp8_block, bf16 and fp32 take any sizes"
+    others = "" if both and not fmt.fixed else "; int8 without group_size, fp8_block, bf16 and fp32 accept any sizes"
     raise ValueError(
-        f"{op}: group_size={group}{'' if group_size is not None else f' (that of {fmt.name})'} must be a multiple of 8 "
+        f"{op}: group_size={group}{'' if group_size is not None else f' (of {fmt.name})'} must be a multiple of 8 "
         f"that divides hidden_size={hidden} and intermediate_size={intermediate}; {would}{others}"
     )
 
 
 def check_scale_dtype(op: str, fmt: Format, scale_dtype: torch.dtype | None) -> torch.dtype | None:
-    """The dtype that scales will have: the one given, or the format's default."""
+    """The dtype of scales to use: `scale_dtype`, or the format's default."""
     if scale_dtype is None:
         return fmt.scales[0] if fmt.scales else None
     if scale_dtype not in fmt.scales:
         wanted = ", ".join(str(d) for d in fmt.scales) or "none, it has no scales"
-        raise ValueError(f"{op}: format={fmt.name!r} has no scales in {scale_dtype!r}; it takes: {wanted}")
+        raise ValueError(f"{op}: format={fmt.name!r} has no scales in {scale_dtype!r}; it supports: {wanted}")
     return scale_dtype
 
 
@@ -134,7 +134,7 @@ def _rounded(scales: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _divisor(scales: Tensor) -> Tensor:
-    """The scales in float32, 1 where they are 0: what has no scale is so small that beside 1 its code is 0."""
+    """The scales in float32, with 1 in place of 0: such weights are so small that divided by 1 their code is 0."""
     s = scales.to(torch.float32)
     return s.masked_fill(s == 0, 1.0)
 
@@ -147,7 +147,7 @@ def _mxfp4(grouped: Tensor) -> Codes:
     values = grouped / scale
     signs = (values.view(torch.int32) >> 28).bitwise_and_(8)
     sizes = values.abs_()
-    # steps of 1/2 up to 2, of 1 up to 4, of 2 up to 6, where it saturates: each counts its own steps
+    # E2M1 has steps of 1/2 up to 2, of 1 up to 4, of 2 up to 6, where it saturates: add up the steps of each range
     steps = (sizes * 2).clamp_(max=4).round_()
     steps += sizes.clamp(2, 4).round_()
     steps += (sizes / 2).clamp_(2, _E2M1_MAX / 2).round_()
@@ -164,11 +164,11 @@ def _fp8_block(w: Tensor) -> Codes:
     scales = blocks.abs().amax((1, 3)) / _E4M3_MAX
     codes = (blocks / _divisor(scales)[:, None, :, None]).clamp_(-_E4M3_MAX, _E4M3_MAX)
     if (none := scales == 0).any():
-        codes.masked_fill_(none[:, None, :, None], 0)  # of -0 too
+        codes.masked_fill_(none[:, None, :, None], 0)  # also clears -0
     return Codes(codes.view(rows + down, -1)[:rows, :inputs].to(torch.float8_e4m3fn), scales)
 
 
 def _nibbles(codes: Tensor) -> Tensor:
-    """int8 [rows, n], four bits each -> uint8 [rows, n / 2], the even one low: a pair is an int16 (little-endian)"""
+    """int8 [rows, n], four bits each -> uint8 [rows, n / 2], even elements low: a pair is one little-endian int16"""
     pairs = codes.view(torch.int16)
     return ((pairs & 0x0F) | ((pairs >> 4) & 0xF0)).to(torch.uint8)

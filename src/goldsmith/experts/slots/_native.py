@@ -1,4 +1,4 @@
-"""experts.slots: how it is fast on a CPU; the kernels of experts.moe before their sum (csrc/experts/vectors)."""
+"""experts.slots on a CPU, by the native library: the kernels of experts.moe without the sum over slots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 def into(o: Tensor, flags: Tensor | None, *tensors: Tensor | None, **options: Any) -> None:
-    """The same, where the caller wants it."""
+    """Like `forward`, but writes to `o` and `flags`."""
     named: dict[str, Any] = dict(zip(SLOT_NAMES, tensors, strict=True))
     call = NativeCall(named, options)
     call.keep("rows", o.view(call.tokens * call.slots, call.hidden))

@@ -1,4 +1,4 @@
-"""experts.slots: what it means; the forward of experts.moe before its sum."""
+"""experts.slots: reference, the forward of experts.moe before its sum."""
 
 from __future__ import annotations
 
