@@ -1,4 +1,4 @@
-"""Large memory that is saved for a backward: used again, never twice at once, and lent to the system meanwhile."""
+"""The page pool for saved tensors: blocks are reused, never shared, and lent to the system while idle."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from goldsmith.core import native
 from goldsmith.experts import _page_pool
 
 MB = 1 << 20
-pytestmark = pytest.mark.skipif(not hasattr(_page_pool.mmap, "MADV_FREE"), reason="this system lends no pages")
+pytestmark = pytest.mark.skipif(not hasattr(_page_pool.mmap, "MADV_FREE"), reason="this system has no MADV_FREE")
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def blocks(monkeypatch):
     return blocks
 
 
-def test_a_block_is_used_again_when_nothing_refers_to_it(blocks):
+def test_a_block_is_reused_when_nothing_refers_to_it(blocks):
     first = _page_pool.empty((33, MB), torch.uint8)
     place = first.data_ptr()
     part = first[3:, ::2]
@@ -33,7 +33,7 @@ def test_a_block_is_used_again_when_nothing_refers_to_it(blocks):
     assert again.data_ptr() == place and again.is_contiguous() and again.shape == (16, MB)
 
 
-def test_another_size_takes_no_block_that_is_a_quarter_too_large(blocks):
+def test_a_block_more_than_a_quarter_too_large_is_not_reused(blocks):
     kept = _page_pool.empty((100, MB), torch.uint8)
     large = _page_pool.empty((50, MB), torch.uint8)
     place = large.data_ptr()
@@ -45,22 +45,22 @@ def test_another_size_takes_no_block_that_is_a_quarter_too_large(blocks):
     assert kept.numel() == 100 * MB
 
 
-def test_idle_and_used_blocks_are_never_more_than_were_used_at_once(blocks):
+def test_idle_and_used_blocks_never_exceed_the_most_in_use_at_once(blocks):
     sizes = [40, 60, 100, 36, 80, 33, 120, 45]
     for at, size in enumerate(sizes):
-        held = [_page_pool.empty((each, MB), torch.uint8) for each in (size, sizes[at - 1])]
+        tensors = [_page_pool.empty((each, MB), torch.uint8) for each in (size, sizes[at - 1])]
         assert sum(map(len, blocks.idle)) + sum(blocks.used.values()) <= blocks.most
-        del held
+        del tensors
     assert blocks.idle and not blocks.used
 
 
-def test_small_memory_is_the_allocator_s(blocks):
+def test_small_tensors_come_from_torchs_allocator(blocks):
     tensor = _page_pool.empty((31, MB), torch.uint8)
     assert not blocks.used and tensor.shape == (31, MB)
 
 
-def test_memory_that_the_system_does_not_have_is_said_with_what_it_was_for(blocks):
-    with pytest.raises(MemoryError, match=r"gives no 1125899.9 GB for what the backward needs \(.*\); fewer tokens"):
+def test_the_error_for_missing_memory_names_its_purpose(blocks):
+    with pytest.raises(MemoryError, match=r"1125899.9 GB for the backward's saved tensors \(.*\); use fewer tokens"):
         _page_pool.empty((1 << 50,), torch.uint8)
     assert not blocks.used
 
@@ -96,7 +96,7 @@ class TestALayer:
         ids, weights = torch.rand(T, E).topk(k).indices, torch.rand(T, k)
         return lambda: experts.moe(x, ids, weights, base, lora=lora, backend="native"), (x, *lora.parameters())
 
-    def test_saved_numbers_are_what_they_are_in_fresh_memory_and_are_used_again(self, blocks, monkeypatch):
+    def test_reused_memory_gives_the_same_results_as_fresh_memory(self, blocks, monkeypatch):
         forward, wanted = self.layer()
         with monkeypatch.context() as apart:
             apart.setattr(_page_pool, "LEAST", 1 << 60)
@@ -113,7 +113,7 @@ class TestALayer:
             assert not blocks.used and len(blocks.idle) == 2
         assert len(places[0]) == 2 and places[0] == places[1] == places[2]
 
-    def test_forwards_that_wait_for_their_backward_keep_their_own(self, blocks):
+    def test_pending_forwards_keep_their_own_saved_tensors(self, blocks):
         forward, wanted = self.layer()
         with torch.no_grad():
             wanted[0].copy_(torch.linspace(-1, 1, wanted[0].numel()).view_as(wanted[0]))
@@ -125,7 +125,7 @@ class TestALayer:
             later = torch.autograd.grad(y, wanted, torch.ones_like(y))
             assert all(torch.equal(a, b) for a, b in zip(alone, later, strict=True))
 
-    def test_a_forked_child_has_memory_of_its_own(self, blocks):
+    def test_a_forked_child_has_its_own_memory(self, blocks):
         saved = _page_pool.empty((33, MB), torch.uint8)
         saved[:, 0] = 1
         child = os.fork()
