@@ -1,4 +1,4 @@
-// experts.moe of one level.
+// The forward and backward of experts.moe for one level.
 #pragma once
 
 #include "tiles/backward.h"

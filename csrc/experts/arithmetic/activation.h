@@ -6,7 +6,7 @@
 
 namespace gs::GS_LEVEL {
 
-// e^x within 2 units of the last place; 0 below -87.3, infinite above 88.7. NaN stays.
+// e^x within 2 units in the last place; 0 below -87.3, infinite above 88.7. NaN stays NaN.
 inline Floats exponential(Floats x) {
     const Floats low = all(-87.33f), high = all(88.72f);
     const Floats inside = greater(low, lesser(high, x));
@@ -19,7 +19,7 @@ inline Floats exponential(Floats x) {
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
     p = fma(p, r * r, r + all(1));
-    // 2^n in two factors: n = 128 has no float32 of its own
+    // 2^n as two factors, because 2^128 overflows float32
     const Words whole = to_words(n), half = right_signed<1>(whole);
     const Words rest = to_words(n - to_floats(half));
     const Floats result = p * as_floats(left<23>(half + all_words(127))) * as_floats(left<23>(rest + all_words(127)));
@@ -27,7 +27,8 @@ inline Floats exponential(Floats x) {
     return where_greater(low, x, zero(), capped);
 }
 
-// The sigmoid of x and of -x: what is left of 1 where that is most of it, else e^-x times the other.
+// The sigmoids of x and -x. The latter is 1 - sigmoid(x) for x <= 0 and e^-x sigmoid(x) for x > 0, to avoid
+// cancellation.
 struct Sigmoids {
     Floats of, against;
     explicit Sigmoids(Floats x) {
@@ -41,33 +42,33 @@ struct Activation {
     gs_activation kind;
     float alpha, limit;
 
-    // g and u as the activation sees them; NaN stays NaN
+    // clamped g and u; NaN stays NaN
     Floats clamp_gate(Floats g) const { return lesser(all(limit), g); }
     Floats clamp_up(Floats u) const { return greater(all(-limit), lesser(all(limit), u)); }
 
-    struct Found {
+    struct Gradients {
         Floats h, dg, du;
     };
 
-    // h, dh dh/dg and dh dh/du. Beyond a limit the gradient is 0, whatever arrives; at equality it passes
-    // (torch.clamp's rule), and where the argument is NaN it does not. The gate of relu2 is such a limit.
-    Found gradients(Floats gate, Floats up, Floats dh) const {
-        Found found = inside(clamp_gate(gate), clamp_up(up));
-        found.dg = dh * found.dg, found.du = dh * found.du;
+    // h, dh * dh/dg and dh * dh/du. Beyond a limit the gradient is 0 for any dh, even NaN; at equality it passes (like
+    // torch.clamp), and for a NaN argument it is 0. The gate of relu2 is a limit in this sense.
+    Gradients gradients(Floats gate, Floats up, Floats dh) const {
+        Gradients result = inside(clamp_gate(gate), clamp_up(up));
+        result.dg = dh * result.dg, result.du = dh * result.du;
         if (kind == GS_RELU2)
-            found.dg = where_greater(all(std::numeric_limits<float>::denorm_min()), gate, zero(), found.dg);
-        if (std::isinf(limit)) return found;
+            result.dg = where_greater(all(std::numeric_limits<float>::denorm_min()), gate, zero(), result.dg);
+        if (std::isinf(limit)) return result;
         const Floats above = all(std::nextafterf(limit, HUGE_VALF)), below = zero() - above;
-        found.dg = where_greater(above, gate, found.dg, zero());
-        found.du = where_greater(above, up, where_greater(up, below, found.du, zero()), zero());
-        return found;
+        result.dg = where_greater(above, gate, result.dg, zero());
+        result.du = where_greater(above, up, where_greater(up, below, result.du, zero()), zero());
+        return result;
     }
 
     Floats value(Floats gate, Floats up) const { return inside(clamp_gate(gate), clamp_up(up)).h; }
 
 private:
-    // h and its two slopes
-    Found inside(Floats g, Floats u) const {
+    // h and its derivatives
+    Gradients inside(Floats g, Floats u) const {
         switch (kind) {
             case GS_SILU: {
                 const Sigmoids s(g);
@@ -75,7 +76,7 @@ private:
                 return {silu * u, u * s.of * fma(g, s.against, all(1)), silu};
             }
             case GS_GELU: return gelu(g, u);
-            case GS_GELU_TANH: {  // (1 + tanh z) / 2 is the sigmoid of 2 z, which loses nothing near either end
+            case GS_GELU_TANH: {  // (1 + tanh z) / 2 = sigmoid(2 z), without cancellation at either end
                 const float c = 0.7978845608028654f, d = 0.044715f;
                 const Floats square = g * g, z = all(2 * c) * g * fma(all(d), square, all(1));
                 const Sigmoids s(z);
@@ -94,7 +95,7 @@ private:
         }
     }
 
-    Found gelu(Floats g, Floats u) const {
+    Gradients gelu(Floats g, Floats u) const {
         alignas(64) float x[LANES], normal[LANES], density[LANES];
         store(x, g);
         for (int i = 0; i < LANES; ++i) {

@@ -1,4 +1,4 @@
-// Dropout masks of LoRA: Philox4x32-10 counted by (feature / 4, token, slot, projection), as experts/dropout.py says.
+// Dropout masks of LoRA: Philox4x32-10 with counter (feature / 4, token, slot, projection), as in experts/dropout.py.
 #pragma once
 
 #include "../../goldsmith.h"
@@ -33,7 +33,7 @@ inline void philox(uint32_t c[4], uint64_t seed) {
     }
 }
 
-// row[i] *= the mask of feature begin + i
+// row[i] *= mask of feature begin + i
 inline void drop(const Dropout& how, int64_t token, int64_t slot, int64_t begin, int64_t end, float* row) {
     for (int64_t block = begin / 4; block * 4 < end; ++block) {
         uint32_t words[4] = {static_cast<uint32_t>(block), static_cast<uint32_t>(token), static_cast<uint32_t>(slot),

@@ -1,5 +1,5 @@
-// Sixteen floats at a time, whatever the level: one AVX-512 register, two of AVX2, or a plain array.
-// Everything lives in the namespace GS_LEVEL, which each translation unit defines: code of one level never links to
+// Vectors of sixteen floats on every level: one AVX-512 register, two AVX2 registers, or a plain array.
+// Everything is in the namespace GS_LEVEL, which each translation unit defines, so code of one level never links to
 // another's.
 #pragma once
 #include <cmath>
@@ -41,7 +41,7 @@ struct Words {
 inline Floats zero() { return {_mm512_setzero_ps()}; }
 inline Floats all(float a) { return {_mm512_set1_ps(a)}; }
 inline Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
-// the first `count` of sixteen, then zeros
+// the first `count` of sixteen elements, then zeros
 inline Floats load_some(const float* p, int64_t count) {
     return {_mm512_maskz_loadu_ps(static_cast<__mmask16>(count < 16 ? (1u << count) - 1 : 0xffffu), p)};
 }
@@ -52,10 +52,10 @@ inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; 
 inline Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Floats round(Floats a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-// a where a < b, and where b is NaN; torch's clamp lets NaN of its argument through: pass that as b
+// a if a < b, else b; so NaN in b passes through, as in torch.clamp: pass the argument as b
 inline Floats lesser(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Floats greater(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
-// a, but where it is nearer to 0 than `size`, that with a's sign
+// a, or `size` with a's sign if |a| < size
 inline Floats at_least(Floats a, float size) {
     constexpr int larger_size_sign_of_first = 0b0011;
     return {_mm512_range_ps(a.v, _mm512_set1_ps(size), larger_size_sign_of_first)};
@@ -77,7 +77,7 @@ inline Words all_words(uint32_t a) { return {_mm512_set1_epi32(static_cast<int>(
 inline Floats as_floats(Words a) { return {_mm512_castsi512_ps(a.v)}; }
 inline Floats to_floats(Words a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline Words to_words(Floats a) { return {_mm512_cvtps_epi32(a.v)}; }
-// table[a & 15] per lane
+// table[a & 15] in each lane
 inline Floats look_up(const float* table, Words a) { return {_mm512_permutexvar_ps(a.v, _mm512_loadu_ps(table))}; }
 inline Words widen16(const uint16_t* p) {
     return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -85,7 +85,7 @@ inline Words widen16(const uint16_t* p) {
 inline Words widen8(const uint8_t* p) {
     return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
-// 16 bits in the upper half of each, rounded to even; NaN stays NaN
+// the bfloat16 in the upper half of each word, rounded to even; NaN stays NaN
 inline __m512i rounded_to_bfloat16(__m512 a) {
     const __m512i bits = _mm512_castps_si512(a),
                   odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -105,7 +105,7 @@ inline Floats half_floats(const uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 
-// to[j][i] = the j-th word of row i, rows `bytes` apart
+// to[j][i] = word j of row i, with rows `bytes` apart
 inline void transpose(const char* from, int64_t bytes, uint32_t* to) {
     __m512i r[16], t[16];
     for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(from + i * bytes);
@@ -199,7 +199,7 @@ inline Words all_words(uint32_t x) {
 inline Floats as_floats(Words x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 inline Floats to_floats(Words x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline Words to_words(Floats x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
-inline __m256 look_up8(__m256 low, __m256 high, __m256i at) {  // bit 3 chooses the half of the table
+inline __m256 look_up8(__m256 low, __m256 high, __m256i at) {  // bit 3 selects the half of the table
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, at), _mm256_permutevar8x32_ps(high, at),
                             _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
 }
@@ -215,7 +215,7 @@ inline Words widen8(const uint8_t* p) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
 }
-// 16 bits in the upper half of each, rounded to even; NaN stays NaN
+// the bfloat16 in the upper half of each word, rounded to even; NaN stays NaN
 inline __m256i rounded_to_bfloat16(__m256 a) {
     const __m256i bits = _mm256_castps_si256(a),
                   odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -319,7 +319,7 @@ inline Floats half_floats(const uint16_t* p) { EACH(Floats, half_float(p[i])); }
 #endif
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// 8 x 8 words
+// transposes 8 x 8 words
 inline void transpose8(const char* from, int64_t bytes, uint32_t* to) {
     __m256 r[8], t[8];
     for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(from + i * bytes));

@@ -1,10 +1,10 @@
-// A matrix of weights as stripes of floats: [inputs][32 outputs] for y = W x, [outputs][32 inputs] for dx = dy W.
+// Decodes weights to stripes of floats: [inputs][32 outputs] for y = W x, [outputs][32 inputs] for dx = dy W.
 //
-// One copy of the weights serves both. A word holds `per_word` neighbouring inputs of one output. A packed tile is 16
-// words of 16 outputs with the outputs side by side, which is how y = W x wants it; transposed as words, an output's
-// words lie side by side, which is how dx = dy W wants it. The caller's own row-major tensors are the same the other
-// way round. Both directions take words apart by the same few instructions: for dx the inputs then come in the order of
-// their places in the words, and it is the sums that are put in order, once.
+// One copy of the weights serves both directions. A word holds `per_word` neighbouring inputs of one output. A packed
+// tile has 16 words for each of 16 outputs, with the outputs side by side, as y = W x needs it. Transposing the words
+// puts each output's words side by side, as dx = dy W needs it. The caller's row-major tensors have the transposed
+// order. Both directions unpack words with the same few instructions. For dx, inputs then come in the order of their
+// positions in the words, and the sums are reordered once at the end.
 #pragma once
 
 #include "../../goldsmith.h"
@@ -13,15 +13,15 @@
 namespace gs::GS_LEVEL {
 
 constexpr int STRIPE = 32;  // columns of a stripe
-// Rows of a stripe, a multiple of every tile's inputs. Where products are AVX-512's, 16 KiB: with 32 rows on the left
-// that is 32 of L1's 48, and decoding a stripe need not wait for lines that went to L2.
+// Rows of a stripe, a multiple of the inputs of every tile. For AVX-512 products a stripe is 16 KiB: with 32 rows on
+// the left that fills 32 of L1's 48 KiB, and decoding a stripe does not wait for lines evicted to L2.
 #if defined(__AVX512F__) && !defined(__AVX512BF16__)
 constexpr int DEPTH = 128;
 #else
 constexpr int DEPTH = 256;
 #endif
-constexpr int TILE = 1024;   // bytes
-constexpr int WIDEST = 128;  // inputs of a tile of 4-bit codes
+constexpr int TILE = 1024;   // bytes of a tile
+constexpr int WIDEST = 128;  // most inputs of a tile, with 4-bit codes
 
 alignas(64) inline constexpr float SIGNED[16] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
 alignas(64) inline constexpr float UNSIGNED[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -56,9 +56,9 @@ struct Int8 {
 struct Fp8 {
     static constexpr int per_word = 4;
     static constexpr bool scaled = true, zeros = false, plain = false;
-    // Of the byte in the upper 8 bits. n = -+2^(exponent - 7) (1 + mantissa / 8) is minus the value, but where the
-    // exponent is 0, which stands for -2 n -+ 2^-6. The bits in a float32's places, times 2^120, would be the same in
-    // two instructions less, but a processor takes some 150 cycles for a subnormal float32.
+    // The value of the byte in the upper 8 bits. n = -+2^(exponent - 7) (1 + mantissa / 8) is the negated value unless
+    // the exponent is 0, for which the value is -2 n -+ 2^-6. Moving the bits to a float32's fields and multiplying by
+    // 2^120 would save two instructions, but a processor takes about 150 cycles for a subnormal float32.
     static Floats upper(Words w) {
         const Floats n = as_floats((right_signed<4>(w) & 0x87f00000u) + all_words(0xbc000000u));
         return fma(n, all(-2), at_least(n, 0x1p-6f));
@@ -96,10 +96,10 @@ struct PlainBfloat16 : Bfloat16 {
     static constexpr bool plain = true;
 };
 
-// Sixteen outputs of one expert.
+// A panel: sixteen outputs of one expert.
 struct Panel {
     const char* data;
-    int rows;  // below 16 at the end of a plain matrix; a packed one is padded
+    int rows;  // fewer than 16 at the end of a plain matrix; packed matrices are padded
 };
 
 inline Panel panel_of(const gs_matrix& m, int64_t expert, int64_t row, bool plain) {
@@ -108,7 +108,7 @@ inline Panel panel_of(const gs_matrix& m, int64_t expert, int64_t row, bool plai
     return {start + (plain ? row : row / 16) * m.panel_bytes, static_cast<int>(rows)};
 }
 
-// The scales of a group for the 16 outputs of a panel.
+// The scales of a group for a panel's 16 outputs.
 inline Floats scales_of(const gs_matrix& m, const Panel& panel, int64_t group) {
     const char* scales = panel.data + m.scales;
     switch (m.scale_dtype) {
@@ -117,7 +117,7 @@ inline Floats scales_of(const gs_matrix& m, const Panel& panel, int64_t group) {
             return load(reinterpret_cast<const float*>(scales) + 16 * group);
         case GS_BF16: return bfloat16s(reinterpret_cast<const uint16_t*>(scales) + 16 * group);
         case GS_F16: return half_floats(reinterpret_cast<const uint16_t*>(scales) + 16 * group);
-        default: {  // E8M0: the exponent's bits; 2^-127 is below float32's normal numbers
+        default: {  // E8M0: the exponent's bits; 2^-127 is a subnormal float32
             const Words exponent = widen8(reinterpret_cast<const uint8_t*>(scales) + 16 * group);
             return where_greater(to_floats(exponent), zero(), as_floats(left<23>(exponent)), all(0x1p-127f));
         }
@@ -134,7 +134,7 @@ inline Floats zeros_of(const gs_matrix& m, const Panel& panel, int64_t group) {
     return to_floats(widen8(rows));
 }
 
-// Words [first, first + 16) of a plain panel's rows, as [row][word]; what lies outside of the matrix is 0.
+// Words [first, first + 16) of a plain panel's rows, as [row][word], with zeros outside the matrix.
 template <class Code> void plain_block(const gs_matrix& m, const Panel& panel, int64_t first, uint32_t* block) {
     constexpr int element = 4 / Code::per_word;
     const int64_t bytes = m.cols * element - 4 * first;
@@ -145,7 +145,7 @@ template <class Code> void plain_block(const gs_matrix& m, const Panel& panel, i
                     static_cast<size_t>(bytes < 64 ? bytes : 64));
 }
 
-// Whether all 16 x 16 words of tile `at` of a plain panel are there.
+// Whether all 16 x 16 words of tile `at` of a plain panel are inside the matrix.
 template <class Code> bool whole(const gs_matrix& m, const Panel& panel, int64_t at) {
     return panel.rows == 16 && m.cols * (4 / Code::per_word) >= 64 * (at + 1);
 }
@@ -185,12 +185,12 @@ template <class Code> Block tile_by_row(const gs_matrix& m, const Panel& panel, 
     return {reinterpret_cast<const char*>(scratch), 64};
 }
 
-// Into L2, 64 bytes of every row: what the next block of the sum will read.
+// Prefetches 64 bytes of each row into L2, for the next block of the sum.
 inline void fetch(const char* at, int64_t bytes, int rows) {
     for (int i = 0; i < rows; ++i) __builtin_prefetch(at + i * bytes, 0, 2);
 }
 
-// stripe[k - begin][n - row] = W[n, k] for 32 outputs from `row` on and inputs [begin, end); begin is a tile's.
+// stripe[k - begin][n - row] = W[n, k] for 32 outputs from `row` on and inputs [begin, end); a tile starts at begin.
 template <class Code>
 void outputs_stripe(const gs_matrix& m, int64_t expert, int64_t row, int64_t begin, int64_t end, bool fetched,
                     float* stripe) {
@@ -204,7 +204,7 @@ void outputs_stripe(const gs_matrix& m, int64_t expert, int64_t row, int64_t beg
         }
         const Panel panel = panel_of(m, expert, first, Code::plain);
         Floats scale = zero(), offset = zero();
-        int64_t next = begin;  // where the next group begins
+        int64_t next = begin;  // begin of the next group
         uint32_t scratch[256];
         for (int64_t tile = begin / (16 * e); tile * 16 * e < end; ++tile) {
             const uint32_t* words = tile_by_word<Code>(m, panel, tile, scratch);
@@ -232,7 +232,7 @@ void outputs_stripe(const gs_matrix& m, int64_t expert, int64_t row, int64_t beg
     }
 }
 
-// How many inputs inputs_stripes makes at once.
+// Number of inputs that inputs_stripes decodes at once.
 inline int span(gs_format format) {
     switch (format) {
         case GS_INT8:
@@ -244,12 +244,12 @@ inline int span(gs_format format) {
     }
 }
 
-// values[n][w] = what `of_group` says of output n in the group of word w: 16 words of `inputs` each, from input `first`
-// on. Groups hold whole words.
+// values[n][w] = of_group(group of word w) for output n: 16 words of `inputs` inputs each, from input `first` on. A
+// group has whole words.
 template <class Find>
 void by_output(const gs_matrix& m, int64_t first, int inputs, const Find& of_group, float (&values)[16][16]) {
     alignas(64) float words[16][16];
-    const int64_t last = (m.cols - 1) / m.group;  // words beyond it are padding
+    const int64_t last = (m.cols - 1) / m.group;  // the words after it are padding
     int64_t group = first / m.group, next = (group + 1) * m.group;
     Floats found = of_group(group);
     if (group == last || first + 16 * inputs <= next) {
@@ -264,11 +264,11 @@ void by_output(const gs_matrix& m, int64_t first, int inputs, const Find& of_gro
     transpose(reinterpret_cast<const char*>(words), 64, reinterpret_cast<uint32_t*>(values));
 }
 
-// How many outputs inputs_stripes takes at most: for codes, stripes of 32 KiB together.
+// Most outputs for inputs_stripes: with codes, 32 KiB for all stripes.
 template <class Code> constexpr int64_t OUTPUTS = Code::per_word < 4 ? DEPTH : 512 / Code::per_word;
 
 // stripes[c / 32][n - begin][c % 32] = W[n, k] for `span` inputs from `col` on and outputs [begin, end), in the order
-// of their places in words: c = 16 j + w is place j of word w, k = col + per_word w + j.
+// of positions in words: c = 16 j + w is position j of word w, k = col + per_word w + j.
 template <class Code>
 void inputs_stripes(const gs_matrix& m, int64_t expert, int64_t begin, int64_t end, int64_t col, bool fetched,
                     float* stripes) {
@@ -306,8 +306,8 @@ void inputs_stripes(const gs_matrix& m, int64_t expert, int64_t begin, int64_t e
     }
 }
 
-// Sums over the columns of inputs_stripes put in the order of the inputs: [rows][32], the next 32 columns `stripe`
-// floats further.
+// Reorders sums from the column order of inputs_stripes to the order of the inputs: [rows][32], with the next 32
+// columns `stripe` floats further.
 template <int PER_WORD> void put_in_order(float* sums, int64_t rows, int64_t stripe) {
     constexpr int together = 16 / PER_WORD;  // rows
     alignas(64) float places[16][16], words[16][16];
@@ -326,7 +326,7 @@ template <int PER_WORD> void put_in_order(float* sums, int64_t rows, int64_t str
     }
 }
 
-// Calls action with the code of a format as a type.
+// Calls action with an object of the format's code type.
 template <class Action> void with_code(gs_format format, const Action& action) {
     switch (format) {
         case GS_PLAIN_F32: return action(PlainFloat32{});

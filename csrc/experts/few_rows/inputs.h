@@ -1,19 +1,19 @@
-// dx = d W for so few rows d that reading W is what takes time: a vector of sums for every input, of what the outputs
-// of all panels give to it lane by lane, and the lanes added up at the end.
+// dx = d W for so few rows d that reading W dominates. Each input has a vector of sums, with one lane per output of a
+// panel; lanes are added at the end.
 #pragma once
 
 #include "outputs.h"
 
 namespace gs::GS_LEVEL {
 
-// The rows: floats, as many as the matrix has outputs, and zeros up to whole panels.
+// The rows as floats, one per output of the matrix, padded with zeros to whole panels.
 struct FloatLines {
     const float* row[FEW];
 };
 
 constexpr int TILE_WORDS = 16;
 
-// P panels from `row` on, M rows: sums[t][16 e inputs][16] += d[t] * W, of the tile of 16 words at `tile`
+// sums[t][16 e inputs][16] += d[t] * W for P panels from `row` on, M rows, and the tile of 16 words at `tile`
 template <class Code, int M, int P>
 void add_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t tile, const FloatLines& d, float* sums) {
     constexpr int e = Code::per_word;
@@ -26,7 +26,7 @@ void add_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t tile, co
         for (int t = 0; t < M; ++t) factor[t][p] = load(d.row[t] + row + 16 * p);
         offset[p] = zero();
     }
-    int64_t next = first;  // where the next group begins
+    int64_t next = first;  // begin of the next group
     for (int64_t word = 0, k = first; word < words; ++word, k += e) {
         if constexpr (Code::scaled) {
             if (k >= next) {
@@ -67,7 +67,7 @@ void add_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t tile, co
             fetch(panels[p].data + P * m.panel_bytes + m.scales + 32 * (first / m.group), 64, 2);
 }
 
-// The lanes of `inputs` vectors added up: to[(k / 32)][k % 32] += the sum of vector k, stripes ROWS * STRIPE apart.
+// to[k / 32][k % 32] += the sum of the lanes of vector k, for `inputs` vectors, with stripes ROWS * STRIPE apart.
 inline void add_lanes(const float* vectors, int inputs, int64_t stripe, float* to) {
     alignas(64) uint32_t turned[16][16];
     for (int k = 0; k < inputs; k += 16) {
@@ -91,15 +91,15 @@ void add_few_tile(const gs_matrix& m, int64_t expert, int64_t tile, const FloatL
     for (int t = 0; t < M; ++t) add_lanes(vectors + t * inputs * LANES, inputs, stripe, to + t * STRIPE);
 }
 
-// to[i][t][c] += sum_n d[t][n] W[n, col + 32 i + c], i a stripe of `span` inputs, stripes `stripe` floats apart; of a
-// packed matrix, all its outputs. vectors: FEW * WIDEST * 16 floats of scratch.
+// to[i][t][c] += sum_n d[t][n] W[n, col + 32 i + c] over all outputs of a packed matrix, for the stripes i of `span`
+// inputs, `stripe` floats apart. vectors: FEW * WIDEST * 16 floats of scratch.
 inline void add_few_inputs(const gs_matrix& m, int64_t expert, int64_t col, const FloatLines& d, int64_t count,
                            int64_t stripe, float* vectors, float* to) {
     with_code(m.format, [&](auto code) {
         using Code = decltype(code);
         if constexpr (!Code::plain) {
             constexpr int inputs = TILE_WORDS * Code::per_word;
-            // of floats two tiles make a span
+            // with float32 weights a span has two tiles
             for (int64_t part = 0; part < (inputs < STRIPE ? STRIPE / inputs : 1); ++part) {
                 const int64_t tile = col / inputs + part;
                 float* at = to + part * inputs;

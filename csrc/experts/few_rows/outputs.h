@@ -1,5 +1,5 @@
-// y = W x for so few rows that reading W is what takes time: codes go from memory into registers and are multiplied
-// there. A sum over a group of inputs is of codes alone; the group's scale comes on top of it once.
+// y = W x for so few rows that reading W dominates: codes go from memory to registers and are multiplied there. The sum
+// over a group of inputs uses unscaled codes, and the group's scale is multiplied once at its end.
 #pragma once
 
 #include <type_traits>
@@ -9,23 +9,22 @@
 namespace gs::GS_LEVEL {
 
 #if defined(__AVX512F__)
-constexpr int FEW = 4;  // rows at most: sums of each are in four chains, which hide what an addition takes
+constexpr int FEW = 4;  // most rows: each has its sums in four chains, which hide the latency of additions
 #else
 constexpr int FEW = 2;
 #endif
 constexpr int CHAINS = 4;
-// Bytes from what is multiplied to what is fetched: into L2, which asks for more lines at a time.
+// Distance in bytes of prefetches, which go to L2, because it supports more outstanding lines than L1.
 constexpr int64_t AHEAD = 8192;
 
-// The rows: floats, or words of two neighbouring bfloat16. They are as long as the matrix is wide, up to a whole word
-// of its codes.
+// The rows as floats, or as words of two neighbouring bfloat16, padded to a whole word of the matrix's codes.
 struct Lines {
     const void* row[FEW];
     bool pairs;
 };
 
-// Whether rows of bfloat16 are multiplied as they are, two inputs at a time: codes of 4 bits and bfloat16 are exact in
-// bfloat16, and cost less to make than floats.
+// Whether bfloat16 rows are multiplied directly, two inputs at a time: 4-bit codes and bfloat16 weights are exact in
+// bfloat16, and decoding to it is cheaper than to floats.
 inline bool lines_of_pairs(gs_format format, bool bf16) {
     switch (format) {
         case GS_PLAIN_BF16:
@@ -37,7 +36,7 @@ inline bool lines_of_pairs(gs_format format, bool bf16) {
     }
 }
 
-// A word of codes as operands, and how one of them is multiplied with a row's inputs.
+// Decoding of a word of codes to operands, and multiplication of an operand with a row's inputs.
 template <class Code> struct FloatOperands {
     static constexpr int count = Code::per_word;
     using Operand = Floats;
@@ -58,7 +57,7 @@ template <class Code> struct FloatOperands {
 
 #if defined(__AVX512BF16__)
 
-// Sixteen outputs times two inputs of a code of 4 bits: the numbers stand in a table of 32 bfloat16.
+// Table of 32 bfloat16 values for 4-bit codes; a lookup gives two inputs for each of sixteen outputs.
 template <class Code> constexpr auto table_of() {
     struct Table {
         alignas(64) uint16_t bits[32];
@@ -70,7 +69,7 @@ template <class Code> constexpr auto table_of() {
         const int n = i & 15;
         if (std::is_same_v<Code, Mxfp4>)
             table.bits[i] = static_cast<uint16_t>(e2m1[n & 7] | (n & 8) << 12);
-        else if (Code::zeros)  // code - zero, from -15 to 15, as five bits
+        else if (Code::zeros)  // code - zero, in -15..15, as five bits
             table.bits[i] = i < 16 ? whole[i] : static_cast<uint16_t>(whole[32 - i] | 0x8000);
         else
             table.bits[i] = n < 8 ? whole[n] : static_cast<uint16_t>(whole[16 - n] | 0x8000);
@@ -97,7 +96,7 @@ template <class Code> struct PairOperands {
     }
     void of(const char* words, __m512i* out) const {
         __m512i w = _mm512_loadu_si512(words);
-        __asm__("" : "+v"(w));  // gcc would read it from memory again for every operand
+        __asm__("" : "+v"(w));  // otherwise gcc reloads it from memory for every operand
         if constexpr (count == 1) {
             out[0] = w;
         } else {
@@ -120,8 +119,8 @@ template <class Code> struct PairOperands {
 // sums[t][0..15] += the 16 outputs of a panel, all inputs
 template <class Code, class Operands, int M>
 void add_panel(const gs_matrix& m, const Panel& panel, const Lines& lines, float* sums) {
-    constexpr int each = Operands::count;                        // operands of a word
-    constexpr int together = each < CHAINS ? CHAINS / each : 1;  // words whose operands are all chains
+    constexpr int each = Operands::count;                        // operands per word
+    constexpr int together = each < CHAINS ? CHAINS / each : 1;  // words whose operands fill all chains
     const int64_t words = (m.cols + Code::per_word - 1) / Code::per_word;
     const int64_t group = Code::scaled ? m.group / Code::per_word + (m.group % Code::per_word != 0) : words;
     Floats total[M];
@@ -172,7 +171,7 @@ void add_panel(const gs_matrix& m, const Panel& panel, const Lines& lines, float
     for (int t = 0; t < M; ++t) store(sums + t * STRIPE, load(sums + t * STRIPE) + total[t]);
 }
 
-// The same of a caller's own rows, whose inputs are neighbours.
+// The same for the caller's row-major weights.
 inline Floats plain_floats(const char* row, bool bf16, int64_t at) {
     return bf16 ? bfloat16s(reinterpret_cast<const uint16_t*>(row) + at)
                 : load(reinterpret_cast<const float*>(row) + at);
@@ -186,7 +185,7 @@ inline float total_of(Floats x) {
     return lanes[0];
 }
 
-// sum_k row[k] line[k], line of floats
+// sum_k row[k] line[k], with line in floats
 inline float dot_floats(const char* row, bool bf16, const float* line, int64_t count) {
     Floats sum[CHAINS] = {zero(), zero(), zero(), zero()};
     int64_t k = 0;
@@ -258,7 +257,7 @@ void add_packed(const gs_matrix& m, const Panel& panel, const Lines& lines, int6
     }
 }
 
-// Into L2 what add_few will read first: nobody has fetched it where a run of panels begins.
+// Prefetches the first panel that add_few will read into L2: nothing else has prefetched it.
 inline void fetch_few(const gs_matrix& m, int64_t expert, int64_t row) {
     if (m.format == GS_PLAIN_F32 || m.format == GS_PLAIN_BF16) return;
     const char* panel = panel_of(m, expert, row, false).data;

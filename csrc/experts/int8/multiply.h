@@ -1,5 +1,5 @@
-// sums[t][n] += (sum_k row[t][k] * code[k][n]) * scale of n * scale of t, group by group: sums over k are whole numbers
-// and exact, so every level gives the same bits.
+// sums[t][n] += (sum_k row[t][k] * code[k][n]) * scale of n * scale of t, group by group. The sums over k are exact
+// integers, so every level gives the same bits.
 #pragma once
 
 #include "../tiles/instructions.h"
@@ -7,18 +7,19 @@
 
 namespace gs::GS_LEVEL {
 
-// `groups` groups of `length` numbers; or a part of one group, of which `first` and `last` say where it lies.
+// One product: `groups` groups of `length` numbers, or a part of one group; first, last: whether the part begins or
+// ends the group.
 struct Product {
     const Lot* left;
     int64_t rows;
     const uint32_t* words;  // [groups * length / OCTETS][STRIPE]
-    const float* weights;   // [groups][STRIPE]: their scales
+    const float* weights;   // [groups][STRIPE]: scales of the weights
     int64_t groups, length;
     bool first, last;
-    int32_t* partial;     // [ROWS][STRIPE]: sums of a group whose end is to come
-    float* sums;          // [rows][STRIPE]
-    const char* soon[2];  // what is fetched meanwhile: `soon_bytes` of two panels, or null
-    int64_t soon_bytes;
+    int32_t* partial;           // [ROWS][STRIPE]: sums of an unfinished group
+    float* sums;                // [rows][STRIPE]
+    const char* next_codes[2];  // two panels to prefetch during the product, `next_bytes` of each, or null
+    int64_t next_bytes;
 };
 
 #if defined(__AMX_INT8__)
@@ -42,11 +43,11 @@ template <int SUM, int A, int B> void tile_dot_bytes() {
 
 #endif
 
-// Two by two tiles of sums; rows beyond the last one are computed from what lies there and never read.
+// Uses two by two tiles of sums. Rows beyond the last one are computed from arbitrary data and never read.
 inline void multiply_octets(const Product p) {
     constexpr int64_t wide = STRIPE * 4;
-    for (const char* next : p.soon)
-        if (next) fetch(next, 64, static_cast<int>(p.soon_bytes / 64));
+    for (const char* next : p.next_codes)
+        if (next) fetch(next, 64, static_cast<int>(p.next_bytes / 64));
     __asm__ volatile("" ::: "memory");  // gcc 12 does not know that tile loads read memory
     for (int64_t t = 0; t < p.rows; t += 32) {
         const bool both = p.rows - t > 16;
@@ -73,7 +74,7 @@ inline void multiply_octets(const Product p) {
                 TILE_LOAD(4, upper + k, sizeof(Lot));
                 TILE_DOT_BYTES(0, 4, 6);
                 TILE_DOT_BYTES(1, 4, 7);
-                TILE_ZERO(4);  // as soon as it has been used: tiles/product.h says why
+                TILE_ZERO(4);  // immediately after use; tiles/product.h gives the reason
                 if (both) {
                     TILE_LOAD(5, lower + k, sizeof(Lot));
                     TILE_DOT_BYTES(2, 5, 6);
@@ -105,7 +106,7 @@ inline void multiply_octets(const Product p) {
 
 #else
 
-constexpr int AT_ONCE_BY_GROUP = 7;  // 28 of 32 registers hold sums: whole numbers of a group, floats of all
+constexpr int AT_ONCE_BY_GROUP = 7;  // 28 of 32 registers hold sums: integers of a group, floats of all groups
 
 inline uint32_t word_of(const Lot& row, int64_t at) {
     uint32_t word;
@@ -113,9 +114,9 @@ inline uint32_t word_of(const Lot& row, int64_t at) {
     return word;
 }
 
-// M rows from row `begin` on; what lies from `soon` on is fetched, `step` bytes further every OCTETS numbers. The
-// arguments by value: what a store might write, the compiler would read again.
-template <int M> void multiply_octet_rows(const Product p, int64_t begin, const char* soon, int64_t step) {
+// Multiplies M rows from row `begin` on and prefetches from `next_codes` on, `step` bytes further every OCTETS numbers.
+// The product is passed by value, because the compiler would reload a reference after every store.
+template <int M> void multiply_octet_rows(const Product p, int64_t begin, const char* next_codes, int64_t step) {
     const Lot* rows = p.left + begin;
     const int64_t count = p.length / OCTETS;
     for (int64_t g = 0; g < p.groups; ++g)
@@ -133,7 +134,7 @@ template <int M> void multiply_octet_rows(const Product p, int64_t begin, const 
                 Words b[ABREAST];
 #pragma GCC unroll 2
                 for (int c = 0; c < ABREAST; ++c) b[c] = load_words(words + 16 * c);
-                __builtin_prefetch(soon, 0, 2), soon += step;
+                __builtin_prefetch(next_codes, 0, 2), next_codes += step;
 #pragma GCC unroll 16
                 for (int t = 0; t < M; ++t) {
                     const uint32_t a = word_of(rows[t], g * count + k);
@@ -145,7 +146,8 @@ template <int M> void multiply_octet_rows(const Product p, int64_t begin, const 
 #pragma GCC unroll 16
                 for (int t = 0; t < M; ++t)
 #pragma GCC unroll 2
-                    for (int c = 0; c < ABREAST; ++c) keep_words(reinterpret_cast<uint32_t*>(partial(t, c)), sum[t][c]);
+                    for (int c = 0; c < ABREAST; ++c)
+                        store_words(reinterpret_cast<uint32_t*>(partial(t, c)), sum[t][c]);
                 continue;
             }
             Floats weights[ABREAST];
@@ -161,8 +163,8 @@ template <int M> void multiply_octet_rows(const Product p, int64_t begin, const 
         }
 }
 
-// The same for whole groups: fewer rows, so that there is room for their sums as floats.
-template <int M> void multiply_octet_groups(const Product p, int64_t begin, const char* soon, int64_t step) {
+// The same for whole groups, with fewer rows, so that their float sums fit into registers.
+template <int M> void multiply_octet_groups(const Product p, int64_t begin, const char* next_codes, int64_t step) {
     const Lot* rows = p.left + begin;
     const int64_t count = p.length / OCTETS;
     const uint32_t* words = p.words;
@@ -176,7 +178,7 @@ template <int M> void multiply_octet_groups(const Product p, int64_t begin, cons
         for (int t = 0; t < M; ++t) sum[t][0] = sum[t][1] = all_words(static_cast<uint32_t>(rows[t].groups[g].start));
         for (const int64_t end = at + count; at < end; ++at, words += STRIPE) {
             const Words low = load_words(words), high = load_words(words + 16);
-            __builtin_prefetch(soon, 0, 2), soon += step;
+            __builtin_prefetch(next_codes, 0, 2), next_codes += step;
 #pragma GCC unroll 16
             for (int t = 0; t < M; ++t) {
                 const uint32_t a = word_of(rows[t], at);
@@ -209,16 +211,16 @@ template <int... M> MultiplyOctets pick_octet_groups(Counts<M...>, int rows) {
 inline void multiply_octets(const Product& p) {
     const bool by_group = ABREAST == 2 && p.groups > 1;
     const int64_t most = by_group ? AT_ONCE_BY_GROUP : AT_ONCE, blocks = (p.rows + most - 1) / most,
-                  times = p.groups * p.length / OCTETS, step = (p.soon_bytes + times - 1) / times;
-    if (blocks == 1 && p.soon[1]) fetch(p.soon[1], 64, static_cast<int>(p.soon_bytes / 64));
+                  times = p.groups * p.length / OCTETS, step = (p.next_bytes + times - 1) / times;
+    if (blocks == 1 && p.next_codes[1]) fetch(p.next_codes[1], 64, static_cast<int>(p.next_bytes / 64));
     for (int64_t i = 0, begin = 0; i < blocks; ++i) {
         const int64_t end = p.rows * (i + 1) / blocks;
         const int rows = static_cast<int>(end - begin);
         const MultiplyOctets run =
             by_group ? pick_octet_groups(UpTo<AT_ONCE_BY_GROUP>{}, rows) : pick_octets(UpTo<AT_ONCE>{}, rows);
-        // a panel during the first rows, the other one during the next ones, then what is there anyway
-        const char* soon = i < 2 ? p.soon[i] : nullptr;
-        run(p, begin, soon ? soon : reinterpret_cast<const char*>(p.words), soon ? step : 0);
+        // the first block of rows prefetches one panel, the second block the other; later blocks touch cached words
+        const char* next_codes = i < 2 ? p.next_codes[i] : nullptr;
+        run(p, begin, next_codes ? next_codes : reinterpret_cast<const char*>(p.words), next_codes ? step : 0);
         begin = end;
     }
 }

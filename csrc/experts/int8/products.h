@@ -1,6 +1,6 @@
-// Products of whole numbers: rows rounded to 8 bits, by row and group, with the codes of a base in int8 or int4.
+// Integer products: rows rounded to 8 bits per row and group, times the codes of a base in int8, int4 or int4_asym.
 //
-// Rows are rounded once, x by token and h by route, and lie part by part in the order in which codes are spread.
+// Rows are rounded once, x per token and h per route, and stored part by part in the order of the decoded codes.
 #pragma once
 
 #include "../vectors/call.h"
@@ -29,7 +29,7 @@ public:
             for (int64_t t = item * rows; t < call_.args.tokens && t < (item + 1) * rows; ++t)
                 round(call_.x, t * call_.slots, 0, call_.outer, gate_, x_, 0, t);
         });
-        // read by every 32 features of g and u: in the order of the plan
+        // copy to the order of the plan, because every block of 32 features of g and u reads these rows
         parallel_for(call_.plan.segment_count, [&](int64_t item, int) {
             const Segment& s = call_.plan.segments[item];
             for (int64_t place = s.begin; place < s.begin + s.count; ++place)
@@ -41,7 +41,7 @@ public:
         });
     }
 
-    // The rows of h, which lie in the order of the plan.
+    // Rounds the rows of h, which are in the order of the plan.
     void round_h(const Rows& h) const {
         parallel_for(call_.plan.segment_count, [&](int64_t item, int) {
             const Segment& s = call_.plan.segments[item];
@@ -53,7 +53,7 @@ public:
         });
     }
 
-    // 32 features of g and u for a segment, from `row` of a slice on
+    // Computes 32 features of g and u for a segment, from `row` of a slice on.
     void gate_and_up(const Segment& s, const gs_slice& slice, int64_t row, int worker, float* g, float* u) const {
         gate_.each_part([&](const Part& part, const Part& next) {
             Product p = product(sheet_, part.index, part, s, worker);
@@ -64,7 +64,7 @@ public:
         });
     }
 
-    // 32 outputs from `row` on: what a slice adds to them. Then those of `next_expert` from `next_row` on are wanted.
+    // Adds slice `at` to 32 outputs from `row` on; the next call needs the weights of `next_expert` from `next_row` on.
     void down(const Segment& s, int64_t at, int64_t row, int64_t next_expert, int64_t next_row, int worker,
               float* sums) const {
         const gs_matrix& m = call_.args.slices[at].down;
@@ -72,21 +72,21 @@ public:
         const int64_t first = parts_of_down(at);
         groups.each_part([&](const Part& part, const Part& next) {
             Product p = product(h_, first + part.index, part, s, worker);
-            const Soon soon{next.begins() ? next_expert : s.expert, next.begins() ? next_row : row, next};
-            run(m, s, row, part, groups, p, worker, sums, soon);
+            const NextWeights next_codes{next.begins() ? next_expert : s.expert, next.begins() ? next_row : row, next};
+            run(m, s, row, part, groups, p, worker, sums, next_codes);
         });
     }
 
 private:
-    // Rows that lie one part after the other. Of down's inputs every slice has parts of its own.
+    // Rounded rows, stored part by part. Each slice of down has its own parts.
     struct Rounded {
         Region<Lot> lots;  // [parts][rows]
         int64_t rows;
 
         Lot* at(int64_t part, int64_t row) const { return lots.data() + part * rows + row; }
     };
-    // Which weights are multiplied after these.
-    struct Soon {
+    // The weights of the next product.
+    struct NextWeights {
         int64_t expert, row;
         Part part;
     };
@@ -101,35 +101,35 @@ private:
     }
 
     void run(const gs_matrix& m, const Segment& s, int64_t row, const Part& part, const Groups& groups, Product& p,
-             int worker, float* sums, const Soon& soon) const {
+             int worker, float* sums, const NextWeights& next_codes) const {
         with_octets(m.format, [&](auto code) {
             using Code = decltype(code);
             spread_part<Code>(m, s.expert, row, part, groups, words_.data(worker), weights_.data(worker));
             p.sums = sums;
-            fetch_soon<Code>(m, soon, groups, p);
+            set_next_codes<Code>(m, next_codes, groups, p);
             multiply_octets(p);
         });
     }
 
-    // Where the codes of the next part lie: products fetch them, a line at a time. Fetched while codes are spread, more
-    // lines are under way than a core can wait for, and products stand still for a fifth of a call.
+    // Sets the addresses of the next part's codes, which products prefetch line by line. Prefetched while codes are
+    // decoded, they exceed the outstanding lines that a core supports, and products stall for 1/5 of a call.
     template <class Code>
-    static void fetch_soon(const gs_matrix& m, const Soon& soon, const Groups& groups, Product& p) {
-        const Part& part = soon.part;
+    static void set_next_codes(const gs_matrix& m, const NextWeights& next_codes, const Groups& groups, Product& p) {
+        const Part& part = next_codes.part;
         const int64_t first = part.group * groups.inputs + part.from, left = groups.inputs - part.from,
                       last = part.groups > 1      ? first + part.groups * groups.inputs
                              : left < part.length ? first + left
                                                   : first + part.length;
-        p.soon_bytes = (last - first) / Code::per_word * 64;
+        p.next_bytes = (last - first) / Code::per_word * 64;
         for (int half = 0; half < 2; ++half) {
-            const int64_t row = soon.row + 16 * half;
-            p.soon[half] =
-                row < m.rows ? panel_of(m, soon.expert, row, false).data + first / Code::per_word * 64 : nullptr;
-            if (p.soon[half]) fetch_scales(m, panel_of(m, soon.expert, row, false), first, last);
+            const int64_t row = next_codes.row + 16 * half;
+            p.next_codes[half] =
+                row < m.rows ? panel_of(m, next_codes.expert, row, false).data + first / Code::per_word * 64 : nullptr;
+            if (p.next_codes[half]) fetch_scales(m, panel_of(m, next_codes.expert, row, false), first, last);
         }
     }
 
-    // The codes of 32 outputs from `row` on, and their scales by group.
+    // Decodes the codes of 32 outputs from `row` on, and their scales per group.
     template <class Code>
     static void spread_part(const gs_matrix& m, int64_t expert, int64_t row, const Part& part, const Groups& groups,
                             uint32_t* words, float* scales) {
@@ -139,7 +139,7 @@ private:
             uint32_t* out = words + 16 * half;
             const int64_t first = row + 16 * half;
             if (first >= m.rows) {
-                for (int64_t i = 0; i < all; ++i) keep_words(out + i * STRIPE, all_words(0));
+                for (int64_t i = 0; i < all; ++i) store_words(out + i * STRIPE, all_words(0));
                 for (int64_t i = 0; i < part.groups; ++i) store(scales + i * STRIPE + 16 * half, zero());
                 continue;
             }
@@ -154,12 +154,12 @@ private:
                 int64_t word = 0;
                 for (int64_t k = 0; k < inputs; k += e, from += 64, word += e / OCTETS)
                     spread<Code>(load_words(from), offset, out + (i * count + word) * STRIPE);
-                for (; word < count; ++word) keep_words(out + (i * count + word) * STRIPE, all_words(0));
+                for (; word < count; ++word) store_words(out + (i * count + word) * STRIPE, all_words(0));
             }
         }
     }
 
-    // Columns [begin, end) of a row, as the parts from `index` on of a row of numbers.
+    // Rounds columns [begin, end) of a row to the parts from `index` on of row `at`.
     void round(const Rows& rows, int64_t row, int64_t begin, int64_t end, const Groups& groups, const Rounded& to,
                int64_t index, int64_t at) const {
         const int64_t shared = call_.args.int8 < rows.columns ? call_.args.int8 : rows.columns;
@@ -169,11 +169,11 @@ private:
     }
 
     Rounded reserve(int64_t rows, int64_t parts) {
-        const int64_t count = on_ ? rows : 0, more = count ? 32 : 0;  // tiles read beyond the last row
+        const int64_t count = on_ ? rows : 0, more = count ? 32 : 0;  // tiles read past the last row
         return {call_.arena.shared<Lot>(count * parts + more), count};
     }
 
-    // Of down's slices before this one.
+    // Number of parts of down's slices before this one.
     int64_t parts_of_down(int64_t slice) const {
         int64_t count = 0;
         for (int64_t i = 0; on_ && i < slice; ++i) count += Groups::of(call_.args.slices[i].down).parts();

@@ -1,4 +1,4 @@
-// Rows as whole numbers of 8 bits, a part at a time: what a product has on its left.
+// Rows rounded to 8-bit integers, part by part: the left side of an integer product.
 //
 //     scale = amax / 127 of a group, number = nearest(value / scale), ties to even; a group with NaN or Inf has scale
 //     NaN and numbers 0, and so its row comes out NaN
@@ -10,22 +10,23 @@
 
 namespace gs::GS_LEVEL {
 
-constexpr int64_t PART = OCTETS == 4 ? 512 : 256;  // numbers of a row at a time: 16 KiB of weights stay in L1
+constexpr int64_t PART = OCTETS == 4 ? 512 : 256;  // numbers per part, so that 16 KiB of weights stay in L1
 
-// A part of a row, whatever the matrix: rows lie a known number of bytes apart, so that a product of many of them has
-// one address in a register and the others as constants.
+// A part of a row. Its size does not depend on the matrix, so a product of many rows needs one address in a register
+// and constant offsets.
 struct Lot {
     struct Group {
         float scale;
-        int32_t start;  // where the sums of a group begin: what lifted weights give too much is taken off before
+        int32_t start;  // initial value of the group's sums: the correction for the bias of unsigned weights
     };
 
     alignas(64) Octet numbers[PART];
-    Group groups[PART / UNIT + (UNIT == 64 ? 0 : 8)];  // 9, 13 or 17 lines: lots do not fall on each other's cache sets
+    Group groups[PART / UNIT +
+                 (UNIT == 64 ? 0 : 8)];  // 9, 13 or 17 lines per lot, so that lots do not map to the same cache sets
 };
 static_assert(sizeof(Lot) / 64 % 2 == 1);
 
-// Some whole groups, or a part of one.
+// Some whole groups, or a part of one group.
 struct Part {
     int64_t index, group, groups, from, length;
     bool first, last;
@@ -33,9 +34,9 @@ struct Part {
     bool begins() const { return index == 0; }
 };
 
-// How the inputs of a matrix lie in groups.
+// The division of a matrix's inputs into groups and parts.
 struct Groups {
-    int64_t inputs, count, length;  // length: of a group in numbers, filled up
+    int64_t inputs, count, length;  // length: numbers of a group with padding
 
     static Groups of(const gs_matrix& m) {
         const int64_t length = (m.group + UNIT - 1) / UNIT * UNIT;
@@ -52,7 +53,7 @@ struct Groups {
         return p.last ? at(p.index + 1, p.group + p.groups, 0) : at(p.index + 1, p.group, p.from + PART);
     }
 
-    // action(part, the next one): after the last part comes the first.
+    // Calls action(part, next part); the first part follows the last one.
     template <class Action> void each_part(const Action& action) const {
         for (Part part = begin(), next; part.group < count; part = next) {
             next = after(part);
@@ -79,14 +80,14 @@ template <class Action> void with_octets(gs_format format, const Action& action)
     }
 }
 
-// Values [begin, end) of a row, with zeros up to a whole register.
+// Reads values [begin, end) of a row and pads with zeros to a whole register.
 inline void read_values(const Rows& rows, int64_t row, int64_t begin, int64_t end, float* to) {
     const int64_t count = end - begin, whole = (count + LANES - 1) / LANES * LANES;
     read(rows.at(row, begin), rows.bf16, count, to);
     for (int64_t j = count; j < whole; ++j) to[j] = 0;
 }
 
-// The scale of columns [begin, end): NaN and Inf have the greatest bits.
+// The scale of columns [begin, end), found by comparing bits: those of NaN and Inf are the greatest.
 inline float scale_of(const Rows& rows, int64_t row, int64_t begin, int64_t end) {
     alignas(64) float values[PART];
     Words most = all_words(0);
@@ -102,7 +103,7 @@ inline float scale_of(const Rows& rows, int64_t row, int64_t begin, int64_t end)
     return largest / 127;
 }
 
-// `length` numbers of columns [begin, end), zeros beyond them; says what their sum is.
+// Rounds columns [begin, end) to `length` numbers, padded with zeros; returns their sum.
 template <class Code>
 int32_t round_columns(const Rows& rows, int64_t row, int64_t begin, int64_t end, float scale, int64_t length,
                       Octet* to) {
@@ -116,10 +117,10 @@ int32_t round_columns(const Rows& rows, int64_t row, int64_t begin, int64_t end,
         const Words numbers = to_words(lesser(all(127), greater(all(-127), round(load(values + k) / divisor))));
         sum = sum + numbers;
         if (k + LANES <= length) {
-            keep_numbers<Code>(to + k, numbers);
+            store_numbers<Code>(to + k, numbers);
         } else {
             Octet last[LANES];
-            keep_numbers<Code>(last, numbers);
+            store_numbers<Code>(last, numbers);
             std::memcpy(to + k, last, static_cast<size_t>(length - k) * sizeof(Octet));
         }
     }
@@ -127,8 +128,8 @@ int32_t round_columns(const Rows& rows, int64_t row, int64_t begin, int64_t end,
     return total(sum);
 }
 
-// Columns [begin, end) of a row as lots, `apart` each from the next. `shared` columns have a scale of their own: maybe
-// more than are in a group of the matrix, whose inputs may be a slice of them.
+// Rounds columns [begin, end) of a row to lots, `apart` lots from one another. Each `shared` columns have one scale;
+// they can be more than a group of the matrix, whose inputs may be a slice of them.
 template <class Code>
 void round_row(const Rows& rows, int64_t row, int64_t begin, int64_t end, int64_t shared, const Groups& groups,
                Lot* lots, int64_t apart) {

@@ -1,14 +1,14 @@
-// Codes of the weights as whole numbers of 8 or 16 bits, several in a word: what instructions for products of whole
-// numbers take. A word holds neighbouring inputs of one output, sixteen outputs side by side.
+// Codes as 8- or 16-bit integers, several per word: the operands of integer product instructions. A word holds
+// neighbouring inputs of one output; sixteen outputs are side by side.
 #pragma once
 
 #include "../arithmetic/weights.h"
 
 namespace gs::GS_LEVEL {
 
-// OCTETS numbers in a word: four of 8 bits where an instruction takes them, else two of 16, whose products it adds
-// without saturating. One side of VNNI's is unsigned: weights are lifted by BIAS, and BIAS times the sum of the row is
-// taken off again.
+// OCTETS numbers per word: four of 8 bits if there is an instruction for them, else two of 16 bits, whose products are
+// added without saturation. One operand of VNNI is unsigned: weights are raised by BIAS, and BIAS times the sum of the
+// row is subtracted again.
 #if defined(__AVX512VNNI__)
 using Octet = int8_t;
 constexpr int OCTETS = 4;
@@ -19,7 +19,7 @@ constexpr int OCTETS = 2;
 
 #if defined(__AMX_INT8__)
 constexpr bool LIFTED = false;
-constexpr int64_t UNIT = 64;  // inputs of a tile: groups are filled up with zeros to a multiple
+constexpr int64_t UNIT = 64;  // inputs of a tile; groups are padded with zeros to a multiple of it
 #else
 constexpr bool LIFTED = OCTETS == 4;
 constexpr int64_t UNIT = 8;
@@ -27,7 +27,7 @@ constexpr int64_t UNIT = 8;
 
 template <class Code> constexpr int32_t BIAS = !LIFTED ? 0 : Code::per_word == 4 ? 128 : Code::zeros ? 15 : 8;
 
-// In which order the codes of eight inputs come out of their words.
+// The order in which the codes of eight inputs are decoded from their words.
 template <class Code> constexpr int order_of(int at) {
     constexpr int bytes[2][8] = {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 4, 1, 5, 2, 6, 3, 7}};
     constexpr int halves[8] = {0, 2, 1, 3, 4, 6, 5, 7};
@@ -38,8 +38,8 @@ template <class Code> constexpr int order_of(int at) {
 
 inline Words flip(Words a, uint32_t bits) { return {_mm512_xor_si512(a.v, _mm512_set1_epi32(static_cast<int>(bits)))}; }
 inline Words less_bytes(Words a, Words b) { return {_mm512_sub_epi8(a.v, b.v)}; }
-inline void keep_words(uint32_t* to, Words a) { _mm512_storeu_si512(to, a.v); }
-// bytes 0 and 2 of every word, or bytes 1 and 3, as two numbers of 16 bits
+inline void store_words(uint32_t* to, Words a) { _mm512_storeu_si512(to, a.v); }
+// bytes 0 and 2 of every word, or bytes 1 and 3, as two 16-bit numbers
 inline Words even_bytes(Words a) { return {_mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8)}; }
 inline Words odd_bytes(Words a) { return {_mm512_srai_epi16(a.v, 8)}; }
 inline Words greater(Words a, Words b) { return {_mm512_max_epi32(a.v, b.v)}; }
@@ -48,8 +48,8 @@ inline int32_t greatest(Words a) { return _mm512_reduce_max_epi32(a.v); }
 inline int32_t total(Words a) { return _mm512_reduce_add_epi32(a.v); }
 inline Floats fused(Floats a, Floats b, Floats c) { return fma(a, b, c); }
 #if defined(__AVX512VNNI__)
-// As text: of the intrinsic gcc 12 keeps a copy of each sum, some of them on the stack, and products by group take a
-// sixth longer (390 GOP/s and 450 with groups of 32, operands in L1; a Xeon with AMX, one thread).
+// Inline assembly, because with the intrinsic gcc 12 copies each sum, some to the stack, and products by group take 1/6
+// longer (390 instead of 450 GOP/s with groups of 32, operands in L1; a Xeon with AMX, one thread).
 inline Words dot(Words sum, Words weights, uint32_t row) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(weights.v), "v"(_mm512_set1_epi32(static_cast<int>(row))));
     return sum;
@@ -67,7 +67,7 @@ inline Words flip(Words x, uint32_t bits) {
     return {_mm256_xor_si256(x.a, m), _mm256_xor_si256(x.b, m)};
 }
 inline Words less_bytes(Words x, Words y) { return {_mm256_sub_epi8(x.a, y.a), _mm256_sub_epi8(x.b, y.b)}; }
-inline void keep_words(uint32_t* to, Words x) {
+inline void store_words(uint32_t* to, Words x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x.a);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to) + 1, x.b);
 }
@@ -100,7 +100,7 @@ inline Words less_bytes(Words a, Words b) {
     EACH(less_byte(a.v[i], b.v[i], 0) | less_byte(a.v[i], b.v[i], 1) | less_byte(a.v[i], b.v[i], 2) |
          less_byte(a.v[i], b.v[i], 3));
 }
-inline void keep_words(uint32_t* to, Words a) { std::memcpy(to, a.v, sizeof a.v); }
+inline void store_words(uint32_t* to, Words a) { std::memcpy(to, a.v, sizeof a.v); }
 inline Words even_bytes(Words a) { EACH(half(signed_byte(a.v[i], 0)) | half(signed_byte(a.v[i], 2)) << 16); }
 inline Words odd_bytes(Words a) { EACH(half(signed_byte(a.v[i], 1)) | half(signed_byte(a.v[i], 3)) << 16); }
 inline Words greater(Words a, Words b) {
@@ -111,7 +111,7 @@ inline Words as_words(Floats a) {
     std::memcpy(r.v, a.v, sizeof r.v);
     return r;
 }
-// Rounded once, as the other levels have it.
+// Rounded once, as on the other levels.
 inline Floats fused(Floats a, Floats b, Floats c) {
     for (int i = 0; i < LANES; ++i) c.v[i] = std::fma(a.v[i], b.v[i], c.v[i]);
     return c;
@@ -129,7 +129,7 @@ inline Words dot(Words sum, Words weights, uint32_t row) {
 #if !defined(__AVX512F__)
 inline int32_t greatest(Words a) {
     int32_t lanes[LANES];
-    keep_words(reinterpret_cast<uint32_t*>(lanes), a);
+    store_words(reinterpret_cast<uint32_t*>(lanes), a);
     int32_t most = lanes[0];
     for (int32_t lane : lanes)
         if (lane > most) most = lane;
@@ -137,14 +137,14 @@ inline int32_t greatest(Words a) {
 }
 inline int32_t total(Words a) {
     int32_t lanes[LANES], sum = 0;
-    keep_words(reinterpret_cast<uint32_t*>(lanes), a);
+    store_words(reinterpret_cast<uint32_t*>(lanes), a);
     for (int32_t lane : lanes) sum += lane;
     return sum;
 }
 #endif
 
-// Sixteen numbers of a row, in the order in which the codes that they meet come out of their words.
-template <class Code> void keep_numbers(Octet* to, Words numbers) {
+// Stores sixteen numbers of a row in the order in which the matching codes are decoded.
+template <class Code> void store_numbers(Octet* to, Words numbers) {
 #if defined(__AVX512VNNI__)
     __m128i bytes = _mm512_cvtsepi32_epi8(numbers.v);
     if constexpr (Code::per_word == 8)
@@ -152,13 +152,13 @@ template <class Code> void keep_numbers(Octet* to, Words numbers) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
 #else
     uint32_t lanes[LANES];
-    keep_words(lanes, numbers);
+    store_words(lanes, numbers);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; ++i) to[i] = static_cast<Octet>(lanes[i / 8 * 8 + order_of<Code>(i % 8)]);
 #endif
 }
 
-// What a group of int4_asym takes off its codes; of int4 they are offset by 8 once their sign bit is flipped.
+// The offset to subtract from codes: the zeros for int4_asym, and 8 for int4 after flipping the sign bit.
 template <class Code> Words offset_of(const gs_matrix& m, const Panel& panel, int64_t group) {
     constexpr uint32_t every = 0x01010101;
     if constexpr (!Code::zeros) return all_words(8 * every);
@@ -169,7 +169,7 @@ template <class Code> Words offset_of(const gs_matrix& m, const Panel& panel, in
     return LIFTED ? less_bytes(zero, all_words(BIAS<Code> * every)) : zero;
 }
 
-// The numbers of one packed word of 16 outputs, as 4 / OCTETS or 8 / OCTETS words, STRIPE apart.
+// Decodes one packed word of 16 outputs to 4 / OCTETS or 8 / OCTETS words, STRIPE apart.
 template <class Code> void spread(Words packed, Words offset, uint32_t* to) {
     constexpr int count = Code::per_word / 4;
     Words bytes[count];
@@ -184,9 +184,9 @@ template <class Code> void spread(Words packed, Words offset, uint32_t* to) {
     }
     for (const Words& b : bytes) {
         if constexpr (OCTETS == 4) {
-            keep_words(to, b), to += STRIPE;
+            store_words(to, b), to += STRIPE;
         } else {
-            keep_words(to, even_bytes(b)), keep_words(to + STRIPE, odd_bytes(b)), to += 2 * STRIPE;
+            store_words(to, even_bytes(b)), store_words(to + STRIPE, odd_bytes(b)), to += 2 * STRIPE;
         }
     }
 }

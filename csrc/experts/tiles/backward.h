@@ -1,8 +1,8 @@
-// vectors/backward.h with products of whole tiles, in phases:
-//   inside  a part's rows of dy turned, and of x; B_down^T dy, and A_gate x, A_up x again where dB wants them; then
-//           v = Wd^T dy + ..., dw's parts, h, dg and du by blocks of 32 features
-//   dx      dw: its parts in order; B_gate^T dg, B_up^T du, A_down h; then rows of a part's routes by blocks of 32
-//           columns, and those of a token added up in the order of the slots
+// The backward of vectors/backward.h with products of whole tiles, in phases:
+//   inside  a part's rows of dy, transposed, and of x; B_down^T dy, and A_gate x, A_up x again if dB needs them; then
+//           v = Wd^T dy + ..., the terms of dw, h, dg and du in blocks of 32 features
+//   dx      dw: the sum of its terms in order; B_gate^T dg, B_up^T du, A_down h; then the rows of a part's routes in
+//           blocks of 32 columns, and the sum of a token's rows in the order of the slots
 //   sums    the gradients of LoRA
 #pragma once
 
@@ -14,13 +14,13 @@ namespace gs::GS_LEVEL {
 
 struct TileBackward : TileCall {
     const Rows dy;
-    const int64_t columns;  // of dx at once
+    const int64_t columns;  // columns of dx at once
     const bool want_x;
-    const bool gate_folded;  // the scales of gate and up are in dg and du, of which there are two sheets then
+    const bool gate_folded;  // the scales of gate and up are multiplied into second copies of dg and du
     const Region<char> x_data, dy_data, h_data, dg_data, du_data, scaled_dg, scaled_du, scaled_dy, tiles;
     const Region<float> x_gate, x_up, h_down, dy_down, dg_gate, du_up;
-    const Region<float> shares;   // [places, inner_blocks]: of dw
-    const Region<float> weights;  // by place
+    const Region<float> shares;   // [places, inner_blocks]: terms of dw
+    const Region<float> weights;  // in the order of the plan
     const Region<float> lines, turned, result;
     const Region<Link> links;
     const Region<BlockScales> scales;
@@ -106,7 +106,7 @@ private:
 
     void narrow(int64_t part, int64_t from, int64_t to, int worker) const {
         const int64_t e = plan.parts[part].expert;
-        if (given(args.dweights)) give_weights(part, from, to);
+        if (given(args.dweights)) write_weight_gradients(part, from, to);
         if (ranks(args.gate))
             thin(part, from, to, dgs(), true, factor_of(args.gate.b, e), inner, true, ranks(args.gate), worker,
                  dg_gate.data());
@@ -123,14 +123,14 @@ private:
     Sheet hs() const { return {h_data.data(), inner_blocks}; }
     Sheet dgs() const { return {dg_data.data(), inner_blocks}; }
     Sheet dus() const { return {du_data.data(), inner_blocks}; }
-    // what the weights are multiplied with
+    // the rows that are multiplied with the weights
     Sheet dgs_times() const { return gate_folded ? Sheet{scaled_dg.data(), inner_blocks} : dgs(); }
     Sheet dus_times() const { return gate_folded ? Sheet{scaled_du.data(), inner_blocks} : dus(); }
     Region<float> thin_of(const gs_lora& factors, bool wanted) {
         return arena.shared<float>(wanted ? plan.routes * ranks(factors) : 0);
     }
 
-    // A part's rows of dy times the scales of down's rows.
+    // Bytes for a part's rows of dy times the scales of down's rows.
     int64_t scaled_bytes() const {
         int64_t pairs = 0;
         for (int64_t i = 0; i < args.slice_count; ++i)
@@ -153,7 +153,7 @@ private:
         return most > both ? most : both;
     }
 
-    // The 32 features of each block from `begin` on, for all rows of a part.
+    // Computes blocks [begin, end) of 32 features for all rows of a part.
     void inside(int64_t part, int64_t begin, int64_t end, int worker) const {
         const Segment& s = plan.parts[part];
         const Sheet rows = dys();
@@ -211,19 +211,20 @@ private:
                         scaled_dy.data(worker) + g / 2 * scaled_step());
     }
 
-    // The tiles of down for a block of features, or of gate and up for one of columns; those of two blocks have room.
+    // The decoder of down's tiles for a block of features, or of gate's and up's for a block of columns; there is
+    // memory for two blocks.
     LeftDecoder next_tiles(bool down, int64_t expert, int64_t pairs, int64_t block, int worker,
                            bool once = false) const {
         return {*this, down, expert, pairs, block, once, tiles.data(worker) + block % 2 * tiles_bytes()};
     }
 
-    // From v of 16 rows: their shares of dw, h, dg and du.
+    // From v of 16 rows: their terms of dw, h, dg and du.
     void derive(const Strip& c, int64_t expert, int64_t group, int64_t place, int64_t count, const float* v) const {
         const Activation act{args.activation, static_cast<float>(args.alpha), static_cast<float>(args.limit)};
         const __mmask32 mask = columns_mask(0, c.width);
         alignas(64) uint32_t dg[16][16], du[16][16], scaled[2][16][16];
         char* const h = hs().tile(group, c.block);
-        Floats by[2][2];  // the scales of gate's and up's rows
+        Floats by[2][2];  // scales of gate's and up's rows
         if (gate_folded) {
             row_scales(args.slices[c.slice].gate, expert, c.first, by[0][0], by[0][1]);
             row_scales(args.slices[c.slice].up, expert, c.first, by[1][0], by[1][1]);
@@ -265,7 +266,7 @@ private:
             if (id_at(args, route) < 0) out.put(route / slots, route % slots, 0);
     }
 
-    void give_weights(int64_t part, int64_t from, int64_t until) const {
+    void write_weight_gradients(int64_t part, int64_t from, int64_t until) const {
         const Factor out = matrix_of(args.dweights);
         each_group(part, from, until, [&](int64_t, int64_t place, int64_t count) {
             for (int64_t i = place; i < place + count; ++i) {
@@ -278,7 +279,7 @@ private:
         });
     }
 
-    // Columns [col, col + columns) of dx for a chunk.
+    // Computes columns [col, col + columns) of a chunk's dx.
     void give(const Chunk& chunk, int64_t col) const {
         const int64_t width = outer - col < columns ? outer - col : columns, count = chunk.last - chunk.first;
         in_turn(
@@ -287,7 +288,7 @@ private:
                 if (col == 0) narrow(part, from, to, worker);
             },
             [&](int64_t part, int64_t begin, int64_t end, int worker) {
-                give_rows(chunk, part, col, col / 32 + begin, col / 32 + end, worker);
+                write_rows(chunk, part, col, col / 32 + begin, col / 32 + end, worker);
             });
         constexpr int64_t rows = 16;
         parallel_for((chunk.end - chunk.begin + rows - 1) / rows, [&](int64_t item, int) {
@@ -297,12 +298,12 @@ private:
         });
     }
 
-    // Of the route at a place, a column of the result.
+    // Address of a column of the result for the route at a place.
     float* row_of(const Chunk& chunk, int64_t place, int64_t col) const {
         return result.data() + (plan.order[place] - chunk.begin * slots) * columns + col;
     }
 
-    void give_rows(const Chunk& chunk, int64_t part, int64_t col, int64_t begin, int64_t end, int worker) const {
+    void write_rows(const Chunk& chunk, int64_t part, int64_t col, int64_t begin, int64_t end, int worker) const {
         const Segment& s = plan.parts[part];
         const int64_t all = groups_of(part), pairs = (all + 1) / 2;
         float *sum = sums(worker), *rows = turned.data(worker), *gate_lines = lines.data(worker),

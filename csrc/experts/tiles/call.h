@@ -1,6 +1,6 @@
-// What both directions of a call know whose products are all of tiles: rows of bfloat16, LoRA without dropout, a frozen
-// base. Items are of a part of the plan (the routes of an expert in a chunk of tokens): its rows stay in L2 while the
-// weights go by.
+// The state and shared steps of a call whose products all use tiles: bfloat16 rows, LoRA without dropout, a frozen
+// base. An item belongs to a part of the plan (the routes of an expert in a chunk of tokens), whose rows stay in L2
+// while the weights are streamed.
 #pragma once
 
 #include "../../arena.h"
@@ -14,11 +14,11 @@
 
 namespace gs::GS_LEVEL {
 
-constexpr int64_t LEAST = 4;  // rows of an expert, on average
+constexpr int64_t LEAST = 4;  // minimum average rows per expert
 constexpr int64_t MOST_CUTS = 3;
-constexpr int64_t RESULT_BYTES = int64_t{64} << 20;  // of the rows that wait to be added up, about
+constexpr int64_t RESULT_BYTES = int64_t{64} << 20;  // approximate memory for rows that wait to be summed
 
-// Columns [first, first + 32) of a slice, or `width` of them; begin: in the whole.
+// Columns [first, first + width) of a slice, width <= 32; begin: index in the whole.
 struct Strip {
     int64_t slice, first, width, begin, block;
 };
@@ -30,10 +30,10 @@ struct TileCall {
     const int64_t outer_blocks, inner_blocks;
     const Rows x;
     Arena arena;
-    const Region<int64_t> groups;  // of 16 rows: where those of each part begin
+    const Region<int64_t> groups;  // first group of 16 rows of each part
     const Region<Progress> progress;
 
-    // For fewer rows an expert, codes are multiplied as they come from memory.
+    // Whether the call uses tiles. With fewer rows per expert, codes are multiplied as they arrive from memory.
     static bool takes(const gs_moe_args& a, const Plan& p) {
         return p.routes > LEAST * p.segment_count && a.x.dtype == GS_BF16 && !a.int8 && a.dropout == 0 &&
                !given(a.dgate_up) && !given(a.ddown) && !given(a.dgate_up_bias) && !given(a.ddown_bias);
@@ -68,7 +68,7 @@ struct TileCall {
     int64_t ranks(const gs_lora& lora) const { return given(lora.a) ? lora.a.sizes[1] : 0; }
     Region<char> sheet(int64_t blocks) { return arena.shared<char>(all_groups() * blocks * TILE_BYTES); }
 
-    // Intermediate features in blocks of 32, each slice's own.
+    // Block number `block` of 32 intermediate features; blocks do not cross slices.
     Strip strip(int64_t block) const {
         int64_t at = block;
         for (int64_t s = 0;; ++s) {
@@ -80,7 +80,7 @@ struct TileCall {
     }
     int64_t blocks_of_slice(int64_t s) const { return (args.slices[s].end - args.slices[s].begin + 31) / 32; }
 
-    // Pieces of every part, as many as give each worker several of them, of at least `least` blocks.
+    // The pieces of every part: enough for several per worker, with at least `least` blocks each.
     struct Split {
         int64_t pieces, blocks;
         int64_t begin(int64_t piece) const { return blocks * piece / pieces; }
@@ -91,7 +91,7 @@ struct TileCall {
         return {pieces < 1 ? 1 : pieces, blocks};
     }
 
-    // action(group, rows' places): every 16 rows of a part
+    // Calls action(group, first place, rows) for each 16 rows of a part.
     template <class Action> void each_group(int64_t part, int64_t from, int64_t to, const Action& action) const {
         const Segment& s = plan.parts[part];
         for (int64_t g = from; g < to; ++g) {
@@ -112,8 +112,8 @@ struct TileCall {
         });
     }
 
-    // What a LoRA does first, for groups [from, until) of a part: thin[place][r] = sum_k rows[place][k] factor[k, r].
-    // Rows of a slice are filled up to whole tiles, so its depth is walked through slice by slice.
+    // The first product of a LoRA for groups [from, until) of a part: thin[place][r] = sum_k rows[place][k] factor[k,
+    // r]. Rows of each slice are padded to whole tiles, so sliced depths are traversed slice by slice.
     void thin(int64_t part, int64_t from, int64_t until, const Sheet& rows, bool turned, const Factor& factor,
               int64_t depth, bool sliced, int64_t ranks, int worker, float* out) const {
         const int cuts = factor.bf16 ? 1 : 3;
@@ -142,8 +142,8 @@ struct TileCall {
         }
     }
 
-    // What it does last: sums[i][c] += sum_r thin[i][r] lines[r][c], 32 rows of 32 columns. lines: scale * factor[r,
-    // col + c].
+    // The second product of a LoRA: sums[i][c] += sum_r thin[i][r] lines[r][c], 32 rows of 32 columns, with
+    // lines = scale * factor[r, col + c].
     static void wide(const float* thin, int64_t ranks, const float* lines, int64_t rows, float* sums) {
         for (int64_t i = 0; i < rows; i += 4) {
             const int64_t count = rows - i < 4 ? rows - i : 4;
@@ -166,15 +166,14 @@ struct TileCall {
                 }
         }
     }
-    // lines of `wide` for 32 columns from `col` on, of `columns`
+    // The lines of `wide` for 32 columns from `col` on.
     static void wide_lines(const Factor& factor, int64_t ranks, double scale, int64_t col, int64_t columns,
                            float* lines) {
         factor_stripe(factor, 0, ranks, col, columns, lines);
         for (int64_t i = 0; i < 32 * ranks; i += 16) store(lines + i, all(static_cast<float>(scale)) * load(lines + i));
     }
 
-    // Links of the products with weights on the right, outputs [row, row + 32), and rows as they are.
-    // Tiles for the right that are made while those before them are multiplied.
+    // Makes tiles for the right side (outputs [row, row + 32)) while the previous ones are multiplied.
     struct RightDecoder {
         const gs_matrix* m;
         int64_t expert, row, next, end, slots;
@@ -192,8 +191,9 @@ struct TileCall {
         }
     };
 
-    // Packed bfloat16 is read where it lies; others become `tiles`: with `scales` when their codes are taken, else
-    // those of `rest` are made by the first `right_dot`; where that is the only one, in a few places of L1 in turn.
+    // Prepares products with weights on the right. Packed bfloat16 is read in place. Other formats become `tiles`:
+    // unscaled codes with `scales` at once, scaled weights by `rest` during the first right_dot; if that is the only
+    // one, in a few buffers in L1.
     void right_link(const gs_matrix& m, int64_t expert, int64_t row, int64_t blocks, bool once, char* tiles,
                     float* scales, RightDecoder& rest, Link& link) const {
         rest = {&m, expert, row, 0, 0, once ? ROUND : blocks, tiles};
@@ -216,7 +216,7 @@ struct TileCall {
                           Ahead ahead, float* sums) {
         if (takes_codes(m)) return dot_codes(m, link, scales, tall, ahead, sums);
         if (rest.next < rest.end) {
-            RightDecoder::step(&rest), RightDecoder::step(&rest);  // two before their products
+            RightDecoder::step(&rest), RightDecoder::step(&rest);  // two steps before their products
             ahead.decode = RightDecoder::step, ahead.self = &rest;
         }
         if (rest.slots == ROUND && rest.end > 0)
@@ -227,14 +227,15 @@ struct TileCall {
     static int64_t scales_on_the_right(const gs_matrix& m) {
         return takes_codes(m) && m.group > 0 ? 32 * ((m.cols + m.group - 1) / m.group) : 0;
     }
-    // With weights on the left: inputs of a block, the outputs of the whole matrix, and turned rows.
+    // Prepares products with weights on the left: the inputs of a block, all outputs of the matrix, transposed rows.
     static void left_link(const gs_matrix& m, char* tiles, Link& link) {
         link.steps = (m.rows + 31) / 32;
         link.upper = tiles, link.lower = tiles + TILE_BYTES, link.left_step = cuts_on_the_left(m) * 2 * TILE_BYTES;
         link.right_step = TILE_BYTES;
     }
-    // Where there is one pair of groups, each tile of weights is used once: it is made just before that. Three cuts
-    // take half of L1, and a layer of H 1024 and I 512 then 7 % longer; mxfp4 takes 5 to 10 % longer, why is not known.
+    // With one pair of groups each weight tile is used once and made just before that. Not with three cuts, which take
+    // half of L1 and make a layer of H 1024 and I 512 7 % slower, nor for mxfp4, which becomes 5 to 10 % slower for an
+    // unknown reason.
     static bool used_once(const gs_matrix& m, int64_t pairs) {
         return pairs == 1 && left_way(m) == CUT && cuts(m) < MOST_CUTS && m.format != GS_MXFP4;
     }
@@ -245,8 +246,8 @@ struct TileCall {
         else
             dot<ON_THE_LEFT>(links, count, cuts, true, wide, ahead, sums);
     }
-    // Those tiles of a block, of several matrices after each other: of the next one, made while the pairs of this one
-    // are multiplied, a tile every `pairs` steps; or, `once`, of this one, ROUND places in turn.
+    // Makes tiles for the left side, of several matrices in turn: those of the next block while the pairs of this one
+    // are multiplied, a tile every `pairs` steps; or, if `once`, those of this block, in ROUND buffers.
     struct LeftDecoder {
         const TileCall& call;
         bool down;
@@ -274,7 +275,8 @@ struct TileCall {
                 const gs_matrix& m = down ? slice.down : matrix % 2 ? slice.up : slice.gate;
                 const int64_t steps = (m.rows + 31) / 32;
                 if (next < steps) {
-                    constexpr int64_t ahead = 3;  // as 6 to 12, or 2 % sooner: their panels share a few sets of L2
+                    constexpr int64_t ahead =
+                        3;  // 2 % faster than 1, the same as 6 to 12; panels share a few sets of L2
                     const int64_t block_there = c.first / 32;
                     const int count = cuts_on_the_left(m);
                     char* const to = tiles + (once ? next % ROUND : next) * count * 2 * TILE_BYTES;
@@ -298,8 +300,8 @@ struct TileCall {
 
     float* sums(int worker) const { return sums_.data(worker); }
 
-    // begin(part, first group, last group, worker) for every part from `first` to `last`, then piece(part, first block,
-    // last block, worker) for all of its blocks. With fewer parts than workers each is begun in pieces, too.
+    // Calls begin(part, first group, last group, worker) for each part in [first, last), then piece(part, first block,
+    // last block, worker) for all of its blocks. With fewer parts than workers, beginning is split, too.
     template <class Begin, class Piece>
     void in_turn(int64_t first, int64_t last, const Split& strips, const Begin& begin, const Piece& piece) const {
         const auto some = [&](int64_t part, int64_t k, int worker) {
@@ -316,7 +318,7 @@ struct TileCall {
         });
     }
 
-    // action(part, first group, last group, worker): every part in pieces
+    // Calls action(part, first group, last group, worker) for every part, split into pieces.
     template <class Action> void in_halves(int64_t first, int64_t last, const Action& action) const {
         const Split halves = split(last - first, 16, 4);
         parallel_for((last - first) * halves.pieces, [&](int64_t item, int worker) {
@@ -327,7 +329,7 @@ struct TileCall {
         });
     }
 
-    // Columns [col, col + width) of a token: its routes' rows added up, times their weights or as they are.
+    // Sums the rows of a token's routes over columns [col, col + width), optionally times the routes' weights.
     void add_up(const Chunk& chunk, int64_t t, int64_t col, int64_t width, bool weighed, const float* rows,
                 int64_t columns, const gs_tensor& out) const {
         constexpr int64_t most = 512;
@@ -345,7 +347,7 @@ struct TileCall {
         }
     }
 
-    // Columns of the result whose rows wait together until they are added up: all, when memory allows.
+    // Number of result columns that are computed before summing: all, if memory allows.
     int64_t columns_at_once() const {
         const int64_t bytes = 4 * outer * plan.chunk_routes, wanted = (bytes + RESULT_BYTES - 1) / RESULT_BYTES,
                       most = (outer_blocks + 7) / 8,

@@ -1,7 +1,7 @@
-// vectors/forward.h with products of whole tiles, in phases:
-//   hidden  a part's rows of x as tiles, A_gate x and A_up x; then g, u and h by blocks of 32 features
-//   output  A_down h of a part; then rows of its routes by blocks of 32 columns
-//   sums    y: the rows of a token added up in the order of the slots
+// The forward of vectors/forward.h with products of whole tiles, in phases:
+//   hidden  a part's rows of x as tiles, A_gate x and A_up x; then g, u and h in blocks of 32 features
+//   output  A_down h of a part; then the rows of its routes in blocks of 32 columns
+//   sums    y: the sum of a token's rows in the order of the slots
 #pragma once
 
 #include "call.h"
@@ -11,9 +11,9 @@
 namespace gs::GS_LEVEL {
 
 struct TileForward : TileCall {
-    const int64_t columns;  // of the result at once
+    const int64_t columns;  // columns of the result at once
     const Region<char> x_data, h_data, gate_tiles, up_tiles;
-    const Region<float> gate_scales, up_scales;  // of codes
+    const Region<float> gate_scales, up_scales;  // scales of unscaled codes
     const Region<float> gate_thin, up_thin, down_thin, lines;
     const Region<float> result;  // [slots of a chunk][columns]
 
@@ -84,7 +84,7 @@ private:
         return args.slices[0].gate.format == GS_PACKED_BF16 ? 0 : most;
     }
 
-    // What is saved for a slot without an expert is never read, but it is written.
+    // Zeroes the saved rows of skipped slots: they are never used, but they are outputs.
     void skipped() const {
         const size_t bytes = static_cast<size_t>(inner) * 2;
         if (!given(args.g) || plan.routes == args.tokens * slots) return;
@@ -94,7 +94,7 @@ private:
                     std::memset(static_cast<char*>(t->data) + route * inner * 2, 0, bytes);
     }
 
-    // The 32 features of each block from `begin` on, for all rows of a part.
+    // Computes blocks [begin, end) of 32 features for all rows of a part.
     void hidden(int64_t part, int64_t begin, int64_t end, int worker) const {
         const Segment& s = plan.parts[part];
         const Sheet rows = xs();
@@ -135,10 +135,10 @@ private:
                 activate(s, c, group, place, count, two ? 32 : 16, g, u);
             }
         }
-        _mm_sfence();  // after the lines that went past the caches
+        _mm_sfence();  // completes the non-temporal stores
     }
 
-    // The part of the next 32 outputs that is fetched while one of `pairs` pairs of groups is multiplied.
+    // The share of the next 32 outputs that is prefetched while one of `pairs` pairs of groups is multiplied.
     static Ahead next(const gs_matrix& m, int64_t expert, int64_t row, int64_t steps, int64_t pair, int64_t pairs) {
         const int64_t share = pairs * steps;
         if (share == 0 || bytes_of_block(m, true) == 0 || takes_codes(m)) return {};
@@ -167,14 +167,14 @@ private:
                 save(static_cast<uint16_t*>(args.g.data) + at, mask, gs);
                 save(static_cast<uint16_t*>(args.u.data) + at, mask, us);
             }
-            // the backward starts from what is saved: h is of these, too
+            // the backward uses the saved (rounded) values, so h does, too
             const __m512i h =
                 rounded_row(act.value(half_row(gs, 0), half_row(us, 0)), act.value(half_row(gs, 1), half_row(us, 1)));
             _mm512_store_si512(out, _mm512_maskz_mov_epi16(mask, h));
         }
     }
 
-    // Nobody reads it before the backward: whole lines go past the caches.
+    // Nothing reads it before the backward, so whole lines are stored past the caches.
     static void save(uint16_t* to, __mmask32 mask, __m512i values) {
         if (mask == 0xffffffffu && reinterpret_cast<uintptr_t>(to) % 64 == 0)
             _mm512_stream_si512(reinterpret_cast<__m512i*>(to), values);
@@ -182,7 +182,7 @@ private:
             _mm512_mask_storeu_epi16(to, mask, values);
     }
 
-    // Columns [col, col + columns) of the result of a chunk.
+    // Computes columns [col, col + columns) of a chunk's result.
     void give(const Chunk& chunk, int64_t col) {
         const int64_t width = outer - col < columns ? outer - col : columns, count = chunk.last - chunk.first;
         in_turn(
@@ -245,14 +245,14 @@ private:
         }
     }
 
-    // Of the route at a place, column `at` of the output, which is column `col` of the result.
+    // Address for the route at a place of output column `at`, which is column `col` of the result.
     float* row_of(const Chunk& chunk, int64_t place, int64_t at, int64_t col) const {
         const int64_t route = plan.order[place];
         return given(args.rows) ? static_cast<float*>(args.rows.data) + route * outer + at
                                 : result.data() + (route - chunk.begin * slots) * columns + col;
     }
 
-    // 32 columns of some routes: the first slice's, or what another one adds.
+    // Stores 32 columns of some routes, or adds to them for slices after the first one.
     void place_rows(const Chunk& chunk, int64_t place, int64_t count, int64_t at, int64_t col, int64_t width, bool add,
                     const float* sum) const {
         for (int64_t k = 0; k < count; ++k, sum += 32) {

@@ -1,5 +1,5 @@
-// AMX's tiles: 16 rows of 64 bytes each. GS_TILES_IN_SOFTWARE computes the same in plain C++, for machines without
-// them.
+// AMX's tile instructions; a tile has 16 rows of 64 bytes. GS_TILES_IN_SOFTWARE emulates them in plain C++, for
+// machines without AMX.
 #pragma once
 
 #include "../arithmetic/simd.h"
@@ -44,20 +44,19 @@ template <int SUM, int A, int B> void tile_dot() {
 
 #else
 
-// The tiles of a worker, for as long as an item lasts: left configured, every switch of threads would save 8 KiB.
+// Configures a worker's tiles during an item. If they stayed configured, every thread switch would save 8 KiB.
 struct Tiles {
     Tiles() {
         alignas(64) uint8_t shape[64] = {1};
         for (int i = 0; i < 8; ++i) shape[16 + 2 * i] = 64, shape[48 + i] = 16;
-        // gcc 12 tells the optimiser of the first eight bytes alone that the instruction reads: this tells it of the
-        // rest
+        // gcc 12 assumes that the instruction reads only the first eight bytes; this tells it about the others
         __asm__ volatile("" ::"r"(shape) : "memory");
         _tile_loadconfig(shape);
     }
     ~Tiles() { _tile_release(); }
 };
 
-// gcc's intrinsics paste the tile's number into the instruction: it must be written out
+// gcc's intrinsics paste the tile number into the instruction, so it must be a literal
 #define TILE_LOAD(tile, from, bytes) _tile_loadd(tile, from, bytes)
 #define TILE_STORE(tile, to, bytes) _tile_stored(tile, to, bytes)
 #define TILE_ZERO(tile) _tile_zero(tile)

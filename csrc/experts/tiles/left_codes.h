@@ -1,6 +1,6 @@
-// Codes as tiles for the left of dx = W^T dy: integers and E4M3 are bfloat16 as they are, so one product does where a
-// code times a scale of 24 bits takes three. A scale of 128 x 128 weights is multiplied into the sums over its 128
-// outputs; one of a whole row is multiplied into dy, before that is rounded where it is rounded anyway.
+// Unscaled codes as tiles for the left side of dx = W^T dy. Integers and E4M3 are exact in bfloat16, so one product
+// replaces three of codes times 24-bit scales. A scale of 128 x 128 weights is multiplied into the sums over its 128
+// outputs; a scale of a whole row is multiplied into dy, before dg and du are rounded.
 #pragma once
 
 #include "rows.h"
@@ -18,15 +18,16 @@ inline LeftWay left_way(const gs_matrix& m) {
 
 inline int cuts_on_the_left(const gs_matrix& m) { return left_way(m) == CUT ? cuts(m) : 1; }
 
-// The scales of 32 outputs from `row` on, zeros beyond the last one.
+// The scales of 32 outputs from `row` on, with zeros beyond the last one.
 inline void row_scales(const gs_matrix& m, int64_t expert, int64_t row, Floats& low, Floats& high) {
     low = scales_of(m, panel_of(m, expert, row, false), 0);
     high = row + 16 < m.rows ? scales_of(m, panel_of(m, expert, row + 16, false), 0) : zero();
 }
 
-constexpr int FOLDED_CUTS = 2;  // of what is no operand of its own: within 2^-17 of itself
+constexpr int FOLDED_CUTS = 2;  // terms of a product that is not an operand itself: exact to 2^-17
 
-// Tiles of two groups of turned rows, times the scales of the weights' rows: [block][cut][2]. One group: second null.
+// Multiplies tiles of two groups of transposed rows by the scales of the weights' rows: [block][cut][2]. second may be
+// null.
 inline void fold_scales(const gs_matrix& m, int64_t expert, const char* first, const char* second, int64_t blocks,
                         char* out) {
     const Cutter cutter;
@@ -52,7 +53,7 @@ inline void fold_scales(const gs_matrix& m, int64_t expert, const char* first, c
     }
 }
 
-// Where the scales of a matrix's blocks of 128 outputs lie, for some inputs.
+// Addresses of the scales of a matrix's blocks of 128 outputs, for one block of inputs.
 struct BlockScales {
     const char* at;
     int64_t step;  // bytes
@@ -63,8 +64,8 @@ inline BlockScales block_scales(const gs_matrix& m, int64_t expert, int64_t inpu
     return {panel_of(m, expert, 0, false).data + m.scales + input / m.group * 4, 8 * m.panel_bytes};
 }
 
-// sums[32][32] = the sum over the blocks of their scales times the product of their codes. The sums of a block are
-// added while the next one's products are on their way.
+// sums[32][32] = the sum over the blocks of scale * product of codes. The sums of a block are added while the next
+// block is multiplied.
 inline void dot_blocks(const Link* links, const BlockScales* scales, int64_t count, bool wide, const Ahead& ahead,
                        float* sums) {
     constexpr int64_t steps = 4;

@@ -1,6 +1,6 @@
-// The gradients of LoRA: sums over the routes of an expert, out[m, n] = scale * sum over routes of thin[route, m]
-// rows[route, n], by tiles. Two groups of 16 rows make 32 routes: the tiles of both with their halves exchanged, so a
-// word holds two routes. The thin side is cut into three bfloat16, which hold it exactly.
+// The gradients of LoRA with tiles: out[m, n] = scale * sum over an expert's routes of thin[route, m] rows[route, n].
+// Two groups of 16 rows make 32 routes: the halves of their tiles are exchanged, so that a word holds two routes. The
+// thin side is cut into three bfloat16 terms, which represent it exactly.
 #pragma once
 
 #include "call.h"
@@ -41,7 +41,7 @@ public:
     }
 
 private:
-    static constexpr int64_t PAIRS = 8;  // of groups: routes are added 256 at a time
+    static constexpr int64_t PAIRS = 8;  // pairs of groups at a time: 256 routes
 
     void one(const Product& p, int64_t expert, int worker) const {
         const Factor straight = factor_of(*p.out, expert), out = p.rows.turned ? transposed(straight) : straight;
@@ -64,7 +64,7 @@ private:
         }
     }
 
-    // The routes of some groups of a part.
+    // Adds the routes of up to PAIRS pairs of groups of a part.
     void add(const Product& p, int64_t part, int64_t g, int64_t first, int64_t ranks, float* total, int worker) const {
         const int64_t all = call_.groups_of(part) - g < 2 * PAIRS ? call_.groups_of(part) - g : 2 * PAIRS,
                       pairs = (all + 1) / 2, group = call_.groups.data()[part] + g;
@@ -90,7 +90,7 @@ private:
         }
     }
 
-    // Two tiles with their halves exchanged: the lower halves of both, then the upper ones.
+    // Exchanges the halves of two tiles: writes the lower halves of both, then the upper halves.
     static void couple(const char* a, const char* b, char* out) {
         for (int i = 0; i < 16; ++i) {
             const __m512i x = _mm512_load_si512(a + 64 * i),
@@ -100,7 +100,7 @@ private:
         }
     }
 
-    // 16 ranks of 32 routes a step: [pair of groups][cut], words of a route of each group.
+    // Prepares 16 ranks of 32 routes per step: [pair of groups][cut], words with one route of each group.
     void lay_thin(const Product& p, int64_t part, int64_t g, int64_t pairs, int64_t first, int64_t ranks,
                   char* out) const {
         const Cutter cutter;
@@ -126,7 +126,7 @@ private:
         }
     }
 
-    // out: [rank, column], or [rank, column] turned
+    // out: [rank, column], or its transpose
     void write_block(const Product& p, const Factor& out, int64_t first, int64_t height, int64_t block, float scale,
                      const float* sums) const {
         int64_t col = 32 * block, width = p.rows.columns - col < 32 ? p.rows.columns - col : 32;

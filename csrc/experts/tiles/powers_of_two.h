@@ -1,6 +1,6 @@
-// Codes of four bits times their scales as tiles without a multiplication. An integer of -8 .. 7 is the sum of two
-// powers of two, and a power of two times a scale of bfloat16 is the scale's bits with another exponent and sign: two
-// tiles hold a weight exactly. E2M1 times a power of two is one.
+// Decodes 4-bit codes times their scales to tiles without multiplication. An integer in -8 .. 7 is a sum of two powers
+// of two, and a power of two times a bfloat16 scale only changes the scale's exponent and sign: two tiles represent a
+// weight exactly. E2M1 times a power of two needs one tile.
 #pragma once
 
 #include <bit>
@@ -13,8 +13,8 @@
 namespace gs::GS_LEVEL {
 
 struct PowerTables {
-    static constexpr uint16_t NOTHING = 1;  // no exponent and no sign has the lowest bit
-    // what is added to a scale's bits; whatever the fifth bit is
+    static constexpr uint16_t NOTHING = 1;  // the lowest bit is in neither exponent nor sign
+    // addends to a scale's bits, the same for both values of the index's fifth bit
     alignas(64) uint16_t first[32] = {}, second[32] = {};
     alignas(64) uint16_t e2m1[32] = {};
     constexpr PowerTables() {
@@ -40,8 +40,8 @@ template <class Code> bool of_powers(const gs_matrix& m) {
     return std::is_same_v<Code, Mxfp4>;
 }
 
-// The scales of a group for 16 outputs in the lower halves of words, as they are added to; false when a product could
-// leave the normal numbers.
+// The scale bits of a group for 16 outputs, in the lower halves of words; returns false if a product may not be a
+// normal number.
 template <class Code> bool power_scales(const gs_matrix& m, const Panel& panel, int64_t group, __m512i& out) {
     const char* scales = panel.data + m.scales;
     __mmask16 normal;
@@ -60,7 +60,7 @@ template <class Code> bool power_scales(const gs_matrix& m, const Panel& panel, 
     return normal == 0xffff;
 }
 
-// The weights whose codes are the lowest four bits of each half of `codes`, both parts of them for integers.
+// Stores the weights whose codes are the lowest four bits of each half of `codes`; for integers, both terms.
 template <class Code> void put_powers(__m512i codes, __m512i scales, char* to, int64_t to_second) {
     if constexpr (std::is_same_v<Code, Int4>) {
         const __m512i one = _mm512_set1_epi16(PowerTables::NOTHING),
@@ -75,12 +75,12 @@ template <class Code> void put_powers(__m512i codes, __m512i scales, char* to, i
     }
 }
 
-// Words of inputs [32 block, 32 block + 32), all of them inside, of a panel.
+// The words of inputs [32 block, 32 block + 32) of a panel, all inside the matrix.
 inline const uint32_t* nibble_words(const Panel& panel, int64_t block) {
     return reinterpret_cast<const uint32_t*>(panel.data + TILE * (block / 4)) + block % 4 * 64;
 }
 
-// A tile for the right, its second part to_second bytes further; false: not by powers.
+// Makes a tile for the right side, its second term to_second bytes further; false: not possible with powers of two.
 template <class Code>
 bool right_powers(const gs_matrix& m, const Panel& panel, int64_t block, char* to, int64_t to_second) {
     const uint32_t* words = nibble_words(panel, block);
@@ -101,7 +101,7 @@ bool right_powers(const gs_matrix& m, const Panel& panel, int64_t block, char* t
     return true;
 }
 
-// Two tiles for the left, of 16 inputs each.
+// Makes two tiles for the left side, with 16 inputs each.
 template <class Code>
 bool left_powers(const gs_matrix& m, const Panel& low, const Panel& high, int64_t block, char* to, int64_t to_second) {
     const uint32_t *a = nibble_words(low, block), *b = nibble_words(high, block);

@@ -1,5 +1,5 @@
-// Products of operands that lie as whole tiles of 1 KiB, one after the other along the sum: the sums of 32 x 32 stay in
-// tiles from the first step to the last, and nothing but tiles is loaded in between.
+// Products of operands stored as whole tiles of 1 KiB, consecutive along the sum: the 32 x 32 sums stay in tiles from
+// the first step to the last, and only tiles are loaded in between.
 #pragma once
 
 #include "instructions.h"
@@ -10,8 +10,8 @@ namespace gs::GS_LEVEL {
 
 constexpr int TILE_BYTES = 1024, STEP_OF_TILE = 32;  // inputs of a tile of bfloat16
 
-// A part of a sum. Tiles of rows are `step` bytes apart; a tile of weights is followed by what it leaves over, its
-// other cuts, two tiles further each.
+// A part of a sum. Tiles of rows are `step` bytes apart. The further cuts of a tile of weights (the remainders of the
+// truncation to bfloat16) follow it, two tiles further each.
 struct Link {
     const char *upper, *lower;      // on the left: 16 rows each
     const char *first, *second;     // on the right: 16 columns each
@@ -19,8 +19,8 @@ struct Link {
     int64_t steps;
 };
 
-// What is wanted soon: from `at` on, `lines` of 64 bytes a step. decode(self): a part of the tiles of a later step,
-// whose instructions run beside the products of this one.
+// Work for later steps: prefetch `lines` lines of 64 bytes per step from `at` on, and decode(self), which makes some
+// tiles of a later step; its instructions overlap with the products of this step.
 struct Ahead {
     const char* at;
     int64_t lines;
@@ -39,9 +39,9 @@ inline void fetch_ahead(Ahead& ahead) {
     }
 }
 
-// An operand is set to zero as soon as it has been used. While the other half of a core has tiles of its own, there are
-// few registers to rename into, and a tile of zeros takes none: products and loads then take half the time. Elsewhere
-// it costs nothing.
+// Each operand is zeroed immediately after use. While the other hyperthread of a core uses tiles, there are few
+// registers for renaming, and a zeroed tile takes none: products and loads then take half the time. Otherwise it costs
+// nothing.
 template <Weights SIDE, bool TALL, bool WIDE> void add_link(const Link& link, int cuts, Ahead& ahead) {
     const char *upper = link.upper, *lower = link.lower, *first = link.first, *second = link.second;
     for (int64_t k = 0; k < link.steps; ++k) {
@@ -90,7 +90,7 @@ template <Weights SIDE, bool TALL, bool WIDE> void add_link(const Link& link, in
     }
 }
 
-// The same with one cut and all four sums; no more than three operands are there at a time.
+// The same with one cut and all four sums; at most three operands are live at a time.
 inline void add_whole_link(const Link& link, Ahead& ahead) {
     const char *upper = link.upper, *lower = link.lower, *first = link.first, *second = link.second;
     for (int64_t k = 0; k < link.steps; ++k) {
@@ -111,9 +111,9 @@ inline void add_whole_link(const Link& link, Ahead& ahead) {
     }
 }
 
-constexpr int64_t ROUND = 4;  // places in L1 for tiles of weights that are used once
+constexpr int64_t ROUND = 4;  // buffers in L1 for weight tiles that are used once
 
-// The tiles of weights have ROUND places, which `ahead.decode` fills in turn, two steps before their products.
+// The weight tiles have ROUND buffers, which `ahead.decode` fills in turn, two steps before their products.
 template <Weights SIDE, bool TALL, bool WIDE> void add_rounds(Link link, int cuts, Ahead& ahead) {
     for (int64_t left = link.steps; left > 0; left -= link.steps) {
         link.steps = left < ROUND ? left : ROUND;
@@ -127,7 +127,7 @@ template <Weights SIDE, bool TALL, bool WIDE> void add_rounds(Link link, int cut
 
 template <Weights SIDE, bool TALL, bool WIDE, bool ROUNDS>
 void dot_links(const Link* links, int64_t count, int cuts, Ahead ahead, float* sums) {
-    // gcc's tile instructions do not say that they read and write memory
+    // gcc's tile intrinsics do not declare that they read and write memory
     __asm__ volatile("" ::: "memory");
     TILE_ZERO(0);
     if (WIDE) TILE_ZERO(1);
@@ -150,7 +150,7 @@ void dot_links(const Link* links, int64_t count, int cuts, Ahead ahead, float* s
     __asm__ volatile("" ::: "memory");
 }
 
-// sums[32][32] = the sum of the links; `tall`: all 32 rows, else 16; `wide`: all 32 columns.
+// sums[32][32] = the sum of the links; tall: all 32 rows, else 16; wide: all 32 columns, else 16.
 template <Weights SIDE, bool ROUNDS = false>
 void dot(const Link* links, int64_t count, int cuts, bool tall, bool wide, const Ahead& ahead, float* sums) {
     if (tall && wide)

@@ -1,5 +1,5 @@
-// Codes as tiles for the right of y = W x: integers and E4M3 are bfloat16 as they are, so one product does where a code
-// times its scale takes two or three, and the scales of a group are multiplied into its sums.
+// Unscaled codes as tiles for the right side of y = W x. Integers and E4M3 are exact in bfloat16, so one product
+// replaces two or three of scaled weights, and the scales of a group are multiplied into its sums.
 #pragma once
 
 #include "../few_rows/outputs.h"
@@ -9,8 +9,8 @@
 
 namespace gs::GS_LEVEL {
 
-// Groups of whole steps, or one for the whole row. Codes that are cheap to cut in two (powers_of_two.h) are better off
-// so than with sums of one or two steps.
+// Whether unscaled codes are used: for groups of whole steps, or one group per row. For codes that are cheap to decode
+// to two terms (powers_of_two.h), scaled weights are faster than sums of one or two steps.
 inline bool takes_codes(const gs_matrix& m) {
     if (m.format == GS_INT4 && m.scale_dtype == GS_BF16 && m.group <= 2 * STEP_OF_TILE) return false;
     const bool kind =
@@ -18,10 +18,10 @@ inline bool takes_codes(const gs_matrix& m) {
     return kind && (m.group % STEP_OF_TILE == 0 || m.group >= m.cols);
 }
 
-// Products of a weight with its scale, or with its code alone.
+// Number of products per weight: 1 with unscaled codes.
 inline int cuts_on_the_right(const gs_matrix& m) { return takes_codes(m) ? 1 : cuts(m); }
 
-// Tile of inputs [32 block, 32 block + 32) of a panel, zeros beyond the last one.
+// Decodes a tile of inputs [32 block, 32 block + 32) of a panel, with zeros beyond the last one.
 template <class Code> void code_tile(const gs_matrix& m, const Panel& panel, int64_t block, char* to) {
     constexpr int e = Code::per_word, words = 32 / e, tile_inputs = 16 * e;
     const int64_t first = STEP_OF_TILE * block;
@@ -61,13 +61,13 @@ template <class Code> void code_tile(const gs_matrix& m, const Panel& panel, int
     }
 }
 
-// Tiles of 32 outputs from `row` on, blocks [0, count): [block][2]; scales[group][32] of them.
+// Decodes tiles of 32 outputs from `row` on, blocks [0, count): [block][2], and their scales[group][32].
 template <class Code>
 void code_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t count, char* out, float* scales) {
     const int64_t groups = (m.cols + m.group - 1) / m.group;
     for (int half = 0; half < 2; ++half) {
         char* to = out + half * TILE_BYTES;
-        if (row + 16 * half >= m.rows) {  // sums of what is there are computed and never read
+        if (row + 16 * half >= m.rows) {  // their sums are computed and never read
             for (int64_t i = 0; i < count; ++i) std::memset(to + i * 2 * TILE_BYTES, 0, TILE_BYTES);
             for (int64_t g = 0; g < groups; ++g) store(scales + 32 * g + 16, zero());
             continue;
@@ -82,8 +82,7 @@ void code_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t count, 
     }
 }
 
-// The sums of 16 x 16 of up to four groups, kept aside as they come from the tiles until the next ones are on their
-// way.
+// The 16 x 16 sums of up to four groups, stored from tiles; they are added while the next groups are multiplied.
 struct Aside {
     const float *groups, *scales;  // [group][16][16], [group][32]
     int64_t count;
@@ -100,7 +99,7 @@ struct Aside {
     }
 };
 
-// Groups of one or two steps: sums of 16 x 16, four groups of them after each other, so that operands stay in L1.
+// dot_codes for groups of one or two steps: 16 x 16 sums of four groups in turn, so that operands stay in L1.
 inline void dot_short_groups(const Link& link, int64_t steps, const float* scales, bool tall, float* sums) {
     constexpr int64_t at_once = 4;
     alignas(64) float aside[2][at_once * 256];
@@ -147,7 +146,7 @@ inline void dot_short_groups(const Link& link, int64_t steps, const float* scale
     if (waiting.count) waiting.add();
 }
 
-// sums[32][32] = the sum over the groups of their scales times the product of their codes.
+// sums[32][32] = the sum over the groups of scales * product of codes.
 inline void dot_codes(const gs_matrix& m, const Link& link, const float* scales, bool tall, const Ahead& ahead,
                       float* sums) {
     if (link.steps == 0) return dot<ON_THE_RIGHT>(&link, 1, 1, tall, true, ahead, sums);

@@ -1,5 +1,5 @@
-// Rows of bfloat16 as whole tiles, 16 rows of a part by 32 columns, in the order of the plan: as they are, for the left
-// of a product, or turned, for the right, columns n and n + 16 of a row in a word. What a part has no row for is 0.
+// bfloat16 rows stored as whole tiles of 16 rows by 32 columns, in the order of the plan: unchanged for the left side
+// of a product, or transposed for the right side, with columns n and n + 16 of a row in one word. Missing rows are 0.
 #pragma once
 
 #include "../vectors/rows.h"
@@ -11,23 +11,23 @@ namespace gs::GS_LEVEL {
 
 struct Sheet {
     char* data;
-    int64_t blocks;  // tiles of 16 rows, one after the other
+    int64_t blocks;  // consecutive tiles of 16 rows
 
     char* tile(int64_t group, int64_t block) const { return data + (group * blocks + block) * TILE_BYTES; }
 };
 
-// Lines that are about to be written: one that is not there would hold up all stores behind it.
+// Prefetches lines for writing: a missing line would block all later stores.
 inline void fetch_to_write(void* at, int lines) {
     for (int i = 0; i < lines; ++i) __builtin_prefetch(static_cast<char*>(at) + 64 * i, 1);
 }
 
-// The mask of 32 columns from `at` on, of `columns`.
+// The mask of 32 columns from `at` on in a row of `columns`.
 inline __mmask32 columns_mask(int64_t at, int64_t columns) {
     const int64_t left = columns - at;
     return left >= 32 ? 0xffffffffu : static_cast<__mmask32>((uint64_t{1} << (left < 0 ? 0 : left)) - 1);
 }
 
-// Sixteen rows (or null) as the tiles of a group.
+// Writes sixteen rows (null: zeros) as the tiles of a group.
 inline void fill_tiles(const char* const* rows, int64_t columns, const Sheet& sheet, int64_t group) {
     for (int64_t block = 0; block < sheet.blocks; ++block) {
         const __mmask32 mask = columns_mask(32 * block, columns);
@@ -42,15 +42,15 @@ inline void fill_tiles(const char* const* rows, int64_t columns, const Sheet& sh
 alignas(64) inline constexpr uint16_t HALVES_APART[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                           8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
-// 32 columns rounded to bfloat16, by the instruction: a float32 below 2^-126 becomes 0.
+// 32 columns rounded to bfloat16 by the instruction, which flushes float32 values below 2^-126 to 0.
 inline __m512i rounded_row(Floats low, Floats high) {
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.v, low.v));
 }
-// The same, columns n and n + 16 in a word.
+// The same, with columns n and n + 16 in one word.
 inline __m512i rounded_apart(Floats low, Floats high) {
     return _mm512_permutexvar_epi16(_mm512_load_si512(HALVES_APART), rounded_row(low, high));
 }
-// A half of a rounded row as floats again.
+// Half of a rounded row as floats.
 inline Floats half_row(__m512i row, int half) {
     const __m256i words = half ? _mm512_extracti64x4_epi64(row, 1) : _mm512_castsi512_si256(row);
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16))};
@@ -59,7 +59,7 @@ inline Floats half_row(__m512i row, int half) {
 alignas(64) inline constexpr uint16_t HALVES_TOGETHER[32] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
                                                              1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 
-// The same, turned.
+// The same, transposed.
 inline void fill_turned(const char* const* rows, int64_t columns, const Sheet& sheet, int64_t group) {
     const __m512i apart = _mm512_load_si512(HALVES_APART);
     alignas(64) uint32_t words[16][16];
@@ -73,7 +73,7 @@ inline void fill_turned(const char* const* rows, int64_t columns, const Sheet& s
     }
 }
 
-// 32 x 32 floats the other way round.
+// Transposes 32 x 32 floats.
 inline void turn(const float* from, float* to) {
     for (int i = 0; i < 32; i += 16)
         for (int j = 0; j < 32; j += 16) {
@@ -83,7 +83,7 @@ inline void turn(const float* from, float* to) {
         }
 }
 
-// Up to 16 columns of a factor [depth, ranks] from column `first` on, its rows [begin, begin + 32), as [column][row].
+// Up to 16 columns of a factor [depth, ranks] from column `first` on and rows [begin, begin + 32), as [column][row].
 inline void factor_block(const Factor& factor, int64_t begin, int64_t depth, int64_t first, int64_t ranks,
                          float (*out)[32]) {
     const int64_t rows = depth - begin < 32 ? depth - begin : 32, count = ranks - first < 16 ? ranks - first : 16;
@@ -104,7 +104,7 @@ inline void factor_block(const Factor& factor, int64_t begin, int64_t depth, int
     }
 }
 
-// Those columns as tiles of weights: [block][cut], two tiles apart, for the right of a product with rows as they are,
+// These columns as weight tiles [block][cut], two tiles apart, for the right side of a product with untransposed rows.
 inline void factor_right(const Factor& factor, int64_t depth, int64_t first, int64_t ranks, int cuts, char* out) {
     alignas(64) float values[16][32];
     alignas(64) uint32_t words[3][16][16];
@@ -122,7 +122,7 @@ inline void factor_right(const Factor& factor, int64_t depth, int64_t first, int
     }
 }
 
-// and for the left of a product with turned rows.
+// The same for the left side of a product with transposed rows.
 inline void factor_left(const Factor& factor, int64_t depth, int64_t first, int64_t ranks, int cuts, char* out) {
     const Cutter cutter;
     alignas(64) float values[16][32];

@@ -1,7 +1,8 @@
-// Weights as whole tiles. On the right of y = W x a tile has two neighbouring inputs in a word and 16 outputs a row: a
-// packed tile of bfloat16 is that already. On the left of dx = W^T dy it has 32 outputs a row and 16 inputs: the words
-// of two neighbouring panels with their halves exchanged, so outputs n and n + 16 share a word and nothing is
-// transposed. Other formats are decoded to floats and cut into as many bfloat16 as hold them exactly.
+// Weights as whole tiles. On the right side of y = W x, a tile has two neighbouring inputs per word and 16 outputs per
+// row, which is the order of packed bfloat16 tiles. On the left side of dx = W^T dy, it has 32 outputs per row and 16
+// inputs: the words of two neighbouring panels with exchanged halves, so that outputs n and n + 16 share a word and
+// nothing is transposed. Other formats are decoded to floats and cut into as many bfloat16 terms as represent them
+// exactly.
 #pragma once
 
 #include "../arithmetic/weights.h"
@@ -12,20 +13,19 @@
 
 namespace gs::GS_LEVEL {
 
-// 32 values of 16 rows each, the upper halves of which are words of two.
+// Cuts floats into bfloat16 terms by truncation, two floats per word.
 struct Cutter {
     __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     __m512 infinite = _mm512_set1_ps(__builtin_inff());
 
-    // The upper 8 bits of a and b, side by side; a and b keep what they leave over (of an infinity, 0: NaN would be
-    // new).
+    // The upper halves of a and b, side by side; a and b keep the remainders (0 for infinity, to avoid NaN).
     __m512i pair(__m512& a, __m512& b) const {
         const __m512i high_a = _mm512_and_si512(_mm512_castps_si512(a), upper),
                       high_b = _mm512_and_si512(_mm512_castps_si512(b), upper);
         a = rest(a, high_a), b = rest(b, high_b);
         return _mm512_or_si512(_mm512_srli_epi32(high_a, 16), high_b);
     }
-    // The same of numbers that are finite, and of those that leave nothing over.
+    // The same for finite numbers; last_pair is for numbers without a remainder.
     __m512i finite_pair(__m512& a, __m512& b) const {
         const __m512i high_a = _mm512_and_si512(_mm512_castps_si512(a), upper),
                       high_b = _mm512_and_si512(_mm512_castps_si512(b), upper);
@@ -44,7 +44,7 @@ private:
     }
 };
 
-// even[i] = the lower halves of the words of a[i] and b[i], odd[i] = the upper ones: of 16 rows each.
+// The lower halves, or the upper halves, of the words of a and b, side by side.
 inline __m512i lower_halves(__m512i a, __m512i b) {
     return _mm512_mask_blend_epi16(0xaaaaaaaau, a, _mm512_slli_epi32(b, 16));
 }
@@ -52,14 +52,14 @@ inline __m512i upper_halves(__m512i a, __m512i b) {
     return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(a, 16), b);
 }
 
-// The floats of a panel's 16 outputs, input by input; RAW: without their scales.
+// Decodes a panel's 16 outputs to floats, input by input; RAW: without scales.
 template <class Code, bool RAW = false> class PanelFloats {
 public:
     static constexpr int AT_ONCE = Code::per_word < 2 ? 2 : Code::per_word;
 
     PanelFloats(const gs_matrix& m, const Panel& panel) : m_(m), panel_(panel) {}
 
-    // Inputs [k, k + AT_ONCE), zeros beyond the last one; k goes up.
+    // Decodes inputs [k, k + AT_ONCE), with zeros beyond the last one; k must increase from call to call.
     [[gnu::always_inline]] void take(int64_t k, __m512* out) {
         for (int part = 0; part < AT_ONCE; part += Code::per_word) word(k + part, out + part);
     }
@@ -99,14 +99,14 @@ private:
     uint32_t scratch_[Code::plain ? 256 : 1];
 };
 
-// A row of words of two values each, all cuts of them: two tiles further each.
+// Writes all cuts of a row of words with two values each; each cut is two tiles further.
 template <int CUTS, bool FINITE> inline void cut_row(const Cutter& cutter, __m512 a, __m512 b, char* to) {
     for (int cut = 0; cut + 1 < CUTS; ++cut, to += 2 * TILE_BYTES)
         _mm512_store_si512(to, FINITE ? cutter.finite_pair(a, b) : cutter.pair(a, b));
     _mm512_store_si512(to, cutter.last_pair(a, b));
 }
 
-// Codes of 4 bits times a scale of 16: a product is infinite only for scales near the largest number there is.
+// Whether products are finite: a 4-bit code times a 16-bit scale overflows only for scales near the largest number.
 inline bool finite(const gs_matrix& m) {
     return (m.format == GS_INT4 || m.format == GS_INT4_ASYM) && m.scale_dtype != GS_F32;
 }
@@ -132,13 +132,13 @@ inline int64_t bytes_of_block(const gs_matrix& m, bool plain) {
     }
 }
 
-// Tiles for the right: 32 outputs from `row` on, inputs [32 block, 32 block + 32): [cut][2].
+// Makes tiles for the right side: 32 outputs from `row` on, inputs [32 block, 32 block + 32): [cut][2].
 template <class Code>
 void right_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t block, int cuts, char* out) {
     [[maybe_unused]] const Cutter cutter;
     for (int half = 0; half < 2; ++half) {
         char* to = out + half * TILE_BYTES;
-        if (row + 16 * half >= m.rows) {  // sums of what is there are computed and never read
+        if (row + 16 * half >= m.rows) {  // their sums are computed and never read
             for (int cut = 0; cut < cuts; ++cut) std::memset(to + cut * 2 * TILE_BYTES, 0, TILE_BYTES);
             continue;
         }
@@ -165,7 +165,7 @@ void right_tiles(const gs_matrix& m, int64_t expert, int64_t row, int64_t block,
     }
 }
 
-// Those of input k, for two panels.
+// Prefetches the scales of input k for two panels.
 inline void fetch_scales(const gs_matrix& m, const char* panel, int64_t k) {
     const int64_t group = k / m.group;
     const int64_t bytes = m.format == GS_FP8_BLOCK                              ? 4
@@ -176,8 +176,8 @@ inline void fetch_scales(const gs_matrix& m, const char* panel, int64_t k) {
     if (m.format == GS_INT4_ASYM) fetch(panel + m.zeros + group * 8, m.panel_bytes, 2);
 }
 
-// Tiles for the left: inputs [32 block, 32 block + 32), 32 outputs at a time from `from` to `to`: [32 outputs][cut][2].
-// What lies `ahead` of that is fetched, at the end the beginning of the next block. RAW: codes without their scales.
+// Makes tiles for the left side: inputs [32 block, 32 block + 32), blocks of 32 outputs [from, to): [block][cut][2].
+// Prefetches the weights `ahead` blocks further, and at the end those of the next block. RAW: codes without scales.
 template <class Code, bool RAW = false>
 void left_tiles(const gs_matrix& m, int64_t expert, int64_t block, int64_t from, int64_t to, int64_t ahead, int cuts,
                 char* out) {

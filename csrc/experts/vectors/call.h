@@ -1,7 +1,7 @@
-// What every phase of one call knows: sizes, scratch, and the steps that phases share.
+// The state of one call (sizes and scratch), and the steps that its phases share.
 //
-// A phase is a list of items that any worker may take. An item computes its outputs whole, in one order: neither the
-// number of threads nor who takes what can change a bit.
+// A phase is a list of items that any worker may take. One item computes each output completely and in a fixed order,
+// so neither the number of threads nor their schedule changes a bit.
 #pragma once
 
 #include "../../arena.h"
@@ -14,7 +14,7 @@ struct Call {
     const gs_moe_args& args;
     const Plan& plan;
     const int64_t outer, inner, slots;  // H, I, k
-    const bool bf16, tiled;             // tiled: rows that are not gathered, but read where they lie
+    const bool bf16, tiled;             // tiled: products read rows in place instead of gathering them
     const Rows x;
     Arena arena;
 
@@ -37,11 +37,11 @@ struct Call {
 
     int64_t ranks(const gs_lora& lora) const { return given(lora.a) ? lora.a.sizes[1] : 0; }
 
-    Desk desk(int worker) const {
+    Scratch scratch(int worker) const {
         return {left_.data(worker), stripes_.data(worker), sums_.data(worker), more_.data(worker), words_.data(worker)};
     }
 
-    // The intermediate features in pieces of `width`, by slice.
+    // The number of pieces of `width` intermediate features, slice by slice.
     int64_t pieces(int64_t width) const {
         int64_t count = 0;
         for (int64_t s = 0; s < args.slice_count; ++s)
@@ -58,14 +58,14 @@ struct Call {
         }
     }
 
-    // desk.left = the segment's rows of a tensor by route, masked
+    // scratch.left = the segment's rows of a tensor indexed by route, with dropout
     void gather_routes(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const Dropout* mask,
                        float* left) const {
         gather(rows, plan.order + s.begin, s.count, begin, end, left);
         mask_rows(s, begin, end, mask, left, LEFT_STRIDE);
     }
 
-    // The same of a tensor that lies in the order of the plan.
+    // The same for a tensor in the order of the plan.
     void gather_places(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const Dropout* mask,
                        float* left) const {
         gather_run(rows, s.begin, s.count, begin, end, left);
@@ -81,15 +81,14 @@ struct Call {
         }
     }
 
-    // Whether products with this matrix are of pairs of bfloat16.
+    // Whether products with this matrix use pairs of bfloat16.
     bool paired(const gs_matrix& m) const { return HAS_PAIRS && bf16 && cuts(m) > 0; }
 
-    // Inputs of a step of a sum over outputs: sums are read and written once a step, and what nobody copies can be
-    // longer.
+    // Inputs per step of a sum. Each step reads and writes the sums once; steps are longer if nothing is copied.
     int64_t step_of(const gs_matrix& m) const { return tiled && m.format == GS_PACKED_BF16 ? 2 * DEPTH : DEPTH; }
 
-    // Inner rows in the order of the plan, as a product reads them: with zeros beyond the last one where it is of
-    // tiles.
+    // Memory for inner rows in the order of the plan, in the form that products read; for tiles, with zeros after the
+    // last column.
     int64_t inner_stride() const { return tiled ? sheet_columns(inner) : inner; }
     Region<char> inner_rows() { return arena.shared<char>((plan.routes + 16) * inner_stride() * (bf16 ? 2 : 4)); }
     Rows places(const Region<char>& region) const { return {region.data(), inner, inner_stride(), 1, bf16}; }
@@ -102,7 +101,8 @@ struct Call {
             std::memset(row + inner * bytes, 0, static_cast<size_t>((inner_stride() - inner) * bytes));
     }
 
-    // The rows of all routes in the order of the plan, for products of tiles; `few_too`: also where there are few.
+    // Gathers the rows of all routes in the order of the plan, for products of tiles; few_too: also segments of few
+    // rows.
     void fill_sheet(const Rows& rows, bool few_too) const {
         if (!tiled || (!few_too && all_few(plan))) return;
         parallel_for(plan.segment_count, [&](int64_t item, int) {
@@ -117,20 +117,21 @@ struct Call {
         });
     }
 
-    // Columns [begin, end) of a segment's rows for the left of a product, as floats or as they are. Of a token's rows:
+    // Columns [begin, end) of a segment's rows for the left side of a product, as floats or in their dtype. For rows by
+    // token:
     Left lay_routes(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const gs_matrix& m,
-                    const Desk& desk) const {
+                    const Scratch& scratch) const {
         if (tiled && paired(m)) return sheet(sheet_.data(), sheet_columns(outer), s, begin);
-        return lay(rows, plan.order + s.begin, 0, s.count, begin, end, m, desk);
+        return lay(rows, plan.order + s.begin, 0, s.count, begin, end, m, scratch);
     }
-    // Of rows in the order of the plan:
+    // For rows in the order of the plan:
     Left lay_places(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const gs_matrix& m,
-                    const Desk& desk) const {
+                    const Scratch& scratch) const {
         if (tiled && paired(m)) return sheet(rows.data, rows.stride, s, begin);
-        return lay(rows, nullptr, s.begin, s.count, begin, end, m, desk);
+        return lay(rows, nullptr, s.begin, s.count, begin, end, m, scratch);
     }
 
-    // Whether an item reads the weights for so few rows that it multiplies codes as they come.
+    // Whether a segment has so few rows that codes are multiplied as they arrive from memory.
     static bool few(const Segment& s) { return s.count <= FEW; }
 
     static bool all_few(const Plan& p) {
@@ -139,8 +140,8 @@ struct Call {
         return true;
     }
 
-    // A segment's rows for add_few, columns [begin, begin + the matrix's): as they lie, where it can read them so. Of a
-    // token's rows, or, without a list, of rows in the order of the plan.
+    // A segment's rows for add_few, columns [begin, begin + m.cols): in place if add_few can read them, else copies.
+    // Rows by token, or, without a list, in the order of the plan.
     Lines lay_few(const Rows& rows, const int64_t* list, const Segment& s, int64_t begin, const gs_matrix& m,
                   int worker) const {
         Lines lines{{}, lines_of_pairs(m.format, bf16)};
@@ -177,42 +178,44 @@ struct Call {
 
     // sums += left W^T over inputs [begin, end), 32 outputs from `row` on
     void add_outputs(const gs_matrix& m, const Segment& s, int64_t row, int64_t begin, int64_t end, const Left& left,
-                     const Desk& desk, float* sums, const Coming& ahead) const {
+                     const Scratch& scratch, float* sums, const Upcoming& ahead) const {
         with_code(m.format, [&](auto code) {
             using Code = decltype(code);
             if constexpr (HAS_PAIRS && Code::per_word == 2) {
                 if (bf16)
-                    return multiply_pairs(left, s.count, outputs_pairs<Code>(m, s.expert, row, begin, end, desk.words),
-                                          end - begin, sums);
+                    return multiply_pairs(left, s.count,
+                                          outputs_pairs<Code>(m, s.expert, row, begin, end, scratch.words), end - begin,
+                                          sums);
             }
             if constexpr (FUSED<Code>)
                 if (!paired(m) && row + 16 < m.rows)
                     return multiply_fused<Code>(m, s.expert, row, begin, end, static_cast<const float*>(left.rows),
-                                                s.count, desk.stripes, sums, ahead);
-            outputs_stripe<Code>(m, s.expert, row, begin, end, !paired(m), desk.stripes);
-            multiply_stripe(m, left, s.count, desk.stripes, end - begin, desk, sums, ahead);
+                                                s.count, scratch.stripes, sums, ahead);
+            outputs_stripe<Code>(m, s.expert, row, begin, end, !paired(m), scratch.stripes);
+            multiply_stripe(m, left, s.count, scratch.stripes, end - begin, scratch, sums, ahead);
         });
     }
 
-    // sums[i] += left W over outputs [begin, end), the i-th 32 of `span` inputs from `col` on: in the order of
-    // inputs_stripes until order_inputs has put them in that of the inputs
+    // sums[i] += left W over outputs [begin, end), block i of 32 of the `span` inputs from `col` on. The sums have the
+    // order of inputs_stripes until order_inputs reorders them.
     void add_inputs(const gs_matrix& m, const Segment& s, int64_t begin, int64_t end, int64_t col, const Left& left,
-                    const Desk& desk, float* sums, const Next& next) const {
+                    const Scratch& scratch, float* sums, const Next& next) const {
         with_code(m.format, [&](auto code) {
             using Code = decltype(code);
             if constexpr (HAS_PAIRS && Code::per_word == 2) {
                 if (bf16)
-                    return multiply_pairs(left, s.count, inputs_pairs<Code>(m, s.expert, begin, end, col, desk.words),
-                                          end - begin, sums);
+                    return multiply_pairs(left, s.count,
+                                          inputs_pairs<Code>(m, s.expert, begin, end, col, scratch.words), end - begin,
+                                          sums);
             }
             for (int64_t k = begin; k < end; k += OUTPUTS<Code>) {
                 const int64_t to = k + OUTPUTS<Code> < end ? k + OUTPUTS<Code> : end;
-                inputs_stripes<Code>(m, s.expert, k, to, col, !paired(m), desk.stripes);
-                const Coming ahead = inputs_ahead<Code>(to < end ? Next{&m, s.expert, to, end, col} : next);
+                inputs_stripes<Code>(m, s.expert, k, to, col, !paired(m), scratch.stripes);
+                const Upcoming ahead = inputs_ahead<Code>(to < end ? Next{&m, s.expert, to, end, col} : next);
                 const Left part{static_cast<const char*>(left.rows) + (k - begin) * (paired(m) ? 2 : 4), left.stride};
                 for (int i = 0; i < span(m.format) / STRIPE; ++i)
-                    multiply_stripe(m, part, s.count, desk.stripes + i * OUTPUTS<Code> * STRIPE, to - k, desk,
-                                    sums + i * ROWS * STRIPE, i == 0 ? ahead : Coming{});
+                    multiply_stripe(m, part, s.count, scratch.stripes + i * OUTPUTS<Code> * STRIPE, to - k, scratch,
+                                    sums + i * ROWS * STRIPE, i == 0 ? ahead : Upcoming{});
             }
         });
     }
@@ -224,108 +227,108 @@ struct Call {
         });
     }
 
-    // thin[place][r] = sum_k rows[place][k] factor[k, r]: what a LoRA does first
+    // thin[place][r] = sum_k rows[place][k] factor[k, r]: the first product of a LoRA
     template <class Gather>
     void thin(const Segment& s, int64_t depth, const Factor& factor, int64_t ranks, const Gather& gather_left,
-              const Desk& desk, float* out) const {
-        if (few(s) && factor.row == 1) return few_thin(s, depth, factor, ranks, gather_left, desk, out);
+              const Scratch& scratch, float* out) const {
+        if (few(s) && factor.row == 1) return few_thin(s, depth, factor, ranks, gather_left, scratch, out);
         for (int64_t r = 0; r < ranks; r += STRIPE) {
-            clear(desk.sums, s.count);
+            clear(scratch.sums, s.count);
             for (int64_t k = 0; k < depth; k += DEPTH) {
                 const int64_t end = k + DEPTH < depth ? k + DEPTH : depth;
-                gather_left(k, end, desk.left);
-                factor_stripe(factor, k, end, r, ranks, desk.stripes);
+                gather_left(k, end, scratch.left);
+                factor_stripe(factor, k, end, r, ranks, scratch.stripes);
                 if (ranks - r <= 16)
-                    multiply<16>(desk.left, s.count, desk.stripes, end - k, desk.sums);
+                    multiply<16>(scratch.left, s.count, scratch.stripes, end - k, scratch.sums);
                 else
-                    multiply(desk.left, s.count, desk.stripes, end - k, desk.sums);
+                    multiply(scratch.left, s.count, scratch.stripes, end - k, scratch.sums);
             }
             const int64_t width = ranks - r < STRIPE ? ranks - r : STRIPE;
             for (int64_t i = 0; i < s.count; ++i)
-                std::memcpy(out + (s.begin + i) * ranks + r, desk.sums + i * STRIPE, static_cast<size_t>(width) * 4);
+                std::memcpy(out + (s.begin + i) * ranks + r, scratch.sums + i * STRIPE, static_cast<size_t>(width) * 4);
         }
     }
 
-    // Two of at most 16 columns each, of the same rows.
+    // Two such products with the same rows and at most 16 columns each.
     template <class Gather>
     void thin_pair(const Segment& s, int64_t depth, const Factor (&factors)[2], const int64_t (&ranks)[2],
-                   const Gather& gather_left, const Desk& desk, float* const (&outs)[2]) const {
-        clear(desk.sums, s.count);
+                   const Gather& gather_left, const Scratch& scratch, float* const (&outs)[2]) const {
+        clear(scratch.sums, s.count);
         for (int64_t k = 0; k < depth; k += DEPTH) {
             const int64_t end = k + DEPTH < depth ? k + DEPTH : depth;
-            gather_left(k, end, desk.left);
-            factor_stripe(factors[1], k, end, 0, ranks[1], desk.stripes + 16, 16);
-            factor_stripe(factors[0], k, end, 0, ranks[0], desk.stripes, 16);
-            multiply(desk.left, s.count, desk.stripes, end - k, desk.sums);
+            gather_left(k, end, scratch.left);
+            factor_stripe(factors[1], k, end, 0, ranks[1], scratch.stripes + 16, 16);
+            factor_stripe(factors[0], k, end, 0, ranks[0], scratch.stripes, 16);
+            multiply(scratch.left, s.count, scratch.stripes, end - k, scratch.sums);
         }
         for (int64_t i = 0; i < s.count; ++i)
             for (int which = 0; which < 2; ++which)
-                std::memcpy(outs[which] + (s.begin + i) * ranks[which], desk.sums + i * STRIPE + 16 * which,
+                std::memcpy(outs[which] + (s.begin + i) * ranks[which], scratch.sums + i * STRIPE + 16 * which,
                             static_cast<size_t>(ranks[which]) * 4);
     }
 
-    // Whether A_gate x and A_up x are one product: the rows are the same, and there are many.
+    // Whether A_gate x and A_up x can be one product: the same rows, and many of them.
     bool thin_together() const {
         const int64_t ranks_of[] = {ranks(args.gate), ranks(args.up)};
         return args.dropout == 0 && ranks_of[0] > 0 && ranks_of[1] > 0 && ranks_of[0] <= 16 && ranks_of[1] <= 16 &&
                !all_few(plan);
     }
-    void thin_x(const Segment& s, const Desk& desk, float* const (&outs)[2]) const {
+    void thin_x(const Segment& s, const Scratch& scratch, float* const (&outs)[2]) const {
         const Factor factors[] = {transposed(factor_of(args.gate.a, s.expert)),
                                   transposed(factor_of(args.up.a, s.expert))};
         const int64_t ranks_of[] = {ranks(args.gate), ranks(args.up)};
         const auto lay = [&](int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, nullptr, left); };
-        if (!few(s)) return thin_pair(s, outer, factors, ranks_of, lay, desk, outs);
-        for (int i = 0; i < 2; ++i) thin(s, outer, factors[i], ranks_of[i], lay, desk, outs[i]);
+        if (!few(s)) return thin_pair(s, outer, factors, ranks_of, lay, scratch, outs);
+        for (int i = 0; i < 2; ++i) thin(s, outer, factors[i], ranks_of[i], lay, scratch, outs[i]);
     }
 
-    // The same for few rows and a factor whose columns lie in one run of memory each.
+    // The same for few rows and a factor with contiguous columns.
     template <class Gather>
     void few_thin(const Segment& s, int64_t depth, const Factor& factor, int64_t ranks, const Gather& gather_left,
-                  const Desk& desk, float* out) const {
+                  const Scratch& scratch, float* out) const {
         std::memset(out + s.begin * ranks, 0, static_cast<size_t>(s.count * ranks) * 4);
         for (int64_t k = 0; k < depth; k += DEPTH) {
             const int64_t end = k + DEPTH < depth ? k + DEPTH : depth;
-            gather_left(k, end, desk.left);
+            gather_left(k, end, scratch.left);
             for (int64_t r = 0; r < ranks; ++r)
                 for (int64_t i = 0; i < s.count; ++i)
                     out[(s.begin + i) * ranks + r] +=
-                        dot_floats(factor.place(k, r), factor.bf16, desk.left + i * LEFT_STRIDE, end - k);
+                        dot_floats(factor.place(k, r), factor.bf16, scratch.left + i * LEFT_STRIDE, end - k);
         }
     }
 
-    // sums[i][c] += scale * sum_r thin[place][r] factor[r, col + c]: what a LoRA does last
+    // sums[i][c] += scale * sum_r thin[place][r] factor[r, col + c]: the second product of a LoRA
     void wide(const Segment& s, const float* thin, int64_t ranks, double scale, const Factor& factor, int64_t col,
-              int64_t columns, const Desk& desk, float* sums) const {
+              int64_t columns, const Scratch& scratch, float* sums) const {
         for (int64_t r = 0; r < ranks; r += DEPTH) {
             const int64_t end = r + DEPTH < ranks ? r + DEPTH : ranks;
-            for (int64_t i = 0; i < s.count; ++i) {  // what is written beyond the last one is not read
+            for (int64_t i = 0; i < s.count; ++i) {  // elements written beyond the last one are not read
                 const float* from = thin + (s.begin + i) * ranks;
-                float* to = desk.left + i * LEFT_STRIDE;
+                float* to = scratch.left + i * LEFT_STRIDE;
                 for (int64_t k = r; k < end; k += LANES)
                     store(to + k - r, all(static_cast<float>(scale)) * load_some(from + k, end - k));
             }
-            factor_stripe(factor, r, end, col, columns, desk.stripes);
-            multiply(desk.left, s.count, desk.stripes, end - r, sums);
+            factor_stripe(factor, r, end, col, columns, scratch.stripes);
+            multiply(scratch.left, s.count, scratch.stripes, end - r, sums);
         }
     }
 
-    // Of items that are `each` a segment or a chunk, `step` apart: the one that this worker may well take after `item`.
-    After after_segment(int64_t item, int64_t each, int64_t step) const {
+    // The item that this worker will probably take after `item`, with `each` items per segment or chunk, `step` apart.
+    NextItem after_segment(int64_t item, int64_t each, int64_t step) const {
         const int64_t next = item + threads() < plan.segment_count * each ? item + threads() : item;
         return {plan.segments[next / each].expert, next % each * step};
     }
-    After after_chunk(int64_t item, int64_t each, int64_t step) const {
+    NextItem after_chunk(int64_t item, int64_t each, int64_t step) const {
         const int64_t next = item + threads() < plan.chunk_count * each ? item + threads() : item;
         const Chunk& chunk = plan.chunks[next / each];
         return {chunk.first < chunk.last ? plan.parts[chunk.first].expert : 0, next % each * step};
     }
 
-    // The i-th 32 columns of sums of a desk.
-    static float* block(const Desk& desk, int64_t i) { return desk.sums + i * ROWS * STRIPE; }
+    // Block i of 32 columns of the sums.
+    static float* block(const Scratch& scratch, int64_t i) { return scratch.sums + i * ROWS * STRIPE; }
 
-    // How many of `items` a worker takes together, up to `most`: rows on the left come from L2 after the first of them.
-    // Every worker should still have some: `rounds`, so that one that is slow leaves the last ones to others.
+    // Number of `items` that a worker takes together, up to `most`: after the first one, the rows on the left are in
+    // L2. Each worker should still get `rounds` of them, so that others can take the last ones of a slow worker.
     static int64_t together(int64_t items, int64_t most, int64_t rounds = 2) {
         const int64_t share = items / (rounds * threads());
         return share < 1 ? 1 : share < most ? share : most;
@@ -339,35 +342,35 @@ private:
     }
 
     Left lay(const Rows& rows, const int64_t* list, int64_t first, int64_t count, int64_t begin, int64_t end,
-             const gs_matrix& m, const Desk& desk) const {
+             const gs_matrix& m, const Scratch& scratch) const {
         if (!paired(m)) {
             if (list)
-                gather(rows, list, count, begin, end, desk.left);
+                gather(rows, list, count, begin, end, scratch.left);
             else
-                gather_run(rows, first, count, begin, end, desk.left);
-            return {desk.left, LEFT_STRIDE};
+                gather_run(rows, first, count, begin, end, scratch.left);
+            return {scratch.left, LEFT_STRIDE};
         }
         const int64_t bytes = 2 * (end - begin), all = 2 * padded(end - begin);
         for (int64_t i = 0; i < count; ++i) {
-            char* row = reinterpret_cast<char*>(desk.left) + i * PAIR_STRIDE * 4;
+            char* row = reinterpret_cast<char*>(scratch.left) + i * PAIR_STRIDE * 4;
             std::memcpy(row, rows.at(list ? list[i] : first + i, begin), static_cast<size_t>(bytes));
             std::memset(row + bytes, 0, static_cast<size_t>(all - bytes));
         }
-        return {desk.left, PAIR_STRIDE};
+        return {scratch.left, PAIR_STRIDE};
     }
 
     void multiply_stripe(const gs_matrix& m, const Left& left, int64_t rows, float* stripe, int64_t depth,
-                         const Desk& desk, float* sums, const Coming& ahead) const {
+                         const Scratch& scratch, float* sums, const Upcoming& ahead) const {
         if (!paired(m)) return multiply(static_cast<const float*>(left.rows), rows, stripe, depth, sums, ahead);
         if constexpr (HAS_PAIRS)
             for (int cut = cuts(m); cut > 0; --cut)
-                multiply_pairs(left, rows, peel(stripe, depth, desk.words), depth, sums);
+                multiply_pairs(left, rows, peel(stripe, depth, scratch.words), depth, sums);
     }
 
     const Region<float> left_, stripes_, sums_, more_;
     const Region<uint32_t> words_;
     const Region<char> sheet_;
-    const Region<float> lines_;  // of each worker: rows that add_few cannot read as they are
+    const Region<float> lines_;  // for each worker: copies of rows that add_few cannot read in place
 
     int64_t longest() const { return (outer > inner ? outer : inner) + 16; }
     static bool any_few(const Plan& p) {
@@ -379,7 +382,7 @@ private:
         return false;
     }
 
-    // Whether every slice begins where a tile does.
+    // Whether every slice begins at a tile.
     static bool aligned(const gs_moe_args& a) {
         for (int64_t i = 0; i < a.slice_count; ++i)
             if (a.slices[i].begin % STEP) return false;

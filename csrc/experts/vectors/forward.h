@@ -2,7 +2,7 @@
 //   thin    A_gate x and A_up x
 //   hidden  g, u and h, 32 features of a segment's routes at a time
 //   thin    A_down h
-//   output  32 features of y for a chunk of tokens: its routes' rows, then their sums in the order of the slots
+//   output  32 features of y for a chunk of tokens: the rows of its routes, then their sums in the order of the slots
 #pragma once
 
 #include "../int8/products.h"
@@ -10,8 +10,8 @@
 namespace gs::GS_LEVEL {
 
 struct Forward : Call {
-    const int64_t panels;                          // of y
-    const int64_t pieces_at_once, panels_at_once;  // of 32 each, that an item has together
+    const int64_t panels;                          // panels of y
+    const int64_t pieces_at_once, panels_at_once;  // pieces and panels of 32 that one item computes
     const Region<float> gate_thin, up_thin, down_thin, rows;
     const Region<char> h;  // [places, I] in x's dtype
     const Region<uint8_t> bad;
@@ -45,7 +45,7 @@ struct Forward : Call {
             [[maybe_unused]] const Tiles tiles;
             const int64_t first = item % items * pieces_at_once, left = all - first;
             hidden(plan.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once,
-                   after_segment(item, items, pieces_at_once), desk(worker), worker);
+                   after_segment(item, items, pieces_at_once), scratch(worker), worker);
         });
         const Rows hs = places(h);
         if (int8.on()) int8.round_h(hs);
@@ -56,22 +56,22 @@ struct Forward : Call {
                 thin(
                     s, inner, transposed(factor_of(args.down.a, s.expert)), ranks(args.down),
                     [&](int64_t k, int64_t end, float* left) { gather_places(hs, s, k, end, &mask, left); },
-                    desk(worker), down_thin.data());
+                    scratch(worker), down_thin.data());
             });
         parallel_for(plan.chunk_count * groups(), [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
             const int64_t first = item % groups() * panels_at_once, left = panels - first;
             output(plan.chunks[item / groups()], first, left < panels_at_once ? left : panels_at_once,
-                   after_chunk(item, groups(), panels_at_once), desk(worker), worker, rows.data(worker));
+                   after_chunk(item, groups(), panels_at_once), scratch(worker), worker, rows.data(worker));
         });
         if (given(args.flags)) join_flags();
         arena.check();
     }
 
 private:
-    int64_t groups() const { return (panels + panels_at_once - 1) / panels_at_once; }  // of panels
+    int64_t groups() const { return (panels + panels_at_once - 1) / panels_at_once; }  // groups of panels
 
-    // What is saved for a slot without an expert is never read, but it is written.
+    // Zeroes the saved rows of skipped slots: they are never used, but they are outputs.
     void skipped() const {
         const size_t bytes = static_cast<size_t>(inner) * (bf16 ? 2 : 4);
         if (!given(args.g) || plan.routes == args.tokens * slots) return;
@@ -86,7 +86,7 @@ private:
         float* const outs[] = {gate_thin.data(), up_thin.data()};
         if (thin_together())
             return parallel_for(plan.segment_count,
-                                [&](int64_t item, int worker) { thin_x(plan.segments[item], desk(worker), outs); });
+                                [&](int64_t item, int worker) { thin_x(plan.segments[item], scratch(worker), outs); });
         parallel_for(2 * plan.segment_count, [&](int64_t item, int worker) {
             const gs_lora& lora = *loras[item % 2];
             if (!ranks(lora)) return;
@@ -94,18 +94,19 @@ private:
             const Dropout mask = dropout_of(args, item % 2 ? UP : GATE);
             thin(
                 s, outer, transposed(factor_of(lora.a, s.expert)), ranks(lora),
-                [&](int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &mask, left); }, desk(worker),
+                [&](int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &mask, left); }, scratch(worker),
                 outs[item % 2]);
         });
     }
 
-    // `count` pieces of 32 features from the one numbered `first` on
-    void hidden(const Segment& s, int64_t first, int64_t count, const After& after, const Desk& desk, int worker) {
-        for (int64_t i = 0; i < 2 * count; ++i) clear(block(desk, i), s.count);
-        if (few(s) && !int8.on()) add_few_hidden(s, first, count, desk, worker);
+    // Computes g, u and h for `count` pieces of 32 features from piece `first` on.
+    void hidden(const Segment& s, int64_t first, int64_t count, const NextItem& after, const Scratch& scratch,
+                int worker) {
+        for (int64_t i = 0; i < 2 * count; ++i) clear(block(scratch, i), s.count);
+        if (few(s) && !int8.on()) add_few_hidden(s, first, count, scratch, worker);
         const int64_t step = step_of(args.slices[0].gate);
         const auto reach = [&](int64_t k) { return k + step < outer ? k + step : outer; };
-        // what comes after the weights of up in piece i and inputs from k on
+        // the weights after those of up in piece i and inputs from k on
         const auto ahead_of = [&](int64_t k, int64_t i) {
             const bool more = i + 1 < count, last = !more && k + step >= outer;
             const int64_t expert = last ? after.expert : s.expert, from = more ? k : last ? 0 : k + step;
@@ -114,31 +115,31 @@ private:
         };
         for (int64_t k = int8.on() || few(s) ? outer : 0; k < outer; k += step) {
             const int64_t end = reach(k);
-            const Left left = lay_routes(x, s, k, end, args.slices[0].gate, desk);
+            const Left left = lay_routes(x, s, k, end, args.slices[0].gate, scratch);
             for (int64_t i = 0; i < count; ++i) {
                 const Columns c = piece(first + i, STRIPE);
                 const gs_slice& slice = args.slices[c.slice];
-                add_outputs(slice.gate, s, c.first, k, end, left, desk, block(desk, 2 * i),
+                add_outputs(slice.gate, s, c.first, k, end, left, scratch, block(scratch, 2 * i),
                             outputs_ahead(slice.up, s.expert, c.first, k, end));
-                add_outputs(slice.up, s, c.first, k, end, left, desk, block(desk, 2 * i + 1), ahead_of(k, i));
+                add_outputs(slice.up, s, c.first, k, end, left, scratch, block(scratch, 2 * i + 1), ahead_of(k, i));
             }
         }
         for (int64_t i = 0; i < count; ++i) {
             const Columns c = piece(first + i, STRIPE);
-            float *g = block(desk, 2 * i), *u = block(desk, 2 * i + 1);
+            float *g = block(scratch, 2 * i), *u = block(scratch, 2 * i + 1);
             if (int8.on()) int8.gate_and_up(s, args.slices[c.slice], c.first, worker, g, u);
             if (ranks(args.gate))
                 wide(s, gate_thin.data(), ranks(args.gate), args.gate.scale,
-                     transposed(factor_of(args.gate.b, s.expert)), c.begin, inner, desk, g);
+                     transposed(factor_of(args.gate.b, s.expert)), c.begin, inner, scratch, g);
             if (ranks(args.up))
                 wide(s, up_thin.data(), ranks(args.up), args.up.scale, transposed(factor_of(args.up.b, s.expert)),
-                     c.begin, inner, desk, u);
+                     c.begin, inner, scratch, u);
         }
-        activate(s, first, count, desk);
+        activate(s, first, count, scratch);
     }
 
-    // A matrix after the other: each lies in one run of memory.
-    void add_few_hidden(const Segment& s, int64_t first, int64_t count, const Desk& desk, int worker) const {
+    // One matrix after the other, because each is contiguous.
+    void add_few_hidden(const Segment& s, int64_t first, int64_t count, const Scratch& scratch, int worker) const {
         const Columns begin = piece(first, STRIPE);
         fetch_few(args.slices[begin.slice].gate, s.expert, begin.first);
         fetch_few(args.slices[begin.slice].up, s.expert, begin.first);
@@ -147,22 +148,23 @@ private:
             for (int64_t i = 0; i < count; ++i) {
                 const Columns c = piece(first + i, STRIPE);
                 const gs_slice& slice = args.slices[c.slice];
-                add_few(part ? slice.up : slice.gate, s.expert, c.first, lines, s.count, block(desk, 2 * i + part));
+                add_few(part ? slice.up : slice.gate, s.expert, c.first, lines, s.count, block(scratch, 2 * i + part));
             }
     }
 
-    // Row by row and not piece by piece: what is written of a row lies in one run of memory.
-    void activate(const Segment& s, int64_t first, int64_t count, const Desk& desk) const {
+    // Row by row instead of piece by piece, so that each row is written contiguously.
+    void activate(const Segment& s, int64_t first, int64_t count, const Scratch& scratch) const {
         Columns pieces[BLOCKS / 2];
         for (int64_t k = 0; k < count; ++k) pieces[k] = piece(first + k, STRIPE);
         const int64_t begin = pieces[0].begin, end = pieces[count - 1].begin + pieces[count - 1].width;
         for (int64_t i = 0; i < s.count; ++i) {
-            const int64_t soon = plan.order[s.begin + (i + 2 < s.count ? i + 2 : s.count - 1)];
+            const int64_t next_route = plan.order[s.begin + (i + 2 < s.count ? i + 2 : s.count - 1)];
             for (const gs_tensor* t : {&args.g, &args.u})
                 if (given(*t))
-                    fetch_row(place(static_cast<char*>(t->data), soon, begin), (end - begin) * (bf16 ? 2 : 4));
+                    fetch_row(place(static_cast<char*>(t->data), next_route, begin), (end - begin) * (bf16 ? 2 : 4));
             for (int64_t k = 0; k < count; ++k)
-                activate_row(s, pieces[k], i, block(desk, 2 * k) + i * STRIPE, block(desk, 2 * k + 1) + i * STRIPE);
+                activate_row(s, pieces[k], i, block(scratch, 2 * k) + i * STRIPE,
+                             block(scratch, 2 * k + 1) + i * STRIPE);
         }
     }
 
@@ -174,7 +176,7 @@ private:
             for (int64_t j = 0; j < c.width; ++j)
                 g[j] += bias.at(s.expert, c.begin + j), u[j] += bias.at(s.expert, inner + c.begin + j);
         const int64_t route = plan.order[s.begin + i];
-        if (bf16) {  // the backward starts from what is saved: h is of these, too
+        if (bf16) {  // the backward uses the saved (rounded) values, so h does, too
             round_row(g), round_row(u);
         }
         if (given(args.g)) {
@@ -193,48 +195,47 @@ private:
         return data + (row * inner + column) * (bf16 ? 2 : 4);
     }
 
-    // `count` times 32 features of y from the panel numbered `first` on; found: [routes of the chunk][those]
-    void output(const Chunk& chunk, int64_t first, int64_t count, const After& later, const Desk& desk, int worker,
-                float* found) {
+    // Computes `count` panels of 32 features of y from panel `first` on; results: [routes of the chunk][features]
+    void output(const Chunk& chunk, int64_t first, int64_t count, const NextItem& later, const Scratch& scratch,
+                int worker, float* results) {
         const Rows hs = places(h);
         const int64_t all = count * STRIPE, col = first * STRIPE, width = outer - col < all ? outer - col : all;
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
             const Segment& s = plan.parts[at];
             if (at + 1 < chunk.last && few(plan.parts[at + 1]))
                 fetch_few(args.slices[0].down, plan.parts[at + 1].expert, col);
-            for (int64_t i = 0; i < count; ++i) clear(block(desk, i), s.count);
-            const After after = at + 1 < chunk.last ? After{plan.parts[at + 1].expert, first} : later;
-            for (int64_t i = 0; i < args.slice_count; ++i) add_slice(s, after, i, hs, first, count, desk, worker);
-            for (int64_t i = 0; i < count; ++i) finish(s, (first + i) * STRIPE, desk, block(desk, i));
-            keep_rows(plan, s, chunk.begin * slots, count, desk, found);
+            for (int64_t i = 0; i < count; ++i) clear(block(scratch, i), s.count);
+            const NextItem after = at + 1 < chunk.last ? NextItem{plan.parts[at + 1].expert, first} : later;
+            for (int64_t i = 0; i < args.slice_count; ++i) add_slice(s, after, i, hs, first, count, scratch, worker);
+            for (int64_t i = 0; i < count; ++i) finish(s, (first + i) * STRIPE, scratch, block(scratch, i));
+            scatter_rows(plan, s, chunk.begin * slots, count, scratch, results);
         }
         if (given(args.rows))
-            give_rows(chunk, first / panels_at_once, col, width, all, found);
+            write_rows(chunk, first / panels_at_once, col, width, all, results);
         else
-            give_sums(chunk, col, width, all, found);
+            write_sums(chunk, col, width, all, results);
     }
 
-    void add_slice(const Segment& s, const After& after, int64_t index, const Rows& hs, int64_t first, int64_t count,
-                   const Desk& desk, int worker) {
+    void add_slice(const Segment& s, const NextItem& after, int64_t index, const Rows& hs, int64_t first, int64_t count,
+                   const Scratch& scratch, int worker) {
         const gs_slice& slice = args.slices[index];
         if (int8.on()) {
             for (int64_t i = 0; i < count; ++i) {
                 const bool last = i + 1 == count;
                 int8.down(s, index, (first + i) * STRIPE, last ? after.expert : s.expert,
-                          (last ? after.first : first + i + 1) * STRIPE, worker, block(desk, i));
+                          (last ? after.first : first + i + 1) * STRIPE, worker, block(scratch, i));
             }
             return;
         }
         if (few(s)) {
             const Lines lines = lay_few(hs, nullptr, s, slice.begin, slice.down, worker);
             for (int64_t i = 0; i < count; ++i)
-                add_few(slice.down, s.expert, (first + i) * STRIPE, lines, s.count, block(desk, i));
+                add_few(slice.down, s.expert, (first + i) * STRIPE, lines, s.count, block(scratch, i));
             return;
         }
         const int64_t step = step_of(slice.down), size = slice.end - slice.begin;
         const auto reach = [&](int64_t k) { return k + step < size ? k + step : size; };
-        // what comes after panel i and inputs from k on; of the slice after the last one, what this one's place would
-        // be
+        // the weights after panel i and inputs from k on; for the next slice, the positions are those of this slice
         const auto ahead_of = [&](int64_t k, int64_t i) {
             const bool more = i + 1 < count, last = !more && k + step >= size;
             const int64_t expert = last ? after.expert : s.expert, from = more ? k : last ? 0 : k + step;
@@ -242,31 +243,31 @@ private:
             return outputs_ahead(slice.down, expert, panel * STRIPE, from, reach(from));
         };
         for (int64_t k = 0; k < size; k += step) {
-            const Left left = lay_places(hs, s, slice.begin + k, slice.begin + reach(k), slice.down, desk);
+            const Left left = lay_places(hs, s, slice.begin + k, slice.begin + reach(k), slice.down, scratch);
             for (int64_t i = 0; i < count; ++i)
-                add_outputs(slice.down, s, (first + i) * STRIPE, k, reach(k), left, desk, block(desk, i),
+                add_outputs(slice.down, s, (first + i) * STRIPE, k, reach(k), left, scratch, block(scratch, i),
                             ahead_of(k, i));
         }
     }
 
-    // LoRA and bias
-    void finish(const Segment& s, int64_t col, const Desk& desk, float* sums) const {
+    // Adds LoRA and bias.
+    void finish(const Segment& s, int64_t col, const Scratch& scratch, float* sums) const {
         const int64_t width = outer - col < STRIPE ? outer - col : STRIPE;
         if (ranks(args.down))
             wide(s, down_thin.data(), ranks(args.down), args.down.scale, transposed(factor_of(args.down.b, s.expert)),
-                 col, outer, desk, sums);
+                 col, outer, scratch, sums);
         if (!given(args.down_bias)) return;
         for (int64_t i = 0; i < s.count; ++i)
             for (int64_t j = 0; j < width; ++j) sums[i * STRIPE + j] += matrix_of(args.down_bias).at(s.expert, col + j);
     }
 
-    void give_sums(const Chunk& chunk, int64_t col, int64_t width, int64_t all_columns, const float* found) const {
+    void write_sums(const Chunk& chunk, int64_t col, int64_t width, int64_t all_columns, const float* results) const {
         alignas(64) float total[PANELS * STRIPE];
         for (int64_t t = chunk.begin; t < chunk.end; ++t) {
             std::memset(total, 0, static_cast<size_t>(all_columns) * 4);
             for (int64_t route = t * slots; route < (t + 1) * slots; ++route) {
                 if (id_at(args, route) < 0) continue;
-                const float* row = found + (route - chunk.begin * slots) * all_columns;
+                const float* row = results + (route - chunk.begin * slots) * all_columns;
                 const Floats w = all(weight_at(args, route));
                 for (int64_t j = 0; j < all_columns; j += LANES)
                     store(total + j, fma(w, load(row + j), load(total + j)));
@@ -275,10 +276,10 @@ private:
         }
     }
 
-    void give_rows(const Chunk& chunk, int64_t group, int64_t col, int64_t width, int64_t all_columns,
-                   float* found) const {
+    void write_rows(const Chunk& chunk, int64_t group, int64_t col, int64_t width, int64_t all_columns,
+                    float* results) const {
         for (int64_t route = chunk.begin * slots; route < chunk.end * slots; ++route) {
-            float* row = found + (route - chunk.begin * slots) * all_columns;
+            float* row = results + (route - chunk.begin * slots) * all_columns;
             if (id_at(args, route) < 0) std::memset(row, 0, static_cast<size_t>(all_columns) * 4);
             write(static_cast<char*>(args.rows.data) + (route * outer + col) * 4, false, width, row);
             if (!given(args.flags)) continue;

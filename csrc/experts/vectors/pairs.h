@@ -1,6 +1,6 @@
-// The same product of bfloat16 operands, two at a time, where the level has an instruction for it: words of two
-// neighbouring k on both sides, sums in float32. Rows and weights of bfloat16 are taken as they are; other weights are
-// cut into as many bfloat16 as hold them exactly, so nothing is rounded for it either way.
+// Products of pairs of bfloat16, on levels with such an instruction: words of two neighbouring k on both sides, sums in
+// float32. bfloat16 rows and weights are used directly. Other weights are cut into as many bfloat16 terms as represent
+// them exactly, so nothing is rounded.
 #pragma once
 
 #include "../tiles/instructions.h"
@@ -8,18 +8,19 @@
 
 namespace gs::GS_LEVEL {
 
-constexpr int STEP = 32;                      // k of a tile: both sides are padded with zeros up to a multiple
-constexpr int PAIR_STRIDE = LEFT_STRIDE / 2;  // words of a row of a desk's left
+constexpr int STEP = 32;                      // k of a tile; both sides are padded with zeros to a multiple of it
+constexpr int PAIR_STRIDE = LEFT_STRIDE / 2;  // words of a row of the left side in scratch
 
 inline int64_t padded(int64_t depth) { return (depth + STEP - 1) / STEP * STEP; }
 
-// The left: rows of words.
+// The left side of a product: rows of words.
 struct Left {
     const void* rows;
     int64_t stride;  // words
 };
 
-// The right: words of the outputs 0..15 and 16..31, from one pair of k to the next and from 32 k to the next 32.
+// The right side of a product: words of outputs 0..15 and 16..31; strides from one pair of k to the next (pair) and
+// from 32 k to the next 32 (step).
 struct Right {
     const uint32_t *first, *second;
     int64_t pair, step;
@@ -36,8 +37,8 @@ constexpr bool HAS_PAIRS = true;
 
 inline Right striped(const uint32_t* words) { return {words, words + 16, STRIPE, STRIPE * STEP / 2}; }
 
-// W[n, k] and W[n, k + 1] for 32 outputs from `row` on and inputs [begin, end): packed ones where they lie, since a
-// tile is what the product wants; a caller's own rows are turned into `words`.
+// W[n, k] and W[n, k + 1] for 32 outputs from `row` on and inputs [begin, end). Packed tiles are used in place, because
+// they have the product's order; the caller's rows are transposed into `words`.
 template <class Code>
 Right outputs_pairs(const gs_matrix& m, int64_t expert, int64_t row, int64_t begin, int64_t end, uint32_t* words) {
     const bool two = row + 16 < m.rows;
@@ -96,12 +97,12 @@ Right inputs_pairs(const gs_matrix& m, int64_t expert, int64_t begin, int64_t en
     return striped(words);
 }
 
-// The upper 8 bits of every float of a stripe as words of two neighbouring rows; the stripe keeps what they leave over.
-// Cut and not rounded: nothing overflows, and three cuts hold all 24 bits.
+// Moves the upper 8 mantissa bits of every float of a stripe to words of two neighbouring rows; the stripe keeps the
+// remainders. Truncates instead of rounding: nothing overflows, and three cuts hold all 24 bits.
 inline Right peel(float* stripe, int64_t depth, uint32_t* words) {
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     const __m512 infinite = _mm512_set1_ps(__builtin_inff());
-    const auto rest = [&](float* at, __m512 value, __m512i cut) {  // of an infinity, 0: NaN would be new
+    const auto rest = [&](float* at, __m512 value, __m512i cut) {  // the remainder of infinity is 0, not NaN
         const __mmask16 finite = _mm512_cmp_ps_mask(_mm512_abs_ps(value), infinite, _CMP_NEQ_UQ);
         _mm512_storeu_ps(at, _mm512_maskz_sub_ps(finite, value, _mm512_castsi512_ps(cut)));
     };
@@ -123,10 +124,10 @@ inline Right peel(float* stripe, int64_t depth, uint32_t* words) {
 
 #if defined(__AMX_BF16__)
 
-// Two by two tiles of sums; rows beyond the last one are computed from what lies there and never read.
+// Uses two by two tiles of sums. Rows beyond the last one are computed from arbitrary data and never read.
 inline void multiply_pairs(const Left& left, int64_t rows, const Right& right, int64_t depth, float* sums) {
     const int64_t steps = padded(depth) / STEP, pair = right.pair * 4, wide = left.stride * 4;
-    // gcc's tile instructions do not say that they read and write memory
+    // gcc's tile intrinsics do not declare that they read and write memory
     __asm__ volatile("" ::: "memory");
     for (int64_t t = 0; t < rows; t += 32) {
         const bool both = rows - t > 16;
@@ -206,7 +207,7 @@ inline void multiply_pairs(const Left& left, int64_t rows, const Right& right, i
 
 #else
 
-constexpr bool HAS_PAIRS = false;  // and none of these is called
+constexpr bool HAS_PAIRS = false;  // the functions below are never called
 
 template <class Code> Right outputs_pairs(const gs_matrix&, int64_t, int64_t, int64_t, int64_t, uint32_t*);
 template <class Code> Right inputs_pairs(const gs_matrix&, int64_t, int64_t, int64_t, int64_t, uint32_t*);

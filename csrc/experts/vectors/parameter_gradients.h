@@ -1,14 +1,13 @@
-// Gradients that are sums over the routes of an expert: out[m, n] = scale * sum over routes of left[route, m]
-// right[route, n].
+// Gradients of parameters: out[m, n] = scale * sum over an expert's routes of left[route, m] right[route, n].
 //
-// Every element has one item, which adds the routes in order; an expert without routes gets zeros.
+// One item computes each element and adds the routes in order; an expert without routes gets zeros.
 #pragma once
 
 #include "call.h"
 
 namespace gs::GS_LEVEL {
 
-// Rows by token (`routed`: found through the plan) or by place in the plan; `weighed`: times the route's weight.
+// Rows by token (routed: looked up through the plan) or in the order of the plan; weighed: times the route's weight.
 struct Side {
     Rows rows;
     bool routed, weighed = false;
@@ -39,11 +38,11 @@ public:
         parallel_for(call_.args.experts * panels, [&](int64_t item, int worker) {
             const int64_t expert = item / panels, col = item % panels * STRIPE,
                           width = least(rows.rows.columns - col, STRIPE);
-            const Desk desk = call_.desk(worker);
+            const Scratch scratch = call_.scratch(worker);
             alignas(64) float total[STRIPE] = {};
             for (int64_t k = begin(expert); k < begin(expert + 1); ++k) {
-                read_row(rows, k, col, width, nullptr, desk.stripes);
-                for (int64_t j = 0; j < width; ++j) total[j] += desk.stripes[j];
+                read_row(rows, k, col, width, nullptr, scratch.stripes);
+                for (int64_t j = 0; j < width; ++j) total[j] += scratch.stripes[j];
             }
             const Factor to{static_cast<char*>(out.data), out.strides[0], out.strides[1], out.dtype == GS_BF16};
             for (int64_t j = 0; j < width; ++j) to.put(expert, offset + col + j, total[j]);
@@ -51,7 +50,7 @@ public:
     }
 
 private:
-    static constexpr int64_t HEIGHT = STRIPES * STRIPE;  // of a block of the result
+    static constexpr int64_t HEIGHT = STRIPES * STRIPE;  // rows of a block of the result
     static_assert(HEIGHT <= ROWS);
 
     const Call& call_;
@@ -74,20 +73,20 @@ private:
             }
             const int64_t height = least(m - row, HEIGHT), width = least(n - col, panel);
             const int64_t stripes = (width + STRIPE - 1) / STRIPE;
-            const Desk desk = call_.desk(worker);
-            for (int64_t c = 0; c < stripes; ++c) Call::clear(desk.sums + c * ROWS * STRIPE, height);
+            const Scratch scratch = call_.scratch(worker);
+            for (int64_t c = 0; c < stripes; ++c) Call::clear(scratch.sums + c * ROWS * STRIPE, height);
             for (int64_t k = begin(expert); k < begin(expert + 1); k += DEPTH) {
                 const int64_t end = least(k + DEPTH, begin(expert + 1));
-                lay(left, right, k, end, row, height, col, width, mask, desk);
+                lay(left, right, k, end, row, height, col, width, mask, scratch);
                 for (int64_t c = 0; c < stripes; ++c)
-                    multiply(desk.left, height, desk.stripes + c * DEPTH * STRIPE, end - k,
-                             desk.sums + c * ROWS * STRIPE);
+                    multiply(scratch.left, height, scratch.stripes + c * DEPTH * STRIPE, end - k,
+                             scratch.sums + c * ROWS * STRIPE);
             }
-            give(desk.sums, to, offset + row, height, col, width, scale);
+            give(scratch.sums, to, offset + row, height, col, width, scale);
         });
     }
 
-    // to[row + i, col + j] = scale * sums[i, j], neighbours in memory one after the other
+    // to[row + i, col + j] = scale * sums[i, j], written in memory order
     static void give(const float* sums, const Factor& to, int64_t row, int64_t height, int64_t col, int64_t width,
                      float scale) {
         alignas(64) float line[HEIGHT];
@@ -108,7 +107,7 @@ private:
         }
     }
 
-    // The gradient of an expert without routes: most of all gradients, when there are few tokens.
+    // Zeroes the gradient of an expert without routes; with few tokens these are most gradients.
     static void clear(const Factor& to, int64_t row, int64_t rows, int64_t columns) {
         const size_t element = to.bf16 ? 2 : 4;
         char* const at = to.data + static_cast<size_t>(row * to.row) * element;
@@ -120,19 +119,19 @@ private:
             for (int64_t j = 0; j < columns; ++j) to.put(i, j, 0);
     }
 
-    // Routes [begin, end): a part of the left rows turned, the right rows cut into stripes.
+    // Prepares routes [begin, end): a part of the left rows transposed, the right rows split into stripes.
     void lay(const Side& left, const Side& right, int64_t begin, int64_t end, int64_t row, int64_t height, int64_t col,
-             int64_t width, const Dropout* mask, const Desk& desk) const {
+             int64_t width, const Dropout* mask, const Scratch& scratch) const {
         alignas(64) float values[STRIPES * STRIPE] = {};
         for (int64_t i = 0; i < end - begin; ++i) {
             read_row(left, begin + i, row, height, nullptr, values);
-            for (int64_t j = 0; j < height; ++j) desk.left[j * LEFT_STRIDE + i] = values[j];
+            for (int64_t j = 0; j < height; ++j) scratch.left[j * LEFT_STRIDE + i] = values[j];
         }
-        std::memset(values, 0, sizeof values);  // beyond `width` the stripes are 0
+        std::memset(values, 0, sizeof values);  // stripes are 0 beyond `width`
         for (int64_t i = 0; i < end - begin; ++i) {
             read_row(right, begin + i, col, width, mask, values);
             for (int64_t c = 0; c * STRIPE < width; ++c)
-                std::memcpy(desk.stripes + (c * DEPTH + i) * STRIPE, values + c * STRIPE, STRIPE * 4);
+                std::memcpy(scratch.stripes + (c * DEPTH + i) * STRIPE, values + c * STRIPE, STRIPE * 4);
         }
     }
 

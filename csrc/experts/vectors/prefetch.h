@@ -1,28 +1,29 @@
-// Where the weights of the next product lie. They are fetched into L1 while the present one goes on, a line every few
-// steps of k: fetched in one go, more lines are under way than a core can wait for; not fetched, decoding waits for
-// memory. With 32 rows an expert it took 26 % of a forward at bf16 and 17 at int4 without (H 1024, I 512, 64 experts,
-// one thread of a Xeon with AMX at level avx512_vnni, 22 November 2026); into L2 alone, bf16's forward takes 2 % more.
+// Prefetches the weights of the next product into L1 during the current one, a line every few steps of k. Prefetched
+// all at once, they would be more outstanding lines than a core supports; without prefetching, decoding waits for
+// memory: with 32 rows per expert that was 26 % of a forward in bf16 and 17 % in int4 (H 1024, I 512, 64 experts, one
+// thread of a Xeon with AMX at level avx512_vnni, 22 November 2026). Prefetching only into L2 makes bf16's forward 2 %
+// slower.
 #pragma once
 
 #include "../arithmetic/weights.h"
 
 namespace gs::GS_LEVEL {
 
-// What one block of rows fetches: `step` bytes further every k, `jump` more after `chunk` of them.
-struct Soon {
+// The addresses that one block of rows prefetches: `step` bytes further every k, and `jump` more after each `chunk` of
+// k.
+struct Prefetch {
     const char* at;
     int64_t step, jump, chunk;
 };
 
-// In two halves, of `runs` of `bytes` each, `stride` apart, the second half behind the first. Null: nothing is known to
-// come.
-struct Coming {
+// The addresses of the next weights, in two halves of `runs` runs of `bytes` each, `stride` apart. Null: unknown.
+struct Upcoming {
     const char* half[2] = {};
     int64_t runs = 1, bytes = 0, stride = 0;
 
-    // Every block of rows (of the first four) takes as many bytes of each run. With all of them in the first two
-    // blocks, bf16's weights were more lines under way than the 16 that a core can wait for.
-    Soon soon(int64_t block, int64_t blocks, int64_t depth, const void* hot) const {
+    // The share of one block of rows: the first four blocks take equal parts of each run. With everything in the first
+    // two blocks, bf16's weights exceeded the 16 outstanding lines that a core supports.
+    Prefetch prefetch(int64_t block, int64_t blocks, int64_t depth, const void* hot) const {
         const int64_t parts = blocks < 4 ? blocks : 4, part = (bytes + 64 * parts - 1) / (64 * parts) * 64;
         const int64_t begin = block * part, left = bytes - begin, size = left < part ? left : part;
         if (!half[0] || size <= 0) return {static_cast<const char*>(hot), 0, 0, depth};
@@ -32,7 +33,7 @@ struct Coming {
     }
 };
 
-// Neighbouring inputs of a word.
+// Inputs per word.
 inline int64_t inputs_of_word(gs_format format) {
     switch (format) {
         case GS_PLAIN_F32:
@@ -47,7 +48,7 @@ inline int64_t inputs_of_word(gs_format format) {
 
 inline bool packed(const gs_matrix& m) { return m.format != GS_PLAIN_F32 && m.format != GS_PLAIN_BF16; }
 
-// The scales of inputs [begin, end) of a panel.
+// Prefetches the scales of inputs [begin, end) of a panel.
 inline void fetch_scales(const gs_matrix& m, const Panel& panel, int64_t begin, int64_t end) {
     if (m.group == 0) return;
     const int64_t wide = m.format == GS_FP8_BLOCK   ? 4
@@ -59,10 +60,10 @@ inline void fetch_scales(const gs_matrix& m, const Panel& panel, int64_t begin, 
     if (m.format == GS_INT4_ASYM) fetch(panel.data + m.zeros + begin / m.group * 8, 64, 1);
 }
 
-// What outputs_stripe will read.
-inline Coming outputs_ahead(const gs_matrix& m, int64_t expert, int64_t row, int64_t begin, int64_t end) {
+// The addresses that outputs_stripe will read.
+inline Upcoming outputs_ahead(const gs_matrix& m, int64_t expert, int64_t row, int64_t begin, int64_t end) {
     const int64_t e = inputs_of_word(m.format);
-    Coming ahead;
+    Upcoming ahead;
     for (int i = 0; i < 2 && row + 16 * i < m.rows; ++i) {
         const Panel panel = panel_of(m, expert, row + 16 * i, !packed(m));
         ahead.half[i] = panel.data + (packed(m) ? begin / e * 64 : begin * 4 / e);
@@ -73,20 +74,20 @@ inline Coming outputs_ahead(const gs_matrix& m, int64_t expert, int64_t row, int
     return ahead;
 }
 
-// Which weights inputs_stripes will take: outputs from `begin` on, as many as it can, inputs from `col` on.
+// The weights that inputs_stripes will decode next: as many outputs as possible from `begin` on, inputs from `col` on.
 struct Next {
     const gs_matrix* matrix;
     int64_t expert, begin, end, col;
 };
 
-// Where they lie.
-template <class Code> Coming inputs_ahead(const Next& next) {
+// The addresses of these weights.
+template <class Code> Upcoming inputs_ahead(const Next& next) {
     if (!next.matrix) return {};
     constexpr int64_t e = Code::per_word;
     const gs_matrix& m = *next.matrix;
     const int64_t begin = next.begin, col = next.col, left = next.end - begin;
     const int64_t panels = ((left < OUTPUTS<Code> ? left : OUTPUTS<Code>)+15) / 16, first = (panels + 1) / 2;
-    Coming ahead;
+    Upcoming ahead;
     ahead.stride = m.panel_bytes;
     ahead.runs = !Code::plain ? first : 16 * first;
     ahead.bytes = (!Code::plain ? TILE : 64) * (e == 1 ? 2 : 1);

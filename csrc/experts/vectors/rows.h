@@ -1,4 +1,4 @@
-// Rows of the caller's tensors as floats, on the left or on the right of a product, and back.
+// Conversion of rows of the caller's tensors to float operands of products, and back.
 #pragma once
 
 #include "../arithmetic/dropout.h"
@@ -7,8 +7,8 @@
 
 namespace gs::GS_LEVEL {
 
-// [.., columns], rows `stride` elements apart, float32 or bfloat16; `shared` neighbouring routes read one row (a token
-// has `slots` routes).
+// Rows [.., columns], `stride` elements apart, float32 or bfloat16; `shared` neighbouring routes read the same row (the
+// `slots` routes of a token).
 struct Rows {
     const char* data;
     int64_t columns, stride, shared;
@@ -23,7 +23,7 @@ inline Rows rows_of(const gs_tensor& t, int64_t columns, int64_t shared) {
     return {static_cast<const char*>(t.data), columns, columns, shared, t.dtype == GS_BF16};
 }
 
-// Into L1, a row's `bytes`.
+// Prefetches `bytes` of a row into L1.
 inline void fetch_row(const char* at, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i);
 }
@@ -39,8 +39,8 @@ inline void read(const char* from, bool bf16, int64_t count, float* to) {
     }
 }
 
-// Whether a row has no Inf and no NaN: without an early end, so that many numbers are looked at at a time. One by one
-// it took a tenth of a call of offload's CPU lane with 32 tokens an expert, and a fifth with 256 (a Xeon with AMX).
+// Whether a row has neither Inf nor NaN. There is no early exit, so that the loop is vectorised: one by one it took
+// 1/10 of a call of offload's CPU lane with 32 tokens per expert, and 1/5 with 256 (a Xeon with AMX).
 inline bool all_finite(const float* row, int64_t count) {
     uint32_t bad = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -62,7 +62,7 @@ inline void write(char* to, bool bf16, int64_t count, const float* values) {
     }
 }
 
-// left[i] = columns [begin, end) of the row of list[i], or of first + i without a list; times its dropout mask
+// left[i] = columns [begin, end) of row list[i], or of row first + i
 inline void gather(const Rows& rows, const int64_t* list, int64_t count, int64_t begin, int64_t end, float* left) {
     for (int64_t i = 0; i < count; ++i) read(rows.at(list[i], begin), rows.bf16, end - begin, left + i * LEFT_STRIDE);
 }
@@ -71,7 +71,7 @@ inline void gather_run(const Rows& rows, int64_t first, int64_t count, int64_t b
     for (int64_t i = 0; i < count; ++i) read(rows.at(first + i, begin), rows.bf16, end - begin, left + i * LEFT_STRIDE);
 }
 
-// What a strided tensor [E, rows, columns] holds for one expert.
+// The matrix of one expert in a strided tensor [E, rows, columns].
 struct Factor {
     char* data;
     int64_t row, column;  // strides
@@ -97,14 +97,14 @@ inline Factor factor_of(const gs_tensor& t, int64_t expert) {
     return {static_cast<char*>(t.data) + expert * t.strides[0] * (bf16 ? 2 : 4), t.strides[1], t.strides[2], bf16};
 }
 
-// A tensor of two dimensions likewise.
+// The same for a tensor of two dimensions.
 inline Factor matrix_of(const gs_tensor& t) {
     return {static_cast<char*>(t.data), t.strides[0], t.strides[1], t.dtype == GS_BF16};
 }
 
 inline Factor transposed(Factor f) { return {f.data, f.column, f.row, f.bf16}; }
 
-// Values in one run of memory, the first `count` of sixteen, then zeros.
+// The first `count` of sixteen contiguous values, then zeros.
 inline Floats read_some(const char* from, bool bf16, int64_t count) {
     if (!bf16) return load_some(reinterpret_cast<const float*>(from), count);
     uint16_t values[LANES] = {};
@@ -112,7 +112,7 @@ inline Floats read_some(const char* from, bool bf16, int64_t count) {
     return bfloat16s(values);
 }
 
-// The same where neighbours in memory go down a column: 16 x 16 at a time through registers.
+// factor_stripe for a factor with contiguous columns: transposes 16 x 16 at a time in registers.
 inline void turned_stripe(const Factor& factor, int64_t begin, int64_t end, int64_t col, int64_t width, float* stripe,
                           int64_t all) {
     alignas(64) float block[16][16];
@@ -134,7 +134,7 @@ inline void turned_stripe(const Factor& factor, int64_t begin, int64_t end, int6
     }
 }
 
-// stripe[i - begin][j - col] = factor[i, j], zero beyond `columns`; of its columns, the first `all`
+// stripe[i - begin][j - col] = factor[i, j], zero beyond `columns`; fills the first `all` columns of the stripe
 inline void factor_stripe(const Factor& factor, int64_t begin, int64_t end, int64_t col, int64_t columns, float* stripe,
                           int64_t all = STRIPE) {
     const int64_t width = columns - col < all ? columns - col : all;
