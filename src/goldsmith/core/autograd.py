@@ -1,40 +1,73 @@
-"""An Op as `torch.library` operators: one for the forward, one for the backward, joined by `register_autograd`.
+"""Registers an Op with `torch.library`: one operator for the forward, one for the backward, joined by autograd.
 
-The backward is an operator of its own, so that a compiled graph calls it whole and tracing never enters a kernel. It
-has no derivative: asking for one raises, instead of giving a silent zero.
+The backward is an operator of its own, so that a compiled graph calls it as a whole and tracing never enters a kernel.
+It has no derivative: asking for one raises, instead of returning a silent zero.
 
-Where nobody but autograd looks on, a call with gradients takes neither: `eager` is the same as a plain
-`torch.autograd.Function`. The dispatcher costs 150 us in each direction, more than a small layer.
+Where only autograd is active, a call with gradients bypasses both: `eager` is a plain `torch.autograd.Function`. The
+dispatcher costs 150 us in each direction, more than a small layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-if TYPE_CHECKING:
-    from .op import Op
-
 _PLAIN = (Tensor, torch.nn.Parameter)
+_UNCHANGED = nullcontext()
 Given = TypeVar("Given", Tensor, Tensor | None)
 
 
-def transformed() -> bool:
-    """Whether a transform of torch.func (vmap, grad, jvp, ...) or a forward-mode derivative is at work.
+class Declaration(Protocol):
+    """The part of an operator's declaration that autograd needs; `Op` (op.py) provides it."""
 
-    They see through plain torch alone: a kernel's result would have no tangent, silently.
+    name: str
+    qualname: str
+    package: str
+    schema: str
+    summary: str
+    inputs: tuple[str, ...]
+    optional: tuple[str, ...]
+    options: tuple[str, ...]
+    results: tuple[str, ...]
+    outputs: tuple[str, ...]
+    saved: tuple[str, ...]
+    residuals: tuple[str, ...]
+    grads: tuple[str, ...]
+    _custom_backward: Any
+
+    @property
+    def reference(self) -> ModuleType: ...
+
+    @property
+    def _definition(self) -> ModuleType: ...
+
+    def backend(self, name: str) -> ModuleType: ...
+
+    def check(self, *tensors: Tensor | None, **options: Any) -> None: ...
+
+    def choose(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> str: ...
+
+    def run(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> tuple[Tensor, ...]: ...
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func (vmap, grad, jvp, ...) or a forward-mode derivative is active.
+
+    They only see through plain torch: a kernel's result would silently have no tangent.
     """
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
-def register(op: Op) -> Any:
-    """The forward operator, with its fake and its autograd; registers the backward operator beside it."""
+def register(op: Declaration) -> Any:
+    """Register the operator, with its fake and its autograd, and its backward operator."""
     inside, _, outside = op.schema.partition("->")
     forward = torch.library.custom_op(
         op.qualname, _forward(op), mutates_args=(), schema=f"{inside.strip()[:-1]}, str backend) ->{outside}"
@@ -54,26 +87,43 @@ def register(op: Op) -> Any:
 
 
 def plain(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether all are torch's own tensors. A subclass, a fake tensor for one, is served by the dispatcher alone."""
+    """Whether all are torch's own tensors. Subclasses, such as fake tensors, need the dispatcher."""
     return all(t is None or type(t) in _PLAIN for t in tensors)
 
 
 def watched() -> bool:
-    """Whether a profiler or a mode (of flops, of what a checkpoint keeps) is told by the dispatcher what is called."""
+    """Whether a profiler or a dispatch mode (counting FLOPs, checkpointing) needs to see the call."""
     return torch._C._len_torch_dispatch_stack() > 0 or torch.autograd._profiler_enabled()
 
 
 def as_stored(tensors: Sequence[Given]) -> tuple[Given, ...]:
-    """The tensors, those copied whose memory does not hold their numbers: torch negates some as it reads them
-    (`z.conj().imag`), and zeros that it makes as a gradient may have no memory at all. A kernel would not know.
+    """The tensors, with copies of those whose memory does not hold their values.
+
+    torch negates some tensors lazily (`z.conj().imag`), and zero gradients may have no memory at all. A kernel cannot
+    see either.
     """
     return tuple(t if t is None else t.new_zeros(t.shape) if t._is_zerotensor() else t.resolve_neg() for t in tensors)
 
 
-def eager(op: Op) -> Any:
+def undisturbed(tensors: tuple[Tensor | None, ...]) -> AbstractContextManager[Any]:
+    """A context in which kernels launch on the inputs' GPU, whichever is current, and autocast is off."""
+    device = next(t for t in tensors if t is not None).device
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    if not elsewhere and not autocast:
+        return _UNCHANGED
+    stack = ExitStack()
+    if elsewhere:
+        stack.enter_context(torch.cuda.device(device))
+    if autocast:
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+    return stack
+
+
+def eager(op: Declaration) -> Any:
     """The operator as an autograd function, to be applied to (backend, options, *tensors)."""
     visible = [op.results.index(name) for name in op.outputs]
-    first = 2  # tensor among the arguments
+    first = 2  # index of the first tensor among the arguments
     positions = [first + op.inputs.index(name) for name in op.grads]
     keep = [(*op.inputs, *op.results).index(name) for name in op.residuals]
     saved = [op.results.index(name) for name in op.saved]
@@ -110,16 +160,17 @@ def eager(op: Op) -> Any:
 
 
 def fresh(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """Results as promised to the caller: contiguous, none of them sharing memory with an input or another result."""
+    """Results as the caller expects them: contiguous, sharing no memory with an input or another result."""
     if _own(results, tensors):
         return tuple(results)
     sparse = [r.layout is not torch.strided for r in results]
-    if any(sparse):  # a gradient of few rows, which has no memory of its own to share
+    if any(sparse):  # a sparse gradient, which has no memory of its own to share
         return tuple(r if s else fresh((r,), tensors)[0] for r, s in zip(results, sparse, strict=True))
     seen = {t.untyped_storage().data_ptr() for t in tensors if t is not None and t.numel()}
     out = []
     for result in results:
-        result = result.contiguous().detach()  # a reshaped result is a view, which autograd lets nobody mark as written
+        # a reshaped result is a view, which autograd does not allow to be marked as written
+        result = result.contiguous().detach()
         pointer = result.untyped_storage().data_ptr()
         if result.numel() and pointer in seen:
             result = result.clone()
@@ -130,7 +181,7 @@ def fresh(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[
 
 
 def _own(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> bool:
-    """The usual case, told without looking at storages (20 us): whole tensors that begin where no other one does."""
+    """The usual case, decided without looking at storages (20 us): whole tensors with distinct addresses."""
     begins = []
     for result in results:
         if result.layout is not torch.strided or result._is_view() or not result.is_contiguous():
@@ -140,7 +191,7 @@ def _own(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> bool:
     return len(set(begins)) == len(begins) and not any(t is not None and t.data_ptr() in begins for t in tensors)
 
 
-def _split(op: Op, args: Sequence[Any]) -> tuple[tuple[Tensor | None, ...], dict[str, Any], str]:
+def _split(op: Declaration, args: Sequence[Any]) -> tuple[tuple[Tensor | None, ...], dict[str, Any], str]:
     n = len(op.inputs)
     return tuple(args[:n]), dict(zip(op.options, args[n:-1], strict=True)), args[-1]
 
@@ -149,7 +200,7 @@ def _unwrap(results: tuple[Tensor, ...]) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def _forward(op: Op) -> Any:
+def _forward(op: Declaration) -> Any:
     def forward(*args: Any) -> Any:
         tensors, options, backend = _split(op, args)
         return _unwrap(op.run(op.choose(backend, tensors, options), tensors, options))
@@ -157,7 +208,7 @@ def _forward(op: Op) -> Any:
     return forward
 
 
-def _fake(op: Op) -> Any:
+def _fake(op: Declaration) -> Any:
     def fake(*args: Any) -> Any:
         tensors, options, _ = _split(op, args)
         op.check(*tensors, **options)
@@ -167,7 +218,7 @@ def _fake(op: Op) -> Any:
     return fake
 
 
-def _setup_context(op: Op) -> Any:
+def _setup_context(op: Declaration) -> Any:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, options, backend = _split(op, inputs)
         results = output if isinstance(output, (tuple, list)) else (output,)
@@ -181,7 +232,7 @@ def _setup_context(op: Op) -> Any:
     return setup_context
 
 
-def _autograd(op: Op, backward_op: Any) -> Any:
+def _autograd(op: Declaration, backward_op: Any) -> Any:
     visible = [op.results.index(name) for name in op.outputs]
 
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -199,7 +250,7 @@ def _autograd(op: Op, backward_op: Any) -> Any:
     return backward
 
 
-def _backward_schema(op: Op) -> str:
+def _backward_schema(op: Declaration) -> str:
     parsed = torch._C.parse_schema(op.qualname + op.schema)
     options = [f"{_written(str(a.type))} {a.name}" for a in parsed.arguments if a.name in op.options]
     arguments = [
@@ -218,7 +269,7 @@ def _written(kind: str) -> str:
     return kind if inside == kind else f"{inside.removesuffix(']')}?"
 
 
-def _backward_split(op: Op, args: Sequence[Any]) -> tuple[dict, dict, dict, list[bool], str]:
+def _backward_split(op: Declaration, args: Sequence[Any]) -> tuple[dict, dict, dict, list[bool], str]:
     a, b = len(op.outputs), len(op.outputs) + len(op.residuals)
     grads = dict(zip(op.outputs, args[:a], strict=True))
     tensors = dict(zip(op.residuals, args[a:b], strict=True))
@@ -226,7 +277,7 @@ def _backward_split(op: Op, args: Sequence[Any]) -> tuple[dict, dict, dict, list
     return grads, tensors, options, args[-2], args[-1]
 
 
-def _backward(op: Op) -> Any:
+def _backward(op: Declaration) -> Any:
     def backward(*args: Any) -> Any:
         grads, tensors, options, needs, backend = _backward_split(op, args)
         backend = op.choose(backend, tuple(tensors.get(name) for name in op.inputs), options)
@@ -238,27 +289,25 @@ def _backward(op: Op) -> Any:
 
 
 def _gradients(
-    op: Op,
+    op: Declaration,
     backend: str,
     grads: Sequence[Tensor | None],
     tensors: Sequence[Tensor | None],
     options: Mapping[str, Any],
     needs: Sequence[bool],
 ) -> dict[str, Tensor]:
-    """The gradients that are needed of op.grads, from those of the visible results and the residuals."""
-    from .op import _undisturbed
-
+    """The needed gradients of op.grads, from the gradients of the visible results and the residuals."""
     module = op.backend(backend)
     module = module if hasattr(module, "backward") else op.reference
     grads, tensors = as_stored(grads), as_stored(tensors)
     named = dict(zip(op.residuals, tensors, strict=True))
     wanted = [name for name, need in zip(op.grads, needs, strict=True) if need]
-    with _undisturbed(tuple(tensors)):
+    with undisturbed(tuple(tensors)):
         found = module.backward(dict(zip(op.outputs, grads, strict=True)), named, dict(options), frozenset(wanted))
     return dict(zip(wanted, fresh([found[name] for name in wanted], (*grads, *tensors)), strict=True))
 
 
-def _backward_fake(op: Op) -> Any:
+def _backward_fake(op: Declaration) -> Any:
     def fake(*args: Any) -> Any:
         _, tensors, _, flags, _ = _backward_split(op, args)
         needs = [name for name, need in zip(op.grads, flags, strict=True) if need]
@@ -276,13 +325,13 @@ def _backward_fake(op: Op) -> Any:
 
 
 def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """The backward operator saves nothing: it has no derivative."""
+    """Save nothing: the backward operator has no derivative."""
 
 
-def _no_second_derivative(op: Op) -> Any:
+def _no_second_derivative(op: Declaration) -> Any:
     def backward(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
-            f"{op.name}: second derivatives are not offered. Where a gradient must itself be differentiated, use plain "
+            f"{op.name}: second derivatives are not supported. If you need one, use plain "
             f"torch: `from {op.package}.reference import forward`, which takes {', '.join(op.inputs)} and the options "
             f"{', '.join(op.options)} by name."
         )

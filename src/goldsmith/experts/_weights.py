@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ..assay.golden import constants
+from ..core.tracing import constants
 from .packed.formats import decode
 from .packed.layout import Layout, read_matrix
 

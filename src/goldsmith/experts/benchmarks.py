@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..assay.case import Case, Make
+from ..assay.declare.case import Case, Make
 from ..core.bench import BenchCase
 from ._conventions import FACTORS, SLOT_NAMES
 from .packed.formats import FORMATS

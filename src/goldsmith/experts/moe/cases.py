@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...assay.case import Case, Make
+from ...assay.declare.case import Case, Make
 from .._conventions import BASE, FACTORS, PARTS, TARGETS, wide
 from ..benchmarks import MOE as BENCH
 from ..packed.packing import pack

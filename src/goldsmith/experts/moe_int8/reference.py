@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...assay.golden import constants, deciding
-from ...assay.stage import stage
+from ...core.tracing import constants, deciding, stage
 from .._conventions import NAMES, flat
 from .._projections import ReferenceCall, present
 from ..moe.reference import forward_of

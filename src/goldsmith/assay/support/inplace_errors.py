@@ -1,0 +1,27 @@
+"""Turns autograd's errors about in-place writes into a sentence that says which tensor was edited too early."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_SAVED = "one of the variables needed for gradient computation has been modified by an inplace operation"
+_WHICH = re.compile(r"\[torch\.(?:cuda\.)?(\w+?)Tensor (\[[^]]*\])\](?:, which is output (\d+) of (\w+),)?")
+_LEAF = re.compile(r"a (?:view of a )?leaf Variable that requires grad is being used in an in-place operation")
+_ADVICE = "it must write to a copy (x = x.clone())"
+
+
+def edited(error: BaseException, inputs: Sequence[str] = ()) -> str | None:
+    """The sentence, or None where the error is about something else. inputs: names of those that require a gradient."""
+    text = str(error)
+    if _LEAF.search(text):
+        which = f"the input {inputs[0]}" if len(inputs) == 1 else "an input"
+        which += f" ({', '.join(inputs)})" if len(inputs) > 1 else ""
+        return f"in-place edit: {which} is edited in place, which a gradient needs; {_ADVICE}"
+    if _SAVED not in text:
+        return None
+    found = _WHICH.search(text)
+    which = ""
+    if found is not None:
+        which = f" ({found[1].lower()} {found[2]}" + (f", output {found[3]} of {found[4]})" if found[3] else ")")
+    return f"in-place edit: a tensor saved for the backward{which} is edited before the backward reads it; {_ADVICE}"

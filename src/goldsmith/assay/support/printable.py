@@ -1,0 +1,13 @@
+"""Escapes control characters in foreign text, such as a candidate's exception messages and names."""
+
+from __future__ import annotations
+
+import re
+
+# all but newline and tab; marks that change the direction of text; lone surrogates, which no file can hold
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    r"""Every control character as its escape, so that \x1b[31m in a message colours nothing and moves no cursor."""
+    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
