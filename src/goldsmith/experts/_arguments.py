@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ Base: TypeAlias = PackedExperts | Sequence[Tensor | None]
 Lora: TypeAlias = LoRA | Mapping[str, tuple[Tensor, Tensor]]
 
 
-def base_of(op: str, base: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, str]:
+def base_of(op: str, base: object) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, str]:
     """(gate_up, down, gate_up_bias, down_bias, layout) of a base."""
     if isinstance(base, PackedExperts):
         return base.gate_up, base.down, base.gate_up_bias, base.down_bias, base.layout.text
@@ -32,7 +32,7 @@ def base_of(op: str, base: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor |
 
 
 def lora_of(
-    op: str, lora: Any, scaling: Any, *, training: bool = True
+    op: str, lora: object, scaling: object, *, training: bool = True
 ) -> tuple[tuple[Tensor | None, ...], tuple[float, ...], float, Tensor | None]:
     """(the six factors in order, the three scales, dropout probability, seed of the masks or None)"""
     if lora is None:
@@ -65,7 +65,7 @@ def lora_of(
     return tuple(pairs), _scales(op, scaling, lora), 0.0, None
 
 
-def _scales(op: str, scaling: Any, lora: Mapping[str, Any]) -> tuple[float, ...]:
+def _scales(op: str, scaling: object, lora: Mapping[str, object]) -> tuple[float, ...]:
     if not isinstance(scaling, Mapping):
         return (finite(op, "lora_scaling", scaling),) * len(TARGETS)
     wrong = sorted(set(scaling) ^ {key for key in lora if lora[key] is not None})
@@ -77,13 +77,13 @@ def _scales(op: str, scaling: Any, lora: Mapping[str, Any]) -> tuple[float, ...]
     return tuple(finite(op, f"lora_scaling[{t!r}]", scaling[t]) if t in scaling else 1.0 for t in TARGETS)
 
 
-def limit_of(op: str, limit: Any, activation: Any) -> float | None:
+def limit_of(op: str, limit: object, activation: object) -> float | None:
     """The limit to apply: `limit`, by default 7 for "swiglu_oai" and None for the others."""
     if limit is None:
         return 7.0 if activation == "swiglu_oai" else None
     return number(op, "limit", limit)
 
 
-def needs_gradient(tensors: Sequence[Any]) -> bool:
+def needs_gradient(tensors: Sequence[object]) -> bool:
     """Whether autograd will need a gradient, so that the forward must save tensors."""
     return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.shapes import ShapeError, check_at_least, check_choice, check_dtype, check_same_device, check_tensor
-from ._conventions import ACTIVATIONS, FACTORS, FLOATS, TARGETS, named, number
+from ._conventions import ACTIVATIONS, FACTORS, FLOATS, TARGETS, MoeOptions, named, number
 from ._weights import sizes
 from .packed.layout import Layout
 
@@ -27,11 +27,11 @@ _SHAPES = {
 }
 
 
-_PASSED: set[tuple[Any, ...]] = set()  # signatures that passed: repeating such a call costs 4 us instead of 15
+_PASSED: set[tuple[object, ...]] = set()  # signatures that passed: repeating such a call costs 4 us instead of 15
 _MOST_PASSED = 4096
 
 
-def check_moe(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def check_moe(op: str, tensors: Mapping[str, Tensor | None], options: MoeOptions) -> None:
     """Check all arguments except the values of topk_ids, which the backend checks."""
     signature = _signature(op, tensors, options)
     if signature is None or signature not in _PASSED:
@@ -42,9 +42,9 @@ def check_moe(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) -
             _PASSED.add(signature)
 
 
-def _signature(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def _signature(op: str, tensors: Mapping[str, Tensor | None], options: MoeOptions) -> tuple[object, ...] | None:
     """Everything that the checks read, as a key; None if an argument has an unusual type."""
-    parts: list[Any] = [op, *tensors, *options]
+    parts: list[object] = [op, *tensors, *options]
     for tensor in tensors.values():
         if tensor is None:
             parts.append(None)
@@ -59,8 +59,8 @@ def _signature(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) 
     return tuple(parts)
 
 
-def _check_all(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    present = {name: t for name, t in tensors.items() if t is not None or name in _REQUIRED}
+def _check_all(op: str, tensors: Mapping[str, Tensor | None], options: MoeOptions) -> None:
+    present: dict[str, Any] = {name: t for name, t in tensors.items() if t is not None or name in _REQUIRED}
     for name, tensor in present.items():
         check_tensor(op, name, tensor)
     _check_dtypes(op, present, options)
@@ -71,7 +71,7 @@ def _check_all(op: str, tensors: Mapping[str, Any], options: Mapping[str, Any]) 
     _check_options(op, present, options)
 
 
-def _check_dtypes(op: str, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
+def _check_dtypes(op: str, tensors: Mapping[str, Tensor], options: MoeOptions) -> None:
     x = tensors["x"]
     packed = bool(options["layout"])
     for name, tensor in tensors.items():
@@ -152,7 +152,9 @@ def _check_shapes(op: str, tensors: Mapping[str, Tensor], layout: str) -> None:
             _check_factor(name, tensors, experts, hidden, inner, fail)
 
 
-def _check_factor(name: str, tensors: Mapping[str, Tensor], experts: int, hidden: int, inner: int, fail: Any) -> None:
+def _check_factor(
+    name: str, tensors: Mapping[str, Tensor], experts: int, hidden: int, inner: int, fail: Callable[[str], None]
+) -> None:
     target, which = name.split("_")
     tensor = tensors[name]
     out, width = (hidden, inner) if target == "down" else (inner, hidden)
@@ -188,7 +190,7 @@ def _fail(op: str, problem: str, arguments: Mapping[str, tuple[Tensor, str]]) ->
     raise ShapeError("\n".join([f"{op}: {problem}", *lines]))
 
 
-def _check_options(op: str, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
+def _check_options(op: str, tensors: Mapping[str, Tensor], options: MoeOptions) -> None:
     check_activation(op, options["activation"], options["limit"])
     dropout = options.get("dropout", 0.0)
     if not 0 <= dropout < 1:
@@ -197,7 +199,7 @@ def _check_options(op: str, tensors: Mapping[str, Tensor], options: Mapping[str,
         raise ValueError(f"{op}: dropout={dropout!r} needs a seed of one number")
 
 
-def check_activation(op: str, activation: Any, limit: Any) -> None:
+def check_activation(op: str, activation: object, limit: object) -> None:
     check_choice(op, "activation", activation, ACTIVATIONS)
     if limit is not None:
         check_at_least(op, "limit", number(op, "limit", limit), 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -21,6 +21,21 @@ NAMES = ("x", "topk_ids", "topk_weights", *BASE, *FACTORS, "seed")
 SLOT_NAMES = ("x", "topk_ids", *BASE, *FACTORS)  # the tensor inputs of experts.slots, in order
 
 
+class MoeOptions(TypedDict, total=False):
+    """The options of the family's operators; experts.slots and experts.moe_int8 have a part of them."""
+
+    layout: str
+    gate_scale: float
+    up_scale: float
+    down_scale: float
+    dropout: float
+    activation: str
+    alpha: float
+    limit: float | None
+    save: bool
+    int8: int
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums: float64 if x is float64, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -35,13 +50,13 @@ def flat(t: Tensor) -> Tensor:
     return t if t.dim() == 2 else t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
 
 
-def number(op: str, name: str, value: Any) -> float:
+def number(op: str, name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a number")
     return float(value)
 
 
-def finite(op: str, name: str, value: Any) -> float:
+def finite(op: str, name: str, value: object) -> float:
     """`value` as a float; raises ValueError for NaN and infinity.
 
     Uses comparisons instead of math.isfinite, so that torch.compile can keep the value symbolic.
@@ -52,7 +67,7 @@ def finite(op: str, name: str, value: Any) -> float:
     return result
 
 
-def check_count(op: str, name: str, value: Any) -> int:
+def check_count(op: str, name: str, value: object) -> int:
     """`value` as an int of at least 1; raises TypeError for other types, bool among them."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a whole number")

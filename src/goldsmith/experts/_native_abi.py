@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from ctypes import POINTER, addressof, byref, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p, sizeof
+from ctypes import POINTER, Array, addressof, byref, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p, sizeof
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,11 +15,14 @@ from torch import Tensor
 from ..core.native import Structure, TensorView, check, library, put, threads
 from ._conventions import ACTIVATIONS, TARGETS, flat
 from ._routes import check_ids
-from .packed.layout import Layout
+from .packed.layout import Layout, LayoutSlice
 
 PLAIN = {torch.float32: 1, torch.bfloat16: 2}
 PACKED = {"fp32": 3, "bf16": 4, "int8": 5, "fp8_block": 6, "int4": 7, "int4_asym": 8, "mxfp4": 9}
 SCALES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 8}
+
+Sizes: TypeAlias = tuple[int, int, int, int]  # hidden, intermediate, experts, bytes of an expert
+PlainWeight: TypeAlias = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]  # address, dtype, shape, strides
 
 
 class Matrix(Structure):
@@ -83,7 +86,7 @@ class NativeCall:
 
     def __init__(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         """Fill in the inputs and options; `keep` adds outputs and further inputs."""
-        self._alive: list[Any] = []
+        self._alive: list[object] = []
         self.args = args = MoeArgs()
         ids = self.keep("ids", flat(tensors["topk_ids"]))
         self.keep("x", flat(tensors["x"]).contiguous())
@@ -124,7 +127,7 @@ class NativeCall:
             check_ids(op, topk_ids, self.args.experts)  # the library only knows flattened leading dimensions
             raise
 
-    def _base(self, tensors: Mapping[str, Any], layout: str) -> tuple[Any, tuple[int, int, int, int]]:
+    def _base(self, tensors: Mapping[str, Tensor], layout: str) -> tuple[Array[SliceStruct], Sizes]:
         gate_up, down = (t if t.stride(-1) == 1 else t.contiguous() for t in (tensors["gate_up"], tensors["down"]))
         self._alive += gate_up, down
         if layout:
@@ -139,7 +142,7 @@ def busy(weights: int, flop: int) -> int:
 
 # The slices of a base are cached, because its address is the same in every call. They hold addresses, not tensors.
 @lru_cache(maxsize=1024)
-def _packed_base(text: str, gate_up: int, down: int) -> tuple[Any, tuple[int, int, int, int]]:
+def _packed_base(text: str, gate_up: int, down: int) -> tuple[Array[SliceStruct], Sizes]:
     """The slices of a packed base with blobs at these addresses, and (hidden, intermediate, experts, expert bytes)."""
     layout = Layout.parse(text)
     cut = [
@@ -160,7 +163,7 @@ def _packed_base(text: str, gate_up: int, down: int) -> tuple[Any, tuple[int, in
 
 
 @lru_cache(maxsize=1024)
-def _plain_base(gate_up: tuple[Any, ...], down: tuple[Any, ...]) -> tuple[Any, tuple[int, int, int, int]]:
+def _plain_base(gate_up: PlainWeight, down: PlainWeight) -> tuple[Array[SliceStruct], Sizes]:
     """The same for plain tensors, each described by (address, dtype, shape, strides)."""
     experts, hidden, inner = down[2]
     whole = SliceStruct(gate=_plain(gate_up, 0, inner), up=_plain(gate_up, inner, inner), down=_plain(down, 0, hidden))
@@ -168,7 +171,7 @@ def _plain_base(gate_up: tuple[Any, ...], down: tuple[Any, ...]) -> tuple[Any, t
     return (SliceStruct * 1)(whole), (hidden, inner, experts, 3 * hidden * inner * down[1].itemsize)
 
 
-def _plain(weight: tuple[Any, ...], first: int, rows: int) -> Matrix:
+def _plain(weight: PlainWeight, first: int, rows: int) -> Matrix:
     at, dtype, shape, strides = weight
     expert, row = (stride * dtype.itemsize for stride in strides[:2])
     return Matrix(
@@ -176,7 +179,7 @@ def _plain(weight: tuple[Any, ...], first: int, rows: int) -> Matrix:
     )
 
 
-def _packed(layout: Layout, blob: int, place: Any, part: int) -> Matrix:
+def _packed(layout: Layout, blob: int, place: LayoutSlice, part: int) -> Matrix:
     return Matrix(
         data=blob + place.offset + place.parts[part], rows=place.rows, cols=place.inputs,
         expert_bytes=place.expert_stride, panel_bytes=place.panel_bytes, scales=place.scales_at, zeros=place.zeros_at,

@@ -41,11 +41,11 @@ WHY = (
 
 def inputs(
     make: Make, T: int, H: int, I: int, E: int, k: int, r: int, packed: str, rotated: bool = False
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Arguments of experts.moe. packed "": plain tensors; rotated: topk_ids of several calls that share no expert."""
-    kind: Any = type(make)
+    kind: Callable[..., Make] = type(make)
     gate_up, down, layout = _base(kind, make.dtype, str(make.device), E, H, I, packed)
-    arguments: dict[str, Any] = dict.fromkeys(("gate_up_bias", "down_bias", "seed", *FACTORS))
+    arguments: dict[str, object] = dict.fromkeys(("gate_up_bias", "down_bias", "seed", *FACTORS))
     for name, out, width in (("gate", I, H), ("up", I, H), ("down", H, I)) if r else ():
         arguments[f"{name}_a"] = make.normal(E, r, width, std=width**-0.5)
         arguments[f"{name}_b"] = make.normal(E, out, r, std=0.1)
@@ -70,11 +70,11 @@ def inputs(
     }
 
 
-def int8_inputs(make: Make, **sizes: Any) -> dict[str, Any]:
+def int8_inputs(make: Make, **sizes: Any) -> dict[str, object]:
     return {name: value for name, value in inputs(make, **sizes).items() if name != "save"}
 
 
-def slot_inputs(make: Make, **sizes: Any) -> dict[str, Any]:
+def slot_inputs(make: Make, **sizes: Any) -> dict[str, object]:
     drawn = inputs(make, **sizes)
     return {name: drawn[name] for name in (*SLOT_NAMES, *SLOT_OPTIONS)}
 
@@ -107,7 +107,7 @@ def _repeated(few: Tensor, count: int) -> Tensor:
 def _entry(
     name: str, T: int, layer: str, packed: str, r: int, *, train: bool, on_cpu: bool, slots: bool = False
 ) -> BenchCase:
-    sizes: dict[str, Any] = {"T": T, **LAYERS[layer], "r": r, "packed": packed}
+    sizes: dict[str, object] = {"T": T, **LAYERS[layer], "r": r, "packed": packed}
     H, I, E, k = (LAYERS[layer][axis] for axis in "HIEk")
     rotated = T == 1
     case = Case(name, slot_inputs if slots else inputs, sizes | {"rotated": rotated}, WHY)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +79,7 @@ class LoRA(nn.Module):
             self.up_a = self.gate_a
         self.reset_parameters()
 
-    def _each(self, name: str, value: Any) -> dict[str, Any]:
+    def _each(self, name: str, value: object) -> dict[str, object]:
         if not isinstance(value, Mapping):
             return dict.fromkeys(self.targets, value)
         wrong = sorted(set(value) ^ set(self.targets))
@@ -146,7 +145,7 @@ class LoRA(nn.Module):
         )
 
 
-def _targets(targets: Any) -> tuple[str, ...]:
+def _targets(targets: object) -> tuple[str, ...]:
     if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
         raise TypeError(f"{_OP}: targets={targets!r}, wanted a sequence of: {', '.join(TARGETS)}")
     for target in targets:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from ..core.shapes import check_choice
@@ -76,7 +74,7 @@ class Experts(nn.Module):
 class _SharedBase:
     """Holds a base outside a module's parameters; deep copies of the module share it."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Base) -> None:
         self.value = value
 
     def __deepcopy__(self, memo: dict) -> _SharedBase:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import triton
 
 _KNOWN = triton.__version__.startswith("3.6.")  # versions whose launcher has the arguments below
+
+Argument: TypeAlias = torch.Tensor | int | float | bool
 
 
 class Launch:
@@ -21,11 +23,11 @@ class Launch:
 
     __slots__ = ("_compiled", "_index", "_run", "_stream", "fixed", "kernel", "warps")
 
-    def __init__(self, kernel: Any, fixed: tuple[Any, ...], warps: int) -> None:
+    def __init__(self, kernel: Any, fixed: tuple[Argument, ...], warps: int) -> None:
         self.kernel, self.fixed, self.warps = kernel, fixed, warps
         self._compiled: Any = None
 
-    def __call__(self, grid: tuple[int, int, int], device: torch.device, *arguments: Any) -> None:
+    def __call__(self, grid: tuple[int, int, int], device: torch.device, *arguments: Argument) -> None:
         compiled = self._compiled
         if compiled is None:
             self._first(grid, device, arguments)
@@ -38,7 +40,7 @@ class Launch:
                 *arguments, *self.fixed,
             )  # fmt: skip
 
-    def _first(self, grid: tuple[int, int, int], device: torch.device, arguments: tuple[Any, ...]) -> None:
+    def _first(self, grid: tuple[int, int, int], device: torch.device, arguments: tuple[Argument, ...]) -> None:
         compiled = self.kernel[grid](*arguments, *self.fixed, num_warps=self.warps)
         if compiled is not None:  # None: the interpreter compiles nothing
             self._stream, self._index = triton.runtime.driver.active.get_current_stream, device.index

@@ -7,7 +7,6 @@ Grids: (tiles, blocks of outputs). Sums are in float32; products of bfloat16 num
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -188,7 +187,7 @@ def _prompt(
     )  # fmt: skip
 
 
-def _product(layout: Layout, dtype: torch.dtype) -> dict[str, Any]:
+def _product(layout: Layout, dtype: torch.dtype) -> dict[str, int | bool | tl.dtype]:
     """Constants for products with this dtype: on tensor cores if each product is exact there, else in float32.
 
     bfloat16 and float16 represent every code of the formats with scales; TF32 represents both dtypes.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from .. import dropout
 from .._activations import activate, slopes
-from .._conventions import NAMES, TARGETS, flat, named, wide
+from .._conventions import NAMES, TARGETS, MoeOptions, flat, named, wide
 from .._projections import Factors, present
 
 GRAIN = 8  # elements: torch._grouped_mm needs row strides that are multiples of 16 bytes
@@ -36,7 +36,7 @@ def unsupported(tensors: dict, options: dict) -> str | None:
     return None
 
 
-def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def forward(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> tuple[Tensor, Tensor, Tensor]:
     call = GroupedCall(dict(zip(NAMES, tensors, strict=True)), options)
     routes, x = call.routes, call.x
     g, u = call.gate_and_up()
@@ -46,11 +46,11 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Te
     return (y, routes.by_slot(g), routes.by_slot(u)) if options["save"] else (y, x.new_empty(0), x.new_empty(0))
 
 
-def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+def backward(grads: dict, tensors: dict, options: MoeOptions, needs: frozenset) -> dict[str, Tensor]:
     call = GroupedCall(tensors, options)
     routes, to = call.routes, call.to
     saved = [tensors[name].index_select(0, routes.order) for name in "gu"] if options["save"] else call.gate_and_up()
-    how = (options["activation"], *(t.to(to) for t in saved), options["alpha"], options["limit"])
+    how: tuple[Any, ...] = (options["activation"], *(t.to(to) for t in saved), options["alpha"], options["limit"])
     h = activate(*how)
     dy = call.of_routes(flat(grads["y"]))
     gradients: dict[str, Tensor] = {}
@@ -118,7 +118,7 @@ class GroupedCall:
 
     store = torch.bfloat16
 
-    def __init__(self, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor | None], options: MoeOptions) -> None:
         self.x, ids = present(tensors, "x"), present(tensors, "topk_ids")
         self.to = wide(self.x.dtype)
         self.tensors, self.options, self.shape = tensors, options, ids.shape
@@ -213,7 +213,7 @@ class GroupedCall:
         gradients: dict[str, Tensor] = {}
         if self.lora[name] is None:
             return gradients
-        scale, rank = self.options[f"{name}_scale"], present(self.tensors, f"{name}_a").shape[1]
+        scale, rank = self.options[f"{name}_scale"], present(self.tensors, f"{name}_a").shape[1]  # type: ignore[literal-required]
         if f"{name}_a" in needs:
             high = self.high(name, grads) * weights
             gradients[f"{name}_a"] = scale * self.outer(high, self.masked(name, inputs))[:, :rank]
@@ -241,7 +241,7 @@ class GroupedCall:
         a, b = a.to(self.store), b.to(self.store)
         if missing := -a.shape[1] % GRAIN:
             a, b = pad(a, (0, 0, 0, missing)), pad(b, (0, missing))
-        return Factors(a.contiguous(), b.contiguous(), self.options[f"{name}_scale"])
+        return Factors(a.contiguous(), b.contiguous(), self.options[f"{name}_scale"])  # type: ignore[literal-required]
 
 
 def grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:

@@ -7,13 +7,13 @@ read and written in place through their strides; the base is never copied.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from .. import _page_pool
-from .._conventions import NAMES, TARGETS, flat
+from .._conventions import NAMES, TARGETS, MoeOptions, flat
 from .._native_abi import NativeCall
 
 # fields for the results of inputs; the field of any other input is "d" + its name
@@ -31,7 +31,7 @@ def float16(tensors: dict) -> str | None:
     return None
 
 
-def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def forward(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> tuple[Tensor, Tensor, Tensor]:
     named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
     x = named["x"]
     call = NativeCall(named, options)
@@ -46,7 +46,7 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Te
     return y, g, u
 
 
-def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+def backward(grads: dict, tensors: dict, options: MoeOptions, needs: frozenset) -> dict[str, Tensor]:
     if not options["save"]:
         saved = forward(*(tensors[name] for name in NAMES), **options | {"save": True})
         tensors = tensors | dict(zip("gu", saved[1:], strict=True))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -66,7 +64,7 @@ def inputs(
     packed: str = "",
     group: int | None = None,
     partitions: int = 1,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Arguments of experts.moe; T is the number of tokens, or all leading dimensions.
 
     r, on: rank, and the projections with LoRA; factors: dtype of LoRA; base, b: scales of W and B
@@ -86,7 +84,7 @@ def inputs(
         std = base * width**-0.5
         return make.normal(E, width, out, std=std).mT if layout == "strided" else make.normal(E, out, width, std=std)
 
-    arguments: dict[str, Any] = dict.fromkeys(("gate_up_bias", "down_bias", "seed"))
+    arguments: dict[str, object] = dict.fromkeys(("gate_up_bias", "down_bias", "seed"))
     for name, out, width in (("gate", I, H), ("up", I, H), ("down", H, I)):
         rank = r[name] if isinstance(r, dict) else r
         a = drawn(E, rank, width, std=width**-0.5, dtype=factors or to) if name in on else None
@@ -121,7 +119,7 @@ def inputs(
     }
 
 
-SIZES: dict[str, tuple[dict[str, Any], str]] = {
+SIZES: dict[str, tuple[dict[str, object], str]] = {
     "no_tokens": ({"T": 0, "bias": True}, "empty output, gradients of the parameters exactly 0"),
     "one_token": ({"T": 1, "H": 8, "I": 8, "r": 4}, "decoding"),
     "few_tokens": ({"T": 7, "E": 4}, "odd H and I; each expert has some routes"),
@@ -210,7 +208,7 @@ SIZES: dict[str, tuple[dict[str, Any], str]] = {
 _EVERY_PROBE = ("gpt_oss",)
 
 
-def _tags(name: str, sizes: dict[str, Any]) -> tuple[str, ...]:
+def _tags(name: str, sizes: dict[str, object]) -> tuple[str, ...]:
     tags = {"every_probe": name in _EVERY_PROBE, "large": name == "usual", "storage": "packed" in sizes}
     return tuple(tag for tag, holds in tags.items() if holds)
 

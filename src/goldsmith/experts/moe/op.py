@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from ...core.op import Op
 from ...core.shapes import check_choice
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
 from .._checks import check_moe
-from .._conventions import BASE, COMPUTE, FACTORS, NAMES, PARTS, TARGETS, finite
+from .._conventions import BASE, COMPUTE, FACTORS, NAMES, PARTS, TARGETS, MoeOptions, finite
 from .._weights import sizes
 from ..moe_int8.op import MOE_INT8
 
@@ -91,11 +91,11 @@ def moe(
     return MOE_INT8(*tensors, seed, **options)
 
 
-def check(*tensors: Any, **options: Any) -> None:
+def check(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> None:
     check_moe("experts.moe", dict(zip(NAMES, tensors, strict=True)), options)
 
 
-def fake(x: Tensor, topk_ids: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, ...]:
+def fake(x: Tensor, topk_ids: Tensor, *tensors: Tensor, **options: Unpack[MoeOptions]) -> tuple[Tensor, ...]:
     gate_up, down = tensors[1:3]
     _, _, inner = sizes(gate_up, down, options["layout"])
     shape = (topk_ids.numel(), inner) if options["save"] else (0,)

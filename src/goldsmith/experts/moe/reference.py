@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core.tracing import stage
 from .._activations import activate, slopes
-from .._conventions import NAMES, flat
+from .._conventions import NAMES, MoeOptions, flat
 from .._projections import ReferenceCall
 
 
@@ -20,7 +20,7 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Te
     return forward_of(ReferenceCall("experts.moe", dict(zip(NAMES, tensors, strict=True)), options))
 
 
-def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+def backward(grads: dict, tensors: dict, options: MoeOptions, needs: frozenset) -> dict[str, Tensor]:
     return backward_of(ReferenceCall("experts.moe", tensors, options), grads, needs)
 
 

@@ -5,12 +5,12 @@ All instruction sets compute the same integer sums, without rounding. x is round
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from .._conventions import NAMES, flat
+from .._conventions import NAMES, MoeOptions, flat
 from .._native_abi import NativeCall
 from ..moe._native import float16
 from ..packed.layout import Layout
@@ -20,7 +20,7 @@ def unsupported(tensors: dict, options: dict) -> str | None:
     return float16(tensors)
 
 
-def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor]:
+def forward(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> tuple[Tensor]:
     named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
     layout = Layout.parse(options["layout"])
     group = layout.group_size or max(layout.hidden_size, layout.intermediate_size)

@@ -19,7 +19,7 @@ _OPTIONS = (
 )
 
 
-def inputs(make: Make, **sizes: Any) -> dict[str, Any]:
+def inputs(make: Make, **sizes: Any) -> dict[str, object]:
     """Arguments of experts.moe_int8, drawn as for experts.moe with the same sizes."""
     drawn = moe_inputs(make, **sizes)
     return {name: drawn[name] for name in (*NAMES, *_OPTIONS)}
@@ -27,7 +27,7 @@ def inputs(make: Make, **sizes: Any) -> dict[str, Any]:
 
 _INT4 = {"H": 24, "I": 16, "packed": "int4", "group": 8, "on": ()}
 
-SIZES: dict[str, tuple[dict[str, Any], str]] = {
+SIZES: dict[str, tuple[dict[str, object], str]] = {
     "no_tokens": ({"T": 0} | _INT4, "empty output"),
     "one_token": ({"T": 1} | _INT4, "decoding; eight weights per word, one scale per 8 inputs"),
     "rows": ({"T": 5, "H": 33, "I": 17, "packed": "int8", "on": ()}, "one scale per row, odd sizes"),

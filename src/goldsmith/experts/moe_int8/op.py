@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from ...core.op import Op
 from .._checks import check_int8, check_moe
-from .._conventions import NAMES, TARGETS
+from .._conventions import NAMES, TARGETS, MoeOptions
 
 MOE_INT8 = Op(
     "experts.moe_int8",
@@ -30,10 +30,10 @@ MOE_INT8 = Op(
 )
 
 
-def check(*tensors: Any, **options: Any) -> None:
+def check(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> None:
     check_moe("experts.moe", dict(zip(NAMES, tensors, strict=True)), options)
     check_int8("experts.moe", options["layout"])
 
 
-def fake(x: Tensor, *tensors: Any, **options: Any) -> Tensor:
+def fake(x: Tensor, *tensors: Tensor | None, **options: object) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)

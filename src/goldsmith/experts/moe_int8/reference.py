@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from ...core.tracing import constants, deciding, stage
-from .._conventions import NAMES, flat
+from .._conventions import NAMES, MoeOptions, flat
 from .._projections import ReferenceCall, present
 from ..moe.reference import forward_of
 from ..packed.formats import code_values, scale_values
@@ -27,7 +27,7 @@ from ..packed.layout import Layout, read_expert
 LARGEST = 127
 
 
-def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor]:
+def forward(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> tuple[Tensor]:
     call = Int8Call("experts.moe", dict(zip(NAMES, tensors, strict=True)), options | {"save": False})
     return forward_of(call)[:1]
 
@@ -35,7 +35,7 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor]:
 class Int8Call(ReferenceCall):
     """A reference call whose base products use integers."""
 
-    def __init__(self, op: str, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any]) -> None:
+    def __init__(self, op: str, tensors: Mapping[str, Tensor | None], options: MoeOptions) -> None:
         super().__init__(op, tensors, options)
         self.layout = Layout.parse(options["layout"])
         # the caller's bytes may be strided, but are read as words

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -19,13 +17,13 @@ _OP = "PackedExperts.from_blocks"
 
 
 def from_blocks(
-    blocks: Any,
+    blocks: Tensor,
     hidden_size: int,
     intermediate_size: int,
     format: str,
     group_size: int | None,
     scale_dtype: torch.dtype | None,
-    biases: tuple[Any, Any],
+    biases: tuple[Tensor | None, Tensor | None],
 ) -> PackedWeights:
     check_choice(_OP, "format", format, list(FORMATS))
     check_count(_OP, "hidden_size", hidden_size)

@@ -189,10 +189,10 @@ class PackedExperts:
     def __copy__(self) -> PackedExperts:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PackedExperts:
+    def __deepcopy__(self, memo: dict[int, object]) -> PackedExperts:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         tensors = (self.gate_up, self.down, self.gate_up_bias, self.down_bias)
         return _restored, (self.layout.text, *tensors, self.nodes)
 

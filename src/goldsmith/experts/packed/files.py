@@ -20,7 +20,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ class TensorEntry:
         return self.each * self.shape[0]
 
     @property
-    def header(self) -> dict[str, Any]:
+    def header(self) -> dict[str, object]:
         offsets = [self.begin, self.begin + self.nbytes]
         return {"dtype": DTYPES[self.dtype], "shape": list(self.shape), "data_offsets": offsets}
 

@@ -15,12 +15,12 @@ class Stack:
     """One argument: the same tensor of every expert, stacked [E, ...] or one by one. Iterates over the experts."""
 
     def __init__(
-        self, op: str, name: str, value: Any, dims: str, dtypes: Sequence[torch.dtype], hint: str = ""
+        self, op: str, name: str, value: object, dims: str, dtypes: Sequence[torch.dtype], hint: str = ""
     ) -> None:
         self.op, self.name, self.dims, self.dtypes, self.hint = op, name, dims.split(), dtypes, hint
         self.shape: tuple[int, ...] | None = None
         self.count: int | None = None
-        self._value: Iterable[Any]
+        self._value: Iterable[object]
         if isinstance(value, Tensor):
             check_tensor(op, name, value)
             if value.dim() != len(self.dims) + 1:

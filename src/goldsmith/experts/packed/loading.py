@@ -8,7 +8,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO, Any, TypeAlias, TypedDict, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -23,12 +23,23 @@ from .memory import frozen
 _OP = "PackedExperts.load"
 _MAX_HEADER = 100_000_000  # bytes, as in safetensors
 
+Path: TypeAlias = str | os.PathLike[str]
+Known = TypeVar("Known")
+Header: TypeAlias = dict[str, Any]  # parsed JSON, checked where it is used
+
+
+class TensorHeader(TypedDict):
+    """A tensor's entry in a safetensors header."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
 Read = Callable[[int, int], bytearray]  # (begin, size) -> bytes of the file's tensor section
 
 
-def load(
-    path: str | os.PathLike[str], partitions: int | None, nodes: Sequence[int] | None, mapped: bool
-) -> PackedWeights:
+def load(path: Path, partitions: int | None, nodes: Sequence[int] | None, mapped: bool) -> PackedWeights:
     """The packed weights in a file that `save` wrote."""
     with open(path, "rb") as file, frozen():
         content, start, size = _content(file, path)
@@ -84,15 +95,15 @@ def _reader(file: IO[bytes], start: int, mapped: bool) -> Read:
 # -- validation -------------------------------------------------------------------------------------------------------
 
 
-def _foreign(path: Any, why: str) -> ValueError:
+def _foreign(path: Path, why: str) -> ValueError:
     return ValueError(f"{_OP}: {path} is not a file that PackedExperts.save wrote: {why}")
 
 
-def _damaged(path: Any, why: str) -> ValueError:
+def _damaged(path: Path, why: str) -> ValueError:
     return ValueError(f"{_OP}: {path} is damaged: {why}. Save it again from its source")
 
 
-def _content(file: IO[bytes], path: Any) -> tuple[dict[str, Any], int, int]:
+def _content(file: IO[bytes], path: Path) -> tuple[Header, int, int]:
     """(header, offset of the first tensor, size of the file)"""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
@@ -114,14 +125,14 @@ def _content(file: IO[bytes], path: Any) -> tuple[dict[str, Any], int, int]:
     return content, 8 + length, size
 
 
-def _layout(metadata: dict[str, Any], path: Any) -> Layout:
+def _layout(metadata: dict[str, object], path: Path) -> Layout:
     def number(key: str) -> int:
         text = metadata.get(key)
         if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
             raise _damaged(path, f"the metadata's {key!r} is {text!r}, wanted a number of at least 1")
         return int(text)
 
-    def named(key: str, known: dict[str, Any]) -> Any:
+    def named(key: str, known: dict[str, Known]) -> Known:
         text = metadata.get(key)
         if not isinstance(text, str) or text not in known:
             raise _damaged(path, f"the metadata's {key!r} is {text!r}, wanted one of {', '.join(map(repr, known))}")
@@ -141,7 +152,7 @@ def _layout(metadata: dict[str, Any], path: Any) -> Layout:
     return cut(layout, partitions, _OP)
 
 
-def _entries(layout: Layout, content: dict[str, Any], room: int, path: Any) -> dict[str, TensorEntry]:
+def _entries(layout: Layout, content: Header, room: int, path: Path) -> dict[str, TensorEntry]:
     """The entry of each tensor of the layout; raises unless the file holds exactly these tensors, each complete."""
     headers = {name: _header(content, name, path) for name in content if name != "__metadata__"}
     dtypes = {text: dtype for dtype, text in DTYPES.items()}
@@ -172,12 +183,12 @@ def _entries(layout: Layout, content: dict[str, Any], room: int, path: Any) -> d
     return entries
 
 
-def _header(content: dict[str, Any], name: str, path: Any) -> dict[str, Any]:
+def _header(content: Header, name: str, path: Path) -> TensorHeader:
     """A tensor's entry in the header; raises unless it has the keys and types of safetensors."""
     header = content[name]
     if isinstance(header, dict):
         numbers = [header.get("shape"), header.get("data_offsets")]
         lists = all(isinstance(part, list) and all(type(n) is int for n in part) for part in numbers)
         if isinstance(header.get("dtype"), str) and lists and len(header["data_offsets"]) == 2:
-            return header
+            return cast(TensorHeader, header)
     raise _damaged(path, f"the header's entry of {name!r} is not a dtype, a shape and two data_offsets")

@@ -16,7 +16,7 @@ STORED = {"native": {"g": "x", "u": "x", "h": "x"}}
 _OPTIONS = ("layout", "gate_scale", "up_scale", "down_scale", "activation", "alpha", "limit")
 
 
-def inputs(make: Make, **sizes: Any) -> dict[str, Any]:
+def inputs(make: Make, **sizes: Any) -> dict[str, object]:
     """Arguments of experts.slots, drawn as for experts.moe with the same sizes."""
     drawn = moe_inputs(make, **sizes)
     return {name: drawn[name] for name in (*SLOT_NAMES, *_OPTIONS)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ...core.op import Op
 from ...core.shapes import ShapeError, check_dtype, check_same_device, check_tensor
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
 from .._checks import check_moe
-from .._conventions import SLOT_NAMES, TARGETS, finite, wide
+from .._conventions import SLOT_NAMES, TARGETS, MoeOptions, finite, wide
 
 SLOTS = Op(
     "experts.slots",
@@ -81,7 +81,13 @@ def slots(
     return o if out is None else out.copy_(o)
 
 
-def _directly(tensors: Any, options: Any, backend: str, out: Tensor | None, flags: Tensor | None) -> bool:
+def _directly(
+    tensors: tuple[Tensor | None, ...],
+    options: dict[str, Any],
+    backend: str,
+    out: Tensor | None,
+    flags: Tensor | None,
+) -> bool:
     """Whether the CPU kernels can write directly to out and flags; otherwise the results are copied."""
     places = [t for t in (out, flags) if t is not None]
     if torch.compiler.is_compiling() or not plain((*tensors, *places)) or any(t.is_neg() for t in places):
@@ -99,7 +105,7 @@ def _increment(written: list[Tensor]) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
-def _check_result(name: str, tensor: Any, shape: Any, dtype: torch.dtype, x: Tensor) -> None:
+def _check_result(name: str, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype, x: Tensor) -> None:
     op = "experts.slots"
     if tensor is None:
         return
@@ -112,10 +118,10 @@ def _check_result(name: str, tensor: Any, shape: Any, dtype: torch.dtype, x: Ten
         raise ValueError(f"{op}: {name} is not contiguous; pass a contiguous tensor")
 
 
-def check(*tensors: Any, **options: Any) -> None:
+def check(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> None:
     check_moe("experts.slots", dict(zip(SLOT_NAMES, tensors, strict=True)), options)
 
 
-def fake(x: Tensor, topk_ids: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, Tensor]:
+def fake(x: Tensor, topk_ids: Tensor, *tensors: Tensor | None, **options: object) -> tuple[Tensor, Tensor]:
     o = torch.empty((*topk_ids.shape, x.shape[-1]), dtype=wide(x.dtype), device=x.device)
     return o, torch.empty(topk_ids.shape, dtype=torch.uint8, device=x.device)
