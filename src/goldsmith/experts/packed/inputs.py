@@ -48,9 +48,7 @@ class Stack:
                 raise ShapeError(f"{self.op}: {name} is {list(tensor.shape)}, wanted [{', '.join(self.dims)}]")
             self.shape = self.shape or tuple(tensor.shape)
             if tuple(tensor.shape) != self.shape:
-                raise ShapeError(
-                    f"{self.op}: {name} is {list(tensor.shape)}, but that of expert 0 is {list(self.shape)}"
-                )
+                raise ShapeError(f"{self.op}: {name} is {list(tensor.shape)}, but expert 0's is {list(self.shape)}")
             yield tensor.detach().cpu()
             del tensor  # free it before the next one is made: one expert at a time
             e += 1
@@ -99,9 +97,7 @@ def _zipped(op: str, stacks: Sequence[Stack]) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _uneven(op: str, first: str, few: object, second: str, many: object) -> ShapeError:
-    return ShapeError(
-        f"{op}: {first} has experts={few}, but {second} has experts={many}; each needs one tensor per expert"
-    )
+    return ShapeError(f"{op}: {first} has experts={few}, but {second} has experts={many}; each needs one per expert")
 
 
 def check_finite(op: str, name: str, tensor: Tensor) -> None:
