@@ -21,8 +21,8 @@ from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebac
 SCHEMA = 1
 BUNDLES = "assay-bundles"
 ATTRIBUTE = "goldsmith_assay"  # of a test report: what was checked, as JSON, which travels from workers of xdist
-KEY: pytest.StashKey[_Watch] = pytest.StashKey()
-SLOW: pytest.StashKey[_Slow] = pytest.StashKey()
+KEY: pytest.StashKey[_TestChecks] = pytest.StashKey()
+SLOW: pytest.StashKey[_SlowRunReporter] = pytest.StashKey()
 PATIENCE = 60.0  # seconds that a run of a candidate may take before it is named
 MARK = (
     "assay(seed=None, diagnose=False): the seed of this test's checks; diagnose what fails, whatever the command line"
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--assay-bundles"):
         _writable(Path(config.rootpath, config.getoption("--assay-bundles")))
     config.pluginmanager.register(_Collector(config), "goldsmith-collector")
-    config.stash[SLOW] = slow = _Slow()  # here, where stderr is not captured yet
+    config.stash[SLOW] = slow = _SlowRunReporter()  # here, where stderr is not captured yet
     config.add_cleanup(slow.end)
 
 
@@ -67,10 +67,10 @@ def assay(request: pytest.FixtureRequest) -> Any:
     """`goldsmith.assay`, with the seed of this test as `assay.seed`."""
     watch = request.node.stash[KEY]
     watch.begin()
-    return _Assay(watch.seed)
+    return _SeededAssay(watch.seed)
 
 
-class _Assay:
+class _SeededAssay:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
@@ -80,7 +80,7 @@ class _Assay:
         return getattr(goldsmith.assay, name)
 
 
-class _Watch:
+class _TestChecks:
     """Sees the checks of one test."""
 
     def __init__(self, item: pytest.Item) -> None:
@@ -149,7 +149,7 @@ def _seed_of(nodeid: str) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    watch = item.stash[KEY] = _Watch(item)
+    watch = item.stash[KEY] = _TestChecks(item)
     try:
         return (yield)
     finally:
@@ -212,7 +212,7 @@ def _at(entry: Any) -> str:
     return f"{path}:{entry.lineno + 1}: {str(entry.statement).strip()}"
 
 
-def _diagnose(item: pytest.Item, watch: _Watch, checked: Any, report: pytest.TestReport) -> Any:
+def _diagnose(item: pytest.Item, watch: _TestChecks, checked: Any, report: pytest.TestReport) -> Any:
     try:
         found = watch.diagnosed(checked)
     except Exception as error:  # noqa: BLE001  the test's own failure must be shown, whatever becomes of its diagnosis
@@ -229,7 +229,7 @@ def _diagnose(item: pytest.Item, watch: _Watch, checked: Any, report: pytest.Tes
     return found
 
 
-class _Slow:
+class _SlowRunReporter:
     """Says on stderr which run of a candidate does not end, once for each: nothing can end it in this process."""
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ class _Slow:
 # all tests
 
 
-def _keep(item: pytest.Item, watch: _Watch, report: pytest.TestReport, found: Any) -> None:
+def _keep(item: pytest.Item, watch: _TestChecks, report: pytest.TestReport, found: Any) -> None:
     made = {
         "nodeid": item.nodeid,
         "outcome": report.outcome,
@@ -310,7 +310,7 @@ def _page(tests: list[dict[str, Any]], path: Path) -> Path:
     from .assay.html import page
     from .assay.html.view import Entry
     from .assay.results import Report
-    from .cli.verify.merge import merge
+    from .cli.verify.merged_report import merge
 
     groups: dict[tuple[str, str], list[Report]] = {}
     for test in tests:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from goldsmith.cli.verify.merge import Proof
 from typer.testing import CliRunner
 
 from goldsmith.assay.results import Finding, Report
@@ -16,8 +17,7 @@ from goldsmith.cli.bench.rows import Conditions, Row
 from goldsmith.cli.bench.subject import MakeThere, Subject, Variant
 from goldsmith.cli.bench.timing import CpuClock, Timing
 from goldsmith.cli.verify.command import Outcome
-from goldsmith.cli.verify.merge import Proof
-from goldsmith.cli.verify.select import Job
+from goldsmith.cli.verify.selection import Job
 from goldsmith.core.device import machine
 from goldsmith.core.op import Op
 

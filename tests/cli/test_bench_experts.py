@@ -11,7 +11,7 @@ from goldsmith.cli.bench.experts import COMPARED, Moe, MoeInt8, Slots
 from goldsmith.cli.bench.peers import ALL, kt_kernel
 from goldsmith.cli.bench.run import Request
 from goldsmith.cli.bench.subject import MakeThere
-from goldsmith.cli.say import console
+from goldsmith.cli.terminal import console
 from goldsmith.core import native
 from goldsmith.core.op import Op
 from goldsmith.experts import benchmarks

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import goldsmith
 from goldsmith.cli import app
-from goldsmith.cli.diagnose import command, work
-from goldsmith.cli.verify.pool import Pool
+from goldsmith.cli.diagnose import command, worker_tasks
+from goldsmith.cli.workers.pool import Pool
 
 HERE = Path(__file__).resolve().parent
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]
@@ -41,7 +41,7 @@ def ask(**more):
         "interpret": True, "budget": 60.0, "seed": 0, "out": None, "bundle": None, "html": None, "json": True,
     }  # fmt: skip
     told = []
-    reply = getattr(work, more.get("do", "diagnose"))(request | more, told.append)
+    reply = getattr(worker_tasks, more.get("do", "diagnose"))(request | more, told.append)
     return reply, told
 
 
@@ -53,7 +53,7 @@ def test_a_wrong_kernel_is_explained_kept_and_replayed(tmp_path):
     assert max(map(len, found.stdout.partition("Bundle")[0].splitlines())) <= 80
     (bundle,) = (tmp_path / "kept").iterdir()
     assert f"goldsmith diagnose own_kernels:wrong --replay {bundle}" in words(found.stdout)
-    for written in (page, bundle / work.PAGE):
+    for written in (page, bundle / worker_tasks.PAGE):
         assert "<h1>scaled is wrong: " in written.read_text() and "own_kernels:wrong --replay" in written.read_text()
     data = json.loads(results.read_text())
     assert (data["verdict"], data["first_wrong_stage"]) == ("fail", "scaled")
@@ -87,7 +87,7 @@ def test_a_bundle_of_our_own_operators_says_whose_it_is():
     class Bundle:
         meta = {"target": "mhc.expand on reference"}
 
-    assert work._of_ours(Bundle) == {"name": "mhc.expand", "backend": "reference"}
+    assert worker_tasks._of_ours(Bundle) == {"name": "mhc.expand", "backend": "reference"}
 
 
 def test_a_right_kernel_is_not_accused_and_every_run_is_told():
@@ -99,7 +99,9 @@ def test_a_right_kernel_is_not_accused_and_every_run_is_told():
     begun = [t for t in told[2:] if "run" in t]
     assert [t["runs"] for t in begun] == [*range(1, len(begun) + 1)] and len(told) == 2 + 2 * len(begun)
     assert all(t["seed"] == 0 for t in begun) and told[-1] == {"over": len(begun)}
-    assert not (work.hooks.RUNS or work.hooks.ENDED or work.hooks.STOPPED or work.hooks.RUNNING)
+    assert not (
+        worker_tasks.hooks.RUNS or worker_tasks.hooks.ENDED or worker_tasks.hooks.STOPPED or worker_tasks.hooks.RUNNING
+    )
 
 
 def test_an_operator_is_diagnosed_on_the_backend_asked_for():
@@ -136,7 +138,7 @@ def test_what_cannot_be_bound_is_answered_with_what_exists(asked, said):
 
 
 def test_one_of_a_list_is_asked_for_by_its_number():
-    assert work._own("own_kernels:several#2").name == "prints"
+    assert worker_tasks._own("own_kernels:several#2").name == "prints"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +267,7 @@ def test_a_candidate_that_raises_what_ends_a_program_is_accused_and_not_the_user
     assert result.exit_code == 1
     assert "the candidate raised KeyboardInterrupt" in words(result.stdout)
     request, left = (
-        command.Request("diagnose", "own_kernels:leaving"),
+        command.DiagnoseRequest("diagnose", "own_kernels:leaving"),
         {"ended": "SystemExit not today", "where": "in f"},
     )
     last = {"case": "rows[T=5]", "probe": "values", "run": "values"}
@@ -291,7 +293,7 @@ def test_the_json_is_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp
 
     monkeypatch.setattr(command, "console", lambda stderr=False: Console(stderr=True) if stderr else Closed())
     with pytest.raises(BrokenPipeError):
-        command.run(command.Request("diagnose", "own_kernels:target"), str(tmp_path / "found.json"))
+        command.run(command.DiagnoseRequest("diagnose", "own_kernels:target"), str(tmp_path / "found.json"))
     assert json.loads((tmp_path / "found.json").read_text()) == {"verdict": "pass"}
 
 
@@ -327,13 +329,13 @@ def test_ctrl_c_gives_what_is_known(tmp_path):
 
 
 def test_what_does_not_stop_is_ended_after_a_while(monkeypatch):
-    monkeypatch.setattr("goldsmith.cli.verify.pool.PATIENCE", 0.1)
+    monkeypatch.setattr("goldsmith.cli.workers.pool.PATIENCE", 0.1)
     pool = Pool(1, passes_on=True)
     pool.interrupted = True
     with pytest.raises(KeyboardInterrupt):
         pool._next()
     last = {"case": "rows[T=5]", "run": "values", "probe": "values"}
-    watcher = type("Watcher", (), {"last": last, "told": None, "patience": command.unending.Patience(None)})
+    watcher = type("Watcher", (), {"last": last, "told": None, "patience": command.deadlines.RunDeadline(None)})
     monkeypatch.setattr(command.Pool, "run", lambda pool, jobs: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(command.Problem, match="values was running, and did not stop"):
-        command._asked(command.Request("diagnose", "own_kernels:hanging"), watcher)
+        command._asked(command.DiagnoseRequest("diagnose", "own_kernels:hanging"), watcher)

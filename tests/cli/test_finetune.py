@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from cli.finetune_tools import VERSE, saved_model, saved_place, tiny_model
 from goldsmith.cli import app
-from goldsmith.cli.finetune.show import Shown
+from goldsmith.cli.finetune.display import FinetuneDisplay
 from goldsmith.core import native
 from goldsmith.hf import convert, load_adapter
 from goldsmith.hf.training import accounting, page
@@ -173,14 +173,14 @@ def test_after_kill_9_in_the_middle_of_a_step_the_same_command_ends_with_the_sam
 
 
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(place, whole, tmp_path, monkeypatch):
-    real = Shown.row
+    real = FinetuneDisplay.row
 
     def row(self, told):
         real(self, told)
         if told["step"] == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Shown, "row", row)
+    monkeypatch.setattr(FinetuneDisplay, "row", row)
     result = run(*command(place, tmp_path))
     assert result.exit_code == 130
     assert "Stopped after step 3 of 6. The same command goes on from there." in result.output

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from cli.finetune_tools import saved_place, session, tiny_trainer, told, trained
 from goldsmith.cli import app
-from goldsmith.cli.finetune.show import Shown
-from goldsmith.cli.say import console
+from goldsmith.cli.finetune.display import FinetuneDisplay
+from goldsmith.cli.terminal import console
 from goldsmith.hf.training import model as models
 from goldsmith.hf.training.exhausted import out_of_memory, paragraph
 from goldsmith.hf.training.journal import rows
@@ -266,7 +266,7 @@ def test_a_disk_that_is_full_and_an_interrupt_name_the_command_that_goes_on(tmp_
     found = session(tmp_path)
     found.find("never", Watcher())
     assert "the same command without --resume never goes on" in found._unwritten(tiny_trainer(), OSError(28, "full"))
-    show = Shown(console(), console())
+    show = FinetuneDisplay(console(), console())
     interrupted = {"status": "interrupted", "step": 1, "loss": None, "eval_loss": None}
     show.ended(interrupted, 2, tmp_path, again(tmp_path, "A/b"))
     assert "The same command without --resume A/b goes on" in " ".join(capsys.readouterr().out.split())
@@ -316,7 +316,7 @@ def test_a_disk_that_is_full_ends_the_run_in_run_json_as_well(place, tmp_path, m
 @pytest.mark.parametrize("ignored", [True, False], ids=["ignored", "not"])
 def test_a_signal_ends_the_run_unless_it_was_started_to_ignore_it(number, ignored, place, tmp_path):
     """nohup has SIGHUP ignored, and `&` of a shell without jobs SIGINT."""
-    real = Shown.row
+    real = FinetuneDisplay.row
 
     def row(self, said):
         real(self, said)
@@ -327,7 +327,7 @@ def test_a_signal_ends_the_run_unless_it_was_started_to_ignore_it(number, ignore
         code = 255
         try:
             signal.signal(number, signal.SIG_IGN if ignored else signal.default_int_handler)
-            Shown.row = row
+            FinetuneDisplay.row = row
             code = run(place, tmp_path)[0].exit_code
         finally:
             os._exit(code)

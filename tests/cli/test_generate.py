@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from cli.finetune_tools import saved_model, tiny_tokenizer
 from goldsmith.cli import app
-from goldsmith.cli.generate.checks import stretched
-from goldsmith.cli.generate.command import Command
+from goldsmith.cli.generate.arguments import stretched
+from goldsmith.cli.generate.command import GenerateRun
 from goldsmith.hf.offload import text
 from goldsmith.offload import ExpertStore
 from offload.whole_models import assert_same_ids
@@ -163,21 +163,21 @@ def test_ctrl_c_keeps_the_text_so_far_and_the_store(model, how, monkeypatch, cac
 
 
 def test_ctrl_c_while_the_store_is_built_leaves_none(model, monkeypatch, tmp_path):
-    from goldsmith.cli.generate import show
+    from goldsmith.cli.generate import display
 
-    monkeypatch.setattr(show.Lines, "told", lambda *said: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(display.ProgressLines, "told", lambda *said: signal.raise_signal(signal.SIGINT))
     done = run(model, "--prompt", "x", "--store", tmp_path / "s")
     assert done.exit_code == 130 and "before the first token" in done.stderr and not done.stdout.strip()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_whoever_reads_the_text_may_go(model, monkeypatch):
-    from goldsmith.cli.generate import show
+    from goldsmith.cli.generate import display
 
     def gone(page, piece):
         raise BrokenPipeError
 
-    monkeypatch.setattr(show.Page, "_write", gone)
+    monkeypatch.setattr(display.BatchText, "_write", gone)
     done = run(model, "--prompt", "x")
     assert done.exit_code == 0 and not done.stderr
 
@@ -291,7 +291,7 @@ def test_a_prompt_is_held_to_the_models_positions_before_it_runs(model):
     assert stretched(SimpleNamespace(rope_parameters={"rope_type": "yarn", "factor": 4.0}))
     assert not stretched(AutoConfig.from_pretrained(model))
     said = []
-    command = Command({"max_new_tokens": most}, [], SimpleNamespace(note=said.append))
+    command = GenerateRun({"max_new_tokens": most}, [], SimpleNamespace(note=said.append))
     shape = SimpleNamespace(config=AutoConfig.from_pretrained(model))
     command.held = SimpleNamespace(model=shape, engine=SimpleNamespace(store=SimpleNamespace(exact=True)))
     command._say_what_is_not_plain(1)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import goldsmith
 from goldsmith.cli import app, doctor
 from goldsmith.cli.bench import command as bench
-from goldsmith.cli.say import ends_like_ctrl_c
+from goldsmith.cli.signals import terminate_like_ctrl_c
 from goldsmith.core.device import machine
 from goldsmith.core.op import Op
 
@@ -131,11 +131,11 @@ def test_the_help_of_bench_names_its_modules():
 def test_what_a_command_was_started_to_ignore_does_not_end_it(number):
     before = signal.signal(number, signal.SIG_IGN)
     try:
-        with ends_like_ctrl_c():
+        with terminate_like_ctrl_c():
             signal.raise_signal(number)
         assert signal.getsignal(number) is signal.SIG_IGN
         signal.signal(number, signal.SIG_DFL)
-        with pytest.raises(KeyboardInterrupt, match=number.name), ends_like_ctrl_c():
+        with pytest.raises(KeyboardInterrupt, match=number.name), terminate_like_ctrl_c():
             signal.raise_signal(number)
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.cli.targets import op_dtypes, op_target
+from goldsmith.cli.targets import COMPOSITES, op_dtypes, op_target
 from goldsmith.core.op import Op
 
 VALUES = ("values", "ensemble")
@@ -67,3 +67,9 @@ def test_in_sixteen_bits_what_the_backward_starts_from_is_rounded_in_the_golden_
 def test_an_operator_without_gradients_has_no_backward_to_hold():
     target = op_target(Op.get("mhc.pre_backward"), "reference")
     assert target.backward is None and target.golden_backward is None
+
+
+def test_the_modules_that_only_bench_knows_are_named():
+    from goldsmith.cli.bench.composites import ALL
+
+    assert set(COMPOSITES) == set(ALL)

@@ -15,8 +15,11 @@ from typer.testing import CliRunner
 import goldsmith
 from goldsmith.assay.results import Finding, Note, ProbeRun, Report
 from goldsmith.cli import app
-from goldsmith.cli.verify import command, merge, pool, show, work
-from goldsmith.cli.verify.select import Job
+from goldsmith.cli.verify import command, display, merged_report
+from goldsmith.cli.verify.proof import Proof
+from goldsmith.cli.verify.selection import Job
+from goldsmith.cli.verify.worker_tasks import VerifyTasks
+from goldsmith.cli.workers import pool
 from goldsmith.core.device import interpreter_unavailable
 
 HERE = Path(__file__).resolve().parent
@@ -180,14 +183,14 @@ def test_a_request_that_cannot_be_carried_out_is_one_paragraph_and_status_2(argu
 )
 def test_a_wrong_name_is_answered_with_what_exists(asked, said):
     request = {"do": "plan", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
-    assert said in work.Session().answer(request | asked)["problem"]
+    assert said in VerifyTasks().answer(request | asked)["problem"]
 
 
 def test_a_module_that_fails_while_it_is_imported_is_told_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "breaks_on_import.py").write_text("import math\nmath.sqrt(-1)\n")
     monkeypatch.chdir(tmp_path)
     request = {"do": "plan", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
-    problem = work.Session().answer({**request, "names": ["breaks_on_import:target"]})["problem"]
+    problem = VerifyTasks().answer({**request, "names": ["breaks_on_import:target"]})["problem"]
     assert "importing breaks_on_import failed with ValueError: math domain error" in problem
     assert "breaks_on_import.py, line 2" in problem
 
@@ -201,21 +204,21 @@ def test_a_worker_that_cannot_start_is_told_with_its_last_words(monkeypatch):
 
 def test_a_backend_that_cannot_run_is_a_line_with_its_reason():
     reason = "needs a CUDA device; the inputs are on cpu"
-    proof = merge.Proof("mhc.post", "triton", "cpu", [], "", reason)
-    ran = merge.Proof("mhc.post", "reference", "cpu", [Job("a", "float32", "a")], reports=[report("a")], done=1)
-    outcome = command.Outcome([proof, ran], {})
+    proof = Proof("mhc.post", "triton", "cpu", [], "", reason)
+    ran = Proof("mhc.post", "reference", "cpu", [Job("a", "float32", "a")], reports=[report("a")], done=1)
+    outcome = command.VerifyOutcome([proof, ran], {})
     assert outcome.status == 0
-    assert show.remarks(outcome.entries)[0] == f"Not run: {reason} (mhc.post on triton)."
-    assert command.Outcome([proof], {}).status == 2, "nothing was proved"
-    assert "Nothing was proved" in show.conclusion(command.Outcome([proof], {}))
+    assert display.remarks(outcome.entries)[0] == f"Not run: {reason} (mhc.post on triton)."
+    assert command.VerifyOutcome([proof], {}).status == 2, "nothing was proved"
+    assert "Nothing was proved" in display.conclusion(command.VerifyOutcome([proof], {}))
 
 
 def test_a_proof_in_which_nothing_was_judged_is_not_called_right():
     note = Note("not_judged", "k", "cannot run in the interpreter: no atomics", "a")
-    proof = merge.Proof("kernel", "", "cpu", [Job("a", "float32", "a")], done=1)
+    proof = Proof("kernel", "", "cpu", [Job("a", "float32", "a")], done=1)
     proof.reports = [Report("kernel", cases=["a"], notes=[note])]
     assert proof.entry().report is None and "no atomics" in proof.entry().reason
-    assert command.Outcome([proof], {}).status == 2
+    assert command.VerifyOutcome([proof], {}).status == 2
 
 
 def report(*cases, probes=(), findings=(), **options):
@@ -228,7 +231,7 @@ def test_reports_are_merged_with_their_costs_added_and_each_note_once():
     skipped = [ProbeRun("values", True, "", 0.5, 2), ProbeRun("taint", False, "not selected")]
     bad = Finding("CERTAIN", "values", "y", None, 2.0, 1.0, "y is wrong", "b")
     environment = {"torch": "2", "runs": {"candidate": 5, "golden": 7}}
-    merged = merge.merge(
+    merged = merged_report.merge(
         "mhc.post",
         [
             report("a", probes=runs, notes=[note], seconds=4.0, environment=environment),
@@ -245,23 +248,23 @@ def test_reports_are_merged_with_their_costs_added_and_each_note_once():
 
 
 def test_cases_keep_their_order_however_the_workers_finish():
-    proof = merge.Proof("op", "", "cpu", [Job(name, "float32", name) for name in "abcd"], done=4)
+    proof = Proof("op", "", "cpu", [Job(name, "float32", name) for name in "abcd"], done=4)
     proof.reports = [report("d"), report("b"), report("a")]
     proof.skipped = {"c": "it takes float64 only"}
     assert proof.report().cases == ["a", "b", "c", "d"]
 
 
 def test_a_reference_at_fault_anywhere_is_not_hidden_by_cases_that_pass():
-    assert merge.merge("op", [report("a"), report("b", verdict="reference_fault")]).verdict == "reference_fault"
+    assert merged_report.merge("op", [report("a"), report("b", verdict="reference_fault")]).verdict == "reference_fault"
     faults = [report("a", verdict="reference_fault"), report("b", verdict="fail")]
-    assert merge.merge("op", faults).verdict == "fail"
+    assert merged_report.merge("op", faults).verdict == "fail"
 
 
 def test_what_is_left_out_is_counted_over_all_proofs():
-    proofs = [merge.Proof("a", "b", "cpu", [], left_out=[(n, "large cases")]) for n in (2, 3)]
+    proofs = [Proof("a", "b", "cpu", [], left_out=[(n, "large cases")]) for n in (2, 3)]
     proofs[0].left_out.append((1200, "small cases"))
-    assert show.left_out(proofs) == ["Not run: 5 large cases; 1,200 small cases."]
-    assert show.left_out([]) == []
+    assert display.left_out(proofs) == ["Not run: 5 large cases; 1,200 small cases."]
+    assert display.left_out([]) == []
 
 
 def test_a_backend_is_not_chosen_for_a_kernel_of_ones_own():

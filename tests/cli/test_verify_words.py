@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 import goldsmith
 from goldsmith.assay.results import ErrorMap, Finding, Note, Report, Row
 from goldsmith.cli import app
-from goldsmith.cli.verify import command, merge, pool, show, work
-from goldsmith.cli.verify.select import Job
+from goldsmith.cli.verify import command, display, worker_tasks
+from goldsmith.cli.verify.proof import Proof
+from goldsmith.cli.verify.selection import Job
+from goldsmith.cli.workers import pool
 from goldsmith.core.device import triton_interpreted, triton_version
 
 HERE = Path(__file__).resolve().parent
@@ -60,9 +62,9 @@ def test_each_target_is_told_by_its_own_words_and_a_declaration_is_no_fault_of_t
     assert "two declared wrongly" in said and "cannot run here" not in said
     assert "two: outputs: the golden returned 1 result, declared are 2: y, z" in said
     assert "1 target declared wrongly" in said and "1 target declared wrongly" in page.read_text()
-    only = [merge.Proof("op", "", "cpu", [Job("a", "float32", "a")], problem="op: outputs", done=1)]
-    fine = merge.Proof("b", "", "cpu", [Job("a", "float32", "a")], reports=[Report("b", cases=["a"])], done=1)
-    assert "Everything holds" not in show.conclusion(command.Outcome([*only, fine], {}))
+    only = [Proof("op", "", "cpu", [Job("a", "float32", "a")], problem="op: outputs", done=1)]
+    fine = Proof("b", "", "cpu", [Job("a", "float32", "a")], reports=[Report("b", cases=["a"])], done=1)
+    assert "Everything holds" not in display.conclusion(command.VerifyOutcome([*only, fine], {}))
 
 
 def test_where_a_module_declares_a_target_wrongly_is_said_not_that_it_is_the_one_asked_for(monkeypatch, tmp_path):
@@ -74,7 +76,7 @@ def test_where_a_module_declares_a_target_wrongly_is_said_not_that_it_is_the_one
     monkeypatch.chdir(tmp_path)
     request = {"backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
     asked = {"do": "plan", "names": ["several_declared:right"], **request}
-    problem = work.Session().answer(asked)["problem"]
+    problem = worker_tasks.VerifyTasks().answer(asked)["problem"]
     assert "several_declared:right: a target is declared wrongly (" in problem
     assert "several_declared.py, line 3): candidate: <lambda> takes 'z'" in problem
 
@@ -109,29 +111,29 @@ def test_being_told_to_terminate_keeps_what_is_finished(tmp_path):
 
 
 def test_a_run_that_no_worker_could_finish_does_not_say_that_all_holds():
-    ran = merge.Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
-    said = show.conclusion(command.Outcome([ran], {}, broken="A worker process ended by signal 9 (SIGKILL)."))
+    ran = Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
+    said = display.conclusion(command.VerifyOutcome([ran], {}, broken="A worker process ended by signal 9 (SIGKILL)."))
     assert "Nothing wrong in what was finished" in said and "ended early: no worker process was left" in said
 
 
 def test_files_are_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_path):
-    proof = merge.Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
+    proof = Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
     machine = {"cpu": "a", "cores": 2, "torch": "2"}
-    monkeypatch.setattr(command, "verify", lambda request, err: command.Outcome([proof], machine))
+    monkeypatch.setattr(command, "verify", lambda request, err: command.VerifyOutcome([proof], machine))
 
     def closed(*arguments):
         raise BrokenPipeError
 
-    monkeypatch.setattr(show, "matrix", closed)
+    monkeypatch.setattr(display, "matrix", closed)
     with pytest.raises(BrokenPipeError):
-        command.run(command.Request(), html=tmp_path / "page.html", json_to=str(tmp_path / "all.json"))
+        command.run(command.VerifyRequest(), html=tmp_path / "page.html", json_to=str(tmp_path / "all.json"))
     assert json.loads((tmp_path / "all.json").read_text())["ok"]
     assert (tmp_path / "page.html").read_text().endswith("</html>")
 
 
 def plan(*names):
     request = {"backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
-    return work.Session().answer({"do": "plan", "names": list(names), **request})["proofs"]
+    return worker_tasks.VerifyTasks().answer({"do": "plan", "names": list(names), **request})["proofs"]
 
 
 def test_a_target_without_a_name_is_called_what_the_user_typed():
@@ -147,7 +149,7 @@ def test_a_target_without_a_name_is_called_what_the_user_typed():
 
 def check(name, case, dtype="float32", probes=("values",), backend="", **more):
     request = {"do": "check", "source": name, "index": 0, "name": name, "backend": backend, "device": "cpu", "seed": 0}
-    return work.Session().answer(
+    return worker_tasks.VerifyTasks().answer(
         {**request, "case": case, "label": case, "dtype": dtype, "probes": list(probes), "cost": 1, **more}
     )
 
@@ -174,29 +176,29 @@ def test_the_second_run_in_float32_is_no_case_of_its_own():
     assert {(f.case, f.probe) for f in report.findings} == {("rows[T=5]", "float32")}
     assert all(f.text.endswith("(float32 inputs)") for f in report.findings)
     assert {m.run for m in report.maps.values()} == {"float32 inputs"}
-    proof = merge.Proof("little", "", "cpu", [Job("rows[T=5]", "bfloat16", "rows[T=5]")], reports=[report], done=1)
-    console = show.Console(width=100, file=None, record=True, quiet=False)
-    console.print(show.matrix([proof.entry()], {}))
+    proof = Proof("little", "", "cpu", [Job("rows[T=5]", "bfloat16", "rows[T=5]")], reports=[report], done=1)
+    console = display.Console(width=100, file=None, record=True, quiet=False)
+    console.print(display.matrix([proof.entry()], {}))
     assert " 0/1 " in console.export_text()
-    assert "(1 proof, 1 case" in show.conclusion(command.Outcome([proof], {}))
+    assert "(1 proof, 1 case" in display.conclusion(command.VerifyOutcome([proof], {}))
 
 
 def test_a_case_that_was_not_judged_is_counted_nowhere():
     jobs = [Job(name, "float32", name) for name in "ab"]
     reports = [Report("op", cases=["a"], rows=[Row("a", "values", "y", "output", "float32", (1,), 0.0)])]
     reports.append(Report("op", cases=["b"], notes=[Note("not_judged", "op", "cannot run in the interpreter", "b")]))
-    proof = merge.Proof("op", "", "cpu", jobs, reports=reports, done=2)
+    proof = Proof("op", "", "cpu", jobs, reports=reports, done=2)
     assert [job.label for job in proof.judged] == ["a"]
-    assert show._line(proof).startswith("[green]pass[/]  op  [dim]1 case,")
-    assert "(1 proof, 1 case" in show.conclusion(command.Outcome([proof], {}))
+    assert display._line(proof).startswith("[green]pass[/]  op  [dim]1 case,")
+    assert "(1 proof, 1 case" in display.conclusion(command.VerifyOutcome([proof], {}))
 
 
 def test_what_float32_says_does_not_stand_for_a_dtype_that_was_not_judged():
     twin = Row("a float32", "values", "y", "output", "float32", (1,), 0.0)
     note = Note("not_judged", "op", "bfloat16 was not judged", "a")
-    one = work.one_case(Report("op", rows=[twin], notes=[note], cases=["a", "a float32"]), "a")
+    one = worker_tasks.one_case(Report("op", rows=[twin], notes=[note], cases=["a", "a float32"]), "a")
     assert one.cases == ["a"] and one.rows == [twin]
     bad = Finding("CERTAIN", "float32", "y", None, 2.0, 1.0, "y is off", "a float32")
     maps = {key: ErrorMap("y", key, (1, 1), [[1.0]], [[2.0]], [[9.0]], bad=key != "a") for key in ("a", "a float32")}
-    one = work.one_case(Report("op", "fail", [bad], [note], [twin], maps=maps, cases=["a", "a float32"]), "a")
+    one = worker_tasks.one_case(Report("op", "fail", [bad], [note], [twin], maps=maps, cases=["a", "a float32"]), "a")
     assert [f.case for f in one.findings] == ["a"] and one.maps["a y"].run == "float32 inputs"

@@ -210,7 +210,7 @@ def test_the_command_says_when_there_is_no_source_checkout(monkeypatch):
     from pathlib import Path
 
     from goldsmith.cli.bench import kernelfault
-    from goldsmith.cli.say import Problem
+    from goldsmith.cli.terminal import Problem
 
     monkeypatch.setattr(kernelfault, "__file__", str(Path("/usr/lib/python3/site-packages/goldsmith/cli/bench/x.py")))
     with pytest.raises(Problem, match="needs a source checkout of goldsmith"):

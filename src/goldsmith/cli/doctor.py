@@ -13,9 +13,9 @@ from .. import __version__
 from ..core import native
 from ..core.device import interpreter_unavailable, machine
 from ..core.op import Op
-from . import waiting
-from .say import console, put_json
-from .verify.select import elements
+from . import openmp
+from .terminal import console, write_json
+from .verify.selection import elements
 
 PACKAGES = ("numpy", "transformers", "peft", "tokenizers", "liger-kernel")
 
@@ -28,13 +28,13 @@ def run(*, as_json: bool = False) -> None:
         "machine": facts,
         "device": device,
         "native": _native(),
-        "threads": {"torch": torch.get_num_threads(), "awake_for_long": waiting.awake()},
+        "threads": {"torch": torch.get_num_threads(), "awake_for_long": openmp.spins_for_long()},
         "interpreter": interpreter_unavailable() if facts["triton"] else "Triton is not installed",
         "packages": {name: _version(name) for name in PACKAGES},
         "operators": [_operator(op, device) for _, op in sorted(Op.all().items())],
     }
     if as_json:
-        put_json(report)
+        write_json(report)
     else:
         _show(report)
 

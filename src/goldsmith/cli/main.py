@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
-from .say import Problem, in_a_paragraph
+from .terminal import Problem, in_a_paragraph
 
 
 class Program(typer.Typer):
@@ -102,9 +102,9 @@ def verify(
     """
     if quick and thorough:
         raise Problem("--quick and --thorough exclude one another; choose one, or neither for the ordinary run.")
-    from .verify.command import Request, run
+    from .verify.command import VerifyRequest, run
 
-    request = Request(
+    request = VerifyRequest(
         names=tuple(what or ()),
         backend=backend,
         device=device,
@@ -152,9 +152,9 @@ def diagnose(
 
     Exit status: 0 nothing is wrong, 1 something is, 2 the command cannot be carried out.
     """
-    from .diagnose.command import Request, run
+    from .diagnose.command import DiagnoseRequest, run
 
-    request = Request(
+    request = DiagnoseRequest(
         "diagnose",
         target,
         backend=backend,
@@ -190,9 +190,9 @@ def replay(
 
     Exit status: 0 nothing is wrong here, 1 something is, 2 the command cannot be carried out.
     """
-    from .diagnose.command import Request, run
+    from .diagnose.command import DiagnoseRequest, run
 
-    request = Request(
+    request = DiagnoseRequest(
         "replay",
         target or "",
         device=device,

@@ -18,6 +18,7 @@ from ..assay.target import Target
 from ..core.op import Op
 
 DTYPES = ("float32", "bfloat16", "float16")
+COMPOSITES = ("mhc.connection", "router.memory", "router.peer")  # modules that only `goldsmith bench` knows
 
 
 class UnknownName(ValueError):
@@ -128,7 +129,7 @@ def _split(op: Op, given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, An
 
 
 @dataclass(frozen=True)
-class Named:
+class ResolvedName:
     """What a name on the command line stands for: an operator, or the target at `index` of what `source` names."""
 
     name: str
@@ -138,23 +139,23 @@ class Named:
     index: int = 0
 
 
-def find(names: Iterable[str]) -> list[Named]:
+def find(names: Iterable[str]) -> list[ResolvedName]:
     """Operators and targets behind `names` (operators, families, `package.module:target`); all operators for none."""
     ops = dict(sorted(Op.all().items()))
-    found: dict[str, Named] = {}
+    found: dict[str, ResolvedName] = {}
     names = list(names) or list(ops)
     for name in names:
         if ":" in name:
             for index, target in enumerate(load_targets(name)):
                 taken = [n.name for n in found.values()]
                 own = next(n for n in _names(str(target.name), name, index) if n not in taken)
-                found.setdefault(f"{name}#{index}", Named(own, name, target=target, index=index))
+                found.setdefault(f"{name}#{index}", ResolvedName(own, name, target=target, index=index))
             continue
         members = [o for o in ops if o == name or o.startswith(name + ".")]
         if not members:
             raise UnknownName(_unknown(name))
         for member in members:
-            found.setdefault(member, Named(member, member, op=ops[member]))
+            found.setdefault(member, ResolvedName(member, member, op=ops[member]))
     return list(found.values())
 
 
@@ -171,9 +172,7 @@ def operators() -> str:
 
 
 def _unknown(name: str) -> str:
-    from .bench.composites import ALL as MODULES
-
-    if name in MODULES:
+    if name in COMPOSITES:
         return (
             f"{name!r} is no operator but a module made of several, which `goldsmith bench {name}` proves before it "
             f"times it; operators are: {operators()}."

@@ -18,8 +18,8 @@ from rich.console import Console
 from ...core.bench import BenchCase
 from ...core.device import machine
 from ...core.op import Op
-from ..say import Problem, console, duration
 from ..targets import operators
+from ..terminal import Problem, console, duration
 from . import proofs, show
 from .composites import ALL as COMPOSITES
 from .experts import Moe, MoeInt8, Slots

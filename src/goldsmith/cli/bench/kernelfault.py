@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..say import Problem, in_a_paragraph
+from ..terminal import Problem, in_a_paragraph
 
 NAME = "bench kernelfault"
 

@@ -14,10 +14,10 @@ from ...assay.html.view import NOT_JUDGED
 from ...core import native
 from ...core.device import machine
 from ...core.op import Op
-from ..say import Problem
 from ..source import digest
-from ..verify.merge import CANNOT_RUN
-from ..verify.select import choose
+from ..terminal import Problem
+from ..verify.proof import CANNOT_RUN
+from ..verify.selection import choose
 
 Verdict = tuple[bool | None, str]
 

@@ -69,7 +69,7 @@ class Prover:
     def _verify(self, backend: str, dtype: torch.dtype, names: list[str]) -> None:
         kind = str(dtype).removeprefix("torch.")
         self.say.print(f"[dim]proving {', '.join(names)} on {backend} in {kind}[/]")
-        request = verify.Request(names=tuple(names), backend=backend, device=self.device, dtype=kind)
+        request = verify.VerifyRequest(names=tuple(names), backend=backend, device=self.device, dtype=kind)
         outcome = verify.verify(request, self.say)
         if outcome.interrupted:
             raise KeyboardInterrupt

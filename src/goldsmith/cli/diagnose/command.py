@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..say import USAGE, Problem, console, duration, ends_like_ctrl_c, put_json, say, visible
-from ..verify.command import INTERRUPTED, writable
-from ..verify.pool import Died, Pool, WorkersFailed
-from . import keeping, unending
+from ..signals import terminate_like_ctrl_c
+from ..terminal import USAGE, Problem, console, duration, print_paragraph, visible, write_json
+from ..verify.command import writable
+from ..verify.outcome import INTERRUPTED
+from ..workers.pool import Died, Pool, WorkersFailed
+from . import deadlines
+from .output_files import check_folder, write_or_explain
 
 if TYPE_CHECKING:
     from ...assay.diagnosis import Diagnosis
@@ -23,7 +26,7 @@ STATUS = {"pass": 0, "fail": 1, "reference_fault": 1, "unjudged": 2}
 
 
 @dataclass(frozen=True)
-class Request:
+class DiagnoseRequest:
     """What was asked for on the command line; `do` is "diagnose" or "replay"."""
 
     do: str
@@ -41,12 +44,12 @@ class Request:
     json: bool = False
 
 
-def run(request: Request, json_to: str | None = None) -> int:
+def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
     """The whole command; returns the exit status."""
     for path in (request.html, json_to if json_to != "-" else None):
         writable(None if path is None else Path(path))
     if request.out is not None:
-        keeping.folder(Path(request.out))
+        check_folder(Path(request.out))
     if request.do == "diagnose" and request.bundle is not None:
         for option, given in (("--case", request.case), ("--dtype", request.dtype), ("--seed", request.seed or None)):
             if given is not None:
@@ -58,7 +61,7 @@ def run(request: Request, json_to: str | None = None) -> int:
     err = console(stderr=True)
     out = err if json_to == "-" else console()
     began = time.monotonic()
-    with _Watcher(err, request) as watcher:
+    with _RunProgress(err, request) as watcher:
         reply = _asked(request, watcher)
     if isinstance(reply, Died):
         reply = _died(request, reply, watcher, time.monotonic() - began)
@@ -69,24 +72,24 @@ def run(request: Request, json_to: str | None = None) -> int:
     lost = list(reply["lost"])
     if json_to is not None and json_to != "-":  # before anything is printed: who reads it may close the pipe
         text = json.dumps(reply["json"]) + "\n"
-        lost += keeping.lost(json_to, partial(Path(json_to).write_text, text, encoding="utf-8"))
+        lost += write_or_explain(json_to, partial(Path(json_to).write_text, text, encoding="utf-8"))
     out.print(reply["text"].rstrip("\n"), markup=False, soft_wrap=True)
     for path in reply["pages"]:
         out.print(f"Page  {path}", markup=False, soft_wrap=True)
     for said in lost:
-        say(said)
+        print_paragraph(said)
     if json_to == "-":
-        put_json(reply["json"])
+        write_json(reply["json"])
     if reply["interrupted"] and reply["verdict"] in ("pass", "unjudged"):
         return INTERRUPTED
     return STATUS[reply["verdict"]] or (USAGE if lost else 0)
 
 
-def _asked(request: Request, watcher: _Watcher) -> dict[str, Any] | Died:
+def _asked(request: DiagnoseRequest, watcher: _RunProgress) -> dict[str, Any] | Died:
     arguments = ("--interpret",) if request.interpret else ()
     try:
         with (
-            ends_like_ctrl_c(),
+            terminate_like_ctrl_c(),
             Pool(1, arguments=arguments, told=watcher.told, passes_on=True, until=watcher.patience.until) as pool,
         ):
             for _, reply in pool.run([asdict(request)]):
@@ -103,7 +106,7 @@ def _asked(request: Request, watcher: _Watcher) -> dict[str, Any] | Died:
     raise Problem("No worker answered.")
 
 
-def _ended(request: Request, reply: dict[str, Any], last: dict[str, Any], interrupted: bool) -> dict[str, Any]:
+def _ended(request: DiagnoseRequest, reply: dict[str, Any], last: dict[str, Any], interrupted: bool) -> dict[str, Any]:
     """KeyboardInterrupt or SystemExit that reached the worker: the user's, an import's, or the candidate's."""
     if interrupted:
         raise Problem("Interrupted before anything was known.")
@@ -113,7 +116,7 @@ def _ended(request: Request, reply: dict[str, Any], last: dict[str, Any], interr
     return _wrong(request, f"the candidate {said}", last, 0.0)
 
 
-def _died(request: Request, died: Died, watcher: _Watcher, seconds: float) -> dict[str, Any]:
+def _died(request: DiagnoseRequest, died: Died, watcher: _RunProgress, seconds: float) -> dict[str, Any]:
     """The death of the process as a diagnosis: what ended it, in which run, at which line."""
     last = watcher.last
     if last and watcher.stopped:
@@ -134,7 +137,7 @@ def _died(request: Request, died: Died, watcher: _Watcher, seconds: float) -> di
     return _wrong(request, said, last, seconds)
 
 
-def _wrong(request: Request, said: str, last: dict[str, Any], seconds: float) -> dict[str, Any]:
+def _wrong(request: DiagnoseRequest, said: str, last: dict[str, Any], seconds: float) -> dict[str, Any]:
     from ...assay.diagnosis import Cause, Diagnosis
     from ...assay.diagnosis.rules import CATALOGUE
     from ...assay.results import CERTAIN, FAIL, Finding, Report
@@ -151,14 +154,14 @@ def _wrong(request: Request, said: str, last: dict[str, Any], seconds: float) ->
 
 
 def _never_ended(
-    request: Request, run: dict[str, Any], where: str, found: list[dict[str, Any]], seconds: float
+    request: DiagnoseRequest, run: dict[str, Any], where: str, found: list[dict[str, Any]], seconds: float
 ) -> dict[str, Any]:
     """What is known of a process that had to be ended: the run that it was in, and what it had found before."""
     from ...assay.diagnosis import Diagnosis
     from ...assay.results import UNJUDGED, Report
 
     report = Report(request.name or "the target", UNJUDGED, cases=[run["case"]], seconds=seconds)
-    diagnosis = unending.into(Diagnosis(UNJUDGED, report, seconds=seconds), run, where)
+    diagnosis = deadlines.add_timeout(Diagnosis(UNJUDGED, report, seconds=seconds), run, where)
     before = Report.from_json({**report.to_json(), "findings": found}).findings
     report.findings += before
     for finding in before:
@@ -166,12 +169,12 @@ def _never_ended(
     return _reply(request, diagnosis)
 
 
-def _reply(request: Request, found: Diagnosis) -> dict[str, Any]:
+def _reply(request: DiagnoseRequest, found: Diagnosis) -> dict[str, Any]:
     from ...assay.diagnosis.text import render
     from ...assay.html import diagnosis_page
 
     html = request.html
-    lost = keeping.lost(html, partial(diagnosis_page.write, found, html)) if html else []
+    lost = write_or_explain(html, partial(diagnosis_page.write, found, html)) if html else []
     return {
         "text": render(found),
         "lost": lost,
@@ -182,14 +185,14 @@ def _reply(request: Request, found: Diagnosis) -> dict[str, Any]:
     }
 
 
-class _Watcher:
+class _RunProgress:
     """On a terminal: what runs, how many runs, and how much of the time is over. It also keeps what ran last."""
 
-    def __init__(self, err: Any, request: Request) -> None:
+    def __init__(self, err: Any, request: DiagnoseRequest) -> None:
         self.last: dict[str, Any] = {}
         self.outer: list[dict[str, Any]] = []  # runs within which another goes on
         self.found: list[dict[str, Any]] = []  # in the first case in which something was found
-        self.patience = unending.Patience(request.budget)
+        self.patience = deadlines.RunDeadline(request.budget)
         whole = request.budget if request.do == "diagnose" else None
         self.progress = Progress(
             TextColumn("{task.description}", style="dim", markup=False),
@@ -204,7 +207,7 @@ class _Watcher:
         self.began = time.monotonic()
         self.task = self.progress.add_task("starting".ljust(34), total=whole, runs="")
 
-    def __enter__(self) -> _Watcher:
+    def __enter__(self) -> _RunProgress:
         self.progress.start()
         return self
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..say import Problem, console, count, put_json, told
+from ..signals import handle_signals
+from ..terminal import Problem, console, count, write_json
+from .display import FinetuneDisplay
 from .record import LOG, RUN, Record
-from .show import Shown
 
 DIVERGED, INTERRUPTED = 1, 130
 
@@ -29,13 +30,13 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
         if error.name is not None:  # of one of ours; goldsmith.hf says in words what is not installed
             raise
         raise Problem(f"{error}.") from error
-    show = Shown(console(stderr=True), console(stderr=True) if as_json else console())
+    show = FinetuneDisplay(console(stderr=True), console(stderr=True) if as_json else console())
     interrupt = Interrupt(show)
     result: dict[str, Any] = {}
     try:
-        with told(interrupt.told, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with handle_signals(interrupt.receive, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             options = Options(**given)
-            work = Run(options, show, interrupt)
+            work = FinetuneRun(options, show, interrupt)
             result = work.carry_out(dry_run)
     except Diverged as error:
         show.failed(str(error))
@@ -52,14 +53,14 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
             raise
         raise Problem(paragraph(error, options, begun=work.begun)) from error
     if as_json:
-        put_json(result)
+        write_json(result)
     return {"diverged": DIVERGED, "interrupted": INTERRUPTED}.get(result.get("status", ""), 0)
 
 
-class Run:
+class FinetuneRun:
     """One run, step by step of the command: data, checkpoint, model, accounting, training, adapter."""
 
-    def __init__(self, options: Any, show: Shown, interrupt: Interrupt):
+    def __init__(self, options: Any, show: FinetuneDisplay, interrupt: Interrupt):
         self.options, self.show, self.interrupt = options, show, interrupt
         self.output = Path(options.output)
         self.highest = 0  # token id of all data
@@ -243,10 +244,10 @@ class Run:
 class Interrupt:
     """Ctrl-C, SIGTERM and SIGHUP: the first ends the run after the step that is under way, the second at once."""
 
-    def __init__(self, show: Shown):
+    def __init__(self, show: FinetuneDisplay):
         self.show, self.asked, self.training = show, False, False
 
-    def told(self, number: int, frame: object) -> None:
+    def receive(self, number: int, frame: object) -> None:
         if self.asked or not self.show.training:
             raise KeyboardInterrupt
         self.asked = True

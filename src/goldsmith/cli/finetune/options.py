@@ -8,32 +8,32 @@ from typing import Annotated, Any
 
 import typer
 
-from ..say import in_a_paragraph
-from ..waiting import shortly
+from ..openmp import spin_briefly
+from ..terminal import in_a_paragraph
 
 
-class Dtype(StrEnum):
+class TrainingDtypeOption(StrEnum):
     fp32 = "fp32"
     bf16 = "bf16"
 
 
-class Schedule(StrEnum):
+class ScheduleOption(StrEnum):
     cosine = "cosine"
     linear = "linear"
     constant = "constant"
 
 
-class Document(StrEnum):
+class DocumentOption(StrEnum):
     blank = "blank"
     whole = "whole"
 
 
-class TrainOn(StrEnum):
+class TrainOnOption(StrEnum):
     completion = "completion"
     all = "all"
 
 
-class Format(StrEnum):
+class FormatOption(StrEnum):
     auto = "auto"
     fp32 = "fp32"
     bf16 = "bf16"
@@ -70,16 +70,17 @@ def finetune(
         Path | None, typer.Option(help="Held-out text, in the same forms, whose loss is followed.", metavar="FILE")
     ] = None,
     document: Annotated[
-        Document, typer.Option(help="What a document is in a text file: what stands between blank lines, or all of it.")
-    ] = Document.blank,
+        DocumentOption,
+        typer.Option(help="What a document is in a text file: what stands between blank lines, or all of it."),
+    ] = DocumentOption.blank,
     train_on: Annotated[
-        TrainOn,
+        TrainOnOption,
         typer.Option(help="Tokens whose loss counts: completions and what the assistant says, or every token."),
-    ] = TrainOn.completion,
+    ] = TrainOnOption.completion,
     format: Annotated[
-        Format,
+        FormatOption,
         typer.Option(help="How the experts' frozen weights are held; auto is bf16, or a checkpoint's own codes."),
-    ] = Format.auto,
+    ] = FormatOption.auto,
     group_size: Annotated[
         int | None,
         typer.Option(help="Weights that share a scale (int8, int4, int4_asym). Default: the format's.", min=1),
@@ -102,7 +103,9 @@ def finetune(
     train_router: Annotated[
         bool, typer.Option("--train-router", help="Train the routers' own weights as well.")
     ] = False,
-    dtype: Annotated[Dtype, typer.Option(help="Of activations, and of weights that are not experts'.")] = Dtype.fp32,
+    dtype: Annotated[
+        TrainingDtypeOption, typer.Option(help="Of activations, and of weights that are not experts'.")
+    ] = TrainingDtypeOption.fp32,
     seq_len: Annotated[int, typer.Option(help="Longest row, in tokens.", min=2)] = 512,
     pack: Annotated[
         bool, typer.Option("--pack/--no-pack", help="Put documents side by side in a row; they do not see each other.")
@@ -111,8 +114,8 @@ def finetune(
     grad_accum: Annotated[int, typer.Option(help="Batches whose gradients make one step.", min=1)] = 1,
     lr: Annotated[float, typer.Option(help="Learning rate after warmup.")] = 2e-4,
     schedule: Annotated[
-        Schedule, typer.Option(help="Course of the rate after warmup, down to zero.")
-    ] = Schedule.cosine,
+        ScheduleOption, typer.Option(help="Course of the rate after warmup, down to zero.")
+    ] = ScheduleOption.cosine,
     warmup: Annotated[float, typer.Option(help="Steps until the full rate; below 1, a share of all steps.")] = 0.03,
     weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = 0.0,
     max_grad_norm: Annotated[float, typer.Option(help="Longer gradients are shortened to this; 0: never.")] = 1.0,
@@ -151,7 +154,7 @@ def finetune(
     command goes on from the last checkpoint, and there ends with the same bits as without. Exit status: 0 trained to
     the end, 1 the loss is not finite any more, 2 the command cannot be carried out, 130 interrupted.
     """
-    shortly()
+    spin_briefly()
     from .command import run
 
     given: dict[str, Any] = {name: value for name, value in locals().items() if name not in ("run", "dry_run", "json")}

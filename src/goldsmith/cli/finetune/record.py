@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ..say import Problem, count
+from ..terminal import Problem, count
 
 LOG, RUN, PAGE = "log.jsonl", "run.json", "loss.html"
 

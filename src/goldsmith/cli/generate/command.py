@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..say import Problem, console, ends_like_ctrl_c, put_json
-from .checks import check, prompts, stretched
-from .show import Shown
+from ..signals import terminate_like_ctrl_c
+from ..terminal import Problem, console, write_json
+from .arguments import check, prompts, stretched
+from .display import GenerateDisplay
 
 WRONG, INTERRUPTED = 1, 130
 _KEYWORD = re.compile(r"\b(budget|cache|device|format|guard|prefill|profile|threads)=(?=[\w'])")
@@ -23,11 +24,11 @@ def run(given: dict[str, Any]) -> int:
     """The whole command; returns the exit status."""
     texts = prompts(given)
     check(given)
-    show = Shown(console(stderr=True), stream=given["stream"], as_json=given["json"])
-    command = Command(given, texts, show)
+    show = GenerateDisplay(console(stderr=True), stream=given["stream"], as_json=given["json"])
+    command = GenerateRun(given, texts, show)
     status, problems = 0, list[Problem]()
     try:
-        with ends_like_ctrl_c(), contextlib.suppress(BrokenPipeError), _warnings_in_words(show):
+        with terminate_like_ctrl_c(), contextlib.suppress(BrokenPipeError), _warnings_in_words(show):
             status = command.carry_out()  # where whoever reads the text has gone (`| head`) no more is made
     except KeyboardInterrupt:
         show.interrupted(bool(command.made and command.made.tokens))
@@ -37,16 +38,16 @@ def run(given: dict[str, Any]) -> int:
     finally:
         problems += command.end()
     if given["json"] and (command.made and command.made.tokens or not problems):
-        put_json(command.result())  # what was made, before what went wrong after it
+        write_json(command.result())  # what was made, before what went wrong after it
     if problems:
         raise problems[0]
     return status
 
 
-class Command:
+class GenerateRun:
     """One run: the model and its engine, the text, the figures."""
 
-    def __init__(self, given: dict[str, Any], texts: list[str], show: Shown):
+    def __init__(self, given: dict[str, Any], texts: list[str], show: GenerateDisplay):
         self.given, self.prompts, self.show = given, texts, show
         self.held: Any = None
         self.made: Any = None
@@ -241,7 +242,7 @@ class Command:
 
 
 @contextlib.contextmanager
-def _warnings_in_words(show: Shown) -> Iterator[None]:
+def _warnings_in_words(show: GenerateDisplay) -> Iterator[None]:
     """What goldsmith warns of is said as everything else is; --stats says it of a calibration on a busy machine."""
     with warnings.catch_warnings():
         plain = warnings.showwarning

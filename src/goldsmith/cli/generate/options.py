@@ -9,19 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from ..finetune.options import Format
-from ..say import in_a_paragraph
-from ..waiting import shortly
+from ..finetune.options import FormatOption
+from ..openmp import spin_briefly
+from ..terminal import in_a_paragraph
 
 
-class Cache(StrEnum):
+class CacheOption(StrEnum):
     lru = "lru"
     lfu = "lfu"
     static = "static"
     none = "none"
 
 
-class Guard(StrEnum):
+class GuardOption(StrEnum):
     throw = "raise"
     warn = "warn"
     off = "off"
@@ -66,12 +66,13 @@ def generate(
         str, typer.Option(help="GPU memory for experts: auto, bytes, or 6GiB, 6GB, 500MiB; 0: none.", metavar="SIZE")
     ] = "auto",
     format: Annotated[
-        Format,
+        FormatOption,
         typer.Option(help="How experts are stored; auto holds their weights exactly, int8 and narrower are smaller."),
-    ] = Format.auto,
+    ] = FormatOption.auto,
     cache: Annotated[
-        Cache, typer.Option(help="Which experts stay on the GPU: latest used, most used, those of --profile, none.")
-    ] = Cache.lru,
+        CacheOption,
+        typer.Option(help="Which experts stay on the GPU: latest used, most used, those of --profile, none."),
+    ] = CacheOption.lru,
     prefill: Annotated[
         str,
         typer.Option(
@@ -104,7 +105,7 @@ def generate(
     trace: Annotated[
         Path | None, typer.Option(help="Write what each lane did, for chrome://tracing.", metavar="FILE")
     ] = None,
-    guard: Annotated[Guard, typer.Option(help="What happens when a NaN or Inf appears.")] = Guard.throw,
+    guard: Annotated[GuardOption, typer.Option(help="What happens when a NaN or Inf appears.")] = GuardOption.throw,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: outputs, stats, explain.")] = False,
 ) -> None:
     """Generate text with a mixture-of-experts model whose experts need not fit on the GPU.
@@ -115,7 +116,7 @@ def generate(
     Exit status: 0 all is well, 1 a NaN or Inf appeared (where it was born is said), 2 the command cannot be carried
     out, 130 interrupted.
     """
-    shortly()
+    spin_briefly()
     from .command import run
 
     given: dict[str, Any] = {name: value for name, value in locals().items() if name != "run"}

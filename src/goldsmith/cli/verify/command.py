@@ -5,100 +5,23 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
 from ... import __version__
-from ...core import native
-from ..say import Problem, console, count, duration, ends_like_ctrl_c, put_json
-from ..source import digest
-from . import show
-from .pool import Died, Pool, WorkersFailed
-from .select import Job, examined
+from ..signals import terminate_like_ctrl_c
+from ..terminal import Problem, console, count, duration, write_json
+from ..workers.pool import Died, Pool, WorkersFailed
+from . import display
+from .outcome import VerifyOutcome, VerifyRequest
+from .selection import Job, examined
 
-INTERRUPTED = 130
 INTERPRETER = "interpreter"  # how kernels ran that did not run on their device
 
 
-@dataclass(frozen=True)
-class Request:
-    """What was asked for on the command line."""
-
-    names: tuple[str, ...] = ()
-    backend: str | None = None
-    device: str | None = None
-    dtype: str | None = None
-    interpret: bool = False
-    size: str = "default"
-    jobs: int | None = None
-    seed: int = 0
-
-
-@dataclass
-class Outcome:
-    """Everything that a run of verify found."""
-
-    proofs: list[Any]
-    machine: dict[str, Any]
-    seconds: float = 0.0
-    interrupted: bool = False
-    device: str = "cpu"
-    remarks: list[str] = field(default_factory=list)
-    broken: str = ""  # why no worker was left to go on with
-    size: str = "default"
-
-    @property
-    def entries(self) -> list[Any]:
-        return [p.entry() for p in self.proofs]
-
-    @property
-    def isa(self) -> str | None:
-        """The level that native kernels ran at: a proof is of that level's."""
-        return native.isa() if any(p.backend == "native" and p.reports for p in self.proofs) else None
-
-    @property
-    def status(self) -> int:
-        entries = self.entries
-        if any(e.failed for e in entries):
-            return 1
-        if self.broken or any(p.problem for p in self.proofs):
-            return 2
-        if self.interrupted:
-            return INTERRUPTED
-        return 0 if any(e.report is not None for e in entries) else 2
-
-    def to_json(self) -> dict[str, Any]:
-        entries = self.entries
-        return {
-            "schema": 1,
-            "goldsmith": __version__,
-            "source": digest(),
-            "size": self.size,
-            "isa": self.isa,
-            "ok": self.status == 0,
-            "interrupted": self.interrupted,
-            "remarks": self.remarks,
-            "seconds": round(self.seconds, 3),
-            "machine": self.machine,
-            "proofs": [
-                {
-                    "operator": e.operator,
-                    "backend": e.backend,
-                    "how": p.how,
-                    "verdict": e.verdict,
-                    "reason": e.reason,
-                    "left_out": p.left_out,
-                    "report": e.report.to_json() if e.report else None,
-                }
-                for p, e in zip(self.proofs, entries, strict=True)
-            ],
-        }
-
-
-def run(request: Request, *, html: Path | None = None, json_to: str | None = None) -> int:
+def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None = None) -> int:
     """The whole command; returns the exit status."""
     err = console(stderr=True)
     out = err if json_to == "-" else console()
@@ -112,7 +35,7 @@ def run(request: Request, *, html: Path | None = None, json_to: str | None = Non
         )
     outcome = verify(request, err)
     entries = outcome.entries
-    remarks = [*outcome.remarks, *show.left_out(outcome.proofs), *show.remarks(entries)]
+    remarks = [*outcome.remarks, *display.left_out(outcome.proofs), *display.remarks(entries)]
     if html is not None:  # files before anything is printed: who reads it may close the pipe
         from ...assay.html import page
 
@@ -120,30 +43,30 @@ def run(request: Request, *, html: Path | None = None, json_to: str | None = Non
     if json_to not in (None, "-"):
         Path(json_to).write_text(json.dumps(outcome.to_json()) + "\n", encoding="utf-8")
     hows = {p.name: p.how for p in outcome.proofs}
-    out.print(show.matrix(entries, hows))
+    out.print(display.matrix(entries, hows))
     for line in remarks:
         out.print(f"\n[dim]{escape(line)}[/]")
-    show.failures(out, entries)
-    show.problems(out, outcome)
+    display.failures(out, entries)
+    display.problems(out, outcome)
     out.print()
     if html is not None:
         out.print(f"Report: {html}", soft_wrap=True)
     if json_to not in (None, "-"):
         out.print(f"JSON: {json_to}", soft_wrap=True)
-    out.print(show.conclusion(outcome))
+    out.print(display.conclusion(outcome))
     if json_to == "-":
-        put_json(outcome.to_json())
+        write_json(outcome.to_json())
     return outcome.status
 
 
-def verify(request: Request, err: Any) -> Outcome:
+def verify(request: VerifyRequest, err: Any) -> VerifyOutcome:
     """Plan and check. Ctrl-C ends it early, with what was finished; so does being told to terminate."""
     began = time.monotonic()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = request.jobs or max(1, min(cores, 8))
     arguments = ("--interpret",) if request.interpret else ()
     try:
-        with ends_like_ctrl_c(), Pool(size, arguments=arguments, threads=max(1, cores // size)) as pool:
+        with terminate_like_ctrl_c(), Pool(size, arguments=arguments, threads=max(1, cores // size)) as pool:
             with err.status("[dim]loading operators[/]"):
                 outcome = _plan(pool, request)
             if outcome.device.startswith("cuda") and request.jobs is None:
@@ -169,14 +92,14 @@ def verify(request: Request, err: Any) -> Outcome:
     return outcome
 
 
-def _sharing(outcome: Outcome) -> int:
+def _sharing(outcome: VerifyOutcome) -> int:
     """How many workers one card's memory has room for: a case of many tokens takes some GiB in float64."""
     cards = outcome.machine.get("gpus") or [{"memory_gib": 0}]
     return max(1, int(cards[0]["memory_gib"] // 10))
 
 
-def _plan(pool: Pool, request: Request) -> Outcome:
-    from .merge import Proof
+def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
+    from .proof import Proof
 
     asked = {
         "do": "plan",
@@ -212,12 +135,12 @@ def _plan(pool: Pool, request: Request) -> Outcome:
         )
         for p in reply["proofs"]
     ]
-    return Outcome(proofs, reply["machine"], device=reply["device"], size=request.size)
+    return VerifyOutcome(proofs, reply["machine"], device=reply["device"], size=request.size)
 
 
-def _remarks(outcome: Outcome, request: Request) -> list[str]:
+def _remarks(outcome: VerifyOutcome, request: VerifyRequest) -> list[str]:
     """What is to be said of the whole run: how kernels ran, and which cases went through which probes."""
-    from .merge import PROCESS
+    from .proof import PROCESS
 
     said = []
     if any(p.how == INTERPRETER for p in outcome.proofs):
@@ -234,15 +157,15 @@ def _remarks(outcome: Outcome, request: Request) -> list[str]:
     return said
 
 
-def _check(pool: Pool, outcome: Outcome, request: Request, err: Any) -> None:
+def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Any) -> None:
     from ...assay.results import Report
-    from .merge import broken_report, crash_report, ended_report
+    from .proof import broken_report, crash_report, ended_report
 
     jobs: list[dict[str, Any]] = []
     for number, proof in enumerate(outcome.proofs):
         jobs += [_message(number, proof, job, request) for job in proof.jobs]
     retried: list[dict[str, Any]] = []
-    with show.Watcher(err, outcome.proofs) as watcher:
+    with display.VerifyProgress(err, outcome.proofs) as watcher:
         for alone in (False, True):
             if alone:
                 pool.size = 1  # these ran out of memory beside others
@@ -272,7 +195,7 @@ def _check(pool: Pool, outcome: Outcome, request: Request, err: Any) -> None:
                 watcher.finished(proof, job["cost"], f"{outcome.proofs[now['proof']].name}: {now['case']}")
 
 
-def _message(number: int, proof: Any, job: Job, request: Request) -> dict[str, Any]:
+def _message(number: int, proof: Any, job: Job, request: VerifyRequest) -> dict[str, Any]:
     return {
         "do": "check",
         "proof": number,
@@ -286,7 +209,7 @@ def _message(number: int, proof: Any, job: Job, request: Request) -> dict[str, A
     }
 
 
-def _conditions(outcome: Outcome) -> list[str]:
+def _conditions(outcome: VerifyOutcome) -> list[str]:
     machine = outcome.machine
     gpus = [g["name"] for g in machine.get("gpus", ())]
     lines = [gpus[0] if gpus and outcome.device.startswith("cuda") else f"{machine['cpu']}, {machine['cores']} cores"]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...say import in_a_paragraph
+from ...terminal import in_a_paragraph
 
 NAME = "bench offload"
 

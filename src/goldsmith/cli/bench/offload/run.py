@@ -19,7 +19,7 @@ from ....core import native
 from ....core.device import machine
 from ....experts.formats import FORMATS
 from ....offload.calibrate import Calibration, calibrate
-from ...say import Problem, console
+from ...terminal import Problem, console
 from ..command import INTERRUPTED, _device, _open
 from ..rows import Conditions
 from . import calls, guard, show, steps, store

@@ -9,7 +9,7 @@ SAID_BY = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 SHORT = {"GOMP_SPINCOUNT": 10_000, "KMP_BLOCKTIME": 1}  # GNU's: turns of a loop, some 0.4 ms; Intel's: milliseconds
 
 
-def awake() -> bool:
+def spins_for_long() -> bool:
     """Whether it is for long, as far as the environment says: some 12 ms by default."""
     said = {name: os.environ.get(name, "").strip().lower() for name in SAID_BY}
     if any(said[name].isdigit() and int(said[name]) <= most for name, most in SHORT.items()):
@@ -17,7 +17,7 @@ def awake() -> bool:
     return said["OMP_WAIT_POLICY"] != "passive" or bool(said["GOMP_SPINCOUNT"])
 
 
-def shortly() -> None:
+def spin_briefly() -> None:
     """Has it be short, unless the environment says something else
 
     By default OpenMP's threads stay awake for some 12 ms after an operation, on the cores that the experts' kernels are

@@ -12,12 +12,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..say import duration, put
+from ..terminal import duration, write_stdout
 
 LINES = 10.0  # seconds between lines of progress in a log that is no terminal
 
 
-class Shown:
+class GenerateDisplay:
     """Text to stdout, everything else to `err`."""
 
     def __init__(self, err: Console, *, stream: bool | None, as_json: bool):
@@ -37,10 +37,10 @@ class Shown:
     def doing(self, what: str) -> Iterator[Callable[[int, int | None, str], None]]:
         """A word on what takes long; yields what is told of bytes (done, all or None, what)."""
         if not self.err.is_terminal:
-            yield Lines(self.err).told
+            yield ProgressLines(self.err).told
             return
         with Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), Amount(binary_units=True),
+            TextColumn("{task.description}"), BarColumn(bar_width=24), ByteCount(binary_units=True),
             TimeRemainingColumn(), console=self.err, transient=True,
         ) as bar:  # fmt: skip
             task = bar.add_task(what, total=None)
@@ -56,7 +56,7 @@ class Shown:
         if self.as_json:
             yield lambda row, piece: None
             return
-        page = Page(len(prompts), live=self.stream)
+        page = BatchText(len(prompts), live=self.stream)
         try:
             yield page.add
         finally:
@@ -82,14 +82,14 @@ class Shown:
         self.err.print(explained, soft_wrap=True, markup=False)
 
 
-class Amount(DownloadColumn):
+class ByteCount(DownloadColumn):
     """Bytes done and in all; nothing where there are none to count."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.total is not None or task.completed else Text()
 
 
-class Lines:
+class ProgressLines:
     """Progress for a log: a line now and then, none for what is done at once."""
 
     def __init__(self, err: Console):
@@ -102,7 +102,7 @@ class Lines:
             self._err.print(f"{part}: {size(done)}{of}", soft_wrap=True, markup=False)
 
 
-class Page:
+class BatchText:
     """The texts of a batch on stdout, one after the other, each under its number where there are several."""
 
     def __init__(self, rows: int, *, live: bool):
@@ -128,7 +128,7 @@ class Page:
             self._write(f"--- {row + 1} of {len(self._texts)}\n")
 
     def _write(self, text: str) -> None:
-        put(text)
+        write_stdout(text)
 
 
 def size(number: int | None) -> str:

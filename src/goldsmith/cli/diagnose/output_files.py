@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..say import Problem
+from ..terminal import Problem
 
 
-def folder(path: Path) -> None:
+def check_folder(path: Path) -> None:
     """Say now, not after the work, that nothing can be kept in a folder; one that is not there is not left behind."""
     from ...assay.folders import unwritable
 
@@ -18,7 +18,7 @@ def folder(path: Path) -> None:
         raise Problem(f"--out {path} cannot be written: {why}.")
 
 
-def lost(what: object, write: Callable[[], Any]) -> list[str]:
+def write_or_explain(what: object, write: Callable[[], Any]) -> list[str]:
     """Nothing, or one sentence that says why it could not be written: what was found is to be told all the same."""
     try:
         write()

@@ -7,9 +7,10 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay.probes import LEVELS, NAMES
+from goldsmith.cli import placement
 from goldsmith.cli.targets import op_dtypes
-from goldsmith.cli.verify import select, work
-from goldsmith.cli.verify.select import CONTRACT, EVERY_PROBE, USUAL, VALUES, Job, choose, choose_own, examined
+from goldsmith.cli.verify import selection
+from goldsmith.cli.verify.selection import CONTRACT, EVERY_PROBE, USUAL, VALUES, Job, choose, choose_own, examined
 from goldsmith.core.op import Op
 
 OPS = Op.all().values()
@@ -20,7 +21,7 @@ def dtypes(op):
     return [str(d).removeprefix("torch.") for d in op_dtypes(op)]
 
 
-@pytest.mark.parametrize("size", select.SIZES)
+@pytest.mark.parametrize("size", selection.SIZES)
 @pytest.mark.parametrize("backend, device, interpreted", PLACES)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_every_case_in_every_dtype_is_run_or_accounted_for(op, backend, device, interpreted, size):
@@ -52,7 +53,7 @@ def test_on_a_gpu_kernels_are_run_on_every_case_in_every_dtype(op):
 def test_the_interpreter_gets_a_few_small_cases_in_float32_one_of_them_with_layouts(op):
     jobs = choose(op, "triton", "cpu", True, "default", None).jobs
     large = {c.name for c in op.cases if "large" in c.tags}
-    assert 0 < len(jobs) <= select.INTERPRETED_CASES
+    assert 0 < len(jobs) <= selection.INTERPRETED_CASES
     assert {job.dtype for job in jobs} == {"float32"} and not large & {job.case for job in jobs}
     assert sorted(job.probes == CONTRACT for job in jobs)[-2:] == [False, True]
 
@@ -74,7 +75,7 @@ def test_levels_are_made_of_probes_that_exist():
 
 def test_costs_order_the_work_as_it_is():
     def cost(probes, interpreted):
-        job = select._Jobs(["float32"], interpreted)
+        job = selection._Jobs(["float32"], interpreted)
         return job(Op.get("mhc.expand").cases[1], "float32", probes).cost
 
     assert cost(VALUES, False) < cost(USUAL, False) < cost(None, False) < cost(None, True)
@@ -131,10 +132,10 @@ def test_the_typical_case_is_the_one_of_about_the_usual_size():
         )
 
     cases = [case("none", 0), case("usual", 90), case("big", 4000), case("probed", 30, EVERY_PROBE)]
-    assert select._typical(cases[:3]).name == "usual"
-    assert select._typical(cases).name == "probed"
-    kept = select._spread([case(str(k), k) for k in range(30)] + cases, cases[1])
-    assert len(kept) == select.INTERPRETED_CASES and cases[1] in kept
+    assert selection._typical(cases[:3]).name == "usual"
+    assert selection._typical(cases).name == "probed"
+    kept = selection._spread([case(str(k), k) for k in range(30)] + cases, cases[1])
+    assert len(kept) == selection.INTERPRETED_CASES and cases[1] in kept
 
 
 @pytest.mark.parametrize(
@@ -147,8 +148,8 @@ def test_the_typical_case_is_the_one_of_about_the_usual_size():
     ],
 )
 def test_what_runs_on_a_cpu_alone_is_proved_there_unless_a_device_is_named(monkeypatch, asked, able, wanted):
-    monkeypatch.setattr(work, "device_of", lambda request: request["device"] or "cuda")
+    monkeypatch.setattr(placement, "device_of", lambda request: request["device"] or "cuda")
     monkeypatch.setattr(
-        work, "machine_reason", lambda op, backend, device: None if device in able else f"not on {device}"
+        placement, "machine_reason", lambda op, backend, device: None if device in able else f"not on {device}"
     )
-    assert work.place(Op.get("experts.moe"), "native", {"device": asked}) == wanted
+    assert placement.place(Op.get("experts.moe"), "native", {"device": asked}) == wanted

@@ -1,4 +1,4 @@
-"""The child process that runs candidates: `python -m goldsmith.cli.verify.worker [--interpret auto|on]`.
+"""The child process that runs candidates: `python -m goldsmith.cli.workers.child [--interpret auto|on]`.
 
 It reads one request a line from stdin and answers each with one line of JSON. A kernel that crashes takes this process
 down and nothing else; the parent reports the signal as evidence. What a candidate prints goes to stderr.
@@ -13,9 +13,13 @@ import os
 import signal
 import sys
 import traceback
-from typing import IO, Any
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
 
 from .pool import NOT_THEIRS
+
+if TYPE_CHECKING:
+    from ..verify.worker_tasks import VerifyTasks
 
 DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
@@ -28,20 +32,30 @@ def main() -> None:
     )  # a parent in the background ignores it, its child need not
     faulthandler.enable()  # a fatal signal then leaves the Python frames that led to it on stderr
     _choose_interpreter("on" if "--interpret" in sys.argv else "auto")
-    from . import work
+    from ..verify.worker_tasks import VerifyTasks
 
     _ends_when_asked()
-    session = work.Session(lambda progress: _send(replies, {"progress": progress}))
+    tasks = VerifyTasks()
     _send(replies, {"ready": True})
     for line in requests:
         request = json.loads(line)
         try:
-            reply = session.answer(request)
+            reply = _answer(tasks, request, lambda progress: _send(replies, {"progress": progress}))
         except (KeyboardInterrupt, SystemExit) as error:  # a Ctrl-C of the user's goes to the parent, never to a worker
             reply = {"ended": f"{type(error).__name__} {error}".strip(), "where": _where(error)}
         except Exception as error:  # noqa: BLE001  whatever breaks in the assay must reach the parent, not end the run
             reply = {"broken": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         _send(replies, {"id": request["id"], **reply})
+
+
+def _answer(tasks: VerifyTasks, request: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    if request["do"] in ("diagnose", "replay"):
+        from ..diagnose import worker_tasks  # verify's workers need none of it
+
+        return (
+            worker_tasks.diagnose(request, tell) if request["do"] == "diagnose" else worker_tasks.replay(request, tell)
+        )
+    return tasks.answer(request)
 
 
 def _ends_when_asked() -> None:

@@ -7,12 +7,9 @@ import functools
 import json
 import os
 import shutil
-import signal
 import sys
 import textwrap
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -33,13 +30,13 @@ def in_a_paragraph(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except Problem as problem:
-            say(str(problem))
+            print_paragraph(str(problem))
             raise typer.Exit(USAGE) from None
 
     return wrapped
 
 
-def say(text: str) -> None:
+def print_paragraph(text: str) -> None:
     """One paragraph on stderr."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
     # long names (paths, lists of operators) may stand alone on a line, but are never cut
@@ -55,33 +52,7 @@ def visible(text: str) -> str:
     return written_out.visible(text)
 
 
-@contextmanager
-def told(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
-    """Inside, `handler` is called on these signals, but for those that are ignored, as by nohup or a shell's `&`."""
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in numbers:
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: it is not Python's
-                before[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, handled in before.items():
-            signal.signal(number, handled)
-
-
-@contextmanager
-def ends_like_ctrl_c() -> Iterator[None]:
-    """Inside, being told to terminate or to hang up ends the work as Ctrl-C does: with what was finished."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    with told(interrupt, signal.SIGTERM, signal.SIGHUP):
-        yield
-
-
-def put(text: str) -> None:
+def write_stdout(text: str) -> None:
     """Text to stdout, at once. Problem: it cannot be written there; BrokenPipeError: whoever read it has gone."""
     if sys.stdout is None:
         raise Problem("stdout is closed, so that nothing can be written to it.")
@@ -96,10 +67,10 @@ def put(text: str) -> None:
         raise Problem(f"stdout cannot be written to: {error.strerror or error}.") from error
 
 
-def put_json(result: Any) -> None:
+def write_json(result: Any) -> None:
     """One line of JSON; nothing where whoever read it has gone."""
     with contextlib.suppress(BrokenPipeError):
-        put(json.dumps(result) + "\n")
+        write_stdout(json.dumps(result) + "\n")
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli import unending_kernels
+from cli import endless_kernels
 from goldsmith import assay
 from goldsmith.cli import app
-from goldsmith.cli.diagnose import unending
-from goldsmith.cli.diagnose.unending import Patience
-from goldsmith.cli.verify import pool
+from goldsmith.cli.diagnose import deadlines
+from goldsmith.cli.diagnose.deadlines import RunDeadline
+from goldsmith.cli.workers import pool
 
 HERE = Path(__file__).resolve().parent
 
@@ -25,23 +25,23 @@ def asked(monkeypatch, *arguments, budget, deaf=False):
     if deaf:
         monkeypatch.setattr(pool, "GRACE", 0.5)
     monkeypatch.chdir(HERE)
-    monkeypatch.setattr(unending, "LEAST", 2.0 if budget > 2 else budget)
-    monkeypatch.setattr(unending, "SHARE", 0.0)
+    monkeypatch.setattr(deadlines, "LEAST", 2.0 if budget > 2 else budget)
+    monkeypatch.setattr(deadlines, "SHARE", 0.0)
     found = CliRunner().invoke(app, [*map(str, arguments), "--budget", str(budget)])
     return found.exit_code, " ".join(found.output.split())
 
 
 def test_a_first_run_that_does_not_end_is_told_with_its_line(monkeypatch):
-    code, text = asked(monkeypatch, "diagnose", "unending_kernels:first", budget=1)
+    code, text = asked(monkeypatch, "diagnose", "endless_kernels:first", budget=1)
     assert code == 1 and text.startswith("FAIL sleeps does not end (no_end, score 1.00)")
     said = r"run 'values' of probe values did not end within [\d.]+ s \(case given, seed 0\), in sleeps \("
     assert re.search(said, text)
-    assert "unending_kernels.py, line 22)" in text and "Try: look for a loop or a barrier" in text
+    assert "endless_kernels.py, line 22)" in text and "Try: look for a loop or a barrier" in text
 
 
 @pytest.mark.parametrize("name", ["loop", "deaf"])
 def test_what_was_found_before_is_kept(name, monkeypatch):
-    code, text = asked(monkeypatch, "diagnose", f"unending_kernels:{name}", budget=600, deaf=name == "deaf")
+    code, text = asked(monkeypatch, "diagnose", f"endless_kernels:{name}", budget=600, deaf=name == "deaf")
     assert code == 1 and "did not end within" in text and "in wrong_then_" in text
     if name == "loop":  # Python could raise in it: the diagnosis tells its story
         assert text.startswith("FAIL y is wrong") and "And run '" in text
@@ -51,10 +51,10 @@ def test_what_was_found_before_is_kept(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["first", "loop", "deaf"])
 def test_a_replay_of_what_does_not_end_is_ended_too(name, monkeypatch, tmp_path):
-    kept = assay.diagnose(unending_kernels.target(lambda x: x * 3), probes="values", out=tmp_path).bundle
+    kept = assay.diagnose(endless_kernels.target(lambda x: x * 3), probes="values", out=tmp_path).bundle
     budget, deaf = 1 if name == "first" else 600, name == "deaf"
-    code, text = asked(monkeypatch, "replay", kept, f"unending_kernels:{name}", budget=budget, deaf=deaf)
-    assert code == 1 and "did not end within" in text and "unending_kernels.py, line" in text
+    code, text = asked(monkeypatch, "replay", kept, f"endless_kernels:{name}", budget=budget, deaf=deaf)
+    assert code == 1 and "did not end within" in text and "endless_kernels.py, line" in text
     if name != "deaf":
         assert text.startswith("not finished: the verdict was fail; here run '")
     if name != "first":
@@ -63,8 +63,8 @@ def test_a_replay_of_what_does_not_end_is_ended_too(name, monkeypatch, tmp_path)
 
 def test_how_long_a_run_may_take(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(unending.time, "monotonic", lambda: now[0])
-    patience = Patience(60.0)
+    monkeypatch.setattr(deadlines.time, "monotonic", lambda: now[0])
+    patience = RunDeadline(60.0)
     assert patience.until() is None
     patience.begins("a")
     assert patience.until() == 160.0  # the first of a case: the rest of the budget
@@ -81,19 +81,19 @@ def test_how_long_a_run_may_take(monkeypatch):
     now[0] = 155.0
     patience.begins("b")
     assert patience.until() == 155.0 + 36.0  # no kernel is accused because the budget is nearly over
-    assert Patience(None).until() is None
+    assert RunDeadline(None).until() is None
 
 
 def test_without_a_budget_a_run_may_take_for_ever():
-    patience = Patience(None)
+    patience = RunDeadline(None)
     patience.begins("a")
     assert patience.until() is None
 
 
 def test_the_time_of_a_run_stands_still_while_another_goes_on_within_it(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(unending.time, "monotonic", lambda: now[0])
-    patience = Patience(60.0)
+    monkeypatch.setattr(deadlines.time, "monotonic", lambda: now[0])
+    patience = RunDeadline(60.0)
     patience.begins("a")
     now[0] = 103.0
     patience.begins("b")
@@ -106,14 +106,14 @@ def test_the_time_of_a_run_stands_still_while_another_goes_on_within_it(monkeypa
 
 
 def test_a_backward_that_does_not_end_after_another_call_is_ended_and_is_what_is_named(monkeypatch):
-    code, text = asked(monkeypatch, "diagnose", "unending_kernels:backward", budget=600, deaf=True)
+    code, text = asked(monkeypatch, "diagnose", "endless_kernels:backward", budget=600, deaf=True)
     assert code == 1 and "run 'interleaved' of probe second_call did not end within" in text
-    assert "in backward (" in text and "unending_kernels.py, line" in text
+    assert "in backward (" in text and "endless_kernels.py, line" in text
 
 
 @pytest.mark.parametrize("command", ["diagnose", "replay"])
 def test_a_module_that_does_not_end_when_it_is_imported_is_ended_with_a_paragraph(command, monkeypatch, tmp_path):
-    kept = assay.diagnose(unending_kernels.target(lambda x: x * 3), probes="values", out=tmp_path).bundle
+    kept = assay.diagnose(endless_kernels.target(lambda x: x * 3), probes="values", out=tmp_path).bundle
     arguments = [kept, "never_imported:x"] if command == "replay" else ["never_imported:x"]
     code, text = asked(monkeypatch, command, *arguments, budget=1, deaf=True)
     assert code == 2 and text.startswith("Importing never_imported:x did not end within 1 s, in <module> (")
@@ -122,8 +122,8 @@ def test_a_module_that_does_not_end_when_it_is_imported_is_ended_with_a_paragrap
 
 def test_the_time_of_an_import_is_none_of_a_run(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(unending.time, "monotonic", lambda: now[0])
-    patience = Patience(60)
+    monkeypatch.setattr(deadlines.time, "monotonic", lambda: now[0])
+    patience = RunDeadline(60)
     patience.imports()
     assert patience.until() == 160
     now[0] = 150.0

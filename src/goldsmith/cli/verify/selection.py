@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ...core.op import Op
-from ..say import count
 from ..targets import op_dtypes
+from ..terminal import count
 
 # What the first run shows anyway; what needs seven further runs; what needs seven others, and makes sense in the
 # interpreter, where programs run in order and so repeat. The rest takes some thirty.

@@ -21,10 +21,11 @@ from ...assay.results import TargetError
 from ...assay.visible import visible
 from ...core.device import machine
 from ...core.op import Op
+from ..placement import device_of, place
 from ..targets import UnknownName, find, load_targets, op_target
-from ..verify.select import choose
-from ..verify.work import device_of, place
-from . import keeping, unending
+from ..verify.selection import choose
+from . import deadlines
+from .output_files import write_or_explain
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -46,7 +47,7 @@ def diagnose(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
                     subject.target, case, dtype=dtype, device=subject.device, seed=seed, budget_s=request["budget"]
                 )
             if ended:
-                unending.into(found, *ended[0])
+                deadlines.add_timeout(found, *ended[0])
             lost = _keep(found, request["out"])
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
@@ -55,7 +56,7 @@ def diagnose(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
     for path in [request["html"], found.bundle and found.bundle / PAGE]:
         if path:
             write = partial(diagnosis_page.write, found, path, command=command, conditions=subject.conditions)
-            failed = keeping.lost(path, write)
+            failed = write_or_explain(path, write)
             lost += failed
             pages += [] if failed else [str(path)]
     return {
@@ -78,7 +79,7 @@ def _keep(found: assay.Diagnosis, folder: str | None) -> list[str]:
     def keep() -> None:
         found.bundle = write(found, Path(folder))
 
-    return keeping.lost(f"a bundle into {folder}", keep)
+    return write_or_explain(f"a bundle into {folder}", keep)
 
 
 def replay(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
@@ -93,11 +94,11 @@ def replay(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
             try:
                 report = assay.replay(request["bundle"], subject.target)
             except hooks.TakesTooLong as error:
-                report = unending.replayed(error, bundle.meta["verdict"], *ended[0])
+                report = deadlines.timed_out_replay(error, bundle.meta["verdict"], *ended[0])
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
     html = request["html"]
-    lost = keeping.lost(html, partial(page.write, [report], html, conditions=subject.conditions)) if html else []
+    lost = write_or_explain(html, partial(page.write, [report], html, conditions=subject.conditions)) if html else []
     answer = report.environment["replay"]["answer"]
     said = next(note.text for note in report.notes if note.id == "replay")
     return {

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from ..say import count, duration
+from ..terminal import count, duration
 
 NOTHING = "Interrupted before the first step was done; nothing was trained."
 LINES = 10  # about so many lines of progress in a log that is no terminal
 
 
-class Shown:
+class FinetuneDisplay:
     """Progress and notes to `err`, tables and the end to `out`."""
 
     def __init__(self, err: Console, out: Console):

@@ -78,7 +78,7 @@ class _Worker:
         environment.setdefault("OMP_NUM_THREADS", str(self.threads))
         self.stderr = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "goldsmith.cli.verify.worker", *self.arguments],
+            [sys.executable, "-m", "goldsmith.cli.workers.child", *self.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.stderr,

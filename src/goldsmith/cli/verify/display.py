@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,11 +14,9 @@ from rich.text import Text
 
 from ...assay.html.view import NOT_JUDGED, Entry, case_states, judged_cases, number, ranked, worst_ratio
 from ...assay.results import QUALITY, Finding
-from ..say import count, duration
-from .merge import INTERRUPTED, PROCESS, Proof
-
-if TYPE_CHECKING:
-    from .command import Outcome
+from ..terminal import count, duration
+from .outcome import VerifyOutcome
+from .proof import INTERRUPTED, PROCESS, Proof
 
 WORDS = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "reference_fault": "[bold red]REFERENCE[/]"}
 WORDS |= {"partial": "[yellow]not finished[/]", "absent": "[dim]cannot run here[/]"}
@@ -37,7 +34,7 @@ class _Left(ProgressColumn):
         return Text(f"about {duration(left)} left" if left >= 1 else "")
 
 
-class Watcher:
+class VerifyProgress:
     """The progress bar on a terminal; in a log, one line for each proof that is finished."""
 
     def __init__(self, console: Console, proofs: Sequence[Proof]) -> None:
@@ -58,7 +55,7 @@ class Watcher:
             "", total=sum(job.cost for p in proofs for job in p.jobs), now="starting workers", done=""
         )
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> VerifyProgress:
         self.progress.start()
         return self
 
@@ -128,7 +125,7 @@ def left_out(proofs: Sequence[Proof]) -> list[str]:
     return [f"Not run: {'; '.join(said)}."] if said else []
 
 
-def problems(console: Console, outcome: Outcome) -> None:
+def problems(console: Console, outcome: VerifyOutcome) -> None:
     """What could not be tried because of a mistake in a declaration, or because no worker was left."""
     for text in dict.fromkeys([*(p.problem for p in outcome.proofs if p.problem), outcome.broken]):
         if text:
@@ -186,7 +183,7 @@ def failures(console: Console, entries: Sequence[Entry]) -> None:
             console.print(f"  [dim]and {count(more, 'further finding')}{others}: --html FILE shows them[/]")
 
 
-def conclusion(outcome: Outcome) -> str:
+def conclusion(outcome: VerifyOutcome) -> str:
     """One sentence, the last line: what came out, and what ended before its time."""
     entries = outcome.entries
     made = [e for e in entries if e.report is not None]

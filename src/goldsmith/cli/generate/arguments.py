@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..say import Problem
+from ..terminal import Problem
 
 
 def prompts(given: dict[str, Any]) -> list[str]:

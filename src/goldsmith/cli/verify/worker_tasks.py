@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,26 +15,22 @@ from ...assay.results import UNJUDGED, ErrorMap, Finding, Report, Row, TargetErr
 from ...assay.target import Target
 from ...core.device import machine
 from ...core.op import Op
-from ..targets import Named, UnknownName, find, load_targets, op_target
-from .select import Choice, choose, choose_own
+from ..placement import device_of, place
+from ..targets import ResolvedName, UnknownName, find, load_targets, op_target
+from .selection import Choice, choose, choose_own
 
 BAD_CELLS, GOOD_CELLS, BAD_MAPS = 64, 40, 3
 
 
-class Session:
+class VerifyTasks:
     """Keeps the targets of one worker, so that each is declared once."""
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None] = lambda progress: None) -> None:
-        self.tell = tell
+    def __init__(self) -> None:
         self.targets: dict[tuple[str, int, str], Target] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["do"] == "plan":
             return self.plan(request)
-        if request["do"] in ("diagnose", "replay"):
-            from ..diagnose import work
-
-            return getattr(work, request["do"])(request, self.tell)
         return self.check(request)
 
     def plan(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +45,7 @@ class Session:
             return {"problem": f"unknown backend {request['backend']!r}; known: {', '.join(known)}"}
         return {"proofs": proofs, "machine": machine().to_json(), "device": device_of(request)}
 
-    def _proofs(self, named: Named, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def _proofs(self, named: ResolvedName, request: dict[str, Any]) -> list[dict[str, Any]]:
         size, dtype = request["size"], request["dtype"]
         if named.target is not None:
             choice = choose_own(named.target, size, dtype)
@@ -167,35 +162,3 @@ def _reduced(m: ErrorMap, cells: int) -> ErrorMap:
         return [[float(f"{v:.4g}") for v in row] for row in shrink(grid, cells)]
 
     return replace(m, golden=small(m.golden), candidate=small(m.candidate), error_over_limit=small(m.error_over_limit))
-
-
-def device_of(request: dict[str, Any]) -> str:
-    wanted = request["device"]
-    if wanted is None:
-        return "cuda" if torch.cuda.is_available() and not request["interpret"] else "cpu"
-    try:
-        device = torch.device(wanted)
-    except RuntimeError as error:
-        raise UnknownName(f"{wanted!r} is no device; use cpu, cuda or cuda:1") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UnknownName(f"{wanted!r} is no device that goldsmith knows; use cpu, cuda or cuda:1.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UnknownName(f"--device {wanted}: this machine has no CUDA device that torch can use.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UnknownName(f"--device {wanted}: there are {torch.cuda.device_count()} CUDA devices, counted from 0.")
-    return str(device)
-
-
-def place(op: Op, backend: str, request: dict[str, Any]) -> tuple[str, str | None]:
-    """Where a backend is proved, and why it cannot be: where no device was named, on the CPU what runs there alone."""
-    device = device_of(request)
-    reason = machine_reason(op, backend, device)
-    if reason and request["device"] is None and device != "cpu" and machine_reason(op, backend, "cpu") is None:
-        return "cpu", None
-    return device, reason
-
-
-def machine_reason(op: Op, backend: str, device: str) -> str | None:
-    """Why no case at all can run, judged without inputs."""
-    probe = torch.empty(1, dtype=torch.float32, device=device)
-    return op.backends[backend].machine({op.inputs[0]: probe})

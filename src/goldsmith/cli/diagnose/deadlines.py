@@ -18,7 +18,7 @@ MEND = (
 )
 
 
-class Patience:
+class RunDeadline:
     """How long a run of the candidate may take: never less than 5 s or four times the longest so far, and
 
     the first of a case        what is left of the budget, or half of it (kernels are compiled and tuned in it)
@@ -75,7 +75,7 @@ class Patience:
         return None if self.began is None or self.budget is None else self.began + self.seconds
 
 
-def said(run: dict[str, Any], where: str) -> str:
+def timeout_sentence(run: dict[str, Any], where: str) -> str:
     """One sentence: which run, after how long, at which line."""
     place = f", {where}" if where else ""
     return (
@@ -84,12 +84,12 @@ def said(run: dict[str, Any], where: str) -> str:
     )
 
 
-def replayed(error: BaseException, before: str, run: dict[str, Any], where: str) -> Report:
+def timed_out_replay(error: BaseException, before: str, run: dict[str, Any], where: str) -> Report:
     """The report of a replay that such a run has ended: what was found until then stands in it."""
     from ...assay.results import CERTAIN, FAIL, NOT_RUN, Finding, Note
 
     report = error.report  # type: ignore[attr-defined]
-    sentence = said(run, where)
+    sentence = timeout_sentence(run, where)
     report.findings.append(Finding(CERTAIN, "process", "", None, None, None, sentence, run["case"]))
     report.notes = [n for n in report.notes if n.id != NOT_RUN or n.case != run["case"]]
     story = f"{NOT_FINISHED}: the verdict was {before}; here {sentence}"
@@ -99,12 +99,12 @@ def replayed(error: BaseException, before: str, run: dict[str, Any], where: str)
     return report
 
 
-def into(found: Diagnosis, run: dict[str, Any], where: str) -> Diagnosis:
+def add_timeout(found: Diagnosis, run: dict[str, Any], where: str) -> Diagnosis:
     """A diagnosis that was ended by such a run: it is the finding where there was none, and else stands with them."""
     from ...assay.diagnosis import Cause
     from ...assay.results import CERTAIN, FAIL, NOT_RUN, PASS, UNJUDGED, Finding
 
-    sentence = said(run, where)
+    sentence = timeout_sentence(run, where)
     found.report.findings.append(Finding(CERTAIN, "process", "", None, None, None, sentence, run["case"]))
     found.report.notes = [n for n in found.report.notes if n.id != NOT_RUN or n.case != run["case"]]
     found.report.partial = found.partial = "a run did not end"

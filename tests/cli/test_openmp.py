@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from goldsmith.cli import doctor, waiting
+from goldsmith.cli import doctor, openmp
 
 COMMAND = """
 import os, sys, types
@@ -21,30 +21,30 @@ ARGUMENTS = {"finetune": ["finetune", "model", "--data", __file__], "generate": 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_it_is_said_before_torch_is_loaded(name, monkeypatch):
-    for variable in waiting.SAID_BY:
+    for variable in openmp.SAID_BY:
         monkeypatch.delenv(variable, raising=False)
     code = COMMAND.format(name=name, arguments=ARGUMENTS[name])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["10000", "1", "False"], done
 
 
-@pytest.mark.parametrize("variable", waiting.SAID_BY)
+@pytest.mark.parametrize("variable", openmp.SAID_BY)
 def test_what_the_user_has_said_stays(variable, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    for each in waiting.SAID_BY:
+    for each in openmp.SAID_BY:
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(variable, "ACTIVE")
-    before = dict(waiting.os.environ)
-    waiting.shortly()
-    assert dict(waiting.os.environ) == before
+    before = dict(openmp.os.environ)
+    openmp.spin_briefly()
+    assert dict(openmp.os.environ) == before
 
 
 def test_once_torch_is_there_it_is_too_late(monkeypatch):
-    for each in waiting.SAID_BY:
+    for each in openmp.SAID_BY:
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setitem(sys.modules, "torch", sys)
-    waiting.shortly()
-    assert not set(waiting.SAID_BY) & set(waiting.os.environ)
+    openmp.spin_briefly()
+    assert not set(openmp.SAID_BY) & set(openmp.os.environ)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_once_torch_is_there_it_is_too_late(monkeypatch):
     ],
 )
 def test_doctor_says_what_they_do(said, awake, monkeypatch):
-    for each in waiting.SAID_BY:
+    for each in openmp.SAID_BY:
         monkeypatch.delenv(each, raising=False)
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    assert waiting.awake() is awake
+    assert openmp.spins_for_long() is awake
     text = doctor._threads({"torch": 4, "awake_for_long": awake})
     assert ("GOMP_SPINCOUNT=10000" in text) is awake

@@ -1,0 +1,74 @@
+"""One report out of the reports of many cases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...assay.html.view import NOT_JUDGED, shown_maps
+from ...assay.results import FAIL, PASS, REFERENCE_FAULT, UNJUDGED, Note, ProbeRun, Report
+
+GOOD_MAPS, BAD_MAPS = 1, 6
+NOT_SELECTED = "not selected"  # what assay.check says of a probe that was not asked for
+
+
+def merge(name: str, reports: Sequence[Report]) -> Report:
+    """One report out of many: findings and rows one after another, probes added up, each note once."""
+    verdicts = {r.verdict for r in reports}
+    verdict = next((v for v in (FAIL, REFERENCE_FAULT) if v in verdicts), PASS)
+    if UNJUDGED in verdicts and verdict == PASS and not any(_shows(r) for r in reports):
+        verdict = UNJUDGED
+    merged = Report(name, verdict)
+    notes: dict[tuple[str, str, str, str], Note] = {}
+    probes: dict[str, list[ProbeRun]] = {}
+    for report in reports:
+        merged.findings += report.findings
+        merged.rows += report.rows
+        merged.cases += [case for case in report.cases if case not in merged.cases]
+        for note in report.notes:
+            case = note.case if note.id in NOT_JUDGED else ""  # these say of every case that it was not judged
+            notes.setdefault((note.id, note.tensor, note.text, case), note)
+        for probe in report.probes:
+            probes.setdefault(probe.name, []).append(probe)
+        merged.maps |= {f"{key} {report.cases[0]}": m for key, m in report.maps.items()}
+        merged.environment = _environment(merged.environment, report.environment)
+        merged.seconds += report.seconds
+        merged.dtypes += [d for d in report.dtypes if d not in merged.dtypes]
+        merged.stages += [s for s in report.stages if s not in merged.stages]
+        merged.device, merged.seed, merged.strict = report.device, report.seed, report.strict
+        merged.partial = merged.partial or report.partial
+    merged.notes = list(notes.values())
+    merged.probes = [_added(runs) for runs in probes.values()]
+    merged.maps = _fewer(merged)
+    return merged
+
+
+def _environment(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """What the first says, with what was spent added up."""
+    spent = [e.get("runs") or {} for e in (one, other)]
+    runs = {k: sum(s.get(k, 0) for s in spent) for k in {**spent[0], **spent[1]}}
+    interpreted = sum(e.get("interpreted", 0) for e in (one, other))
+    return {**other, **one, "runs": runs, "interpreted": interpreted}
+
+
+def _shows(report: Report) -> bool:
+    """Whether a report says anything of the candidate: that no tokens give none does not."""
+    return report.verdict == PASS and any(r.kind == "output" and 0 not in r.shape for r in report.rows)
+
+
+def _added(runs: Sequence[ProbeRun]) -> ProbeRun:
+    """One probe over all cases; where it was not selected it is the size of the run that says so."""
+    ran = [p for p in runs if p.ran]
+    reasons = sorted({p.reason for p in runs if not p.ran and p.reason and p.reason != NOT_SELECTED})
+    if any(p.reason == NOT_SELECTED for p in runs if not p.ran):
+        reasons.append("the others with --thorough" if ran else "with --thorough")
+    share = f"{len(ran)} of {len(runs)} cases" if 0 < len(ran) < len(runs) else ""
+    reason = "; ".join(filter(None, (share, *reasons)))
+    return ProbeRun(runs[0].name, bool(ran), reason, sum(p.seconds for p in runs), sum(p.runs for p in runs))
+
+
+def _fewer(report: Report) -> dict[str, Any]:
+    if not report.ok:
+        return shown_maps(report, BAD_MAPS)
+    good = sorted(report.maps.items(), key=lambda item: item[1].shape[0] * item[1].shape[1])
+    return dict(good[-GOOD_MAPS:])

@@ -1,0 +1,87 @@
+"""What `goldsmith verify` was asked for, and what it came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ... import __version__
+from ...core import native
+from ..source import digest
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """What was asked for on the command line."""
+
+    names: tuple[str, ...] = ()
+    backend: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    interpret: bool = False
+    size: str = "default"
+    jobs: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class VerifyOutcome:
+    """Everything that a run of verify found."""
+
+    proofs: list[Any]
+    machine: dict[str, Any]
+    seconds: float = 0.0
+    interrupted: bool = False
+    device: str = "cpu"
+    remarks: list[str] = field(default_factory=list)
+    broken: str = ""  # why no worker was left to go on with
+    size: str = "default"
+
+    @property
+    def entries(self) -> list[Any]:
+        return [p.entry() for p in self.proofs]
+
+    @property
+    def isa(self) -> str | None:
+        """The level that native kernels ran at: a proof is of that level's."""
+        return native.isa() if any(p.backend == "native" and p.reports for p in self.proofs) else None
+
+    @property
+    def status(self) -> int:
+        entries = self.entries
+        if any(e.failed for e in entries):
+            return 1
+        if self.broken or any(p.problem for p in self.proofs):
+            return 2
+        if self.interrupted:
+            return INTERRUPTED
+        return 0 if any(e.report is not None for e in entries) else 2
+
+    def to_json(self) -> dict[str, Any]:
+        entries = self.entries
+        return {
+            "schema": 1,
+            "goldsmith": __version__,
+            "source": digest(),
+            "size": self.size,
+            "isa": self.isa,
+            "ok": self.status == 0,
+            "interrupted": self.interrupted,
+            "remarks": self.remarks,
+            "seconds": round(self.seconds, 3),
+            "machine": self.machine,
+            "proofs": [
+                {
+                    "operator": e.operator,
+                    "backend": e.backend,
+                    "how": p.how,
+                    "verdict": e.verdict,
+                    "reason": e.reason,
+                    "left_out": p.left_out,
+                    "report": e.report.to_json() if e.report else None,
+                }
+                for p, e in zip(self.proofs, entries, strict=True)
+            ],
+        }
