@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..core.op import Op
 from .targets import UnknownName
 
+if TYPE_CHECKING:
+    from .workers.messages import PlacementRequest
 
-def device_of(request: dict[str, Any]) -> str:
+
+def device_of(request: PlacementRequest) -> str:
     wanted = request["device"]
     if wanted is None:
         return "cuda" if torch.cuda.is_available() and not request["interpret"] else "cpu"
@@ -27,7 +30,7 @@ def device_of(request: dict[str, Any]) -> str:
     return str(device)
 
 
-def place(op: Op, backend: str, request: dict[str, Any]) -> tuple[str, str | None]:
+def place(op: Op, backend: str, request: PlacementRequest) -> tuple[str, str | None]:
     """Where a backend is proved, and why it cannot be: where no device was named, on the CPU what runs there alone."""
     device = device_of(request)
     reason = machine_reason(op, backend, device)

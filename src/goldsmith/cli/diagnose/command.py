@@ -7,8 +7,9 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, cast
 
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..signals import terminate_like_ctrl_c
@@ -21,6 +22,8 @@ from .output_files import check_folder, write_or_explain
 
 if TYPE_CHECKING:
     from ...assay.diagnosis import Diagnosis
+    from ..json_types import JsonObject
+    from ..workers.messages import CandidateRun, DiagnosisReply, DiagnosisRequest, ProgressMessage
 
 STATUS = {"pass": 0, "fail": 1, "reference_fault": 1, "unjudged": 2}
 
@@ -29,7 +32,7 @@ STATUS = {"pass": 0, "fail": 1, "reference_fault": 1, "unjudged": 2}
 class DiagnoseRequest:
     """What was asked for on the command line; `do` is "diagnose" or "replay"."""
 
-    do: str
+    do: Literal["diagnose", "replay"]
     name: str
     backend: str | None = None
     case: str | None = None
@@ -85,14 +88,14 @@ def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
     return STATUS[reply["verdict"]] or (USAGE if lost else 0)
 
 
-def _asked(request: DiagnoseRequest, watcher: _RunProgress) -> dict[str, Any] | Died:
+def _asked(request: DiagnoseRequest, watcher: _RunProgress) -> DiagnosisReply | Died:
     arguments = ("--interpret",) if request.interpret else ()
     try:
         with (
             terminate_like_ctrl_c(),
             Pool(1, arguments=arguments, told=watcher.told, passes_on=True, until=watcher.patience.until) as pool,
         ):
-            for _, reply in pool.run([asdict(request)]):
+            for _, reply in pool.run([cast("DiagnosisRequest", asdict(request))]):
                 if isinstance(reply, dict) and "ended" in reply:
                     return _ended(request, reply, watcher.last, pool.interrupted)
                 if isinstance(reply, dict) and reply.get("interrupted") and not pool.interrupted:
@@ -106,7 +109,7 @@ def _asked(request: DiagnoseRequest, watcher: _RunProgress) -> dict[str, Any] | 
     raise Problem("No worker answered.")
 
 
-def _ended(request: DiagnoseRequest, reply: dict[str, Any], last: dict[str, Any], interrupted: bool) -> dict[str, Any]:
+def _ended(request: DiagnoseRequest, reply: DiagnosisReply, last: CandidateRun, interrupted: bool) -> DiagnosisReply:
     """KeyboardInterrupt or SystemExit that reached the worker: the user's, an import's, or the candidate's."""
     if interrupted:
         raise Problem("Interrupted before anything was known.")
@@ -116,7 +119,7 @@ def _ended(request: DiagnoseRequest, reply: dict[str, Any], last: dict[str, Any]
     return _wrong(request, f"the candidate {said}", last, 0.0)
 
 
-def _died(request: DiagnoseRequest, died: Died, watcher: _RunProgress, seconds: float) -> dict[str, Any]:
+def _died(request: DiagnoseRequest, died: Died, watcher: _RunProgress, seconds: float) -> DiagnosisReply:
     """The death of the process as a diagnosis: what ended it, in which run, at which line."""
     last = watcher.last
     if last and watcher.stopped:
@@ -137,7 +140,7 @@ def _died(request: DiagnoseRequest, died: Died, watcher: _RunProgress, seconds: 
     return _wrong(request, said, last, seconds)
 
 
-def _wrong(request: DiagnoseRequest, said: str, last: dict[str, Any], seconds: float) -> dict[str, Any]:
+def _wrong(request: DiagnoseRequest, said: str, last: CandidateRun, seconds: float) -> DiagnosisReply:
     from ...assay.diagnosis import Cause, Diagnosis
     from ...assay.diagnosis.rules import CATALOGUE
     from ...assay.results import CERTAIN, FAIL, Finding, Report
@@ -154,8 +157,8 @@ def _wrong(request: DiagnoseRequest, said: str, last: dict[str, Any], seconds: f
 
 
 def _never_ended(
-    request: DiagnoseRequest, run: dict[str, Any], where: str, found: list[dict[str, Any]], seconds: float
-) -> dict[str, Any]:
+    request: DiagnoseRequest, run: CandidateRun, where: str, found: list[JsonObject], seconds: float
+) -> DiagnosisReply:
     """What is known of a process that had to be ended: the run that it was in, and what it had found before."""
     from ...assay.diagnosis import Diagnosis
     from ...assay.results import UNJUDGED, Report
@@ -169,7 +172,7 @@ def _never_ended(
     return _reply(request, diagnosis)
 
 
-def _reply(request: DiagnoseRequest, found: Diagnosis) -> dict[str, Any]:
+def _reply(request: DiagnoseRequest, found: Diagnosis) -> DiagnosisReply:
     from ...assay.diagnosis.text import render
     from ...assay.html import diagnosis_page
 
@@ -188,10 +191,10 @@ def _reply(request: DiagnoseRequest, found: Diagnosis) -> dict[str, Any]:
 class _RunProgress:
     """On a terminal: what runs, how many runs, and how much of the time is over. It also keeps what ran last."""
 
-    def __init__(self, err: Any, request: DiagnoseRequest) -> None:
-        self.last: dict[str, Any] = {}
-        self.outer: list[dict[str, Any]] = []  # runs within which another goes on
-        self.found: list[dict[str, Any]] = []  # in the first case in which something was found
+    def __init__(self, err: Console, request: DiagnoseRequest) -> None:
+        self.last: CandidateRun = {}
+        self.outer: list[CandidateRun] = []  # runs within which another goes on
+        self.found: list[JsonObject] = []  # in the first case in which something was found
         self.patience = deadlines.RunDeadline(request.budget)
         whole = request.budget if request.do == "diagnose" else None
         self.progress = Progress(
@@ -220,7 +223,7 @@ class _RunProgress:
         until = self.patience.until()
         return until is not None and time.monotonic() >= until
 
-    def told(self, last: dict[str, Any]) -> None:
+    def told(self, last: ProgressMessage) -> None:
         if "importing" in last:
             self.patience.imports()
             self._shows(f"importing {last['importing']}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ...assay.diagnosis import Diagnosis
     from ...assay.results import Report
+    from ..workers.messages import CandidateRun
 
 LEAST, FIRST, SHARE, TIMES = 5.0, 1 / 2, 1 / 3, 4.0
 ID = "no_end"
@@ -75,7 +76,7 @@ class RunDeadline:
         return None if self.began is None or self.budget is None else self.began + self.seconds
 
 
-def timeout_sentence(run: dict[str, Any], where: str) -> str:
+def timeout_sentence(run: CandidateRun, where: str) -> str:
     """One sentence: which run, after how long, at which line."""
     place = f", {where}" if where else ""
     return (
@@ -84,7 +85,7 @@ def timeout_sentence(run: dict[str, Any], where: str) -> str:
     )
 
 
-def timed_out_replay(error: BaseException, before: str, run: dict[str, Any], where: str) -> Report:
+def timed_out_replay(error: BaseException, before: str, run: CandidateRun, where: str) -> Report:
     """The report of a replay that such a run has ended: what was found until then stands in it."""
     from ...assay.results import CERTAIN, FAIL, NOT_RUN, Finding, Note
 
@@ -99,7 +100,7 @@ def timed_out_replay(error: BaseException, before: str, run: dict[str, Any], whe
     return report
 
 
-def add_timeout(found: Diagnosis, run: dict[str, Any], where: str) -> Diagnosis:
+def add_timeout(found: Diagnosis, run: CandidateRun, where: str) -> Diagnosis:
     """A diagnosis that was ended by such a run: it is the finding where there was none, and else stands with them."""
     from ...assay.diagnosis import Cause
     from ...assay.results import CERTAIN, FAIL, NOT_RUN, PASS, UNJUDGED, Finding

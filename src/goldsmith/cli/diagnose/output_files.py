@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..terminal import Problem
 
@@ -18,7 +17,7 @@ def check_folder(path: Path) -> None:
         raise Problem(f"--out {path} cannot be written: {why}.")
 
 
-def write_or_explain(what: object, write: Callable[[], Any]) -> list[str]:
+def write_or_explain(what: object, write: Callable[[], object]) -> list[str]:
     """Nothing, or one sentence that says why it could not be written: what was found is to be told all the same."""
     try:
         write()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 
@@ -27,10 +27,13 @@ from ..verify.selection import choose
 from . import deadlines
 from .output_files import write_or_explain
 
-Tell = Callable[[dict[str, Any]], None]
+if TYPE_CHECKING:
+    from ..workers.messages import CandidateRun, DiagnosisReply, DiagnosisRequest, ProgressMessage
+
+Tell = Callable[["ProgressMessage"], None]
 
 
-def diagnose(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
+def diagnose(request: DiagnosisRequest, tell: Tell) -> DiagnosisReply:
     """A diagnosis as text and JSON; the page and the bundle are written here, where the tensors are."""
     try:
         tell({"importing": request["name"]})
@@ -82,17 +85,18 @@ def _keep(found: assay.Diagnosis, folder: str | None) -> list[str]:
     return write_or_explain(f"a bundle into {folder}", keep)
 
 
-def replay(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
+def replay(request: DiagnosisRequest, tell: Tell) -> DiagnosisReply:
     """A bundle's inputs through the target once more: the report, and whether it came out as it did."""
     try:
-        bundle = _bundle(request["bundle"])
+        path = request["bundle"] or ""
+        bundle = _bundle(path)
         tell({"importing": request["name"]})
         subject = _Subject(request if request["name"] else {**request, **_of_ours(bundle)})
         tell({"over": 0})
         _import_triton()
         with _telling(tell) as ended:
             try:
-                report = assay.replay(request["bundle"], subject.target)
+                report = assay.replay(path, subject.target)
             except hooks.TakesTooLong as error:
                 report = deadlines.timed_out_replay(error, bundle.meta["verdict"], *ended[0])
     except (UnknownName, TargetError) as error:
@@ -119,10 +123,15 @@ def _import_triton() -> None:
         pass
 
 
+class _OperatorOnBackend(TypedDict):
+    name: str
+    backend: str
+
+
 class _Subject:
     """The target that was asked for, where and in which dtype it runs, and how the command line calls it."""
 
-    def __init__(self, request: dict[str, Any]) -> None:
+    def __init__(self, request: DiagnosisRequest) -> None:
         name, self.device = request["name"], device_of(request)
         dtype = getattr(torch, request["dtype"]) if request["dtype"] else None
         if ":" in name:
@@ -162,7 +171,7 @@ def _own(name: str) -> assay.Target:
     return targets[0]
 
 
-def _backend(op: Op, request: dict[str, Any]) -> tuple[str, str]:
+def _backend(op: Op, request: DiagnosisRequest) -> tuple[str, str]:
     """The backend asked for, if it can run here; else the first that can; and on which device."""
     wanted = request["backend"]
     if wanted is not None and wanted not in op.backends:
@@ -175,7 +184,7 @@ def _backend(op: Op, request: dict[str, Any]) -> tuple[str, str]:
     return min(able, key=lambda found: found[1] != device_of(request))
 
 
-def _narrowed(op: Op, backend: str, device: str, interpreted: bool, request: dict[str, Any]) -> assay.Target:
+def _narrowed(op: Op, backend: str, device: str, interpreted: bool, request: DiagnosisRequest) -> assay.Target:
     """The operator with the cases of an ordinary proof, as far as this backend takes them; all when one is named."""
     jobs = choose(op, backend, device, interpreted, "default", request["dtype"]).jobs
     target = op_target(op, backend, device=device, dtype=getattr(torch, jobs[0].dtype) if jobs else None)
@@ -187,7 +196,7 @@ def _narrowed(op: Op, backend: str, device: str, interpreted: bool, request: dic
     return replace(target, cases=cases) if cases else target
 
 
-def _takes(op: Op, backend: str, case: Any, dtype: torch.dtype, device: str) -> bool:
+def _takes(op: Op, backend: str, case: assay.Case, dtype: torch.dtype, device: str) -> bool:
     given = case.build(dtype, device, 0)
     tensors = [given.get(name) for name in op.inputs]
     return op.why_not(backend, *tensors, **{o: given[o] for o in op.options}) is None
@@ -209,7 +218,7 @@ def _case_of(bundle: assay.Bundle) -> assay.Case:
     return assay.Case(bundle.meta["case"], lambda make: dict(supply), given=True)
 
 
-def _of_ours(bundle: assay.Bundle) -> dict[str, Any]:
+def _of_ours(bundle: assay.Bundle) -> _OperatorOnBackend:
     """The operator and backend that a bundle names: ours alone, since a stranger's would have to be imported."""
     name, _, backend = bundle.meta["target"].partition(" on ")
     if name not in Op.all() or backend not in Op.get(name).backends:
@@ -232,19 +241,22 @@ def _threads(bundle: assay.Bundle | None) -> Iterator[None]:
 
 
 @contextmanager
-def _telling(tell: Tell) -> Iterator[list[tuple[dict[str, Any], str]]]:
+def _telling(tell: Tell) -> Iterator[list[tuple[CandidateRun, str]]]:
     """Inside, every run is told before it begins and when it is over (20 us each), so that a crash has a place.
 
     Gives the runs that were ended because they took too long, and where they stood.
     """
-    runs, ended = 0, []
+    runs = 0
+    ended: list[tuple[CandidateRun, str]] = []
 
     def told(case: str, probe: str, run: str) -> None:
         nonlocal runs
         runs += 1
         now = hooks.RUNNING[-1]
-        said = {"case": case, "probe": probe, "run": run, "runs": runs, "seed": now.seed}
-        tell(said | ({"found": [asdict(f) for f in now.found]} if now.found else {}))
+        said: ProgressMessage = {"case": case, "probe": probe, "run": run, "runs": runs, "seed": now.seed}
+        if now.found:
+            said["found"] = [asdict(f) for f in now.found]
+        tell(said)
 
     def over() -> None:
         tell({"over": runs})

@@ -6,8 +6,9 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
+from rich.console import Console
 from rich.markup import escape
 
 from ... import __version__
@@ -17,6 +18,10 @@ from ..workers.pool import Died, Pool, WorkersFailed
 from . import display
 from .outcome import VerifyOutcome, VerifyRequest
 from .selection import Job, examined
+
+if TYPE_CHECKING:
+    from ..workers.messages import CheckRequest, PlanRequest
+    from .proof import Proof
 
 INTERPRETER = "interpreter"  # how kernels ran that did not run on their device
 
@@ -59,7 +64,7 @@ def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None
     return outcome.status
 
 
-def verify(request: VerifyRequest, err: Any) -> VerifyOutcome:
+def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
     """Plan and check. Ctrl-C ends it early, with what was finished; so does being told to terminate."""
     began = time.monotonic()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -94,14 +99,14 @@ def verify(request: VerifyRequest, err: Any) -> VerifyOutcome:
 
 def _sharing(outcome: VerifyOutcome) -> int:
     """How many workers one card's memory has room for: a case of many tokens takes some GiB in float64."""
-    cards = outcome.machine.get("gpus") or [{"memory_gib": 0}]
-    return max(1, int(cards[0]["memory_gib"] // 10))
+    cards = outcome.machine["gpus"]
+    return max(1, int(cards[0]["memory_gib"] // 10)) if cards else 1
 
 
 def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
     from .proof import Proof
 
-    asked = {
+    asked: PlanRequest = {
         "do": "plan",
         "names": list(request.names),
         "backend": request.backend,
@@ -157,14 +162,14 @@ def _remarks(outcome: VerifyOutcome, request: VerifyRequest) -> list[str]:
     return said
 
 
-def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Any) -> None:
+def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Console) -> None:
     from ...assay.results import Report
     from .proof import broken_report, crash_report, ended_report
 
-    jobs: list[dict[str, Any]] = []
+    jobs: list[CheckRequest] = []
     for number, proof in enumerate(outcome.proofs):
         jobs += [_message(number, proof, job, request) for job in proof.jobs]
-    retried: list[dict[str, Any]] = []
+    retried: list[CheckRequest] = []
     with display.VerifyProgress(err, outcome.proofs) as watcher:
         for alone in (False, True):
             if alone:
@@ -191,11 +196,11 @@ def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Any)
                     proof.reports.append(Report.from_json(reply["report"]))
                     proof.how = INTERPRETER if reply["interpreted"] else proof.how
                 proof.done += 1
-                now = pool.running[0] if pool.running else job
+                now = cast("CheckRequest", pool.running[0]) if pool.running else job
                 watcher.finished(proof, job["cost"], f"{outcome.proofs[now['proof']].name}: {now['case']}")
 
 
-def _message(number: int, proof: Any, job: Job, request: VerifyRequest) -> dict[str, Any]:
+def _message(number: int, proof: Proof, job: Job, request: VerifyRequest) -> CheckRequest:
     return {
         "do": "check",
         "proof": number,
@@ -211,10 +216,10 @@ def _message(number: int, proof: Any, job: Job, request: VerifyRequest) -> dict[
 
 def _conditions(outcome: VerifyOutcome) -> list[str]:
     machine = outcome.machine
-    gpus = [g["name"] for g in machine.get("gpus", ())]
+    gpus = [g["name"] for g in machine["gpus"]]
     lines = [gpus[0] if gpus and outcome.device.startswith("cuda") else f"{machine['cpu']}, {machine['cores']} cores"]
     lines.append(f"torch {machine['torch']}")
-    if machine.get("triton"):
+    if machine["triton"]:
         interpreted = any(p.how == INTERPRETER for p in outcome.proofs)
         lines.append(
             f"Triton {machine['triton']}" + (", kernels through its interpreter, small sizes" if interpreted else "")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from ...assay.html.view import NOT_JUDGED, shown_maps
-from ...assay.results import FAIL, PASS, REFERENCE_FAULT, UNJUDGED, Note, ProbeRun, Report
+from ...assay.results import FAIL, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Note, ProbeRun, Report
+from ..json_types import JsonObject
 
 GOOD_MAPS, BAD_MAPS = 1, 6
 NOT_SELECTED = "not selected"  # what assay.check says of a probe that was not asked for
@@ -43,11 +44,11 @@ def merge(name: str, reports: Sequence[Report]) -> Report:
     return merged
 
 
-def _environment(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _environment(one: JsonObject, other: JsonObject) -> JsonObject:
     """What the first says, with what was spent added up."""
-    spent = [e.get("runs") or {} for e in (one, other)]
+    spent = [cast("dict[str, int]", e.get("runs") or {}) for e in (one, other)]
     runs = {k: sum(s.get(k, 0) for s in spent) for k in {**spent[0], **spent[1]}}
-    interpreted = sum(e.get("interpreted", 0) for e in (one, other))
+    interpreted = sum(cast("int", e.get("interpreted", 0)) for e in (one, other))
     return {**other, **one, "runs": runs, "interpreted": interpreted}
 
 
@@ -67,7 +68,7 @@ def _added(runs: Sequence[ProbeRun]) -> ProbeRun:
     return ProbeRun(runs[0].name, bool(ran), reason, sum(p.seconds for p in runs), sum(p.runs for p in runs))
 
 
-def _fewer(report: Report) -> dict[str, Any]:
+def _fewer(report: Report) -> dict[str, ErrorMap]:
     if not report.ok:
         return shown_maps(report, BAD_MAPS)
     good = sorted(report.maps.items(), key=lambda item: item[1].shape[0] * item[1].shape[1])

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ... import __version__
 from ...core import native
+from ..json_types import JsonObject, MachineFacts
 from ..source import digest
+
+if TYPE_CHECKING:
+    from ...assay.html.view import Entry
+    from .proof import Proof
 
 INTERRUPTED = 130
 
@@ -30,8 +35,8 @@ class VerifyRequest:
 class VerifyOutcome:
     """Everything that a run of verify found."""
 
-    proofs: list[Any]
-    machine: dict[str, Any]
+    proofs: list[Proof]
+    machine: MachineFacts
     seconds: float = 0.0
     interrupted: bool = False
     device: str = "cpu"
@@ -40,7 +45,7 @@ class VerifyOutcome:
     size: str = "default"
 
     @property
-    def entries(self) -> list[Any]:
+    def entries(self) -> list[Entry]:
         return [p.entry() for p in self.proofs]
 
     @property
@@ -59,7 +64,7 @@ class VerifyOutcome:
             return INTERRUPTED
         return 0 if any(e.report is not None for e in entries) else 2
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         entries = self.entries
         return {
             "schema": 1,

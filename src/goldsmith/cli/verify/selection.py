@@ -11,12 +11,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
+from ...assay.case import Case
+from ...assay.target import Target
 from ...core.op import Op
 from ..targets import op_dtypes
+
+if TYPE_CHECKING:
+    from ..workers.messages import JobMessage
 from ..terminal import count
 
 # What the first run shows anyway; what needs seven further runs; what needs seven others, and makes sense in the
@@ -44,12 +49,13 @@ class Job:
     probes: tuple[str, ...] | None = None
     cost: float = 1.0
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def to_json(self) -> JobMessage:
+        return cast("JobMessage", asdict(self))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Job:
-        return cls(**{**data, "probes": None if data["probes"] is None else tuple(data["probes"])})
+    def from_json(cls, data: JobMessage) -> Job:
+        probes = None if data["probes"] is None else tuple(data["probes"])
+        return cls(data["case"], data["dtype"], data["label"], probes, data["cost"])
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def _some(left_out: list[tuple[int, str]]) -> list[tuple[int, str]]:
     return [(number, text) for number, text in left_out if number]
 
 
-def choose_own(target: Any, size: str, dtype: str | None) -> Choice:
+def choose_own(target: Target, size: str, dtype: str | None) -> Choice:
     """The jobs of a target of the user's own: every case in every dtype through all probes, or one with --quick.
 
     Whether its kernels run in the interpreter shows when they run: `check` then does not judge them in bfloat16.
@@ -130,7 +136,7 @@ def choose_own(target: Any, size: str, dtype: str | None) -> Choice:
     return Choice(jobs + [job(case, dtype or _own_dtype(case, dtypes[0]), None) for case in literal], [])
 
 
-def _own_dtype(case: Any, otherwise: str) -> str:
+def _own_dtype(case: Case, otherwise: str) -> str:
     return next((_name(d) for d in case.own_dtypes), otherwise)
 
 
@@ -148,20 +154,20 @@ def examined(jobs: Iterable[Job]) -> str:
     return f"Run: {'; '.join(said)}." if numbers else ""
 
 
-def _ordinary(case: Any, typical: Any, most: tuple[str, ...]) -> tuple[str, ...] | None:
+def _ordinary(case: Case, typical: Case, most: tuple[str, ...]) -> tuple[str, ...] | None:
     """What a case goes through in an ordinary run: `most` of them, unless it is large, tagged or the typical one."""
     if "large" in case.tags:
         return VALUES
     return None if EVERY_PROBE in case.tags or case is typical else most
 
 
-def _typical(cases: Sequence[Any]) -> Any:
+def _typical(cases: Sequence[Case]) -> Case:
     """The case that stands for the others, of about the usual size: one of those meant for every probe, if any are."""
     tagged = [c for c in cases if EVERY_PROBE in c.tags]
     return min(tagged or cases, key=lambda c: abs(elements(c) - TYPICAL_ELEMENTS))
 
 
-def _spread(cases: list[Any], typical: Any) -> list[Any]:
+def _spread(cases: list[Case], typical: Case) -> list[Case]:
     """At most INTERPRETED_CASES of them, evenly from first to last, the typical one among them."""
     step = max(1.0, len(cases) / INTERPRETED_CASES)
     kept = {round(k * step) for k in range(INTERPRETED_CASES)}
@@ -171,7 +177,7 @@ def _spread(cases: list[Any], typical: Any) -> list[Any]:
     return [c for k, c in enumerate(cases) if k in kept]
 
 
-def elements(case: Any) -> int:
+def elements(case: Case) -> int:
     """Elements of the largest input; of a large case the product of its sizes, which need not be drawn."""
     if "large" in case.tags:
         return math.prod(v for v in case.sizes.values() if isinstance(v, int) and not isinstance(v, bool))
@@ -190,7 +196,7 @@ class _Jobs:
     interpreted: bool = False
     on_gpu: bool = False
 
-    def __call__(self, case: Any, dtype: str, probes: tuple[str, ...] | None) -> Job:
+    def __call__(self, case: Case, dtype: str, probes: tuple[str, ...] | None) -> Job:
         runs = RUNS[probes]
         seconds = 0.3 + 0.03 * runs + runs * (0.4 if self.interpreted else 0.01)
         label = case.name if case.given or list(self.dtypes) == [dtype] else f"{case.name} {dtype}"

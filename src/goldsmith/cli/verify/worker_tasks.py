@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from ...assay import limits
+from ...assay.case import Case
 from ...assay.check import NO_MEMORY, check
 from ...assay.html.maps import shrink
 from ...assay.html.view import NOT_JUDGED, shown_maps
-from ...assay.results import UNJUDGED, ErrorMap, Finding, Report, Row, TargetError
+from ...assay.results import UNJUDGED, ErrorMap, Report, TargetError
 from ...assay.target import Target
 from ...core.device import machine
 from ...core.op import Op
@@ -19,6 +20,11 @@ from ..placement import device_of, place
 from ..targets import ResolvedName, UnknownName, find, load_targets, op_target
 from .selection import Choice, choose, choose_own
 
+if TYPE_CHECKING:
+    from ..json_types import MachineFacts
+    from ..workers.messages import CheckReply, CheckRequest, PlanReply, PlanRequest, ProofMessage
+
+TWIN = "float32 inputs"  # name of the run that holds a 16-bit case to its float32 inputs
 BAD_CELLS, GOOD_CELLS, BAD_MAPS = 64, 40, 3
 
 
@@ -28,12 +34,10 @@ class VerifyTasks:
     def __init__(self) -> None:
         self.targets: dict[tuple[str, int, str], Target] = {}
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request["do"] == "plan":
-            return self.plan(request)
-        return self.check(request)
+    def answer(self, request: PlanRequest | CheckRequest) -> PlanReply | CheckReply:
+        return self.plan(request) if request["do"] == "plan" else self.check(request)
 
-    def plan(self, request: dict[str, Any]) -> dict[str, Any]:
+    def plan(self, request: PlanRequest) -> PlanReply:
         """Every proof behind the names: operator, backend, the cases to run with their dtypes, or why there is none."""
         try:
             found = find(request["names"])
@@ -43,9 +47,9 @@ class VerifyTasks:
         known = sorted({b for named in found if named.op for b in named.op.backends})
         if request["backend"] and known and request["backend"] not in known:
             return {"problem": f"unknown backend {request['backend']!r}; known: {', '.join(known)}"}
-        return {"proofs": proofs, "machine": machine().to_json(), "device": device_of(request)}
+        return {"proofs": proofs, "machine": cast("MachineFacts", machine().to_json()), "device": device_of(request)}
 
-    def _proofs(self, named: ResolvedName, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def _proofs(self, named: ResolvedName, request: PlanRequest) -> list[ProofMessage]:
         size, dtype = request["size"], request["dtype"]
         if named.target is not None:
             choice = choose_own(named.target, size, dtype)
@@ -64,7 +68,7 @@ class VerifyTasks:
             proofs.append(_proof(op.name, backend, device, choice, how, reason or "", op.name))
         return proofs
 
-    def check(self, request: dict[str, Any]) -> dict[str, Any]:
+    def check(self, request: CheckRequest) -> CheckReply:
         """One case on one backend: a report, or why it cannot run here."""
         device, dtype = request["device"], getattr(torch, request["dtype"])
         try:
@@ -88,10 +92,13 @@ class VerifyTasks:
         if short and report.verdict == UNJUDGED:
             return {"memory": short}
         interpreted = bool(report.environment.get("interpreted"))
-        reply = {"report": smaller(one_case(report, request["label"])).to_json(), "interpreted": interpreted}
-        return {**reply, "memory": short} if short and report.ok else reply
+        shown = smaller(one_case(report, request["label"]))
+        reply: CheckReply = {"report": shown.to_json(), "interpreted": interpreted}
+        if short and report.ok:
+            reply["memory"] = short
+        return reply
 
-    def _target(self, request: dict[str, Any]) -> Target:
+    def _target(self, request: CheckRequest) -> Target:
         key = (request["source"], request["index"], request["backend"])
         if key not in self.targets:
             if ":" in request["source"]:
@@ -100,7 +107,7 @@ class VerifyTasks:
                 self.targets[key] = op_target(Op.get(request["source"]), request["backend"], device=request["device"])
         return self.targets[key]
 
-    def _case_reason(self, request: dict[str, Any], case: Any, dtype: torch.dtype, device: str) -> str | None:
+    def _case_reason(self, request: CheckRequest, case: Case, dtype: torch.dtype, device: str) -> str | None:
         if ":" in request["source"]:
             return None
         op = Op.get(request["source"])
@@ -111,7 +118,7 @@ class VerifyTasks:
 
 def _proof(
     operator: str, backend: str, device: str, choice: Choice, how: str, reason: str, source: str, index: int = 0
-) -> dict[str, Any]:
+) -> ProofMessage:
     return {
         "operator": operator,
         "backend": backend,
@@ -131,23 +138,18 @@ def one_case(report: Report, label: str) -> Report:
         if any(note.id in NOT_JUDGED and note.case == label for note in report.notes):
             return replace(report, cases=[label])  # what was judged beside it is not what was asked
 
-    def mine(item: Any) -> Any:
-        if item.case == label:
-            return item
-        told = {"text": f"{item.text} (float32 inputs)"} if isinstance(item, Finding) else {}
-        return replace(item, case=label, **({"run": "float32 inputs"} if isinstance(item, Row | ErrorMap) else told))
-
     maps: dict[str, ErrorMap] = {}
     for m in report.maps.values():  # the plain run's first: a later one takes the place of what is right alone
         key = f"{label} {m.tensor}"
-        maps[key] = mine(m) if key not in maps or (m.bad and not maps[key].bad) else maps[key]
+        if key not in maps or (m.bad and not maps[key].bad):
+            maps[key] = m if m.case == label else replace(m, case=label, run=TWIN)
     return replace(
         report,
         cases=[label],
         maps=maps,
-        findings=[mine(f) for f in report.findings],
-        notes=[mine(n) for n in report.notes],
-        rows=[mine(r) for r in report.rows],
+        findings=[f if f.case == label else replace(f, case=label, text=f"{f.text} ({TWIN})") for f in report.findings],
+        notes=[replace(n, case=label) for n in report.notes],
+        rows=[r if r.case == label else replace(r, case=label, run=TWIN) for r in report.rows],
     )
 
 

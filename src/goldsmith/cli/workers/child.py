@@ -13,13 +13,15 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import IO, TYPE_CHECKING
 
 from .pool import NOT_THEIRS
 
 if TYPE_CHECKING:
     from ..verify.worker_tasks import VerifyTasks
+    from .messages import ProgressMessage, WorkerReply, WorkerRequest
 
 DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
@@ -39,6 +41,7 @@ def main() -> None:
     _send(replies, {"ready": True})
     for line in requests:
         request = json.loads(line)
+        reply: WorkerReply
         try:
             reply = _answer(tasks, request, lambda progress: _send(replies, {"progress": progress}))
         except (KeyboardInterrupt, SystemExit) as error:  # a Ctrl-C of the user's goes to the parent, never to a worker
@@ -48,14 +51,13 @@ def main() -> None:
         _send(replies, {"id": request["id"], **reply})
 
 
-def _answer(tasks: VerifyTasks, request: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    if request["do"] in ("diagnose", "replay"):
+def _answer(tasks: VerifyTasks, request: WorkerRequest, tell: Callable[[ProgressMessage], None]) -> WorkerReply:
+    if request["do"] == "diagnose" or request["do"] == "replay":
         from ..diagnose import worker_tasks  # verify's workers need none of it
 
-        return (
-            worker_tasks.diagnose(request, tell) if request["do"] == "diagnose" else worker_tasks.replay(request, tell)
-        )
-    return tasks.answer(request)
+        task = worker_tasks.diagnose if request["do"] == "diagnose" else worker_tasks.replay
+        return {**task(request, tell)}
+    return {**tasks.answer(request)}
 
 
 def _ends_when_asked() -> None:
@@ -64,7 +66,7 @@ def _ends_when_asked() -> None:
         return
     from ...assay import hooks
 
-    def raised(number: int, frame: Any) -> None:
+    def raised(number: int, frame: FrameType | None) -> None:
         if hooks.RUNNING:  # else it has ended in the meantime
             raise hooks.TakesTooLong(_stands(frame))
 
@@ -72,7 +74,7 @@ def _ends_when_asked() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)  # also where no Python code runs
 
 
-def _stands(frame: Any) -> str:
+def _stands(frame: FrameType | None) -> str:
     """The innermost frame that is neither a library's nor ours."""
     for seen in reversed(traceback.extract_stack(frame)):
         if not any(part in seen.filename for part in NOT_THEIRS):
@@ -112,7 +114,7 @@ def _choose_interpreter(mode: str) -> None:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-def _send(replies: IO[str], message: dict[str, Any]) -> None:
+def _send(replies: IO[str], message: Mapping[str, object]) -> None:
     replies.write(json.dumps(message) + "\n")
     replies.flush()
 

@@ -14,11 +14,15 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TypeVar, cast
+
+from .messages import ProgressMessage, WorkerReply, WorkerRequest
+
+RequestT = TypeVar("RequestT", bound=WorkerRequest)
 
 PATIENCE = 10.0  # seconds after a Ctrl-C that was passed on
 GRACE = 2.0  # seconds between asking a run that takes too long to end, and ending its process
@@ -62,13 +66,13 @@ class WorkersFailed(RuntimeError):
 @dataclass
 class _Worker:
     number: int
-    inbox: queue.Queue
+    inbox: queue.Queue[tuple[_Worker, WorkerReply | None]]
     arguments: tuple[str, ...]
     threads: int
-    job: Any = None
+    job: WorkerRequest | None = None
     ready: bool = False
     said: int = 0  # bytes of stderr from before its present job
-    process: subprocess.Popen = field(init=False)
+    process: subprocess.Popen[str] = field(init=False)
 
     def __post_init__(self) -> None:
         environment = dict(os.environ)
@@ -99,7 +103,7 @@ class _Worker:
         self.process.wait()
         self.inbox.put((self, None))
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         if self.process.stdin is None:
             return
         self.said = os.fstat(self.stderr.fileno()).st_size
@@ -145,7 +149,7 @@ class Pool:
         *,
         arguments: tuple[str, ...] = (),
         threads: int = 1,
-        told: Callable[[dict[str, Any]], None] | None = None,
+        told: Callable[[ProgressMessage], None] | None = None,
         passes_on: bool = False,
         until: Callable[[], float | None] = lambda: None,
     ) -> None:
@@ -156,7 +160,7 @@ class Pool:
         self.told, self.passes_on, self.interrupted = told, passes_on, False
         self.until = until
         self.asked: tuple[float, float] | None = None  # the time that was up, and when the workers were asked
-        self.inbox: queue.Queue = queue.Queue()
+        self.inbox: queue.Queue[tuple[_Worker, WorkerReply | None]] = queue.Queue()
         self.workers: list[_Worker] = []
         self.started = 0
 
@@ -173,7 +177,7 @@ class Pool:
         self.started += 1
         self.workers.append(_Worker(self.started, self.inbox, self.arguments, self.threads))
 
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, message: WorkerRequest) -> WorkerReply:
         """One request, answered by the first worker; raises WorkersFailed when it dies over it."""
         for _, reply in self.run([message]):
             if isinstance(reply, Died):
@@ -181,7 +185,7 @@ class Pool:
             return reply
         raise WorkersFailed("no worker answered")
 
-    def run(self, jobs: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any] | Died]]:
+    def run(self, jobs: Iterable[RequestT]) -> Iterator[tuple[RequestT, WorkerReply | Died]]:
         """(job, reply) as they are finished; a worker that dies gives `Died`, and another takes its place."""
         pending = deque(jobs)
         open_jobs = len(pending)
@@ -206,7 +210,7 @@ class Pool:
                     continue
                 if worker.job is None:
                     continue
-                job, worker.job = worker.job, None
+                job, worker.job = cast("RequestT", worker.job), None
                 open_jobs -= 1
                 yield job, died
             elif "ready" in reply:
@@ -215,11 +219,11 @@ class Pool:
                 if self.told is not None:
                     self.told(reply["progress"])
             else:
-                job, worker.job = worker.job, None
+                job, worker.job = cast("RequestT", worker.job), None
                 open_jobs -= 1
                 yield job, reply
 
-    def _next(self) -> tuple[_Worker, dict[str, Any] | None]:
+    def _next(self) -> tuple[_Worker, WorkerReply | None]:
         while True:
             try:
                 return self.inbox.get(timeout=self._wait())
@@ -261,7 +265,7 @@ class Pool:
         self.asked = (until, now)
 
     @property
-    def running(self) -> list[dict[str, Any]]:
+    def running(self) -> list[WorkerRequest]:
         """What the workers are at, oldest first."""
         return [w.job for w in self.workers if w.job is not None]
 
