@@ -5,12 +5,13 @@ import random
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from goldsmith.hf.training import journal
-from goldsmith.hf.training.data import Document
-from goldsmith.hf.training.loop import Plan, Trainer
-from goldsmith.hf.training.packing import Stream
-from goldsmith.hf.training.schedule import Schedule
-from goldsmith.hf.training.session import LOG, Session, Watcher
+from goldsmith.hf.training.data.documents import Document
+from goldsmith.hf.training.data.packing import Stream
+from goldsmith.hf.training.records import journal
+from goldsmith.hf.training.run.plan import Plan
+from goldsmith.hf.training.run.schedule import Schedule
+from goldsmith.hf.training.run.session import LOG, Session, Watcher
+from goldsmith.hf.training.run.trainer import Trainer
 
 CHAT = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"

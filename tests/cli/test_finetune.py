@@ -25,13 +25,14 @@ from goldsmith.cli import app
 from goldsmith.cli.finetune.display import FinetuneDisplay
 from goldsmith.core import native
 from goldsmith.hf import convert, load_adapter
-from goldsmith.hf.training import accounting, page
-from goldsmith.hf.training.borders import masks, no_masks
-from goldsmith.hf.training.data import cut, read
-from goldsmith.hf.training.journal import rows
-from goldsmith.hf.training.loop import Trainer
-from goldsmith.hf.training.loss import summed_loss
-from goldsmith.hf.training.packing import Stream
+from goldsmith.hf.training.data.attention_masks import masks, no_masks
+from goldsmith.hf.training.data.documents import cut, read
+from goldsmith.hf.training.data.packing import Stream
+from goldsmith.hf.training.model import accounting
+from goldsmith.hf.training.records import loss_page
+from goldsmith.hf.training.records.journal import rows
+from goldsmith.hf.training.run.loss import summed_loss
+from goldsmith.hf.training.run.trainer import Trainer
 from hf import goldens, models
 
 STEPS = 6
@@ -384,7 +385,7 @@ def test_the_page_stands_alone_and_shows_the_curves(whole):
     assert "prefers-color-scheme: dark" in text and text.count("<svg") == 4
     assert "in 6 steps." in text and "expert LoRA, gate" in text
     assert (
-        page.headline([(k, 2.0 - k / 10) for k in range(1, 6)], 9)
+        loss_page.headline([(k, 2.0 - k / 10) for k in range(1, 6)], 9)
         == "The loss fell from 1.900 to 1.500 in 5 of 9 steps."
     )
 

@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("transformers", reason="comes with the extra hf")
 
 from cli.finetune_tools import same, session, told, trained
-from goldsmith.hf.training import checkpoint
 from goldsmith.hf.training.errors import TrainingError
-from goldsmith.hf.training.session import FILES, Watcher, lock
+from goldsmith.hf.training.records import checkpoints
+from goldsmith.hf.training.run.session import FILES, Watcher, lock
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def whole(tmp_path_factory):
 
 def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, whole):
     trained(tmp_path)
-    path = tmp_path / "checkpoints" / "step-000006" / checkpoint.TENSORS
+    path = tmp_path / "checkpoints" / "step-000006" / checkpoints.TENSORS
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
@@ -34,7 +34,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, whole):
 
 def test_when_no_checkpoint_is_whole_nothing_begins_anew(tmp_path):
     trained(tmp_path, keep=1)
-    (tmp_path / "checkpoints" / "step-000006" / checkpoint.TENSORS).write_bytes(b"")
+    (tmp_path / "checkpoints" / "step-000006" / checkpoints.TENSORS).write_bytes(b"")
     with pytest.raises(TrainingError, match="No checkpoint can be read: .*has 0 bytes of .*--resume never"):
         trained(tmp_path)
 
@@ -51,8 +51,8 @@ def test_options_that_alter_the_result_are_refused_by_name(tmp_path):
 def test_no_byte_of_the_facts_is_believed_when_it_is_damaged(tmp_path, whole):
     """Each flipped bit: the checkpoint is passed over with the sentence of any other damage, or says just the same."""
     trained(tmp_path)
-    path = tmp_path / "checkpoints" / "step-000006" / checkpoint.FACTS
-    raw, right = path.read_bytes(), checkpoint.read(path.parent).facts
+    path = tmp_path / "checkpoints" / "step-000006" / checkpoints.FACTS
+    raw, right = path.read_bytes(), checkpoints.read(path.parent).facts
     passed = 0
     for at in range(len(raw)):
         path.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << at % 7]) + raw[at + 1 :])
@@ -69,7 +69,7 @@ def rewritten(path, change, check=True):
     facts = json.loads(path.read_text())
     facts.pop("check")
     change(facts)
-    path.write_text(json.dumps(facts | {"check": checkpoint._check_of(facts)} if check else facts))
+    path.write_text(json.dumps(facts | {"check": checkpoints._check_of(facts)} if check else facts))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def rewritten(path, change, check=True):
 )
 def test_a_checkpoint_that_lacks_what_a_run_takes_from_it_is_passed_over(change, said, tmp_path):
     trained(tmp_path)
-    rewritten(tmp_path / "checkpoints" / "step-000006" / checkpoint.FACTS, change)
+    rewritten(tmp_path / "checkpoints" / "step-000006" / checkpoints.FACTS, change)
     notes = []
     assert session(tmp_path).find("auto", Watcher(note=notes.append)).step == 4
     assert said in notes[0]
@@ -91,7 +91,7 @@ def test_a_checkpoint_that_lacks_what_a_run_takes_from_it_is_passed_over(change,
 
 def test_a_checkpoint_of_format_1_is_read_and_its_step_is_the_folder_s(tmp_path, whole):
     trained(tmp_path)
-    path = tmp_path / "checkpoints" / "step-000006" / checkpoint.FACTS
+    path = tmp_path / "checkpoints" / "step-000006" / checkpoints.FACTS
     rewritten(path, lambda f: f.update(format=1), check=False)
     assert session(tmp_path).find("auto", Watcher()).step == 6
     rewritten_step = path.read_text().replace('"step": 6', '"step": 5')

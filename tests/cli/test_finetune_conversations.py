@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from cli.finetune_tools import CHAT
-from goldsmith.hf.training.conversation import conversation
+from goldsmith.hf.training.data.conversations import conversation
 
 CODE = "if x:\n\n    return  y\n\n\tand  more  \n"
 TURNS = [

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("transformers", reason="comes with the extra hf")
 
 from cli.finetune_tools import VERSE, tiny_tokenizer
-from goldsmith.hf.training.data import Document, cut, paragraphs, read
+from goldsmith.hf.training.data.documents import Document, cut, paragraphs, read
 from goldsmith.hf.training.errors import DataError
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cli.finetune_tools import saved_place
 from goldsmith.cli import app
-from goldsmith.hf.training import device
+from goldsmith.hf.training.model import device
 
 
 @pytest.fixture(scope="module")

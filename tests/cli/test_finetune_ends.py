@@ -17,12 +17,12 @@ from cli.finetune_tools import saved_place, session, tiny_trainer, told, trained
 from goldsmith.cli import app
 from goldsmith.cli.finetune.display import FinetuneDisplay
 from goldsmith.cli.terminal import console
-from goldsmith.hf.training import model as models
-from goldsmith.hf.training.exhausted import out_of_memory, paragraph
-from goldsmith.hf.training.journal import rows
-from goldsmith.hf.training.loop import Trainer
+from goldsmith.hf.training.model import loading as models
 from goldsmith.hf.training.options import Options
-from goldsmith.hf.training.session import CONFIG, LOG, WEIGHTS, Watcher, again
+from goldsmith.hf.training.records.journal import rows
+from goldsmith.hf.training.run.memory_errors import out_of_memory, paragraph
+from goldsmith.hf.training.run.session import CONFIG, LOG, WEIGHTS, Watcher, again
+from goldsmith.hf.training.run.trainer import Trainer
 
 HUGE = 1 << 50  # bytes; more than an address space of 48 bits gives to anyone
 
@@ -293,7 +293,7 @@ def test_before_a_run_what_takes_the_memory_is_what_should_take_less(place, tmp_
         (10_000_000, 1024, "a smaller --rank or fewer --targets"),
         (1000, 8, "a smaller --seq-len"),
     ):
-        monkeypatch.setattr("goldsmith.hf.training.accounting.memory_free", lambda free=free: free)
+        monkeypatch.setattr("goldsmith.hf.training.model.accounting.memory_free", lambda free=free: free)
         result, text = run(place, tmp_path / "none", "--dry-run", "--rank", str(rank))
         assert result.exit_code == 0 and said in text and ("trained parameters leave no room" in text) == (rank > 8)
 
@@ -302,7 +302,7 @@ def test_a_disk_that_is_full_ends_the_run_in_run_json_as_well(place, tmp_path, m
     def write(*words):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("goldsmith.hf.training.checkpoint.write", write)
+    monkeypatch.setattr("goldsmith.hf.training.records.checkpoints.write", write)
     result, text = run(place, tmp_path)
     assert result.exit_code == 2 and "No space left on device" in text
     assert result_of(tmp_path)["status"] == "failed" and "No space left" in result_of(tmp_path)["error"]

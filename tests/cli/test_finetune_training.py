@@ -15,13 +15,15 @@ import torch
 from cli.finetune_tools import IDENTITY, same, session, tiny_documents, tiny_model, tiny_trainer, told, trained
 from goldsmith import assay
 from goldsmith.assay.case import Case
-from goldsmith.hf.training import borders, journal
+from goldsmith.hf.training.data import attention_masks
+from goldsmith.hf.training.data.packing import UNTRAINED, Stream, batch
 from goldsmith.hf.training.errors import Diverged, TrainingError
-from goldsmith.hf.training.loop import Plan, Trainer
-from goldsmith.hf.training.loss import summed_loss
-from goldsmith.hf.training.packing import UNTRAINED, Stream, batch
-from goldsmith.hf.training.schedule import Schedule, warmup_steps
-from goldsmith.hf.training.session import LOG, Session, Watcher, lock
+from goldsmith.hf.training.records import journal
+from goldsmith.hf.training.run.loss import summed_loss
+from goldsmith.hf.training.run.plan import Plan
+from goldsmith.hf.training.run.schedule import Schedule, warmup_steps
+from goldsmith.hf.training.run.session import LOG, Session, Watcher, lock
+from goldsmith.hf.training.run.trainer import Trainer
 from hf import goldens, models
 
 
@@ -49,7 +51,7 @@ def test_packed_documents_have_the_loss_and_gradient_that_they_have_alone(family
     documents = tiny_documents(7, vocabulary=48)
     for document in documents[::2]:
         document.trained[: len(document) // 2] = [False] * (len(document) // 2)
-    masks = borders.masks(model)
+    masks = attention_masks.masks(model)
     wide, name = goldens.InItsDtype(model), "model.embed_tokens.weight"
 
     def loss(rows, embedding, apart):
@@ -61,7 +63,7 @@ def test_packed_documents_have_the_loss_and_gradient_that_they_have_alone(family
         return {"one": loss([documents], embedding, masks), "two": loss(halves, embedding, masks)}
 
     def alone(embedding):
-        return dict.fromkeys(("one", "two"), loss([[d] for d in documents], embedding, borders.no_masks))
+        return dict.fromkeys(("one", "two"), loss([[d] for d in documents], embedding, attention_masks.no_masks))
 
     def draw(make):
         return {"embedding": make.normal(*model.get_input_embeddings().weight.shape, std=0.5)}
@@ -71,12 +73,12 @@ def test_packed_documents_have_the_loss_and_gradient_that_they_have_alone(family
 
 
 def test_a_model_in_which_documents_see_one_another_is_found_out(monkeypatch):
-    assert borders.apart(models.model("olmoe"), borders.no_masks)
+    assert attention_masks.apart(models.model("olmoe"), attention_masks.no_masks)
     leaky = models.model("gpt_oss")
-    assert not borders.apart(leaky, borders.no_masks)
-    monkeypatch.setattr(borders, "_by_layer", lambda model, given: None)
+    assert not attention_masks.apart(leaky, attention_masks.no_masks)
+    monkeypatch.setattr(attention_masks, "_by_layer", lambda model, given: None)
     with pytest.raises(TrainingError, match="In GptOssForCausalLM a document sees the one before it.*--no-pack"):
-        borders.masks(leaky)
+        attention_masks.masks(leaky)
 
 
 def test_a_document_does_not_see_the_one_before_it():

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cli.finetune_tools import saved_model
 from goldsmith.cli import app
-from goldsmith.hf.offload.text import Drawable, NothingToDraw
+from goldsmith.hf.offload.generation import Drawable, NothingToDraw
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from hf import models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf import coverage
+from goldsmith.hf.adapter import coverage
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from hf import goldens, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf.training.model import load, save_adapter
+from goldsmith.hf.training.model.loading import load, save_adapter
 from goldsmith.hf.training.options import Options
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from hf import goldens, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf import adapters
+from goldsmith.hf.adapter import layout
 
 # peft 0.21.2 looks for the patterns' keys among targeted modules and forgets targeted parameters; it does apply them
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
@@ -67,11 +67,11 @@ def same(one, other):
 
 def test_peft_s_order_is_expert_major_in_a_and_rank_major_in_b():
     a, b = torch.arange(12.0).view(2, 3, 2), torch.arange(24.0).view(2, 4, 3)
-    flat_a, flat_b = adapters.to_peft(a, b)
+    flat_a, flat_b = layout.to_peft(a, b)
     for e in range(2):
         for r in range(3):
             assert torch.equal(flat_a[e * 3 + r], a[e, r]) and torch.equal(flat_b[:, r * 2 + e], b[e, :, r])
-    assert same({"x": (a, b)}, {"x": adapters.from_peft(flat_a, flat_b, 2)})
+    assert same({"x": (a, b)}, {"x": layout.from_peft(flat_a, flat_b, 2)})
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])

@@ -194,10 +194,10 @@ def test_what_the_model_has_no_place_for_is_named(tmp_path):
 
 def test_one_expert_at_a_time_is_read(tmp_path, monkeypatch):
     """What is alive of the experts while they are packed: one expert's three matrices and the base."""
-    from goldsmith.hf import checkpoint
+    from goldsmith.hf.checkpoint import reader
 
     saved(tmp_path)
-    alive, most, kept = set(), [0], checkpoint.Checkpoint.get
+    alive, most, kept = set(), [0], reader.Checkpoint.get
 
     def get(self, name):
         import weakref
@@ -209,6 +209,6 @@ def test_one_expert_at_a_time_is_read(tmp_path, monkeypatch):
             most[0] = max(most[0], len(alive))
         return tensor
 
-    monkeypatch.setattr(checkpoint.Checkpoint, "get", get)
+    monkeypatch.setattr(reader.Checkpoint, "get", get)
     hf.convert(on_meta(tmp_path), format="fp32")
     assert 0 < most[0] <= 6  # the next expert is read while the last one is let go

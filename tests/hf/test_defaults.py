@@ -10,9 +10,9 @@ from experts.defaults import check
 from hf import checkpoints, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf.training.data import Document
-from goldsmith.hf.training.loss import summed_loss
-from goldsmith.hf.training.packing import Stream, batch
+from goldsmith.hf.training.data.documents import Document
+from goldsmith.hf.training.data.packing import Stream, batch
+from goldsmith.hf.training.run.loss import summed_loss
 from goldsmith.offload import attach
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")

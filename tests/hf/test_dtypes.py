@@ -10,7 +10,7 @@ import torch
 from hf import models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf.training.model import load as to_be_trained
+from goldsmith.hf.training.model.loading import load as to_be_trained
 from goldsmith.hf.training.options import Options
 from goldsmith.offload.attach import from_pretrained
 

@@ -12,7 +12,7 @@ from goldsmith import assay
 from goldsmith.assay.case import Case
 from hf import models
 
-forms = pytest.importorskip("goldsmith.hf.forms", reason="goldsmith.hf needs transformers and peft")
+forms = pytest.importorskip("goldsmith.hf.experts_spec", reason="goldsmith.hf needs transformers and peft")
 
 SETTINGS = {
     "hidden_act": "silu",

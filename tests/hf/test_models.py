@@ -8,7 +8,7 @@ from goldsmith.assay.case import Case
 from hf import goldens, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf import adapters
+from goldsmith.hf.adapter import layout
 
 PROBES = ["values", "ensemble", "statistics", "poison", "alias"]
 
@@ -25,10 +25,10 @@ def under_peft(plain, implementation):
     def logits(embeds, gate_a, gate_b, up_b, down_a, down_b):
         pairs = {"gate": (gate_a, gate_b), "up": (gate_a, up_b)}
         options = {"interleaved": not experts.is_concatenated, "shared": True}
-        half = adapters.join(pairs, {"gate": 1.0, "up": 1.0}, inner, **options)
+        half = layout.join(pairs, {"gate": 1.0, "up": 1.0}, inner, **options)
         weights = {}
         for place, pair in (("base_layer.", (half.a, half.b)), ("", (down_a, down_b))):
-            for which, tensor in zip("AB", adapters.to_peft(*pair)):
+            for which, tensor in zip("AB", layout.to_peft(*pair)):
                 weights[names[f"{place}lora_{which}.default.weight"]] = tensor
         return goldens.logits_of(wrapped, weights, embeds)
 

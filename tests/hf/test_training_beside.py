@@ -7,7 +7,7 @@ from hf import goldens, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 from goldsmith.hf.training.errors import TrainingError
-from goldsmith.hf.training.model import check, load, save_adapter
+from goldsmith.hf.training.model.loading import check, load, save_adapter
 from goldsmith.hf.training.options import Options
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")

@@ -184,7 +184,7 @@ def test_a_gpu_too_small_for_what_is_no_expert_is_said_before_anything_is_built(
     model, device = models.model("mixtral"), torch.device("cuda")
     needed = dense_bytes(model)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed - 1, 80 * 2**30))
-    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.load"], "chosen_device", lambda given: device)
+    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.loading"], "chosen_device", lambda given: device)
     with pytest.raises(ValueError, match='what is no expert takes .* GiB free: give device="cpu", or a GPU with more'):
         offload(model, store=tmp_path / "s", device="cuda")
     assert not (tmp_path / "s").exists() and not any(p.is_meta for p in model.parameters())

@@ -11,11 +11,11 @@ if _missing := [name for name in ("transformers", "peft") if find_spec(name) is 
         f"goldsmith.hf needs transformers 5 and peft, and {_missing[0]} is not installed: pip install goldsmith[hf]"
     )
 
+from .adapter.loading import load_adapter
+from .adapter.saving import save_adapter
 from .convert import convert
 from .dispatch import register
-from .load import load_adapter
-from .report import trainable_report
-from .save import save_adapter
+from .parameter_counts import trainable_report
 
 register()
 

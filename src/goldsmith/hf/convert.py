@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from ..experts import LoRA, PackedExperts, pack
-from .checkpoint import Checkpoint, load_rest
+from .checkpoint.experts import packed_from
+from .checkpoint.loading import load_rest
+from .checkpoint.reader import Checkpoint
+from .converted_experts import ConvertedExperts, converted_modules, freeze_the_rest
 from .dispatch import is_parallel
-from .forms import Form, experts_modules, form_of
-from .modules import ConvertedExperts
-from .sources import packed_from
+from .experts_spec import Form, experts_modules, form_of
 
 Progress = Callable[[int, int, str], None]
 
@@ -84,11 +85,6 @@ def convert(
     return model
 
 
-def converted_modules(model: nn.Module) -> dict[str, ConvertedExperts]:
-    """{path: module} of every converted experts module."""
-    return {path: module for path, module in model.named_modules() if isinstance(module, ConvertedExperts)}
-
-
 def _check_model(model: nn.Module, found: list[tuple[str, nn.Module]]) -> None:
     kind = type(model).__name__
     if not found:
@@ -145,11 +141,3 @@ def _pack_module(module: Any, form: Form, format: str, group_size: int | None, p
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module.train(model.training))
-
-
-def freeze_the_rest(model: nn.Module) -> None:
-    """Leaves the experts' LoRA, and what peft trains, as they are; all other parameters are no longer trained."""
-    ours = {id(p) for module in converted_modules(model).values() for p in module.parameters()}
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in ours and "lora_" not in name:
-            parameter.requires_grad_(False)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..experts import moe
-from .forms import experts_modules, form_of, name_of
+from .experts_spec import experts_modules, form_of, name_of
 from .peft_factors import lora_of, spare_trials, weight_and_factors
 
 NAME = "goldsmith"

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .forms import Form, is_experts, name_of
+from .experts_spec import Form, is_experts, name_of
 
 Factors = tuple[Tensor, Tensor, float]  # lhs, rhs, scaling: W + scaling * lhs @ rhs in the parameter's own layout
 _PROXY = "_LoraFactorsProxy"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from .forms import is_experts
-from .modules import ConvertedExperts
+from .converted_experts import ConvertedExperts
+from .experts_spec import is_experts
 
 NAMES = ("gate", "router")
 

@@ -23,9 +23,9 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
     try:
         from ...core.device import BackendUnavailable
         from ...hf.training.errors import Diverged, TrainingError
-        from ...hf.training.exhausted import out_of_memory, paragraph
         from ...hf.training.options import Options
-        from ...hf.training.session import again
+        from ...hf.training.run.memory_errors import out_of_memory, paragraph
+        from ...hf.training.run.session import again
     except ImportError as error:
         if error.name is not None:  # of one of ours; goldsmith.hf says in words what is not installed
             raise
@@ -67,12 +67,12 @@ class FinetuneRun:
         self.begun = False  # from here on what lies in the folder is this run's
 
     def carry_out(self, dry_run: bool) -> dict[str, Any]:
-        from ...hf.training.borders import masks, no_masks
+        from ...hf.training.data.attention_masks import masks, no_masks
         from ...hf.training.errors import Diverged
-        from ...hf.training.journal import rows as logged
-        from ...hf.training.loop import Trainer
-        from ...hf.training.options import plan
-        from ...hf.training.session import Watcher, lock
+        from ...hf.training.records.journal import rows as logged
+        from ...hf.training.run.plan import plan
+        from ...hf.training.run.session import Watcher, lock
+        from ...hf.training.run.trainer import Trainer
 
         stream, said, held = self._streams()
         found = plan(self.options, len(stream))
@@ -111,9 +111,9 @@ class FinetuneRun:
     @contextlib.contextmanager
     def _told_in_run_json(self) -> Iterator[None]:
         """Inside, an error is also the end of the run that run.json has as running, be it one that was killed."""
-        from ...hf.training.checkpoint import replace
-        from ...hf.training.exhausted import out_of_memory, paragraph
-        from ...hf.training.journal import rows
+        from ...hf.training.records.checkpoints import replace
+        from ...hf.training.records.journal import rows
+        from ...hf.training.run.memory_errors import out_of_memory, paragraph
 
         try:
             yield
@@ -133,9 +133,10 @@ class FinetuneRun:
         """The rows to train on, what is said of them, and those that are held out, or None."""
         import torch
 
-        from ...hf.training import data, folders
-        from ...hf.training.device import chosen
-        from ...hf.training.model import check, folder, tokenizer
+        from ...hf.training.data import documents as data
+        from ...hf.training.model.device import chosen
+        from ...hf.training.model.loading import check, folder, tokenizer
+        from ...hf.training.run import output_folder as folders
 
         options = self.options
         chosen(options)
@@ -156,8 +157,8 @@ class FinetuneRun:
         return stream, said, held
 
     def _stream(self, path: str, words: Any, *, packed: bool) -> tuple[Any, dict[str, Any]]:
-        from ...hf.training import data
-        from ...hf.training.packing import Stream
+        from ...hf.training.data import documents as data
+        from ...hf.training.data.packing import Stream
 
         options = self.options
         read = data.read(path, words, document=options.document, train_on=options.train_on)
@@ -179,9 +180,9 @@ class FinetuneRun:
     def _session(self, found: Any) -> Any:
         import torch
 
-        from ...hf.training.model import folder
-        from ...hf.training.options import identity
-        from ...hf.training.session import Session
+        from ...hf.training.model.loading import folder
+        from ...hf.training.run.identity import identity
+        from ...hf.training.run.session import Session
         from .record import versions
 
         options = self.options
@@ -205,8 +206,8 @@ class FinetuneRun:
 
     def _model(self, said: dict[str, Any], found: Any, stream: Any) -> tuple[Any, Record, Any]:
         """The model with its LoRA, and the accounting, which is shown."""
-        from ...hf.training.accounting import account
-        from ...hf.training.model import load
+        from ...hf.training.model.accounting import account
+        from ...hf.training.model.loading import load
 
         with self.show.doing("loading the model") as progress:
             loaded = load(self.options, progress)
@@ -223,8 +224,8 @@ class FinetuneRun:
         return loaded, Record(self.options, said, accounting, found.steps), accounting
 
     def _end(self, rows: list[dict[str, Any]], trainer: Any, loaded: Any, record: Record) -> dict[str, Any]:
-        from ...hf.training.model import save_adapter
-        from ...hf.training.session import again
+        from ...hf.training.model.loading import save_adapter
+        from ...hf.training.run.session import again
 
         if trainer.done:
             try:

@@ -32,7 +32,7 @@ class Record:
         }
 
     def write(self, result: dict[str, Any]) -> None:
-        from ...hf.training.checkpoint import replace
+        from ...hf.training.records.checkpoints import replace
 
         try:
             replace(self.output / RUN, json.dumps({**self.facts, "result": result}, indent=1) + "\n")
@@ -40,7 +40,7 @@ class Record:
             raise Problem(f"{self.output} cannot be written: {error.strerror or error}.") from error
 
     def page(self, rows: Sequence[dict[str, Any]]) -> None:
-        from ...hf.training import page
+        from ...hf.training.records import loss_page as page
 
         title = f"{Path(self.options.model).name} on {self.facts['data']['file']}"
         try:

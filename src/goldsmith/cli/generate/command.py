@@ -59,8 +59,8 @@ class GenerateRun:
         from torch import OutOfMemoryError
 
         try:
-            from ...hf.offload import text
-            from ...hf.offload.load import folder
+            from ...hf.offload import generation as text
+            from ...hf.offload.loading import folder
             from ...offload.attach import from_pretrained
             from ...offload.errors import RoutingError, StoreError
             from ...offload.report import NumericsError

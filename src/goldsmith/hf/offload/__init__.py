@@ -3,7 +3,7 @@
 `goldsmith.offload.offload` and `from_pretrained` find this by name.
 """
 
-from .attach import Attached
-from .load import attach, load
+from .attachment import Attached
+from .loading import attach, load
 
 __all__ = ["Attached", "attach", "load"]

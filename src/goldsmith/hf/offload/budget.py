@@ -14,7 +14,7 @@ TOKENS = 4096  # of the KV cache, where the model does not say how long its text
 
 def dense_bytes(model: nn.Module) -> int:
     """Bytes of what is no expert: all that is not on the meta device, and no experts module's."""
-    from ..forms import is_experts
+    from ..experts_spec import is_experts
 
     found = {}
     for module in model.modules():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...experts import moe
 from ...offload.errors import UnsupportedModel
-from ..forms import Form, experts_modules, form_of, name_of
+from ..experts_spec import Form, experts_modules, form_of, name_of
 
 TOKENS, PAIR = 5, 2  # what a trial computes: rows, and the experts of one pair
 
@@ -62,7 +62,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 
 def _check_untouched(model: Any, kind: str) -> None:
-    from ..convert import converted_modules
+    from ..converted_experts import converted_modules
 
     if converted_modules(model):
         raise UnsupportedModel(

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ...offload.store import ExpertStore
-from ..checkpoint import Checkpoint
-from ..forms import Form
-from ..sources import STACKED, by_expert, check_all_read
+from ..checkpoint.experts import STACKED, by_expert, check_all_read
+from ..checkpoint.reader import Checkpoint
+from ..experts_spec import Form
 from .layers import Layer
 
 Weights = dict[str, Any]

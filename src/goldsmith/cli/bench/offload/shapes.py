@@ -126,7 +126,7 @@ class Layers:
 
     def model(self, weights: dict[int, tuple[Tensor, Tensor]], implementation: str = "eager") -> Any:
         """A model of its own whose tensors are everybody's."""
-        from ....hf.checkpoint import _fill_transient_buffers
+        from ....hf.checkpoint.loading import _fill_transient_buffers
 
         model = _empty(self.shape.config(self.count))
         model.set_experts_implementation(implementation)

@@ -12,14 +12,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..experts import LoRA
-from . import adapters
-from .adapters import Half, Pair
-from .beside import adapter_of, keep, put_in, restore, take_off
-from .convert import converted_modules, freeze_the_rest
+from ...experts import LoRA
+from ..converted_experts import ConvertedExperts, converted_modules, freeze_the_rest
+from . import layout
 from .coverage import check_beside, check_targets, lora_config, refuse_missing, saved_modules, shell, targeted
-from .modules import ConvertedExperts
-from .save import (
+from .files import (
     CONFIG,
     DOWN,
     GATE_UP,
@@ -33,6 +30,8 @@ from .save import (
     pattern,
     stripped,
 )
+from .layout import Half, Pair
+from .peft_layers import adapter_of, keep, put_in, restore, take_off
 
 
 def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
@@ -207,7 +206,7 @@ def _halves_of_file(
                 what = "NaN or Inf in it" if t.is_floating_point() else f"the dtype {str(t.dtype)[6:]}"
                 raise ValueError(f"{folder / WEIGHTS}: {stem}lora_{which}.weight has {what}, wanted finite floats")
         used |= {f"{stem}lora_A.weight", f"{stem}lora_B.weight"}
-        halves[name] = Half(*adapters.from_peft(a, b, form.num_experts), _scaling(config, f"{where}.{name}", r))
+        halves[name] = Half(*layout.from_peft(a, b, form.num_experts), _scaling(config, f"{where}.{name}", r))
     return halves
 
 
@@ -223,7 +222,7 @@ def _factors(
     factors: dict[str, Pair] = {}
     scaling: dict[str, float] = {}
     if GATE_UP in halves:
-        factors |= adapters.split(halves[GATE_UP], ranks, interleaved=module.form.interleaved)
+        factors |= layout.split(halves[GATE_UP], ranks, interleaved=module.form.interleaved)
         scaling |= {name: halves[GATE_UP].scaling for name in factors}
     shared = "gate" in factors and "up" in factors and factors["gate"][0] is factors["up"][0]
     if DOWN in halves:

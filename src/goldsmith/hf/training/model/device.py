@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ...experts import PackedExperts
-from .errors import TrainingError
-from .options import Options
+from ....experts import PackedExperts
+from ..errors import TrainingError
+from ..options import Options
 
 ON_GPU = "cuda_grouped"  # the backend of experts.moe, by name: no other is fallen back to
 

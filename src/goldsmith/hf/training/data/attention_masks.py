@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .data import Document
-from .errors import TrainingError
+from ..errors import TrainingError
+from .documents import Document
 from .packing import Batch, batch
 
 Masks = Callable[[Batch], Any]  # what a model takes for `attention_mask`

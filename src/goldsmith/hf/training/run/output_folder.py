@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .checkpoint import UNFINISHED
-from .errors import TrainingError
-from .options import Options
+from ..errors import TrainingError
+from ..options import Options
+from ..records.checkpoints import UNFINISHED
 from .session import CHECKPOINTS, FILES
 
 MODEL = "config.json"  # what transformers knows the folder of a model by

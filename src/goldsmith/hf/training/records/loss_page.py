@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ...assay.html.page import now, style
+from ....assay.html.page import now, style
 from .chart import Line, chart, smooth
-from .checkpoint import replace
+from .checkpoints import replace
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 

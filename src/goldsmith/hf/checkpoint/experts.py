@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..experts import PackedExperts, from_awq, from_fp8_block, from_k2, from_mxfp4, pack
-from .checkpoint import Checkpoint
-from .forms import Form
+from ...experts import PackedExperts, from_awq, from_fp8_block, from_k2, from_mxfp4, pack
+from ..experts_spec import Form
+from .reader import Checkpoint
 
 PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 # quant_method -> the tensors of one projection, in the importer's order; and what may stand beside them, unread

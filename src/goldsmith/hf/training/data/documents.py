@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .conversation import conversation
-from .errors import DataError
+from ..errors import DataError
+from .conversations import conversation
 
 SUFFIXES = (".txt", ".md", ".jsonl")
 SHAPES = '{"text"}, {"prompt", "completion"} or {"messages": [{"role", "content"}]}'

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..coverage import shell
-from ..routers import experts_paths, router_weights, routers
-from ..save import CONFIG, ROOT, WEIGHTS, config_text, serialised
-from .errors import TrainingError
-from .options import Options
+from ...adapter.coverage import shell
+from ...adapter.files import CONFIG, ROOT, WEIGHTS, config_text, serialised
+from ...routers import experts_paths, router_weights, routers
+from ..errors import TrainingError
+from ..options import Options
 
 
 def check(model: nn.Module, options: Options) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..experts import Experts, LoRA, PackedExperts
 from .dispatch import weights_like, without_sentinels
-from .forms import Form
+from .experts_spec import Form
 
 
 class ConvertedExperts(Experts):
@@ -43,3 +43,16 @@ class ConvertedExperts(Experts):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         ids = without_sentinels(top_k_index, self.num_experts, self._is_expert_parallel)
         return super().forward(hidden_states, ids, weights_like(top_k_weights, hidden_states))
+
+
+def converted_modules(model: nn.Module) -> dict[str, ConvertedExperts]:
+    """{path: module} of every converted experts module."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, ConvertedExperts)}
+
+
+def freeze_the_rest(model: nn.Module) -> None:
+    """Leaves the experts' LoRA, and what peft trains, as they are; all other parameters are no longer trained."""
+    ours = {id(p) for module in converted_modules(model).values() for p in module.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in ours and "lora_" not in name:
+            parameter.requires_grad_(False)

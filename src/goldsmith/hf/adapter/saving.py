@@ -5,39 +5,34 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..experts import LoRA
-from ..experts.files import refuse_what_is_no_file, replacing
-from . import adapters
-from .adapters import Half
-from .convert import converted_modules
-from .modules import ConvertedExperts
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-ROOT = "base_model.model."
-GATE_UP, DOWN = "gate_up_proj", "down_proj"
-SAVED = "_goldsmith_saved"  # in the model's __dict__: modules that an adapter brought whole, by the ends of their names
-# of a LoraConfig: what peft does not take for parameters
-REFUSED = (
-    "use_dora",
-    "lora_bias",
-    "fan_in_fan_out",
-    "use_qalora",
-    "use_bdlora",
-    "alora_invocation_tokens",
-    "arrow_config",
-    "kasa_config",
-    "layer_replication",
-    "monteclora_config",
-    "velora_config",
+from ...experts import LoRA
+from ...experts.files import refuse_what_is_no_file, replacing
+from ..converted_experts import ConvertedExperts, converted_modules
+from . import layout
+from .files import (
+    CONFIG,
+    DOWN,
+    GATE_UP,
+    RANKS,
+    REFUSED,
+    ROOT,
+    SAVED,
+    WEIGHTS,
+    base_of,
+    config_text,
+    is_named,
+    is_plain_start,
+    parameters_beside,
+    pattern,
+    serialised,
+    stripped,
 )
-RANKS = "goldsmith.ranks"  # metadata of the weights' file: the ranks that gate and up had before they became one pair
+from .layout import Half
 
 
 def save_adapter(model: nn.Module, directory: str | Path) -> None:
@@ -64,7 +59,7 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
             halves[f"{where}.{name}"] = half
             both = module.lora is not None and name == GATE_UP and DOWN in _targets(module)
             stem = f"{ROOT}{where}." + ("base_layer." if both else "")
-            tensors[f"{stem}lora_A.weight"], tensors[f"{stem}lora_B.weight"] = adapters.to_peft(half.a, half.b)
+            tensors[f"{stem}lora_A.weight"], tensors[f"{stem}lora_B.weight"] = layout.to_peft(half.a, half.b)
     beside, config = _of_peft(model)
     tensors |= beside | _whole(model, config)
     config = _config(config, halves, len(converted_modules(model)), alone=not beside)
@@ -76,20 +71,6 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
     for name, content in ((WEIGHTS, serialised(tensors, metadata)), (CONFIG, config_text(config).encode())):
         with replacing(folder / name) as file:
             file.write(content)
-
-
-def config_text(config: Mapping[str, Any]) -> str:
-    """The text of adapter_config.json: keys in order, but those of patterns, of which the first that matches counts."""
-    return json.dumps(dict(sorted(config.items())), indent=2) + "\n"
-
-
-def serialised(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """The bytes of a safetensors file, the same for the same tensors: the package itself orders metadata by chance."""
-    blob = save({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}, dict(metadata))
-    end = 8 + int.from_bytes(blob[:8], "little")
-    header = json.dumps(json.loads(blob[8:end]), separators=(",", ":"), sort_keys=True).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + blob[end:]
 
 
 def _targets(module: ConvertedExperts) -> list[str]:
@@ -108,7 +89,7 @@ def _halves(module: ConvertedExperts, ranks: dict[str, tuple[int, int]], where: 
     lora, form = _lora(module), module.form
     factors = {name: (a.detach(), b.detach()) for name, (a, b) in lora.factors().items()}
     halves = {}
-    joined = adapters.join(
+    joined = layout.join(
         factors, lora.scaling, form.intermediate_size, interleaved=form.interleaved, shared=lora.shared_a
     )
     if joined is not None:
@@ -119,34 +100,6 @@ def _halves(module: ConvertedExperts, ranks: dict[str, tuple[int, int]], where: 
     if "down" in factors and factors["down"][0].shape[1]:
         halves[DOWN] = Half(*factors["down"], lora.scaling["down"])
     return halves
-
-
-def base_of(model: Any) -> Any:
-    """The model of transformers, out of a PeftModel if it is in one."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def is_plain_start(how: Any) -> bool:
-    """Whether `init_lora_weights` leaves the weights under the LoRA alone; PiSSA, OLoRA and others take from them."""
-    return not isinstance(how, str) or how.lower() in ("gaussian", "eva", "orthogonal")
-
-
-def stripped(path: str) -> str:
-    """The path in the plain model: without peft's own wrapping."""
-    return path.removeprefix(ROOT)
-
-
-def parameters_beside(model: Any) -> list[str]:
-    """Names of all parameters that are not the experts', as they are in the plain model, which peft has not wrapped."""
-    base = base_of(model)
-    ours = tuple(f"{path}." for path in converted_modules(base))
-    names = (name for name, _ in base.named_parameters(remove_duplicate=False) if ".lora_" not in name)
-    return [name.replace(".base_layer.", ".") for name in names if not name.startswith(ours)]
-
-
-def is_named(target: str, names: Iterable[str]) -> bool:
-    """Whether one of `target_parameters` reaches any of these parameters, by peft's rule."""
-    return any(f".{name}".endswith(f".{target}") for name in names)
 
 
 def _config(config: dict[str, Any], halves: dict[str, Half], layers: int, *, alone: bool) -> dict[str, Any]:
@@ -183,12 +136,6 @@ def _config(config: dict[str, Any], halves: dict[str, Half], layers: int, *, alo
 
 def _alpha(half: Half, rslora: bool) -> int | float:
     return _number(half.scaling * (math.sqrt(half.rank) if rslora else half.rank))
-
-
-def pattern(config: Mapping[str, Any], key: str, name: str, otherwise: Any) -> Any:
-    """A value by peft's rule for patterns: that of the first which matches the end of the name."""
-    given = config.get(key) or {}
-    return next((v for known, v in given.items() if re.match(rf"(.*\.)?({known})$", name)), otherwise)
 
 
 def _whole(model: Any, config: dict[str, Any]) -> dict[str, Tensor]:

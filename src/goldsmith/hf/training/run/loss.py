@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .borders import Masks, no_masks
-from .packing import UNTRAINED, Batch
+from ..data.attention_masks import Masks, no_masks
+from ..data.packing import UNTRAINED, Batch
 
 
 def summed_loss(model: nn.Module, batch: Batch, masks: Masks = no_masks) -> Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from .errors import TrainingError
+from ..errors import TrainingError
 
 NAME = re.compile(r"step-(\d{6,})")
 TENSORS, FACTS = "state.safetensors", "state.json"

@@ -6,8 +6,8 @@ import errno
 import re
 from pathlib import Path
 
-from . import checkpoint
-from .options import Options
+from ..options import Options
+from ..records import checkpoints
 from .session import CHECKPOINTS, again
 
 # torch has a class for a GPU's memory alone; of the CPU's it says these, the last of more bytes than can be counted
@@ -37,7 +37,7 @@ def paragraph(error: BaseException, options: Options, *, begun: bool) -> str:
         less += ", or --format int4"
     said = f"--device {options.device} has too little memory{f' for {_size(wanted[1])} more' if wanted else ''}."
     output = Path(options.output)
-    done = checkpoint.steps(output / CHECKPOINTS) if begun or options.resume == "auto" else []
+    done = checkpoints.steps(output / CHECKPOINTS) if begun or options.resume == "auto" else []
     if not done:
         return f"{said} Less takes {less}."
     or_with, but_for = ("", "") if options.checkpointing else (", or with --checkpointing", "but for --checkpointing ")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from . import checkpoint
+from . import checkpoints
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ class Journal:
     def __init__(self, path: Path, done: int, earlier: list[dict[str, Any]] | None = None):
         kept = [row for row in (rows(path) if earlier is None else earlier) if row["step"] <= done]
         self.rows = kept if done else []
-        checkpoint.replace(path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        checkpoints.replace(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self._file = open(path, "ab")
 
     def add(self, row: dict[str, Any]) -> None:

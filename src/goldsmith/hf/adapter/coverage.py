@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .beside import tensors_of, usual_defaults
-from .convert import converted_modules
-from .save import CONFIG, DOWN, GATE_UP, ROOT, WEIGHTS, is_named, parameters_beside, stripped
+from ..converted_experts import converted_modules
+from .files import CONFIG, DOWN, GATE_UP, ROOT, WEIGHTS, is_named, parameters_beside, stripped
+from .peft_layers import tensors_of, usual_defaults
 
 SHOWN = 3  # of a long list
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from .convert import converted_modules
+from .converted_experts import converted_modules
 from .routers import routers
 
 TARGETS = ("gate", "up", "down")

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...experts.files import mode_for
-from ..routers import router_weights
-from . import beside
+from ....experts.files import mode_for
+from ...routers import router_weights
+from ..errors import TrainingError
+from ..options import Options
+from ..records.checkpoints import UNFINISHED
 from . import device as places
-from .checkpoint import UNFINISHED
-from .errors import TrainingError
-from .options import Options
+from . import extra_targets
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -81,7 +81,7 @@ def check(options: Options) -> None:
             bare = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
-    beside.check(bare, options)
+    extra_targets.check(bare, options)
 
 
 def load(options: Options, progress: Progress | None = None) -> Loaded:
@@ -89,7 +89,7 @@ def load(options: Options, progress: Progress | None = None) -> Loaded:
 
     A folder of safetensors files is streamed: no more than one layer's experts exist unpacked.
     """
-    from .. import convert
+    from ... import convert
 
     place, device = folder(options.model), places.chosen(options)
 
@@ -109,7 +109,7 @@ def load(options: Options, progress: Progress | None = None) -> Loaded:
     }
     try:
         bare, checkpoint = _skeleton(place, options)
-        beside.check(bare, options)
+        extra_targets.check(bare, options)
         own = router_weights(bare) if options.train_router else {}
         chosen = [name for name, p in own.items() if p.requires_grad]  # without a bias that nobody trains, as ERNIE's
         model: Any = convert(
@@ -122,7 +122,7 @@ def load(options: Options, progress: Progress | None = None) -> Loaded:
             progress=told,
         )
         model.config._name_or_path = options.model  # the adapter names it as its base
-        beside.put_on(model, options)
+        extra_targets.put_on(model, options)
         model.to(device)
     except (OSError, ValueError, TypeError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
@@ -159,14 +159,14 @@ def _skeleton(place: Path, options: Options) -> tuple[Any, Path | None]:
 
 def save_adapter(loaded: Loaded, folder: Path) -> None:
     """peft's two files, each whole or as it was before; a trained router stands in them under `modules_to_save`."""
-    from .. import save_adapter as write
+    from ... import save_adapter as write
 
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"{UNFINISHED}adapter"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         write(loaded.model, temporary)
-        beside.add_routers(temporary, loaded.model, set(router_weights(loaded.model)) & set(loaded.parameters))
+        extra_targets.add_routers(temporary, loaded.model, set(router_weights(loaded.model)) & set(loaded.parameters))
         for name in ADAPTER:
             os.chmod(temporary / name, mode_for(folder / name))
             os.replace(temporary / name, folder / name)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ...experts.files import in_the_way
-from ..save import CONFIG, WEIGHTS
-from . import checkpoint
-from .errors import TrainingError
-from .journal import Journal, rows
-from .loop import Trainer
-from .options import changes
-from .packing import Stream
+from ....experts.files import in_the_way
+from ...adapter.files import CONFIG, WEIGHTS
+from ..data.packing import Stream
+from ..errors import TrainingError
+from ..records import checkpoints
+from ..records.journal import Journal, rows
+from .identity import changes
+from .trainer import Trainer
 
 LOG, CHECKPOINTS, LOCK = "log.jsonl", "checkpoints", ".lock"
 FILES = (LOG, LOCK, "run.json", "loss.html", WEIGHTS, CONFIG)  # what a run writes beside its checkpoints
@@ -51,17 +51,17 @@ class Session:
     def checkpoints(self) -> Path:
         return self.output / CHECKPOINTS
 
-    def find(self, resume: str, watcher: Watcher) -> checkpoint.Checkpoint | None:
+    def find(self, resume: str, watcher: Watcher) -> checkpoints.Checkpoint | None:
         """The checkpoint to go on from, or None; refuses one of a run with other options, by their names."""
         self.resume = resume
         if resume == "never":
             return None
         if resume == "auto":
-            found, wrong = checkpoint.newest(self.checkpoints)
+            found, wrong = checkpoints.newest(self.checkpoints)
             for text in wrong:
                 watcher.note(f"Passed over: {text}.")
         else:
-            found = checkpoint.read(Path(resume))
+            found = checkpoints.read(Path(resume))
         if found is None:
             return None
         different = changes(found.facts["identity"], self.identity)
@@ -81,7 +81,7 @@ class Session:
         trainer: Trainer,
         watcher: Watcher,
         *,
-        start: checkpoint.Checkpoint | None = None,
+        start: checkpoints.Checkpoint | None = None,
         evaluation: Stream | None = None,
     ) -> list[dict[str, Any]]:
         """Train to the end of the plan, or until `watcher.stop`; returns the rows of the log.
@@ -96,7 +96,7 @@ class Session:
             raise TrainingError(self._unwritten(trainer, error)) from error
 
     def _run(
-        self, trainer: Trainer, watcher: Watcher, start: checkpoint.Checkpoint | None, evaluation: Stream | None
+        self, trainer: Trainer, watcher: Watcher, start: checkpoints.Checkpoint | None, evaluation: Stream | None
     ) -> list[dict[str, Any]]:
         own = start is not None and start.path.parent.resolve() == self.checkpoints.resolve()
         earlier = None if start is None or own else rows(_run_of(start.path) / LOG)
@@ -105,7 +105,7 @@ class Session:
             self._restore(trainer, start)
         self._put_away(start.step if start is not None and own else None, watcher)
         watcher.begun()
-        checkpoint.prune(self.checkpoints, self.keep)
+        checkpoints.prune(self.checkpoints, self.keep)
         journal = Journal(self.output / LOG, trainer.done, earlier)
         saved = trainer.done if start is not None else -1
         try:
@@ -141,20 +141,20 @@ class Session:
             "row": trainer.done * trainer.plan.window,
             "schedule": vars(trainer.plan.schedule),
         }
-        checkpoint.write(self.checkpoints, trainer.done, trainer.state(), facts)
-        checkpoint.prune(self.checkpoints, self.keep)
+        checkpoints.write(self.checkpoints, trainer.done, trainer.state(), facts)
+        checkpoints.prune(self.checkpoints, self.keep)
         watcher.saved(journal.rows)
         return trainer.done
 
     def _unwritten(self, trainer: Trainer, error: OSError) -> str:
-        before = checkpoint.steps(self.checkpoints)
+        before = checkpoints.steps(self.checkpoints)
         last = f"the checkpoint of step {before[-1]} is whole" if before else "there is no checkpoint yet"
         return (
             f"After step {trainer.done}, {self.output} could not be written: {error.strerror or error}; {last}. "
             f"Put that right (is the disk full?), and {again(self.output, self.resume)} goes on from there."
         )
 
-    def _restore(self, trainer: Trainer, start: checkpoint.Checkpoint) -> None:
+    def _restore(self, trainer: Trainer, start: checkpoints.Checkpoint) -> None:
         try:
             trainer.restore(start.tensors, start.step)
         except ValueError as error:
@@ -166,7 +166,7 @@ class Session:
         That is all of another run (None), also of one that a kill ended before its first checkpoint; or of this one the
         checkpoints after `step`, with what was made of them.
         """
-        found = [k for k in checkpoint.steps(self.checkpoints) if step is None or k > step]
+        found = [k for k in checkpoints.steps(self.checkpoints) if step is None or k > step]
         names = [name for name in FILES if name != LOCK and (name != LOG or step is None)]
         if not found and (step is not None or not any((self.output / name).exists() for name in names)):
             return
@@ -186,7 +186,7 @@ class Session:
 
 def again(output: Path, resume: str) -> str:
     """What goes on from the last checkpoint of a run that has begun: --resume never or PATH would begin once more."""
-    saved = resume != "auto" and checkpoint.steps(output / CHECKPOINTS)
+    saved = resume != "auto" and checkpoints.steps(output / CHECKPOINTS)
     return f"the same command without --resume {resume}" if saved else "the same command"
 
 

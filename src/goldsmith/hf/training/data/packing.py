@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .data import Document
+from .documents import Document
 
 UNTRAINED = -100  # a label that carries no loss, as torch's cross_entropy has it
 

@@ -5,38 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...assay import NonFinite, watch
-from .borders import Masks, no_masks
-from .errors import Diverged
+from ....assay import NonFinite, watch
+from ..data.attention_masks import Masks, no_masks
+from ..data.packing import Batch, Stream
+from ..errors import Diverged
 from .loss import summed_loss
-from .packing import Batch, Stream
-from .schedule import Schedule
+from .plan import Plan
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is trained on: `steps` windows of `grad_accum` batches of `batch_size` rows, `limit` rows at most."""
-
-    steps: int
-    batch_size: int
-    grad_accum: int
-    schedule: Schedule
-    limit: int | None = None
-    max_grad_norm: float = 1.0
-    weight_decay: float = 0.0
-
-    @property
-    def window(self) -> int:
-        """Rows of one step."""
-        return self.batch_size * self.grad_accum
 
 
 class Trainer:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .save import ROOT, SAVED, base_of, is_plain_start
+from .files import ROOT, SAVED, base_of, is_plain_start
 
 OWN = "_goldsmith_own"  # in the model's __dict__: {name: the model's own numbers} of what an adapter wrote over
 

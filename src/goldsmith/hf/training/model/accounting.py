@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .data import Document
+from ..data.documents import Document
+from ..data.packing import batch
+from ..errors import TrainingError
+from ..options import Options
+from ..run.loss import summed_loss
+from ..run.plan import Plan
 from .device import memory, on_gpu
-from .errors import TrainingError
-from .loop import Plan
-from .loss import summed_loss
-from .model import Loaded, checkpoint_layers
-from .options import Options
-from .packing import batch
+from .loading import Loaded, checkpoint_layers
 
 PROBE = 64  # tokens of the shorter row on which activations are measured
 SHARE = 0.8  # of the free memory that a proposal may take
@@ -52,9 +52,9 @@ class Accounting:
 
 def account(loaded: Loaded, options: Options, plan: Plan) -> Accounting:
     """Raises TrainingError when what the model calls trainable is not what the optimizer gets."""
-    from ...experts.packed import PackedExperts
-    from .. import trainable_report
-    from ..convert import converted_modules
+    from ....experts.packed import PackedExperts
+    from ... import trainable_report
+    from ...converted_experts import converted_modules
 
     report = trainable_report(loaded.model)
     held = sum(p.numel() for p in loaded.parameters.values())
@@ -109,7 +109,7 @@ def row_bytes(loaded: Loaded, options: Options) -> float:
 
 def _kept(model: Any, length: int, packed: bool) -> int:
     """Bytes of the tensors that autograd keeps for a row, bases and parameters left out."""
-    from ..convert import converted_modules
+    from ...converted_experts import converted_modules
 
     bases = (module.held for module in converted_modules(model).values())
     known = {t.untyped_storage().data_ptr() for some in (model.parameters(), *bases) for t in some}

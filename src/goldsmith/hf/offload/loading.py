@@ -17,10 +17,11 @@ from ...offload.contents import files_of
 from ...offload.engine import Engine
 from ...offload.settings import chosen_device, parse_budget
 from ...offload.store import ExpertStore
-from ..checkpoint import Checkpoint, load_rest
+from ..checkpoint.experts import packed_from
+from ..checkpoint.loading import load_rest
+from ..checkpoint.reader import Checkpoint
 from ..dispatch import ENGINE
-from ..sources import packed_from
-from .attach import Attached, Progress, Source, opened
+from .attachment import Attached, Progress, Source, opened
 from .budget import check_fits
 from .layers import Layer, layers_of
 from .weights import Weights, from_checkpoint, from_module
