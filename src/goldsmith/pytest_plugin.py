@@ -13,10 +13,16 @@ import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, TypeVar, cast
 
 import pytest
-from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebackNative
+from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebackNative, TracebackEntry
+
+if TYPE_CHECKING:
+    from .assay.diagnosis import Diagnosis
+    from .assay.hooks import Checked, Running
+    from .assay.results import AssayError, Report
 
 SCHEMA = 1
 BUNDLES = "assay-bundles"
@@ -27,6 +33,23 @@ PATIENCE = 60.0  # seconds that a run of a candidate may take before it is named
 MARK = (
     "assay(seed=None, diagnose=False): the seed of this test's checks; diagnose what fails, whatever the command line"
 )
+
+
+T = TypeVar("T")
+
+
+class MarkerArguments(TypedDict, total=False):
+    seed: int | None
+    diagnose: bool
+
+
+class CheckedTest(TypedDict):
+    """The checks of one test, as JSON."""
+
+    nodeid: str
+    outcome: str
+    reports: list[dict[str, object]]
+    diagnosis: dict[str, object] | None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,7 +86,7 @@ def _writable(folder: Path) -> None:
 
 
 @pytest.fixture
-def assay(request: pytest.FixtureRequest) -> Any:
+def assay(request: pytest.FixtureRequest) -> _SeededAssay:
     """`goldsmith.assay`, with the seed of this test as `assay.seed`."""
     watch = request.node.stash[KEY]
     watch.begin()
@@ -91,9 +114,9 @@ class _TestChecks:
         self.folder = Path(item.config.rootpath, option("--assay-bundles") or BUNDLES)
         self.diagnoses: bool = bool(named.get("diagnose") or option("--assay-diagnose") or option("--assay-bundles"))
         self.kept = bool(option("--assay-html") or option("--assay-json"))
-        self.checks: list[Any] = []
+        self.checks: list[Checked] = []
         self.slow, self.test = item.config.stash[SLOW], item.nodeid
-        self.hooks: Any = None
+        self.hooks: ModuleType | None = None
         self.before = 0
 
     def begin(self) -> None:
@@ -114,7 +137,7 @@ class _TestChecks:
             self.hooks.CHECKS.remove(self.checks.append)
             self.hooks = None
 
-    def diagnosed(self, report: Any) -> Any:
+    def diagnosed(self, report: Report) -> Diagnosis | None:
         """The diagnosis of the check that this report is of; None where that is not known."""
         from goldsmith import assay
 
@@ -126,7 +149,7 @@ class _TestChecks:
         )
 
 
-def _named(item: pytest.Item, mark: pytest.Mark | None) -> dict[str, Any]:
+def _named(item: pytest.Item, mark: pytest.Mark | None) -> MarkerArguments:
     """What the marker says; a misspelt argument is an error, and not ignored."""
     if mark is None:
         return {}
@@ -136,7 +159,7 @@ def _named(item: pytest.Item, mark: pytest.Mark | None) -> dict[str, Any]:
         raise pytest.UsageError(
             f"{item.nodeid}: mark.assay takes seed=<int> and diagnose=<bool>, got {wrong or seed!r}"
         )
-    return dict(mark.kwargs)
+    return cast("MarkerArguments", dict(mark.kwargs))
 
 
 def _seed_of(nodeid: str) -> int:
@@ -148,7 +171,7 @@ def _seed_of(nodeid: str) -> int:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, T, T]:
     watch = item.stash[KEY] = _TestChecks(item)
     try:
         return (yield)
@@ -157,26 +180,28 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, T, T]:
     item.stash[KEY].begin()
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, T, T]:
     item.stash[KEY].begin()  # a fixture may have brought the assay in
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Generator[None, Any, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report: pytest.TestReport = yield
     watch = item.stash.get(KEY, None)
     if watch is None:
         return report
     found = None
-    error: Any = call.excinfo.value if call.excinfo is not None else None
-    if error is not None and _is_assay_error(error):
+    error = call.excinfo.value if call.excinfo is not None else None
+    if call.excinfo is not None and _is_assay_error(error):
         report.longrepr = _shown(call.excinfo, error)
         if watch.diagnoses and report.failed:
             found = _diagnose(item, watch, error.report, report)
@@ -186,12 +211,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Gener
     return report
 
 
-def _is_assay_error(error: Any) -> bool:
+def _is_assay_error(error: BaseException | None) -> TypeGuard[AssayError]:
     results = sys.modules.get("goldsmith.assay.results")
     return results is not None and isinstance(error, results.AssayError)
 
 
-def _shown(excinfo: Any, error: Any) -> ReprExceptionInfo:
+def _shown(excinfo: pytest.ExceptionInfo[BaseException], error: AssayError) -> ReprExceptionInfo:
     """The report, and below it the line of the test: what stands above in the trace is the assay's own."""
     inside = [entry for entry in excinfo.traceback if not _is_ours(str(entry.path))]
     entry = inside[-1] if inside else excinfo.traceback[-1]
@@ -204,7 +229,7 @@ def _is_ours(path: str) -> bool:
     return Path(path).is_relative_to(Path(__file__).parent)
 
 
-def _at(entry: Any) -> str:
+def _at(entry: TracebackEntry) -> str:
     try:
         path = Path(entry.path).relative_to(Path.cwd())
     except ValueError:
@@ -212,7 +237,7 @@ def _at(entry: Any) -> str:
     return f"{path}:{entry.lineno + 1}: {str(entry.statement).strip()}"
 
 
-def _diagnose(item: pytest.Item, watch: _TestChecks, checked: Any, report: pytest.TestReport) -> Any:
+def _diagnose(item: pytest.Item, watch: _TestChecks, checked: Report, report: pytest.TestReport) -> Diagnosis | None:
     try:
         found = watch.diagnosed(checked)
     except Exception as error:  # noqa: BLE001  the test's own failure must be shown, whatever becomes of its diagnosis
@@ -239,16 +264,17 @@ class _SlowRunReporter:
             self.to = -1
         self.over = threading.Event()
         self.thread: threading.Thread | None = None
-        self.test, self.running = "", list[Any]()
+        self.test = ""
+        self.running: list[Running] = []
 
-    def begin(self, test: str, running: list[Any]) -> None:
+    def begin(self, test: str, running: list[Running]) -> None:
         self.test, self.running = test, running
         if self.thread is None and self.to >= 0:
             self.thread = threading.Thread(target=self._look, name="goldsmith-slow", daemon=True)
             self.thread.start()
 
     def _look(self) -> None:
-        named: Any = None
+        named: Running | None = None
         while not self.over.wait(PATIENCE / 12):
             for run in [r for r in self.running if r is not named and r.seconds > PATIENCE]:
                 named = run
@@ -266,14 +292,14 @@ class _SlowRunReporter:
 # all tests
 
 
-def _keep(item: pytest.Item, watch: _TestChecks, report: pytest.TestReport, found: Any) -> None:
-    made = {
+def _keep(item: pytest.Item, watch: _TestChecks, report: pytest.TestReport, found: Diagnosis | None) -> None:
+    record: CheckedTest = {
         "nodeid": item.nodeid,
         "outcome": report.outcome,
         "reports": [check.report.to_json() for check in watch.checks],
         "diagnosis": None if found is None else found.to_json(),
     }
-    setattr(report, ATTRIBUTE, json.dumps(made))
+    setattr(report, ATTRIBUTE, json.dumps(record))
 
 
 class _Collector:
@@ -281,14 +307,14 @@ class _Collector:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.tests: list[dict[str, Any]] = []
+        self.tests: list[CheckedTest] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         text = getattr(report, ATTRIBUTE, None)
         if text is not None:
             self.tests.append(json.loads(text))
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         to_json, to_html = (self.config.getoption(name) for name in ("--assay-json", "--assay-html"))
         if not to_json and not to_html:
             return
@@ -305,7 +331,7 @@ class _Collector:
             terminalreporter.line(f"page: {_page(tests, Path(to_html))}")
 
 
-def _page(tests: list[dict[str, Any]], path: Path) -> Path:
+def _page(tests: list[CheckedTest], path: Path) -> Path:
     """One matrix: a line for each test function and target, with its cases."""
     from .assay.html import page
     from .assay.html.view import Entry

@@ -291,10 +291,10 @@ def test_a_prompt_is_held_to_the_models_positions_before_it_runs(model):
     assert stretched(SimpleNamespace(rope_parameters={"rope_type": "yarn", "factor": 4.0}))
     assert not stretched(AutoConfig.from_pretrained(model))
     said = []
-    command = GenerateRun({"max_new_tokens": most}, [], SimpleNamespace(note=said.append))
+    command = GenerateRun(SimpleNamespace(max_new_tokens=most), [], SimpleNamespace(note=said.append))
     shape = SimpleNamespace(config=AutoConfig.from_pretrained(model))
-    command.held = SimpleNamespace(model=shape, engine=SimpleNamespace(store=SimpleNamespace(exact=True)))
-    command._say_what_is_not_plain(1)
+    offloaded = SimpleNamespace(model=shape, engine=SimpleNamespace(store=SimpleNamespace(exact=True)))
+    command._say_what_is_not_plain(offloaded, 1)
     assert said[0].startswith("A prompt has 1 token, and")
 
 

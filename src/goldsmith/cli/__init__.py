@@ -7,14 +7,17 @@ alone.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .main import Program
 
 __all__ = ["app"]
 
 NEEDED = ("typer", "click", "rich", "jinja2", "markupsafe")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Program:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,7 +16,7 @@ from .terminal import Problem, in_a_paragraph
 class Program(typer.Typer):
     """The commands as they are called from a shell: Ctrl-C while they are put together is no traceback either."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         try:
             return super().__call__(*args, **kwargs)
         except KeyboardInterrupt:

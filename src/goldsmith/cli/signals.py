@@ -6,13 +6,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
+
+SignalHandler = Callable[[int, FrameType | None], None]
 
 
 @contextmanager
-def handle_signals(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
+def handle_signals(handler: SignalHandler, *numbers: int) -> Iterator[None]:
     """Inside, `handler` is called on these signals, but for those that are ignored, as by nohup or a shell's `&`."""
-    before: dict[int, Any] = {}
+    before: dict[int, SignalHandler | int | None] = {}
     if threading.current_thread() is threading.main_thread():
         for number in numbers:
             if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: it is not Python's
@@ -28,7 +30,7 @@ def handle_signals(handler: Callable[[int, Any], None], *numbers: int) -> Iterat
 def terminate_like_ctrl_c() -> Iterator[None]:
     """Inside, being told to terminate or to hang up ends the work as Ctrl-C does: with what was finished."""
 
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     with handle_signals(interrupt, signal.SIGTERM, signal.SIGHUP):

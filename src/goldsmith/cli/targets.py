@@ -7,9 +7,9 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -35,12 +35,12 @@ def op_target(op: Op, backend: str, *, device: str = "cpu", dtype: torch.dtype |
     module = importlib.import_module(f"{op.package}.cases")
     given = (*op.inputs, *op.options)
 
-    def candidate(**named: Any) -> dict[str, torch.Tensor]:
-        tensors, options = _split(op, named)
+    def candidate(**arguments: object) -> dict[str, torch.Tensor]:
+        tensors, options = _split(op, arguments)
         return op.all_results(*tensors, backend=backend, **options)
 
-    def golden(**named: Any) -> dict[str, torch.Tensor]:
-        tensors, options = _split(op, named)
+    def golden(**arguments: object) -> dict[str, torch.Tensor]:
+        tensors, options = _split(op, arguments)
         return dict(zip(op.results, op.reference.forward(*tensors, **options), strict=True))
 
     backward = _differentiated(op) if backend == "reference" else _explicit(op)
@@ -71,14 +71,14 @@ Gradients = dict[str, torch.Tensor | None]
 def _explicit(op: Op) -> Callable[..., Gradients]:
     """The reference's own backward, by input name."""
 
-    def backward(**named: Any) -> Gradients:
-        wanted = _wanted(op, named)
-        grads = {name: named.get(f"grad_{name}") for name in op.outputs}
-        tensors = {name: named.get(name) for name in (*op.inputs, *op.results)}
-        options = {name: named[name] for name in op.options}
+    def backward(**arguments: object) -> Gradients:
+        wanted = _differentiable(op, arguments)
+        grads = {name: arguments.get(f"grad_{name}") for name in op.outputs}
+        tensors = {name: arguments.get(name) for name in (*op.inputs, *op.results)}
+        options = {name: arguments[name] for name in op.options}
         with torch.no_grad():
-            found = op.reference.backward(grads, tensors, options, frozenset(wanted))
-        return {name: found[name] for name in wanted}
+            gradients = op.reference.backward(grads, tensors, options, frozenset(wanted))
+        return {name: gradients[name] for name in wanted}
 
     return backward
 
@@ -87,27 +87,33 @@ def _differentiated(op: Op) -> Callable[..., Gradients]:
     """Autograd through the reference's forward; the explicit backward runs beside it for the stages that it names."""
     explicit = _explicit(op)
 
-    def backward(**named: Any) -> Gradients:
-        wanted = _wanted(op, named)
-        if all(named[name].dtype == torch.float64 for name in wanted):  # stages have no ensemble of runs in float32
-            explicit(**named)
-        results = {name: named[name] for name in op.outputs if named[name].requires_grad}
-        sent = {name: named.get(f"grad_{name}") for name in results}
-        arriving = [name for name, grad in sent.items() if grad is not None]
-        leaves = [named[name] for name in wanted]
-        grads = [sent[name] for name in arriving]
-        found = torch.autograd.grad([results[n] for n in arriving], leaves, grads, allow_unused=True)
-        return dict(zip(wanted, found, strict=True))
+    def backward(**arguments: object) -> Gradients:
+        leaves = _differentiable(op, arguments)
+        if all(leaf.dtype == torch.float64 for leaf in leaves.values()):  # stages have no ensemble of runs in float32
+            explicit(**arguments)
+        results = {name: _tensor(arguments, name) for name in op.outputs}
+        sent = {name: _tensor(arguments, f"grad_{name}") for name in op.outputs}
+        pairs = [(results[name], sent[name]) for name in op.outputs]
+        arriving = [(y, grad) for y, grad in pairs if y is not None and y.requires_grad and grad is not None]
+        gradients = torch.autograd.grad(
+            [y for y, _ in arriving], list(leaves.values()), [grad for _, grad in arriving], allow_unused=True
+        )
+        return dict(zip(leaves, gradients, strict=True))
 
     return backward
 
 
-def _wanted(op: Op, named: dict[str, Any]) -> list[str]:
-    """What can receive a gradient in this call: not what is absent, nor a packed base."""
-    return [name for name in op.grads if named.get(name) is not None and named[name].is_floating_point()]
+def _differentiable(op: Op, arguments: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    """The inputs that can receive a gradient in this call: not what is absent, nor a packed base."""
+    tensors = {name: _tensor(arguments, name) for name in op.grads}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None and tensor.is_floating_point()}
 
 
-def _takes(function: Callable[..., Any], name: str, names: Sequence[str], optional: Sequence[str]) -> None:
+def _tensor(arguments: Mapping[str, object], name: str) -> torch.Tensor | None:
+    return cast("torch.Tensor | None", arguments.get(name))
+
+
+def _takes(function: Callable[..., object], name: str, names: Sequence[str], optional: Sequence[str]) -> None:
     """Give `function` a readable signature: the assay binds by parameter name."""
     function.__name__ = name
     parameters = [
@@ -124,8 +130,8 @@ def op_dtypes(op: Op) -> tuple[torch.dtype, ...]:
     return tuple(getattr(torch, d) if isinstance(d, str) else d for d in named)
 
 
-def _split(op: Op, given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return tuple(given.get(name) for name in op.inputs), {name: given[name] for name in op.options}
+def _split(op: Op, arguments: Mapping[str, object]) -> tuple[tuple[torch.Tensor | None, ...], dict[str, object]]:
+    return tuple(_tensor(arguments, name) for name in op.inputs), {name: arguments[name] for name in op.options}
 
 
 @dataclass(frozen=True)
@@ -197,19 +203,19 @@ def load_targets(name: str) -> list[Target]:
     except Exception as error:  # a stranger's module may raise anything when imported; the user must see what
         raise UnknownName(_import_failed(name, module_name, error)) from error
     try:
-        value: Any = module
+        value: object = module
         for part in attribute.split("."):
             value = getattr(value, part)
     except AttributeError:
-        targets = sorted(k for k, v in vars(module).items() if isinstance(v, Target))
-        there = f"targets there: {', '.join(targets)}" if targets else "no assay.Target is defined there"
+        known = sorted(k for k, v in vars(module).items() if isinstance(v, Target))
+        there = f"targets there: {', '.join(known)}" if known else "no assay.Target is defined there"
         raise UnknownName(f"{module_name} has no {attribute!r}; {there}.") from None
     values = list(value) if isinstance(value, list | tuple) else [value]
-    wrong = [type(v).__name__ for v in values if not isinstance(v, Target)]
-    if wrong or not values:
-        kind = wrong[0] if wrong else "an empty list"
+    targets = [v for v in values if isinstance(v, Target)]
+    if len(targets) < len(values) or not values:
+        kind = next((type(v).__name__ for v in values if not isinstance(v, Target)), "an empty list")
         raise UnknownName(f"{name} is {kind}; it must be a goldsmith.assay.Target, or a list of them.")
-    return [_named(target, name, number if len(values) > 1 else 0) for number, target in enumerate(values, 1)]
+    return [_named(target, name, number if len(targets) > 1 else 0) for number, target in enumerate(targets, 1)]
 
 
 def _named(target: Target, source: str, number: int) -> Target:

@@ -10,11 +10,13 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
 
+P = ParamSpec("P")
+T = TypeVar("T")
 USAGE = 2  # exit status: the command cannot be carried out
 
 
@@ -22,11 +24,11 @@ class Problem(Exception):
     """Something that the user can put right."""
 
 
-def in_a_paragraph(command: Callable[..., Any]) -> Callable[..., Any]:
+def in_a_paragraph(command: Callable[P, T]) -> Callable[P, T]:
     """A command whose `Problem`s are printed as one paragraph, without a traceback, with exit status 2."""
 
     @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return command(*args, **kwargs)
         except Problem as problem:
@@ -67,7 +69,7 @@ def write_stdout(text: str) -> None:
         raise Problem(f"stdout cannot be written to: {error.strerror or error}.") from error
 
 
-def write_json(result: Any) -> None:
+def write_json(result: object) -> None:
     """One line of JSON; nothing where whoever read it has gone."""
     with contextlib.suppress(BrokenPipeError):
         write_stdout(json.dumps(result) + "\n")

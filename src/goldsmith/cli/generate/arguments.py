@@ -6,22 +6,55 @@ import json
 import math
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..terminal import Problem
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
-def prompts(given: dict[str, Any]) -> list[str]:
-    found = list(given["prompt"] or [])
-    name = given["prompt_file"]
+
+@dataclass(frozen=True)
+class GenerateArguments:
+    """One field for each option of `goldsmith generate`, with its meaning there."""
+
+    model: str
+    prompt: list[str] | None
+    prompt_file: str | None
+    chat: bool
+    max_new_tokens: int
+    temperature: float
+    top_p: float | None
+    top_k: int | None
+    seed: int
+    budget: str
+    format: str
+    cache: str
+    prefill: str
+    device: str
+    threads: int | None
+    store: Path | None
+    verify_store: bool
+    profile: Path | None
+    stream: bool | None
+    stats: bool
+    trace: Path | None
+    guard: str
+    json: bool
+
+
+def prompts(arguments: GenerateArguments) -> list[str]:
+    found = list(arguments.prompt or [])
+    name = arguments.prompt_file
     if name is not None:
         try:
             found.append(_stdin() if name == "-" else Path(name).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise Problem(f"--prompt-file {name} cannot be read: {reason}.") from error
-    for text in given["prompt"] or []:
+    for text in arguments.prompt or []:
         if any("\ud800" <= letter <= "\udfff" for letter in text):  # what Python makes of bytes that it cannot read
             raise Problem(f"--prompt {text!r} cannot be read: it is not UTF-8 text.")
     if not found:
@@ -35,30 +68,31 @@ def _stdin() -> str:
     return sys.stdin.read() if raw is None else str(raw.read(), "utf-8")
 
 
-def check(given: dict[str, Any]) -> None:
-    for name in ("top_p", "top_k"):
-        if given[name] is not None and given["temperature"] == 0:
-            option = "--" + name.replace("_", "-")
+def check(arguments: GenerateArguments) -> None:
+    for option, value in (("--top-p", arguments.top_p), ("--top-k", arguments.top_k)):
+        if value is not None and arguments.temperature == 0:
             raise Problem(f"{option} is about drawing, and --temperature 0 draws nothing: give --temperature 0.8, say.")
-    if given["top_p"] is not None and not 0 < given["top_p"] <= 1:
-        raise Problem(f"--top-p is {given['top_p']}, wanted a share above 0 and at most 1.")
-    if not math.isfinite(given["temperature"]):
-        raise Problem(f"--temperature is {given['temperature']}, wanted a finite number, 0 or more.")
-    if not -(2**63) <= given["seed"] < 2**64:
-        raise Problem(f"--seed is {given['seed']}, wanted a whole number from -2^63 to 2^64 - 1.")
-    written = ["trace"] if given["cache"] == "static" else ["trace", "profile"]
-    for name in written:
-        if given[name] is not None:
-            _check_writable(name, given[name])
-    if given["prefill"].isdecimal() and int(given["prefill"]) < 1:
-        raise Problem(f"--prefill is {given['prefill']}, wanted a number of at least 1 token, or auto.")
-    if given["prefill"] not in ("auto", "cpu", "stream", "split") and not given["prefill"].isdecimal():
-        raise Problem(f"--prefill is {given['prefill']}, wanted auto, cpu, stream, split or a number of tokens.")
-    if given["cache"] == "static" and given["profile"] is None:
-        raise Problem("--cache static keeps the experts that a profile names: give --profile FILE, as a run wrote it.")
-    if given["cache"] == "static":
-        _check_profile(given["profile"])
-    if given["json"] and given["stream"]:
+    if arguments.top_p is not None and not 0 < arguments.top_p <= 1:
+        raise Problem(f"--top-p is {arguments.top_p}, wanted a share above 0 and at most 1.")
+    if not math.isfinite(arguments.temperature):
+        raise Problem(f"--temperature is {arguments.temperature}, wanted a finite number, 0 or more.")
+    if not -(2**63) <= arguments.seed < 2**64:
+        raise Problem(f"--seed is {arguments.seed}, wanted a whole number from -2^63 to 2^64 - 1.")
+    if arguments.trace is not None:
+        _check_writable("trace", arguments.trace)
+    if arguments.profile is not None and arguments.cache != "static":
+        _check_writable("profile", arguments.profile)
+    if arguments.prefill.isdecimal() and int(arguments.prefill) < 1:
+        raise Problem(f"--prefill is {arguments.prefill}, wanted a number of at least 1 token, or auto.")
+    if arguments.prefill not in ("auto", "cpu", "stream", "split") and not arguments.prefill.isdecimal():
+        raise Problem(f"--prefill is {arguments.prefill}, wanted auto, cpu, stream, split or a number of tokens.")
+    if arguments.cache == "static":
+        if arguments.profile is None:
+            raise Problem(
+                "--cache static keeps the experts that a profile names: give --profile FILE, as a run wrote it."
+            )
+        _check_profile(arguments.profile)
+    if arguments.json and arguments.stream:
         raise Problem("--json prints one object and nothing else: leave --stream out.")
 
 
@@ -88,7 +122,7 @@ def _check_profile(path: Path) -> None:
         )
 
 
-def stretched(config: Any) -> bool:
+def stretched(config: PreTrainedConfig) -> bool:
     """Whether positions are scaled (YaRN and others), so that there may be more of them than the config says."""
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     ways = [found, *(value for value in found.values() if isinstance(value, dict))]

@@ -8,24 +8,31 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ..signals import terminate_like_ctrl_c
 from ..terminal import Problem, console, write_json
-from .arguments import check, prompts, stretched
+from .arguments import GenerateArguments, check, prompts, stretched
 from .display import GenerateDisplay
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from ...hf.offload.generation import Made
+    from ...offload.attach import Offloaded
+    from ..json_types import JsonObject
 
 WRONG, INTERRUPTED = 1, 130
 _KEYWORD = re.compile(r"\b(budget|cache|device|format|guard|prefill|profile|threads)=(?=[\w'])")
 _FUNCTION = re.compile(r"^(offload(\.\w+)?|ExpertStore\.\w+): ")
 
 
-def run(given: dict[str, Any]) -> int:
+def run(arguments: GenerateArguments) -> int:
     """The whole command; returns the exit status."""
-    texts = prompts(given)
-    check(given)
-    show = GenerateDisplay(console(stderr=True), stream=given["stream"], as_json=given["json"])
-    command = GenerateRun(given, texts, show)
+    texts = prompts(arguments)
+    check(arguments)
+    show = GenerateDisplay(console(stderr=True), stream=arguments.stream, as_json=arguments.json)
+    command = GenerateRun(arguments, texts, show)
     status, problems = 0, list[Problem]()
     try:
         with terminate_like_ctrl_c(), contextlib.suppress(BrokenPipeError), _warnings_in_words(show):
@@ -37,7 +44,7 @@ def run(given: dict[str, Any]) -> int:
         problems.append(problem)
     finally:
         problems += command.end()
-    if given["json"] and (command.made and command.made.tokens or not problems):
+    if arguments.json and (command.made and command.made.tokens or not problems):
         write_json(command.result())  # what was made, before what went wrong after it
     if problems:
         raise problems[0]
@@ -47,13 +54,13 @@ def run(given: dict[str, Any]) -> int:
 class GenerateRun:
     """One run: the model and its engine, the text, the figures."""
 
-    def __init__(self, given: dict[str, Any], texts: list[str], show: GenerateDisplay):
-        self.given, self.prompts, self.show = given, texts, show
-        self.held: Any = None
-        self.made: Any = None
-        self.error: dict[str, Any] | None = None
-        self._stats: dict[str, Any] = {}
-        self._explain: dict[str, Any] = {}
+    def __init__(self, arguments: GenerateArguments, texts: list[str], show: GenerateDisplay):
+        self.arguments, self.prompts, self.show = arguments, texts, show
+        self.offloaded: Offloaded | None = None
+        self.made: Made | None = None
+        self.error: JsonObject | None = None
+        self._stats: JsonObject = {}
+        self._explain: JsonObject = {}
 
     def carry_out(self) -> int:
         from torch import OutOfMemoryError
@@ -70,34 +77,48 @@ class GenerateRun:
                 raise
             raise Problem(f"{error}.") from error
         _quiet()
-        given = self.given
+        arguments = self.arguments
         try:
-            parse_budget(given["budget"])
+            parse_budget(arguments.budget)
         except ValueError as error:
-            budget = given["budget"] if len(given["budget"]) <= 40 else f"{given['budget'][:40]}..."
+            budget = arguments.budget if len(arguments.budget) <= 40 else f"{arguments.budget[:40]}..."
             raise Problem(
                 f"--budget {budget!r} is no amount of memory: give auto, bytes, or 6GiB, 6GB, 500MiB."
             ) from error
         try:
             with self.show.doing("reading the tokenizer"):
-                place = folder(given["model"])
+                place = folder(arguments.model)
                 config = _config(place)
                 tokenizer = text.tokenizer_of(place)
-                inputs = text.encoded(tokenizer, self.prompts, chat=given["chat"])
+                inputs = text.encoded(tokenizer, self.prompts, chat=arguments.chat)
             with self.show.doing("loading the model") as told:
                 rows, width = inputs["input_ids"].shape
                 self._check_length(config, width)
-                room = {"batch": rows, "max_length": width + given["max_new_tokens"]}
-                options = room | self._engine_options()
-                self.held = from_pretrained(place, store=given["store"], progress=told, **options)
-            if given["verify_store"]:
-                self._verify()
-            self._say_what_is_not_plain(width)
+                self.offloaded = from_pretrained(
+                    place,
+                    store=arguments.store,
+                    progress=told,
+                    batch=rows,
+                    max_length=width + arguments.max_new_tokens,
+                    cpu_format=arguments.format,
+                    exact=arguments.format == "auto",
+                    device=arguments.device,
+                    gpu_budget=arguments.budget,
+                    cache=arguments.cache,
+                    profile=arguments.profile if arguments.cache == "static" else None,
+                    prefill=int(arguments.prefill) if arguments.prefill.isdecimal() else arguments.prefill,
+                    guard=arguments.guard,
+                    threads=arguments.threads,
+                )
+            if arguments.verify_store:
+                self._verify(self.offloaded)
+            self._say_what_is_not_plain(self.offloaded, width)
             self.made = text.Made([])
-            with self._trace(), self.show.text(self.prompts) as written:
+            with self._trace(self.offloaded), self.show.text(self.prompts) as written:
                 text.generate(
-                    self.held.model, tokenizer, self.prompts, made=self.made, inputs=inputs, told=written,
-                    **{name: given[name] for name in ("max_new_tokens", "temperature", "top_p", "top_k", "seed")},
+                    self.offloaded.model, tokenizer, self.prompts, made=self.made, inputs=inputs, told=written,
+                    max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature, top_p=arguments.top_p,
+                    top_k=arguments.top_k, seed=arguments.seed,
                 )  # fmt: skip
         except NumericsError as error:
             self.error = error.report.to_dict()
@@ -106,11 +127,11 @@ class GenerateRun:
         except text.NothingToDraw as error:
             said = f"{error}."
             if error.scaled:
-                raise Problem(f"--temperature {given['temperature']}: {said} Give a higher one, or 0.") from error
+                raise Problem(f"--temperature {arguments.temperature}: {said} Give a higher one, or 0.") from error
             said = said[:1].upper() + said[1:]
-            if given["guard"] != "raise":
+            if arguments.guard != "raise":
                 said += (
-                    f" --guard {given['guard']} was not to stop at a NaN or Inf; --guard raise says where it was born."
+                    f" --guard {arguments.guard} was not to stop at a NaN or Inf; --guard raise says where it was born."
                 )
             self.error = {"error": said}
             self.show.failed(said)
@@ -134,27 +155,28 @@ class GenerateRun:
 
     def end(self) -> list[Problem]:
         """The figures of what was done, the profile, and the engine closed; what of it could not be written."""
-        if self.held is None:
+        offloaded = self.offloaded
+        if offloaded is None:
             return []
         problems = []
         with contextlib.suppress(KeyboardInterrupt):
             try:
-                self.held.engine.flush()
+                offloaded.engine.flush()
             except (ArithmeticError, ValueError, RuntimeError, MemoryError) as error:  # of what was under way
                 self.show.failed(_sentence(error))
-            explained = self.held.explain()
-            self._stats, self._explain = self.held.stats().to_dict(), explained.to_dict()
-            if self.given["stats"] and self.made is not None:
+            explained = offloaded.explain()
+            self._stats, self._explain = offloaded.stats().to_dict(), explained.to_dict()
+            if self.arguments.stats and self.made is not None:
                 self.show.stats(self.made, self._stats, str(explained))
-            if self.given["profile"] is not None and self.given["cache"] != "static":
+            if self.arguments.profile is not None and self.arguments.cache != "static":
                 try:
-                    self._write_profile()
+                    self._write_profile(offloaded, self.arguments.profile)
                 except Problem as problem:
                     problems.append(problem)
-        self.held.close()
+        offloaded.close()
         return problems
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> JsonObject:
         """What --json prints."""
         outputs = [
             {"prompt": o.prompt, "text": o.text, "tokens": o.tokens, "finish_reason": o.finish_reason}
@@ -164,55 +186,45 @@ class GenerateRun:
             "time_to_first_token": self.made.first_token if self.made else None,
             "tokens_per_s": self.made.tokens_per_s if self.made else None,
         }
-        found = {"outputs": outputs, "stats": times | self._stats, "explain": self._explain}
-        return found | ({"error": self.error} if self.error else {})
+        result: JsonObject = {"outputs": outputs, "stats": {**times, **self._stats}, "explain": self._explain}
+        return result | ({"error": self.error} if self.error else {})
 
-    def _engine_options(self) -> dict[str, Any]:
-        given = self.given
-        options = {name: given[name] for name in ("device", "cache", "guard", "threads")}
-        options |= {"gpu_budget": given["budget"], "cpu_format": given["format"]}
-        options["prefill"] = int(given["prefill"]) if given["prefill"].isdecimal() else given["prefill"]
-        options["exact"] = given["format"] == "auto"
-        if given["cache"] == "static":
-            options["profile"] = given["profile"]
-        return options
-
-    def _say_what_is_not_plain(self, width: int) -> None:
-        store, given = self.held.engine.store, self.given
+    def _say_what_is_not_plain(self, offloaded: Offloaded, width: int) -> None:
+        store, arguments = offloaded.engine.store, self.arguments
         if not store.exact:
             self.show.note(
-                f"--format {given['format']} rounds the experts' weights (exact=False): the text may differ from the "
+                f"--format {arguments.format} rounds the experts' weights (exact=False): the text may differ from the "
                 "plain model's."
             )
-        most = getattr(self.held.model.config.get_text_config(), "max_position_embeddings", None)
-        if most is not None and width + given["max_new_tokens"] > most:
+        most = getattr(offloaded.model.config.get_text_config(), "max_position_embeddings", None)
+        if most is not None and width + arguments.max_new_tokens > most:
             tokens = "1 token" if width == 1 else f"{width:,} tokens"
             self.show.note(
-                f"A prompt has {tokens}, and with --max-new-tokens {given['max_new_tokens']:,} the text may "
+                f"A prompt has {tokens}, and with --max-new-tokens {arguments.max_new_tokens:,} the text may "
                 f"become longer than the {most:,} that the model was made for."
             )
 
     def _about(self, error: Exception) -> str:
         """In a sentence, after the option that it is about: the model, if no other is named."""
-        text, store = _sentence(error), self.given["store"]
+        text, store = _sentence(error), self.arguments.store
         if text.startswith("--"):
             return text
         file = getattr(error, "filename", None)
         if store is not None and file in (str(store), str(store.parent)):
             return f"--store {store}: {text}"
-        if file is not None and file == str(self.given["trace"]):
+        if file is not None and file == str(self.arguments.trace):
             return f"--trace {file} could not be written: {error.strerror or error}."  # type: ignore[attr-defined]
-        return f"MODEL {self.given['model']}: {text}"
+        return f"MODEL {self.arguments.model}: {text}"
 
     def _about_store(self, error: Exception) -> str:
         from ...offload.errors import StoreCorrupt
 
-        text, store = _sentence(error), self.given["store"]
+        text, store = _sentence(error), self.arguments.store
         where = f"--store {store}: " if store is not None and str(store) not in text else ""
         way = " Delete it: the next run makes it anew." if isinstance(error, StoreCorrupt) else ""
         return f"{where}{text}{way}"
 
-    def _check_length(self, config: Any, width: int) -> None:
+    def _check_length(self, config: PreTrainedConfig, width: int) -> None:
         """Before the model is loaded: a prompt that it has no positions for would be hours of noise."""
         most = getattr(config, "max_position_embeddings", None)
         if most is not None and width > most and not stretched(config):
@@ -221,8 +233,8 @@ class GenerateRun:
                 "of its config.json): shorten the prompt."
             )
 
-    def _verify(self) -> None:
-        store = self.held.engine.store
+    def _verify(self, offloaded: Offloaded) -> None:
+        store = offloaded.engine.store
         with self.show.doing("checking the store") as told:
             done = 0
             for layer in store.layers:
@@ -230,13 +242,13 @@ class GenerateRun:
                 done += store.num_experts(layer) * store.expert_nbytes(layer)
                 told(done, store.nbytes, f"checking the store, layer {layer}")
 
-    def _trace(self) -> Any:
-        return contextlib.nullcontext() if self.given["trace"] is None else self.held.trace(self.given["trace"])
+    def _trace(self, offloaded: Offloaded) -> contextlib.AbstractContextManager[object]:
+        path = self.arguments.trace
+        return contextlib.nullcontext() if path is None else offloaded.trace(path)
 
-    def _write_profile(self) -> None:
-        path = Path(self.given["profile"])
+    def _write_profile(self, offloaded: Offloaded, path: Path) -> None:
         try:
-            path.write_text(json.dumps(self.held.profile()) + "\n")
+            path.write_text(json.dumps(offloaded.profile()) + "\n")
         except OSError as error:
             raise Problem(f"--profile {path} could not be written: {error.strerror or error}.") from error
 
@@ -269,7 +281,7 @@ def _quiet() -> None:
     logging.disable_progress_bar()
 
 
-def _config(place: Path) -> Any:
+def _config(place: Path) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     try:

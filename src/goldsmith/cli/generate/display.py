@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,6 +13,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, Task, TextColumn,
 from rich.text import Text
 
 from ..terminal import duration, write_stdout
+
+if TYPE_CHECKING:
+    from ...hf.offload.generation import Made
+    from ..json_types import JsonObject
 
 LINES = 10.0  # seconds between lines of progress in a log that is no terminal
 
@@ -62,20 +66,20 @@ class GenerateDisplay:
         finally:
             page.end()
 
-    def stats(self, made: Any, stats: dict[str, Any], explained: str) -> None:
+    def stats(self, made: Made, stats: JsonObject, explained: str) -> None:
         """The figures of a run, and what would make it faster."""
         rows = [("tokens", f"{made.tokens:,} in {duration(made.seconds)}")]
         if made.first_token is not None:
             rows.append(("time to first token", f"{made.first_token:.3f} s"))
         if made.tokens_per_s is not None:
             rows.append(("tokens per second", f"{made.tokens_per_s:.1f}"))
-        experts = {lane: stats.get(f"experts_{lane}", 0) for lane in ("cpu", "copied", "cached")}
+        experts = {lane: cast("int", stats.get(f"experts_{lane}", 0)) for lane in ("cpu", "copied", "cached")}
         rows.append(("experts by lane", ", ".join(f"{lane} {number:,}" for lane, number in experts.items())))
         cache = experts["cached"] or stats.get("uploads")
-        rows.append(("hit rate", _share(stats.get("hit_rate")) if cache else "- (nothing was in the cache)"))
-        rows.append(("bytes to the GPU, back", f"{size(stats.get('bytes_h2d'))}, {size(stats.get('bytes_d2h'))}"))
-        rows.append(("bytes read of the store", size(stats.get("bytes_store_read"))))
-        rows.append(("share of the bound", _share(stats.get("bound_share"))))
+        rows.append(("hit rate", _share(_number(stats, "hit_rate")) if cache else "- (nothing was in the cache)"))
+        rows.append(("bytes to the GPU, back", f"{_bytes(stats, 'bytes_h2d')}, {_bytes(stats, 'bytes_d2h')}"))
+        rows.append(("bytes read of the store", _bytes(stats, "bytes_store_read")))
+        rows.append(("share of the bound", _share(_number(stats, "bound_share"))))
         rows.append(("limiting lane", str(stats.get("limiting") or "none")))
         for name, value in rows:
             self.err.print(f"{name:23} {value}", soft_wrap=True, markup=False)
@@ -139,6 +143,14 @@ def size(number: int | None) -> str:
         if number >= unit:
             return f"{number / unit:,.1f} {name}"
     return f"{number:,} B"
+
+
+def _number(stats: JsonObject, name: str) -> float | None:
+    return cast("float | None", stats.get(name))
+
+
+def _bytes(stats: JsonObject, name: str) -> str:
+    return size(cast("int | None", stats.get(name)))
 
 
 def _share(value: float | None) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..finetune.options import FormatOption
 from ..openmp import spin_briefly
 from ..terminal import in_a_paragraph
+from .arguments import GenerateArguments
 
 
 class CacheOption(StrEnum):
@@ -119,5 +120,29 @@ def generate(
     spin_briefly()
     from .command import run
 
-    given: dict[str, Any] = {name: value for name, value in locals().items() if name != "run"}
-    raise typer.Exit(run({name: v.value if isinstance(v, StrEnum) else v for name, v in given.items()}))
+    arguments = GenerateArguments(
+        model=model,
+        prompt=prompt,
+        prompt_file=prompt_file,
+        chat=chat,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        budget=budget,
+        format=format.value,
+        cache=cache.value,
+        prefill=prefill,
+        device=device,
+        threads=threads,
+        store=store,
+        verify_store=verify_store,
+        profile=profile,
+        stream=stream,
+        stats=stats,
+        trace=trace,
+        guard=guard.value,
+        json=json,
+    )
+    raise typer.Exit(run(arguments))
