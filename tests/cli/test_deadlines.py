@@ -25,7 +25,7 @@ def asked(monkeypatch, *arguments, budget, deaf=False):
     if deaf:
         monkeypatch.setattr(pool, "GRACE", 0.5)
     monkeypatch.chdir(HERE)
-    monkeypatch.setattr(deadlines, "LEAST", 2.0 if budget > 2 else budget)
+    monkeypatch.setattr(deadlines, "MINIMUM", 2.0 if budget > 2 else budget)
     monkeypatch.setattr(deadlines, "SHARE", 0.0)
     found = CliRunner().invoke(app, [*map(str, arguments), "--budget", str(budget)])
     return found.exit_code, " ".join(found.output.split())
@@ -66,27 +66,27 @@ def test_how_long_a_run_may_take(monkeypatch):
     monkeypatch.setattr(deadlines.time, "monotonic", lambda: now[0])
     patience = RunDeadline(60.0)
     assert patience.until() is None
-    patience.begins("a")
+    patience.begin("a")
     assert patience.until() == 160.0  # the first of a case: the rest of the budget
     now[0] = 101.0
-    patience.ended()
+    patience.end()
     assert patience.until() is None
-    patience.begins("a")
+    patience.begin("a")
     assert patience.until() == 121.0  # another of the same: a third of the budget
     now[0] = 110.0
-    patience.ended()
-    patience.begins("a")
+    patience.end()
+    patience.begin("a")
     assert patience.until() == 146.0  # four times the longest
-    patience.ended()
+    patience.end()
     now[0] = 155.0
-    patience.begins("b")
+    patience.begin("b")
     assert patience.until() == 155.0 + 36.0  # no kernel is accused because the budget is nearly over
     assert RunDeadline(None).until() is None
 
 
 def test_without_a_budget_a_run_may_take_for_ever():
     patience = RunDeadline(None)
-    patience.begins("a")
+    patience.begin("a")
     assert patience.until() is None
 
 
@@ -94,14 +94,14 @@ def test_the_time_of_a_run_stands_still_while_another_goes_on_within_it(monkeypa
     now = [100.0]
     monkeypatch.setattr(deadlines.time, "monotonic", lambda: now[0])
     patience = RunDeadline(60.0)
-    patience.begins("a")
+    patience.begin("a")
     now[0] = 103.0
-    patience.begins("b")
+    patience.begin("b")
     now[0] = 110.0
-    patience.ended()
+    patience.end()
     assert patience.until() == 107.0 + 53.0 and patience.longest == 7.0  # the outer one, of which 3 s are over
     now[0] = 112.0
-    patience.ended()
+    patience.end()
     assert patience.until() is None and patience.longest == 7.0 and patience.seen == {"a", "b"}
 
 
@@ -124,10 +124,10 @@ def test_the_time_of_an_import_is_none_of_a_run(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(deadlines.time, "monotonic", lambda: now[0])
     patience = RunDeadline(60)
-    patience.imports()
+    patience.begin_import()
     assert patience.until() == 160
     now[0] = 150.0
-    patience.ended()
+    patience.end()
     assert patience.until() is None and patience.longest == 0
-    patience.begins("a")
+    patience.begin("a")
     assert patience.until() == 210

@@ -87,7 +87,7 @@ def test_a_bundle_of_our_own_operators_says_whose_it_is():
     class Bundle:
         meta = {"target": "mhc.expand on reference"}
 
-    assert worker_tasks._of_ours(Bundle) == {"name": "mhc.expand", "backend": "reference"}
+    assert worker_tasks._operator_of(Bundle) == {"name": "mhc.expand", "backend": "reference"}
 
 
 def test_a_right_kernel_is_not_accused_and_every_run_is_told():
@@ -138,7 +138,7 @@ def test_what_cannot_be_bound_is_answered_with_what_exists(asked, said):
 
 
 def test_one_of_a_list_is_asked_for_by_its_number():
-    assert worker_tasks._own("own_kernels:several#2").name == "prints"
+    assert worker_tasks._users_target("own_kernels:several#2").name == "prints"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_results_that_cannot_be_written_are_named_below_what_was_found(tmp_path,
         results.mkdir()
         return known
 
-    monkeypatch.setattr(command, "_asked", filled)
+    monkeypatch.setattr(command, "_ask_worker", filled)
     found = run("diagnose", "own_kernels:wrong", "--json", results)
     assert (found.exit_code, found.stdout) == (status, f"{verdict}\n")
     assert words(found.stderr) == f"{known['lost'][0]} Cannot write {results}: Is a directory."
@@ -283,7 +283,7 @@ def test_the_json_is_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp
     known = {
         "text": "PASS", "lost": [], "verdict": "pass", "pages": [], "json": {"verdict": "pass"}, "interrupted": False
     }  # fmt: skip
-    monkeypatch.setattr(command, "_asked", lambda request, watcher: known)
+    monkeypatch.setattr(command, "_ask_worker", lambda request, watcher: known)
 
     class Closed:
         is_terminal = False
@@ -335,7 +335,7 @@ def test_what_does_not_stop_is_ended_after_a_while(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         pool._next()
     last = {"case": "rows[T=5]", "run": "values", "probe": "values"}
-    watcher = type("Watcher", (), {"last": last, "told": None, "patience": command.deadlines.RunDeadline(None)})
+    watcher = type("Watcher", (), {"last": last, "update": None, "deadline": command.deadlines.RunDeadline(None)})
     monkeypatch.setattr(command.Pool, "run", lambda pool, jobs: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(command.Problem, match="values was running, and did not stop"):
-        command._asked(command.DiagnoseRequest("diagnose", "own_kernels:hanging"), watcher)
+        command._ask_worker(command.DiagnoseRequest("diagnose", "own_kernels:hanging"), watcher)

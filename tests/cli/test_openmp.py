@@ -21,17 +21,17 @@ ARGUMENTS = {"finetune": ["finetune", "model", "--data", __file__], "generate": 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_it_is_said_before_torch_is_loaded(name, monkeypatch):
-    for variable in openmp.SAID_BY:
+    for variable in openmp.VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     code = COMMAND.format(name=name, arguments=ARGUMENTS[name])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["10000", "1", "False"], done
 
 
-@pytest.mark.parametrize("variable", openmp.SAID_BY)
+@pytest.mark.parametrize("variable", openmp.VARIABLES)
 def test_what_the_user_has_said_stays(variable, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    for each in openmp.SAID_BY:
+    for each in openmp.VARIABLES:
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(variable, "ACTIVE")
     before = dict(openmp.os.environ)
@@ -40,11 +40,11 @@ def test_what_the_user_has_said_stays(variable, monkeypatch):
 
 
 def test_once_torch_is_there_it_is_too_late(monkeypatch):
-    for each in openmp.SAID_BY:
+    for each in openmp.VARIABLES:
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setitem(sys.modules, "torch", sys)
     openmp.spin_briefly()
-    assert not set(openmp.SAID_BY) & set(openmp.os.environ)
+    assert not set(openmp.VARIABLES) & set(openmp.os.environ)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_once_torch_is_there_it_is_too_late(monkeypatch):
     ],
 )
 def test_doctor_says_what_they_do(said, awake, monkeypatch):
-    for each in openmp.SAID_BY:
+    for each in openmp.VARIABLES:
         monkeypatch.delenv(each, raising=False)
     for name, value in said.items():
         monkeypatch.setenv(name, value)

@@ -1,7 +1,7 @@
 """The command line: `goldsmith verify | diagnose | bench | finetune | generate | doctor`.
 
-Typer, rich and jinja2 are imported when a command is asked for: what other code takes from here (`targets`) needs torch
-alone.
+Typer, rich and jinja2 are imported when `app` is first used, because other code imports `goldsmith.cli.targets` from
+here, which needs torch only.
 """
 
 from __future__ import annotations
@@ -36,6 +36,6 @@ def __getattr__(name: str) -> Program:
         sys.stderr.write(f"goldsmith's commands need the package {package}, which is not installed here: ")
         sys.stderr.write(f"pip install {package}\n")
         raise SystemExit(2) from None
-    except KeyboardInterrupt:  # there is nothing to lose yet; once a command runs, it answers for itself
+    except KeyboardInterrupt:  # nothing can be lost yet; a running command handles its own Ctrl-C
         raise SystemExit(130) from None
     return app

@@ -1,4 +1,4 @@
-"""`goldsmith doctor`: what this machine has, which backends run here, and why the others do not."""
+"""`goldsmith doctor`: what this machine has, which backends run on it, and why the others do not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ThreadFacts(TypedDict):
 
 
 class NativeFacts(TypedDict):
-    """The native library's level and why it is not a higher one, or the reason why there is no library."""
+    """The native library's instruction set level and why it is not higher, or why the library is missing."""
 
     reason: str | None
     isa: str | None
@@ -36,7 +36,7 @@ class NativeFacts(TypedDict):
 
 
 class OperatorFacts(TypedDict):
-    """Each backend with None, or the reason why it cannot run here."""
+    """An operator's backends, each with None or the reason why it cannot run on this machine."""
 
     name: str
     summary: str
@@ -118,13 +118,13 @@ def _show(report: DoctorReport) -> None:
     for name, value in (
         ("goldsmith", report["goldsmith"]),
         ("processor", f"{facts['cpu']}, {facts['cores']} cores usable, {facts['memory_gib']} GiB"),
-        ("instructions", " ".join(facts["isa"]) or "none that matter here"),
+        ("instructions", " ".join(facts["isa"]) or "none that goldsmith uses"),
         ("GPU", "; ".join(_gpu(g) for g in facts["gpus"]) or "none that torch can use"),
         ("torch", f"{facts['torch']} on Python {facts['python']}"),
-        ("its threads", _threads(report["threads"])),
+        ("torch threads", _threads(report["threads"])),
         ("Triton", _triton(facts)),
         ("native", _levels(report["native"])),
-        ("interpreter", report["interpreter"] or "can run Triton kernels on the CPU, for goldsmith verify"),
+        ("interpreter", report["interpreter"] or "can run Triton kernels on the CPU, as goldsmith verify does"),
         ("optional", ", ".join(f"{k} {v}" if v else f"{k} not installed" for k, v in report["packages"].items())),
     ):
         grid.add_row(name, escape(str(value)))
@@ -153,8 +153,8 @@ def _show(report: DoctorReport) -> None:
     for reason, operators in reasons.items():
         backend = reason.partition(":")[0]
         having = [op["name"] for op in shown if backend in op["backends"]]
-        who = "" if operators == having else f" ({', '.join(operators)})"
-        out.print(f"\n[dim]{escape(reason)}{who}[/]")
+        affected = "" if operators == having else f" ({', '.join(operators)})"
+        out.print(f"\n[dim]{escape(reason)}{affected}[/]")
 
 
 def _threads(threads: ThreadFacts) -> str:
@@ -162,8 +162,8 @@ def _threads(threads: ThreadFacts) -> str:
     if count == 1:
         return "1"
     if not threads["awake_for_long"]:
-        return f"{count}, which soon sleep between operations"
-    return f"{count}, awake for long between operations: GOMP_SPINCOUNT=10000 leaves their cores to experts on the CPU"
+        return f"{count}, spinning only briefly between operations"
+    return f"{count}, spinning for long between operations: GOMP_SPINCOUNT=10000 frees cores for experts on the CPU"
 
 
 def _levels(library: NativeFacts) -> str:
@@ -172,7 +172,7 @@ def _levels(library: NativeFacts) -> str:
     highest = library["machine_isa"] or ""
     text = f"level {library['isa']}"
     if library["isa"] != highest:
-        text += f", lowered by GOLDSMITH_ISA from {highest}"
+        text += f", lowered from {highest} by GOLDSMITH_ISA"
     if library["why_not_higher"] is not None:
         text += f"; not {native.LEVELS[native.LEVELS.index(highest) + 1]}: {library['why_not_higher']}"
     return text

@@ -1,4 +1,4 @@
-"""The device that a backend of an operator is tried on, and why it cannot run there."""
+"""The device that a backend runs on, or the reason why it cannot run on this machine."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ if TYPE_CHECKING:
 
 
 def device_of(request: PlacementRequest) -> str:
+    """The device that the request names; by default the GPU, unless there is none or kernels are interpreted."""
     wanted = request["device"]
     if wanted is None:
         return "cuda" if torch.cuda.is_available() and not request["interpret"] else "cpu"
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
-        raise UnknownName(f"{wanted!r} is no device; use cpu, cuda or cuda:1") from error
+        raise UnknownName(f"{wanted!r} is not a device; use cpu, cuda or cuda:1") from error
     if device.type not in ("cpu", "cuda"):
-        raise UnknownName(f"{wanted!r} is no device that goldsmith knows; use cpu, cuda or cuda:1.")
+        raise UnknownName(f"{wanted!r} is not a device that goldsmith supports; use cpu, cuda or cuda:1.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UnknownName(f"--device {wanted}: this machine has no CUDA device that torch can use.")
+        raise UnknownName(f"--device {wanted}: torch finds no CUDA device on this machine.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UnknownName(f"--device {wanted}: there are {torch.cuda.device_count()} CUDA devices, counted from 0.")
+        raise UnknownName(
+            f"--device {wanted}: this machine has {torch.cuda.device_count()} CUDA devices, numbered from 0."
+        )
     return str(device)
 
 
 def place(op: Op, backend: str, request: PlacementRequest) -> tuple[str, str | None]:
-    """Where a backend is proved, and why it cannot be: where no device was named, on the CPU what runs there alone."""
+    """The device to prove a backend on, and why it cannot run there, or None.
+
+    If no device was named, a backend that runs on the CPU only is proved there.
+    """
     device = device_of(request)
     reason = machine_reason(op, backend, device)
     if reason and request["device"] is None and device != "cpu" and machine_reason(op, backend, "cpu") is None:
@@ -40,6 +46,6 @@ def place(op: Op, backend: str, request: PlacementRequest) -> tuple[str, str | N
 
 
 def machine_reason(op: Op, backend: str, device: str) -> str | None:
-    """Why no case at all can run, judged without inputs."""
+    """Why the backend can run no case on this device, or None; needs no inputs."""
     probe = torch.empty(1, dtype=torch.float32, device=device)
     return op.backends[backend].machine({op.inputs[0]: probe})

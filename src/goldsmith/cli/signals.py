@@ -1,4 +1,4 @@
-"""Handlers of signals for the time of a `with` block."""
+"""Signal handlers that last for one `with` block."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SignalHandler = Callable[[int, FrameType | None], None]
 
 @contextmanager
 def handle_signals(handler: SignalHandler, *numbers: int) -> Iterator[None]:
-    """Inside, `handler` is called on these signals, but for those that are ignored, as by nohup or a shell's `&`."""
+    """Call `handler` on these signals inside the block, except on those already ignored (nohup, a shell's `&`)."""
     before: dict[int, SignalHandler | int | None] = {}
     if threading.current_thread() is threading.main_thread():
         for number in numbers:
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: it is not Python's
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: the handler was not installed by Python
                 before[number] = signal.signal(number, handler)
     try:
         yield
@@ -28,7 +28,7 @@ def handle_signals(handler: SignalHandler, *numbers: int) -> Iterator[None]:
 
 @contextmanager
 def terminate_like_ctrl_c() -> Iterator[None]:
-    """Inside, being told to terminate or to hang up ends the work as Ctrl-C does: with what was finished."""
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP inside the block, so that finished work is kept as after Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)

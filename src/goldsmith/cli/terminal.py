@@ -1,4 +1,4 @@
-"""How the command line speaks: results on stdout, everything else on stderr, and errors in one readable paragraph."""
+"""Output to the terminal: results on stdout, everything else on stderr, each error in one paragraph."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ USAGE = 2  # exit status: the command cannot be carried out
 
 
 class Problem(Exception):
-    """Something that the user can put right."""
+    """A mistake that the user can fix; the text is one paragraph for stderr."""
 
 
 def in_a_paragraph(command: Callable[P, T]) -> Callable[P, T]:
-    """A command whose `Problem`s are printed as one paragraph, without a traceback, with exit status 2."""
+    """Decorator of a command: prints a `Problem` as one paragraph, without a traceback, and exits with status 2."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -39,30 +39,30 @@ def in_a_paragraph(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def print_paragraph(text: str) -> None:
-    """One paragraph on stderr."""
+    """Print one paragraph to stderr, folded at the terminal's width, or at 100 columns if that is narrower."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
-    # long names (paths, lists of operators) may stand alone on a line, but are never cut
+    # a long name (a path, say) may overflow its line, but is never cut
     typer.echo(textwrap.fill(visible(text), width, break_long_words=False, break_on_hyphens=False), err=True)
 
 
 def visible(text: str) -> str:
-    """With control characters written out: a message may quote what a target's module raised."""
+    """`text` with control characters escaped: a message may quote what a user's module raised."""
     if all(c.isprintable() or c in "\t\n" for c in text):
         return text
-    from ..assay import visible as written_out  # seldom: it loads torch
+    from ..assay import visible as escaping  # rarely needed, and it loads torch
 
-    return written_out.visible(text)
+    return escaping.visible(text)
 
 
 def write_stdout(text: str) -> None:
-    """Text to stdout, at once. Problem: it cannot be written there; BrokenPipeError: whoever read it has gone."""
+    """Write text to stdout and flush. Raises Problem if that fails, and BrokenPipeError if the reader has gone."""
     if sys.stdout is None:
-        raise Problem("stdout is closed, so that nothing can be written to it.")
+        raise Problem("stdout is closed: nothing can be written to it.")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        with contextlib.suppress(OSError, ValueError):  # so that Python's own flush at its end has somewhere to go
+        with contextlib.suppress(OSError, ValueError):  # gives Python's own flush at exit a place to write to
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise
@@ -70,13 +70,13 @@ def write_stdout(text: str) -> None:
 
 
 def write_json(result: object) -> None:
-    """One line of JSON; nothing where whoever read it has gone."""
+    """Write one line of JSON to stdout; does nothing if the reader has gone."""
     with contextlib.suppress(BrokenPipeError):
         write_stdout(json.dumps(result) + "\n")
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Plain text when not a terminal; there 100 columns, so that tables in logs keep their shape."""
+    """A rich console; in a file or pipe it writes plain text, 100 columns wide, so that tables keep their shape."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 100
     return Console(stderr=stderr, highlight=False, width=width, soft_wrap=False)

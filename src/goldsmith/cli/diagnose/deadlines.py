@@ -1,4 +1,4 @@
-"""A run that does not end: how long one may take, and what is said of it."""
+"""Time limits of candidate runs, and how a run that exceeds its limit is reported."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ if TYPE_CHECKING:
     from ...assay.results import Report
     from ..workers.messages import CandidateRun
 
-LEAST, FIRST, SHARE, TIMES = 5.0, 1 / 2, 1 / 3, 4.0
+MINIMUM, FIRST_SHARE, SHARE, TIMES_LONGEST = 5.0, 1 / 2, 1 / 3, 4.0
 ID = "no_end"
-NOT_FINISHED = "not finished"  # what a replay answers then
-MEND = (
-    "look for a loop or a barrier that waits for what never comes: run that case alone (--case) and see where it "
-    "stands with py-spy, gdb or compute-sanitizer; where it is only slow, give a larger --budget"
+NOT_FINISHED = "not finished"  # the answer of a replay whose run hung
+ADVICE = (
+    "look for a loop or a barrier that waits forever: run only that case (--case) and see where it stands with py-spy, "
+    "gdb or compute-sanitizer; if it is only slow, give a larger --budget"
 )
 
 
 class RunDeadline:
-    """How long a run of the candidate may take: never less than 5 s or four times the longest so far, and
+    """The time limit of the candidate's present run: at least 5 s and four times the longest run so far, and
 
-    the first of a case        what is left of the budget, or half of it (kernels are compiled and tuned in it)
-    any other run of a case    a third of the budget
+    first run of a case    the rest of the budget, but at least half of it, because kernels are compiled and tuned
+    later runs of a case   a third of the budget
 
-    Importing the target may take the budget. Without a budget a run may take for ever. While another run goes on within
-    a run (a call between forward and backward), the time of the outer one stands still.
+    Importing the target may take the whole budget. Without a budget there is no limit. While a run is nested in another
+    (a call between forward and backward), the clock of the outer run stops.
     """
 
     def __init__(self, budget: float | None) -> None:
         self.budget = budget
         self.first: float | None = None  # when the first run began
-        self.began: float | None = None  # when the present one did; None between two runs
+        self.began: float | None = None  # when the present run began; None between runs
         self.case = ""
-        self.outer: list[tuple[str, float]] = []  # case and beginning of runs that one within them has interrupted
+        self.outer: list[tuple[str, float]] = []  # (case, beginning) of runs that wait for a nested run
         self.seen: set[str] = set()
         self.importing = False
         self.longest = 0.0
 
-    def imports(self) -> None:
+    def begin_import(self) -> None:
         self.importing, self.began = True, time.monotonic()
 
-    def begins(self, case: str) -> None:
+    def begin(self, case: str) -> None:
         self.importing = False
         if self.began is not None:
             self.outer.append((self.case, self.began))
         self.case, self.began = case, time.monotonic()
         self.first = self.began if self.first is None else self.first
 
-    def ended(self) -> None:
+    def end(self) -> None:
         took = 0.0
         if self.began is not None and not self.importing:
             took = time.monotonic() - self.began
@@ -62,22 +62,22 @@ class RunDeadline:
 
     @property
     def seconds(self) -> float:
-        """What the present run may take."""
+        """The limit of the present run."""
         if self.importing and self.budget is not None:
-            return max(LEAST, self.budget)
+            return max(MINIMUM, self.budget)
         if self.budget is None or self.first is None or self.began is None:
             return float("inf")
         left = self.first + self.budget - self.began
-        share = SHARE * self.budget if self.case in self.seen else max(left, FIRST * self.budget)
-        return max(LEAST, TIMES * self.longest, share)
+        share = SHARE * self.budget if self.case in self.seen else max(left, FIRST_SHARE * self.budget)
+        return max(MINIMUM, TIMES_LONGEST * self.longest, share)
 
     def until(self) -> float | None:
-        """The time at which the present run is ended, if there is one."""
+        """The time.monotonic() at which the present run must end, or None."""
         return None if self.began is None or self.budget is None else self.began + self.seconds
 
 
 def timeout_sentence(run: CandidateRun, where: str) -> str:
-    """One sentence: which run, after how long, at which line."""
+    """Which run hung, for how long, at which line."""
     place = f", {where}" if where else ""
     return (
         f"run {run['run']!r} of probe {run['probe']} did not end within {run['seconds']:.2g} s "
@@ -86,7 +86,7 @@ def timeout_sentence(run: CandidateRun, where: str) -> str:
 
 
 def timed_out_replay(error: BaseException, before: str, run: CandidateRun, where: str) -> Report:
-    """The report of a replay that such a run has ended: what was found until then stands in it."""
+    """The report of a replay that a hung run ended, with the findings made before."""
     from ...assay.results import CERTAIN, FAIL, NOT_RUN, Finding, Note
 
     report = error.report  # type: ignore[attr-defined]
@@ -100,19 +100,19 @@ def timed_out_replay(error: BaseException, before: str, run: CandidateRun, where
     return report
 
 
-def add_timeout(found: Diagnosis, run: CandidateRun, where: str) -> Diagnosis:
-    """A diagnosis that was ended by such a run: it is the finding where there was none, and else stands with them."""
+def add_timeout(diagnosis: Diagnosis, run: CandidateRun, where: str) -> Diagnosis:
+    """Add a hung run to a diagnosis: as its cause if nothing else is wrong, otherwise as one more finding."""
     from ...assay.diagnosis import Cause
     from ...assay.results import CERTAIN, FAIL, NOT_RUN, PASS, UNJUDGED, Finding
 
     sentence = timeout_sentence(run, where)
-    found.report.findings.append(Finding(CERTAIN, "process", "", None, None, None, sentence, run["case"]))
-    found.report.notes = [n for n in found.report.notes if n.id != NOT_RUN or n.case != run["case"]]
-    found.report.partial = found.partial = "a run did not end"
-    if found.verdict in (PASS, UNJUDGED):
-        found.verdict = found.report.verdict = FAIL
-        cause = Cause(ID, 1.0, "", [sentence], {}, f"{found.report.target} does not end", MEND)
-        found.causes = [cause]
+    diagnosis.report.findings.append(Finding(CERTAIN, "process", "", None, None, None, sentence, run["case"]))
+    diagnosis.report.notes = [n for n in diagnosis.report.notes if n.id != NOT_RUN or n.case != run["case"]]
+    diagnosis.report.partial = diagnosis.partial = "a run did not end"
+    if diagnosis.verdict in (PASS, UNJUDGED):
+        diagnosis.verdict = diagnosis.report.verdict = FAIL
+        cause = Cause(ID, 1.0, "", [sentence], {}, f"{diagnosis.report.target} does not end", ADVICE)
+        diagnosis.causes = [cause]
     else:
-        found.traced.insert(0, f"And {sentence}. {MEND[0].upper()}{MEND[1:]}.")
-    return found
+        diagnosis.traced.insert(0, f"Also, {sentence}. {ADVICE[0].upper()}{ADVICE[1:]}.")
+    return diagnosis

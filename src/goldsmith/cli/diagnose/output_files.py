@@ -1,4 +1,4 @@
-"""What is kept of a diagnosis: where it is to stand is looked at before the work, and no failure to write loses it."""
+"""Output files of a diagnosis: checked before the work begins, and a failed write loses no result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..terminal import Problem
 
 
 def check_folder(path: Path) -> None:
-    """Say now, not after the work, that nothing can be kept in a folder; one that is not there is not left behind."""
+    """Raise Problem before the work if --out cannot be written; does not leave a new folder behind."""
     from ...assay.folders import unwritable
 
     why = unwritable(path)
@@ -18,11 +18,11 @@ def check_folder(path: Path) -> None:
 
 
 def write_or_explain(what: object, write: Callable[[], object]) -> list[str]:
-    """Nothing, or one sentence that says why it could not be written: what was found is to be told all the same."""
+    """Write, and return no sentence, or the one that says why it failed, so that the result is still shown."""
     try:
         write()
     except OSError as error:
         return [f"Cannot write {what}: {error.strerror or error}."]
-    except Exception as error:  # noqa: BLE001  a full disk is safetensors' own error; whatever it is, it loses nothing
+    except Exception as error:  # noqa: BLE001  safetensors has its own error for a full disk, for one
         return [f"Cannot write {what}: {type(error).__name__}: {error}."]
     return []

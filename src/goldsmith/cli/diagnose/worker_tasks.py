@@ -1,4 +1,4 @@
-"""What a worker does for `goldsmith diagnose` and `goldsmith replay`: finds the target, runs it, writes the page."""
+"""Tasks of a worker process of `goldsmith diagnose` and `goldsmith replay`: load the target, run it, write the page."""
 
 from __future__ import annotations
 
@@ -30,71 +30,73 @@ from .output_files import write_or_explain
 if TYPE_CHECKING:
     from ..workers.messages import CandidateRun, DiagnosisReply, DiagnosisRequest, ProgressMessage
 
-Tell = Callable[["ProgressMessage"], None]
+Send = Callable[["ProgressMessage"], None]
 
 
-def diagnose(request: DiagnosisRequest, tell: Tell) -> DiagnosisReply:
-    """A diagnosis as text and JSON; the page and the bundle are written here, where the tensors are."""
+def diagnose(request: DiagnosisRequest, send: Send) -> DiagnosisReply:
+    """Diagnose a target; the worker also writes the page and the bundle, because it has the tensors."""
     try:
-        tell({"importing": request["name"]})
+        send({"importing": request["name"]})
         subject = _Subject(request)
-        tell({"over": 0})
+        send({"over": 0})
         bundle = None if request["bundle"] is None else _bundle(request["bundle"])
         case = request["case"] if bundle is None else _case_of(bundle)
         dtype = subject.dtype if bundle is None else getattr(torch, bundle.meta["dtype"], None)
         seed = request["seed"] if bundle is None else bundle.meta["seed"]
         _import_triton()
         with _threads(bundle):
-            with _telling(tell) as ended:
-                found = assay.diagnose(
+            with _reporting_runs(send) as ended:
+                diagnosis = assay.diagnose(
                     subject.target, case, dtype=dtype, device=subject.device, seed=seed, budget_s=request["budget"]
                 )
             if ended:
-                deadlines.add_timeout(found, *ended[0])
-            lost = _keep(found, request["out"])
+                deadlines.add_timeout(diagnosis, *ended[0])
+            lost = _write_bundle(diagnosis, request["out"])
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
-    command = f"goldsmith diagnose {subject.words} --replay {shlex.quote(str(found.bundle))}" if found.bundle else ""
+    command = (
+        f"goldsmith diagnose {subject.words} --replay {shlex.quote(str(diagnosis.bundle))}" if diagnosis.bundle else ""
+    )
     pages = []
-    for path in [request["html"], found.bundle and found.bundle / PAGE]:
+    for path in [request["html"], diagnosis.bundle and diagnosis.bundle / PAGE]:
         if path:
-            write = partial(diagnosis_page.write, found, path, command=command, conditions=subject.conditions)
+            write = partial(diagnosis_page.write, diagnosis, path, command=command, conditions=subject.conditions)
             failed = write_or_explain(path, write)
             lost += failed
             pages += [] if failed else [str(path)]
     return {
-        "text": render(found, command),
+        "text": render(diagnosis, command),
         "lost": lost,
-        "verdict": found.verdict,
-        "partial": found.partial,
-        "interrupted": found.partial == "interrupted",
+        "verdict": diagnosis.verdict,
+        "partial": diagnosis.partial,
+        "interrupted": diagnosis.partial == "interrupted",
         "pages": pages,
-        "json": found.to_json() if request["json"] else None,
+        "json": diagnosis.to_json() if request["json"] else None,
     }
 
 
-def _keep(found: assay.Diagnosis, folder: str | None) -> list[str]:
-    """The bundle, where there is something to keep; gives what could not be written."""
-    write = found.write_bundle
+def _write_bundle(diagnosis: assay.Diagnosis, folder: str | None) -> list[str]:
+    """Write the bundle if there is one; returns sentences about failed writes."""
+    write = diagnosis.write_bundle
     if folder is None or write is None:
         return []
 
     def keep() -> None:
-        found.bundle = write(found, Path(folder))
+        diagnosis.bundle = write(diagnosis, Path(folder))
 
     return write_or_explain(f"a bundle into {folder}", keep)
 
 
-def replay(request: DiagnosisRequest, tell: Tell) -> DiagnosisReply:
-    """A bundle's inputs through the target once more: the report, and whether it came out as it did."""
+def replay(request: DiagnosisRequest, send: Send) -> DiagnosisReply:
+    """Run a bundle's inputs through the target again: the report, and whether the outcome is the same."""
     try:
         path = request["bundle"] or ""
         bundle = _bundle(path)
-        tell({"importing": request["name"]})
-        subject = _Subject(request if request["name"] else {**request, **_of_ours(bundle)})
-        tell({"over": 0})
+        send({"importing": request["name"]})
+        subject = _Subject(request if request["name"] else {**request, **_operator_of(bundle)})
+        send({"over": 0})
         _import_triton()
-        with _telling(tell) as ended:
+        with _reporting_runs(send) as ended:
             try:
                 report = assay.replay(path, subject.target)
             except hooks.TakesTooLong as error:
@@ -104,9 +106,9 @@ def replay(request: DiagnosisRequest, tell: Tell) -> DiagnosisReply:
     html = request["html"]
     lost = write_or_explain(html, partial(page.write, [report], html, conditions=subject.conditions)) if html else []
     answer = report.environment["replay"]["answer"]
-    said = next(note.text for note in report.notes if note.id == "replay")
+    answer_text = next(note.text for note in report.notes if note.id == "replay")
     return {
-        "text": visible(f"{said}\n\n{report}"),
+        "text": visible(f"{answer_text}\n\n{report}"),
         "answer": answer,
         "verdict": report.verdict,
         "partial": report.partial,
@@ -118,7 +120,7 @@ def replay(request: DiagnosisRequest, tell: Tell) -> DiagnosisReply:
 
 
 def _import_triton() -> None:
-    """Its seconds are none of the first run."""
+    """Import Triton now, so that its import is not part of the first run's time."""
     with interpreter.watching():
         pass
 
@@ -129,27 +131,29 @@ class _OperatorOnBackend(TypedDict):
 
 
 class _Subject:
-    """The target that was asked for, where and in which dtype it runs, and how the command line calls it."""
+    """The requested target with its device, dtype and the words that name it on the command line."""
 
     def __init__(self, request: DiagnosisRequest) -> None:
         name, self.device = request["name"], device_of(request)
         dtype = getattr(torch, request["dtype"]) if request["dtype"] else None
         if ":" in name:
             if request["backend"]:
-                raise UnknownName(f"--backend {request['backend']}: a target of your own has no backends.")
-            self.target, self.dtype, self.how = _own(name), dtype, ""
+                raise UnknownName(
+                    f"--backend {request['backend']}: only operators have backends, not targets of your own."
+                )
+            self.target, self.dtype, self.how = _users_target(name), dtype, ""
             self.words = shlex.quote(name)
             return
         named = find([name])
         if len(named) > 1 or named[0].op is None:
             members = ", ".join(n.name for n in named)
-            raise UnknownName(f"{name!r} is a family; one operator is diagnosed at a time: {members}.")
+            raise UnknownName(f"{name!r} is a family; name one of its operators: {members}.")
         op = named[0].op
         backend, self.device = _backend(op, request)
         interpreted = backend == "triton" and machine().interpreter
         self.target = _narrowed(op, backend, self.device, interpreted, request)
         self.dtype = dtype or self.target.dtypes[0]
-        self.how = ", kernels through Triton's interpreter" if interpreted else ""
+        self.how = ", kernels in Triton's interpreter" if interpreted else ""
         self.words = f"{op.name} --backend {backend}"
 
     @property
@@ -159,20 +163,20 @@ class _Subject:
         return [where, f"torch {known.torch}{self.how}", f"goldsmith {__version__}"]
 
 
-def _own(name: str) -> assay.Target:
-    """A target of the user's; `package.module:targets#2` is the second of a list."""
+def _users_target(name: str) -> assay.Target:
+    """A user's target; `package.module:targets#2` is the second of a list."""
     source, _, number = name.partition("#")
     targets = load_targets(source)
     if number.isdecimal() and 1 <= int(number) <= len(targets):
         return targets[int(number) - 1]
     if number or len(targets) > 1:
         listed = ", ".join(f"{source}#{k} ({t.name})" for k, t in enumerate(targets, 1))
-        raise UnknownName(f"{name}: one target is diagnosed at a time; there are: {listed}.")
+        raise UnknownName(f"{name}: name one target; there are: {listed}.")
     return targets[0]
 
 
 def _backend(op: Op, request: DiagnosisRequest) -> tuple[str, str]:
-    """The backend asked for, if it can run here; else the first that can; and on which device."""
+    """(backend, device): the requested backend, or the first that can run; an UnknownName says why none can."""
     wanted = request["backend"]
     if wanted is not None and wanted not in op.backends:
         raise UnknownName(f"unknown backend {wanted!r}; {op.name} has: {', '.join(op.backends)}")
@@ -181,25 +185,25 @@ def _backend(op: Op, request: DiagnosisRequest) -> tuple[str, str]:
     if not able:
         why = "; ".join(f"{b}: {reason}" for b, (_, reason) in places.items())
         raise UnknownName(f"{op.name} cannot run here: {why}")
-    return min(able, key=lambda found: found[1] != device_of(request))
+    return min(able, key=lambda pair: pair[1] != device_of(request))
 
 
 def _narrowed(op: Op, backend: str, device: str, interpreted: bool, request: DiagnosisRequest) -> assay.Target:
-    """The operator with the cases of an ordinary proof, as far as this backend takes them; all when one is named."""
+    """The operator with those cases of an ordinary proof that this backend accepts; with all if a case is named."""
     jobs = choose(op, backend, device, interpreted, "default", request["dtype"]).jobs
     target = op_target(op, backend, device=device, dtype=getattr(torch, jobs[0].dtype) if jobs else None)
     if request["case"] or not jobs:
         return target
     dtype = target.dtypes[0]
     chosen = {job.case for job in jobs}
-    cases = [case for case in target.cases if case.name in chosen and _takes(op, backend, case, dtype, device)]
+    cases = [case for case in target.cases if case.name in chosen and _accepts(op, backend, case, dtype, device)]
     return replace(target, cases=cases) if cases else target
 
 
-def _takes(op: Op, backend: str, case: assay.Case, dtype: torch.dtype, device: str) -> bool:
-    given = case.build(dtype, device, 0)
-    tensors = [given.get(name) for name in op.inputs]
-    return op.why_not(backend, *tensors, **{o: given[o] for o in op.options}) is None
+def _accepts(op: Op, backend: str, case: assay.Case, dtype: torch.dtype, device: str) -> bool:
+    arguments = case.build(dtype, device, 0)
+    tensors = [arguments.get(name) for name in op.inputs]
+    return op.why_not(backend, *tensors, **{o: arguments[o] for o in op.options}) is None
 
 
 # bundles
@@ -209,7 +213,7 @@ def _bundle(path: str) -> assay.Bundle:
     try:
         return assay.load_bundle(path)
     except (ValueError, OSError) as error:
-        raise UnknownName(f"{path} is no bundle that can be read: {error}") from error
+        raise UnknownName(f"{path} is not a readable bundle: {error}") from error
 
 
 def _case_of(bundle: assay.Bundle) -> assay.Case:
@@ -218,13 +222,13 @@ def _case_of(bundle: assay.Bundle) -> assay.Case:
     return assay.Case(bundle.meta["case"], lambda make: dict(supply), given=True)
 
 
-def _of_ours(bundle: assay.Bundle) -> _OperatorOnBackend:
-    """The operator and backend that a bundle names: ours alone, since a stranger's would have to be imported."""
+def _operator_of(bundle: assay.Bundle) -> _OperatorOnBackend:
+    """The operator and backend that a bundle names; a user's target is never imported on a bundle's word."""
     name, _, backend = bundle.meta["target"].partition(" on ")
     if name not in Op.all() or backend not in Op.get(name).backends:
         raise UnknownName(
-            f"the bundle is of {bundle.meta['target']!r}, which is no operator of goldsmith's. Nothing that a bundle "
-            "names is imported: say whose it is, goldsmith replay BUNDLE package.module:target."
+            f"the bundle is of {bundle.meta['target']!r}, which is not an operator of goldsmith. For safety, a target "
+            "that only the bundle names is not imported: goldsmith replay BUNDLE package.module:target."
         )
     return {"name": name, "backend": backend}
 
@@ -241,37 +245,37 @@ def _threads(bundle: assay.Bundle | None) -> Iterator[None]:
 
 
 @contextmanager
-def _telling(tell: Tell) -> Iterator[list[tuple[CandidateRun, str]]]:
-    """Inside, every run is told before it begins and when it is over (20 us each), so that a crash has a place.
+def _reporting_runs(send: Send) -> Iterator[list[tuple[CandidateRun, str]]]:
+    """Report every run before it begins and when it is over (20 us each), so that the parent can place a crash.
 
-    Gives the runs that were ended because they took too long, and where they stood.
+    Yields the list of runs that were ended because their time was up, each with the line where it stood.
     """
     runs = 0
     ended: list[tuple[CandidateRun, str]] = []
 
-    def told(case: str, probe: str, run: str) -> None:
+    def begun(case: str, probe: str, run: str) -> None:
         nonlocal runs
         runs += 1
         now = hooks.RUNNING[-1]
-        said: ProgressMessage = {"case": case, "probe": probe, "run": run, "runs": runs, "seed": now.seed}
+        message: ProgressMessage = {"case": case, "probe": probe, "run": run, "runs": runs, "seed": now.seed}
         if now.found:
-            said["found"] = [asdict(f) for f in now.found]
-        tell(said)
+            message["found"] = [asdict(f) for f in now.found]
+        send(message)
 
     def over() -> None:
-        tell({"over": runs})
+        send({"over": runs})
 
     def stopped(now: hooks.Running, where: str) -> None:
         ended.append(
             ({"case": now.case, "probe": now.probe, "run": now.run, "seed": now.seed, "seconds": now.seconds}, where)
         )
 
-    hooks.RUNS.append(told)
+    hooks.RUNS.append(begun)
     hooks.ENDED.append(over)
     hooks.STOPPED.append(stopped)
     try:
         yield ended
     finally:
-        hooks.RUNS.remove(told)
+        hooks.RUNS.remove(begun)
         hooks.ENDED.remove(over)
         hooks.STOPPED.remove(stopped)

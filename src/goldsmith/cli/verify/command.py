@@ -1,4 +1,4 @@
-"""`goldsmith verify`: plans in a worker, checks in workers, and shows what came out."""
+"""`goldsmith verify`: plan in one worker, check in several, show the outcome."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ..workers.messages import CheckRequest, PlanRequest
     from .proof import Proof
 
-INTERPRETER = "interpreter"  # how kernels ran that did not run on their device
+INTERPRETER = "interpreter"  # how Triton kernels ran if not on a GPU
 
 
 def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None = None) -> int:
-    """The whole command; returns the exit status."""
+    """Run the command and return its exit status."""
     err = console(stderr=True)
     out = err if json_to == "-" else console()
     for path in (html, Path(json_to) if json_to not in (None, "-") else None):
@@ -35,20 +35,20 @@ def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None
     own = [name for name in request.names if ":" in name]
     if request.backend and own:
         raise Problem(
-            f"--backend {request.backend} chooses among the backends of our operators, and {own[0]} is a kernel of its "
+            f"--backend {request.backend} selects a backend of goldsmith's operators, but {own[0]} is a target of your "
             "own. Leave the option out."
         )
     outcome = verify(request, err)
     entries = outcome.entries
     remarks = [*outcome.remarks, *display.left_out(outcome.proofs), *display.remarks(entries)]
-    if html is not None:  # files before anything is printed: who reads it may close the pipe
+    if html is not None:  # files are written first, because the reader of stdout may close the pipe
         from ...assay.html import page
 
         page.write(entries, html, title="goldsmith verify", conditions=_conditions(outcome), remarks=remarks)
     if json_to not in (None, "-"):
         Path(json_to).write_text(json.dumps(outcome.to_json()) + "\n", encoding="utf-8")
-    hows = {p.name: p.how for p in outcome.proofs}
-    out.print(display.matrix(entries, hows))
+    modes = {p.name: p.how for p in outcome.proofs}
+    out.print(display.matrix(entries, modes))
     for line in remarks:
         out.print(f"\n[dim]{escape(line)}[/]")
     display.failures(out, entries)
@@ -65,7 +65,7 @@ def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None
 
 
 def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
-    """Plan and check. Ctrl-C ends it early, with what was finished; so does being told to terminate."""
+    """Plan and check. After Ctrl-C, SIGTERM or SIGHUP it returns early, with the proofs finished so far."""
     began = time.monotonic()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = request.jobs or max(1, min(cores, 8))
@@ -75,18 +75,18 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
             with err.status("[dim]loading operators[/]"):
                 outcome = _plan(pool, request)
             if outcome.device.startswith("cuda") and request.jobs is None:
-                pool.size = min(size, _sharing(outcome))
+                pool.size = min(size, _workers_per_gpu(outcome))
             try:
                 _check(pool, outcome, request, err)
             except KeyboardInterrupt:
                 outcome.interrupted = True
-                err.print("[yellow]Interrupted: what follows is what was finished.[/]")
+                err.print("[yellow]Interrupted. These results were finished:[/]")
             except WorkersFailed as error:
                 outcome.broken = f"A worker process {error}"
     except WorkersFailed as error:
         raise Problem(f"A worker process {error}") from error
     except KeyboardInterrupt:
-        raise Problem("Interrupted before anything was tried.") from None
+        raise Problem("Interrupted before the first case ran.") from None
     if outcome.broken and not any(p.reports for p in outcome.proofs):
         raise Problem(outcome.broken)
     problems = [p.problem for p in outcome.proofs if p.problem]
@@ -97,8 +97,8 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
     return outcome
 
 
-def _sharing(outcome: VerifyOutcome) -> int:
-    """How many workers one card's memory has room for: a case of many tokens takes some GiB in float64."""
+def _workers_per_gpu(outcome: VerifyOutcome) -> int:
+    """How many workers may share a GPU: one per 10 GiB, because a large case takes several GiB in float64."""
     cards = outcome.machine["gpus"]
     return max(1, int(cards[0]["memory_gib"] // 10)) if cards else 1
 
@@ -106,7 +106,7 @@ def _sharing(outcome: VerifyOutcome) -> int:
 def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
     from .proof import Proof
 
-    asked: PlanRequest = {
+    plan: PlanRequest = {
         "do": "plan",
         "names": list(request.names),
         "backend": request.backend,
@@ -116,10 +116,10 @@ def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
         "size": request.size,
     }
     try:
-        reply = pool.ask(asked)
+        reply = pool.ask(plan)
     except WorkersFailed as error:
         names = ", ".join(request.names)
-        raise Problem(f"Importing {names or 'the operators'} ended the process: a worker {error}") from error
+        raise Problem(f"Importing {names or 'the operators'} ended the worker process: it {error}") from error
     if "problem" in reply:
         raise Problem(reply["problem"])
     if "ended" in reply:
@@ -144,22 +144,22 @@ def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
 
 
 def _remarks(outcome: VerifyOutcome, request: VerifyRequest) -> list[str]:
-    """What is to be said of the whole run: how kernels ran, and which cases went through which probes."""
+    """Sentences about the whole run: how kernels ran, and how many cases went through which probes."""
     from .proof import PROCESS
 
-    said = []
+    remarks = []
     if any(p.how == INTERPRETER for p in outcome.proofs):
-        why = "as asked" if request.interpret else "there is no CUDA device here"
-        said.append(
-            f"Triton kernels ran through Triton's interpreter on the CPU ({why}), at small sizes: this proves their "
+        why = "--interpret" if request.interpret else "this machine has no CUDA device"
+        remarks.append(
+            f"Triton kernels ran in Triton's interpreter on the CPU ({why}), at small sizes. This proves their "
             "arithmetic and masks, not their behaviour on a GPU."
         )
     finished = not outcome.interrupted and not outcome.broken
-    said += filter(None, [examined(job for proof in outcome.proofs for job in proof.judged)] if finished else [])
+    remarks += filter(None, [examined(job for proof in outcome.proofs for job in proof.judged)] if finished else [])
     died = sum(any(f.probe == PROCESS for f in r.findings) for proof in outcome.proofs for r in proof.reports)
     if finished and died:
-        said.append(f"The process ended in {count(died, 'case')}: what was left of the probes there did not run.")
-    return said
+        remarks.append(f"The process ended in {count(died, 'case')}; the remaining probes of these cases did not run.")
+    return remarks
 
 
 def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Console) -> None:
@@ -170,10 +170,10 @@ def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Cons
     for number, proof in enumerate(outcome.proofs):
         jobs += [_message(number, proof, job, request) for job in proof.jobs]
     retried: list[CheckRequest] = []
-    with display.VerifyProgress(err, outcome.proofs) as watcher:
+    with display.VerifyProgress(err, outcome.proofs) as progress:
         for alone in (False, True):
             if alone:
-                pool.size = 1  # these ran out of memory beside others
+                pool.size = 1  # these ran out of memory while other workers ran
             for job, reply in pool.run(retried if alone else jobs):
                 proof, dtype = outcome.proofs[job["proof"]], job["dtype"]
                 case = job["label"]
@@ -197,7 +197,7 @@ def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Cons
                     proof.how = INTERPRETER if reply["interpreted"] else proof.how
                 proof.done += 1
                 now = cast("CheckRequest", pool.running[0]) if pool.running else job
-                watcher.finished(proof, job["cost"], f"{outcome.proofs[now['proof']].name}: {now['case']}")
+                progress.finished(proof, job["cost"], f"{outcome.proofs[now['proof']].name}: {now['case']}")
 
 
 def _message(number: int, proof: Proof, job: Job, request: VerifyRequest) -> CheckRequest:
@@ -222,7 +222,7 @@ def _conditions(outcome: VerifyOutcome) -> list[str]:
     if machine["triton"]:
         interpreted = any(p.how == INTERPRETER for p in outcome.proofs)
         lines.append(
-            f"Triton {machine['triton']}" + (", kernels through its interpreter, small sizes" if interpreted else "")
+            f"Triton {machine['triton']}" + (", kernels in its interpreter, small sizes" if interpreted else "")
         )
     lines.append(f"goldsmith {__version__}")
     lines.append(f"took {duration(outcome.seconds)}")
@@ -230,7 +230,7 @@ def _conditions(outcome: VerifyOutcome) -> list[str]:
 
 
 def writable(path: Path | None) -> None:
-    """Say now, not after two minutes, that a result cannot be written."""
+    """Raise Problem before the run, not after it, if a result file cannot be written."""
     if path is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""What `goldsmith verify` prints: progress while it works, the matrix, failing reports, and one sentence at the end."""
+"""Output of `goldsmith verify`: progress, the matrix of verdicts, failing cases, and a closing sentence."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .proof import INTERRUPTED, PROCESS, Proof
 
 WORDS = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "reference_fault": "[bold red]REFERENCE[/]"}
 WORDS |= {"partial": "[yellow]not finished[/]", "absent": "[dim]cannot run here[/]"}
-MISDECLARED = "[yellow]declared wrongly[/]"
+MISDECLARED = "[yellow]wrong declaration[/]"
 CASES_SHOWN = 3
 
 
 class _Left(ProgressColumn):
-    """Time left, from the share of the work that is done: cheap cases do not make a long rest look short."""
+    """Time left, estimated from the cost of the finished cases rather than from their number."""
 
     def render(self, task: Task) -> Text:
         if not task.completed or task.elapsed is None or task.total is None:
@@ -35,7 +35,7 @@ class _Left(ProgressColumn):
 
 
 class VerifyProgress:
-    """The progress bar on a terminal; in a log, one line for each proof that is finished."""
+    """A progress bar on a terminal; in a log, one line per finished proof."""
 
     def __init__(self, console: Console, proofs: Sequence[Proof]) -> None:
         self.console, self.proofs = console, proofs
@@ -74,13 +74,13 @@ class VerifyProgress:
 
 def _line(proof: Proof) -> str:
     entry = proof.entry()
-    word = WORDS[entry.verdict] if entry.report is not None else _why_none(entry)
+    word = WORDS[entry.verdict] if entry.report is not None else _absence(entry)
     seconds = sum(r.seconds for r in proof.reports)
     cases = judged_cases(entry.report) if entry.report is not None else len(proof.jobs)
     return f"{word}  {escape(proof.name)}  [dim]{count(cases, 'case')}, {duration(seconds)}[/]"
 
 
-def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
+def matrix(entries: Sequence[Entry], modes: dict[str, str]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     table.add_column("operator" if any(e.backend for e in entries) else "target", no_wrap=True)
     table.add_column("backend", no_wrap=True)
@@ -92,9 +92,9 @@ def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
     for entry in entries:
         operator = "" if entry.operator == last else f"[bold]{escape(entry.operator)}[/]"
         last = entry.operator
-        backend = escape(entry.backend) + (f" [dim]({hows[entry.name]})[/]" if hows.get(entry.name) else "")
+        backend = escape(entry.backend) + (f" [dim]({modes[entry.name]})[/]" if modes.get(entry.name) else "")
         if entry.report is None:
-            table.add_row(operator, backend, _why_none(entry), "", "", "")
+            table.add_row(operator, backend, _absence(entry), "", "", "")
             continue
         right = sum(s in ("ok", "quality") for s in case_states(entry.report).values())
         table.add_row(
@@ -108,38 +108,38 @@ def matrix(entries: Sequence[Entry], hows: dict[str, str]) -> Table:
     return table
 
 
-def _why_none(entry: Entry) -> str:
-    """In the place of a verdict."""
+def _absence(entry: Entry) -> str:
+    """The word shown when there is no verdict."""
     if entry.misdeclared:
         return MISDECLARED
     return WORDS["partial" if INTERRUPTED in entry.reason else "absent"]
 
 
 def left_out(proofs: Sequence[Proof]) -> list[str]:
-    """What a run of this size does not try, counted over all proofs, in one sentence."""
+    """One sentence that counts, over all proofs, the cases that a run of this size leaves out."""
     numbers: dict[str, int] = {}
     for proof in proofs:
         for cases, text in proof.left_out:
             numbers[text] = numbers.get(text, 0) + cases
-    said = [f"{cases:,} {text}" for text, cases in numbers.items()]
-    return [f"Not run: {'; '.join(said)}."] if said else []
+    parts = [f"{cases:,} {text}" for text, cases in numbers.items()]
+    return [f"Not run: {'; '.join(parts)}."] if parts else []
 
 
 def problems(console: Console, outcome: VerifyOutcome) -> None:
-    """What could not be tried because of a mistake in a declaration, or because no worker was left."""
+    """Print mistakes in declarations, and why the run ended early."""
     for text in dict.fromkeys([*(p.problem for p in outcome.proofs if p.problem), outcome.broken]):
         if text:
             console.print(f"\n[yellow]{escape(text)}[/]")
 
 
 def remarks(entries: Sequence[Entry]) -> list[str]:
-    """The lines below the matrix: what could not run and why, each reason once, and what a pass carries with it."""
+    """The lines below the matrix: what did not run, with each reason once, quality findings, and notes."""
     reasons: dict[str, list[str]] = {}
     notes: dict[str, int] = {}
     poor = 0
     for entry in entries:
         if entry.misdeclared:
-            continue  # said by itself, as what the user can mend
+            continue  # `problems` prints these
         if entry.report is None:
             reasons.setdefault(entry.reason, []).append(entry.name)
             continue
@@ -155,16 +155,16 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
     lines = [f"Not run: {reason} ({'; '.join(names)})." for reason, names in reasons.items()]
     if poor:
         lines.append(
-            f"Right, but worse than an honest implementation would be: {count(poor, 'proof')} (see the report)"
+            f"Within bounds, but less accurate than an honest implementation: {count(poor, 'proof')} (see the report)"
         )
     if notes:
         listed = ", ".join(f"{name.replace('_', ' ')} ({number})" for name, number in sorted(notes.items()))
-        lines.append(f"Notes, nobody's fault, by number of proofs: {listed}")
+        lines.append(f"Notes, which are not faults (number of proofs): {listed}")
     return lines
 
 
 def failures(console: Console, entries: Sequence[Entry]) -> None:
-    """The surest finding of each failing case, and how many more there are."""
+    """Print the surest finding of up to three cases of each failing proof, and how many more there are."""
     for entry in entries:
         if not entry.failed or entry.report is None:
             continue
@@ -180,11 +180,11 @@ def failures(console: Console, entries: Sequence[Entry]) -> None:
         cases, more = len(first) - CASES_SHOWN, len(entry.report.findings) - min(len(first), CASES_SHOWN)
         if more > 0:
             others = f", also in {count(cases, 'other case')}" if cases > 0 else ""
-            console.print(f"  [dim]and {count(more, 'further finding')}{others}: --html FILE shows them[/]")
+            console.print(f"  [dim]and {count(more, 'further finding')}{others}; --html FILE shows them[/]")
 
 
 def conclusion(outcome: VerifyOutcome) -> str:
-    """One sentence, the last line: what came out, and what ended before its time."""
+    """The last line: how many proofs failed, were interrupted, or could not be made."""
     entries = outcome.entries
     made = [e for e in entries if e.report is not None]
     failed = [e for e in made if e.failed]
@@ -194,33 +194,33 @@ def conclusion(outcome: VerifyOutcome) -> str:
     cases = sum(judged_cases(e.report) for e in made if e.report)
     counted = f"{count(len(made), 'proof')}, {count(cases, 'case')}, {duration(outcome.seconds)} in all"
     if absent and not unfinished:
-        counted += f"; {count(absent, 'proof')} cannot be made on this machine"
+        counted += f"; {count(absent, 'proof')} cannot run on this machine"
     if misdeclared:
-        counted += f"; {count(misdeclared, 'target')} declared wrongly"
+        counted += f"; {count(misdeclared, 'target')} with a wrong declaration"
     if outcome.interrupted:
         counted += "; interrupted"
     elif outcome.broken:
-        counted += "; ended early: no worker process was left"
+        counted += "; ended early, because no worker process was left"
     if failed:
         return f"[bold red]{len(failed)} of {count(len(made), 'proof')} failed[/]{_deaths(failed)} [dim]({counted})[/]"
     if unfinished or outcome.broken or misdeclared:
-        return f"[yellow]Nothing wrong in what was finished[/] [dim]({counted})[/]"
+        return f"[yellow]No failures among the finished proofs[/] [dim]({counted})[/]"
     if not made:
-        return "[yellow]Nothing was proved: no backend asked for can run here[/]"
-    return f"[bold green]Everything holds[/] [dim]({counted})[/]"
+        return "[yellow]Nothing was proved: none of the requested backends can run here[/]"
+    return f"[bold green]All proofs passed[/] [dim]({counted})[/]"
 
 
 def _deaths(failed: Sequence[Entry]) -> str:
-    """Which of them ended their process, and how."""
-    said = []
+    """The proofs whose process ended, and how, in words."""
+    deaths = []
     for entry in failed:
         ends = [f for f in entry.report.findings if f.probe == PROCESS] if entry.report else []
         if ends:
             more = f" and {count(len(ends) - 1, 'other case')}" if len(ends) > 1 else ""
-            what = (
+            how = (
                 re.split(" while |, which ", ends[0].text)[0]
                 .removeprefix("the process ")
                 .removeprefix("the candidate ")
             )
-            said.append(f"{entry.name} {what} in case {ends[0].case}{more}")
-    return escape(": " + "; ".join(said)) if said else ""
+            deaths.append(f"{entry.name} {how} in case {ends[0].case}{more}")
+    return escape(": " + "; ".join(deaths)) if deaths else ""

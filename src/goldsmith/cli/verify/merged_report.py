@@ -1,4 +1,4 @@
-"""One report out of the reports of many cases."""
+"""Merges the reports of many cases into one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ...assay.results import FAIL, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, No
 from ..json_types import JsonObject
 
 GOOD_MAPS, BAD_MAPS = 1, 6
-NOT_SELECTED = "not selected"  # what assay.check says of a probe that was not asked for
+NOT_SELECTED = "not selected"  # assay.check's reason for a probe that was not requested
 
 
 def merge(name: str, reports: Sequence[Report]) -> Report:
-    """One report out of many: findings and rows one after another, probes added up, each note once."""
+    """Merge reports into one: findings and rows in order, probes added up, each note once."""
     verdicts = {r.verdict for r in reports}
     verdict = next((v for v in (FAIL, REFERENCE_FAULT) if v in verdicts), PASS)
-    if UNJUDGED in verdicts and verdict == PASS and not any(_shows(r) for r in reports):
+    if UNJUDGED in verdicts and verdict == PASS and not any(_proves_something(r) for r in reports):
         verdict = UNJUDGED
     merged = Report(name, verdict)
     notes: dict[tuple[str, str, str, str], Note] = {}
@@ -27,7 +27,7 @@ def merge(name: str, reports: Sequence[Report]) -> Report:
         merged.rows += report.rows
         merged.cases += [case for case in report.cases if case not in merged.cases]
         for note in report.notes:
-            case = note.case if note.id in NOT_JUDGED else ""  # these say of every case that it was not judged
+            case = note.case if note.id in NOT_JUDGED else ""  # these notes are kept for every case
             notes.setdefault((note.id, note.tensor, note.text, case), note)
         for probe in report.probes:
             probes.setdefault(probe.name, []).append(probe)
@@ -39,26 +39,26 @@ def merge(name: str, reports: Sequence[Report]) -> Report:
         merged.device, merged.seed, merged.strict = report.device, report.seed, report.strict
         merged.partial = merged.partial or report.partial
     merged.notes = list(notes.values())
-    merged.probes = [_added(runs) for runs in probes.values()]
-    merged.maps = _fewer(merged)
+    merged.probes = [_sum_of_runs(runs) for runs in probes.values()]
+    merged.maps = _few_maps(merged)
     return merged
 
 
 def _environment(one: JsonObject, other: JsonObject) -> JsonObject:
-    """What the first says, with what was spent added up."""
+    """The first environment, completed by the second, with the numbers of runs added up."""
     spent = [cast("dict[str, int]", e.get("runs") or {}) for e in (one, other)]
     runs = {k: sum(s.get(k, 0) for s in spent) for k in {**spent[0], **spent[1]}}
     interpreted = sum(cast("int", e.get("interpreted", 0)) for e in (one, other))
     return {**other, **one, "runs": runs, "interpreted": interpreted}
 
 
-def _shows(report: Report) -> bool:
-    """Whether a report says anything of the candidate: that no tokens give none does not."""
+def _proves_something(report: Report) -> bool:
+    """Whether a passing report proves anything about the candidate: an empty output does not."""
     return report.verdict == PASS and any(r.kind == "output" and 0 not in r.shape for r in report.rows)
 
 
-def _added(runs: Sequence[ProbeRun]) -> ProbeRun:
-    """One probe over all cases; where it was not selected it is the size of the run that says so."""
+def _sum_of_runs(runs: Sequence[ProbeRun]) -> ProbeRun:
+    """One probe over all cases; if it was not selected, the reason names --thorough."""
     ran = [p for p in runs if p.ran]
     reasons = sorted({p.reason for p in runs if not p.ran and p.reason and p.reason != NOT_SELECTED})
     if any(p.reason == NOT_SELECTED for p in runs if not p.ran):
@@ -68,7 +68,8 @@ def _added(runs: Sequence[ProbeRun]) -> ProbeRun:
     return ProbeRun(runs[0].name, bool(ran), reason, sum(p.seconds for p in runs), sum(p.runs for p in runs))
 
 
-def _fewer(report: Report) -> dict[str, ErrorMap]:
+def _few_maps(report: Report) -> dict[str, ErrorMap]:
+    """The maps of the findings, or the largest map of a passing report."""
     if not report.ok:
         return shown_maps(report, BAD_MAPS)
     good = sorted(report.maps.items(), key=lambda item: item[1].shape[0] * item[1].shape[1])

@@ -1,4 +1,4 @@
-"""What `goldsmith verify` was asked for, and what it came to."""
+"""The request and the outcome of one run of `goldsmith verify`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """What was asked for on the command line."""
+    """The command-line options of one run."""
 
     names: tuple[str, ...] = ()
     backend: str | None = None
@@ -33,7 +33,7 @@ class VerifyRequest:
 
 @dataclass
 class VerifyOutcome:
-    """Everything that a run of verify found."""
+    """All proofs of one run, with the conditions under which they were made."""
 
     proofs: list[Proof]
     machine: MachineFacts
@@ -41,7 +41,7 @@ class VerifyOutcome:
     interrupted: bool = False
     device: str = "cpu"
     remarks: list[str] = field(default_factory=list)
-    broken: str = ""  # why no worker was left to go on with
+    broken: str = ""  # why no worker process was left, if the run ended early
     size: str = "default"
 
     @property
@@ -50,7 +50,7 @@ class VerifyOutcome:
 
     @property
     def isa(self) -> str | None:
-        """The level that native kernels ran at: a proof is of that level's."""
+        """The instruction set level at which native kernels ran, because a proof holds for that level only."""
         return native.isa() if any(p.backend == "native" and p.reports for p in self.proofs) else None
 
     @property

@@ -1,4 +1,4 @@
-"""Replies of workers, gathered into one report for each proof."""
+"""Proofs: one operator on one backend with its jobs, and the reports that workers returned."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .merged_report import merge
 from .selection import Job
 
 INTERRUPTED = "interrupted"
-PROCESS = "process"  # the probe that found that the candidate ended its process
+PROCESS = "process"  # name of the probe for candidates that end their process
 CANNOT_RUN = "cannot_run"
 
 
 @dataclass
 class Proof:
-    """One line of the matrix while it is being made: an operator on a backend, its jobs, and what came back."""
+    """One row of the matrix: an operator on a backend, its jobs, and the reports so far."""
 
     operator: str
     backend: str
@@ -35,12 +35,14 @@ class Proof:
     how: str = ""
     reason: str = ""
     source: str = ""
-    index: int = 0  # of the target in what `source` names
-    left_out: list[tuple[int, str]] = field(default_factory=list)  # cases that a run of this size does not try
+    index: int = 0  # of the target in the list that `source` names
+    left_out: list[tuple[int, str]] = field(
+        default_factory=list
+    )  # (number of cases, which ones): not part of a run of this size
     reports: list[Report] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)  # case -> why it cannot run here
     done: int = 0
-    problem: str = ""  # what the user got wrong in the declaration
+    problem: str = ""  # the mistake in the declaration, if there is one
 
     @property
     def name(self) -> str:
@@ -52,26 +54,27 @@ class Proof:
 
     @property
     def judged(self) -> list[Job]:
-        """Those that came to a verdict."""
+        """The jobs that reached a verdict."""
         report = self.entry().report
         states = case_states(report) if report is not None else {}
         return [job for job in self.jobs if states.get(job.label, ABSENT) != ABSENT]
 
     def entry(self) -> Entry:
-        """The proof as the page and the matrix show it."""
+        """The proof as the HTML page and the matrix show it."""
         report = self.report() if self.reports else None
-        nothing = unjudged(report) if report is not None and report.verdict in (PASS, UNJUDGED) else ""
-        if report is not None and not nothing:
+        why_unjudged = unjudged(report) if report is not None and report.verdict in (PASS, UNJUDGED) else ""
+        if report is not None and not why_unjudged:
             return Entry(self.operator, self.backend, report, how=self.how)
-        reason = self.problem or self.reason or nothing
+        reason = self.problem or self.reason or why_unjudged
         if not reason and self.skipped:
             reason = next(iter(self.skipped.values()))
         if not reason and not self.complete:
-            reason = f"{INTERRUPTED} before its first case was finished"
+            reason = f"{INTERRUPTED} before the first case finished"
         misdeclared = bool(self.problem)
-        return Entry(self.operator, self.backend, None, reason or "it has no cases", misdeclared=misdeclared)
+        return Entry(self.operator, self.backend, None, reason or "the target has no cases", misdeclared=misdeclared)
 
     def report(self) -> Report:
+        """All reports merged into one, with cases in the planned order and notes on those that could not run."""
         planned = {job.label: k for k, job in enumerate(self.jobs)}  # workers finish in any order
         merged = merge(self.name, sorted(self.reports, key=lambda r: planned.get(r.cases[0], len(planned))))
         merged.notes += [Note(CANNOT_RUN, "", reason, case) for case, reason in self.skipped.items()]
@@ -85,7 +88,7 @@ class Proof:
 
 
 def crash_report(proof: Proof, case: str, dtype: str, died: Died) -> Report:
-    """The death of the process as evidence: CERTAIN, with the signal and the frame that it came from."""
+    """A report that fails because the process died: CERTAIN, with the signal and the frame."""
     text = f"the process ended {died.how} while the candidate ran"
     text += f", {died.frame}" if died.frame else ""
     text += f"; its last line: {died.last_line!r}" if died.last_line else ""
@@ -94,13 +97,13 @@ def crash_report(proof: Proof, case: str, dtype: str, died: Died) -> Report:
 
 
 def ended_report(proof: Proof, case: str, dtype: str, what: str, where: str) -> Report:
-    """The candidate raised what ends a program (KeyboardInterrupt, SystemExit), not what a caller can handle."""
+    """A report that fails because the candidate raised KeyboardInterrupt or SystemExit."""
     text = f"the candidate raised {what}, which would have ended the program: {where}"
     finding = Finding(CERTAIN, PROCESS, "", None, None, None, text, case)
     return Report(proof.name, FAIL, findings=[finding], cases=[case], dtypes=[dtype], device=proof.device)
 
 
 def broken_report(proof: Proof, case: str, dtype: str, text: str) -> Report:
-    """The assay itself failed on this case: nobody is accused, and nothing is certified."""
+    """A report without a verdict on the candidate, because the assay itself failed on this case."""
     finding = Finding(CERTAIN, "assay", "", None, None, None, f"the assay itself failed on this case: {text}", case)
     return Report(proof.name, REFERENCE_FAULT, findings=[finding], cases=[case], dtypes=[dtype], device=proof.device)

@@ -1,7 +1,7 @@
-"""Which cases a run proves, in which dtypes and through which probes; what it leaves out; and about what each costs.
+"""Selects the cases of a run, their dtypes and probes, and estimates what each costs.
 
-`--thorough` is everything. The ordinary run on a CPU is sized to end within two minutes on two slow cores: there a run
-of a Triton kernel through the interpreter takes 0.1 to 1 s, and the golden's bounds and ensembles 0.3 s a case (torch
+`--thorough` selects everything. The ordinary run on a CPU should finish within two minutes on two slow cores, where one
+run of an interpreted Triton kernel takes 0.1 to 1 s, and the golden's bounds and ensembles take 0.3 s a case (torch
 2.13).
 """
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from ..workers.messages import JobMessage
 from ..terminal import count
 
-# What the first run shows anyway; what needs seven further runs; what needs seven others, and makes sense in the
-# interpreter, where programs run in order and so repeat. The rest takes some thirty.
+# VALUES needs two runs of the candidate, USUAL and CONTRACT seven more each, all probes about fifty. CONTRACT is for
+# Triton's interpreter: it runs programs in order, so that `repeats` would prove nothing there.
 VALUES = ("values", "ensemble", "decisions", "statistics", "poison", "guard", "alias", "float32")
 USUAL = (*VALUES, "second_call", "repeats")
 CONTRACT = (*VALUES, "second_call", "layouts")
-RUNS: dict[tuple[str, ...] | None, int] = {VALUES: 2, USUAL: 9, CONTRACT: 9, None: 50}  # of the candidate, about
-EVERY_PROBE = "every_probe"  # tag of the cases that an ordinary run puts through all probes
-TYPICAL_ELEMENTS = 100  # of the largest input: the case that stands for the others is the one of about this size
-INTERPRETED_CASES = 8  # of an operator, in an ordinary run
+RUNS: dict[tuple[str, ...] | None, int] = {VALUES: 2, USUAL: 9, CONTRACT: 9, None: 50}  # of the candidate, roughly
+EVERY_PROBE = "every_probe"  # tag of cases that get all probes in an ordinary run
+TYPICAL_ELEMENTS = 100  # elements of the largest input of the case that represents the others
+INTERPRETED_CASES = 8  # most cases per operator in an ordinary interpreted run
 SIZES = ("quick", "default", "thorough")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One case in one dtype: `probes` None is all of them; `cost` is in seconds on two slow cores, roughly.
+    """One case in one dtype. `probes` None means all; `cost` is roughly the seconds it takes on two slow cores.
 
-    `label` is what reports call it: the case's name, with the dtype where the target has several.
+    `label` is its name in reports: the case's name, followed by the dtype if the target has several.
     """
 
     case: str
@@ -60,25 +60,27 @@ class Job:
 
 @dataclass(frozen=True)
 class Choice:
-    """The jobs of one proof, and what of it is not run: how many cases, and which in words."""
+    """The jobs of one proof, and the cases left out: (how many, which ones in words)."""
 
     jobs: list[Job]
     left_out: list[tuple[int, str]]
 
 
 def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtype: str | None) -> Choice:
-    """The jobs of one backend of an operator.
+    """The jobs of one backend of an operator, by the size of the run.
 
-    quick     one small case, through what its first run shows
-    default   GPU: every case in every dtype, small ones with second call and repeats, those tagged "every_probe"
-              through all probes, large ones through what their first run shows. The reference: every case in the first
-              dtype (small ones on a CPU) through what its first run shows, those tagged and one more through all
-              probes, one case in the other dtypes. The interpreter: at most eight cases in float32, through what their
-              first run shows; one also with second call and layouts
-    thorough  every case in every dtype through all probes; in the interpreter the small cases
+    quick     one small case with the probes VALUES
+    default   on a GPU: every case in every dtype; large cases with VALUES, cases tagged "every_probe" and the typical
+              case with all probes, the others with USUAL
+              in the interpreter: at most eight small cases in the first dtype, the typical one with CONTRACT, the
+              others with VALUES
+              otherwise (the reference; native kernels): every case in the first dtype, without large ones on a CPU;
+              tagged cases and the typical one with all probes, the others with VALUES; the typical case also in the
+              other dtypes with VALUES
+    thorough  every case in every dtype with all probes; in the interpreter only small cases
 
-    bfloat16 is not tried in the interpreter, where its stores truncate; what is asked for by name is, and `check` says
-    of each case that it was not judged.
+    The interpreter skips bfloat16, because its stores truncate. If bfloat16 was requested by name it runs, and `check`
+    notes for each case that it was not judged.
     """
     known = [_name(d) for d in op_dtypes(op)]
     on_gpu = device.startswith("cuda")
@@ -93,55 +95,55 @@ def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtyp
     typical = _typical(cases)
     if size == "quick":
         total = len(op.cases) * (len(dtypes) + truncated)
-        return Choice([job(typical, dtypes[0], VALUES)], [(total - 1, "cases that --quick leaves out")])
+        return Choice([job(typical, dtypes[0], VALUES)], [(total - 1, "cases left out by --quick")])
     large = (len(op.cases) - len(cases)) * len(dtypes)
-    left_out = [(large, f"large cases, which {'a GPU runs' if interpreted else 'a GPU or --thorough runs'}")]
+    left_out = [(large, f"large cases ({'run on a GPU' if interpreted else 'run on a GPU or with --thorough'})")]
     if truncated:
-        text = "cases in bfloat16, whose stores Triton's interpreter truncates where hardware rounds"
+        text = "cases in bfloat16 (Triton's interpreter truncates its stores, hardware rounds them)"
         left_out.append((len(op.cases), text))
     everything = [(c, d) for d in dtypes for c in cases]
     if size == "thorough":
-        return Choice([job(c, d, None) for c, d in everything], _some(left_out))
+        return Choice([job(c, d, None) for c, d in everything], _without_zeros(left_out))
     if interpreted:
         kept = _spread(cases, typical)
         jobs = [job(c, dtypes[0], CONTRACT if c is typical else VALUES) for c in kept]
-        left_out.append((len(everything) - len(jobs), "small cases in the interpreter, which --thorough runs"))
+        left_out.append((len(everything) - len(jobs), "small cases in the interpreter (run with --thorough)"))
     elif on_gpu and backend != "reference":
         jobs = [job(c, d, _ordinary(c, typical, USUAL)) for c, d in everything]
     else:
         jobs = [job(c, dtypes[0], _ordinary(c, typical, VALUES)) for c in cases]
         jobs += [job(typical, d, VALUES) for d in dtypes[1:]]
-        left_out.append((len(everything) - len(jobs), "cases in further dtypes, which --thorough runs"))
-    return Choice(jobs, _some(left_out))
+        left_out.append((len(everything) - len(jobs), "cases in further dtypes (run with --thorough)"))
+    return Choice(jobs, _without_zeros(left_out))
 
 
-def _some(left_out: list[tuple[int, str]]) -> list[tuple[int, str]]:
+def _without_zeros(left_out: list[tuple[int, str]]) -> list[tuple[int, str]]:
     return [(number, text) for number, text in left_out if number]
 
 
 def choose_own(target: Target, size: str, dtype: str | None) -> Choice:
-    """The jobs of a target of the user's own: every case in every dtype through all probes, or one with --quick.
+    """The jobs of a user's target: every case in every dtype with all probes, or one case with --quick.
 
-    Whether its kernels run in the interpreter shows when they run: `check` then does not judge them in bfloat16.
+    Only a run shows whether its kernels are interpreted; `check` then does not judge them in bfloat16.
     """
     known = [_name(d) for d in target.dtypes]
     job, dtypes = _Jobs(known), known if dtype is None else [dtype]
     if size == "quick":
         number = len(target.cases) * len(dtypes) - 1
         return Choice(
-            [job(_typical(target.cases), dtypes[0], VALUES)], _some([(number, "cases that --quick leaves out")])
+            [job(_typical(target.cases), dtypes[0], VALUES)], _without_zeros([(number, "cases left out by --quick")])
         )
     drawn, literal = ([c for c in target.cases if c.given == given] for given in (False, True))
-    jobs = [job(case, d, None) for d in dtypes for case in drawn]  # what is given as it is has a dtype of its own
+    jobs = [job(case, d, None) for d in dtypes for case in drawn]  # literal inputs bring their own dtype
     return Choice(jobs + [job(case, dtype or _own_dtype(case, dtypes[0]), None) for case in literal], [])
 
 
-def _own_dtype(case: Case, otherwise: str) -> str:
-    return next((_name(d) for d in case.own_dtypes), otherwise)
+def _own_dtype(case: Case, default: str) -> str:
+    return next((_name(d) for d in case.own_dtypes), default)
 
 
 def examined(jobs: Iterable[Job]) -> str:
-    """One sentence: how many cases went through which probes."""
+    """One sentence that says how many cases ran with which probes."""
     words: dict[tuple[str, ...] | None, str] = {
         None: "all probes",
         CONTRACT: "values, memory, second call and layouts",
@@ -149,48 +151,48 @@ def examined(jobs: Iterable[Job]) -> str:
         VALUES: "values and memory",
     }
     numbers = Counter(job.probes for job in jobs)
-    said = [f"{count(numbers[probes], 'case')} through {words[probes]}" for probes in words if numbers[probes]]
-    said += ["--thorough runs all probes on every case"] if set(numbers) - {None} else []
-    return f"Run: {'; '.join(said)}." if numbers else ""
+    parts = [f"{count(numbers[probes], 'case')} with {words[probes]}" for probes in words if numbers[probes]]
+    parts += ["--thorough runs all probes on every case"] if set(numbers) - {None} else []
+    return f"Run: {'; '.join(parts)}." if numbers else ""
 
 
-def _ordinary(case: Case, typical: Case, most: tuple[str, ...]) -> tuple[str, ...] | None:
-    """What a case goes through in an ordinary run: `most` of them, unless it is large, tagged or the typical one."""
+def _ordinary(case: Case, typical: Case, usual: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The probes of a case in an ordinary run: `usual`, unless it is large, tagged or the typical case."""
     if "large" in case.tags:
         return VALUES
-    return None if EVERY_PROBE in case.tags or case is typical else most
+    return None if EVERY_PROBE in case.tags or case is typical else usual
 
 
 def _typical(cases: Sequence[Case]) -> Case:
-    """The case that stands for the others, of about the usual size: one of those meant for every probe, if any are."""
+    """The case that represents the others: of about TYPICAL_ELEMENTS, tagged EVERY_PROBE if any case is."""
     tagged = [c for c in cases if EVERY_PROBE in c.tags]
     return min(tagged or cases, key=lambda c: abs(elements(c) - TYPICAL_ELEMENTS))
 
 
 def _spread(cases: list[Case], typical: Case) -> list[Case]:
-    """At most INTERPRETED_CASES of them, evenly from first to last, the typical one among them."""
+    """At most INTERPRETED_CASES cases, evenly spread from first to last, the typical one included."""
     step = max(1.0, len(cases) / INTERPRETED_CASES)
     kept = {round(k * step) for k in range(INTERPRETED_CASES)}
-    at = cases.index(typical)
-    if at not in kept:
-        kept = kept - {min(kept, key=lambda k: abs(k - at))} | {at}
+    index = cases.index(typical)
+    if index not in kept:
+        kept = kept - {min(kept, key=lambda k: abs(k - index))} | {index}
     return [c for k, c in enumerate(cases) if k in kept]
 
 
 def elements(case: Case) -> int:
-    """Elements of the largest input; of a large case the product of its sizes, which need not be drawn."""
+    """Number of elements of the largest input; for large cases the product of the sizes, without drawing them."""
     if "large" in case.tags:
         return math.prod(v for v in case.sizes.values() if isinstance(v, int) and not isinstance(v, bool))
     try:
         drawn = case.build(torch.float32, "cpu", 0).values()
-    except Exception:  # noqa: BLE001  a user's case that cannot be drawn is told when it is run, with its name
+    except Exception:  # noqa: BLE001  a case that cannot be drawn is reported by name when it runs
         return TYPICAL_ELEMENTS
     return max((v.numel() for v in drawn if isinstance(v, torch.Tensor)), default=0)
 
 
 @dataclass(frozen=True)
 class _Jobs:
-    """Makes jobs of one target: knows its dtypes, and whether its kernels are interpreted."""
+    """Makes the jobs of one target with these dtypes, interpreted or not, on a GPU or not."""
 
     dtypes: Sequence[str]
     interpreted: bool = False

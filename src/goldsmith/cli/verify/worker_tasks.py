@@ -1,4 +1,4 @@
-"""What a worker does: lists the proofs behind names, and checks one case of one of them."""
+"""Tasks of a worker process of `goldsmith verify`: list the proofs that names stand for; check one case."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from ..json_types import MachineFacts
     from ..workers.messages import CheckReply, CheckRequest, PlanReply, PlanRequest, ProofMessage
 
-TWIN = "float32 inputs"  # name of the run that holds a 16-bit case to its float32 inputs
+TWIN = "float32 inputs"  # name of the run that repeats a 16-bit case with float32 inputs
 BAD_CELLS, GOOD_CELLS, BAD_MAPS = 64, 40, 3
 
 
 class VerifyTasks:
-    """Keeps the targets of one worker, so that each is declared once."""
+    """Answers requests; keeps the targets of its worker, so that each is declared once."""
 
     def __init__(self) -> None:
         self.targets: dict[tuple[str, int, str], Target] = {}
@@ -38,13 +38,13 @@ class VerifyTasks:
         return self.plan(request) if request["do"] == "plan" else self.check(request)
 
     def plan(self, request: PlanRequest) -> PlanReply:
-        """Every proof behind the names: operator, backend, the cases to run with their dtypes, or why there is none."""
+        """Every proof that the names stand for: operator, backend, and its jobs or the reason why it cannot run."""
         try:
-            found = find(request["names"])
-            proofs = [proof for named in found for proof in self._proofs(named, request)]
+            resolved = find(request["names"])
+            proofs = [proof for named in resolved for proof in self._proofs(named, request)]
         except (UnknownName, TargetError) as error:
             return {"problem": str(error)}
-        known = sorted({b for named in found if named.op for b in named.op.backends})
+        known = sorted({b for named in resolved if named.op for b in named.op.backends})
         if request["backend"] and known and request["backend"] not in known:
             return {"problem": f"unknown backend {request['backend']!r}; known: {', '.join(known)}"}
         return {"proofs": proofs, "machine": cast("MachineFacts", machine().to_json()), "device": device_of(request)}
@@ -56,7 +56,7 @@ class VerifyTasks:
             return [_proof(named.name, "", device_of(request), choice, "", "", named.source, named.index)]
         op = named.op
         if op is None:
-            raise ValueError(f"{named.name} is neither operator nor target")
+            raise ValueError(f"{named.name} is neither an operator nor a target")
         proofs = []
         for backend in (b for b in op.backends if request["backend"] in (None, b)):
             device, reason = place(op, backend, request)
@@ -69,7 +69,7 @@ class VerifyTasks:
         return proofs
 
     def check(self, request: CheckRequest) -> CheckReply:
-        """One case on one backend: a report, or why it cannot run here."""
+        """Check one case on one backend: a report, or the reason why it cannot run."""
         device, dtype = request["device"], getattr(torch, request["dtype"])
         try:
             target = self._target(request)
@@ -87,15 +87,15 @@ class VerifyTasks:
             return {"memory": limits.told(error)}
         finally:
             if device.startswith("cuda"):
-                torch.cuda.empty_cache()  # the other workers share the card
-        short = report.environment.get(NO_MEMORY)
-        if short and report.verdict == UNJUDGED:
-            return {"memory": short}
+                torch.cuda.empty_cache()  # other workers share the GPU
+        shortage = report.environment.get(NO_MEMORY)
+        if shortage and report.verdict == UNJUDGED:
+            return {"memory": shortage}
         interpreted = bool(report.environment.get("interpreted"))
-        shown = smaller(one_case(report, request["label"]))
+        shown = with_small_maps(one_case(report, request["label"]))
         reply: CheckReply = {"report": shown.to_json(), "interpreted": interpreted}
-        if short and report.ok:
-            reply["memory"] = short
+        if shortage and report.ok:
+            reply["memory"] = shortage
         return reply
 
     def _target(self, request: CheckRequest) -> Target:
@@ -111,9 +111,9 @@ class VerifyTasks:
         if ":" in request["source"]:
             return None
         op = Op.get(request["source"])
-        given = case.build(dtype, device, request["seed"])
-        tensors = [given.get(name) for name in op.inputs]
-        return op.why_not(request["backend"], *tensors, **{o: given[o] for o in op.options})
+        arguments = case.build(dtype, device, request["seed"])
+        tensors = [arguments.get(name) for name in op.inputs]
+        return op.why_not(request["backend"], *tensors, **{o: arguments[o] for o in op.options})
 
 
 def _proof(
@@ -133,13 +133,13 @@ def _proof(
 
 
 def one_case(report: Report, label: str) -> Report:
-    """What float32 inputs said of a 16-bit case, under that case's name: it is no case of its own."""
+    """The report under one case name: results of the float32 run of a 16-bit case are marked as such."""
     if report.ok or report.verdict == UNJUDGED:
         if any(note.id in NOT_JUDGED and note.case == label for note in report.notes):
-            return replace(report, cases=[label])  # what was judged beside it is not what was asked
+            return replace(report, cases=[label])  # only its float32 run was judged, which was not requested
 
     maps: dict[str, ErrorMap] = {}
-    for m in report.maps.values():  # the plain run's first: a later one takes the place of what is right alone
+    for m in report.maps.values():  # the plain run comes first; a later map replaces only one without errors
         key = f"{label} {m.tensor}"
         if key not in maps or (m.bad and not maps[key].bad):
             maps[key] = m if m.case == label else replace(m, case=label, run=TWIN)
@@ -153,14 +153,16 @@ def one_case(report: Report, label: str) -> Report:
     )
 
 
-def smaller(report: Report) -> Report:
-    """The report with its maps reduced to what the page draws: those of its findings, or a good one."""
-    most, cells = (1, GOOD_CELLS) if report.ok else (BAD_MAPS, BAD_CELLS)
-    return replace(report, maps={key: _reduced(m, cells) for key, m in shown_maps(report, most).items()})
+def with_small_maps(report: Report) -> Report:
+    """The report with only the maps that the page draws, at the resolution that it draws."""
+    count, cells = (1, GOOD_CELLS) if report.ok else (BAD_MAPS, BAD_CELLS)
+    return replace(report, maps={key: _reduced_map(m, cells) for key, m in shown_maps(report, count).items()})
 
 
-def _reduced(m: ErrorMap, cells: int) -> ErrorMap:
-    def small(grid: list[list[float]]) -> list[list[float]]:
+def _reduced_map(m: ErrorMap, cells: int) -> ErrorMap:
+    def coarse(grid: list[list[float]]) -> list[list[float]]:
         return [[float(f"{v:.4g}") for v in row] for row in shrink(grid, cells)]
 
-    return replace(m, golden=small(m.golden), candidate=small(m.candidate), error_over_limit=small(m.error_over_limit))
+    return replace(
+        m, golden=coarse(m.golden), candidate=coarse(m.candidate), error_over_limit=coarse(m.error_over_limit)
+    )

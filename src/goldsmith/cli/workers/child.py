@@ -1,7 +1,7 @@
-"""The child process that runs candidates: `python -m goldsmith.cli.workers.child [--interpret auto|on]`.
+"""The worker process that runs candidates: `python -m goldsmith.cli.workers.child [--interpret]`.
 
-It reads one request a line from stdin and answers each with one line of JSON. A kernel that crashes takes this process
-down and nothing else; the parent reports the signal as evidence. What a candidate prints goes to stderr.
+It reads one JSON request a line from stdin and answers each with one line of JSON. A kernel that crashes ends only this
+process; the parent reports the signal as evidence. What a candidate prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
-from .pool import NOT_THEIRS
+from .pool import LIBRARY_PATHS
 
 if TYPE_CHECKING:
     from ..verify.worker_tasks import VerifyTasks
@@ -31,12 +31,12 @@ def main() -> None:
     requests, replies = _private_pipes()
     signal.signal(
         signal.SIGINT, signal.default_int_handler
-    )  # a parent in the background ignores it, its child need not
-    faulthandler.enable()  # a fatal signal then leaves the Python frames that led to it on stderr
+    )  # a parent in the background ignores SIGINT; its worker must not
+    faulthandler.enable()  # on a fatal signal, writes the Python frames to stderr
     _choose_interpreter("on" if "--interpret" in sys.argv else "auto")
     from ..verify.worker_tasks import VerifyTasks
 
-    _ends_when_asked()
+    _end_runs_on_signal()
     tasks = VerifyTasks()
     _send(replies, {"ready": True})
     for line in requests:
@@ -44,58 +44,61 @@ def main() -> None:
         reply: WorkerReply
         try:
             reply = _answer(tasks, request, lambda progress: _send(replies, {"progress": progress}))
-        except (KeyboardInterrupt, SystemExit) as error:  # a Ctrl-C of the user's goes to the parent, never to a worker
-            reply = {"ended": f"{type(error).__name__} {error}".strip(), "where": _where(error)}
-        except Exception as error:  # noqa: BLE001  whatever breaks in the assay must reach the parent, not end the run
+        except (
+            KeyboardInterrupt,
+            SystemExit,
+        ) as error:  # raised by the candidate: the user's own Ctrl-C reaches only the parent
+            reply = {"ended": f"{type(error).__name__} {error}".strip(), "where": _innermost_frame(error)}
+        except Exception as error:  # noqa: BLE001  any failure of the assay must reach the parent, and must not end the run
             reply = {"broken": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         _send(replies, {"id": request["id"], **reply})
 
 
 def _answer(tasks: VerifyTasks, request: WorkerRequest, tell: Callable[[ProgressMessage], None]) -> WorkerReply:
     if request["do"] == "diagnose" or request["do"] == "replay":
-        from ..diagnose import worker_tasks  # verify's workers need none of it
+        from ..diagnose import worker_tasks  # imported here because the workers of verify do not need it
 
         task = worker_tasks.diagnose if request["do"] == "diagnose" else worker_tasks.replay
         return {**task(request, tell)}
     return {**tasks.answer(request)}
 
 
-def _ends_when_asked() -> None:
-    """A signal of the parent's ends the run that takes too long: Python raises in it, and its stack goes to stderr."""
+def _end_runs_on_signal() -> None:
+    """Let SIGUSR1 from the parent end an overdue run: it raises TakesTooLong there, and the stack goes to stderr."""
     if not hasattr(signal, "SIGUSR1"):
         return
     from ...assay import hooks
 
     def raised(number: int, frame: FrameType | None) -> None:
-        if hooks.RUNNING:  # else it has ended in the meantime
-            raise hooks.TakesTooLong(_stands(frame))
+        if hooks.RUNNING:  # otherwise the run has just ended
+            raise hooks.TakesTooLong(_user_frame(frame))
 
     signal.signal(signal.SIGUSR1, raised)
-    faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)  # also where no Python code runs
+    faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)  # writes the stack even if no Python code runs
 
 
-def _stands(frame: FrameType | None) -> str:
-    """The innermost frame that is neither a library's nor ours."""
-    for seen in reversed(traceback.extract_stack(frame)):
-        if not any(part in seen.filename for part in NOT_THEIRS):
-            return f"in {seen.name} ({seen.filename}, line {seen.lineno})"
+def _user_frame(frame: FrameType | None) -> str:
+    """The innermost frame of the user's own code, in words."""
+    for entry in reversed(traceback.extract_stack(frame)):
+        if not any(part in entry.filename for part in LIBRARY_PATHS):
+            return f"in {entry.name} ({entry.filename}, line {entry.lineno})"
     return ""
 
 
-def _where(error: BaseException) -> str:
-    """The innermost frame."""
+def _innermost_frame(error: BaseException) -> str:
+    """The innermost frame of an exception, in words."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def _die_with_parent() -> None:
-    """A candidate that hangs must not outlive a parent that was killed (Linux; elsewhere the closed pipe has to do)."""
+    """On Linux, ask the kernel to kill this process when its parent dies; elsewhere the closed pipe ends it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def _private_pipes() -> tuple[IO[str], IO[str]]:
-    """The parent's pipes, moved out of reach of candidates that print or read."""
+    """The pipes to the parent, moved away from stdin and stdout, which candidates may use."""
     requests, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -105,7 +108,7 @@ def _private_pipes() -> tuple[IO[str], IO[str]]:
 
 
 def _choose_interpreter(mode: str) -> None:
-    """Triton reads TRITON_INTERPRET when a kernel is defined, so it is set before any of them is imported."""
+    """Set TRITON_INTERPRET before any kernel is imported, because Triton reads it when a kernel is defined."""
     if mode == "auto":
         import torch
 

@@ -1,4 +1,4 @@
-"""Worker processes that may die: requests go out, replies come back, and a fatal signal is a reply like any other."""
+"""A pool of worker processes: requests go out, replies come back, and the death of a worker is a reply too."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from .messages import ProgressMessage, WorkerReply, WorkerRequest
 
 RequestT = TypeVar("RequestT", bound=WorkerRequest)
 
-PATIENCE = 10.0  # seconds after a Ctrl-C that was passed on
-GRACE = 2.0  # seconds between asking a run that takes too long to end, and ending its process
-LAST_WORDS = 100_000  # bytes of stderr read of a worker that died: deep stacks and long lists of modules stand in it
-NOT_THEIRS = ("site-packages", "/goldsmith/", "<frozen", "lib/python3")  # in the paths of frames that are no user's
+PATIENCE = 10.0  # seconds that workers get to answer after a Ctrl-C was passed on to them
+GRACE = 2.0  # seconds between asking a run to end because its time is up, and killing its process
+LAST_WORDS = 100_000  # bytes of stderr read from a dead worker; deep stacks and lists of modules are long
+LIBRARY_PATHS = ("site-packages", "/goldsmith/", "<frozen", "lib/python3")  # parts of the paths of frames to skip
 
 
 @dataclass(frozen=True)
 class Died:
-    """How a worker ended while it worked: the signal or status, and what it last said on stderr."""
+    """How a worker died: the signal or exit status, and the last of its stderr."""
 
     how: str
-    words: str
+    stderr: str
 
     @property
     def frame(self) -> str:
-        """The innermost frame outside torch, triton and goldsmith that faulthandler saw, or nothing."""
-        for path, line, function in _FRAME.findall(self.words):
-            if not any(part in path for part in NOT_THEIRS):
+        """The innermost frame outside torch, triton and goldsmith in faulthandler's report, or ""."""
+        for path, line, function in _FRAME.findall(self.stderr):
+            if not any(part in path for part in LIBRARY_PATHS):
                 return f"in {function} ({path}, line {line})"
         return ""
 
     @property
     def last_line(self) -> str:
-        """What it last said of its own accord: not faulthandler's report."""
-        said, faulted, _ = self.words.partition("Fatal Python error")
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
-        if not faulted:  # a report that is longer than what was read of it
+        """The last line of stderr that is not part of faulthandler's report."""
+        output, faulted, _ = self.stderr.partition("Fatal Python error")
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        if not faulted:  # the report may be longer than the bytes read, which then hold no first line of it
             lines = [line for line in lines if not line.startswith(_REPORT)]
         return lines[-1][:200] if lines else ""
 
@@ -60,7 +60,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 
 class WorkersFailed(RuntimeError):
-    """No worker could be started; the text is what the last one said."""
+    """No worker could be started; the text is the last one's stderr."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _Worker:
     threads: int
     job: WorkerRequest | None = None
     ready: bool = False
-    said: int = 0  # bytes of stderr from before its present job
+    stderr_before: int = 0  # bytes of stderr written before the present job
     process: subprocess.Popen[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class _Worker:
             stderr=self.stderr,
             env=environment,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends its workers
+            start_new_session=True,  # Ctrl-C reaches only the parent, which then ends its workers
         )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -99,21 +99,21 @@ class _Worker:
                 try:
                     self.inbox.put((self, json.loads(line)))
                 except json.JSONDecodeError:
-                    break  # it died while it wrote
+                    break  # the worker died in the middle of a line
         self.process.wait()
         self.inbox.put((self, None))
 
     def send(self, message: Mapping[str, object]) -> None:
         if self.process.stdin is None:
             return
-        self.said = os.fstat(self.stderr.fileno()).st_size
+        self.stderr_before = os.fstat(self.stderr.fileno()).st_size
         try:
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            return  # it died; the reader says so
+            return  # the worker died; the reader reports it
 
-    def obituary(self) -> Died:
+    def death(self) -> Died:
         status = self.process.returncode
         how = f"with status {status}"
         if status < 0:
@@ -123,25 +123,25 @@ class _Worker:
                 name = "unknown"
             how = f"by signal {-status} ({name})"
         self.stderr.seek(0, os.SEEK_END)
-        self.stderr.seek(max(self.said, self.stderr.tell() - LAST_WORDS))  # what other targets said is not its own
-        words = self.stderr.read().decode(errors="replace").strip()
+        self.stderr.seek(max(self.stderr_before, self.stderr.tell() - LAST_WORDS))  # skips the output of earlier jobs
+        stderr = self.stderr.read().decode(errors="replace").strip()
         self.close()
-        return Died(how, words)
+        return Died(how, stderr)
 
     def close(self) -> None:
-        """End the process if it still runs, and let go of its pipes."""
+        """Kill the process if it still runs, and close its pipes."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
         self.reader.join()
         for pipe in (self.process.stdin, self.process.stdout, self.stderr):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # what was still to be written to it
+                with contextlib.suppress(BrokenPipeError):  # its buffer may hold data that nobody reads any more
                     pipe.close()
 
 
 class Pool:
-    """Up to `size` workers, started when there is work; a context manager that leaves no process behind."""
+    """Up to `size` workers, started on demand; a context manager that leaves no process behind."""
 
     def __init__(
         self,
@@ -149,17 +149,18 @@ class Pool:
         *,
         arguments: tuple[str, ...] = (),
         threads: int = 1,
-        told: Callable[[ProgressMessage], None] | None = None,
-        passes_on: bool = False,
+        on_progress: Callable[[ProgressMessage], None] | None = None,
+        forward_ctrl_c: bool = False,
         until: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """told: is given what a worker says of its progress; passes_on: the first Ctrl-C goes to the workers at work,
-        which then answer with what they know, and the second ends them; until: when the workers' present run is to be
-        ended, by time.monotonic(): they are asked first, so that they can answer with what they know."""
+        """on_progress    called with each progress message of a worker
+        forward_ctrl_c  the first Ctrl-C goes to busy workers, which answer with partial results; the second ends them
+        until           returns the time.monotonic() at which the workers' present run must end, or None. A worker is
+                        first asked to end the run, so that it can answer with partial results, and then killed."""
         self.size, self.arguments, self.threads = size, arguments, threads
-        self.told, self.passes_on, self.interrupted = told, passes_on, False
+        self.on_progress, self.forward_ctrl_c, self.interrupted = on_progress, forward_ctrl_c, False
         self.until = until
-        self.asked: tuple[float, float] | None = None  # the time that was up, and when the workers were asked
+        self.asked: tuple[float, float] | None = None  # (the deadline that passed, when the workers were asked to end)
         self.inbox: queue.Queue[tuple[_Worker, WorkerReply | None]] = queue.Queue()
         self.workers: list[_Worker] = []
         self.started = 0
@@ -178,15 +179,15 @@ class Pool:
         self.workers.append(_Worker(self.started, self.inbox, self.arguments, self.threads))
 
     def ask(self, message: WorkerRequest) -> WorkerReply:
-        """One request, answered by the first worker; raises WorkersFailed when it dies over it."""
+        """Send one request to the first worker and return its reply; raises WorkersFailed if the worker dies."""
         for _, reply in self.run([message]):
             if isinstance(reply, Died):
-                raise WorkersFailed(_epitaph(reply))
+                raise WorkersFailed(_death(reply))
             return reply
         raise WorkersFailed("no worker answered")
 
     def run(self, jobs: Iterable[RequestT]) -> Iterator[tuple[RequestT, WorkerReply | Died]]:
-        """(job, reply) as they are finished; a worker that dies gives `Died`, and another takes its place."""
+        """Yield (job, reply) as jobs finish; for a worker that dies the reply is a `Died`, and a new worker starts."""
         pending = deque(jobs)
         open_jobs = len(pending)
         while open_jobs:
@@ -202,11 +203,11 @@ class Pool:
                 if worker not in self.workers:
                     continue
                 self.workers.remove(worker)
-                died = worker.obituary()
+                died = worker.death()
                 if worker.job is None and not worker.ready:
                     if not self.workers:
-                        raise WorkersFailed(_epitaph(died))
-                    self.size = len(self.workers)  # the others go on without it
+                        raise WorkersFailed(_death(died))
+                    self.size = len(self.workers)  # the other workers go on without it
                     continue
                 if worker.job is None:
                     continue
@@ -216,8 +217,8 @@ class Pool:
             elif "ready" in reply:
                 worker.ready = True
             elif "progress" in reply:
-                if self.told is not None:
-                    self.told(reply["progress"])
+                if self.on_progress is not None:
+                    self.on_progress(reply["progress"])
             else:
                 job, worker.job = cast("RequestT", worker.job), None
                 open_jobs -= 1
@@ -226,21 +227,21 @@ class Pool:
     def _next(self) -> tuple[_Worker, WorkerReply | None]:
         while True:
             try:
-                return self.inbox.get(timeout=self._wait())
+                return self.inbox.get(timeout=self._timeout())
             except queue.Empty:
                 if self.interrupted:
-                    raise KeyboardInterrupt from None  # what runs there does not stop
-                self._end()
+                    raise KeyboardInterrupt from None  # the run in the worker does not stop
+                self._end_overdue_runs()
             except KeyboardInterrupt:
                 at_work = [w for w in self.workers if w.job is not None]
-                if not self.passes_on or self.interrupted or not at_work:
+                if not self.forward_ctrl_c or self.interrupted or not at_work:
                     raise
                 self.interrupted = True
                 for worker in at_work:
                     worker.process.send_signal(signal.SIGINT)
 
-    def _wait(self) -> float | None:
-        """Seconds until something must be done though nobody says anything."""
+    def _timeout(self) -> float | None:
+        """Seconds to wait for a message before an overdue run must be ended; None: forever."""
         until = self.until()
         if self.interrupted or until is None:
             return PATIENCE if self.interrupted else None
@@ -249,8 +250,8 @@ class Pool:
             return max(0.01, self.asked[1] + GRACE - now)
         return max(0.01, until - now)
 
-    def _end(self) -> None:
-        """The time of a run is up: its worker is asked to end it, and ended where that was no use."""
+    def _end_overdue_runs(self) -> None:
+        """End a run whose time is up: ask its worker first, and kill the worker if it is still busy after GRACE."""
         until, now = self.until(), time.monotonic()
         if until is None or now < until:
             return
@@ -266,11 +267,11 @@ class Pool:
 
     @property
     def running(self) -> list[WorkerRequest]:
-        """What the workers are at, oldest first."""
+        """The jobs that workers are busy with, oldest worker first."""
         return [w.job for w in self.workers if w.job is not None]
 
 
-def _epitaph(died: Died) -> str:
+def _death(died: Died) -> str:
     where = f", {died.frame}" if died.frame else ""
-    said = died.last_line
-    return f"ended {died.how}{where}. " + (f"Its last line: {said}" if said else "It said nothing more.")
+    line = died.last_line
+    return f"ended {died.how}{where}. " + (f"Its last line: {line}" if line else "It printed nothing more.")
