@@ -30,7 +30,7 @@ import router_peers
 import speed_cpu
 import strategies
 from goldsmith import Op
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from goldsmith.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent

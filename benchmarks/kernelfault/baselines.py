@@ -13,8 +13,8 @@ import torch
 from baselines_names import RULES
 from torch import Tensor
 
-from goldsmith.assay.run import How, Run, execute
-from goldsmith.assay.session import Session
+from goldsmith.assay.execute.run import How, Run, execute
+from goldsmith.assay.judge.examination import Session
 
 _SEED = 0
 

@@ -156,9 +156,9 @@ def twin(make: Callable[[], Any], case: str, seed: int, device: str = "cpu") -> 
 
     from goldsmith import assay
     from goldsmith.assay.diagnosis.isolate import isolate
+    from goldsmith.assay.execute.run import How, execute
+    from goldsmith.assay.judge.examination import Session
     from goldsmith.assay.probes import select, values
-    from goldsmith.assay.run import How, execute
-    from goldsmith.assay.session import Session
 
     target = make()
     report = assay.check(target, case, device=device, seed=seed, raises=False)

@@ -21,8 +21,9 @@ from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebac
 
 if TYPE_CHECKING:
     from .assay.diagnosis import Diagnosis
-    from .assay.hooks import Checked, Running
-    from .assay.results import AssayError, Report
+    from .assay.execute.hooks import Checked, Running
+    from .assay.report.check_report import Report
+    from .assay.report.results import AssayError
 
 SCHEMA = 1
 BUNDLES = "assay-bundles"
@@ -78,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _writable(folder: Path) -> None:
     """Say before the tests, not in place of their diagnoses, that none can be kept there."""
-    from .assay.folders import unwritable
+    from .assay.support.output_folder import unwritable
 
     why = unwritable(folder)
     if why:
@@ -124,7 +125,7 @@ class _TestChecks:
         package = sys.modules.get("goldsmith.assay")
         if package is None or self.hooks is not None:
             return
-        from goldsmith.assay import hooks
+        from goldsmith.assay.execute import hooks
 
         self.hooks, self.before = hooks, hooks.DEFAULT_SEED[0]
         hooks.DEFAULT_SEED[0] = self.seed
@@ -204,7 +205,7 @@ def pytest_runtest_makereport(
     if call.excinfo is not None and _is_assay_error(error):
         report.longrepr = _shown(call.excinfo, error)
         if watch.diagnoses and report.failed:
-            found = _diagnose(item, watch, error.report, report)
+            found = _diagnose(item, watch, cast("Report", error.report), report)
     if watch.kept and watch.checks:
         _keep(item, watch, report, found)
     watch.checks.clear()
@@ -212,7 +213,7 @@ def pytest_runtest_makereport(
 
 
 def _is_assay_error(error: BaseException | None) -> TypeGuard[AssayError]:
-    results = sys.modules.get("goldsmith.assay.results")
+    results = sys.modules.get("goldsmith.assay.report.results")
     return results is not None and isinstance(error, results.AssayError)
 
 
@@ -333,9 +334,9 @@ class _Collector:
 
 def _page(tests: list[CheckedTest], path: Path) -> Path:
     """One matrix: a line for each test function and target, with its cases."""
-    from .assay.html import page
-    from .assay.html.view import Entry
-    from .assay.results import Report
+    from .assay.report.check_report import Report
+    from .assay.report.html import page
+    from .assay.report.html.view import Entry
     from .cli.verify.merged_report import merge
 
     groups: dict[tuple[str, str], list[Report]] = {}

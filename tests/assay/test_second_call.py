@@ -5,9 +5,9 @@ import torch
 
 from assay.kernels import target
 from goldsmith import assay
-from goldsmith.assay import hooks
-from goldsmith.assay.run import How, execute
-from goldsmith.assay.session import Session
+from goldsmith.assay.execute import hooks
+from goldsmith.assay.execute.run import How, execute
+from goldsmith.assay.judge.examination import Session
 
 KEPT = ("module", "shape", "call")  # where what the backward needs lies: right is the last one
 

@@ -9,7 +9,8 @@ import torch
 from goldsmith.cli.verify.merge import Proof
 from typer.testing import CliRunner
 
-from goldsmith.assay.results import Finding, Report
+from goldsmith.assay.report.check_report import Report
+from goldsmith.assay.report.results import Finding
 from goldsmith.cli import app
 from goldsmith.cli.bench import command, prove
 from goldsmith.cli.bench.composites import Connection

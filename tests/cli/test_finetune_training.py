@@ -14,7 +14,7 @@ import torch
 
 from cli.finetune_tools import IDENTITY, same, session, tiny_documents, tiny_model, tiny_trainer, told, trained
 from goldsmith import assay
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from goldsmith.hf.training.data import attention_masks
 from goldsmith.hf.training.data.packing import UNTRAINED, Stream, batch
 from goldsmith.hf.training.errors import Diverged, TrainingError

@@ -49,7 +49,7 @@ def visible(text: str) -> str:
     """`text` with control characters escaped: a message may quote what a user's module raised."""
     if all(c.isprintable() or c in "\t\n" for c in text):
         return text
-    from ..assay import visible as escaping  # rarely needed, and it loads torch
+    from ..assay.support import printable as escaping  # rarely needed, and it loads torch
 
     return escaping.visible(text)
 

@@ -5,8 +5,8 @@ import torch
 from goldsmith import assay
 from goldsmith.assay import probes
 from goldsmith.assay.diagnosis.whatif import explain
+from goldsmith.assay.judge.examination import Session
 from goldsmith.assay.probes import values
-from goldsmith.assay.session import Session
 
 
 def session_of(target, selected=("values", "ensemble", "poison", "alias"), dtype=torch.float32, seed=0, device="cpu"):

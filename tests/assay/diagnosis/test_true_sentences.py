@@ -15,7 +15,8 @@ from goldsmith.assay.diagnosis.kept_inputs import deaf, kept, reordered
 from goldsmith.assay.diagnosis.ratios import ratios
 from goldsmith.assay.diagnosis.rules import matches
 from goldsmith.assay.diagnosis.undecided import undecided
-from goldsmith.assay.results import CERTAIN, FAIL, Finding, Report
+from goldsmith.assay.report.check_report import Report
+from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
 
 
 def target(candidate, golden, inputs, **more):

@@ -5,10 +5,10 @@ import torch
 
 from assay.diagnosis.targets import adapter, layer, session_of
 from goldsmith import assay
-from goldsmith.assay import hooks
 from goldsmith.assay.diagnosis.diagnosis import diagnose
 from goldsmith.assay.diagnosis.whatif import padding, search, sums
 from goldsmith.assay.diagnosis.whatif.engine import Search
+from goldsmith.assay.execute import hooks
 
 _MOST = 300  # runs of the candidate that a diagnosis may take
 

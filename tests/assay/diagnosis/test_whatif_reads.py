@@ -7,7 +7,7 @@ import torch
 
 from assay.diagnosis.targets import layer, session_of
 from goldsmith import assay
-from goldsmith.assay.check import examine
+from goldsmith.assay.checks import examine
 from goldsmith.assay.diagnosis.collect import begin, collect
 from goldsmith.assay.diagnosis.fits import fit
 from goldsmith.assay.diagnosis.influence import influence

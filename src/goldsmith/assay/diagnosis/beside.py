@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from .. import probes as catalogue
-from ..case import Case
-from ..check import examine
-from ..results import FAIL
-from ..session import Session
-from ..target import Target
+from ..checks import examine
+from ..declare.case import Case
+from ..declare.target import Target
+from ..judge.examination import Session
+from ..report.results import FAIL
 from .collect import Depth, begin, collect
 from .evidence import Evidence
 from .likely import SURE

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from ..session import Session, decided
+from ..judge.examination import Session, decided
 from .evidence import CULPRIT, OK, Evidence
 from .whatif import choices
 

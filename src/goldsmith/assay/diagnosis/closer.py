@@ -14,9 +14,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..golden.golden_results import GoldenError, GoldenResults
+from ..judge.examination import Session
 from ..probes.slices import far, taken
-from ..reference import GoldenError, References
-from ..session import Session
 from .evidence import Influence
 from .whatif.judge import Judge
 
@@ -89,7 +89,7 @@ def _moved(session: Session, tensor: str, before: Tensor, i: Influence, at: int)
     return None if after is None or after.shape != before.shape else after != before
 
 
-def _golden(session: Session, name: str, value: Tensor) -> References | None:
+def _golden(session: Session, name: str, value: Tensor) -> GoldenResults | None:
     try:
         made = session.references(
             session.material.with_inputs({name: value}), session.first, taken(session, session.first)

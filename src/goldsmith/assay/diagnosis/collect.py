@@ -9,13 +9,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .. import ladder
-from ..bounds import SLACK
-from ..clock import Pace
+from ...core.tracing import TargetError
+from ..bounds.running_errors import SLACK
+from ..execute.run import Run
+from ..golden.golden_tensor import GoldenTensor
+from ..judge import ladder
+from ..judge.examination import Session
 from ..probes.maps import CELLS_BAD, error_map
-from ..results import CERTAIN, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location, Report, TargetError
-from ..run import Run
-from ..session import Session
+from ..report.check_report import Report
+from ..report.results import (
+    CERTAIN,
+    QUALITY,
+    REFERENCE_FAULT,
+    RUNGS,
+    Finding,
+    Location,
+)
+from ..support.deadline import Pace
 from .choice import examined
 from .closer import closer
 from .cotangents import carried
@@ -341,7 +351,7 @@ def _tried(evidence: Evidence, changed: Search, limit: float, time: _Time) -> No
     evidence.left_out |= {f"changed goldens, {kind}": why for kind, why in changed.left_out.items()}
 
 
-def _location(got: Tensor, against: ladder.Reference) -> Location | None:
+def _location(got: Tensor, against: GoldenTensor) -> Location | None:
     bounded = against.bounded
     if got.shape != bounded.value.shape:
         return None

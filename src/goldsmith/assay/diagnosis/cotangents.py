@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .. import ladder
+from ..execute.run import How, Run
+from ..golden.golden_results import GoldenError
+from ..judge import ladder
+from ..judge.examination import Session
 from ..probes import decisions
-from ..reference import GoldenError
-from ..run import How, Run
-from ..session import Session
 from .evidence import Carried
 from .isolate import named
 

@@ -11,16 +11,26 @@ from pathlib import Path
 
 import torch
 
-from .. import hooks
 from .. import probes as catalogue
-from ..arguments import examined, folder
-from ..case import Case
-from ..check import INTERRUPTED, NARROW, examine
-from ..clock import until
-from ..results import FAIL, NOT_RUN, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Note, Report, _plain
-from ..session import Session
-from ..settings import as_if_alone
-from ..target import Target
+from ..checks import INTERRUPTED, NARROW, examine
+from ..declare.arguments import examined, folder
+from ..declare.case import Case
+from ..declare.target import Target
+from ..execute import hooks
+from ..execute.torch_state import as_if_alone
+from ..judge.examination import Session
+from ..report.check_report import Report
+from ..report.results import (
+    FAIL,
+    NOT_RUN,
+    PASS,
+    REFERENCE_FAULT,
+    UNJUDGED,
+    ErrorMap,
+    Note,
+    _plain,
+)
+from ..support.deadline import until
 from . import bundle
 from .beside import beside, joined
 from .collect import Depth, begin, collect, described
@@ -30,7 +40,7 @@ from .kept import Kept
 from .likely import SURE
 from .rank import by_rules, rank, strength
 from .redrawn import asks, redrawn
-from .result import PAGE, Diagnosis
+from .rendering import PAGE, Diagnosis
 from .smallest import smallest
 from .traced import traced
 from .undecided import undecided

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..results import ErrorMap, Location, Report
+from ..report.check_report import Report
+from ..report.results import ErrorMap, Location
 
 OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED = "ok", "culprit", "inherited", "observed", "not judged"
 NOT_TRIED = "not tried"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..session import Session
+from ..judge.examination import Session
 
 PROBE = "filled groups"
 _TRIES = 4

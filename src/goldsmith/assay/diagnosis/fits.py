@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from .. import ladder
-from ..bounds import SLACK
-from ..reference import References
-from ..session import Session
+from ..bounds.running_errors import SLACK
+from ..golden.golden_results import GoldenResults
+from ..golden.golden_tensor import GoldenTensor
+from ..judge.examination import Session
 from .evidence import Fit, Pattern, Ratio
 from .isolate import reach
 from .numbers import known
@@ -96,7 +96,7 @@ def _beside(session: Session, name: str, y: Tensor, bound: Tensor, terms: dict[s
 
 
 def _in_the_wrong_part(
-    out: Fitted, name: str, y: Tensor, against: ladder.Reference, terms: dict[str, Tensor], factors: dict[str, Tensor],
+    out: Fitted, name: str, y: Tensor, against: GoldenTensor, terms: dict[str, Tensor], factors: dict[str, Tensor],
     names: dict[str, float], rows: dict[str, Tensor],
 ) -> None:  # fmt: skip
     """The same on the block that is wrong, where that is a part of the tensor."""
@@ -145,7 +145,7 @@ def wrong_block(y: Tensor, golden: Tensor, bound: Tensor) -> dict[int, tuple[int
 
 
 def _by_segment(
-    name: str, y: Tensor, against: ladder.Reference, terms: dict[str, Tensor], factors: dict[str, Tensor],
+    name: str, y: Tensor, against: GoldenTensor, terms: dict[str, Tensor], factors: dict[str, Tensor],
     names: dict[str, float],
 ) -> list[Fit]:  # fmt: skip
     golden, bound = against.bounded.value, against.bounded.bound
@@ -162,7 +162,7 @@ def _by_segment(
     return found
 
 
-def _everything(ref: References, name: str, like: Tensor) -> dict[str, Tensor]:
+def _everything(ref: GoldenResults, name: str, like: Tensor) -> dict[str, Tensor]:
     """Stages, results, inputs and output gradients, laid out so that they broadcast to the tensor."""
     found: dict[str, Tensor] = {}
     for source in (ref.values, ref.leaves):
@@ -198,7 +198,7 @@ def _summed(tensor: Tensor, like: Tensor) -> Tensor | None:
     return tensor.sum(tuple(range(extra)))
 
 
-def _paths(ref: References, name: str) -> dict[str, Tensor]:
+def _paths(ref: GoldenResults, name: str) -> dict[str, Tensor]:
     """For a gradient that autograd makes in the golden: what comes through each forward stage.
 
     Where the golden has a backward of its own, it may be autograd's all the same; a stage that nothing passes says so.
@@ -215,7 +215,7 @@ def _paths(ref: References, name: str) -> dict[str, Tensor]:
         forward = forward[: max(ends, default=0)]
     for stage in forward[:_PATHS]:
         cut = {**ref.decisions, stage: ref.values[stage], f"{stage}.grad": torch.zeros_like(ref.values[stage])}
-        without = References(ref.material, ref.run, cut, ref.seed).values.get(name)
+        without = GoldenResults(ref.material, ref.run, cut, ref.seed).values.get(name)
         if without is None or without.shape != golden.shape:
             continue
         through = golden - without

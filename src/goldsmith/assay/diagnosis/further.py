@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from ..case import Case
+from ...core.tracing import TargetError
+from ..declare.case import Case
+from ..execute.run import How, Material
+from ..golden.golden_results import GoldenError
+from ..judge.examination import Ended, Session
 from ..probes import decisions, values
-from ..reference import GoldenError
-from ..results import TargetError
-from ..run import How, Material
-from ..session import Ended, Session
 from .evidence import RunFact
 from .kept import Kept
 from .runs import facts, first_in

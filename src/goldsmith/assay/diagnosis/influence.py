@@ -11,11 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..bounds import SLACK
+from ..bounds.running_errors import SLACK
+from ..golden.golden_results import GoldenError, GoldenResults
+from ..judge.examination import Session
 from ..probes.reach import rounding
 from ..probes.slices import far, taken
-from ..reference import GoldenError, References
-from ..session import Session
 from .evidence import Influence
 from .isolate import named
 
@@ -197,7 +197,7 @@ class _Axis:
         step = (tensor.double() - mine.double()).abs()
         return bool((~goes & (step > 4 * SLACK * bounded.bound) & torch.isfinite(step)).any())
 
-    def _moved(self, name: str, tensor: Tensor, ref: References) -> tuple[str, Tensor]:
+    def _moved(self, name: str, tensor: Tensor, ref: GoldenResults) -> tuple[str, Tensor]:
         """MISSING: it moves in the golden, and nowhere in the candidate. EXTRA: some element moves in the candidate
         alone. ELSEWHERE: so it does, and some of those that the golden moves stay.
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .. import ladder
-from ..bounds import SLACK
+from ..bounds.running_errors import SLACK
+from ..execute.run import How, Run
+from ..golden.golden_results import GoldenError, GoldenResults
+from ..golden.golden_tensor import GoldenTensor
+from ..judge import ladder
+from ..judge.examination import Session
 from ..probes import decisions
-from ..reference import GoldenError, References
-from ..run import How, Run
-from ..session import Session
 from .evidence import CULPRIT, IGNORES, INHERITED, NOT_JUDGED, OBSERVED, OK, StageState
 
 PROBE = "isolation"
@@ -76,7 +77,7 @@ def isolate(session: Session) -> Isolation:
     return table
 
 
-def order(ref: References, own: Run) -> list[str]:
+def order(ref: GoldenResults, own: Run) -> list[str]:
     """Names as the golden makes them: stages, outputs, backward stages (autograd's in reverse), gradients."""
     wanted = [f"{n}.grad" for n in ref.material.target.wanted_grads(ref.material.inputs)]
     made = [n for n in ref.order if n not in wanted]
@@ -127,14 +128,14 @@ class _Work:
         self.isolated: dict[str, tuple[float, bool]] = {}
         self.substituted: frozenset[str] = frozenset()
         self.alone: dict[str, Run] = {}
-        self._fresh: tuple[Run, References] | None = None
+        self._fresh: tuple[Run, GoldenResults] | None = None
 
     # runs
 
     def own_states(self, names: list[str]) -> None:
         self.propagated = self.judge(self.own, names, frozenset(), isolated=False)
 
-    def golden(self, ref: References, run: Run, skip: frozenset[str] | set[str] = frozenset()) -> dict[str, Tensor]:
+    def golden(self, ref: GoldenResults, run: Run, skip: frozenset[str] | set[str] = frozenset()) -> dict[str, Tensor]:
         """The golden's value for every name of the run that has its shape."""
         out = {}
         for name, (_, tensor) in named(run).items():
@@ -182,7 +183,7 @@ class _Work:
     def _confirm(self, name: str, kind: str, skip: frozenset[str], isolated: bool) -> ladder.Confirm:
         """The same tensor on a fresh seed; made only when an alarm asks for it."""
 
-        def confirm(attempt: int) -> tuple[Tensor, ladder.Reference]:
+        def confirm(attempt: int) -> tuple[Tensor, GoldenTensor]:
             plain, ref = self.fresh()
             done = plain
             if isolated:
@@ -195,7 +196,7 @@ class _Work:
 
         return confirm
 
-    def fresh(self) -> tuple[Run, References]:
+    def fresh(self) -> tuple[Run, GoldenResults]:
         if self._fresh is None:
             material = self.session.variant(211)
             how = How(debug=self.own is not self.session.first)
@@ -309,7 +310,7 @@ def _kind(session: Session, name: str) -> str:
     return "output" if name in outputs else "saved" if name.startswith("saved.") else "stage"
 
 
-def _off(tensor: Tensor | None, ref: ladder.Reference) -> float:
+def _off(tensor: Tensor | None, ref: GoldenTensor) -> float:
     """Root mean square of the error, over finite elements."""
     golden = ref.bounded.value
     if tensor is None or tensor.shape != golden.shape:
@@ -343,7 +344,7 @@ def reach(session: Session, stage: str) -> dict[str, Tensor]:
     if stem != stage and stem in ref.values:
         replaced[stem] = ref.values[stem]
     try:
-        changed = References(ref.material, ref.run, replaced, ref.seed).values
+        changed = GoldenResults(ref.material, ref.run, replaced, ref.seed).values
     except GoldenError:
         return {}
     return {n: torch.isnan(t) & ~torch.isnan(ref.values[n]) for n, t in changed.items() if n in ref.values}

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ..bounds import SLACK
-from ..marks import ZERO_FILL
-from ..memory import Arena
+from ..bounds.running_errors import SLACK
+from ..execute.memory import Arena
+from ..execute.memory_marks import ZERO_FILL
+from ..execute.run import How, Material
+from ..golden.golden_results import GoldenError, GoldenResults
+from ..judge.examination import Session
 from ..probes.slices import taken
-from ..reference import GoldenError, References
-from ..run import How, Material
-from ..session import Session
 from .evidence import Evidence
 from .rules.reading import Reading
 from .runs import changed, nudge
@@ -137,7 +137,7 @@ def _of_the_same_id(arena: Arena, name: str, other: Tensor) -> bool:
     return False
 
 
-def _stays(session: Session, ref: References, moved: Material, names: tuple[str, ...], again: Again) -> str | None:
+def _stays(session: Session, ref: GoldenResults, moved: Material, names: tuple[str, ...], again: Again) -> str | None:
     dense = {n: session.material.inputs[n].clone(memory_format=torch.contiguous_format) for n in names}
     arena = Arena(ZERO_FILL)
     first = _forward(session, session.material.with_inputs(dense), arena)
@@ -163,7 +163,7 @@ def _forward(session: Session, material: Material, arena: Arena) -> dict[str, Te
     return {n: t for n, t in done.outputs.items() if done.error is None}
 
 
-def _moves(session: Session, ref: References, name: str) -> bool:
+def _moves(session: Session, ref: GoldenResults, name: str) -> bool:
     now, before = ref.bounded.get(name), session.ref.bounded.get(name)
     if now is None or before is None or now.value.shape != before.value.shape:
         return False
@@ -181,7 +181,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | (a != a) & (b != b)).all())
 
 
-def _made(session: Session, material: Material) -> tuple[dict[str, Tensor], References] | None:
+def _made(session: Session, material: Material) -> tuple[dict[str, Tensor], GoldenResults] | None:
     done = session.execute(PROBE, "small", How(), material, look=False)
     if done.error is not None:
         return None
@@ -194,7 +194,7 @@ def _made(session: Session, material: Material) -> tuple[dict[str, Tensor], Refe
 
 
 def _shares(
-    before: tuple[dict[str, Tensor], References], after: tuple[dict[str, Tensor], References]
+    before: tuple[dict[str, Tensor], GoldenResults], after: tuple[dict[str, Tensor], GoldenResults]
 ) -> Iterator[float]:
     for name, got in after[0].items():
         old, now, then = before[0].get(name), after[1].bounded.get(name), before[1].bounded.get(name)

@@ -6,10 +6,10 @@ import math
 
 import torch
 
+from ..golden.golden_results import GoldenError
+from ..judge.examination import Session
 from ..probes import scaling
 from ..probes import slices as parts
-from ..reference import GoldenError
-from ..session import Session
 from .isolate import named, order
 
 _LEAKS = ("reaches ", "is not finite where the golden is")

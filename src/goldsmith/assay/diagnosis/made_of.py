@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..session import Session
+from ..judge.examination import Session
 from .evidence import Evidence
 from .rules.reading import Reading, label, plain
 from .whatif.calls import Listening, behind

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..case import Case
+from ...core.tracing import TargetError
+from ..declare.case import Case
+from ..execute.run import How, Run
+from ..golden.golden_results import GoldenError
+from ..judge.examination import Session
 from ..probes import decisions
-from ..reference import GoldenError
-from ..results import TargetError
-from ..run import How, Run
-from ..session import Session
 from .isolate import named
 from .whatif import Search, search
 from .whatif.engine import SMALL

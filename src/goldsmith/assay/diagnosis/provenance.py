@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..memory import ZERO_FILL
-from ..modes import DispatchMode
-from ..run import How, Run
-from ..session import Session
-from ..watch import watch
-from ..watch_facts import Event
+from ..execute.memory import ZERO_FILL
+from ..execute.run import How, Run
+from ..judge.examination import Session
+from ..nonfinite.events import Event
+from ..nonfinite.watch import watch
+from ..support.dispatch_mode import DispatchMode
 from .evidence import Born
 from .isolate import named, order
 from .whatif.calls import Call, Listening, _line, moved

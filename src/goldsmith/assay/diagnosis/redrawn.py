@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..case import Case
-from ..results import FAIL, QUALITY, Report
-from ..session import Session
+from ..declare.case import Case
+from ..judge.examination import Session
+from ..report.check_report import Report
+from ..report.results import FAIL, QUALITY
 from .kept import Kept
 from .rules.reading import plain, run_named
 from .runs import OTHERS, facts

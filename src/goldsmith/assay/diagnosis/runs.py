@@ -13,12 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .. import ladder
-from ..memory import DIRT_FILL, LAYOUTS, ZERO_FILL
+from ..execute.memory import DIRT_FILL, LAYOUTS, ZERO_FILL
+from ..execute.run import How, Material, Run
+from ..golden.golden_results import GoldenError, GoldenResults
+from ..judge import ladder
+from ..judge.examination import Session
 from ..probes import decisions
-from ..reference import GoldenError, References
-from ..run import How, Material, Run
-from ..session import Session
 from .evidence import RunFact
 from .isolate import named, order
 
@@ -151,7 +151,7 @@ def _fact(session: Session, name: str, how: How, material: Material) -> RunFact 
     )  # fmt: skip
 
 
-def _alike(session: Session, done: Run, ref: References, wrong: list[str]) -> dict[str, float]:
+def _alike(session: Session, done: Run, ref: GoldenResults, wrong: list[str]) -> dict[str, float]:
     """Of each wrong tensor the correlation of its errors with those of the first run."""
     found = {}
     for tensor in wrong:
@@ -161,7 +161,7 @@ def _alike(session: Session, done: Run, ref: References, wrong: list[str]) -> di
     return found
 
 
-def _error(done: Run, ref: References, tensor: str) -> Tensor | None:
+def _error(done: Run, ref: GoldenResults, tensor: str) -> Tensor | None:
     got, golden = named(done).get(tensor, ("", None))[1], ref.values.get(tensor)
     if got is None or golden is None or got.shape != golden.shape:
         return None
@@ -202,7 +202,7 @@ def _computed(session: Session, done: Run) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _nan_in(done: Run, ref: References) -> tuple[str, ...]:
+def _nan_in(done: Run, ref: GoldenResults) -> tuple[str, ...]:
     """Results and stages that hold NaN where the golden has none."""
     found = []
     for name, (_, got) in named(done).items():
@@ -214,7 +214,7 @@ def _nan_in(done: Run, ref: References) -> tuple[str, ...]:
     return tuple(found)
 
 
-def first_in(session: Session, done: Run, ref: References, wrong: list[str]) -> str:
+def first_in(session: Session, done: Run, ref: GoldenResults, wrong: list[str]) -> str:
     """The first in the golden's order that is wrong in this run, stages among them."""
     for name in order(ref, done):
         if name in wrong:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..case import Case, Make
-from ..reference import GoldenError
-from ..results import TargetError
+from ...core.tracing import TargetError
+from ..declare.case import Case, Make
+from ..golden.golden_results import GoldenError
 
 MOST_RUNS = 64
 SMALLEST = (0, 1, 2, 3)

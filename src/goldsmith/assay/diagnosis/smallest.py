@@ -12,10 +12,11 @@ from dataclasses import replace
 import torch
 
 from .. import probes as catalogue
-from ..case import Case
-from ..check import examine
-from ..results import FAIL, Finding, Report
-from ..session import Session
+from ..checks import examine
+from ..declare.case import Case
+from ..judge.examination import Session
+from ..report.check_report import Report
+from ..report.results import FAIL, Finding
 from .collect import Depth, begin, collect, surest
 from .evidence import NO_TIME, Evidence
 from .rank import by_rules, rank

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..results import TargetError
-from ..session import Session
+from ...core.tracing import TargetError
+from ..judge.examination import Session
 from . import layouts, repeats, scaling, second_call, statistics, taint, values
 
 

@@ -12,18 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bounds import SLACK, Bounded
-from ..decisions import Given, Sign, TopK
-from ..reference import References
-from ..results import CERTAIN, SYSTEMATIC, TargetError
-from ..run import Run
-from ..session import Session, decided
+from ...core.tracing import TargetError
+from ..bounds.running_errors import SLACK, Bounded
+from ..declare.decisions import Given, Sign, TopK
+from ..execute.run import Run
+from ..golden.golden_results import GoldenResults
+from ..judge.examination import Session, decided
+from ..report.results import CERTAIN, SYSTEMATIC
 
 NAME = "decisions"
 
 
-def settle(session: Session, done: Run, plain: References) -> References:
-    """References with the candidate's legal decisions in place of the golden's own."""
+def settle(session: Session, done: Run, plain: GoldenResults) -> GoldenResults:
+    """GoldenResults with the candidate's legal decisions in place of the golden's own."""
     taken: dict[str, Tensor] = {}
     for name, decision in session.target.decisions.items():
         made = _made(session, name, done)
@@ -64,7 +65,7 @@ def _made(session: Session, name: str, done: Run) -> Tensor:
     raise TargetError(f"decisions: {name!r} is neither an output nor a stage of the candidate; there are: {made}")
 
 
-def _golden_has(plain: References, name: str, what: str) -> Tensor:
+def _golden_has(plain: GoldenResults, name: str, what: str) -> Tensor:
     if name in plain.values:
         return plain.values[name]
     if name in plain.leaves:

@@ -12,11 +12,13 @@ import time
 import torch
 from torch import Tensor
 
-from .. import clock, ladder, other_formula
-from ..bounds import unit_roundoff
-from ..reference import References
-from ..run import Run
-from ..session import Session
+from ..bounds.running_errors import unit_roundoff
+from ..execute.run import Run
+from ..golden.golden_results import GoldenResults
+from ..judge import ladder
+from ..judge.examination import Session
+from ..noise import formula_rounding
+from ..support import deadline
 
 NARROW = (torch.bfloat16, torch.float16)
 OUT_OF_RANGE = "; where such inputs never come, choose probes= without 'scaling'"
@@ -25,7 +27,7 @@ SINGLE = 8  # golden's stages that are tried one by one
 
 
 def hint(
-    session: Session, done: Run, reference: References, name: str, kind: str, tensor: Tensor | None, *, scaled: bool
+    session: Session, done: Run, reference: GoldenResults, name: str, kind: str, tensor: Tensor | None, *, scaled: bool
 ) -> str:
     """The sentence that is added to a finding on `name`; empty where no declaration of 16 bits makes the run right.
 
@@ -41,18 +43,18 @@ def hint(
     return known
 
 
-def _formula(reference: References, name: str, tensor: Tensor) -> str:
+def _formula(reference: GoldenResults, name: str, tensor: Tensor) -> str:
     """Where no more than another formula's rounding is wrong."""
     bounded = reference.bounded.get(name)
     if bounded is None or tensor.shape != bounded.value.shape or not tensor.is_floating_point():
         return ""
     error = (tensor.double() - bounded.value).abs()
-    least = other_formula.terms(name, reference.bounded, reference.leaves)
-    return other_formula.said(bounded, error, reference.compute, reference.leaves.values(), least)
+    least = formula_rounding.terms(name, reference.bounded, reference.leaves)
+    return formula_rounding.said(bounded, error, reference.compute, reference.leaves.values(), least)
 
 
 def _made(
-    session: Session, done: Run, reference: References, name: str, kind: str, tensor: Tensor, scaled: bool
+    session: Session, done: Run, reference: GoldenResults, name: str, kind: str, tensor: Tensor, scaled: bool
 ) -> str:
     inputs = {n: t.dtype for n, t in reference.material.inputs.items() if t.dtype in NARROW}
     if not inputs or unit_roundoff(reference.compute) >= unit_roundoff(next(iter(inputs.values()))):
@@ -63,7 +65,7 @@ def _made(
     took = [0.0]  # seconds that each of them needed
 
     def right(compute: torch.dtype | None, stages: tuple[str, ...] = ()) -> bool:
-        if clock.lacks(max(took), LEFT_OUT):
+        if deadline.lacks(max(took), LEFT_OUT):
             return False
         began = time.perf_counter()
         found = allows(compute, stages)
@@ -91,29 +93,29 @@ def _made(
     return ""
 
 
-def _overflows(reference: References, name: str) -> bool:
+def _overflows(reference: GoldenResults, name: str) -> bool:
     """Whether the golden as written is wrong itself in that compute precision."""
     against, value = reference.reference(name, "output", noise=False), reference.as_written(False).get(name)
     return against is None or value is None or not ladder.judge(name, value.to(against.store), against).ok
 
 
 def _declared(
-    session: Session, done: Run, reference: References, compute: torch.dtype | None, stages: tuple[str, ...],
+    session: Session, done: Run, reference: GoldenResults, compute: torch.dtype | None, stages: tuple[str, ...],
     dtype: torch.dtype,
-) -> References:  # fmt: skip
+) -> GoldenResults:  # fmt: skip
     """What the run would be judged by, had it been declared so; all of its tensors share it."""
     session.declared = [d for d in session.declared if d[0] is done]
     for _, how, made in session.declared:
         if how == (compute, stages):
             return made
-    made = References(
+    made = GoldenResults(
         reference.material, done, reference.decisions, reference.seed, compute, dict.fromkeys(stages, dtype)
     )
     session.declared.append((done, (compute, stages), made))
     return made
 
 
-def _stages(session: Session, reference: References) -> tuple[str, ...]:
+def _stages(session: Session, reference: GoldenResults) -> tuple[str, ...]:
     """The golden's own floating stages of the forward, not stored in 16 bits so far."""
     values, known = reference.values, reference.stores
     return tuple(

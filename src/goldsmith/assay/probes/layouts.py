@@ -11,12 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..compare import same_bits
-from ..memory import LAYOUTS, strides_for
-from ..reference import References
-from ..results import CERTAIN
-from ..run import How, Run
-from ..session import Session
+from ..execute.memory import LAYOUTS, strides_for
+from ..execute.run import How, Run
+from ..golden.golden_results import GoldenResults
+from ..judge.agreement import same_bits
+from ..judge.examination import Session
+from ..report.results import CERTAIN
 from . import decisions, reach, values
 
 NAME = "layouts"
@@ -182,7 +182,7 @@ def _expanded_agrees(
     return good and not done.hits
 
 
-def _at_ties(session: Session, done: Run, settled: References, failed: set[str], label: str, told: int) -> set[str]:
+def _at_ties(session: Session, done: Run, settled: GoldenResults, failed: set[str], label: str, told: int) -> set[str]:
     """Whole numbers that differ because repeated rows tie, as equal values do (scaling's values:flat): a note.
 
     told: how many findings there were before; what was found of these results is taken back.

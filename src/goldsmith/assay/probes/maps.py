@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..ladder import Reference
-from ..reference import References
-from ..results import ErrorMap
-from ..run import Run
-from ..session import Session
+from ..execute.run import Run
+from ..golden.golden_results import GoldenResults
+from ..golden.golden_tensor import GoldenTensor
+from ..judge.examination import Session
+from ..report.results import ErrorMap
 
 CELLS_BAD, CELLS_GOOD = 128, 32
 
@@ -26,7 +26,7 @@ def draw(session: Session) -> None:
         draw_one(session, "values", *results[name], session.ref, name, bad=bool(bad))
 
 
-def draw_run(session: Session, done: Run, reference: References, run: str, names: Iterable[str]) -> None:
+def draw_run(session: Session, done: Run, reference: GoldenResults, run: str, names: Iterable[str]) -> None:
     """Of another run: the tensors that are wrong in it, beside the golden of its very inputs."""
     results = {n: (k, t) for n, k, t in done.results() if t is not None}
     for name in names:
@@ -35,7 +35,7 @@ def draw_run(session: Session, done: Run, reference: References, run: str, names
 
 
 def draw_one(
-    session: Session, run: str, kind: str, tensor: Tensor, references: References, name: str, *, bad: bool = True
+    session: Session, run: str, kind: str, tensor: Tensor, references: GoldenResults, name: str, *, bad: bool = True
 ) -> None:
     """A case shows each tensor once, in the first run that has it wrong."""
     key = f"{session.label} {name}"
@@ -47,7 +47,7 @@ def draw_one(
         session.maps[key] = error_map(session.label, run, tensor, reference, cells, bad)
 
 
-def error_map(case: str, run: str, got: Tensor, reference: Reference, cells: int, bad: bool) -> ErrorMap:
+def error_map(case: str, run: str, got: Tensor, reference: GoldenTensor, cells: int, bad: bool) -> ErrorMap:
     """|got - golden| / bound and both values, rows = all axes but the last, as at most cells x cells blocks.
 
     Between the same infinity, or two NaN, there is nothing.

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .. import other_formula
-from ..bounds import SLACK
-from ..kinks import binary
-from ..reference import References
-from ..run import Material, Run
-from ..session import Session
+from ..bounds.running_errors import SLACK
+from ..execute.run import Material, Run
+from ..golden.golden_results import GoldenResults
+from ..golden.kinks import binary
+from ..judge.examination import Session
+from ..noise import formula_rounding
 from .slices import ran, results
 
 # of the large numbers: of both signs, since a comparison lets one pass; small ones, since a softmax that one of the
@@ -50,7 +50,7 @@ def seen(
     return found
 
 
-def moved(session: Session, name: str, tensor: Tensor, references: References) -> Tensor:
+def moved(session: Session, name: str, tensor: Tensor, references: GoldenResults) -> Tensor:
     """Where a result is another one than in the first run, by more than rounding, while the golden's is the same."""
     was = {n: t for n, _, t in session.first.results()}.get(name)
     before, golden = session.ref.bounded.get(name), references.values.get(name)
@@ -63,7 +63,7 @@ def moved(session: Session, name: str, tensor: Tensor, references: References) -
     return off_kinks(session, name, out, references)
 
 
-def stable(session: Session, reference: References, name: str, done: Run) -> bool:
+def stable(session: Session, reference: GoldenResults, name: str, done: Run) -> bool:
     """Whether another formula rounds so: exp(x - logsumexp(x)) rounds at the size of x, and loses at large ones."""
     got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
     if got is None or got.shape != golden.shape:
@@ -71,7 +71,7 @@ def stable(session: Session, reference: References, name: str, done: Run) -> boo
     return not bool(off(session, name, got, reference, inputs_alone=True).any())
 
 
-def off_kinks(session: Session, name: str, mask: Tensor, references: References) -> Tensor:
+def off_kinks(session: Session, name: str, mask: Tensor, references: GoldenResults) -> Tensor:
     """Without the elements of a gradient at which the golden ties or kinks, before or after the change."""
     if not name.endswith(".grad") or not bool(mask.any()):
         return mask
@@ -79,7 +79,9 @@ def off_kinks(session: Session, name: str, mask: Tensor, references: References)
     return mask & ~references.kink(name) if bool(mask.any()) else mask  # each asks for many runs of the golden
 
 
-def off(session: Session, name: str, tensor: Tensor, references: References, *, inputs_alone: bool = False) -> Tensor:
+def off(
+    session: Session, name: str, tensor: Tensor, references: GoldenResults, *, inputs_alone: bool = False
+) -> Tensor:
     """Where a result is not the golden's at these inputs, by more than rounding, of another formula too.
 
     inputs_alone: of one that loses what rounding of its inputs loses, and not what it adds up on the way besides.
@@ -98,17 +100,17 @@ def off(session: Session, name: str, tensor: Tensor, references: References, *, 
 def formula(session: Session, name: str) -> Tensor:
     """How far another formula's rounding moves this result of the first run, at the size of the largest beside it."""
     golden, ref = session.ref.values[name], session.ref
-    return other_formula.unit(golden, ref.compute) * _sizes(golden).clamp(
-        min=other_formula.terms(name, ref.bounded, ref.leaves)
+    return formula_rounding.unit(golden, ref.compute) * _sizes(golden).clamp(
+        min=formula_rounding.terms(name, ref.bounded, ref.leaves)
     )
 
 
-def rounding(session: Session, name: str, references: References, inputs_alone: bool = False) -> Tensor:
+def rounding(session: Session, name: str, references: GoldenResults, inputs_alone: bool = False) -> Tensor:
     """How far the rounding of another formula moves this result at these inputs, per element."""
     golden, compute = references.values[name], references.compute
-    unit = other_formula.unit(golden, compute)
+    unit = formula_rounding.unit(golden, compute)
     size = torch.maximum(_sizes(golden), _sizes(session.ref.values[name]))
-    size = size.clamp(min=other_formula.terms(name, references.bounded, references.leaves))
+    size = size.clamp(min=formula_rounding.terms(name, references.bounded, references.leaves))
     far = torch.zeros_like(golden)
     generator = torch.Generator().manual_seed(session.seed + 41)
     for _ in range(_DRAWS):
@@ -127,7 +129,7 @@ def _off(t: Tensor, compute: torch.dtype, generator: torch.Generator) -> Tensor:
     """In float64, each element off by rounding at the size of the largest."""
     signs = torch.randint(0, 2, t.shape, generator=generator).to(t.device) * 2 - 1
     exact = t.double()
-    return exact + signs * other_formula.unit(t, compute) * _largest(exact)
+    return exact + signs * formula_rounding.unit(t, compute) * _largest(exact)
 
 
 def _largest(t: Tensor) -> float:

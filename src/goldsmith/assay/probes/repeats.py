@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ..run import How
-from ..session import Session
+from ..execute.run import How
+from ..judge.examination import Session
 from .second_call import agree
 
 NAME = "repeats"

@@ -14,13 +14,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .. import ladder, nothing
-from ..kinks import binary
-from ..memory import distinct
-from ..reference import References
-from ..results import CERTAIN
-from ..run import How, Material, Run
-from ..session import Session
+from ..execute.memory import distinct
+from ..execute.run import How, Material, Run
+from ..golden import zero_times_nan
+from ..golden.golden_results import GoldenResults
+from ..golden.kinks import binary
+from ..judge import ladder
+from ..judge.examination import Session
+from ..report.results import CERTAIN
 from . import decisions, reach, scaling_exact, values
 from .layouts import REFUSALS
 from .slices import changeable, far, taken
@@ -83,7 +84,7 @@ def _changed(session: Session, material: Material, change: Callable[[Tensor], Te
 
 def _held(
     session: Session, label: str, change: Callable[[Tensor], Tensor], how: How = PLAIN, *, noise: bool = False
-) -> tuple[Run, References | None]:
+) -> tuple[Run, GoldenResults | None]:
     """Judge a run by the bounds at these values; where it fails, the golden in compute precision must be right.
 
     noise: hold it to the noise of legal orders at these values, too, on inputs that are off by one rounding: a formula
@@ -137,13 +138,13 @@ def _held(
     return done, reference
 
 
-def _overflows(reference: References, name: str) -> bool:
+def _overflows(reference: GoldenResults, name: str) -> bool:
     """Whether a number of the golden's is Inf in the dtype in which it is stored."""
     known = reference.bounded.get(name)
     return known is not None and bool(torch.isinf(known.value.to(reference.stores[name])).any())
 
 
-def _rounds_so(reference: References, name: str, done: Run) -> bool:
+def _rounds_so(reference: GoldenResults, name: str, done: Run) -> bool:
     """Whether the golden with every number rounded once more goes about as far: exp2(x c - m c) for exp(x - m)."""
     got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
     runs = [run[name].double() for run in reference.jittered if name in run]
@@ -153,14 +154,14 @@ def _rounds_so(reference: References, name: str, done: Run) -> bool:
     return bool(((got.double() - golden).abs() <= _FARTHER * far).all())  # NaN is no rounding
 
 
-def _honest_passes(session: Session, reference: References, name: str) -> bool:
+def _honest_passes(session: Session, reference: GoldenResults, name: str) -> bool:
     """Whether a plain run of the golden in compute precision is right where the candidate is not."""
     against = reference.reference(name, "output", noise=False)
     runs = [run[name] for run in (reference.honest, reference.as_written(False)) if name in run]
     return against is None or all(ladder.judge(name, value.to(against.store), against).ok for value in runs)
 
 
-def _steep(reference: References, name: str) -> bool:
+def _steep(reference: GoldenResults, name: str) -> bool:
     """Whether other honest runs would stand out of the noise as well: what a rounding moves by orders of magnitude
     (Sinkhorn of logits of 10^7, whose gradients come from differences of 10^-90) is told by no eight of them."""
     against = reference.reference(name, "output")
@@ -205,7 +206,7 @@ def _special(session: Session, label: str, value: float, there: Callable[[Tensor
 
 
 def _leaked(
-    session: Session, golden: References, label: str, leak: dict[str, Tensor], there: Callable[[Tensor], Tensor]
+    session: Session, golden: GoldenResults, label: str, leak: dict[str, Tensor], there: Callable[[Tensor], Tensor]
 ) -> None:
     for name, mask in leak.items():
         honest = golden.honest.get(name)
@@ -259,7 +260,7 @@ def _reached(session: Session, label: str, name: str, mask: Tensor) -> Tensor:
 
 def _swallowed(
     session: Session,
-    golden: References,
+    golden: GoldenResults,
     label: str,
     value: float,
     there: Callable[[Tensor], Tensor],
@@ -273,7 +274,7 @@ def _swallowed(
     """
     lost = {n: mask & ~golden.also(n, torch.isfinite) for n, mask in lost.items()}
     if any(n.endswith(".grad") and bool(mask.any()) for n, mask in lost.items()):
-        left = nothing.gradients(golden.evaluate, golden.leaves)  # what only a zero of the golden's makes NaN
+        left = zero_times_nan.gradients(golden.evaluate, golden.leaves)  # what only a zero of the golden's makes NaN
         lost = {n: mask & there(left[n]) if n in left else mask for n, mask in lost.items()}
     lost = {n: mask for n, mask in lost.items() if bool(mask.any())}
     if not lost:

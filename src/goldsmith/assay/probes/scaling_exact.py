@@ -12,16 +12,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..compare import same_bits
-from ..reference import References
-from ..results import SYSTEMATIC
-from ..run import Material, Run
-from ..session import Session
+from ..execute.run import Material, Run
+from ..golden.golden_results import GoldenResults
+from ..judge.agreement import same_bits
+from ..judge.examination import Session
+from ..report.results import SYSTEMATIC
 
 Change = Callable[[Material], Material]
 
 
-def held(session: Session, probe: str, label: str, done: Run, golden: References, change: Change) -> None:
+def held(session: Session, probe: str, label: str, done: Run, golden: GoldenResults, change: Change) -> None:
     """Compare a scaled run with the plain one; what differs must differ under a fresh seed, too."""
     differing = {n.tensor for n in session.notes if n.id == "order_nondeterminism"}
     broken = _broken(session, session.material, session.first, done, golden)
@@ -47,7 +47,7 @@ def _results(done: Run) -> list[tuple[str, Tensor]]:
     return [(n, t) for n, _, t in done.results() if t is not None and t.is_floating_point()]
 
 
-def _broken(session: Session, plain: Material, first: Run, done: Run, golden: References) -> dict[str, Tensor]:
+def _broken(session: Session, plain: Material, first: Run, done: Run, golden: GoldenResults) -> dict[str, Tensor]:
     """Results that are not the plain run's times the golden's power of two, with where; golden: of the scaled run."""
     if session.target.decisions:
         return {}
@@ -69,7 +69,7 @@ def _broken(session: Session, plain: Material, first: Run, done: Run, golden: Re
     return out
 
 
-def _kept(before: References, after: References, name: str, power: float) -> bool:
+def _kept(before: GoldenResults, after: GoldenResults, name: str, power: float) -> bool:
     """Whether the golden as written keeps to it in compute precision: a square of float16 leaves its range early."""
     small, large = before.as_written(False).get(name), after.as_written(False).get(name)
     return small is None or large is None or torch.equal(small.double() * power, large.double())

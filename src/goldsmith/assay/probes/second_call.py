@@ -9,11 +9,11 @@ forwards come before both backwards, as they do here: what a backward needs may 
 
 from __future__ import annotations
 
-from ..compare import Difference, difference
-from ..memory import DIRT_FILL
-from ..results import CERTAIN, STATISTICAL
-from ..run import How, Material, Run
-from ..session import Session
+from ..execute.memory import DIRT_FILL
+from ..execute.run import How, Material, Run
+from ..judge.agreement import Difference, difference
+from ..judge.examination import Session
+from ..report.results import CERTAIN, STATISTICAL
 from . import decisions, maps, values
 
 NAME = "second_call"

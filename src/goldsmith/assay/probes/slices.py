@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..axes import axis_names
-from ..kinks import binary
-from ..reference import References
-from ..run import Material, Run
-from ..session import Session, decided
+from ..declare.axis_names import axis_names
+from ..execute.run import Material, Run
+from ..golden.golden_results import GoldenResults
+from ..golden.kinks import binary
+from ..judge.examination import Session, decided
 
 NAME = "taint"
 
@@ -90,14 +90,14 @@ def results(session: Session, done: Run) -> dict[str, Tensor]:
     return {n: t for n, _, t in done.results() if t is not None and n not in skip and t.is_floating_point()}
 
 
-def ran(session: Session, material: Material, label: str) -> tuple[Run, References] | None:
+def ran(session: Session, material: Material, label: str) -> tuple[Run, GoldenResults] | None:
     done = session.execute(NAME, label, material=material, look=False)
     if done.error is not None:  # a candidate may refuse what is not a number, or what is out of range
         return None
     return done, session.references(material, done, taken(session, done))
 
 
-def nan_masks(session: Session, done: Run, references: References) -> list[tuple[str, Tensor, Tensor]]:
+def nan_masks(session: Session, done: Run, references: GoldenResults) -> list[tuple[str, Tensor, Tensor]]:
     """(tensor, silent, leaking): where the golden alone is NaN, and where the candidate alone is."""
     suspects = []
     for name, tensor in results(session, done).items():

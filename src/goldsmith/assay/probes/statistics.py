@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..session import Session
+from ..judge.examination import Session
 
 ALIKE = 0.999  # correlation from which two pictures count as the same
 ROWS = 256

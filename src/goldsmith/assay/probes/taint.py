@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..bounds import SLACK
-from ..reference import References
-from ..results import CERTAIN
-from ..run import How
-from ..session import Session
+from ..bounds.running_errors import SLACK
+from ..execute.run import How
+from ..golden.golden_results import GoldenResults
+from ..judge.examination import Session
+from ..report.results import CERTAIN
 from . import reach, taint_screen
 from .slices import NAME, Slice, nan_masks, ran, results, slices
 
@@ -40,7 +40,7 @@ def _nan(session: Session, part: Slice) -> None:
 
 
 def _second_opinion(
-    session: Session, part: Slice, suspects: list[tuple[str, Tensor, Tensor]], with_nan: References
+    session: Session, part: Slice, suspects: list[tuple[str, Tensor, Tensor]], with_nan: GoldenResults
 ) -> None:
     """The large finite number in the same slice decides."""
     made = ran(session, part.filled(session, None), f"taint:finite({part.text})")
@@ -110,7 +110,7 @@ def _beside(session: Session) -> None:
                 told.add(name)
 
 
-def _missing(session: Session, part: Slice, name: str, mask: Tensor, tensor: Tensor, references: References) -> None:
+def _missing(session: Session, part: Slice, name: str, mask: Tensor, tensor: Tensor, references: GoldenResults) -> None:
     """The same value as before, although the golden's has gone farther than rounding explains."""
     if not bool(mask.any()):
         return
@@ -130,7 +130,7 @@ def _missing(session: Session, part: Slice, name: str, mask: Tensor, tensor: Ten
         session.find(CERTAIN, NAME, name, text, where=where, measured=0.0)
 
 
-def _spread(references: References, name: str) -> Tensor:
+def _spread(references: GoldenResults, name: str) -> Tensor:
     """Where bounds are open: sixteen times the farthest of eight legal runs, and the store's rounding."""
     golden = references.bounded[name].value
     out = torch.zeros_like(golden)
@@ -141,7 +141,7 @@ def _spread(references: References, name: str) -> Tensor:
     return 16 * (out + rounding * golden.abs() + torch.finfo(torch.float32).tiny)
 
 
-def _extra(session: Session, part: Slice, name: str, mask: Tensor, what: str, references: References) -> None:
+def _extra(session: Session, part: Slice, name: str, mask: Tensor, what: str, references: GoldenResults) -> None:
     mask = reach.off_kinks(session, name, mask, references)
     if bool(mask.any()):
         where = session.locate(name, mask)

@@ -17,12 +17,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import ladder
-from ..bounds import SLACK
-from ..kinks import binary
-from ..reference import References
-from ..run import Material, Run
-from ..session import Session
+from ..bounds.running_errors import SLACK
+from ..execute.run import Material, Run
+from ..golden.golden_results import GoldenResults
+from ..golden.kinks import binary
+from ..judge import ladder
+from ..judge.examination import Session
 from .slices import Slice, nan_masks, ran, results, spread
 
 Footprint = dict[str, Tensor]
@@ -41,7 +41,7 @@ def remaining(session: Session, slices: list[Slice]) -> list[Slice]:
     return [s for s in slices if s in left]
 
 
-def _golden(session: Session, material: Material) -> References:
+def _golden(session: Session, material: Material) -> GoldenResults:
     """The golden on other inputs, in the dtypes of the first run."""
     return session.references(material, session.first)
 
@@ -72,7 +72,7 @@ def _without_influence(session: Session, slices: list[Slice], reach: dict[Slice,
     return left
 
 
-def _right(name: str, y: Tensor, references: References) -> bool:
+def _right(name: str, y: Tensor, references: GoldenResults) -> bool:
     against = references.reference(name, "output", noise=False)
     return against is None or ladder.judge(name, y, against).ok
 
@@ -97,7 +97,7 @@ def _changed(session: Session, slices: list[Slice]) -> Material:
 
 
 def _follows(
-    session: Session, got: dict[str, Tensor], references: References, kept: dict[str, Tensor], reach: Footprint
+    session: Session, got: dict[str, Tensor], references: GoldenResults, kept: dict[str, Tensor], reach: Footprint
 ) -> bool:
     """Whether every result answers to a slice as the golden does; kept: the golden with the slice as it was."""
     for name, mask in reach.items():
@@ -149,7 +149,7 @@ def _alike(slices: list[Slice], reach: dict[Slice, Footprint]) -> list[list[Slic
     return list(groups.values())
 
 
-def _moved(session: Session, done: Run, references: References) -> bool:
+def _moved(session: Session, done: Run, references: GoldenResults) -> bool:
     """Whether something has changed by more than rounding that stays as it was in the golden."""
     first = {n: t for n, _, t in session.first.results()}
     for name, y in results(session, done).items():

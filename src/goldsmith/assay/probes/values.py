@@ -9,12 +9,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .. import ladder, other_formula
-from ..bounds import unit_roundoff
-from ..reference import GoldenError, References
-from ..results import CERTAIN, STATISTICAL, Finding, TargetError
-from ..run import How, Material, Run
-from ..session import Ended, Session
+from ...core.tracing import TargetError
+from ..bounds.running_errors import unit_roundoff
+from ..execute.run import How, Material, Run
+from ..golden.golden_results import GoldenError, GoldenResults
+from ..golden.golden_tensor import GoldenTensor
+from ..judge import ladder
+from ..judge.examination import Ended, Session
+from ..noise import formula_rounding
+from ..report.results import CERTAIN, STATISTICAL, Finding
 from . import decisions, hints, maps
 
 GROSS = 0.05
@@ -46,7 +49,7 @@ def run(session: Session) -> None:
     maps.draw(session)
 
 
-def _golden_first(session: Session, plain: References) -> None:
+def _golden_first(session: Session, plain: GoldenResults) -> None:
     """Nobody is accused by a golden at fault, nor of raising where it raises itself."""
     checked = plain.self_check()
     session.problems += checked.problems
@@ -59,7 +62,7 @@ def _golden_first(session: Session, plain: References) -> None:
 def judge(
     session: Session,
     done: Run,
-    reference: References,
+    reference: GoldenResults,
     probe: str,
     label: str,
     *,
@@ -81,7 +84,7 @@ def judge(
     repeats = _Repeats(session, probe, repeat, change) if repeat is not None and noise else None
 
     def look(
-        name: str, tensor: Tensor | None, against: ladder.Reference, confirm: ladder.Confirm | None
+        name: str, tensor: Tensor | None, against: GoldenTensor, confirm: ladder.Confirm | None
     ) -> tuple[ladder.Judgement, Finding | None]:
         judged = ladder.judge(name, tensor, against, case=session.label, run=label, probe=probe, confirm=confirm)
         return judged, _far_off(session, probe, label, name, tensor, against)
@@ -128,15 +131,15 @@ def judge(
     return failed
 
 
-def _against(references: References, name: str, kind: str, noise: bool) -> ladder.Reference | None:
+def _against(references: GoldenResults, name: str, kind: str, noise: bool) -> GoldenTensor | None:
     """What tensor `name` is judged by, with the size of what may cancel in it."""
     found = references.reference(name, kind, noise=noise)
-    terms = 0.0 if found is None else other_formula.terms(name, references.bounded, references.leaves)
+    terms = 0.0 if found is None else formula_rounding.terms(name, references.bounded, references.leaves)
     return found if found is None else replace(found, terms=terms)
 
 
 def _far_off(
-    session: Session, probe: str, label: str, name: str, tensor: Tensor | None, against: ladder.Reference
+    session: Session, probe: str, label: str, name: str, tensor: Tensor | None, against: GoldenTensor
 ) -> Finding | None:
     """Another run's result, judged without an ensemble, where its bound is open: is it wrong by much of its size?
 
@@ -164,7 +167,7 @@ def _rms(t: Tensor) -> float:
 
 
 def _other_side(
-    session: Session, references: References, name: str, tensor: Tensor, against: ladder.Reference
+    session: Session, references: GoldenResults, name: str, tensor: Tensor, against: GoldenTensor
 ) -> tuple[Tensor, bool]:
     """A gradient with the golden's own in place of what another convention at ties and kinks explains."""
     golden, swing = against.bounded, references.swings.get(name)
@@ -189,10 +192,10 @@ class _Repeats:
 
     def __init__(self, session: Session, probe: str, how: How, change: Callable[[Material], Material] | None):
         self.session, self.probe, self.how, self.change = session, probe, how, change
-        self.made: dict[int, tuple[Run, References]] = {}
+        self.made: dict[int, tuple[Run, GoldenResults]] = {}
 
     def of(self, name: str, kind: str) -> ladder.Confirm:
-        def confirm(attempt: int) -> tuple[Tensor, ladder.Reference]:
+        def confirm(attempt: int) -> tuple[Tensor, GoldenTensor]:
             if attempt not in self.made:
                 self.made[attempt] = self._make(attempt)
             done, references = self.made[attempt]
@@ -206,7 +209,7 @@ class _Repeats:
 
         return confirm
 
-    def _make(self, attempt: int) -> tuple[Run, References]:
+    def _make(self, attempt: int) -> tuple[Run, GoldenResults]:
         material = self.session.variant(100 + attempt)
         material = material if self.change is None else self.change(material)
         done = self.session.execute(self.probe, "confirmation", self.how, material, look=False)
@@ -217,7 +220,7 @@ class _Repeats:
         return done, decisions.settle(self.session, done, plain)
 
 
-def _names_exist(session: Session, plain: References) -> None:
+def _names_exist(session: Session, plain: GoldenResults) -> None:
     golden = plain.bounded
     for name in session.first.outputs:
         if name not in golden:
@@ -228,7 +231,7 @@ def _names_exist(session: Session, plain: References) -> None:
             )
 
 
-def _expected(session: Session, done: Run, reference: References) -> set[str]:
+def _expected(session: Session, done: Run, reference: GoldenResults) -> set[str]:
     """Results that the golden says should be there."""
     wanted = {f"{n}.grad" for n in session.target.wanted_grads(session.material.inputs)} if done.cotangents else set()
     declared = session.target.outputs or ()

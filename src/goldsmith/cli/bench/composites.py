@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...assay.bounds import stored
-from ...assay.stage import stage
-from ...assay.target import Target
+from ...assay.bounds.running_errors import stored
+from ...assay.declare.target import Target
 from ...core.bench import BenchCase
 from ...core.op import Op
+from ...core.tracing import stage
 from . import layers
 from .subject import OURS, Subject, Tensors, Variant
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...assay.case import Case, Make
-from ...assay.target import Target
+from ...assay.declare.case import Case, Make
+from ...assay.declare.target import Target
 from ...core.bench import BenchCase
 from ...core.op import Op
 from .subject import OURS, MakeThere, Subject, Tensors, Variant

@@ -149,7 +149,8 @@ def _died(request: DiagnoseRequest, died: Died, progress: _RunProgress, seconds:
 def _ended_by_candidate(request: DiagnoseRequest, how: str, last: CandidateRun, seconds: float) -> DiagnosisReply:
     from ...assay.diagnosis import Cause, Diagnosis
     from ...assay.diagnosis.rules import CATALOGUE
-    from ...assay.results import CERTAIN, FAIL, Finding, Report
+    from ...assay.report.check_report import Report
+    from ...assay.report.results import CERTAIN, FAIL, Finding
 
     place = f"in run {last['run']!r} of probe {last['probe']}"
     finding = Finding(CERTAIN, "process", "", None, None, None, f"{how} ({place})", last["case"])
@@ -167,7 +168,8 @@ def _never_ended(
 ) -> DiagnosisReply:
     """The diagnosis of a process that had to be killed: the run that hung, and the findings before it."""
     from ...assay.diagnosis import Diagnosis
-    from ...assay.results import UNJUDGED, Report
+    from ...assay.report.check_report import Report
+    from ...assay.report.results import UNJUDGED
 
     report = Report(request.name or "the target", UNJUDGED, cases=[run["case"]], seconds=seconds)
     diagnosis = deadlines.add_timeout(Diagnosis(UNJUDGED, report, seconds=seconds), run, where)
@@ -179,8 +181,8 @@ def _never_ended(
 
 
 def _reply(request: DiagnoseRequest, diagnosis: Diagnosis) -> DiagnosisReply:
+    from ...assay.diagnosis import diagnosis_page
     from ...assay.diagnosis.text import render
-    from ...assay.html import diagnosis_page
 
     html = request.html
     lost = write_or_explain(html, partial(diagnosis_page.write, diagnosis, html)) if html else []

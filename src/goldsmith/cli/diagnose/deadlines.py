@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ...assay.diagnosis import Diagnosis
-    from ...assay.results import Report
+    from ...assay.report.check_report import Report
     from ..workers.messages import CandidateRun
 
 MINIMUM, FIRST_SHARE, SHARE, TIMES_LONGEST = 5.0, 1 / 2, 1 / 3, 4.0
@@ -87,7 +87,7 @@ def timeout_sentence(run: CandidateRun, where: str) -> str:
 
 def timed_out_replay(error: BaseException, before: str, run: CandidateRun, where: str) -> Report:
     """The report of a replay that a hung run ended, with the findings made before."""
-    from ...assay.results import CERTAIN, FAIL, NOT_RUN, Finding, Note
+    from ...assay.report.results import CERTAIN, FAIL, NOT_RUN, Finding, Note
 
     report = error.report  # type: ignore[attr-defined]
     sentence = timeout_sentence(run, where)
@@ -103,7 +103,7 @@ def timed_out_replay(error: BaseException, before: str, run: CandidateRun, where
 def add_timeout(diagnosis: Diagnosis, run: CandidateRun, where: str) -> Diagnosis:
     """Add a hung run to a diagnosis: as its cause if nothing else is wrong, otherwise as one more finding."""
     from ...assay.diagnosis import Cause
-    from ...assay.results import CERTAIN, FAIL, NOT_RUN, PASS, UNJUDGED, Finding
+    from ...assay.report.results import CERTAIN, FAIL, NOT_RUN, PASS, UNJUDGED, Finding
 
     sentence = timeout_sentence(run, where)
     diagnosis.report.findings.append(Finding(CERTAIN, "process", "", None, None, None, sentence, run["case"]))

@@ -10,7 +10,7 @@ from ..terminal import Problem
 
 def check_folder(path: Path) -> None:
     """Raise Problem before the work if --out cannot be written; does not leave a new folder behind."""
-    from ...assay.folders import unwritable
+    from ...assay.support.output_folder import unwritable
 
     why = unwritable(path)
     if why:

@@ -42,7 +42,7 @@ def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None
     entries = outcome.entries
     remarks = [*outcome.remarks, *display.left_out(outcome.proofs), *display.remarks(entries)]
     if html is not None:  # files are written first, because the reader of stdout may close the pipe
-        from ...assay.html import page
+        from ...assay.report.html import page
 
         page.write(entries, html, title="goldsmith verify", conditions=_conditions(outcome), remarks=remarks)
     if json_to not in (None, "-"):
@@ -163,7 +163,7 @@ def _remarks(outcome: VerifyOutcome, request: VerifyRequest) -> list[str]:
 
 
 def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Console) -> None:
-    from ...assay.results import Report
+    from ...assay.report.check_report import Report
     from .proof import broken_report, crash_report, ended_report
 
     jobs: list[CheckRequest] = []

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from ...assay.html.view import NOT_JUDGED, shown_maps
-from ...assay.results import FAIL, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Note, ProbeRun, Report
+from ...assay.report.check_report import Report
+from ...assay.report.html.view import NOT_JUDGED, shown_maps
+from ...assay.report.results import FAIL, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Note, ProbeRun
 from ..json_types import JsonObject
 
 GOOD_MAPS, BAD_MAPS = 1, 6

@@ -11,7 +11,7 @@ from ..json_types import JsonObject, MachineFacts
 from ..source import digest
 
 if TYPE_CHECKING:
-    from ...assay.html.view import Entry
+    from ...assay.report.html.view import Entry
     from .proof import Proof
 
 INTERRUPTED = 130

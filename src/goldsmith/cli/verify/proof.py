@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...assay.html.view import ABSENT, Entry, case_states, unjudged
-from ...assay.results import (
-    CERTAIN,
-    FAIL,
-    PASS,
-    REFERENCE_FAULT,
-    UNJUDGED,
-    Finding,
-    Note,
-    Report,
-)
+from ...assay.report.check_report import Report
+from ...assay.report.html.view import ABSENT, Entry, case_states, unjudged
+from ...assay.report.results import CERTAIN, FAIL, PASS, REFERENCE_FAULT, UNJUDGED, Finding, Note
 from ..workers.pool import Died
 from .merged_report import merge
 from .selection import Job

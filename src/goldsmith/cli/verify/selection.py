@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from ...assay.case import Case
-from ...assay.target import Target
+from ...assay.declare.case import Case
+from ...assay.declare.target import Target
 from ...core.op import Op
 from ..targets import op_dtypes
 

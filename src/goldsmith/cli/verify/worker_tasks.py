@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from ...assay import limits
-from ...assay.case import Case
-from ...assay.check import NO_MEMORY, check
-from ...assay.html.maps import shrink
-from ...assay.html.view import NOT_JUDGED, shown_maps
-from ...assay.results import UNJUDGED, ErrorMap, Report, TargetError
-from ...assay.target import Target
+from ...assay.checks import NO_MEMORY, check
+from ...assay.declare.case import Case
+from ...assay.declare.target import Target
+from ...assay.report.check_report import Report
+from ...assay.report.html.maps import shrink
+from ...assay.report.html.view import NOT_JUDGED, shown_maps
+from ...assay.report.results import UNJUDGED, ErrorMap
+from ...assay.support import memory_errors
 from ...core.device import machine
 from ...core.op import Op
+from ...core.tracing import TargetError
 from ..placement import device_of, place
 from ..targets import ResolvedName, UnknownName, find, load_targets, op_target
 from .selection import Choice, choose, choose_own
@@ -82,9 +84,9 @@ class VerifyTasks:
         except TargetError as error:
             return {"problem": f"{request['name']}: {error}"}
         except Exception as error:
-            if not limits.out_of_memory(error):
+            if not memory_errors.out_of_memory(error):
                 raise
-            return {"memory": limits.told(error)}
+            return {"memory": memory_errors.told(error)}
         finally:
             if device.startswith("cuda"):
                 torch.cuda.empty_cache()  # other workers share the GPU

@@ -67,7 +67,7 @@ def _end_runs_on_signal() -> None:
     """Let SIGUSR1 from the parent end an overdue run: it raises TakesTooLong there, and the stack goes to stderr."""
     if not hasattr(signal, "SIGUSR1"):
         return
-    from ...assay import hooks
+    from ...assay.execute import hooks
 
     def raised(number: int, frame: FrameType | None) -> None:
         if hooks.RUNNING:  # otherwise the run has just ended

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...results import CERTAIN
+from ...report.results import CERTAIN
 from ..evidence import Pattern
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, WEAK, Match, Reading, close, label, plain, say
 

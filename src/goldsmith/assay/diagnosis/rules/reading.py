@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...results import CERTAIN, QUALITY, SYSTEMATIC, Finding
+from ...report.results import CERTAIN, QUALITY, SYSTEMATIC, Finding
 from ..evidence import Evidence, Fit, Influence, MemoryFact, Pattern, Ratio, RunFact
 
 EXACT, SEEN, LIKELY, HINT, FAINT = 0.95, 0.9, 0.75, 0.5, 0.3

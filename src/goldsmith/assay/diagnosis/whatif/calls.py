@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...modes import DispatchMode
+from ...support.dispatch_mode import DispatchMode
 
 Key = str | int  # a leaf's name, or the index of the operator that made a tensor
 Instead = Callable[[Mapping[Key, Tensor]], Mapping[Key, Tensor]]
@@ -267,7 +267,11 @@ def _within(func: Any, args: tuple, how: str) -> tuple:
     return args
 
 
-_INSIDE = (f"{os.sep}torch{os.sep}", f"{os.sep}goldsmith{os.sep}assay{os.sep}")
+_INSIDE = (
+    f"{os.sep}torch{os.sep}",
+    f"{os.sep}goldsmith{os.sep}assay{os.sep}",
+    f"{os.sep}goldsmith{os.sep}core{os.sep}tracing.py",
+)
 
 
 def _line() -> str:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...bounds import SLACK
-from ...decisions import TopK
-from ...reference import GoldenError
-from ...run import Material, Run
-from ...session import Session, decided
+from ...bounds.running_errors import SLACK
+from ...declare.decisions import TopK
+from ...execute.run import Material, Run
+from ...golden.golden_results import GoldenError
+from ...judge.examination import Session, decided
 from ..evidence import WhatIf
 from . import offers
 from .calls import Change

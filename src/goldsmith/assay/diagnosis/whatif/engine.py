@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...run import Run
-from ...session import Session
+from ...execute.run import Run
+from ...judge.examination import Session
 from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known

@@ -8,7 +8,7 @@ from itertools import combinations, islice, product
 import torch
 from torch import Tensor
 
-from ...session import Session
+from ...judge.examination import Session
 from .calls import Change, floating, whole
 from .moves import wraps
 from .sums import strides_exchanged

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -95,9 +95,7 @@ from . import (
     windows,
 )
 from .calls import Call, Change
-
-if TYPE_CHECKING:
-    from .engine import Search
+from .search_context import SearchContext
 
 _OF_A_CALL = (
     ("elementwise", elementwise.changes),
@@ -137,7 +135,7 @@ _OF_A_CALL = (
 _ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
 
 
-def of(search: Search, calls: list[Call]) -> list[Change]:
+def of(search: SearchContext, calls: list[Call]) -> list[Change]:
     """All of them, in no order; a kind that stumbles over the golden's form is left out, and said."""
     offered = partial(_offered, search)
     waiting = offered("leaves", leaves.changes, search.session, search.leaves)
@@ -199,7 +197,7 @@ def of(search: Search, calls: list[Call]) -> list[Change]:
     return waiting
 
 
-def _in_backward(search: Search, calls: list[Call], by_call: Mapping[int, list[Change]]) -> list[Change]:
+def _in_backward(search: SearchContext, calls: list[Call], by_call: Mapping[int, list[Change]]) -> list[Change]:
     """What only kernels' hand-written backwards get wrong."""
     offered = partial(_offered, search)
     material = search.session.material
@@ -225,7 +223,7 @@ def _drawn(changes: list[Change]) -> list[Change]:
     return [replace(change, drawn=True) for change in changes]
 
 
-def _known(search: Search) -> dict[str, Tensor]:
+def _known(search: SearchContext) -> dict[str, Tensor]:
     """Inputs and stages of the forward by name."""
     values = search.session.ref.values
     made = [n for n in search.session.ref.order if not n.endswith(".grad") and n != search.tensor]
@@ -233,7 +231,7 @@ def _known(search: Search) -> dict[str, Tensor]:
     return {**{n: t for n, t in search.leaves.items() if not n.startswith("grad_")}, **stages}
 
 
-def _offered(search: Search, kind: str, source: Callable[..., Iterable[Change]], *given: Any) -> list[Change]:
+def _offered(search: SearchContext, kind: str, source: Callable[..., Iterable[Change]], *given: Any) -> list[Change]:
     """The changes of one kind; what it stumbles over is left out and said, and the others are still tried."""
     try:
         return list(source(*given))

@@ -8,16 +8,14 @@ place: the state after a loop's last turn, a number that is looked up at the end
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import inputs
 from .calls import Call, Change, Changed, Listening, floating, moved
-
-if TYPE_CHECKING:
-    from .engine import Search
+from .search_context import SearchContext
 
 _MOST = 4096  # operators of a run
 _LINES = 48
@@ -29,7 +27,7 @@ Pairs = list[tuple[int, int]]  # operator of the golden's run -> of the run with
 class _Beside:
     """Runs of the golden with full lengths, each of the leaves that the next run is of."""
 
-    def __init__(self, search: Search, full: Change):
+    def __init__(self, search: SearchContext, full: Change):
         self.search, self.full = search, full
         self.made: dict[int, Any] = {}
 
@@ -51,7 +49,7 @@ class _Beside:
         return moved(lambda out: self.made[index].to(out.dtype).clone())
 
 
-def changes(search: Search, calls: Sequence[Call]) -> Iterator[Change]:
+def changes(search: SearchContext, calls: Sequence[Call]) -> Iterator[Change]:
     if search.tensor.endswith(".grad") or len(calls) > _MOST:
         return
     material = search.session.material

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ...execute.run import How, Material, Run
+from ...golden.golden_results import GoldenError
+from ...judge.examination import Session
 from ...probes import decisions
-from ...reference import GoldenError
-from ...run import How, Material, Run
-from ...session import Session
 from ..isolate import named
 from .calls import Call, Change, Listening
 from .golden import Golden

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....assay import Target, case, check
-from ....assay.case import Make
+from ....assay.declare.case import Make
 from ....experts.moe import reference
 from ....offload.engine import Engine
 from .shapes import Layers
