@@ -27,7 +27,7 @@ from goldsmith.core import native
 from goldsmith.hf import convert, load_adapter
 from goldsmith.hf.training.data.attention_masks import masks, no_masks
 from goldsmith.hf.training.data.documents import cut, read
-from goldsmith.hf.training.data.packing import Stream
+from goldsmith.hf.training.data.packing import RowStream
 from goldsmith.hf.training.model import accounting
 from goldsmith.hf.training.records import loss_page
 from goldsmith.hf.training.records.journal import rows
@@ -83,7 +83,7 @@ def held_out_loss(model, place, apart=no_masks):
     """As the run has it, in its batches of two."""
     tokenizer = AutoTokenizer.from_pretrained(place / "model")
     documents = cut("held", read(place / "held.txt", tokenizer), 128).documents
-    stream, loss = Stream(documents, 128, packed=True, seed=0), 0.0
+    stream, loss = RowStream(documents, 128, packed=True, seed=0), 0.0
     with torch.no_grad():
         for first in range(0, len(stream), 2):
             loss += float(summed_loss(model.eval(), stream.batch(first, min(2, len(stream) - first)), apart))

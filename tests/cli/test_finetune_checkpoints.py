@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="comes with the extra hf")
 from cli.finetune_tools import same, session, told, trained
 from goldsmith.hf.training.errors import TrainingError
 from goldsmith.hf.training.records import checkpoints
-from goldsmith.hf.training.run.session import FILES, Watcher, lock
+from goldsmith.hf.training.run.session import FILES, RunCallbacks, lock
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, whole):
     raw[-1] ^= 1
     path.write_bytes(raw)
     notes = []
-    found = session(tmp_path).find("auto", Watcher(note=notes.append))
+    found = session(tmp_path).find("auto", RunCallbacks(note=notes.append))
     assert found.step == 4 and "step-000006: state.safetensors is damaged" in notes[0]
     assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
 
@@ -43,7 +43,7 @@ def test_options_that_alter_the_result_are_refused_by_name(tmp_path):
     trained(tmp_path)
     other = {"--rank": 16, "--data": "other", "--alpha": 1}
     with pytest.raises(TrainingError) as error:
-        session(tmp_path, identity=other).find("auto", Watcher())
+        session(tmp_path, identity=other).find("auto", RunCallbacks())
     for said in ("--rank was 8 and is 16", "the content of --data is another", "--alpha was not given before"):
         assert said in str(error.value)
 
@@ -57,7 +57,7 @@ def test_no_byte_of_the_facts_is_believed_when_it_is_damaged(tmp_path, whole):
     for at in range(len(raw)):
         path.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << at % 7]) + raw[at + 1 :])
         notes = []
-        found = session(tmp_path).find("auto", Watcher(note=notes.append))
+        found = session(tmp_path).find("auto", RunCallbacks(note=notes.append))
         assert (found.step, found.facts) == (6, right) or found.step == 4 and "damaged" in notes[0], (at, notes)
         passed += found.step == 4
     assert passed > len(raw) / 2
@@ -85,7 +85,7 @@ def test_a_checkpoint_that_lacks_what_a_run_takes_from_it_is_passed_over(change,
     trained(tmp_path)
     rewritten(tmp_path / "checkpoints" / "step-000006" / checkpoints.FACTS, change)
     notes = []
-    assert session(tmp_path).find("auto", Watcher(note=notes.append)).step == 4
+    assert session(tmp_path).find("auto", RunCallbacks(note=notes.append)).step == 4
     assert said in notes[0]
 
 
@@ -93,10 +93,10 @@ def test_a_checkpoint_of_format_1_is_read_and_its_step_is_the_folder_s(tmp_path,
     trained(tmp_path)
     path = tmp_path / "checkpoints" / "step-000006" / checkpoints.FACTS
     rewritten(path, lambda f: f.update(format=1), check=False)
-    assert session(tmp_path).find("auto", Watcher()).step == 6
+    assert session(tmp_path).find("auto", RunCallbacks()).step == 6
     rewritten_step = path.read_text().replace('"step": 6', '"step": 5')
     path.write_text(rewritten_step)
-    assert session(tmp_path).find("auto", Watcher()).step == 4
+    assert session(tmp_path).find("auto", RunCallbacks()).step == 4
 
 
 @pytest.mark.parametrize("name", [*FILES, "checkpoints"])

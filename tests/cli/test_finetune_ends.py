@@ -21,7 +21,7 @@ from goldsmith.hf.training.model import loading as models
 from goldsmith.hf.training.options import Options
 from goldsmith.hf.training.records.journal import rows
 from goldsmith.hf.training.run.memory_errors import out_of_memory, paragraph
-from goldsmith.hf.training.run.session import CONFIG, LOG, WEIGHTS, Watcher, again
+from goldsmith.hf.training.run.session import CONFIG, LOG, WEIGHTS, RunCallbacks, again
 from goldsmith.hf.training.run.trainer import Trainer
 
 HUGE = 1 << 50  # bytes; more than an address space of 48 bits gives to anyone
@@ -158,7 +158,7 @@ def test_rows_of_steps_that_are_given_up_are_kept_with_their_checkpoints(tmp_pat
 def test_a_run_that_cannot_begin_moves_nothing(tmp_path):
     trained(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    session(tmp_path).find("never", Watcher())
+    session(tmp_path).find("never", RunCallbacks())
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
@@ -264,7 +264,7 @@ def test_a_disk_that_is_full_and_an_interrupt_name_the_command_that_goes_on(tmp_
     assert again(tmp_path, "never") == again(tmp_path, "auto") == "the same command"
     trained(tmp_path)
     found = session(tmp_path)
-    found.find("never", Watcher())
+    found.find("never", RunCallbacks())
     assert "the same command without --resume never goes on" in found._unwritten(tiny_trainer(), OSError(28, "full"))
     show = FinetuneDisplay(console(), console())
     interrupted = {"status": "interrupted", "step": 1, "loss": None, "eval_loss": None}

@@ -143,14 +143,14 @@ def test_a_trace_and_a_profile_are_written_and_the_profile_is_read(model, tmp_pa
 @pytest.mark.parametrize("how", ["text", "json"])
 def test_ctrl_c_keeps_the_text_so_far_and_the_store(model, how, monkeypatch, cache):
     whole = json.loads(run(model, "--prompt", "Rough", "--json").stdout)["outputs"][0]
-    put = generation.Rows.put
+    put = generation.RowStreamer.put
 
     def interrupted(rows, value):
         put(rows, value)
         if len(rows._made.outputs[0].tokens) == 4:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(generation.Rows, "put", interrupted)
+    monkeypatch.setattr(generation.RowStreamer, "put", interrupted)
     done = run(model, "--prompt", "Rough", "--stats", *(["--json"] if how == "json" else []))
     assert done.exit_code == 130 and "Interrupted." in done.stderr and "tokens per second" in done.stderr
     if how == "json":
@@ -199,11 +199,11 @@ def test_pieces_are_whole_characters_whatever_tokens_cut():
     tokenizer, said = tiny_tokenizer(), "naïve — 日本語 🙂 ok"
     ids = tokenizer(said).input_ids
     for start in (0, 4):
-        rows = generation.Pieces(tokenizer, ids[:start])
+        rows = generation.IncrementalText(tokenizer, ids[:start])
         pieces = [rows.add(token) for token in ids[start:]]
         assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
         assert tokenizer.decode(ids[:start]) + "".join(pieces) + rows.end() == said
-    rows = generation.Pieces(tokenizer, [])
+    rows = generation.IncrementalText(tokenizer, [])
     half = tokenizer("🙂").input_ids[:2]
     assert "".join(map(rows.add, half)) == "" and rows.end() == "\N{REPLACEMENT CHARACTER}"
 

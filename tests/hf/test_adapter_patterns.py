@@ -71,7 +71,7 @@ def test_targets_that_differ_by_layer_are_named_by_layer(targets, tmp_path):
     ours = hf.convert(plain(len(targets)), format="fp32", lora={"rank": 2})
     for i, (layer, names) in enumerate(zip(ours.model.layers, targets, strict=True)):
         experts = layer.mlp.experts
-        sizes = experts.form.num_experts, experts.form.hidden_size, experts.form.intermediate_size
+        sizes = experts.spec.num_experts, experts.spec.hidden_size, experts.spec.intermediate_size
         experts.lora = LoRA(*sizes, rank=2 + i, alpha=3 + i, targets=names) if names else None
     models.randomise(ours)
     check_read(ours.eval(), tmp_path, len(targets))

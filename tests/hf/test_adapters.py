@@ -52,9 +52,9 @@ def merged_by_us(model):
     """The same of a converted model, in the layout of the plain one."""
     module = models.experts_of(model)
     gate_up, down = module.lora.merge_into(*module.base.unpack())
-    if module.form.interleaved:
+    if module.spec.interleaved:
         gate_up = torch.stack(gate_up.chunk(2, 1), 2).flatten(1, 2)
-    turned = (lambda w: w.mT) if module.form.transposed else (lambda w: w)
+    turned = (lambda w: w.mT) if module.spec.transposed else (lambda w: w)
     return {"gate_up_proj": turned(gate_up), "down_proj": turned(down)}
 
 
@@ -110,11 +110,11 @@ def base_of(model):
     kept, module.lora = module.lora, None
     gate_up, down = module.base.unpack()
     module.lora = kept
-    if module.form.interleaved:
+    if module.spec.interleaved:
         gate_up = torch.stack(gate_up.chunk(2, 1), 2).flatten(1, 2)
     return {
-        "gate_up_proj": gate_up.mT if module.form.transposed else gate_up,
-        "down_proj": down.mT if module.form.transposed else down,
+        "gate_up_proj": gate_up.mT if module.spec.transposed else gate_up,
+        "down_proj": down.mT if module.spec.transposed else down,
     }
 
 

@@ -80,9 +80,9 @@ def test_a_quantised_checkpoint_keeps_its_codes(kind, family, partitions, tmp_pa
     ours = hf.convert(on_meta(folder), partitions=partitions)
     base, experts = models.experts_of(ours).base, models.experts_of(plain)
     assert (base.format, base.partitions) == (OWN[kind], partitions)
-    form = models.experts_of(ours).form
+    spec = models.experts_of(ours).spec
     gate_up, down = base.unpack()
-    assert torch.equal(gate_up, form.rows(experts.gate_up_proj)) and torch.equal(down, form.columns(experts.down_proj))
+    assert torch.equal(gate_up, spec.rows(experts.gate_up_proj)) and torch.equal(down, spec.columns(experts.down_proj))
     kept = ours.state_dict()
     assert all(torch.equal(kept[name], value) for name, value in plain.state_dict().items() if name in kept)
     goldens.check_alike(ours, plain)
@@ -197,7 +197,7 @@ def test_one_expert_at_a_time_is_read(tmp_path, monkeypatch):
     from goldsmith.hf.checkpoint import reader
 
     saved(tmp_path)
-    alive, most, kept = set(), [0], reader.Checkpoint.get
+    alive, most, kept = set(), [0], reader.ModelCheckpoint.get
 
     def get(self, name):
         import weakref
@@ -209,6 +209,6 @@ def test_one_expert_at_a_time_is_read(tmp_path, monkeypatch):
             most[0] = max(most[0], len(alive))
         return tensor
 
-    monkeypatch.setattr(reader.Checkpoint, "get", get)
+    monkeypatch.setattr(reader.ModelCheckpoint, "get", get)
     hf.convert(on_meta(tmp_path), format="fp32")
     assert 0 < most[0] <= 6  # the next expert is read while the last one is let go

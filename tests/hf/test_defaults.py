@@ -11,7 +11,7 @@ from hf import checkpoints, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 from goldsmith.hf.training.data.documents import Document
-from goldsmith.hf.training.data.packing import Stream, batch
+from goldsmith.hf.training.data.packing import RowStream, batch
 from goldsmith.hf.training.run.loss import summed_loss
 from goldsmith.offload import attach
 
@@ -96,7 +96,7 @@ def test_rows_of_a_run_and_their_loss():
     documents = [Document([k % 48 for k in range(n)], [True] * n, True) for n in (5, 9, 3)]
 
     def work(_):
-        rows = Stream(documents, 16, packed=True, seed=1).rows
+        rows = RowStream(documents, 16, packed=True, seed=1).rows
         given = batch([[documents[k] for k in row] for row in rows], pad=0)
         return rows, given.input_ids, given.position_ids, given.labels, summed_loss(plain, given)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -12,10 +12,11 @@ from torch import nn
 from ..experts import LoRA, PackedExperts, pack
 from .checkpoint.experts import packed_from
 from .checkpoint.loading import load_rest
-from .checkpoint.reader import Checkpoint
+from .checkpoint.reader import ModelCheckpoint
 from .converted_experts import ConvertedExperts, converted_modules, freeze_the_rest
 from .dispatch import is_parallel
-from .experts_spec import Form, experts_modules, form_of
+from .experts_spec import ExpertsSpec, experts_modules, spec_of
+from .model_types import ExpertsModule, base_of
 
 Progress = Callable[[int, int, str], None]
 
@@ -51,10 +52,10 @@ def convert(
     """
     found = list(experts_modules(model))
     _check_model(model, found)
-    forms = {path: form_of(module) for path, module in found}
-    source: Checkpoint | None = None
+    specs = {path: spec_of(module) for path, module in found}
+    source: ModelCheckpoint | None = None
     if _on_meta(model):
-        source = Checkpoint(_folder(model, checkpoint), model)
+        source = ModelCheckpoint(_folder(model, checkpoint), model)
         source.check_format(format)
     elif checkpoint is not None:
         raise ValueError(
@@ -62,24 +63,24 @@ def convert(
             "loaded: leave it out"
         )
     if lora is not None:  # a wrong keyword is said before the first layer is gone
-        form = next(iter(forms.values()))
-        LoRA(form.num_experts, form.hidden_size, form.intermediate_size, **{**lora, "device": "meta"})
+        spec = next(iter(specs.values()))
+        LoRA(spec.num_experts, spec.hidden_size, spec.intermediate_size, **{**lora, "device": "meta"})
     for done, (path, module) in enumerate(found, 1):
-        form = forms[path]
+        spec = specs[path]
         if source is not None:
-            base = packed_from(source, path, form, format, group_size, partitions)
+            base = packed_from(source, path, spec, format, group_size, partitions)
         else:
-            base = _pack_module(module, form, format, group_size, partitions)
+            base = _pack_module(cast("ExpertsModule", module), spec, format, group_size, partitions)
         ours = None
         if lora is not None:  # where its base is, whatever torch's default device
-            ours = LoRA(form.num_experts, form.hidden_size, form.intermediate_size, **{"device": "cpu", **lora})
-        made = ConvertedExperts(base, ours, form=form, expert_parallel=is_parallel(module), backend=backend)
+            ours = LoRA(spec.num_experts, spec.hidden_size, spec.intermediate_size, **{"device": "cpu", **lora})
+        made = ConvertedExperts(base, ours, spec=spec, expert_parallel=is_parallel(module), backend=backend)
         _replace(model, path, made)
         module._parameters.clear()  # whoever still holds the module does not hold its weights
         if progress is not None:
             progress(done, len(found), path)
     if source is not None:
-        load_rest(model, source)
+        load_rest(base_of(model), source)
     if lora is not None:
         freeze_the_rest(model)
     return model
@@ -113,7 +114,7 @@ def _on_meta(model: nn.Module) -> bool:
     return any(p.is_meta for p in model.parameters())
 
 
-def _folder(model: Any, checkpoint: str | Path | None) -> Path:
+def _folder(model: nn.Module, checkpoint: str | Path | None) -> Path:
     name = checkpoint or getattr(model.config, "_name_or_path", None)
     if not name or not Path(name).is_dir():
         raise ValueError(
@@ -123,17 +124,19 @@ def _folder(model: Any, checkpoint: str | Path | None) -> Path:
     return Path(name)
 
 
-def _pack_module(module: Any, form: Form, format: str, group_size: int | None, partitions: int) -> PackedExperts:
+def _pack_module(
+    module: ExpertsModule, spec: ExpertsSpec, format: str, group_size: int | None, partitions: int
+) -> PackedExperts:
     with torch.no_grad():
         return pack(
             module.gate_up_proj.detach(),
             module.down_proj.detach(),
             format="bf16" if format == "auto" else format,
             group_size=group_size,
-            gate_up_bias=module.gate_up_proj_bias.detach() if form.biased else None,
-            down_bias=module.down_proj_bias.detach() if form.biased else None,
-            transposed=form.transposed,
-            interleaved=form.interleaved,
+            gate_up_bias=module.gate_up_proj_bias.detach() if spec.biased else None,
+            down_bias=module.down_proj_bias.detach() if spec.biased else None,
+            transposed=spec.transposed,
+            interleaved=spec.interleaved,
             partitions=partitions,
         )
 

@@ -8,26 +8,26 @@ from torch import Tensor, nn
 
 from ..experts import Experts, LoRA, PackedExperts
 from .dispatch import weights_like, without_sentinels
-from .experts_spec import Form
+from .experts_spec import ExpertsSpec
 
 
 class ConvertedExperts(Experts):
     """`experts.Experts` under the call of transformers' experts modules: y = moe(x) over a packed base.
 
     forward(hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k]) -> [T, H] in the dtype of hidden_states. Its
-    parameters are the LoRA's alone. `form` says how the model's own weights lay, which adapters in peft's files follow.
+    parameters are the LoRA's alone. `spec` says how the model's own weights lay, which adapters in peft's files follow.
     """
 
     def __init__(
-        self, base: PackedExperts, lora: LoRA | None, *, form: Form, expert_parallel: bool, backend: str = "auto"
+        self, base: PackedExperts, lora: LoRA | None, *, spec: ExpertsSpec, expert_parallel: bool, backend: str = "auto"
     ) -> None:
-        super().__init__(base, lora, **form.options(), backend=backend)
+        super().__init__(base, lora, **spec.options(), backend=backend)
         self.nbytes = base.nbytes
-        self.form = form
-        self.num_experts = form.num_experts
+        self.spec = spec
+        self.num_experts = spec.num_experts
         self._is_expert_parallel = expert_parallel
 
-    def set_base(self, base: Sequence[Tensor], backend: str) -> None:
+    def set_base(self, base: Sequence[Tensor | None], backend: str) -> None:
         """The same experts as plain tensors, as `experts.moe` takes them, and the backend that computes with them."""
         self._base = type(self._base)(base)
         self.backend = backend

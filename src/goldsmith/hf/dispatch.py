@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from ..experts import moe
-from .experts_spec import experts_modules, form_of, name_of
+from .experts_spec import experts_modules, name_of, spec_of
+from .model_types import base_of
 from .peft_factors import lora_of, spare_trials, weight_and_factors
 
 NAME = "goldsmith"
@@ -38,9 +37,8 @@ def register(model: nn.Module | None = None) -> None:
             "class under @use_experts_implementation), so set_experts_implementation would do nothing, without a word"
         )
     for _, module in found:
-        form_of(module)
-    given: Any = model
-    base = given.get_base_model() if hasattr(given, "get_base_model") else given
+        spec_of(module)
+    base = base_of(model)
     base.set_experts_implementation(NAME)
     for path, module in found:
         came = getattr(module.config, "_experts_implementation", None)
@@ -62,22 +60,22 @@ def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tenso
     engine = module.__dict__.get(ENGINE)
     if engine is not None:
         return engine(hidden_states, top_k_index, top_k_weights)
-    form = form_of(module)
+    spec = spec_of(module)
     gate_up, gate_up_factors = weight_and_factors(module, "gate_up_proj")
     down, down_factors = weight_and_factors(module, "down_proj")
-    base: tuple[Tensor, ...] = (form.rows(gate_up), form.columns(down))
-    if form.biased:
+    base: tuple[Tensor, ...] = (spec.rows(gate_up), spec.columns(down))
+    if spec.biased:
         gate_up_bias = weight_and_factors(module, "gate_up_proj_bias")[0]
-        base = (*base, form.rows(gate_up_bias), weight_and_factors(module, "down_proj_bias")[0])
-    lora, scaling = lora_of(form, gate_up_factors, down_factors)
+        base = (*base, spec.rows(gate_up_bias), weight_and_factors(module, "down_proj_bias")[0])
+    lora, scaling = lora_of(spec, gate_up_factors, down_factors)
     return moe(
         hidden_states,
-        without_sentinels(top_k_index, form.num_experts, is_parallel(module)),
+        without_sentinels(top_k_index, spec.num_experts, is_parallel(module)),
         weights_like(top_k_weights, hidden_states),
         base,
         lora=lora or None,
         lora_scaling=scaling or 1.0,
-        **form.options(),
+        **spec.options(),
     )
 
 

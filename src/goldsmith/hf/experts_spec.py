@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .model_types import ExpertsModule
 
 MARKS = ("config", "has_bias", "is_transposed", "_apply_gate")  # what the decorator of every version 5 leaves behind
 
@@ -44,8 +46,16 @@ GATES: dict[str, tuple[str | None, str | None, str | None]] = {
 }
 
 
+class SharedOptions(TypedDict):
+    """The keywords that `experts.moe` and `experts.Experts` share."""
+
+    activation: str
+    alpha: float
+    limit: float | None
+
+
 @dataclass(frozen=True)
-class Form:
+class ExpertsSpec:
     """Sizes and flags of an experts module, in the words of `experts.pack` and `experts.moe`."""
 
     num_experts: int
@@ -58,7 +68,7 @@ class Form:
     interleaved: bool
     biased: bool
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> SharedOptions:
         """The keywords that `experts.moe` and `experts.Experts` share."""
         return {"activation": self.activation, "alpha": self.alpha, "limit": self.limit}
 
@@ -88,19 +98,19 @@ def experts_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def form_of(module: nn.Module) -> Form:
-    """The form of an experts module. Raises ValueError with its class and the flag that we cannot compute."""
-    known = module.__dict__.get("_goldsmith_form")
+def spec_of(module: nn.Module) -> ExpertsSpec:
+    """The spec of an experts module. Raises ValueError with its class and the flag that we cannot compute."""
+    known = module.__dict__.get("_goldsmith_spec")
     if known is not None:
         return known
-    form = _read(module)
+    spec = _read(module)
     if (
         torch.compiler.is_compiling()
     ):  # a trial depends on numbers, which a graph may not; `register(model)` has made it
-        return form
-    _try(module, form)
-    module.__dict__["_goldsmith_form"] = form
-    return form
+        return spec
+    _try(module, spec)
+    module.__dict__["_goldsmith_spec"] = spec
+    return spec
 
 
 def name_of(module: nn.Module) -> str:
@@ -120,7 +130,7 @@ def _refuse(module: nn.Module, why: str) -> ValueError:
     )
 
 
-def _read(module: Any) -> Form:
+def _read(module: nn.Module) -> ExpertsSpec:
     if not getattr(module, "has_gate", True):
         raise _refuse(module, "has_gate=False (an expert without a gate)")
     if getattr(module, "has_post_expert_norm", False):
@@ -128,7 +138,7 @@ def _read(module: Any) -> Form:
     activation, alpha, limit = _gate(module)
     experts, first, second = _shape(module, "gate_up_proj")
     hidden, double = (first, second) if module.is_transposed else (second, first)
-    return Form(
+    return ExpertsSpec(
         num_experts=experts,
         hidden_size=hidden,
         intermediate_size=double // 2,
@@ -153,7 +163,7 @@ def _shape(module: nn.Module, name: str) -> tuple[int, int, int]:
     return weight.shape[0], weight.shape[1], weight.shape[2]
 
 
-def _gate(module: Any) -> tuple[str, float, float | None]:
+def _gate(module: nn.Module) -> tuple[str, float, float | None]:
     owner = next(c for c in _class(module).__mro__ if "_apply_gate" in vars(c))
     written_by = vars(owner)["_apply_gate"]
     if written_by.__name__ == "_default_apply_gate" and written_by.__module__ == "transformers.integrations.moe":
@@ -168,8 +178,8 @@ def _gate(module: Any) -> tuple[str, float, float | None]:
     )
 
 
-def _activation(module: Any) -> str:
-    act = module.act_fn
+def _activation(module: nn.Module) -> str:
+    act = cast("ExpertsModule", module).act_fn
     name = type(act).__name__
     if name == "GELU":
         return "gelu_tanh" if act.approximate == "tanh" else "gelu"
@@ -178,28 +188,28 @@ def _activation(module: Any) -> str:
     return ACTIVATIONS[name]
 
 
-def _try(module: Any, form: Form) -> None:
+def _try(module: nn.Module, spec: ExpertsSpec) -> None:
     """Holds the module's own gate to the formula that we would compute, on numbers within and beyond the limit."""
-    reach = 2.0 * form.limit if form.limit else 4.0
+    reach = 2.0 * spec.limit if spec.limit else 4.0
     values = torch.linspace(-reach, reach, 9, dtype=torch.float32, device="cpu")
     g, u = (v.reshape(-1) for v in torch.meshgrid(values, values, indexing="ij"))
-    together = torch.stack((g, u), -1).reshape(-1) if form.interleaved else torch.cat((g, u))
+    together = torch.stack((g, u), -1).reshape(-1) if spec.interleaved else torch.cat((g, u))
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        came = module._apply_gate(together.unsqueeze(0)).squeeze(0).double()
-        wanted = activate(g.double(), u.double(), form)
+        came = cast("ExpertsModule", module)._apply_gate(together.unsqueeze(0)).squeeze(0).double()
+        wanted = activate(g.double(), u.double(), spec)
     # loose on purpose: this tells formulas apart, it does not judge their rounding
     if came.shape != wanted.shape or not torch.allclose(came, wanted, rtol=1e-3, atol=1e-3):
-        raise _refuse(module, f"its _apply_gate is not {form.activation} with {form.limit=} in this transformers")
+        raise _refuse(module, f"its _apply_gate is not {spec.activation} with {spec.limit=} in this transformers")
 
 
-def activate(g: Tensor, u: Tensor, form: Form) -> Tensor:
+def activate(g: Tensor, u: Tensor, spec: ExpertsSpec) -> Tensor:
     """act(g, u) of `experts.moe`'s formulas."""
-    if form.limit is not None:
-        g, u = g.clamp(max=form.limit), u.clamp(-form.limit, form.limit)
-    if form.activation == "swiglu_oai":
-        return g * torch.sigmoid(form.alpha * g) * (u + 1)
-    if form.activation == "relu2":
+    if spec.limit is not None:
+        g, u = g.clamp(max=spec.limit), u.clamp(-spec.limit, spec.limit)
+    if spec.activation == "swiglu_oai":
+        return g * torch.sigmoid(spec.alpha * g) * (u + 1)
+    if spec.activation == "relu2":
         return F.relu(g).square() * u
-    if form.activation == "silu":
+    if spec.activation == "silu":
         return F.silu(g) * u
-    return F.gelu(g, approximate="tanh" if form.activation == "gelu_tanh" else "none") * u
+    return F.gelu(g, approximate="tanh" if spec.activation == "gelu_tanh" else "none") * u

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from .converted_experts import converted_modules
@@ -12,7 +10,7 @@ from .routers import routers
 TARGETS = ("gate", "up", "down")
 
 
-def trainable_report(model: nn.Module) -> dict[str, Any]:
+def trainable_report(model: nn.Module) -> dict[str, dict[str, int]]:
     """What an optimizer over this model's trainable parameters would hold, and the bytes that the model takes.
 
     {"trained_parameters": {"total", "expert_lora", "attention_lora", "router", "other"},   numbers of elements

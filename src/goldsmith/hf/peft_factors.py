@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .experts_spec import Form, is_experts, name_of
+from .experts_spec import ExpertsSpec, is_experts, name_of
 
 Factors = tuple[Tensor, Tensor, float]  # lhs, rhs, scaling: W + scaling * lhs @ rhs in the parameter's own layout
 _PROXY = "_LoraFactorsProxy"
@@ -44,19 +44,19 @@ def weight_and_factors(module: nn.Module, name: str) -> tuple[Tensor, Factors | 
 
 
 def lora_of(
-    form: Form, gate_up: Factors | None, down: Factors | None
+    spec: ExpertsSpec, gate_up: Factors | None, down: Factors | None
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, float]]:
     """peft's factors as the dict that `experts.moe` takes, and its scalings: gate and up share one A."""
     lora: dict[str, tuple[Tensor, Tensor]] = {}
     scaling: dict[str, float] = {}
     if gate_up is not None:
-        a, b = _upright(form, gate_up)
-        half = form.intermediate_size
-        gate, up = (b[:, 0::2], b[:, 1::2]) if form.interleaved else (b[:, :half], b[:, half:])
+        a, b = _upright(spec, gate_up)
+        half = spec.intermediate_size
+        gate, up = (b[:, 0::2], b[:, 1::2]) if spec.interleaved else (b[:, :half], b[:, half:])
         lora |= {"gate": (a, gate), "up": (a, up)}
         scaling |= {"gate": gate_up[2], "up": gate_up[2]}
     if down is not None:
-        lora["down"], scaling["down"] = _upright(form, down), down[2]
+        lora["down"], scaling["down"] = _upright(spec, down), down[2]
     return lora, scaling
 
 
@@ -94,10 +94,10 @@ def _activate_lora(self: Any, active_adapters: list[str]) -> Iterator[None]:
         self._remove_parametrizations()
 
 
-def _upright(form: Form, factors: Factors) -> tuple[Tensor, Tensor]:
+def _upright(spec: ExpertsSpec, factors: Factors) -> tuple[Tensor, Tensor]:
     """A [E, r, in] and B [E, out, r]; for a transposed weight peft keeps W^T + A^T B^T."""
     lhs, rhs, _ = factors
-    return (lhs.transpose(1, 2), rhs.transpose(1, 2)) if form.transposed else (rhs, lhs)
+    return (lhs.transpose(1, 2), rhs.transpose(1, 2)) if spec.transposed else (rhs, lhs)
 
 
 def _warn_once(text: str) -> None:

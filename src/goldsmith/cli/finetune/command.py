@@ -8,12 +8,15 @@ import platform
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..signals import handle_signals
 from ..terminal import Problem, console, count, write_json
 from .display import FinetuneDisplay
 from .record import LOG, RUN, Record
+
+if TYPE_CHECKING:
+    from ...hf.training.records.journal import LogRow
 
 DIVERGED, INTERRUPTED = 1, 130
 
@@ -71,7 +74,7 @@ class FinetuneRun:
         from ...hf.training.errors import Diverged
         from ...hf.training.records.journal import rows as logged
         from ...hf.training.run.plan import plan
-        from ...hf.training.run.session import Watcher, lock
+        from ...hf.training.run.session import RunCallbacks, lock
         from ...hf.training.run.trainer import Trainer
 
         stream, said, held = self._streams()
@@ -80,7 +83,7 @@ class FinetuneRun:
             _, record, accounting = self._model(said, found, stream)
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
         session = self._session(found)
-        watcher = Watcher(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
+        watcher = RunCallbacks(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
         with lock(self.output):
             start = session.find(self.options.resume, watcher)
             with self._told_in_run_json():
@@ -158,7 +161,7 @@ class FinetuneRun:
 
     def _stream(self, path: str, words: Any, *, packed: bool) -> tuple[Any, dict[str, Any]]:
         from ...hf.training.data import documents as data
-        from ...hf.training.data.packing import Stream
+        from ...hf.training.data.packing import RowStream
 
         options = self.options
         read = data.read(path, words, document=options.document, train_on=options.train_on)
@@ -166,7 +169,7 @@ class FinetuneRun:
         if cut.shortened:
             self.show.note(f"{path}: {count(cut.shortened, 'row')} of {len(read):,} lost what lies beyond --seq-len.")
         pad = words.pad_token_id if words.pad_token_id is not None else words.eos_token_id or 0
-        stream = Stream(cut.documents, options.seq_len, packed=packed, seed=options.seed, pad=pad)
+        stream = RowStream(cut.documents, options.seq_len, packed=packed, seed=options.seed, pad=pad)
         self.highest = max(self.highest, pad, stream.highest)
         return stream, {
             "file": Path(path).name,
@@ -182,14 +185,14 @@ class FinetuneRun:
 
         from ...hf.training.model.loading import folder
         from ...hf.training.run.identity import identity
-        from ...hf.training.run.session import Session
+        from ...hf.training.run.session import TrainingSession
         from .record import versions
 
         options = self.options
         place = folder(options.model)
         with self.show.doing("reading the model's files for what tells them from another's"):
             itself = identity(options, found, place)
-        return Session(
+        return TrainingSession(
             self.output,
             itself,
             {
@@ -211,7 +214,7 @@ class FinetuneRun:
 
         with self.show.doing("loading the model") as progress:
             loaded = load(self.options, progress)
-        size = loaded.model.get_input_embeddings().num_embeddings
+        size = loaded.embeddings
         if self.highest >= size:
             raise Problem(
                 f"MODEL {self.options.model}: its tokenizer gives the id {self.highest:,}, and its vocabulary has "
@@ -223,7 +226,7 @@ class FinetuneRun:
         self.show.accounting(accounting, self.options)
         return loaded, Record(self.options, said, accounting, found.steps), accounting
 
-    def _end(self, rows: list[dict[str, Any]], trainer: Any, loaded: Any, record: Record) -> dict[str, Any]:
+    def _end(self, rows: list[LogRow], trainer: Any, loaded: Any, record: Record) -> dict[str, Any]:
         from ...hf.training.model.loading import save_adapter
         from ...hf.training.run.session import again
 

@@ -18,7 +18,7 @@ from .display import GenerateDisplay
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from ...hf.offload.generation import Made
+    from ...hf.offload.generation import Generation
     from ...offload.attach import Offloaded
     from ..json_types import JsonObject
 
@@ -57,7 +57,7 @@ class GenerateRun:
     def __init__(self, arguments: GenerateArguments, texts: list[str], show: GenerateDisplay):
         self.arguments, self.prompts, self.show = arguments, texts, show
         self.offloaded: Offloaded | None = None
-        self.made: Made | None = None
+        self.made: Generation | None = None
         self.error: JsonObject | None = None
         self._stats: JsonObject = {}
         self._explain: JsonObject = {}
@@ -113,7 +113,7 @@ class GenerateRun:
             if arguments.verify_store:
                 self._verify(self.offloaded)
             self._say_what_is_not_plain(self.offloaded, width)
-            self.made = text.Made([])
+            self.made = text.Generation([])
             with self._trace(self.offloaded), self.show.text(self.prompts) as written:
                 text.generate(
                     self.offloaded.model, tokenizer, self.prompts, made=self.made, inputs=inputs, told=written,

@@ -15,7 +15,7 @@ from rich.text import Text
 from ..terminal import duration, write_stdout
 
 if TYPE_CHECKING:
-    from ...hf.offload.generation import Made
+    from ...hf.offload.generation import Generation
     from ..json_types import JsonObject
 
 LINES = 10.0  # seconds between lines of progress in a log that is no terminal
@@ -66,7 +66,7 @@ class GenerateDisplay:
         finally:
             page.end()
 
-    def stats(self, made: Made, stats: JsonObject, explained: str) -> None:
+    def stats(self, made: Generation, stats: JsonObject, explained: str) -> None:
         """The figures of a run, and what would make it faster."""
         rows = [("tokens", f"{made.tokens:,} in {duration(made.seconds)}")]
         if made.first_token is not None:

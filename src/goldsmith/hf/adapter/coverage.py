@@ -8,24 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from ..converted_experts import converted_modules
-from .files import CONFIG, DOWN, GATE_UP, ROOT, WEIGHTS, is_named, parameters_beside, stripped
+from .files import CONFIG, DOWN, GATE_UP, ROOT, WEIGHTS, AdapterConfig, is_named, parameters_beside, stripped
 from .peft_layers import tensors_of, usual_defaults
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 SHOWN = 3  # of a long list
 
 
-def targeted(config: Mapping[str, Any], where: str) -> list[str]:
+def targeted(config: AdapterConfig, where: str) -> list[str]:
     """gate_up_proj and down_proj of the experts at `where`, those that target_parameters names, by peft's rule."""
     given = config.get("target_parameters") or ()
     return [name for name in (GATE_UP, DOWN) if any(is_named(target, [f"{where}.{name}"]) for target in given)]
 
 
-def check_targets(path: Path, config: Mapping[str, Any], model: nn.Module) -> None:
+def check_targets(path: Path, config: AdapterConfig, model: nn.Module) -> None:
     """ValueError for a target parameter that neither the converted experts have nor anything beside them."""
     names = [f"{stripped(where)}.{name}" for where in converted_modules(model) for name in (GATE_UP, DOWN)]
     for target in config.get("target_parameters") or ():
@@ -36,7 +39,7 @@ def check_targets(path: Path, config: Mapping[str, Any], model: nn.Module) -> No
 
 
 def saved_modules(
-    bare: nn.Module, path: Path, config: Mapping[str, Any], rest: Mapping[str, Tensor], missing: list[str]
+    bare: nn.Module, path: Path, config: AdapterConfig, rest: Mapping[str, Tensor], missing: list[str]
 ) -> dict[str, Tensor]:
     """The model's own tensors that the file has whole, by their names there; parameters that it lacks to `missing`.
 
@@ -63,7 +66,7 @@ def saved_modules(
 
 
 def check_beside(
-    bare: nn.Module, folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor], missing: list[str]
+    bare: nn.Module, folder: Path, config: AdapterConfig, tensors: Mapping[str, Tensor], missing: list[str]
 ) -> nn.Module | None:
     """Of what peft puts on other modules (attention): ValueError for what has no place, or another shape, there.
 
@@ -101,14 +104,14 @@ def check_beside(
     return like
 
 
-def lora_config(config: dict[str, Any], model: nn.Module) -> Any:
+def lora_config(config: AdapterConfig, model: nn.Module) -> LoraConfig:
     """peft's config of what is not the experts': to be trained, without their parameters and modules_to_save."""
     from peft import LoraConfig
 
     own = {key: value for key, value in config.items() if key in LoraConfig.__dataclass_fields__}
     names = parameters_beside(model)
     beside = [target for target in config.get("target_parameters") or () if is_named(target, names)]
-    changes: dict[str, Any] = {"modules_to_save": None, "inference_mode": False, "init_lora_weights": True}
+    changes: AdapterConfig = {"modules_to_save": None, "inference_mode": False, "init_lora_weights": True}
     changes["target_parameters"] = beside or None
     return LoraConfig(**(own | changes))
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..converted_experts import converted_modules
+from ..model_types import base_of
 
+if TYPE_CHECKING:
+    pass
+
+AdapterConfig = dict[str, Any]  # adapter_config.json: the fields of peft's LoraConfig
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -43,7 +48,7 @@ REFUSED = (
 RANKS = "goldsmith.ranks"  # metadata of the weights' file: the ranks that gate and up had before they became one pair
 
 
-def config_text(config: Mapping[str, Any]) -> str:
+def config_text(config: Mapping[str, object]) -> str:
     """The text of adapter_config.json: keys in order, but those of patterns, of which the first that matches counts."""
     return json.dumps(dict(sorted(config.items())), indent=2) + "\n"
 
@@ -57,12 +62,7 @@ def serialised(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> by
     return len(header).to_bytes(8, "little") + header + blob[end:]
 
 
-def base_of(model: Any) -> Any:
-    """The model of transformers, out of a PeftModel if it is in one."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def is_plain_start(how: Any) -> bool:
+def is_plain_start(how: object) -> bool:
     """Whether `init_lora_weights` leaves the weights under the LoRA alone; PiSSA, OLoRA and others take from them."""
     return not isinstance(how, str) or how.lower() in ("gaussian", "eva", "orthogonal")
 
@@ -72,7 +72,7 @@ def stripped(path: str) -> str:
     return path.removeprefix(ROOT)
 
 
-def parameters_beside(model: Any) -> list[str]:
+def parameters_beside(model: nn.Module) -> list[str]:
     """Names of all parameters that are not the experts', as they are in the plain model, which peft has not wrapped."""
     base = base_of(model)
     ours = tuple(f"{path}." for path in converted_modules(base))
@@ -85,7 +85,7 @@ def is_named(target: str, names: Iterable[str]) -> bool:
     return any(f".{name}".endswith(f".{target}") for name in names)
 
 
-def pattern(config: Mapping[str, Any], key: str, name: str, otherwise: Any) -> Any:
+def pattern(config: AdapterConfig, key: str, name: str, otherwise: float) -> float:
     """A value by peft's rule for patterns: that of the first which matches the end of the name."""
     given = config.get(key) or {}
     return next((v for known, v in given.items() if re.match(rf"(.*\.)?({known})$", name)), otherwise)

@@ -23,7 +23,7 @@ Pair = tuple[Tensor, Tensor]  # A [E, r, in], B [E, out, r]
 
 
 @dataclass(frozen=True)
-class Half:
+class PeftFactors:
     """What peft knows of one parameter: A [E, r, in], B [E, out, r] in the model's order of rows, and the scaling."""
 
     a: Tensor
@@ -60,7 +60,7 @@ def join(
     *,
     interleaved: bool,
     shared: bool,
-) -> Half | None:
+) -> PeftFactors | None:
     """gate and up as peft's one pair for gate_up_proj; None when both are off.
 
     One scaling serves both: where they differ, the ratio goes into up's B, or into gate's where gate's scaling is 0.
@@ -78,14 +78,14 @@ def join(
             ratio = scaling[name] / scale if scale else 1.0
             blocks.append(given[name][1] if ratio == 1 else given[name][1] * ratio)
     if shared and len(given) == 2:
-        return Half(given["gate"][0], _rows(blocks[0], blocks[1], interleaved), scale)
+        return PeftFactors(given["gate"][0], _rows(blocks[0], blocks[1], interleaved), scale)
     left, right = blocks[0].shape[2], blocks[1].shape[2]
     gate = torch.nn.functional.pad(blocks[0], (0, right))
     up = torch.nn.functional.pad(blocks[1], (left, 0))
-    return Half(torch.cat([pair[0] for pair in given.values()], 1), _rows(gate, up, interleaved), scale)
+    return PeftFactors(torch.cat([pair[0] for pair in given.values()], 1), _rows(gate, up, interleaved), scale)
 
 
-def split(half: Half, ranks: tuple[int, int] | None, *, interleaved: bool) -> dict[str, Pair]:
+def split(half: PeftFactors, ranks: tuple[int, int] | None, *, interleaved: bool) -> dict[str, Pair]:
     """gate and up out of peft's one pair; `ranks` is what `join` made it of, (r_gate, r_up).
 
     Without ranks, or where B does not have the zeros that they promise (another program trained it on), gate and up

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from ...experts import LoRA
 from ..converted_experts import ConvertedExperts, converted_modules, freeze_the_rest
+from ..model_types import base_of
 from . import layout
 from .coverage import check_beside, check_targets, lora_config, refuse_missing, saved_modules, shell, targeted
 from .files import (
@@ -25,12 +25,12 @@ from .files import (
     ROOT,
     SAVED,
     WEIGHTS,
-    base_of,
+    AdapterConfig,
     is_plain_start,
     pattern,
     stripped,
 )
-from .layout import Half, Pair
+from .layout import Pair, PeftFactors
 from .peft_layers import adapter_of, keep, put_in, restore, take_off
 
 
@@ -96,7 +96,7 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     return model
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, tuple[int, int]]]:
+def _read(folder: Path) -> tuple[AdapterConfig, dict[str, Tensor], dict[str, tuple[int, int]]]:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise ValueError(f"goldsmith.hf.load_adapter: {folder} has no {name}: not the folder of a peft adapter")
@@ -125,7 +125,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, tu
     return config, tensors, _ranks(folder / WEIGHTS, metadata.get(RANKS, "{}"))
 
 
-def _check_config(path: Path, config: Any) -> None:
+def _check_config(path: Path, config: object) -> None:
     """ValueError for what is no peft config, with the key and what came."""
     if not isinstance(config, dict):
         raise ValueError(f"{path}: holds a {type(config).__name__}, wanted an object of peft's keys")
@@ -147,7 +147,7 @@ def _check_config(path: Path, config: Any) -> None:
             raise ValueError(f"{path}: {key} is {given!r}, wanted a list of names")
 
 
-def _number(value: Any, least: float) -> bool:
+def _number(value: object, least: float) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= least
 
 
@@ -161,44 +161,44 @@ def _ranks(path: Path, text: str) -> dict[str, tuple[int, int]]:
 
 def _halves_of_file(
     folder: Path,
-    config: dict[str, Any],
+    config: AdapterConfig,
     tensors: dict[str, Tensor],
     where: str,
     module: ConvertedExperts,
     used: set[str],
     missing: list[str],
-) -> dict[str, Half]:
+) -> dict[str, PeftFactors]:
     """What the file has for the experts at `where`; the wrappers nest, gate_up_proj inside. What lacks: `missing`."""
     outer, inner = f"{ROOT}{where}.", f"{ROOT}{where}.base_layer."
     covered = targeted(config, where)
     found = dict(zip(covered, (inner, outer))) if len(covered) == 2 else dict.fromkeys(covered, outer)
-    form, halves = module.form, {}
+    spec, halves = module.spec, {}
     for name, stem in found.items():
         pair = [f"{stem}lora_{which}.weight" for which in "AB"]
         if not any(tensor in tensors for tensor in pair):
             missing += pair
             continue
         inputs, outputs = (
-            (form.hidden_size, 2 * form.intermediate_size)
+            (spec.hidden_size, 2 * spec.intermediate_size)
             if name == GATE_UP
-            else (form.intermediate_size, form.hidden_size)
+            else (spec.intermediate_size, spec.hidden_size)
         )
         a, b = (tensors.get(f"{stem}lora_{which}.weight") for which in "AB")
         if a is None or b is None:
             raise ValueError(
                 f"{folder / WEIGHTS}: {stem}lora_A.weight and lora_B.weight belong together, and one is missing"
             )
-        r = (a.shape[0] if a.dim() else 0) // form.num_experts
-        wanted = ([r * form.num_experts, inputs], [outputs, r * form.num_experts])
+        r = (a.shape[0] if a.dim() else 0) // spec.num_experts
+        wanted = ([r * spec.num_experts, inputs], [outputs, r * spec.num_experts])
         if [list(a.shape), list(b.shape)] != list(wanted):
             raise ValueError(
                 f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} and lora_B.weight {list(b.shape)} are for "
-                f"other experts; wanted [r*{form.num_experts}, {inputs}] and [{outputs}, r*{form.num_experts}]"
+                f"other experts; wanted [r*{spec.num_experts}, {inputs}] and [{outputs}, r*{spec.num_experts}]"
             )
         said = pattern(config, "rank_pattern", f"{where}.{name}", config["r"])
         if r != said:
             raise ValueError(
-                f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} has rank {r} with {form.num_experts} "
+                f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} has rank {r} with {spec.num_experts} "
                 f"experts, and {CONFIG} says {said}: it is for another number of experts"
             )
         for which, t in (("A", a), ("B", b)):
@@ -206,23 +206,23 @@ def _halves_of_file(
                 what = "NaN or Inf in it" if t.is_floating_point() else f"the dtype {str(t.dtype)[6:]}"
                 raise ValueError(f"{folder / WEIGHTS}: {stem}lora_{which}.weight has {what}, wanted finite floats")
         used |= {f"{stem}lora_A.weight", f"{stem}lora_B.weight"}
-        halves[name] = Half(*layout.from_peft(a, b, form.num_experts), _scaling(config, f"{where}.{name}", r))
+        halves[name] = PeftFactors(*layout.from_peft(a, b, spec.num_experts), _scaling(config, f"{where}.{name}", r))
     return halves
 
 
-def _scaling(config: dict[str, Any], name: str, rank: int) -> float:
+def _scaling(config: AdapterConfig, name: str, rank: int) -> float:
     """alpha / r, or alpha / sqrt(r)."""
     alpha = pattern(config, "alpha_pattern", name, config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _factors(
-    module: ConvertedExperts, halves: dict[str, Half], ranks: tuple[int, int] | None
+    module: ConvertedExperts, halves: dict[str, PeftFactors], ranks: tuple[int, int] | None
 ) -> tuple[dict[str, Pair], dict[str, float], bool]:
     factors: dict[str, Pair] = {}
     scaling: dict[str, float] = {}
     if GATE_UP in halves:
-        factors |= layout.split(halves[GATE_UP], ranks, interleaved=module.form.interleaved)
+        factors |= layout.split(halves[GATE_UP], ranks, interleaved=module.spec.interleaved)
         scaling |= {name: halves[GATE_UP].scaling for name in factors}
     shared = "gate" in factors and "up" in factors and factors["gate"][0] is factors["up"][0]
     if DOWN in halves:
@@ -233,7 +233,7 @@ def _factors(
 
 def _put(module: ConvertedExperts, factors: dict[str, Pair], scaling: dict[str, float], shared: bool) -> None:
     """Into the LoRA that is there if it is of this kind; else a new one takes its place."""
-    form, old = module.form, module.lora
+    spec, old = module.spec, module.lora
     like = next(iter(factors.values()))[0]
     rank = {name: a.shape[1] for name, (a, _) in factors.items()}
     same = (
@@ -245,9 +245,9 @@ def _put(module: ConvertedExperts, factors: dict[str, Pair], scaling: dict[str, 
     )
     if not same:
         old = LoRA(
-            form.num_experts,
-            form.hidden_size,
-            form.intermediate_size,
+            spec.num_experts,
+            spec.hidden_size,
+            spec.intermediate_size,
             rank=rank,
             alpha={name: scaling[name] * rank[name] for name in factors},
             targets=tuple(factors),

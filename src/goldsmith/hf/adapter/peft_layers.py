@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from .files import ROOT, SAVED, base_of, is_plain_start
+from ..model_types import base_of
+from .files import ROOT, SAVED, is_plain_start
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, LoraModel, PeftModel
 
 OWN = "_goldsmith_own"  # in the model's __dict__: {name: the model's own numbers} of what an adapter wrote over
 
 
-def adapter_of(model: Any) -> str | None:
+def adapter_of(model: nn.Module) -> str | None:
     """The name of the adapter that peft has in this model. Raises ValueError for one that cannot be taken off."""
     found = getattr(model, "peft_config", None) or {}
     if not found:
@@ -45,8 +49,7 @@ def take_off(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, child in module._modules.items():
             while child is not None and _is_peft_s(child):
-                inner: Any = child
-                child = inner.base_layer if hasattr(inner, "base_layer") else inner.original_module
+                child = child.get_submodule("base_layer" if hasattr(child, "base_layer") else "original_module")
             module._modules[name] = child
     model.__dict__.pop("peft_config", None)
 
@@ -63,22 +66,24 @@ def usual_defaults() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-def put_in(model: Any, like: nn.Module | None, config: Any, tensors: Mapping[str, Tensor], name: str | None) -> None:
+def put_in(
+    model: nn.Module, like: nn.Module | None, config: LoraConfig, tensors: Mapping[str, Tensor], name: str | None
+) -> None:
     """peft's part of an adapter, in place of `name`'s; into its own tensors where its layers are as those of `like`.
 
     Whether peft would have it trained or frozen, what is there already stays as it is.
     """
     from peft import inject_adapter_in_model, set_peft_model_state_dict
 
-    base = base_of(model)
+    base, peft_model = base_of(model), cast("PeftModel", model)
     trained = [(p, p.requires_grad) for p in model.parameters()]
     given = {key.removeprefix(ROOT): tensor for key, tensor in tensors.items()}
     now = name or "default"
     if name is None or like is None or _kinds(base, name) != _kinds(like, "default"):
         take_off(base)
         if base is not model:  # a PeftModel stays one
-            tuner = model.base_model
-            base.peft_config = tuner.peft_config
+            tuner = cast("LoraModel", peft_model.base_model)
+            base.peft_config = cast("Any", tuner.peft_config)
             tuner.peft_config[now] = config
             tuner.targeted_module_names, tuner.targeted_parameter_names = [], []
             if given:
@@ -91,7 +96,7 @@ def put_in(model: Any, like: nn.Module | None, config: Any, tensors: Mapping[str
                 with usual_defaults():
                     inject_adapter_in_model(config, base, now)
     else:
-        model.peft_config[now] = config
+        peft_model.peft_config[now] = config
     for parameter, flag in trained:
         parameter.requires_grad_(flag)
     if given:
@@ -100,7 +105,7 @@ def put_in(model: Any, like: nn.Module | None, config: Any, tensors: Mapping[str
             raise ValueError(f"goldsmith.hf.load_adapter: {told.unexpected_keys[0]} has no place in this model")
 
 
-def restore(model: Any, bare: nn.Module) -> None:
+def restore(model: nn.Module, bare: nn.Module) -> None:
     """The model's own numbers again, wherever an adapter wrote over them."""
     held = dict(tensors_of(bare))
     with torch.no_grad():
@@ -109,7 +114,7 @@ def restore(model: Any, bare: nn.Module) -> None:
     base_of(model).__dict__.pop(SAVED, None)
 
 
-def keep(model: Any, bare: nn.Module, written: Mapping[str, Any]) -> None:
+def keep(model: nn.Module, bare: nn.Module, written: Mapping[str, Tensor]) -> None:
     """Keeps the model's own numbers of what is about to be written over."""
     held = dict(tensors_of(bare))
     plain = (name.removeprefix(ROOT).replace(".base_layer.", ".") for name in written)
@@ -134,11 +139,11 @@ def _is_peft_s(module: nn.Module) -> bool:
     return isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
 
 
-def _layers(model: nn.Module) -> dict[str, Any]:
+def _layers(model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in model.named_modules() if _is_peft_s(module)}
 
 
-def _kinds(model: nn.Module, name: str) -> dict[str, Any]:
+def _kinds(model: nn.Module, name: str) -> dict[str, tuple[object, ...]]:
     """What a layer of peft's computes, but for the numbers of its factors."""
     return {
         path: (

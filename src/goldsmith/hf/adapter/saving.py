@@ -6,13 +6,14 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from ...experts import LoRA
 from ...experts.files import refuse_what_is_no_file, replacing
 from ..converted_experts import ConvertedExperts, converted_modules
+from ..model_types import base_of
 from . import layout
 from .files import (
     CONFIG,
@@ -23,7 +24,7 @@ from .files import (
     ROOT,
     SAVED,
     WEIGHTS,
-    base_of,
+    AdapterConfig,
     config_text,
     is_named,
     is_plain_start,
@@ -32,7 +33,10 @@ from .files import (
     serialised,
     stripped,
 )
-from .layout import Half
+from .layout import PeftFactors
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 
 def save_adapter(model: nn.Module, directory: str | Path) -> None:
@@ -51,7 +55,7 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
             "goldsmith.hf.save_adapter: no experts of this model have a LoRA; convert it with lora={...} first"
         )
     tensors: dict[str, Tensor] = {}
-    halves: dict[str, Half] = {}
+    halves: dict[str, PeftFactors] = {}
     ranks: dict[str, tuple[int, int]] = {}
     for path, module in modules.items():
         where = stripped(path)
@@ -85,12 +89,12 @@ def _lora(module: ConvertedExperts) -> LoRA:
     return module.lora
 
 
-def _halves(module: ConvertedExperts, ranks: dict[str, tuple[int, int]], where: str) -> dict[str, Half]:
-    lora, form = _lora(module), module.form
+def _halves(module: ConvertedExperts, ranks: dict[str, tuple[int, int]], where: str) -> dict[str, PeftFactors]:
+    lora, spec = _lora(module), module.spec
     factors = {name: (a.detach(), b.detach()) for name, (a, b) in lora.factors().items()}
     halves = {}
     joined = layout.join(
-        factors, lora.scaling, form.intermediate_size, interleaved=form.interleaved, shared=lora.shared_a
+        factors, lora.scaling, spec.intermediate_size, interleaved=spec.interleaved, shared=lora.shared_a
     )
     if joined is not None:
         halves[GATE_UP] = joined
@@ -98,11 +102,11 @@ def _halves(module: ConvertedExperts, ranks: dict[str, tuple[int, int]], where: 
             gate, up = (factors[name][0].shape[1] if name in factors else 0 for name in ("gate", "up"))
             ranks[where] = (gate, up)
     if "down" in factors and factors["down"][0].shape[1]:
-        halves[DOWN] = Half(*factors["down"], lora.scaling["down"])
+        halves[DOWN] = PeftFactors(*factors["down"], lora.scaling["down"])
     return halves
 
 
-def _config(config: dict[str, Any], halves: dict[str, Half], layers: int, *, alone: bool) -> dict[str, Any]:
+def _config(config: AdapterConfig, halves: dict[str, PeftFactors], layers: int, *, alone: bool) -> AdapterConfig:
     """adapter_config.json: peft's, with the experts' parameters, ranks and scalings in it.
 
     alone   peft has put in nothing beside the experts, so that the first of them says rank and alpha.
@@ -118,8 +122,8 @@ def _config(config: dict[str, Any], halves: dict[str, Half], layers: int, *, alo
         config |= {"r": first.rank, "lora_alpha": _alpha(first, rslora)}
     targets = {target for name, full in short.items() for target in ([name] if len(full) == layers else full)}
     config["target_parameters"] = sorted(targets.union(config["target_parameters"]))
-    ranks: dict[str, Any] = {}
-    alphas: dict[str, Any] = {}
+    ranks: dict[str, int] = {}
+    alphas: dict[str, float] = {}
     for name, full in short.items():
         same = len(full) == layers and len({(halves[f].rank, halves[f].scaling) for f in full}) == 1
         for target, names in [(name, full)] if same else [(f, [f]) for f in full]:
@@ -134,11 +138,11 @@ def _config(config: dict[str, Any], halves: dict[str, Half], layers: int, *, alo
     return config
 
 
-def _alpha(half: Half, rslora: bool) -> int | float:
+def _alpha(half: PeftFactors, rslora: bool) -> int | float:
     return _number(half.scaling * (math.sqrt(half.rank) if rslora else half.rank))
 
 
-def _whole(model: Any, config: dict[str, Any]) -> dict[str, Tensor]:
+def _whole(model: nn.Module, config: AdapterConfig) -> dict[str, Tensor]:
     """Modules that an adapter brought whole (a router), and in the config their names."""
     base = base_of(model)
     names = tuple(base.__dict__.get(SAVED, ()))
@@ -153,7 +157,7 @@ def _number(value: float) -> int | float:
     return int(value) if float(value).is_integer() else float(value)
 
 
-def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _of_peft(model: nn.Module) -> tuple[dict[str, Tensor], AdapterConfig]:
     """What peft trains in this model by itself, and its config; an empty config where there is none."""
     from peft import LoraConfig
     from peft.utils import get_peft_model_state_dict
@@ -190,7 +194,7 @@ def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, written
 
 
-def _check_peft_s(config: Any) -> None:
+def _check_peft_s(config: LoraConfig) -> None:
     """Raises ValueError for what peft does not take together with experts."""
     kind = getattr(config.peft_type, "value", config.peft_type)
     if kind != "LORA":

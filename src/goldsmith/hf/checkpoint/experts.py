@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TypedDict
 
 from torch import Tensor
 
 from ...experts import PackedExperts, from_awq, from_fp8_block, from_k2, from_mxfp4, pack
-from ..experts_spec import Form
-from .reader import Checkpoint
+from ..experts_spec import ExpertsSpec
+from .reader import ModelCheckpoint
 
 PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 # quant_method -> the tensors of one projection, in the importer's order; and what may stand beside them, unread
@@ -25,24 +25,32 @@ STACKED = ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias")
 MXFP4 = ("gate_up_proj_blocks", "gate_up_proj_scales", "down_proj_blocks", "down_proj_scales")
 
 
+class Packing(TypedDict):
+    """The keywords of `experts.pack` that the caller of `convert` chooses."""
+
+    format: str
+    group_size: int | None
+    partitions: int
+
+
 def packed_from(
-    source: Checkpoint, path: str, form: Form, format: str, group_size: int | None, partitions: int
+    source: ModelCheckpoint, path: str, spec: ExpertsSpec, format: str, group_size: int | None, partitions: int
 ) -> PackedExperts:
     """The experts at `path`, by the checkpoint's own codes, or packed from its floats one expert at a time."""
     names = source.below(path)
     stored = "bf16" if format == "auto" else format
-    plain: dict[str, Any] = {"format": stored, "group_size": group_size, "partitions": partitions}
+    plain: Packing = {"format": stored, "group_size": group_size, "partitions": partitions}
     if source.method == "mxfp4" and set(MXFP4) <= names:
-        return _mxfp4(source, path, form, names, group_size, partitions)
+        return _mxfp4(source, path, spec, names, group_size, partitions)
     if {"gate_up_proj", "down_proj"} <= names:
         check_all_read(source, path, names, set(STACKED))
-        return _stacked(source, path, form, names, plain)
-    found = by_expert(source, path, form, names)
+        return _stacked(source, path, spec, names, plain)
+    found = by_expert(source, path, spec, names)
     if source.method is None:
-        ours: Any = {name: _Experts(source, found[name]["weight"]) for name in ("gate", "up", "down")}
-        return pack((ours["gate"], ours["up"]), ours["down"], **plain)
+        by_target = {name: _PerExpert(source, found[name]["weight"]) for name in ("gate", "up", "down")}
+        return pack((by_target["gate"], by_target["up"]), by_target["down"], **plain)
     parts = PARTS[source.method]
-    gate, up, down = (tuple(_Experts(source, found[name][part]) for part in parts) for name in ("gate", "up", "down"))
+    gate, up, down = (tuple(_PerExpert(source, found[name][part]) for part in parts) for name in ("gate", "up", "down"))
     group = _group(source, gate)
     if group_size not in (None, group):
         raise ValueError(
@@ -55,10 +63,10 @@ def packed_from(
     return importer(gate, up, down, group_size=group, partitions=partitions)
 
 
-class _Experts:
+class _PerExpert:
     """A tensor of every expert, read when it is asked for: packing holds one expert at a time."""
 
-    def __init__(self, source: Checkpoint, names: list[str]) -> None:
+    def __init__(self, source: ModelCheckpoint, names: list[str]) -> None:
         self._source, self._names = source, names
 
     def __len__(self) -> int:
@@ -68,17 +76,19 @@ class _Experts:
         return (self._source.get(name) for name in self._names)
 
 
-def by_expert(source: Checkpoint, path: str, form: Form, names: set[str]) -> dict[str, dict[str, list[str]]]:
+def by_expert(
+    source: ModelCheckpoint, path: str, spec: ExpertsSpec, names: set[str]
+) -> dict[str, dict[str, list[str]]]:
     """{"gate": {part: the names of experts 0..E-1}, ...}; every name below the path is read or refused."""
     parts = PARTS[source.method] if source.method in PARTS else ()
     found: dict[str, dict[str, list[str]]] = {
-        t: {part: [""] * form.num_experts for part in parts} for t in PROJECTIONS.values()
+        t: {part: [""] * spec.num_experts for part in parts} for t in PROJECTIONS.values()
     }
     strange = []
     for name in sorted(names):
         match = re.fullmatch(r"(\d+)\.(\w+)\.(\w+)", name)
         target = PROJECTIONS.get(match[2]) if match else None
-        if match is None or target is None or int(match[1]) >= form.num_experts:
+        if match is None or target is None or int(match[1]) >= spec.num_experts:
             strange.append(name)
         elif match[3] in parts:
             found[target][match[3]][int(match[1])] = f"{path}.{name}"
@@ -92,42 +102,49 @@ def by_expert(source: Checkpoint, path: str, form: Form, names: set[str]) -> dic
             if "" in listed:
                 raise ValueError(
                     f"{source.folder}: {path}: expert {listed.index('')} has no {target} {part} ({kind}, "
-                    f"{form.num_experts} experts by the config)"
+                    f"{spec.num_experts} experts by the config)"
                 )
     return found
 
 
-def _stacked(source: Checkpoint, path: str, form: Form, names: set[str], plain: dict[str, Any]) -> PackedExperts:
+def _stacked(source: ModelCheckpoint, path: str, spec: ExpertsSpec, names: set[str], plain: Packing) -> PackedExperts:
     gate_up, down = (source.get(f"{path}.{name}") for name in ("gate_up_proj", "down_proj"))
-    upright = (form.num_experts, 2 * form.intermediate_size, form.hidden_size)
+    upright = (spec.num_experts, 2 * spec.intermediate_size, spec.hidden_size)
     shape, swapped = tuple(gate_up.shape), (upright[0], upright[2], upright[1])
     if shape not in (upright, swapped):
         raise ValueError(f"{source.folder}: {path}.gate_up_proj is {list(shape)}, but the config says {list(upright)}")
     # files may hold the transpose of what the model holds (qwen3_vl_moe); square ones are as in the model
-    transposed = form.transposed if upright == swapped else shape == swapped
-    biases: dict[str, Any] = {
-        f"{which}_bias": source.get(f"{path}.{which}_proj_bias") if form.biased else None
-        for which in ("gate_up", "down")
-    }
-    return pack(gate_up, down, **biases, transposed=transposed, interleaved=form.interleaved, **plain)
+    transposed = spec.transposed if upright == swapped else shape == swapped
+    gate_up_bias, down_bias = (
+        source.get(f"{path}.{which}_proj_bias") if spec.biased else None for which in ("gate_up", "down")
+    )
+    return pack(
+        gate_up,
+        down,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        transposed=transposed,
+        interleaved=spec.interleaved,
+        **plain,
+    )
 
 
 def _mxfp4(
-    source: Checkpoint, path: str, form: Form, names: set[str], group_size: int | None, partitions: int
+    source: ModelCheckpoint, path: str, spec: ExpertsSpec, names: set[str], group_size: int | None, partitions: int
 ) -> PackedExperts:
     check_all_read(source, path, names, {*MXFP4, "gate_up_proj_bias", "down_proj_bias"})
     if group_size not in (None, 32):
         raise ValueError(f"goldsmith.hf.convert: group_size is {group_size}, but mxfp4 has groups of 32: leave it out")
     return from_mxfp4(
         *(source.get(f"{path}.{name}") for name in MXFP4),
-        gate_up_bias=source.get(f"{path}.gate_up_proj_bias") if form.biased else None,
-        down_bias=source.get(f"{path}.down_proj_bias") if form.biased else None,
-        interleaved=form.interleaved,
+        gate_up_bias=source.get(f"{path}.gate_up_proj_bias") if spec.biased else None,
+        down_bias=source.get(f"{path}.down_proj_bias") if spec.biased else None,
+        interleaved=spec.interleaved,
         partitions=partitions,
     )
 
 
-def check_all_read(source: Checkpoint, path: str, names: set[str], known: set[str]) -> None:
+def check_all_read(source: ModelCheckpoint, path: str, names: set[str], known: set[str]) -> None:
     strange = sorted(names - known)
     if strange:
         raise ValueError(
@@ -135,7 +152,7 @@ def check_all_read(source: Checkpoint, path: str, names: set[str], known: set[st
         )
 
 
-def _group(source: Checkpoint, parts: tuple[_Experts, ...]) -> int | None:
+def _group(source: ModelCheckpoint, parts: tuple[_PerExpert, ...]) -> int | None:
     """Inputs that share a scale in the first expert's codes; None for blocks."""
     if source.method == "fp8":
         return None

@@ -5,17 +5,22 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..converted_experts import converted_modules
 from . import quantisation
-from .reader import Checkpoint, Progress
+from .reader import ModelCheckpoint, Progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
-def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = (), progress: Progress | None = None) -> None:
+def load_rest(
+    model: PreTrainedModel, source: ModelCheckpoint, *, besides: Sequence[str] = (), progress: Progress | None = None
+) -> None:
     """Loads every weight that is not an expert's, in the dtype that the model has on the meta device.
 
     progress   is told (bytes done, bytes in all, what)
@@ -52,7 +57,7 @@ def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = (), pr
             f"renaming leads to, first {missing[0]}. Load the model with from_pretrained and convert it in memory"
         )
     model.tie_weights()
-    _fill_transient_buffers(model)
+    fill_transient_buffers(model)
     _say_unexpected(model, source, used, left)
     for holder in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
         if hasattr(holder, "quantization_config"):  # what is in memory now is not that any more
@@ -62,7 +67,7 @@ def load_rest(model: Any, source: Checkpoint, *, besides: Sequence[str] = (), pr
 class _Dtypes:
     """The dtype in which `from_pretrained` loads a tensor, by the rules of transformers' own plan for the model."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._plans: dict[torch.dtype, list[tuple[re.Pattern[str], torch.dtype]]] = {}
 
@@ -75,7 +80,7 @@ class _Dtypes:
         return next((to for pattern, to in self._plans[dtype] if pattern.search(name)), dtype)
 
 
-def _value(source: Checkpoint, name: str, used: set[str]) -> Tensor | None:
+def _value(source: ModelCheckpoint, name: str, used: set[str]) -> Tensor | None:
     stem = name.removesuffix(".weight")
     parts = {part for part in quantisation.PARTS if f"{stem}.{part}" in source.names}
     if name.endswith(".weight") and source.method and parts & quantisation.SIGNS:
@@ -102,15 +107,14 @@ def _is_transient(model: nn.Module, name: str) -> bool:
     return leaf in model.get_submodule(path)._non_persistent_buffers_set
 
 
-def _fill_transient_buffers(model: Any) -> None:
+def fill_transient_buffers(model: PreTrainedModel) -> None:
     """Buffers that no file holds (rotary frequencies) are computed again, as `from_pretrained` does it."""
     for path, module in model.named_modules():
         empty = {name: b for name, b in module._buffers.items() if b is not None and b.is_meta}
         if not empty:
             continue
-        owned: Any = module.parameters(recurse=False)
-        for parameter in owned:
-            parameter._is_hf_initialized = True  # transformers then leaves it as it is
+        for parameter in module.parameters(recurse=False):
+            parameter.__dict__["_is_hf_initialized"] = True  # transformers then leaves it as it is
         marks = {name: float("nan") if buffer.is_floating_point() else -1 for name, buffer in empty.items()}
         module._buffers |= {n: torch.full(b.shape, marks[n], dtype=b.dtype, device="cpu") for n, b in empty.items()}
         with torch.no_grad(), torch.device("cpu"):  # transformers computes on torch's default device
@@ -130,7 +134,7 @@ def _written(buffer: Tensor | None, mark: float) -> bool:
     return not (buffer.isnan() if buffer.is_floating_point() else buffer == mark).any()
 
 
-def _say_unexpected(model: Any, source: Checkpoint, used: set[str], left: tuple[str, ...]) -> None:
+def _say_unexpected(model: PreTrainedModel, source: ModelCheckpoint, used: set[str], left: tuple[str, ...]) -> None:
     known = left + tuple(path + "." for path in converted_modules(model))
     ignored = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), r"rotary_emb\.inv_freq"]
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})

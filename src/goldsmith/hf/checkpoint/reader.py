@@ -6,19 +6,22 @@ import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from . import quantisation
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
 # quant_method of config.json -> what an experts' importer is called for; formats as in `experts.pack`
 METHODS = {"compressed-tensors": "int4", "awq": "int4_asym", "fp8": "fp8_block", "mxfp4": "mxfp4"}
 Progress = Callable[[int, int | None, str], None]
 
 
-class Checkpoint:
+class ModelCheckpoint:
     """Tensors of a folder by the model's own names; nothing is read before it is asked for.
 
     The names in the files go through transformers' renamings for this model (`.block_sparse_moe.` is `.mlp.`), and
@@ -28,8 +31,8 @@ class Checkpoint:
 
     def __init__(self, folder: Path, model: nn.Module) -> None:
         self.folder = folder
-        self._model: Any = model
-        self._open: dict[str, Any] = {}
+        self._model = cast("PreTrainedModel", model)
+        self._open: dict[str, safe_open] = {}
         self._file_of = self._index()
         self.quantisation = _quantisation(self._model.config)
         self.method: str | None = self.quantisation.get("quant_method")
@@ -77,7 +80,7 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{self.folder / self._file_of[key]}: {key} cannot be read: {error}") from error
 
-    def _shard(self, file: str) -> Any:
+    def _shard(self, file: str) -> safe_open:
         if file not in self._open:
             self._open[file] = safe_open(self.folder / file, "pt")
         return self._open[file]
@@ -117,7 +120,7 @@ class Checkpoint:
             raise ValueError(f"{self.folder}: {reason}")
 
 
-def _quantisation(config: Any) -> dict[str, Any]:
+def _quantisation(config: PreTrainedConfig) -> dict[str, Any]:
     for holder in (config, config.get_text_config()):
         found = getattr(holder, "quantization_config", None)
         if found is not None:

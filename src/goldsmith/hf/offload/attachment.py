@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ...experts import PackedExperts
 from ...offload.engine import Engine
@@ -16,20 +17,24 @@ from ...offload.folder import cached_store
 from ...offload.settings import chosen_device, not_sent
 from ...offload.store import ExpertStore
 from ..dispatch import ENGINE, NAME, register
+from ..experts_spec import SharedOptions
 from .budget import automatic
-from .layers import Layer
+from .layers import ExpertsLayer
 from .weights import Weights, into_module
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 Progress = Callable[[int, int | None, str], None]
 
 
-class Source(Mapping[int, Weights | PackedExperts]):
+class LayerSource(Mapping[int, Weights | PackedExperts]):
     """Layer -> its experts, made when they are asked for; `files` that they are read from, None: the memory."""
 
     def __init__(
         self,
-        layers: list[Layer],
-        read: Callable[[Layer], Weights | PackedExperts],
+        layers: list[ExpertsLayer],
+        read: Callable[[ExpertsLayer], Weights | PackedExperts],
         files: list[Path] | None = None,
     ) -> None:
         self._layers, self._read, self.files = {layer.index: layer for layer in layers}, read, files
@@ -44,7 +49,7 @@ class Source(Mapping[int, Weights | PackedExperts]):
         return len(self._layers)
 
 
-class Call:
+class EngineCall:
     """y = engine(layer, x, ids, weights): what transformers calls for experts whose weights are in a store."""
 
     def __init__(self, engine: Engine, layer: int) -> None:
@@ -54,14 +59,14 @@ class Call:
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         return self.engine(self.layer, hidden_states, top_k_index, top_k_weights)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Call:
+    def __deepcopy__(self, memo: dict[int, object]) -> EngineCall:
         return self  # a copy of the model computes through the same engine
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise not_sent()
 
 
-class _Stays:
+class _KeepsDevice:
     """In the place of a module's `_apply`: model.to(...) passes by experts whose numbers are in the store."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -74,13 +79,15 @@ class _Stays:
 class Attached:
     """A model whose experts an engine computes: what was changed in it, so that it can be undone."""
 
-    def __init__(self, model: Any, layers: list[Layer], store: ExpertStore, owned: bool, home: torch.device) -> None:
+    def __init__(
+        self, model: PreTrainedModel, layers: list[ExpertsLayer], store: ExpertStore, owned: bool, home: torch.device
+    ) -> None:
         self.model, self.layers, self.store, self.owned, self.home = model, layers, store, owned, home
-        self.engine: Any = None
-        self._configs: dict[int, Any] = {}
+        self.engine: Engine
+        self._configs: dict[int, PreTrainedConfig] = {}
         self._trained: list[str] = []  # by name: an expert's parameter is another one after it was released
-        self._hooks: list[Any] = []
-        self._compile: Any = None
+        self._hooks: list[RemovableHandle] = []
+        self._compile: bool | None = None
         self._whole = self._within = False  # the whole model begins; the base is a part of that
 
     def begin(self, options: dict[str, Any], batch: int = 1, max_length: int | None = None) -> None:
@@ -110,9 +117,9 @@ class Attached:
             self._configs[layer.index] = module.config
             module.config = copy.copy(module.config)
             module.config._experts_implementation_internal = NAME
-            module.__dict__[ENGINE] = Call(self.engine, layer.index)
+            module.__dict__[ENGINE] = EngineCall(self.engine, layer.index)
             release(module, released)
-            module.__dict__["_apply"] = _Stays(module)
+            module.__dict__["_apply"] = _KeepsDevice(module)
         self._hooks = [
             self.model.register_forward_pre_hook(self._begin_forward, with_kwargs=True),
             self.model.register_forward_hook(self._end_forward),
@@ -130,13 +137,13 @@ class Attached:
         if generation is not None:  # `generate` compiles by itself on a GPU with a static cache, into CUDA graphs
             self._compile, generation.disable_compile = generation.disable_compile, True
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Attached:
+    def __deepcopy__(self, memo: dict[int, object]) -> Attached:
         return self  # a copied model's hooks tell the same engine
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise not_sent()
 
-    def _begin_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_forward(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Tells the engine which token a row of its calls is, for what the guard reports."""
         self._whole = True
         given = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]]
@@ -144,21 +151,21 @@ class Attached:
         if tokens is not None and tokens.dim() >= 2:
             self.engine.begin_forward(tokens.shape[0], tokens.shape[1])
 
-    def _end_forward(self, model: nn.Module, args: tuple[Any, ...], made: Any) -> None:
+    def _end_forward(self, model: nn.Module, args: tuple[object, ...], made: object) -> None:
         self._whole = False
         self.engine.end_forward(_last(made))
 
-    def _begin_base(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_base(self, base: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._within, self._whole = self._whole, False
         if not self._within:
             self._begin_forward(base, args, kwargs)
             self._whole = False
 
-    def _end_base(self, base: nn.Module, args: tuple[Any, ...], made: Any) -> None:
+    def _end_base(self, base: nn.Module, args: tuple[object, ...], made: object) -> None:
         if not self._within:
             self._end_forward(base, args, made)
 
-    def detach(self) -> Any:
+    def detach(self) -> PreTrainedModel:
         """The plain model: experts out of the store, everything at its home."""
         made: dict[int, nn.Parameter] = {}
         for layer in self.layers:
@@ -184,7 +191,7 @@ class Attached:
                 module._apply(lambda t: t if t.is_meta else t.to(device), recurse=False)
 
 
-def _last(made: Any) -> Tensor | None:
+def _last(made: object) -> Tensor | None:
     """Of a model's output the logits, or without a head the states, of every row's last token."""
     for name in ("logits", "last_hidden_state"):
         found = getattr(made, name, None)
@@ -193,7 +200,7 @@ def _last(made: Any) -> Tensor | None:
     return None
 
 
-def _no_state(*_: Any) -> None:
+def _no_state(*_: object) -> None:
     """Before anything is read or written: half of a model would be."""
     raise RuntimeError(
         "offload: the experts of this model are in a store and not in its parameters, so state_dict, save_pretrained "
@@ -211,33 +218,39 @@ def release(module: nn.Module, released: dict[int, nn.Parameter]) -> None:
             module._parameters[name] = released[id(parameter)]
 
 
-def opened(
-    source: Source, store: Any, layers: list[Layer], cpu_format: str, exact: bool, progress: Progress | None
+def open_store(
+    source: LayerSource,
+    store: ExpertStore | str | Path | None,
+    layers: list[ExpertsLayer],
+    cpu_format: str,
+    exact: bool,
+    progress: Progress | None,
 ) -> tuple[ExpertStore, bool]:
-    """The store of these weights, and whether it was opened here: the one that is given, or the one in the cache."""
-    options: dict[str, Any] = layers[0].form.options()
+    """The store of these weights, given or in the cache, and whether it was opened here."""
+    options = layers[0].spec.options()
     for layer in layers:
-        if layer.form.options() != options:
+        if layer.spec.options() != options:
             raise ValueError(
-                f"offload: layer {layer.index} applies {layer.form.options()}, layer {layers[0].index} {options}: a "
+                f"offload: layer {layer.index} applies {layer.spec.options()}, layer {layers[0].index} {options}: a "
                 "store has one activation"
             )
     if store is None:
         return cached_store(source, format=cpu_format, **options, progress=progress), True
-    given = isinstance(store, ExpertStore)
-    if not given and not Path(store).exists():
+    if isinstance(store, ExpertStore):
+        _check_given(store, source, cpu_format, exact, options)
+        return store, False
+    if not Path(store).exists():
         return ExpertStore.build(source, store, format=cpu_format, **options, progress=progress), True
-    found = store if given else ExpertStore.open(store)
+    found = ExpertStore.open(store)
     try:
         _check_given(found, source, cpu_format, exact, options)
     except BaseException:
-        if not given:
-            found.close()
+        found.close()
         raise
-    return found, not given
+    return found, True
 
 
-def _check_given(store: ExpertStore, source: Source, cpu_format: str, exact: bool, options: dict[str, Any]) -> None:
+def _check_given(store: ExpertStore, source: LayerSource, cpu_format: str, exact: bool, options: SharedOptions) -> None:
     if exact and not store.exact:
         raise ValueError(
             f"offload: the store {store.path} holds {store.format}, which is not exactly what the model's weights are: "

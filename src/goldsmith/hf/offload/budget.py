@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 GIB = 2**30
 RESERVE, SHARE = GIB, 0.05  # left free: the larger of the two; fragments, activations, cuBLAS's workspaces
@@ -25,7 +28,7 @@ def dense_bytes(model: nn.Module) -> int:
     return sum(found.values())
 
 
-def cache_bytes(model: Any, tokens: int | None = None, rows: int = 1) -> int:
+def cache_bytes(model: PreTrainedModel, tokens: int | None = None, rows: int = 1) -> int:
     """What keys and values of so many rows take at most
 
     tokens=None: the generation config's max_length, or 4096, and at most what the model was made for.
@@ -55,7 +58,7 @@ def check_fits(model: nn.Module, device: torch.device) -> None:
         )
 
 
-def automatic(model: Any, device: torch.device, rows: int = 1, tokens: int | None = None) -> int:
+def automatic(model: PreTrainedModel, device: torch.device, rows: int = 1, tokens: int | None = None) -> int:
     """Free memory, less the KV cache of so many rows, less the larger of 1 GiB and 5 %; 0 where nothing is left."""
     torch.cuda.empty_cache()
     free, all_of_it = torch.cuda.mem_get_info(device)

@@ -7,16 +7,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
+from ..model_types import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder shows for the first bytes of a character
 CONTEXT = 8  # ids of the prompt that a piece is decoded with, so that its first blank is not taken for a beginning
-Told = Callable[[int, str], None]
+OnPiece = Callable[[int, str], None]
 
 
 class NothingToDraw(ArithmeticError):
@@ -28,7 +33,7 @@ class NothingToDraw(ArithmeticError):
 
 
 @dataclass
-class Output:
+class GeneratedText:
     """What was made of one prompt; finish_reason is "stop", "length" or "interrupted"."""
 
     prompt: str
@@ -38,10 +43,10 @@ class Output:
 
 
 @dataclass
-class Made:
+class Generation:
     """All outputs, and when: seconds from the call to the first token, and to the end."""
 
-    outputs: list[Output]
+    outputs: list[GeneratedText]
     first_token: float | None = None
     seconds: float = 0.0
 
@@ -58,12 +63,12 @@ class Made:
         return (after - rows) / (self.seconds - self.first_token)
 
 
-def tokenizer_of(folder: Path) -> Any:
+def tokenizer_of(folder: Path) -> Tokenizer:
     """Raises ValueError when there is none."""
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(folder)
+        found = cast("Tokenizer", AutoTokenizer.from_pretrained(folder))
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} has no tokenizer that can be read: {_first(error)}") from error
     if set(found.get_vocab()) <= set(found.all_special_tokens):  # what transformers makes where the files are missing
@@ -71,7 +76,7 @@ def tokenizer_of(folder: Path) -> Any:
     return found
 
 
-def encoded(tokenizer: Any, prompts: Sequence[str], *, chat: bool = False) -> dict[str, Tensor]:
+def encoded(tokenizer: Tokenizer, prompts: Sequence[str], *, chat: bool = False) -> dict[str, Tensor]:
     """input_ids and attention_mask, padded on the left. Raises ValueError for a prompt without tokens."""
     if chat:
         if not tokenizer.chat_template:
@@ -80,9 +85,9 @@ def encoded(tokenizer: Any, prompts: Sequence[str], *, chat: bool = False) -> di
         for prompt in prompts:
             said = [{"role": "user", "content": prompt}]
             text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-            rows.append(tokenizer(text, add_special_tokens=False).input_ids)
+            rows.append(tokenizer(text, add_special_tokens=False)["input_ids"])
     else:
-        rows = [tokenizer(prompt).input_ids for prompt in prompts]
+        rows = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     for number, row in enumerate(rows, 1):
         if not row and tokenizer.bos_token_id is not None:
             row.append(tokenizer.bos_token_id)
@@ -95,10 +100,10 @@ def encoded(tokenizer: Any, prompts: Sequence[str], *, chat: bool = False) -> di
     return {"input_ids": ids, "attention_mask": mask}
 
 
-class Pieces:
+class IncrementalText:
     """The text of one row as it grows: `add` returns what is certain, `end` the rest."""
 
-    def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
         self._tokenizer, self._ids = tokenizer, list(before[-CONTEXT:])
         self._from, self._read, self._sent = 0, len(self._ids), 0
 
@@ -124,13 +129,15 @@ class Pieces:
         return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-class Rows(BaseStreamer):
+class RowStreamer(BaseStreamer):
     """What `generate` tells of every row, token by token."""
 
-    def __init__(self, tokenizer: Any, made: Made, prompt: dict[str, Tensor], stop: set[int], told: Told) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, made: Generation, prompt: dict[str, Tensor], stop: set[int], told: OnPiece
+    ) -> None:
         self._made, self._stop, self._told = made, stop, told
         rows = zip(prompt["input_ids"].tolist(), prompt["attention_mask"].tolist())
-        self._pieces = [Pieces(tokenizer, [i for i, there in zip(*row) if there]) for row in rows]
+        self._pieces = [IncrementalText(tokenizer, [i for i, there in zip(*row) if there]) for row in rows]
         self._began, self._open, self._prompt_came = time.perf_counter(), [True] * len(self._pieces), False
 
     def put(self, value: Tensor) -> None:
@@ -168,7 +175,7 @@ class Rows(BaseStreamer):
             self._told(row, piece)
 
 
-class Drawable(LogitsProcessor):
+class FiniteLogits(LogitsProcessor):
     """Raises NothingToDraw for logits whose greatest is not finite, also when divided by the temperature
 
     The softmax of such a row is NaN, which torch.multinomial refuses: on a GPU by an assertion that ends its use.
@@ -190,25 +197,25 @@ class Drawable(LogitsProcessor):
 
 
 def generate(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
     prompts: Sequence[str],
     *,
-    made: Made,
+    made: Generation,
     inputs: dict[str, Tensor],
     max_new_tokens: int,
     temperature: float = 0.0,
     top_p: float | None = None,
     top_k: int | None = None,
     seed: int = 0,
-    told: Told = lambda row, piece: None,
+    told: OnPiece = lambda row, piece: None,
 ) -> None:
     """Goes on from each prompt, into `made`, which holds what there is also when this ends by an exception.
 
     Temperature 0 is greedy. A row ends at an end token of the model's generation config or of the tokenizer. Raises
     NothingToDraw where logits, as a guard that does not raise lets them pass, make no probabilities.
     """
-    made.outputs[:] = [Output(prompt) for prompt in prompts]
+    made.outputs[:] = [GeneratedText(prompt) for prompt in prompts]
     config = copy.deepcopy(model.generation_config)
     ends = config.eos_token_id
     stop = {i for i in (*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id) if i is not None}
@@ -220,13 +227,13 @@ def generate(
         (temperature, top_p or 1.0, top_k or 0) if temperature else (None,) * 3
     )
     torch.manual_seed(seed)
-    rows = Rows(tokenizer, made, inputs, stop, told)
+    rows = RowStreamer(tokenizer, made, inputs, stop, told)
     try:
-        model.generate(
+        cast("Callable[..., object]", model.generate)(
             **{name: t.to(model.device) for name, t in inputs.items()},
             generation_config=config,
             streamer=rows,
-            logits_processor=[Drawable(temperature)] if temperature else [],
+            logits_processor=[FiniteLogits(temperature)] if temperature else [],
         )
     except BaseException:
         rows.close("interrupted")

@@ -11,22 +11,22 @@ from torch import Tensor, nn
 
 from ...experts import moe
 from ...offload.errors import UnsupportedModel
-from ..experts_spec import Form, experts_modules, form_of, name_of
+from ..experts_spec import ExpertsSpec, experts_modules, name_of, spec_of
 
 TOKENS, PAIR = 5, 2  # what a trial computes: rows, and the experts of one pair
 
 
 @dataclass(frozen=True)
-class Layer:
+class ExpertsLayer:
     """An experts module of a model: the decoder layer's number, where it is, and what it computes."""
 
     index: int
     path: str
     module: Any
-    form: Form
+    spec: ExpertsSpec
 
 
-def layers_of(model: nn.Module) -> list[Layer]:
+def layers_of(model: nn.Module) -> list[ExpertsLayer]:
     """Every mixture layer of the model, by its number. Raises UnsupportedModel with the class and the property."""
     kind = type(model).__name__
     _check_untouched(model, kind)
@@ -36,8 +36,8 @@ def layers_of(model: nn.Module) -> list[Layer]:
             f"{kind} has no experts module that transformers dispatches (a class under @use_experts_implementation "
             "with its weights in one tensor for all experts): there is nothing to offload"
         )
-    layers: dict[int, Layer] = {}
-    tried: dict[tuple[type, Form], None] = {}
+    layers: dict[int, ExpertsLayer] = {}
+    tried: dict[tuple[type, ExpertsSpec], None] = {}
     for path, module in found:
         if path.endswith("base_layer"):
             raise UnsupportedModel(
@@ -45,7 +45,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
                 "the plain model"
             )
         try:
-            form = form_of(module)
+            spec = spec_of(module)
         except ValueError as error:
             raise UnsupportedModel(_reason(error)) from error
         index = _number(path, kind)
@@ -54,14 +54,14 @@ def layers_of(model: nn.Module) -> list[Layer]:
                 f"{kind} has two experts modules in layer {index}, {layers[index].path} and {path}: the engine has one "
                 "for each layer"
             )
-        layers[index] = Layer(index, path, module, form)
-        if (type(module), form) not in tried:
-            _try(module, form)
-            tried[type(module), form] = None
+        layers[index] = ExpertsLayer(index, path, module, spec)
+        if (type(module), spec) not in tried:
+            _try(module, spec)
+            tried[type(module), spec] = None
     return [layers[index] for index in sorted(layers)]
 
 
-def _check_untouched(model: Any, kind: str) -> None:
+def _check_untouched(model: nn.Module, kind: str) -> None:
     from ..converted_experts import converted_modules
 
     if converted_modules(model):
@@ -82,7 +82,7 @@ def _check_untouched(model: Any, kind: str) -> None:
 
 
 def _reason(error: ValueError) -> str:
-    """What `forms` says, without the advice that is about another way to compute the model."""
+    """What `specs` says, without the advice that is about another way to compute the model."""
     return str(error).removeprefix("goldsmith.hf: ").partition(". Take experts_implementation")[0]
 
 
@@ -96,7 +96,7 @@ def _number(path: str, kind: str) -> int:
     return numbers[0]
 
 
-def _try(module: Any, form: Form) -> None:
+def _try(module: Any, spec: ExpertsSpec) -> None:
     """The class's own eager forward against the formula that the engine computes, on one pair of small experts."""
     generator = torch.Generator().manual_seed(0)
 
@@ -111,14 +111,14 @@ def _try(module: Any, form: Form) -> None:
         if parameter is not None
     }
     few.num_experts = PAIR
-    x, weights = draw(TOKENS, form.hidden_size), draw(TOKENS, 1).abs() + 0.5
+    x, weights = draw(TOKENS, spec.hidden_size), draw(TOKENS, 1).abs() + 0.5
     ids = torch.arange(TOKENS, device="cpu").remainder(PAIR).unsqueeze(1)
-    base = [form.rows(few.gate_up_proj), form.columns(few.down_proj)]
-    if form.biased:
-        base += [form.rows(few.gate_up_proj_bias), few.down_proj_bias]
+    base = [spec.rows(few.gate_up_proj), spec.columns(few.down_proj)]
+    if spec.biased:
+        base += [spec.rows(few.gate_up_proj_bias), few.down_proj_bias]
     eager = getattr(type(module).forward, "__wrapped__", None)
     if eager is None:
-        raise UnsupportedModel(f"{name_of(module)} has no eager forward to be held to")
+        raise UnsupportedModel(f"{name_of(module)} has no eager forward to be as_held to")
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
         try:
             came = eager(few, x, ids, weights)
@@ -127,10 +127,10 @@ def _try(module: Any, form: Form) -> None:
                 f"{name_of(module)} cannot be tried: its eager forward on {PAIR} experts raised "
                 f"{type(error).__name__}: {error}"
             ) from error
-        wanted = moe(x, ids, weights, tuple(base), backend="reference", **form.options())
+        wanted = moe(x, ids, weights, tuple(base), backend="reference", **spec.options())
     # loose on purpose: this tells formulas apart, it does not judge their rounding
     if came.shape != wanted.shape or not torch.allclose(came, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
         raise UnsupportedModel(
-            f"{name_of(module)} computes something else than {form.activation} experts, weighed and summed: its eager "
+            f"{name_of(module)} computes something else than {spec.activation} experts, weighed and summed: its eager "
             f"forward and ours differ by {float((came - wanted).abs().max()):.3g} on a trial of {PAIR} experts"
         )

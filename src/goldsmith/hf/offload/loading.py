@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,20 +19,23 @@ from ...offload.settings import chosen_device, parse_budget
 from ...offload.store import ExpertStore
 from ..checkpoint.experts import packed_from
 from ..checkpoint.loading import load_rest
-from ..checkpoint.reader import Checkpoint
+from ..checkpoint.reader import ModelCheckpoint
 from ..dispatch import ENGINE
-from .attachment import Attached, Progress, Source, opened
+from .attachment import Attached, LayerSource, Progress, open_store
 from .budget import check_fits
-from .layers import Layer, layers_of
+from .layers import ExpertsLayer, layers_of
 from .weights import Weights, from_checkpoint, from_module
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 EXACT = {torch.bfloat16: ("bf16", "fp32"), torch.float32: ("fp32",), torch.float16: ("fp32",)}
 
 
 def attach(
-    model: Any,
+    model: PreTrainedModel,
     *,
-    store: Any = None,
+    store: ExpertStore | str | Path | None = None,
     cpu_format: str = "auto",
     batch: int = 1,
     max_length: int | None = None,
@@ -57,14 +60,14 @@ def attach(
         )
     home = next(layers[0].module.parameters()).device
     with torch.no_grad():
-        source = Source(layers, from_module)
+        source = LayerSource(layers, from_module)
         return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
 
 
 def load(
     path: str | Path,
     *,
-    store: Any = None,
+    store: ExpertStore | str | Path | None = None,
     dtype: torch.dtype | None = None,
     cpu_format: str = "auto",
     batch: int = 1,
@@ -91,14 +94,14 @@ def load(
             store=store, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress, **options,
         )  # fmt: skip
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=wanted)
+        model = AutoModelForCausalLM.from_config(config, dtype=wanted)
     model.config._name_or_path = str(path)
     layers = layers_of(model)
-    checkpoint = Checkpoint(place_of_it, model)
+    checkpoint = ModelCheckpoint(place_of_it, model)
 
-    def read(layer: Layer) -> Weights | PackedExperts:
+    def read(layer: ExpertsLayer) -> Weights | PackedExperts:
         if checkpoint.method is not None:
-            return packed_from(checkpoint, layer.path, layer.form, "auto", None, 1)
+            return packed_from(checkpoint, layer.path, layer.spec, "auto", None, 1)
         return from_checkpoint(checkpoint, layer, wanted)
 
     load_rest(model, checkpoint, besides=[layer.path for layer in layers], progress=progress)
@@ -106,15 +109,15 @@ def load(
     if (place_of_it / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(place_of_it)
     home = torch.device("cpu")
-    source = Source(layers, read, files_of(place_of_it))
+    source = LayerSource(layers, read, files_of(place_of_it))
     return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
 
 
 def _begin(
-    model: Any,
-    layers: list[Layer],
-    source: Source,
-    store: Any,
+    model: PreTrainedModel,
+    layers: list[ExpertsLayer],
+    source: LayerSource,
+    store: ExpertStore | str | Path | None,
     cpu_format: str,
     home: torch.device,
     progress: Progress | None,
@@ -125,7 +128,7 @@ def _begin(
     check_fits(model, _checked(options))
     if exact and not (isinstance(store, ExpertStore) or store is not None and Path(store).exists()):
         check_exact(source[layers[0].index], cpu_format)
-    found, owned = opened(source, store, layers, cpu_format, exact, progress)
+    found, owned = open_store(source, store, layers, cpu_format, exact, progress)
     made = Attached(model, layers, found, owned, home)
     try:
         made.begin(options, *room)
@@ -146,12 +149,12 @@ def _checked(options: dict[str, Any]) -> torch.device:
     return chosen_device(options.get("device", "auto"))
 
 
-def _check_store(store: Any) -> None:
+def _check_store(store: object) -> None:
     if not (store is None or isinstance(store, (ExpertStore, str, os.PathLike))):
         raise TypeError(f"offload: store is {kind(store)}, wanted an ExpertStore, the path of one, or None")
 
 
-def _check_words(cpu_format: Any, batch: Any, max_length: Any) -> None:
+def _check_words(cpu_format: object, batch: object, max_length: object) -> None:
     """The format, and for how much text room is kept on a GPU."""
     check_choice("offload", "cpu_format", cpu_format, ("auto", *FORMATS))
     for name, value in (("batch", batch), ("max_length", 1 if max_length is None else max_length)):
@@ -161,7 +164,7 @@ def _check_words(cpu_format: Any, batch: Any, max_length: Any) -> None:
             raise ValueError(f"offload: {name}={value}, wanted a whole number of at least 1")
 
 
-def check_exact(weights: Any, cpu_format: str) -> None:
+def check_exact(weights: Weights | PackedExperts, cpu_format: str) -> None:
     """ValueError when the format does not hold the weights' numbers as they are."""
     if cpu_format == "auto":
         return

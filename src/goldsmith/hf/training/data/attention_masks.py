@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from ...model_types import text_config
 from ..errors import TrainingError
 from .documents import Document
 from .packing import Batch, batch
 
-Masks = Callable[[Batch], Any]  # what a model takes for `attention_mask`
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+AttentionMask = Tensor | Mapping[str, object] | None  # one mask, or one for each kind of layer
+Masks = Callable[[Batch], AttentionMask]  # what a model takes for `attention_mask`
 
 
 def no_masks(given: Batch) -> None:
     """The positions alone keep documents apart."""
 
 
-def masks(model: Any) -> Masks:
+def masks(model: PreTrainedModel) -> Masks:
     """The attention masks that keep documents apart in this model; None where the positions do it, as they should.
 
     transformers finds in the positions where documents begin. Some models (gpt-oss) do not hand the positions on to
@@ -28,10 +33,10 @@ def masks(model: Any) -> Masks:
     if apart(model, no_masks):
         return no_masks
 
-    def by_layer(given: Batch) -> Any:
+    def by_layer(given: Batch) -> AttentionMask:
         return _by_layer(model, given)
 
-    kinds = getattr(model.config.get_text_config(), "layer_types", None)
+    kinds = getattr(text_config(model), "layer_types", None)
     if kinds and set(kinds) <= _makers().keys() and apart(model, by_layer):
         return by_layer
     raise TrainingError(
@@ -40,13 +45,13 @@ def masks(model: Any) -> Masks:
     )
 
 
-def apart(model: Any, found: Masks) -> bool:
+def apart(model: PreTrainedModel, found: Masks) -> bool:
     """Whether the loss of a document has a gradient of exactly zero with respect to the one before it."""
-    vocabulary = model.config.get_text_config().vocab_size
+    vocabulary = text_config(model).vocab_size
     some = [Document([k % vocabulary for k in range(first, first + 4)], [True] * 4) for first in (0, 4)]
     probe, met = batch([some], pad=0).to(model.device), list[Tensor]()
 
-    def cut_off(module: nn.Module, arguments: Any, out: Tensor) -> Tensor:
+    def cut_off(module: nn.Module, arguments: object, out: Tensor) -> Tensor:
         met.append(out.detach().requires_grad_())
         return met[-1]
 
@@ -69,7 +74,7 @@ def apart(model: Any, found: Masks) -> bool:
     return not bool((seen.isfinite() & (seen != 0)).any())
 
 
-def _makers() -> dict[str, Callable[..., Any]]:
+def _makers() -> dict[str, Callable[..., object]]:
     from transformers import masking_utils
 
     return {
@@ -79,10 +84,10 @@ def _makers() -> dict[str, Callable[..., Any]]:
     }
 
 
-def _by_layer(model: Any, given: Batch) -> dict[str, Any]:
+def _by_layer(model: PreTrainedModel, given: Batch) -> dict[str, object]:
     """The masks of each kind of layer, made by transformers' own functions, with the positions."""
-    config = model.config.get_text_config()
+    config = text_config(model)
     like = torch.empty(*given.input_ids.shape, 0, dtype=model.dtype, device=given.input_ids.device)
-    known: dict[str, Any] = {"config": config, "inputs_embeds": like, "attention_mask": None}
+    known: dict[str, object] = {"config": config, "inputs_embeds": like, "attention_mask": None}
     known |= {"past_key_values": None, "position_ids": given.position_ids}
     return {kind: _makers()[kind](**known) for kind in dict.fromkeys(config.layer_types)}

@@ -6,12 +6,20 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os.path import commonprefix
-from typing import Any
+from typing import TYPE_CHECKING
+
+from ...model_types import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as BackendTokenizer
+
+Turn = dict[str, str]  # role, content
 
 ASSISTANT = "assistant"
 
 
-def conversation(messages: object, tokenizer: Any, *, every: bool = False) -> tuple[list[int], list[bool]]:
+def conversation(messages: object, tokenizer: Tokenizer, *, every: bool = False) -> tuple[list[int], list[bool]]:
     """(tokens, whether they count) of a list of {"role", "content"}; ValueError with the reason.
 
     What the assistant says counts, or every token. A token counts when any of its characters is the assistant's, a
@@ -40,7 +48,7 @@ def conversation(messages: object, tokenizer: Any, *, every: bool = False) -> tu
     return ids, inside
 
 
-def _placed(text: str, tokenizer: Any) -> tuple[list[int], list[tuple[int, int]]]:
+def _placed(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[tuple[int, int]]]:
     """Tokens, and where in the text each begins and ends."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ValueError(
@@ -54,7 +62,7 @@ def _placed(text: str, tokenizer: Any) -> tuple[list[int], list[tuple[int, int]]
 
 
 @contextmanager
-def _untrimmed(inner: Any) -> Iterator[None]:
+def _untrimmed(inner: BackendTokenizer) -> Iterator[None]:
     """Inside, a token's place has its blanks.
 
     Only post-processors take them off (`trim_offsets`, of ByteLevel by default), until nothing is left of a token of
@@ -77,7 +85,7 @@ def _crosses(place: tuple[int, int], borders: list[int]) -> bool:
     return at < len(borders) and borders[at] < place[1]
 
 
-def _own(text: str, place: tuple[int, int], added: Any) -> tuple[int, int]:
+def _own(text: str, place: tuple[int, int], added: AddedToken | None) -> tuple[int, int]:
     """A token's place without what is not its own: an added token may swallow the blanks beside it."""
     first, last = place
     if added is not None and text[first:last].strip():
@@ -98,7 +106,7 @@ def _inside(places: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list
     return found
 
 
-def _checked(messages: object) -> list[dict[str, Any]]:
+def _checked(messages: object) -> list[Turn]:
     if not isinstance(messages, list) or not messages:
         raise ValueError('\'messages\' is no list of {"role", "content"}')
     for number, turn in enumerate(messages, 1):
@@ -113,7 +121,7 @@ def _checked(messages: object) -> list[dict[str, Any]]:
     return messages
 
 
-def _rendered(turns: list[dict[str, Any]], tokenizer: Any, *, ask: bool = False) -> str:
+def _rendered(turns: list[Turn], tokenizer: Tokenizer, *, ask: bool = False) -> str:
     from jinja2 import TemplateError
 
     try:
@@ -126,7 +134,7 @@ def _rendered(turns: list[dict[str, Any]], tokenizer: Any, *, ask: bool = False)
     return text
 
 
-def _spans(turns: list[dict[str, Any]], text: str, tokenizer: Any) -> list[tuple[int, int]]:
+def _spans(turns: list[Turn], text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
     """Where in the text each answer stands: from where generation would begin to the end of its turn."""
     spans = []
     for number, turn in enumerate(turns):
@@ -145,7 +153,7 @@ def _spans(turns: list[dict[str, Any]], text: str, tokenizer: Any) -> list[tuple
     return spans
 
 
-def _before(turns: list[dict[str, Any]], number: int, tokenizer: Any) -> str:
+def _before(turns: list[Turn], number: int, tokenizer: Tokenizer) -> str:
     """The text up to where generation of an answer would begin."""
     if number:
         return _rendered(turns[:number], tokenizer, ask=True)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from ...model_types import Tokenizer
 from ..errors import DataError
 from .conversations import conversation
 
@@ -37,14 +37,16 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutDocuments:
     """Documents of at most `seq_len` tokens, and how many rows lost their end to that."""
 
     documents: list[Document]
     shortened: int
 
 
-def read(path: str | Path, tokenizer: Any, *, document: str = "blank", train_on: str = "completion") -> list[Document]:
+def read(
+    path: str | Path, tokenizer: Tokenizer, *, document: str = "blank", train_on: str = "completion"
+) -> list[Document]:
     """The documents of a file: .txt and .md as text, .jsonl as one row a line.
 
     document: "blank" divides text at blank lines, "whole" keeps it in one. train_on: "completion" counts the tokens of
@@ -107,7 +109,7 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
         at = after
 
 
-def cut(path: str | Path, documents: list[Document], seq_len: int) -> Cut:
+def cut(path: str | Path, documents: list[Document], seq_len: int) -> CutDocuments:
     """Divides text into pieces of `seq_len` that share one token, so that each token is predicted once; shortens rows.
 
     Raises DataError for a row of which nothing that counts is left.
@@ -128,10 +130,10 @@ def cut(path: str | Path, documents: list[Document], seq_len: int) -> Cut:
                 raise DataError(path, f"{reason}; raise --seq-len or shorten the prompt", item.line)
             shortened += 1
             kept.append(short)
-    return Cut(kept, shortened)
+    return CutDocuments(kept, shortened)
 
 
-def _texts(texts: list[tuple[int, str]], tokenizer: Any) -> Iterator[Document]:
+def _texts(texts: list[tuple[int, str]], tokenizer: Tokenizer) -> Iterator[Document]:
     """Plain text: what the tokenizer puts in front, the text, the end token."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     for first in range(0, len(texts), AT_ONCE):
@@ -141,7 +143,7 @@ def _texts(texts: list[tuple[int, str]], tokenizer: Any) -> Iterator[Document]:
             yield Document(ids, [True] * len(ids), True, line)
 
 
-def _rows(path: Path, text: str, tokenizer: Any, every: bool) -> Iterator[Document]:
+def _rows(path: Path, text: str, tokenizer: Tokenizer, every: bool) -> Iterator[Document]:
     for line, row in _parsed(path, text):
         try:
             yield from _row(row, tokenizer, every, line)
@@ -149,7 +151,7 @@ def _rows(path: Path, text: str, tokenizer: Any, every: bool) -> Iterator[Docume
             raise DataError(path, str(error), line) from error
 
 
-def _parsed(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parsed(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
     for line, raw in enumerate(text.split("\n"), 1):
         if not raw.strip():
             continue
@@ -165,7 +167,7 @@ def _parsed(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield line, row
 
 
-def _row(row: dict[str, Any], tokenizer: Any, every: bool, line: int) -> Iterator[Document]:
+def _row(row: dict[str, object], tokenizer: Tokenizer, every: bool, line: int) -> Iterator[Document]:
     kinds = [kind for kind in ("text", "prompt", "messages") if kind in row]
     if len(kinds) != 1 or ("completion" in row) != (kinds == ["prompt"]):
         raise ValueError(f"has the keys {', '.join(map(repr, row)) or 'of nothing'}; a row is {SHAPES}")
@@ -177,7 +179,7 @@ def _row(row: dict[str, Any], tokenizer: Any, every: bool, line: int) -> Iterato
         yield Document(*conversation(row["messages"], tokenizer, every=every), False, line)
 
 
-def _completion(row: dict[str, Any], tokenizer: Any, every: bool, line: int) -> Document:
+def _completion(row: dict[str, object], tokenizer: Tokenizer, every: bool, line: int) -> Document:
     """Tokenized apart, as it will be when text is generated after a prompt."""
     prompt = tokenizer(words(row, "prompt", empty=True), verbose=False)["input_ids"]
     rest = tokenizer(words(row, "completion"), add_special_tokens=False, verbose=False)["input_ids"]
@@ -194,7 +196,7 @@ def _a(value: object) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-def words(row: dict[str, Any], key: str, *, empty: bool = False) -> str:
+def words(row: dict[str, object], key: str, *, empty: bool = False) -> str:
     """The text under a key; ValueError when it is none, empty, or not Unicode."""
     value = row[key]
     if not isinstance(value, str):

@@ -71,7 +71,7 @@ def batch(rows: Sequence[Sequence[Document]], pad: int) -> Batch:
     return Batch(ids, positions, labels, sum(sizes))
 
 
-class Stream:
+class RowStream:
     """Rows without end: each epoch in an order of its own, which the seed and the epoch's number decide."""
 
     def __init__(self, documents: Sequence[Document], seq_len: int, *, packed: bool, seed: int, pad: int = 0):

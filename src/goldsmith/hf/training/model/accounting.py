@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...model_types import text_config
 from ..data.documents import Document
 from ..data.packing import batch
 from ..errors import TrainingError
 from ..options import Options
 from ..run.loss import summed_loss
-from ..run.plan import Plan
+from ..run.plan import TrainingPlan
 from .device import memory, on_gpu
-from .loading import Loaded, checkpoint_layers
+from .loading import LoadedModel, checkpoint_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PROBE = 64  # tokens of the shorter row on which activations are measured
 SHARE = 0.8  # of the free memory that a proposal may take
@@ -37,7 +41,7 @@ class Accounting:
     free: int
     proposal: tuple[int, int] | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return asdict(self)
 
     @property
@@ -50,7 +54,7 @@ class Accounting:
         return self.activations / batch_size <= SHARE * self.free
 
 
-def account(loaded: Loaded, options: Options, plan: Plan) -> Accounting:
+def account(loaded: LoadedModel, options: Options, plan: TrainingPlan) -> Accounting:
     """Raises TrainingError when what the model calls trainable is not what the optimizer gets."""
     from ....experts.packed import PackedExperts
     from ... import trainable_report
@@ -87,13 +91,13 @@ def propose(row: float, window: int, free: float) -> tuple[int, int] | None:
     return (fitting[-1], window // fitting[-1]) if fitting else None
 
 
-def row_bytes(loaded: Loaded, options: Options) -> float:
+def row_bytes(loaded: LoadedModel, options: Options) -> float:
     """Bytes that autograd keeps for one row of `seq_len` tokens: measured on short rows, and a L + b L^2 put through.
 
     The square is attention's: each layer keeps its own copy of a packed row's mask. With gradient checkpointing a
     layer's input each, and one layer whole.
     """
-    model, text, length = loaded.model, loaded.model.config.get_text_config(), options.seq_len
+    model, text, length = loaded.model, text_config(loaded.model), options.seq_len
     some = max(1, min(PROBE, length // 2))
     if options.checkpointing:
         checkpoint_layers(model, False)
@@ -107,7 +111,7 @@ def row_bytes(loaded: Loaded, options: Options) -> float:
     return vocabulary + (whole - vocabulary) / layers + layers * text.hidden_size * model.dtype.itemsize * length
 
 
-def _kept(model: Any, length: int, packed: bool) -> int:
+def _kept(model: PreTrainedModel, length: int, packed: bool) -> int:
     """Bytes of the tensors that autograd keeps for a row, bases and parameters left out."""
     from ...converted_experts import converted_modules
 
@@ -122,7 +126,7 @@ def _kept(model: Any, length: int, packed: bool) -> int:
         return tensor
 
     sizes = [length // 2, length - length // 2] if packed and length > 1 else [length]
-    vocabulary = model.config.get_text_config().vocab_size
+    vocabulary = text_config(model).vocab_size
     probe = batch([[Document([k % vocabulary for k in range(n)], [True] * n) for n in sizes]], pad=0)
     probe, devices = probe.to(model.device), [model.device] if on_gpu(model.device) else []
     model.train()

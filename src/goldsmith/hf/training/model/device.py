@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ....experts import PackedExperts
+from ...converted_experts import ConvertedExperts
 from ..errors import TrainingError
 from ..options import Options
 
@@ -43,7 +42,7 @@ def on_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def move_experts(module: Any, device: torch.device, model: str) -> None:
+def move_experts(module: ConvertedExperts, device: torch.device, model: str) -> None:
     """The experts of a converted module, in place, from packed on the CPU to plain bfloat16 on a GPU."""
     base = module.base
     if not isinstance(base, PackedExperts):

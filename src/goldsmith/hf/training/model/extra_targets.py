@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -136,7 +135,7 @@ def add_routers(folder: Path, model: nn.Module, trained: set[str]) -> None:
         for name, tensor in model.get_submodule(place).state_dict().items():
             tensors[f"{ROOT}{place}.{name}"] = tensor.cpu().contiguous()
     (folder / WEIGHTS).write_bytes(serialised(tensors, metadata or {}))
-    config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+    config = json.loads((folder / CONFIG).read_text())
     known = config.get("modules_to_save") or ()
     config["modules_to_save"] = sorted({*known, *(".".join(place.split(".")[-2:]) for place in places)})
     (folder / CONFIG).write_text(config_text(config))

@@ -8,18 +8,23 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
 
 from ....experts.files import mode_for
+from ...converted_experts import ConvertedExperts
+from ...model_types import Tokenizer
 from ...routers import router_weights
 from ..errors import TrainingError
 from ..options import Options
 from ..records.checkpoints import UNFINISHED
 from . import device as places
 from . import extra_targets
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -28,11 +33,16 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model to be trained, and its trained parameters by name; each is in the optimizer once."""
 
-    model: Any
+    model: PreTrainedModel
     parameters: dict[str, nn.Parameter]
+
+    @property
+    def embeddings(self) -> int:
+        """Rows of the table of embeddings: token ids must be below."""
+        return cast("nn.Embedding", self.model.get_input_embeddings()).num_embeddings
 
 
 @functools.cache
@@ -55,13 +65,13 @@ def folder(name: str) -> Path:
         raise TrainingError(f"MODEL {name} is no folder here, and the hub does not give it: {_first(error)}") from error
 
 
-def tokenizer(name: str) -> Any:
+def tokenizer(name: str) -> Tokenizer:
     """Raises TrainingError when there is none."""
     from transformers import AutoTokenizer
 
     place = folder(name)
     try:
-        found = AutoTokenizer.from_pretrained(place)
+        found = cast("Tokenizer", AutoTokenizer.from_pretrained(place))
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
     if set(found.get_vocab()) <= set(found.all_special_tokens):  # what transformers makes where the files are missing
@@ -84,7 +94,7 @@ def check(options: Options) -> None:
     extra_targets.check(bare, options)
 
 
-def load(options: Options, progress: Progress | None = None) -> Loaded:
+def load(options: Options, progress: Progress | None = None) -> LoadedModel:
     """Seeds torch, loads, packs the experts, attaches LoRA, and freezes all else. Raises TrainingError with the reason.
 
     A folder of safetensors files is streamed: no more than one layer's experts exist unpacked.
@@ -95,7 +105,7 @@ def load(options: Options, progress: Progress | None = None) -> Loaded:
 
     def told(done: int, total: int, path: str) -> None:
         if places.on_gpu(device):  # layer by layer, so that the host holds one of them
-            places.move_experts(bare.get_submodule(path), device, options.model)
+            places.move_experts(cast("ConvertedExperts", bare.get_submodule(path)), device, options.model)
         if progress is not None:
             progress(done, total, path)
 
@@ -112,18 +122,21 @@ def load(options: Options, progress: Progress | None = None) -> Loaded:
         extra_targets.check(bare, options)
         own = router_weights(bare) if options.train_router else {}
         chosen = [name for name, p in own.items() if p.requires_grad]  # without a bias that nobody trains, as ERNIE's
-        model: Any = convert(
-            bare,
-            format=options.format,
-            group_size=options.group_size,
-            lora=lora,
-            partitions=options.partitions,
-            checkpoint=checkpoint,
-            progress=told,
+        model = cast(
+            "PreTrainedModel",
+            convert(
+                bare,
+                format=options.format,
+                group_size=options.group_size,
+                lora=lora,
+                partitions=options.partitions,
+                checkpoint=checkpoint,
+                progress=told,
+            ),
         )
         model.config._name_or_path = options.model  # the adapter names it as its base
         extra_targets.put_on(model, options)
-        model.to(device)
+        nn.Module.to(model, device)
     except (OSError, ValueError, TypeError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
     for name in chosen:
@@ -133,10 +146,10 @@ def load(options: Options, progress: Progress | None = None) -> Loaded:
         parameter.requires_grad_(True)
     if options.checkpointing:
         checkpoint_layers(model)
-    return Loaded(model, {name: p for name, p in model.named_parameters() if p.requires_grad})
+    return LoadedModel(model, {name: p for name, p in model.named_parameters() if p.requires_grad})
 
 
-def checkpoint_layers(model: Any, on: bool = True) -> None:
+def checkpoint_layers(model: PreTrainedModel, on: bool = True) -> None:
     """Recompute each layer's activations in the backward, or no more."""
     kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"  # before transformers 5.23
     if on:
@@ -145,7 +158,7 @@ def checkpoint_layers(model: Any, on: bool = True) -> None:
         getattr(model, f"{kind}_checkpointing_disable")()
 
 
-def _skeleton(place: Path, options: Options) -> tuple[Any, Path | None]:
+def _skeleton(place: Path, options: Options) -> tuple[PreTrainedModel, Path | None]:
     """The model, and the folder that its weights are still to be read from, or None when they are in it."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -157,7 +170,7 @@ def _skeleton(place: Path, options: Options) -> tuple[Any, Path | None]:
         return AutoModelForCausalLM.from_config(config, dtype=dtype), place
 
 
-def save_adapter(loaded: Loaded, folder: Path) -> None:
+def save_adapter(loaded: LoadedModel, folder: Path) -> None:
     """peft's two files, each whole or as it was before; a trained router stands in them under `modules_to_save`."""
     from ... import save_adapter as write
 

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 import safetensors.torch
 from torch import Tensor
@@ -33,17 +33,28 @@ FORMAT, WITHOUT_CHECK = 2, 1
 KINDS = {"step": int, "bytes": int, "sha256": str, "identity": dict, "circumstances": dict}
 
 
+class CheckpointFacts(TypedDict):
+    """What state.json says."""
+
+    format: int
+    step: int
+    bytes: int
+    sha256: str
+    identity: dict[str, object]
+    circumstances: dict[str, object]
+
+
 @dataclass(frozen=True)
-class Checkpoint:
+class TrainingCheckpoint:
     """What was read: the step, the tensors of `Trainer.state`, and facts about the run."""
 
     path: Path
     step: int
     tensors: dict[str, Tensor]
-    facts: dict[str, Any]
+    facts: CheckpointFacts
 
 
-def write(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
+def write(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> Path:
     """Write folder/step-000010; OSError (a full disk) leaves no trace of it, and the earlier ones as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"step-{step:06d}"
@@ -73,7 +84,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path) -> TrainingCheckpoint:
     """Raises TrainingError that says what is wrong with it."""
     try:
         facts = _facts(path)
@@ -82,7 +93,7 @@ def read(path: Path) -> Checkpoint:
             raise TrainingError(f"{path}: {TENSORS} has {len(raw):,} bytes of {facts['bytes']:,}")
         if hashlib.sha256(raw).hexdigest() != facts["sha256"]:
             raise TrainingError(f"{path}: {TENSORS} is damaged (its checksum differs)")
-        return Checkpoint(path, facts["step"], safetensors.torch.load(raw), facts)
+        return TrainingCheckpoint(path, facts["step"], safetensors.torch.load(raw), facts)
     except FileNotFoundError as error:
         raise TrainingError(f"{path} is no checkpoint: {Path(error.filename).name} is missing") from error
     except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
@@ -91,7 +102,7 @@ def read(path: Path) -> Checkpoint:
         raise TrainingError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _facts(path: Path) -> dict[str, Any]:
+def _facts(path: Path) -> CheckpointFacts:
     """What state.json says, with every key that a run takes from it; TrainingError when it is damaged."""
     facts = json.loads((path / FACTS).read_bytes())
     damaged = TrainingError(f"{path}: {FACTS} is damaged (its checksum differs)")
@@ -108,15 +119,15 @@ def _facts(path: Path) -> dict[str, Any]:
     named = NAME.fullmatch(path.name)
     if named and facts["step"] != int(named[1]):
         raise TrainingError(f"{path}: {FACTS} is damaged (it says step {facts['step']})")
-    return facts
+    return cast("CheckpointFacts", facts)
 
 
-def _check_of(facts: Mapping[str, Any]) -> str:
+def _check_of(facts: Mapping[str, object]) -> str:
     """The checksum of what the facts say, however the file is laid out."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+def newest(folder: Path) -> tuple[TrainingCheckpoint | None, list[str]]:
     """The last whole checkpoint, and what is wrong with those after it.
 
     Raises TrainingError when there are some and none is whole: nobody begins anew by accident.

@@ -6,24 +6,25 @@ import functools
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from ....assay.report.html.page import now, style
 from .chart import Line, chart, smooth
 from .checkpoints import replace
+from .journal import LogRow
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Facts = Sequence[tuple[str, str]]
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]], steps: int, *, title: str, trained: Facts, run: Facts) -> None:
+def write(path: Path, rows: Sequence[LogRow], steps: int, *, title: str, trained: Facts, run: Facts) -> None:
     """Write the page of a log; the file is whole at any moment. `trained` and `run` are tables of (name, value)."""
     replace(path, page(rows, steps, title=title, trained=trained, run=run))
 
 
-def page(rows: Sequence[dict[str, Any]], steps: int, *, title: str, trained: Facts, run: Facts) -> str:
+def page(rows: Sequence[LogRow], steps: int, *, title: str, trained: Facts, run: Facts) -> str:
     """The page as text."""
+    from ....assay.report.html.page import now, style
+
     loss = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     held = [(row["step"], row["eval_loss"]) for row in rows if "eval_loss" in row]
     return (
@@ -68,7 +69,7 @@ def _lede(held: Sequence[tuple[int, float]]) -> str:
     return f'<p class="lede">{text}.</p>'
 
 
-def _facts(rows: Sequence[dict[str, Any]], steps: int) -> str:
+def _facts(rows: Sequence[LogRow], steps: int) -> str:
     taken = [row for row in rows if "loss" in row]
     if not taken:
         return ""
@@ -77,7 +78,7 @@ def _facts(rows: Sequence[dict[str, Any]], steps: int) -> str:
     return f'<ul class="facts">{"".join(f"<li>{fact}</li>" for fact in facts)}</ul>'
 
 
-def _charts(rows: Sequence[dict[str, Any]], loss: list[tuple[int, float]], held: list[tuple[int, float]]) -> str:
+def _charts(rows: Sequence[LogRow], loss: list[tuple[int, float]], held: list[tuple[int, float]]) -> str:
     if not loss:
         return ""
     lines = [Line("raw", loss), Line("mean", smooth(loss)), Line("held", held, dots=True)]
@@ -91,7 +92,7 @@ def _charts(rows: Sequence[dict[str, Any]], loss: list[tuple[int, float]], held:
     )
     text += '<div class="three">'
     for name, title in small:
-        line = Line("one", [(row["step"], row[name]) for row in rows if name in row])
+        line = Line("one", [(row["step"], value) for row in rows if isinstance(value := row.get(name), float | int)])
         text += chart("low", title, [line], zero=True)
     return f"{text}</div></section>"
 

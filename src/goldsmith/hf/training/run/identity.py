@@ -7,10 +7,9 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from ..options import Options, flag
-from .plan import Plan
+from .plan import TrainingPlan
 
 ALTERING = (
     *("document", "train_on", "format", "group_size", "rank", "alpha", "targets", "shared_a", "dropout"),
@@ -19,12 +18,12 @@ ALTERING = (
 )
 
 
-def identity(options: Options, found: Plan, folder: Path) -> dict[str, Any]:
+def identity(options: Options, found: TrainingPlan, folder: Path) -> dict[str, object]:
     """Everything that alters the result, by the option's name; two runs with equal identities are the same run.
 
     A constant rate does not depend on how many steps there will be, so such a run may be made longer.
     """
-    values: dict[str, Any] = {flag(name): getattr(options, name) for name in ALTERING}
+    values: dict[str, object] = {flag(name): getattr(options, name) for name in ALTERING}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     values["--warmup"] = found.schedule.warmup
     if options.schedule != "constant" or found.limit is not None:
@@ -34,7 +33,7 @@ def identity(options: Options, found: Plan, folder: Path) -> dict[str, Any]:
     return values
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """What differs, each as words for a reader."""
     said = []
     for name in [*now, *(name for name in before if name not in now)]:
@@ -49,7 +48,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

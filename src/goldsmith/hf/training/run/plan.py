@@ -9,7 +9,7 @@ from .schedule import Schedule, warmup_steps
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How much is trained on: `steps` windows of `grad_accum` batches of `batch_size` rows, `limit` rows at most."""
 
     steps: int
@@ -26,7 +26,7 @@ class Plan:
         return self.batch_size * self.grad_accum
 
 
-def plan(options: Options, rows: int) -> Plan:
+def plan(options: Options, rows: int) -> TrainingPlan:
     """How many steps that makes of so many rows."""
     limit = None
     if options.steps is not None:
@@ -34,7 +34,7 @@ def plan(options: Options, rows: int) -> Plan:
     else:
         limit = rows * (options.epochs or 1)
         total = -(-limit // (options.batch_size * options.grad_accum))
-    return Plan(
+    return TrainingPlan(
         steps=total,
         batch_size=options.batch_size,
         grad_accum=options.grad_accum,

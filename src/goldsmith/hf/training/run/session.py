@@ -9,14 +9,15 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ....experts.files import in_the_way
 from ...adapter.files import CONFIG, WEIGHTS
-from ..data.packing import Stream
+from ..data.packing import RowStream
 from ..errors import TrainingError
 from ..records import checkpoints
-from ..records.journal import Journal, rows
+from ..records.checkpoints import TrainingCheckpoint
+from ..records.journal import Journal, LogRow, rows
 from .identity import changes
 from .trainer import Trainer
 
@@ -25,23 +26,23 @@ FILES = (LOG, LOCK, "run.json", "loss.html", WEIGHTS, CONFIG)  # what a run writ
 
 
 @dataclass
-class Watcher:
+class RunCallbacks:
     """Whom a session tells what happens; each may be left as it is."""
 
     begun: Callable[[], None] = lambda: None  # what an earlier run left is out of the way
-    row: Callable[[dict[str, Any]], None] = lambda row: None
-    saved: Callable[[list[dict[str, Any]]], None] = lambda rows: None  # the log's, after a checkpoint
+    row: Callable[[LogRow], None] = lambda row: None
+    saved: Callable[[list[LogRow]], None] = lambda rows: None  # the log's, after a checkpoint
     note: Callable[[str], None] = lambda text: None
     stop: Callable[[], bool] = lambda: False
 
 
 @dataclass
-class Session:
+class TrainingSession:
     """What is written where, and how often. `identity` is what a checkpoint must agree with."""
 
     output: Path
-    identity: Mapping[str, Any]
-    circumstances: Mapping[str, Any] = field(default_factory=dict)  # threads, device, versions: they alter rounding
+    identity: Mapping[str, object]
+    circumstances: Mapping[str, object] = field(default_factory=dict)  # threads, device, versions: they alter rounding
     save_every: int = 50
     eval_every: int = 0
     keep: int = 2
@@ -51,7 +52,7 @@ class Session:
     def checkpoints(self) -> Path:
         return self.output / CHECKPOINTS
 
-    def find(self, resume: str, watcher: Watcher) -> checkpoints.Checkpoint | None:
+    def find(self, resume: str, watcher: RunCallbacks) -> TrainingCheckpoint | None:
         """The checkpoint to go on from, or None; refuses one of a run with other options, by their names."""
         self.resume = resume
         if resume == "never":
@@ -79,11 +80,11 @@ class Session:
     def run(
         self,
         trainer: Trainer,
-        watcher: Watcher,
+        watcher: RunCallbacks,
         *,
-        start: checkpoints.Checkpoint | None = None,
-        evaluation: Stream | None = None,
-    ) -> list[dict[str, Any]]:
+        start: TrainingCheckpoint | None = None,
+        evaluation: RowStream | None = None,
+    ) -> list[LogRow]:
         """Train to the end of the plan, or until `watcher.stop`; returns the rows of the log.
 
         A step is logged, then evaluated, then saved: what a checkpoint knows stands in the log before it does.
@@ -96,8 +97,12 @@ class Session:
             raise TrainingError(self._unwritten(trainer, error)) from error
 
     def _run(
-        self, trainer: Trainer, watcher: Watcher, start: checkpoints.Checkpoint | None, evaluation: Stream | None
-    ) -> list[dict[str, Any]]:
+        self,
+        trainer: Trainer,
+        watcher: RunCallbacks,
+        start: TrainingCheckpoint | None,
+        evaluation: RowStream | None,
+    ) -> list[LogRow]:
         own = start is not None and start.path.parent.resolve() == self.checkpoints.resolve()
         earlier = None if start is None or own else rows(_run_of(start.path) / LOG)
         self.output.mkdir(parents=True, exist_ok=True)
@@ -128,12 +133,12 @@ class Session:
     def _due(self, trainer: Trainer, every: int) -> bool:
         return trainer.done == trainer.plan.steps or every > 0 and trainer.done % every == 0
 
-    def _evaluate(self, trainer: Trainer, stream: Stream, journal: Journal, watcher: Watcher) -> None:
-        row = {"step": trainer.done, "eval_loss": trainer.evaluate(stream)}
+    def _evaluate(self, trainer: Trainer, stream: RowStream, journal: Journal, watcher: RunCallbacks) -> None:
+        row: LogRow = {"step": trainer.done, "eval_loss": trainer.evaluate(stream)}
         journal.add(row)
         watcher.row(row)
 
-    def _save(self, trainer: Trainer, journal: Journal, watcher: Watcher) -> int:
+    def _save(self, trainer: Trainer, journal: Journal, watcher: RunCallbacks) -> int:
         journal.sync()
         facts = {
             "identity": dict(self.identity),
@@ -154,13 +159,13 @@ class Session:
             f"Put that right (is the disk full?), and {again(self.output, self.resume)} goes on from there."
         )
 
-    def _restore(self, trainer: Trainer, start: checkpoints.Checkpoint) -> None:
+    def _restore(self, trainer: Trainer, start: TrainingCheckpoint) -> None:
         try:
             trainer.restore(start.tensors, start.step)
         except ValueError as error:
             raise TrainingError(f"{start.path} does not fit this model: {error}.") from error
 
-    def _put_away(self, step: int | None, watcher: Watcher) -> None:
+    def _put_away(self, step: int | None, watcher: RunCallbacks) -> None:
         """Move what this run does not go on from out of its way, laid out as it is; nothing is lost.
 
         That is all of another run (None), also of one that a kill ended before its first checkpoint; or of this one the

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ....assay import NonFinite, watch
 from ..data.attention_masks import Masks, no_masks
-from ..data.packing import Batch, Stream
+from ..data.packing import Batch, RowStream
 from ..errors import Diverged
+from ..records.journal import LogRow
 from .loss import summed_loss
-from .plan import Plan
+from .plan import TrainingPlan
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 
@@ -31,8 +30,8 @@ class Trainer:
         self,
         model: nn.Module,
         parameters: Mapping[str, nn.Parameter],
-        stream: Stream,
-        plan: Plan,
+        stream: RowStream,
+        plan: TrainingPlan,
         masks: Masks = no_masks,
     ):
         self.model, self.parameters, self.stream, self.plan = model, dict(parameters), stream, plan
@@ -43,7 +42,7 @@ class Trainer:
         )
         self.done = 0
 
-    def step(self) -> dict[str, Any]:
+    def step(self) -> LogRow:
         """The next step; returns its row of the log. Raises Diverged, with everything as before the step."""
         began, number = time.perf_counter(), self.done + 1
         self.model.train()
@@ -92,7 +91,7 @@ class Trainer:
         most = self.plan.max_grad_norm or math.inf
         return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), most))
 
-    def evaluate(self, stream: Stream) -> float:
+    def evaluate(self, stream: RowStream) -> float:
         """The mean loss over every token that counts, each row once; draws no random numbers."""
         self.model.eval()
         loss, targets = 0.0, 0
@@ -152,6 +151,8 @@ class Trainer:
     def _why(
         self, number: int, loss: float, norm: float, window: list[Batch], seeds: list[list[Tensor]], targets: int
     ) -> str:
+        from ....assay import NonFinite, watch  # only a run that diverges needs them
+
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
         event = None
         try:

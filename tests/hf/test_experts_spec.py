@@ -12,7 +12,7 @@ from goldsmith import assay
 from goldsmith.assay.declare.case import Case
 from hf import models
 
-forms = pytest.importorskip("goldsmith.hf.experts_spec", reason="goldsmith.hf needs transformers and peft")
+experts_spec = pytest.importorskip("goldsmith.hf.experts_spec", reason="goldsmith.hf needs transformers and peft")
 
 SETTINGS = {
     "hidden_act": "silu",
@@ -44,37 +44,37 @@ FOLDERS = {
 }
 
 
-@pytest.mark.parametrize("name", forms.GATES)
+@pytest.mark.parametrize("name", experts_spec.GATES)
 def test_a_class_with_its_own_gate_is_read_as_what_it_computes(name):
     place = f"transformers.models.{FOLDERS[name]}.modeling_{FOLDERS[name]}"
     module = getattr(pytest.importorskip(place, reason=f"this transformers has no {name}"), name)(Settings(**SETTINGS))
-    form = forms.form_of(module)
+    spec = experts_spec.spec_of(module)
 
     def theirs(g, u):
-        return module._apply_gate(torch.stack((g, u), -1).flatten(1) if form.interleaved else torch.cat((g, u), -1))
+        return module._apply_gate(torch.stack((g, u), -1).flatten(1) if spec.interleaved else torch.cat((g, u), -1))
 
     def ours(g, u):
-        return forms.activate(g, u, form)
+        return experts_spec.activate(g, u, spec)
 
     draw = lambda make: {"g": make.normal(9, 4, std=3.0), "u": make.normal(9, 4, std=3.0)}  # noqa: E731
     assay.check(assay.Target(theirs, ours, cases=[Case("gate", draw, {})]), probes=["values", "ensemble", "statistics"])
-    assert form.num_experts == form.intermediate_size == form.hidden_size == 4
+    assert spec.num_experts == spec.intermediate_size == spec.hidden_size == 4
 
 
 @pytest.mark.parametrize("act, activation", [("silu", "silu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"),
     ("gelu_pytorch_tanh", "gelu_tanh"), ("gelu_fast", "gelu_tanh"), ("swish", "silu"), ("relu2", "relu2")])  # fmt: skip
 def test_the_default_gate_takes_the_configs_activation(act, activation):
-    form = forms.form_of(models.experts_of(models.model("mixtral", hidden_act=act)))
-    assert (form.activation, form.limit, form.transposed, form.interleaved, form.biased) == (
+    spec = experts_spec.spec_of(models.experts_of(models.model("mixtral", hidden_act=act)))
+    assert (spec.activation, spec.limit, spec.transposed, spec.interleaved, spec.biased) == (
         activation, None, False, False, False,
     )  # fmt: skip
 
 
 def test_gpt_oss_is_transposed_interleaved_and_biased():
-    form = forms.form_of(models.experts_of(models.model("gpt_oss")))
-    assert (form.activation, form.alpha, form.limit) == ("swiglu_oai", 1.702, 7.0)
-    assert (form.num_experts, form.hidden_size, form.intermediate_size) == (4, 32, 24)
-    assert form.transposed and form.interleaved and form.biased
+    spec = experts_spec.spec_of(models.experts_of(models.model("gpt_oss")))
+    assert (spec.activation, spec.alpha, spec.limit) == ("swiglu_oai", 1.702, 7.0)
+    assert (spec.num_experts, spec.hidden_size, spec.intermediate_size) == (4, 32, 24)
+    assert spec.transposed and spec.interleaved and spec.biased
 
 
 def experts(**flags):
@@ -115,7 +115,7 @@ def strange():
 )
 def test_what_is_not_known_is_refused_with_class_and_flag(module, said):
     with pytest.raises(ValueError, match=said):
-        forms.form_of(module())
+        experts_spec.spec_of(module())
 
 
 def test_a_known_class_whose_gate_has_changed_is_refused(monkeypatch):
@@ -124,7 +124,7 @@ def test_a_known_class_whose_gate_has_changed_is_refused(monkeypatch):
     changed = lambda self, both: both[..., ::2].sigmoid() * both[..., 1::2]  # noqa: E731
     monkeypatch.setattr(type(module), "_apply_gate", changed)
     with pytest.raises(ValueError, match="GptOssExperts.*its _apply_gate is not swiglu_oai"):
-        forms.form_of(module)
+        experts_spec.spec_of(module)
 
 
 def test_a_changed_activation_is_found_too():
@@ -133,7 +133,7 @@ def test_a_changed_activation_is_found_too():
             return torch.tanh(x)
 
     with pytest.raises(ValueError, match="its _apply_gate is not silu"):
-        forms.form_of(experts(act_fn=SiLU()))
+        experts_spec.spec_of(experts(act_fn=SiLU()))
 
 
 @pytest.mark.parametrize("name, folder", [("Step3p7Experts", "step3p7"), ("Inkling2Experts", "inkling2")])
@@ -142,7 +142,7 @@ def test_a_gate_that_experts_moe_does_not_have_is_refused(name, folder):
     place = f"transformers.models.{folder}.modeling_{folder}"
     module = getattr(pytest.importorskip(place, reason=f"this transformers has no {name}"), name)(Settings(**SETTINGS))
     with pytest.raises(ValueError, match=f"{name} cannot be computed here: _apply_gate is overridden by .*{name}"):
-        forms.form_of(module)
+        experts_spec.spec_of(module)
 
 
 @pytest.mark.parametrize("missing", ["transformers", "peft"])
