@@ -165,7 +165,7 @@ def test_ctrl_c_keeps_the_text_so_far_and_the_store(model, how, monkeypatch, cac
 def test_ctrl_c_while_the_store_is_built_leaves_none(model, monkeypatch, tmp_path):
     from goldsmith.cli.generate import display
 
-    monkeypatch.setattr(display.ProgressLines, "told", lambda *said: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(display.ProgressLines, "update", lambda *said: signal.raise_signal(signal.SIGINT))
     done = run(model, "--prompt", "x", "--store", tmp_path / "s")
     assert done.exit_code == 130 and "before the first token" in done.stderr and not done.stdout.strip()
     assert list(tmp_path.iterdir()) == []
@@ -294,7 +294,7 @@ def test_a_prompt_is_held_to_the_models_positions_before_it_runs(model):
     command = GenerateRun(SimpleNamespace(max_new_tokens=most), [], SimpleNamespace(note=said.append))
     shape = SimpleNamespace(config=AutoConfig.from_pretrained(model))
     offloaded = SimpleNamespace(model=shape, engine=SimpleNamespace(store=SimpleNamespace(exact=True)))
-    command._say_what_is_not_plain(offloaded, 1)
+    command._warn_about_differences(offloaded, 1)
     assert said[0].startswith("A prompt has 1 token, and")
 
 

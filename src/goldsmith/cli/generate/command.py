@@ -1,4 +1,4 @@
-"""`goldsmith generate`: from the command line's words to text, and what is said of it."""
+"""`goldsmith generate`: one run, from the command-line options to text and statistics."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _FUNCTION = re.compile(r"^(offload(\.\w+)?|ExpertStore\.\w+): ")
 
 
 def run(arguments: GenerateArguments) -> int:
-    """The whole command; returns the exit status."""
+    """Run the command and return its exit status."""
     texts = prompts(arguments)
     check(arguments)
     show = GenerateDisplay(console(stderr=True), stream=arguments.stream, as_json=arguments.json)
     command = GenerateRun(arguments, texts, show)
     status, problems = 0, list[Problem]()
     try:
-        with terminate_like_ctrl_c(), contextlib.suppress(BrokenPipeError), _warnings_in_words(show):
-            status = command.carry_out()  # where whoever reads the text has gone (`| head`) no more is made
+        with terminate_like_ctrl_c(), contextlib.suppress(BrokenPipeError), _warnings_as_notes(show):
+            status = command.carry_out()  # BrokenPipeError: the reader has gone (`| head`), so generation stops
     except KeyboardInterrupt:
         show.interrupted(bool(command.made and command.made.tokens))
         status = INTERRUPTED
@@ -45,14 +45,14 @@ def run(arguments: GenerateArguments) -> int:
     finally:
         problems += command.end()
     if arguments.json and (command.made and command.made.tokens or not problems):
-        write_json(command.result())  # what was made, before what went wrong after it
+        write_json(command.result())  # the text comes first, errors that followed it come after
     if problems:
         raise problems[0]
     return status
 
 
 class GenerateRun:
-    """One run: the model and its engine, the text, the figures."""
+    """One run: the model and its engine, the text, the statistics."""
 
     def __init__(self, arguments: GenerateArguments, texts: list[str], show: GenerateDisplay):
         self.arguments, self.prompts, self.show = arguments, texts, show
@@ -73,7 +73,9 @@ class GenerateRun:
             from ...offload.report import NumericsError
             from ...offload.settings import parse_budget
         except ImportError as error:
-            if error.name is not None:  # of one of ours; goldsmith.hf says in words what is not installed
+            if (
+                error.name is not None
+            ):  # a module of ours is broken; goldsmith.hf raises without a name and says what to install
                 raise
             raise Problem(f"{error}.") from error
         _quiet()
@@ -83,7 +85,7 @@ class GenerateRun:
         except ValueError as error:
             budget = arguments.budget if len(arguments.budget) <= 40 else f"{arguments.budget[:40]}..."
             raise Problem(
-                f"--budget {budget!r} is no amount of memory: give auto, bytes, or 6GiB, 6GB, 500MiB."
+                f"--budget {budget!r} is not an amount of memory: give auto, bytes, or 6GiB, 6GB, 500MiB."
             ) from error
         try:
             with self.show.doing("reading the tokenizer"):
@@ -112,7 +114,7 @@ class GenerateRun:
                 )
             if arguments.verify_store:
                 self._verify(self.offloaded)
-            self._say_what_is_not_plain(self.offloaded, width)
+            self._warn_about_differences(self.offloaded, width)
             self.made = text.Generation([])
             with self._trace(self.offloaded), self.show.text(self.prompts) as written:
                 text.generate(
@@ -125,16 +127,14 @@ class GenerateRun:
             self.show.failed(str(error))
             return WRONG
         except text.NothingToDraw as error:
-            said = f"{error}."
+            message = f"{error}."
             if error.scaled:
-                raise Problem(f"--temperature {arguments.temperature}: {said} Give a higher one, or 0.") from error
-            said = said[:1].upper() + said[1:]
+                raise Problem(f"--temperature {arguments.temperature}: {message} Give a higher one, or 0.") from error
+            message = message[:1].upper() + message[1:]
             if arguments.guard != "raise":
-                said += (
-                    f" --guard {arguments.guard} was not to stop at a NaN or Inf; --guard raise says where it was born."
-                )
-            self.error = {"error": said}
-            self.show.failed(said)
+                message += f" --guard {arguments.guard} does not stop at a NaN or Inf; --guard raise names its origin."
+            self.error = {"error": message}
+            self.show.failed(message)
             return WRONG
         except RoutingError as error:
             self.error = {"error": str(error)}
@@ -142,8 +142,8 @@ class GenerateRun:
             return WRONG
         except (OutOfMemoryError, MemoryError) as error:
             raise Problem(
-                "There is too little memory: a smaller --budget, a shorter prompt, fewer prompts or --device cpu takes "
-                f"less. What was said: {str(error).partition('. ')[0].removesuffix('.')}."
+                "Out of memory. A smaller --budget, a shorter prompt, fewer prompts or --device cpu needs less. The "
+                f"error: {str(error).partition('. ')[0].removesuffix('.')}."
             ) from error
         except BrokenPipeError:
             raise
@@ -154,7 +154,7 @@ class GenerateRun:
         return 0
 
     def end(self) -> list[Problem]:
-        """The figures of what was done, the profile, and the engine closed; what of it could not be written."""
+        """Print the statistics, write the profile, close the engine; returns the files that could not be written."""
         offloaded = self.offloaded
         if offloaded is None:
             return []
@@ -162,7 +162,12 @@ class GenerateRun:
         with contextlib.suppress(KeyboardInterrupt):
             try:
                 offloaded.engine.flush()
-            except (ArithmeticError, ValueError, RuntimeError, MemoryError) as error:  # of what was under way
+            except (
+                ArithmeticError,
+                ValueError,
+                RuntimeError,
+                MemoryError,
+            ) as error:  # errors of work that was still under way
                 self.show.failed(_sentence(error))
             explained = offloaded.explain()
             self._stats, self._explain = offloaded.stats().to_dict(), explained.to_dict()
@@ -177,7 +182,7 @@ class GenerateRun:
         return problems
 
     def result(self) -> JsonObject:
-        """What --json prints."""
+        """The object that --json prints."""
         outputs = [
             {"prompt": o.prompt, "text": o.text, "tokens": o.tokens, "finish_reason": o.finish_reason}
             for o in (self.made.outputs if self.made else [])
@@ -189,23 +194,23 @@ class GenerateRun:
         result: JsonObject = {"outputs": outputs, "stats": {**times, **self._stats}, "explain": self._explain}
         return result | ({"error": self.error} if self.error else {})
 
-    def _say_what_is_not_plain(self, offloaded: Offloaded, width: int) -> None:
+    def _warn_about_differences(self, offloaded: Offloaded, width: int) -> None:
         store, arguments = offloaded.engine.store, self.arguments
         if not store.exact:
             self.show.note(
-                f"--format {arguments.format} rounds the experts' weights (exact=False): the text may differ from the "
-                "plain model's."
+                f"--format {arguments.format} rounds the experts' weights (exact=False), so the text may differ from "
+                "the plain model's."
             )
         most = getattr(offloaded.model.config.get_text_config(), "max_position_embeddings", None)
         if most is not None and width + arguments.max_new_tokens > most:
             tokens = "1 token" if width == 1 else f"{width:,} tokens"
             self.show.note(
-                f"A prompt has {tokens}, and with --max-new-tokens {arguments.max_new_tokens:,} the text may "
-                f"become longer than the {most:,} that the model was made for."
+                f"A prompt has {tokens}: with --max-new-tokens {arguments.max_new_tokens:,} the text may exceed the "
+                f"{most:,} tokens that the model supports."
             )
 
     def _about(self, error: Exception) -> str:
-        """In a sentence, after the option that it is about: the model, if no other is named."""
+        """The error as a sentence that begins with the option concerned, by default MODEL."""
         text, store = _sentence(error), self.arguments.store
         if text.startswith("--"):
             return text
@@ -221,16 +226,16 @@ class GenerateRun:
 
         text, store = _sentence(error), self.arguments.store
         where = f"--store {store}: " if store is not None and str(store) not in text else ""
-        way = " Delete it: the next run makes it anew." if isinstance(error, StoreCorrupt) else ""
+        way = " Delete it: the next run builds a new one." if isinstance(error, StoreCorrupt) else ""
         return f"{where}{text}{way}"
 
     def _check_length(self, config: PreTrainedConfig, width: int) -> None:
-        """Before the model is loaded: a prompt that it has no positions for would be hours of noise."""
+        """Raise Problem before the model is loaded if a prompt is longer than its positions."""
         most = getattr(config, "max_position_embeddings", None)
         if most is not None and width > most and not stretched(config):
             raise Problem(
-                f"A prompt has {width:,} tokens, and the model was made for at most {most:,} (max_position_embeddings "
-                "of its config.json): shorten the prompt."
+                f"A prompt has {width:,} tokens, but the model supports at most {most:,} (max_position_embeddings in "
+                "its config.json): shorten the prompt."
             )
 
     def _verify(self, offloaded: Offloaded) -> None:
@@ -254,8 +259,8 @@ class GenerateRun:
 
 
 @contextlib.contextmanager
-def _warnings_in_words(show: GenerateDisplay) -> Iterator[None]:
-    """What goldsmith warns of is said as everything else is; --stats says it of a calibration on a busy machine."""
+def _warnings_as_notes(show: GenerateDisplay) -> Iterator[None]:
+    """Print goldsmith's warnings as notes; hide the one about a busy machine, which --stats reports."""
     with warnings.catch_warnings():
         plain = warnings.showwarning
 
@@ -264,7 +269,7 @@ def _warnings_in_words(show: GenerateDisplay) -> Iterator[None]:
             line: str | None = None,
         ) -> None:  # fmt: skip
             if category.__module__.startswith("goldsmith") or str(message).startswith("offload."):
-                show.note(_words(str(message)))
+                show.note(_as_options(str(message)))
             else:
                 plain(message, category, filename, lineno, file, line)
 
@@ -274,7 +279,7 @@ def _warnings_in_words(show: GenerateDisplay) -> Iterator[None]:
 
 
 def _quiet() -> None:
-    """Figures and errors are all that is said beside the text."""
+    """Silence transformers: only statistics and errors are printed besides the text."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -291,18 +296,18 @@ def _config(place: Path) -> PreTrainedConfig:
 
 
 def _sentence(error: BaseException) -> str:
-    """What an error says, without what a program would want of it: a number, the name of a function."""
+    """The text of an error as a sentence, without error numbers and function names."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
         if error.filename is not None and str(error.filename) not in text:
             text += f": {error.filename}"
-    text = _words(text) or type(error).__name__
+    text = _as_options(text) or type(error).__name__
     return text if text.endswith((".", "?", "!")) else text + "."
 
 
-def _words(text: str) -> str:
-    """Keywords of the functions as the options that they come from."""
+def _as_options(text: str) -> str:
+    """`text` with keyword arguments of functions written as command-line options."""
     text = (
         _FUNCTION.sub("", " ".join(text.split()))
         .replace("gpu_budget=", "budget=")

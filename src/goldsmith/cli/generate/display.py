@@ -1,4 +1,4 @@
-"""What a run shows: a bar while the experts' file is made, the text as it comes, and figures on stderr."""
+"""Output of `goldsmith generate`: progress while the store is built, the text as it grows, statistics on stderr."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ...hf.offload.generation import Generation
     from ..json_types import JsonObject
 
-LINES = 10.0  # seconds between lines of progress in a log that is no terminal
+LINES = 10.0  # seconds between lines of progress in a log file
 
 
 class GenerateDisplay:
-    """Text to stdout, everything else to `err`."""
+    """Prints the text to stdout and everything else to `err`."""
 
     def __init__(self, err: Console, *, stream: bool | None, as_json: bool):
         self.err, self.as_json = err, as_json
@@ -38,25 +38,25 @@ class GenerateDisplay:
         self.note("Interrupted." if there_is_text else "Interrupted before the first token; nothing is lost.")
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[Callable[[int, int | None, str], None]]:
-        """A word on what takes long; yields what is told of bytes (done, all or None, what)."""
+    def doing(self, task: str) -> Iterator[Callable[[int, int | None, str], None]]:
+        """Show progress of a long task; yields a callback (bytes done, bytes in all or None, part)."""
         if not self.err.is_terminal:
-            yield ProgressLines(self.err).told
+            yield ProgressLines(self.err).update
             return
         with Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=24), ByteCount(binary_units=True),
             TimeRemainingColumn(), console=self.err, transient=True,
         ) as bar:  # fmt: skip
-            task = bar.add_task(what, total=None)
+            number = bar.add_task(task, total=None)
 
-            def told(done: int, total: int | None, part: str) -> None:
-                bar.update(task, description=escape(part or what), completed=done, total=total)
+            def update(done: int, total: int | None, part: str) -> None:
+                bar.update(number, description=escape(part or task), completed=done, total=total)
 
-            yield told
+            yield update
 
     @contextmanager
     def text(self, prompts: Sequence[str]) -> Iterator[Callable[[int, str], None]]:
-        """What is to be called with (row, piece): the first row as it comes, the others whole, in order."""
+        """Yields a callback (row, piece); prints the first row as it grows, then the others whole, in order."""
         if self.as_json:
             yield lambda row, piece: None
             return
@@ -66,8 +66,8 @@ class GenerateDisplay:
         finally:
             page.end()
 
-    def stats(self, made: Generation, stats: JsonObject, explained: str) -> None:
-        """The figures of a run, and what would make it faster."""
+    def stats(self, made: Generation, stats: JsonObject, explanation: str) -> None:
+        """Print the statistics of a run, and what would make it faster."""
         rows = [("tokens", f"{made.tokens:,} in {duration(made.seconds)}")]
         if made.first_token is not None:
             rows.append(("time to first token", f"{made.first_token:.3f} s"))
@@ -78,28 +78,28 @@ class GenerateDisplay:
         cache = experts["cached"] or stats.get("uploads")
         rows.append(("hit rate", _share(_number(stats, "hit_rate")) if cache else "- (nothing was in the cache)"))
         rows.append(("bytes to the GPU, back", f"{_bytes(stats, 'bytes_h2d')}, {_bytes(stats, 'bytes_d2h')}"))
-        rows.append(("bytes read of the store", _bytes(stats, "bytes_store_read")))
+        rows.append(("bytes read from the store", _bytes(stats, "bytes_store_read")))
         rows.append(("share of the bound", _share(_number(stats, "bound_share"))))
         rows.append(("limiting lane", str(stats.get("limiting") or "none")))
         for name, value in rows:
             self.err.print(f"{name:23} {value}", soft_wrap=True, markup=False)
-        self.err.print(explained, soft_wrap=True, markup=False)
+        self.err.print(explanation, soft_wrap=True, markup=False)
 
 
 class ByteCount(DownloadColumn):
-    """Bytes done and in all; nothing where there are none to count."""
+    """Bytes done and in all; empty if there are none to count."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.total is not None or task.completed else Text()
 
 
 class ProgressLines:
-    """Progress for a log: a line now and then, none for what is done at once."""
+    """Progress for a log file: a line every LINES seconds."""
 
     def __init__(self, err: Console):
         self._err, self._last = err, time.monotonic()
 
-    def told(self, done: int, total: int | None, part: str) -> None:
+    def update(self, done: int, total: int | None, part: str) -> None:
         if time.monotonic() - self._last >= LINES:
             self._last = time.monotonic()
             of = f" of {size(total)}" if total else ""
@@ -107,7 +107,7 @@ class ProgressLines:
 
 
 class BatchText:
-    """The texts of a batch on stdout, one after the other, each under its number where there are several."""
+    """The texts of a batch on stdout, one after another; several texts are numbered."""
 
     def __init__(self, rows: int, *, live: bool):
         self._texts = [""] * rows
@@ -136,7 +136,7 @@ class BatchText:
 
 
 def size(number: int | None) -> str:
-    """Bytes for a reader."""
+    """Bytes in the largest binary unit that fits."""
     if number is None:
         return "-"
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
