@@ -31,7 +31,7 @@ def asked(monkeypatch, *arguments, budget, deaf=False):
     return found.exit_code, " ".join(found.output.split())
 
 
-def test_a_first_run_that_does_not_end_is_told_with_its_line(monkeypatch):
+def test_a_first_run_that_hangs_is_reported_with_its_line(monkeypatch):
     code, text = asked(monkeypatch, "diagnose", "endless_kernels:first", budget=1)
     assert code == 1 and text.startswith("FAIL sleeps does not end (no_end, score 1.00)")
     said = r"run 'values' of probe values did not end within [\d.]+ s \(case given, seed 0\), in sleeps \("
@@ -40,17 +40,17 @@ def test_a_first_run_that_does_not_end_is_told_with_its_line(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["loop", "deaf"])
-def test_what_was_found_before_is_kept(name, monkeypatch):
+def test_findings_before_a_hung_run_are_kept(name, monkeypatch):
     code, text = asked(monkeypatch, "diagnose", f"endless_kernels:{name}", budget=600, deaf=name == "deaf")
     assert code == 1 and "did not end within" in text and "in wrong_then_" in text
     if name == "loop":  # Python could raise in it: the diagnosis tells its story
-        assert text.startswith("FAIL y is wrong") and "And run '" in text
+        assert text.startswith("FAIL y is wrong") and "Also, run '" in text
     else:  # the process was ended: what it had told stands there
-        assert "Found before: y exceeds its rounding bound" in text
+        assert "Found before that: y exceeds its rounding bound" in text
 
 
 @pytest.mark.parametrize("name", ["first", "loop", "deaf"])
-def test_a_replay_of_what_does_not_end_is_ended_too(name, monkeypatch, tmp_path):
+def test_a_replay_of_a_run_that_hangs_is_stopped(name, monkeypatch, tmp_path):
     kept = assay.diagnose(endless_kernels.target(lambda x: x * 3), probes="values", out=tmp_path).bundle
     budget, deaf = 1 if name == "first" else 600, name == "deaf"
     code, text = asked(monkeypatch, "replay", kept, f"endless_kernels:{name}", budget=budget, deaf=deaf)
@@ -61,7 +61,7 @@ def test_a_replay_of_what_does_not_end_is_ended_too(name, monkeypatch, tmp_path)
         assert "y exceeds its rounding bound" in text
 
 
-def test_how_long_a_run_may_take(monkeypatch):
+def test_the_time_limit_of_each_run(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(deadlines.time, "monotonic", lambda: now[0])
     patience = RunDeadline(60.0)
@@ -84,13 +84,13 @@ def test_how_long_a_run_may_take(monkeypatch):
     assert RunDeadline(None).until() is None
 
 
-def test_without_a_budget_a_run_may_take_for_ever():
+def test_without_a_budget_a_run_has_no_limit():
     patience = RunDeadline(None)
     patience.begin("a")
     assert patience.until() is None
 
 
-def test_the_time_of_a_run_stands_still_while_another_goes_on_within_it(monkeypatch):
+def test_the_clock_of_a_run_stops_during_a_nested_run(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(deadlines.time, "monotonic", lambda: now[0])
     patience = RunDeadline(60.0)
@@ -105,22 +105,22 @@ def test_the_time_of_a_run_stands_still_while_another_goes_on_within_it(monkeypa
     assert patience.until() is None and patience.longest == 7.0 and patience.seen == {"a", "b"}
 
 
-def test_a_backward_that_does_not_end_after_another_call_is_ended_and_is_what_is_named(monkeypatch):
+def test_a_backward_that_hangs_after_a_nested_call_is_stopped_and_named(monkeypatch):
     code, text = asked(monkeypatch, "diagnose", "endless_kernels:backward", budget=600, deaf=True)
     assert code == 1 and "run 'interleaved' of probe second_call did not end within" in text
     assert "in backward (" in text and "endless_kernels.py, line" in text
 
 
 @pytest.mark.parametrize("command", ["diagnose", "replay"])
-def test_a_module_that_does_not_end_when_it_is_imported_is_ended_with_a_paragraph(command, monkeypatch, tmp_path):
+def test_an_import_that_hangs_is_stopped_and_explained(command, monkeypatch, tmp_path):
     kept = assay.diagnose(endless_kernels.target(lambda x: x * 3), probes="values", out=tmp_path).bundle
     arguments = [kept, "never_imported:x"] if command == "replay" else ["never_imported:x"]
     code, text = asked(monkeypatch, command, *arguments, budget=1, deaf=True)
-    assert code == 2 and text.startswith("Importing never_imported:x did not end within 1 s, in <module> (")
+    assert code == 2 and text.startswith("Importing never_imported:x did not finish within 1 s, in <module> (")
     assert re.search("never_imported.py, line [56]\\)", text) and text.endswith("give a larger --budget.")
 
 
-def test_the_time_of_an_import_is_none_of_a_run(monkeypatch):
+def test_the_time_of_an_import_does_not_count_for_the_first_run(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(deadlines.time, "monotonic", lambda: now[0])
     patience = RunDeadline(60)

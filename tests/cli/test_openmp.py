@@ -20,7 +20,7 @@ ARGUMENTS = {"finetune": ["finetune", "model", "--data", __file__], "generate": 
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_it_is_said_before_torch_is_loaded(name, monkeypatch):
+def test_the_variables_are_set_before_torch_is_loaded(name, monkeypatch):
     for variable in openmp.VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     code = COMMAND.format(name=name, arguments=ARGUMENTS[name])
@@ -29,7 +29,7 @@ def test_it_is_said_before_torch_is_loaded(name, monkeypatch):
 
 
 @pytest.mark.parametrize("variable", openmp.VARIABLES)
-def test_what_the_user_has_said_stays(variable, monkeypatch):
+def test_variables_that_the_user_set_stay(variable, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     for each in openmp.VARIABLES:
         monkeypatch.delenv(each, raising=False)
@@ -39,7 +39,7 @@ def test_what_the_user_has_said_stays(variable, monkeypatch):
     assert dict(openmp.os.environ) == before
 
 
-def test_once_torch_is_there_it_is_too_late(monkeypatch):
+def test_nothing_is_set_once_torch_is_loaded(monkeypatch):
     for each in openmp.VARIABLES:
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setitem(sys.modules, "torch", sys)
@@ -61,7 +61,7 @@ def test_once_torch_is_there_it_is_too_late(monkeypatch):
         ({"KMP_BLOCKTIME": "200"}, True),
     ],
 )
-def test_doctor_says_what_they_do(said, awake, monkeypatch):
+def test_doctor_says_how_long_threads_spin(said, awake, monkeypatch):
     for each in openmp.VARIABLES:
         monkeypatch.delenv(each, raising=False)
     for name, value in said.items():

@@ -33,7 +33,7 @@ def test_every_case_in_every_dtype_is_run_or_accounted_for(op, backend, device, 
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_an_ordinary_run_takes_every_small_case_and_one_in_each_further_dtype(op):
+def test_an_ordinary_run_has_every_small_case_and_one_in_each_further_dtype(op):
     jobs = choose(op, "reference", "cpu", False, "default", None).jobs
     first, *others = dtypes(op)
     small = [c.name for c in op.cases if "large" not in c.tags]
@@ -58,7 +58,7 @@ def test_the_interpreter_gets_a_few_small_cases_in_float32_one_of_them_with_layo
     assert sorted(job.probes == CONTRACT for job in jobs)[-2:] == [False, True]
 
 
-def test_a_dtype_asked_for_by_name_is_run_even_in_the_interpreter():
+def test_a_dtype_requested_by_name_runs_even_in_the_interpreter():
     jobs = choose(Op.get("mhc.post"), "triton", "cpu", True, "quick", "bfloat16").jobs
     assert [job.dtype for job in jobs] == ["bfloat16"]
 
@@ -73,7 +73,7 @@ def test_levels_are_made_of_probes_that_exist():
     assert set(CONTRACT) < set(NAMES) and set(USUAL) == set(LEVELS["quick"])
 
 
-def test_costs_order_the_work_as_it_is():
+def test_estimated_costs_grow_with_the_work():
     def cost(probes, interpreted):
         job = selection._Jobs(["float32"], interpreted)
         return job(Op.get("mhc.expand").cases[1], "float32", probes).cost
@@ -86,7 +86,7 @@ def own(draw, **options):
     return assay.Target(lambda x: x * 2, lambda x: x * 2, cases=draw, **options)
 
 
-def test_a_users_target_goes_through_all_probes_in_all_its_dtypes():
+def test_a_users_target_gets_all_probes_in_all_its_dtypes():
     cases = assay.case(T=[1, 4])(lambda make, T: {"x": make.normal(T, 3)})
     target = own(cases, dtypes=(torch.float32, torch.bfloat16))
     jobs = choose_own(target, "default", None).jobs
@@ -115,17 +115,15 @@ def test_a_case_that_cannot_be_drawn_does_not_end_the_planning():
     assert len(choose_own(own(assay.case(T=[1, 9])(broken)), "default", None).jobs) == 2
 
 
-def test_what_was_run_is_said_in_one_sentence():
+def test_one_sentence_says_what_ran():
     jobs = [Job("a", "float32", "a", None), Job("b", "float32", "b", None), Job("c", "float32", "c", VALUES)]
-    assert examined(jobs[:2]) == "Run: 2 cases through all probes."
-    said = (
-        "Run: 2 cases through all probes; 1 case through values and memory; --thorough runs all probes on every case."
-    )
+    assert examined(jobs[:2]) == "Run: 2 cases with all probes."
+    said = "Run: 2 cases with all probes; 1 case with values and memory; --thorough runs all probes on every case."
     assert examined(jobs) == said
     assert examined([]) == ""
 
 
-def test_the_typical_case_is_the_one_of_about_the_usual_size():
+def test_the_typical_case_is_the_one_of_about_the_typical_size():
     def case(name, elements, *tags):
         return SimpleNamespace(
             name=name, tags=tags, sizes={}, given=False, build=lambda *_: {"x": torch.zeros(elements)}
@@ -147,7 +145,7 @@ def test_the_typical_case_is_the_one_of_about_the_usual_size():
         (None, set(), ("cuda", "not on cuda")),
     ],
 )
-def test_what_runs_on_a_cpu_alone_is_proved_there_unless_a_device_is_named(monkeypatch, asked, able, wanted):
+def test_a_backend_for_the_cpu_only_is_proved_there_unless_a_device_is_named(monkeypatch, asked, able, wanted):
     monkeypatch.setattr(placement, "device_of", lambda request: request["device"] or "cuda")
     monkeypatch.setattr(
         placement, "machine_reason", lambda op, backend, device: None if device in able else f"not on {device}"

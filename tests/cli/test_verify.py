@@ -45,8 +45,8 @@ def test_right_kernels_pass_whatever_they_print(tmp_path):
     page, results = tmp_path / "new" / "page.html", tmp_path / "results.json"
     result = run("own_kernels:several", "--html", str(page), "--json", str(results), jobs=2)
     assert result.exit_code == 0, result.output
-    assert "Everything holds (2 proofs, 4 cases" in words(result.stdout)
-    assert "Run: 4 cases through all probes." in words(result.stdout)
+    assert "All proofs passed (2 proofs, 4 cases" in words(result.stdout)
+    assert "Run: 4 cases with all probes." in words(result.stdout)
     data = json.loads(results.read_text())
     assert {"schema", "goldsmith", "ok", "interrupted", "remarks", "seconds", "machine", "proofs"} <= set(data)
     assert data["ok"] and [p["operator"] for p in data["proofs"]] == ["scaled", "prints"]
@@ -56,10 +56,10 @@ def test_right_kernels_pass_whatever_they_print(tmp_path):
     text = page.read_text()
     assert "<h1>Every target is certified.</h1>" in text and "2 targets, 2 proofs, 4 cases" in text
     assert "operator" not in words(re.sub("<style>.*?</style>|<script>.*?</script>", "", text, flags=re.S))
-    assert "Run: 4 cases through all probes." in text
+    assert "Run: 4 cases with all probes." in text
 
 
-def test_a_wrong_kernel_and_one_that_crashes_are_rows_beside_the_others(tmp_path):
+def test_a_wrong_kernel_and_one_that_crashes_do_not_affect_the_others(tmp_path):
     results = tmp_path / "results.json"
     result = run("own_kernels:wrong", "own_kernels:crashing", "own_kernels:target", "--json", str(results), jobs=2)
     assert result.exit_code == 1
@@ -75,7 +75,7 @@ def test_a_wrong_kernel_and_one_that_crashes_are_rows_beside_the_others(tmp_path
     assert {f["case"] for f in proofs["crashes"]["report"]["findings"]} == {"rows[T=5]"}
 
 
-def test_a_golden_at_fault_and_a_case_that_cannot_be_drawn_are_told_apart_from_a_wrong_kernel(tmp_path):
+def test_a_wrong_golden_and_a_case_that_cannot_be_drawn_are_not_reported_as_a_wrong_kernel(tmp_path):
     results = tmp_path / "results.json"
     result = run("own_kernels:at_fault", "own_kernels:undrawn", "--quick", "--json", str(results))
     assert result.exit_code == 1
@@ -88,7 +88,7 @@ def test_a_golden_at_fault_and_a_case_that_cannot_be_drawn_are_told_apart_from_a
     assert proofs["scaled"]["verdict"] == "partial"
 
 
-def test_an_operator_is_proved_on_every_backend_and_says_how_and_what_was_left_out():
+def test_an_operator_is_proved_on_every_backend_and_the_output_says_how_and_what_was_left_out():
     result = run("mhc.expand", "--quick", "--interpret", "--json", "-")
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout)
@@ -101,9 +101,9 @@ def test_an_operator_is_proved_on_every_backend_and_says_how_and_what_was_left_o
     assert "Triton kernels ran through Triton's interpreter on the CPU (as asked)" in said
     assert "cases that --quick leaves out" in said
     if reason is None:
-        assert "Everything holds (2 proofs, 2 cases" in said
+        assert "All proofs passed (2 proofs, 2 cases" in said
     else:
-        assert f"Not run: {reason} (mhc.expand on triton)" in said and "Everything holds (1 proof, 1 case" in said
+        assert f"Not run: {reason} (mhc.expand on triton)" in said and "All proofs passed (1 proof, 1 case" in said
 
 
 def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process_behind(tmp_path):
@@ -135,8 +135,8 @@ def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process_behind(tmp_path):
         finally:
             process.kill()
     assert process.returncode == 130
-    assert b"Interrupted: what follows is what was finished." in err and b"Traceback" not in err
-    assert b"Nothing wrong in what was finished" in out
+    assert b"Interrupted. These results were finished:" in err and b"Traceback" not in err
+    assert b"No failures among the finished proofs" in out
     proofs = json.loads(results.read_text())["proofs"]
     assert [p["verdict"] for p in proofs] == ["pass", "absent", "absent"] or proofs[1]["verdict"] == "partial"
     assert workers and not any(alive(pid) for pid in workers)
@@ -153,11 +153,11 @@ def alive(pid):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["nosuch"], "no operator 'nosuch'; there are: experts.moe, experts.slots, mhc.boundary, mhc.coefficients"),
+        (["nosuch"], "unknown operator 'nosuch'; known: experts.moe, experts.slots, mhc.boundary, mhc.coefficients"),
         (["mhc", "--html", "/proc/none/page.html"], "cannot write /proc/none/page.html: No such file or directory."),
     ],
 )
-def test_a_request_that_cannot_be_carried_out_is_one_paragraph_and_status_2(arguments, said):
+def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, said):
     result = run(*arguments)
     assert result.exit_code == 2
     assert said in words(result.stderr) and "Traceback" not in result.output
@@ -167,18 +167,18 @@ def test_a_request_that_cannot_be_carried_out_is_one_paragraph_and_status_2(argu
 @pytest.mark.parametrize(
     "asked, said",
     [
-        ({"names": ["nosuch"]}, "no operator 'nosuch'; there are: experts.moe"),
+        ({"names": ["nosuch"]}, "unknown operator 'nosuch'; known: experts.moe"),
         ({"names": ["nosuch"]}, "families: experts, mhc, "),
         ({"names": ["nosuch"]}, ". A target of your own is named package.module:target."),
         ({"names": ["own_kernels.py"]}, "a module's dotted name, not a file"),
-        ({"names": ["no_such_module:target"]}, "there is no module 'no_such_module', neither in the current directory"),
+        ({"names": ["no_such_module:target"]}, "no module 'no_such_module' is in the current directory or installed"),
         (
             {"names": ["own_kernels:nosuch"]},
             "own_kernels has no 'nosuch'; targets there: aborting, at_fault, colourful, crashing",
         ),
         ({"names": ["own_kernels:not_a_target"]}, "is int; it must be a goldsmith.assay.Target, or a list of them."),
         ({"names": ["mhc"], "backend": "cuda"}, "unknown backend 'cuda'; known: reference, triton"),
-        ({"names": ["mhc"], "device": "tpu"}, "'tpu' is no device; use cpu, cuda or cuda:1"),
+        ({"names": ["mhc"], "device": "tpu"}, "'tpu' is not a device; use cpu, cuda or cuda:1"),
         ({"names": ["mhc"], "device": "cuda:99"}, "--device cuda:99: "),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_wrong_name_is_answered_with_what_exists(asked, said):
     assert said in VerifyTasks().answer(request | asked)["problem"]
 
 
-def test_a_module_that_fails_while_it_is_imported_is_told_with_its_line(tmp_path, monkeypatch):
+def test_a_module_that_fails_on_import_is_reported_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "breaks_on_import.py").write_text("import math\nmath.sqrt(-1)\n")
     monkeypatch.chdir(tmp_path)
     request = {"do": "plan", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
@@ -196,14 +196,14 @@ def test_a_module_that_fails_while_it_is_imported_is_told_with_its_line(tmp_path
     assert "breaks_on_import.py, line 2" in problem
 
 
-def test_a_worker_that_cannot_start_is_told_with_its_last_words(monkeypatch):
+def test_a_worker_that_cannot_start_is_reported_with_its_last_line(monkeypatch):
     monkeypatch.setattr(pool.sys, "executable", "/bin/false")
     result = run("mhc.expand")
     assert result.exit_code == 2
     assert "ended with status 1. It said nothing more." in words(result.stderr)
 
 
-def test_a_backend_that_cannot_run_is_a_line_with_its_reason():
+def test_a_backend_that_cannot_run_is_a_row_with_its_reason():
     reason = "needs a CUDA device; the inputs are on cpu"
     proof = Proof("mhc.post", "triton", "cpu", [], "", reason)
     ran = Proof("mhc.post", "reference", "cpu", [Job("a", "float32", "a")], reports=[report("a")], done=1)
@@ -214,7 +214,7 @@ def test_a_backend_that_cannot_run_is_a_line_with_its_reason():
     assert "Nothing was proved" in display.conclusion(command.VerifyOutcome([proof], {}))
 
 
-def test_a_proof_in_which_nothing_was_judged_is_not_called_right():
+def test_a_proof_without_judged_cases_does_not_pass():
     note = Note("not_judged", "k", "cannot run in the interpreter: no atomics", "a")
     proof = Proof("kernel", "", "cpu", [Job("a", "float32", "a")], done=1)
     proof.reports = [Report("kernel", cases=["a"], notes=[note])]
@@ -248,33 +248,33 @@ def test_reports_are_merged_with_their_costs_added_and_each_note_once():
     assert merged.environment["runs"] == {"candidate": 10, "golden": 14}
 
 
-def test_cases_keep_their_order_however_the_workers_finish():
+def test_cases_keep_their_order_whatever_worker_finishes_first():
     proof = Proof("op", "", "cpu", [Job(name, "float32", name) for name in "abcd"], done=4)
     proof.reports = [report("d"), report("b"), report("a")]
     proof.skipped = {"c": "it takes float64 only"}
     assert proof.report().cases == ["a", "b", "c", "d"]
 
 
-def test_a_reference_at_fault_anywhere_is_not_hidden_by_cases_that_pass():
+def test_a_reference_fault_is_not_hidden_by_cases_that_pass():
     assert merged_report.merge("op", [report("a"), report("b", verdict="reference_fault")]).verdict == "reference_fault"
     faults = [report("a", verdict="reference_fault"), report("b", verdict="fail")]
     assert merged_report.merge("op", faults).verdict == "fail"
 
 
-def test_what_is_left_out_is_counted_over_all_proofs():
+def test_cases_left_out_are_counted_over_all_proofs():
     proofs = [Proof("a", "b", "cpu", [], left_out=[(n, "large cases")]) for n in (2, 3)]
     proofs[0].left_out.append((1200, "small cases"))
     assert display.left_out(proofs) == ["Not run: 5 large cases; 1,200 small cases."]
     assert display.left_out([]) == []
 
 
-def test_a_backend_is_not_chosen_for_a_kernel_of_ones_own():
+def test_the_backend_option_is_rejected_for_a_users_target():
     result = run("own_kernels:several", "--backend", "triton")
     assert result.exit_code == 2
     assert "--backend triton chooses among the backends of our operators" in words(result.stderr)
 
 
-def test_a_syntax_error_of_a_module_is_placed_where_it_is(tmp_path, monkeypatch):
+def test_a_syntax_error_in_a_module_is_reported_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "unreadable.py").write_text("x = 1\ny = = 2\n")
     monkeypatch.chdir(tmp_path)
     said = words(run("unreadable:target").output)
@@ -304,7 +304,7 @@ never = assay.Target(lambda x: x * 2, golden_of(True), cases=rows, backward=None
 """
 
 
-def test_a_case_that_ran_out_of_memory_is_tried_alone_and_then_said_not_to_have_run(tmp_path, monkeypatch):
+def test_a_case_that_ran_out_of_memory_is_retried_alone_and_then_reported_as_not_run(tmp_path, monkeypatch):
     (tmp_path / "short_of_memory.py").write_text(SHORT)
     monkeypatch.chdir(tmp_path)
     result = run("short_of_memory:alone", "--jobs", "2")

@@ -186,7 +186,7 @@ def _unknown(name: str) -> str:
             f"{name!r} is a module made of several operators, not an operator: `goldsmith bench {name}` proves and "
             f"times it. Operators: {operators()}."
         )
-    text = f"no operator is named {name!r}; operators: {operators()}."
+    text = f"unknown operator {name!r}; known: {operators()}."
     if name.endswith(".py") or "." in name:
         return text + " Name a target of your own as package.module:target (the module's dotted name, not its file)."
     return text + " Name a target of your own as package.module:target."
