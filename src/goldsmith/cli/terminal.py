@@ -17,7 +17,7 @@ from rich.console import Console
 
 P = ParamSpec("P")
 T = TypeVar("T")
-USAGE = 2  # exit status: the command cannot be carried out
+USAGE = 2  # exit status: the command could not run
 
 
 class Problem(Exception):

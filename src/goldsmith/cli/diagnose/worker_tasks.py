@@ -177,7 +177,7 @@ def _users_target(name: str) -> assay.Target:
 
 
 def _backend(op: Op, request: DiagnosisRequest) -> tuple[str, str]:
-    """(backend, device): the requested backend, or the first that can run; an UnknownName says why none can."""
+    """(backend, device): the requested backend, or the first that can run; raises UnknownName with the reasons."""
     wanted = request["backend"]
     if wanted is not None and wanted not in op.backends:
         raise UnknownName(f"unknown backend {wanted!r}; {op.name} has: {', '.join(op.backends)}")

@@ -80,7 +80,7 @@ def generate(
     prefill: Annotated[
         str,
         typer.Option(
-            help="How long prompts run: auto, cpu, stream, split, or the number of tokens above which layers are "
+            help="How long prompts run: auto, cpu, stream, split, or the length in tokens from which layers are "
             "streamed.",
             metavar="HOW",
         ),
