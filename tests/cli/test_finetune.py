@@ -310,9 +310,9 @@ def test_the_measured_activations_grow_with_the_rank_and_not_with_the_base(place
         (("--lr", "0"), "--lr is 0.0; expected a number above 0"),
         (("--format", "int4", "--group-size", "24"), "group_size"),
         (("--lora-modules", "q_proj,nosuch"), "--lora-modules nosuch: no layer of this model has that name"),
-        (("--lora-modules", "embed_tokens"), "model.embed_tokens is of class Embedding, no linear layer"),
+        (("--lora-modules", "embed_tokens"), "model.embed_tokens is of class Embedding, not a linear layer"),
         (("--train-router", "--dtype", "bf16"), "--train-router trains model.layers.0.mlp.gate.weight itself"),
-        (("--resume", "nosuch"), "nosuch is no checkpoint: state.json is missing"),
+        (("--resume", "nosuch"), "nosuch is not a checkpoint: state.json is missing"),
         (("--data", "nosuch.txt"), "nosuch.txt: there is no such file"),
         (("--eval-data", "nosuch.csv"), "nosuch.csv: the name ends in .csv"),
         (("--data", "README"), "README: the name has no ending"),
@@ -361,7 +361,7 @@ def test_a_name_on_the_hub_is_fetched_once_and_streamed(place, tmp_path, monkeyp
     assert run(*words).exit_code == 0
     assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/tiny"
     words[1] = "someone/else"
-    said = "MODEL someone/else is no folder here, and the hub does not give it: Cannot find it on the hub."
+    said = "MODEL someone/else is not a folder here, and fetching it from the hub failed: Cannot find it on the hub."
     assert said in " ".join(run(*words).output.split())
 
 

@@ -44,7 +44,7 @@ def test_options_that_alter_the_result_are_rejected_by_name(tmp_path):
     other = {"--rank": 16, "--data": "other", "--alpha": 1}
     with pytest.raises(TrainingError) as error:
         session(tmp_path, identity=other).find("auto", RunCallbacks())
-    for said in ("--rank was 8 and is 16", "the content of --data is another", "--alpha was not given before"):
+    for said in ("--rank was 8 and is 16", "the content of --data has changed", "--alpha was not given before"):
         assert said in str(error.value)
 
 
@@ -76,9 +76,9 @@ def rewritten(path, change, check=True):
     "change, said",
     [
         (lambda f: f.update(step=5), "state.json is damaged (it says step 5)"),
-        (lambda f: f.pop("identity"), "state.json is damaged (identity is missing or is no dict)"),
-        (lambda f: f.update(circumstances=[]), "state.json is damaged (circumstances is missing or is no dict)"),
-        (lambda f: f.update(format=3), "is of format 3; this goldsmith reads format 2"),
+        (lambda f: f.pop("identity"), "state.json is damaged (identity is missing or not of type dict)"),
+        (lambda f: f.update(circumstances=[]), "state.json is damaged (circumstances is missing or not of type dict)"),
+        (lambda f: f.update(format=3), "has format 3; this goldsmith reads format 2"),
     ],
 )
 def test_a_checkpoint_without_required_facts_is_skipped(change, said, tmp_path):

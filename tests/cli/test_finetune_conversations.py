@@ -177,5 +177,5 @@ def test_a_tokenizer_without_offsets_is_rejected():
         def apply_chat_template(self, turns, **how):
             return tokenizer_of(byte_level()).apply_chat_template(turns, **how)
 
-    with pytest.raises(ValueError, match="it has no fast version.; --train-on all does not ask"):
+    with pytest.raises(ValueError, match="no fast version.; --train-on all does not need"):
         conversation(messages(), Slow())

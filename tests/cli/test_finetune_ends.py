@@ -54,14 +54,14 @@ def result_of(folder):
 
 
 def test_the_models_own_folder_is_rejected_as_output(place, tmp_path):
-    refused(place, place / "model", said="model is MODEL's own folder: an adapter there would be taken for a part")
+    refused(place, place / "model", said="model is MODEL's own folder: an adapter there would be mistaken for part")
     (tmp_path / "link").symlink_to(place / "model")
     refused(place, tmp_path / "link", said="is MODEL's own folder")
 
 
 def test_another_models_folder_is_rejected_as_output(place, tmp_path):
     shutil.copytree(place / "model", tmp_path / "other")
-    refused(place, tmp_path / "other", said="other holds a config.json, as a model's folder does: an adapter")
+    refused(place, tmp_path / "other", said="other contains a config.json, like a model's folder: an adapter")
     assert {p.name for p in (tmp_path / "other").iterdir()} == {p.name for p in (place / "model").iterdir()}
 
 
@@ -119,7 +119,7 @@ def test_an_existing_adapter_is_moved_and_not_overwritten(place, tmp_path):
     for name in (WEIGHTS, CONFIG):
         (tmp_path / name).write_text("hours of somebody's work")
     result, text = run(place, tmp_path, "--steps", "1")
-    assert result.exit_code == 0 and "of an earlier run is now in" in text, text
+    assert result.exit_code == 0 and "of an earlier run in" in text, text
     earlier = {path.name: path.read_text() for path in (tmp_path / "earlier-1").iterdir()}
     assert earlier == dict.fromkeys((WEIGHTS, CONFIG), "hours of somebody's work")
     assert (tmp_path / WEIGHTS).stat().st_size > 1000 and result_of(tmp_path)["status"] == "trained"
@@ -167,7 +167,7 @@ def test_the_log_of_a_run_that_was_killed_before_its_first_checkpoint_is_moved_t
     for name, text in left.items():
         (tmp_path / name).write_text(text)
     result, text = run(place, tmp_path, "--steps", "1")
-    assert result.exit_code == 0 and "of an earlier run is now in" in text, text
+    assert result.exit_code == 0 and "of an earlier run in" in text, text
     assert {path.name: path.read_text() for path in (tmp_path / "earlier-1").iterdir()} == left
     assert len(rows(tmp_path / LOG)) == 1 and result_of(tmp_path)["status"] == "trained"
 
@@ -229,8 +229,8 @@ def test_out_of_memory_in_a_step_is_one_paragraph_and_the_same_command_continues
     monkeypatch.setattr(Trainer, "_loss", loss)
     result, text = run(place, tmp_path / "out")
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit), text
-    said = "--device cpu has too little memory for 1,048,576.0 GiB more. The checkpoint of step 2 is whole: "
-    assert said in text and "with --checkpointing, the same command goes on from there. Less takes" in text
+    said = "--device cpu has too little memory for 1,048,576.0 GiB more. The checkpoint of step 2 is complete: "
+    assert said in text and "with --checkpointing, the same command resumes from there. These take less" in text
     for option in ("--batch-size", "--seq-len", "--rank", "--format int4", "--resume never"):
         assert option in text
     ended = result_of(tmp_path / "out")
@@ -250,13 +250,13 @@ def paragraph_after(folder, *, begun=True, checkpoints=("step-000002",), **optio
 
 def test_the_out_of_memory_message_names_a_command_that_continues(tmp_path):
     said = paragraph_after(tmp_path / "anew", resume="never")
-    assert "or with --checkpointing, the same command without --resume never goes on from there" in said
+    assert "or with --checkpointing, the same command without --resume never resumes from there" in said
     said = paragraph_after(tmp_path / "path", resume="run/checkpoints/step-000002")
-    assert "the same command without --resume run/checkpoints/step-000002 goes on" in said
+    assert "the same command without --resume run/checkpoints/step-000002 resumes" in said
     said = paragraph_after(tmp_path / "less", checkpointing=True)
-    assert said.count("--checkpointing") == 0 and "when more memory is free, the same command goes on" in said
+    assert said.count("--checkpointing") == 0 and "when more memory is free, the same command resumes" in said
     said = paragraph_after(tmp_path / "before", resume="never", begun=False)
-    assert "checkpoint of step" not in said and "goes on" not in said
+    assert "checkpoint of step" not in said and "resumes" not in said
     assert "of step 2 is whole" in paragraph_after(tmp_path / "later", begun=False)
 
 

@@ -54,9 +54,9 @@ def test_packed_documents_have_the_same_loss_and_gradient_as_alone(family, chang
     masks = attention_masks.masks(model)
     wide, name = goldens.InItsDtype(model), "model.embed_tokens.weight"
 
-    def loss(rows, embedding, apart):
+    def loss(rows, embedding, keeps_apart):
         called = lambda **given: wide.outputs(embedding.dtype, {name: embedding}, given)  # noqa: E731
-        return summed_loss(called, batch(rows, pad=0), apart)
+        return summed_loss(called, batch(rows, pad=0), keeps_apart)
 
     def packed(embedding):
         halves = [documents[:3], documents[3:]]
@@ -73,11 +73,11 @@ def test_packed_documents_have_the_same_loss_and_gradient_as_alone(family, chang
 
 
 def test_a_model_in_which_documents_attend_to_each_other_is_detected(monkeypatch):
-    assert attention_masks.apart(models.model("olmoe"), attention_masks.no_masks)
+    assert attention_masks.keeps_apart(models.model("olmoe"), attention_masks.no_masks)
     leaky = models.model("gpt_oss")
-    assert not attention_masks.apart(leaky, attention_masks.no_masks)
+    assert not attention_masks.keeps_apart(leaky, attention_masks.no_masks)
     monkeypatch.setattr(attention_masks, "_by_layer", lambda model, given: None)
-    with pytest.raises(TrainingError, match="In GptOssForCausalLM a document sees the one before it.*--no-pack"):
+    with pytest.raises(TrainingError, match="In GptOssForCausalLM a document attends to the one before it.*--no-pack"):
         attention_masks.masks(leaky)
 
 
@@ -276,7 +276,7 @@ def test_a_run_continues_from_the_named_checkpoint(tmp_path, whole):
     (tmp_path / "b").mkdir()
     again = trained(tmp_path / "b", resume=str(tmp_path / "a" / "checkpoints" / "step-000004"))
     assert same(again, whole[1]) and told(tmp_path / "b") == told(whole[0])
-    with pytest.raises(TrainingError, match="is no checkpoint: state.json is missing"):
+    with pytest.raises(TrainingError, match="is not a checkpoint: state.json is missing"):
         trained(tmp_path / "b", resume=str(tmp_path))
 
 
@@ -312,7 +312,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_module_and_changes_not
     before = trainer.state()
     with torch.no_grad():
         trainer.model.model.layers[0].self_attn.o_proj.weight[0, 0] = torch.inf
-    with pytest.raises(Diverged, match=r"Step 2: the loss is nan.*first that is not finite is in model\.layers\.0"):
+    with pytest.raises(Diverged, match=r"Step 2: the loss is nan.*first non-finite value is in model\.layers\.0"):
         trainer.step()
     assert same(trainer.state(), before) and trainer.done == 1
     assert all(p.grad is None for p in trainer.parameters.values())

@@ -148,7 +148,7 @@ def test_ctrl_c_keeps_the_text_so_far_and_the_store(model, how, monkeypatch, cac
 
     def interrupted(rows, value):
         put(rows, value)
-        if len(rows._made.outputs[0].tokens) == 4:
+        if len(rows._generation.outputs[0].tokens) == 4:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(generation.RowStreamer, "put", interrupted)
@@ -308,7 +308,7 @@ def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_pat
     for name in ("config.json", "model.safetensors"):
         (bare / name).symlink_to(model / name)
     for folder, said in (
-        ("nosuch", "nosuch is no folder here"),
+        ("nosuch", "nosuch is not a folder here"),
         (tmp_path, "no config.json"),
         (bare, "has no tokenizer"),
     ):

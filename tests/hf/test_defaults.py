@@ -1,4 +1,4 @@
-"""Whatever torch's default dtype and device are: the same tensors, at the same places, with the same bits."""
+"""torch's default dtype and device change nothing: same tensors, same devices, same bits."""
 
 import copy
 import itertools
@@ -50,7 +50,7 @@ def test_a_converted_model_trains_and_goes_through_its_files(family, options, tm
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)
-def test_an_experts_implementation_is_registered_and_computes(family):
+def test_a_registered_experts_implementation_computes(family):
     plain = models.model(family)
 
     def work(model):
@@ -78,12 +78,12 @@ def test_a_checkpoint_is_streamed(kind, family, tmp_path):
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize("lanes", ["cpu", "copied", "cached"])
-def test_an_offloaded_model_is_made_and_speaks(family, lanes, tmp_path, monkeypatch):
+def test_an_offloaded_model_computes(family, lanes, tmp_path, monkeypatch):
     models.model(family).save_pretrained(tmp_path / "model")
     caches = (str(tmp_path / str(number)) for number in itertools.count())
 
     def work(_):
-        monkeypatch.setenv("GOLDSMITH_CACHE", next(caches))  # each time the store is built
+        monkeypatch.setenv("GOLDSMITH_CACHE", next(caches))  # a new store for each call
         budget = {} if lanes == "cpu" else {"gpu_budget": "1MiB"}
         with attach.from_pretrained(tmp_path / "model", device="cpu", lanes=lanes, **budget) as held:
             return held.model(IDS).logits, held.model(IDS[:1, :1]).logits
@@ -91,7 +91,7 @@ def test_an_offloaded_model_is_made_and_speaks(family, lanes, tmp_path, monkeypa
     check(work)
 
 
-def test_rows_of_a_run_and_their_loss():
+def test_packed_rows_and_their_loss():
     plain = models.model("qwen3_moe")
     documents = [Document([k % 48 for k in range(n)], [True] * n, True) for n in (5, 9, 3)]
 

@@ -1,4 +1,4 @@
-"""What an experts module computes is read from it, and tried; what is not known is refused by class and flag."""
+"""The spec of an experts module is read from its flags and verified; unknown ones are refused with class and flag."""
 
 import importlib.util
 import sys
@@ -45,7 +45,7 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("name", experts_spec.GATES)
-def test_a_class_with_its_own_gate_is_read_as_what_it_computes(name):
+def test_the_spec_of_a_class_with_its_own_gate_equals_what_it_computes(name):
     place = f"transformers.models.{FOLDERS[name]}.modeling_{FOLDERS[name]}"
     module = getattr(pytest.importorskip(place, reason=f"this transformers has no {name}"), name)(Settings(**SETTINGS))
     spec = experts_spec.spec_of(module)
@@ -63,7 +63,7 @@ def test_a_class_with_its_own_gate_is_read_as_what_it_computes(name):
 
 @pytest.mark.parametrize("act, activation", [("silu", "silu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"),
     ("gelu_pytorch_tanh", "gelu_tanh"), ("gelu_fast", "gelu_tanh"), ("swish", "silu"), ("relu2", "relu2")])  # fmt: skip
-def test_the_default_gate_takes_the_configs_activation(act, activation):
+def test_the_default_gate_uses_the_config_s_activation(act, activation):
     spec = experts_spec.spec_of(models.experts_of(models.model("mixtral", hidden_act=act)))
     assert (spec.activation, spec.limit, spec.transposed, spec.interleaved, spec.biased) == (
         activation, None, False, False, False,
@@ -85,7 +85,7 @@ def experts(**flags):
 
 
 class StrangeExperts(type(models.experts_of(models.model("mixtral")))):
-    """A gate of somebody's own."""
+    """A user-defined gate."""
 
     def _apply_gate(self, gate_up):
         gate, up = gate_up.chunk(2, dim=-1)
@@ -99,12 +99,15 @@ def strange():
 
 
 @pytest.mark.parametrize(
-    "module, said",
+    "module, message",
     [
         (lambda: experts(has_gate=False), "MixtralExperts.*has_gate=False"),
         (lambda: experts(has_post_expert_norm=True), "MixtralExperts.*has_post_expert_norm=True"),
         (lambda: experts(act_fn=nn.Mish()), "MixtralExperts.*act_fn is Mish; known are SiLU"),
-        (strange, "StrangeExperts.*_apply_gate is overridden by .*test_forms.StrangeExperts, which is not known"),
+        (
+            strange,
+            "StrangeExperts.*_apply_gate is overridden by .*StrangeExperts, which goldsmith does not know",
+        ),
         (
             lambda: experts(gate_up_proj=nn.Parameter(torch.ones(3))),
             r"gate_up_proj is Parameter \[3\], wanted one tensor",
@@ -113,13 +116,13 @@ def strange():
         (lambda: experts(gate_up_proj=nn.Parameter(torch.ones(4, 4, 4, dtype=torch.uint8), False)), "torch.uint8"),
     ],
 )
-def test_what_is_not_known_is_refused_with_class_and_flag(module, said):
-    with pytest.raises(ValueError, match=said):
+def test_unknown_experts_are_refused_with_class_and_flag(module, message):
+    with pytest.raises(ValueError, match=message):
         experts_spec.spec_of(module())
 
 
 def test_a_known_class_whose_gate_has_changed_is_refused(monkeypatch):
-    """As a later version of transformers could have it: the name is known, the formula is another."""
+    """As in a later version of transformers: the name is known, but the formula has changed."""
     module = models.experts_of(models.model("gpt_oss"))
     changed = lambda self, both: both[..., ::2].sigmoid() * both[..., 1::2]  # noqa: E731
     monkeypatch.setattr(type(module), "_apply_gate", changed)
@@ -127,7 +130,7 @@ def test_a_known_class_whose_gate_has_changed_is_refused(monkeypatch):
         experts_spec.spec_of(module)
 
 
-def test_a_changed_activation_is_found_too():
+def test_a_changed_activation_is_refused_too():
     class SiLU(nn.Module):
         def forward(self, x):
             return torch.tanh(x)
@@ -137,8 +140,8 @@ def test_a_changed_activation_is_found_too():
 
 
 @pytest.mark.parametrize("name, folder", [("Step3p7Experts", "step3p7"), ("Inkling2Experts", "inkling2")])
-def test_a_gate_that_experts_moe_does_not_have_is_refused(name, folder):
-    """Step clamps behind the activation, Inkling caps with a tanh: near enough to the default to be taken for it."""
+def test_a_gate_that_experts_moe_lacks_is_refused(name, folder):
+    """Step clamps after the activation, Inkling caps with a tanh: both are close to the default gate."""
     place = f"transformers.models.{folder}.modeling_{folder}"
     module = getattr(pytest.importorskip(place, reason=f"this transformers has no {name}"), name)(Settings(**SETTINGS))
     with pytest.raises(ValueError, match=f"{name} cannot be computed here: _apply_gate is overridden by .*{name}"):
@@ -146,7 +149,7 @@ def test_a_gate_that_experts_moe_does_not_have_is_refused(name, folder):
 
 
 @pytest.mark.parametrize("missing", ["transformers", "peft"])
-def test_without_the_extra_the_import_says_what_to_install(missing, monkeypatch):
+def test_without_the_extra_the_import_error_names_what_to_install(missing, monkeypatch):
     import goldsmith.hf
 
     monkeypatch.setitem(sys.modules, missing, None)

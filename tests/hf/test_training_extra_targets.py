@@ -1,4 +1,4 @@
-"""What finetune trains beside the experts, layers by name and routers: all that is named, and all of it is written."""
+"""finetune outside the experts, named layers and routers: everything named is trained and saved."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def adapted(model):
     ],
     ids=str,
 )
-def test_every_layer_that_is_named_gets_lora_and_the_adapter_has_all_of_it(family, names, wanted, saved, tmp_path):
+def test_every_named_layer_gets_lora_and_the_adapter_has_all_of_it(family, names, wanted, saved, tmp_path):
     loaded = load(options(saved(family), lora_modules=tuple(names)))
     assert adapted(loaded.model) == set(wanted)
     assert all(loaded.model.get_parameter(name).dtype == torch.float32 for name in loaded.parameters)
@@ -79,16 +79,16 @@ def test_every_layer_that_is_named_gets_lora_and_the_adapter_has_all_of_it(famil
 
 
 @pytest.mark.parametrize(
-    "family, more, said",
+    "family, more, message",
     [
         ("qwen3_moe", {"lora_modules": ("q_proj", "qproj")}, "--lora-modules qproj: no layer of this model has that"),
         ("mixtral", {"lora_modules": ("gate_proj",)}, "--lora-modules gate_proj: no layer .* through --targets"),
         (
             "qwen3_moe",
             {"lora_modules": ("embed_tokens",)},
-            "embed_tokens: model.embed_tokens is of class Embedding, no linear",
+            "embed_tokens: model.embed_tokens is of class Embedding, not a linear",
         ),
-        ("qwen3_moe", {"lora_modules": ("norm",)}, "norm: model.norm is of class Qwen3MoeRMSNorm, no linear layer"),
+        ("qwen3_moe", {"lora_modules": ("norm",)}, "norm: model.norm is of class Qwen3MoeRMSNorm, not a linear"),
         ("qwen3_moe", {"lora_modules": ("experts",)}, "experts: model.layers.1.mlp.experts belongs to the experts"),
         ("qwen3_moe", {"lora_modules": ("q_proj", "gate"), "dropout": 0.1}, "gate: peft adapts these as parameters"),
         ("qwen3_moe", {"lora_modules": ("gate",), "train_router": True}, "--lora-modules gate puts LoRA on them"),
@@ -96,16 +96,16 @@ def test_every_layer_that_is_named_gets_lora_and_the_adapter_has_all_of_it(famil
     ],
     ids=str,
 )
-def test_what_cannot_be_trained_is_refused_by_name_and_without_the_weights(family, more, said, saved, tmp_path):
+def test_untrainable_names_are_refused_without_reading_weights(family, more, message, saved, tmp_path):
     for name in ("config.json", "generation_config.json"):
         (tmp_path / name).write_bytes((saved(family) / name).read_bytes())
-    with pytest.raises(TrainingError, match=said):
+    with pytest.raises(TrainingError, match=message):
         check(options(tmp_path, **more))
-    with pytest.raises(TrainingError, match=said):
+    with pytest.raises(TrainingError, match=message):
         load(options(saved(family), **more))
 
 
-def test_a_model_without_a_router_beside_its_experts_is_told_so(saved, monkeypatch):
+def test_train_router_refuses_a_model_without_a_router(saved, monkeypatch):
     check(options(saved("mixtral"), train_router=True))
     monkeypatch.setattr("goldsmith.hf.routers.NAMES", ("chooser",))
     with pytest.raises(TrainingError, match="--train-router finds no router in this model: a module gate or router"):
@@ -113,14 +113,14 @@ def test_a_model_without_a_router_beside_its_experts_is_told_so(saved, monkeypat
 
 
 @pytest.mark.parametrize("family", ["ernie4_5_moe", "deepseek_v3", "gpt_oss"])
-def test_of_a_router_that_is_trained_what_the_model_itself_trains(family, saved):
+def test_a_trained_router_trains_only_the_parameters_that_the_model_trains(family, saved):
     loaded = load(options(saved(family), train_router=True))
     trained = {name for name in loaded.parameters if ".experts." not in name}
     wanted = {name for name, _ in models.model(family).named_parameters() if ".gate." in name or ".router." in name}
     assert trained == {name for name in wanted if "e_score_correction_bias" not in name} and trained
 
 
-def test_a_router_s_weights_are_seen_through_what_peft_puts_on_it():
+def test_a_router_s_weights_are_recognised_inside_peft_s_layer():
     config = models.peft.LoraConfig(target_modules=["gate"], r=2)
     ours = hf.convert(models.peft.get_peft_model(models.model("qwen3_moe"), config), format="fp32", lora={"rank": 2})
     path = "base_model.model.model.layers.1.mlp.gate"

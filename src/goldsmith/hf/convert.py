@@ -1,22 +1,25 @@
-"""convert: a transformers model's experts as packed bases with LoRA on them."""
+"""convert: replaces a transformers model's experts by packed weights with LoRA on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
 from ..experts import LoRA, PackedExperts, pack
 from .checkpoint.experts import packed_from
-from .checkpoint.loading import load_rest
+from .checkpoint.loading import load_other_weights
 from .checkpoint.reader import ModelCheckpoint
-from .converted_experts import ConvertedExperts, converted_modules, freeze_the_rest
+from .converted_experts import ConvertedExperts, converted_modules, freeze_other_parameters
 from .dispatch import is_parallel
 from .experts_spec import ExpertsSpec, experts_modules, spec_of
-from .model_types import ExpertsModule, base_of
+from .model_types import ExpertsModule
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Progress = Callable[[int, int, str], None]
 
@@ -32,27 +35,28 @@ def convert(
     backend: str = "auto",
     progress: Progress | None = None,
 ) -> nn.Module:
-    """Replaces every experts module of `model` by a packed base, with a LoRA on it if asked for; returns the model.
+    """Replaces every experts module of `model` by packed weights, optionally with LoRA; returns the model.
 
-    model       a transformers model. Layer by layer its experts are packed and let go, so that one layer's at most
-                exist twice. On the meta device: they are streamed from the checkpoint's shards, and all other weights
-                loaded too, in the model's dtype; of a quantised checkpoint's experts no float copy is ever made
-    format      of `experts.pack`; "auto" is bf16, and for a quantised checkpoint (compressed-tensors int4, AWQ int4,
-                fp8 with 128 x 128 blocks, mxfp4) its own codes, which are never quantised again
+    model       a transformers model. Its experts are packed and freed layer by layer, so at most one layer's experts
+                exist twice. On the meta device: the experts are streamed from the checkpoint's shards, and all other
+                weights are loaded too, in the model's dtype. A quantised checkpoint's experts are never unpacked
+    format      as in `experts.pack`. "auto": bf16, or the checkpoint's own codes if it is quantised
+                (compressed-tensors int4, AWQ int4, fp8 with 128 x 128 blocks, mxfp4); these are never requantised
     group_size  inputs that share a scale (int8, int4, int4_asym)
-    lora        keywords of `experts.LoRA`, as {"rank": 8, "alpha": 16, "targets": ("gate", "up", "down")}. All other
-                parameters are then frozen, adapters of peft's excepted; None: no LoRA, and nothing is frozen
+    lora        keywords of `experts.LoRA`, such as {"rank": 8, "alpha": 16, "targets": ("gate", "up", "down")}. All
+                other parameters except peft's adapters are then frozen. None: no LoRA, and nothing is frozen
     partitions  slices along the intermediate size, see `experts.pack`
-    checkpoint  a folder of safetensors files; default: where the model's config was read
-    progress    is told (done, all, path) after each experts module
+    checkpoint  a folder of safetensors files; default: the folder from which the model's config was read
+    progress    called with (done, total, path) after each experts module
 
-    The experts leave `model.parameters()`, and so `state_dict()` and `save_pretrained`: those keep the rest, and the
-    LoRA. Shared experts, dense layers and routers stay as they are. Raises ValueError for a model without experts
-    modules, experts that cannot be computed (class and flag), and checkpoints of another kind, with nothing changed.
+    The experts' weights leave `model.parameters()`, so `state_dict()` and `save_pretrained` keep only the other
+    weights and the LoRA. Shared experts, dense layers and routers stay as they are. Raises ValueError, with nothing
+    changed, for a model without experts modules, for experts that cannot be computed (naming class and flag) and for
+    unsupported checkpoints.
     """
-    found = list(experts_modules(model))
-    _check_model(model, found)
-    specs = {path: spec_of(module) for path, module in found}
+    modules = list(experts_modules(model))
+    _check_model(model, modules)
+    specs = {path: spec_of(module) for path, module in modules}
     source: ModelCheckpoint | None = None
     if _on_meta(model):
         source = ModelCheckpoint(_folder(model, checkpoint), model)
@@ -62,50 +66,50 @@ def convert(
             "goldsmith.hf.convert: checkpoint is for a model on the meta device, and the weights of this one are "
             "loaded: leave it out"
         )
-    if lora is not None:  # a wrong keyword is said before the first layer is gone
+    if lora is not None:  # a wrong keyword must fail before the first layer is replaced
         spec = next(iter(specs.values()))
         LoRA(spec.num_experts, spec.hidden_size, spec.intermediate_size, **{**lora, "device": "meta"})
-    for done, (path, module) in enumerate(found, 1):
+    for done, (path, module) in enumerate(modules, 1):
         spec = specs[path]
         if source is not None:
             base = packed_from(source, path, spec, format, group_size, partitions)
         else:
             base = _pack_module(cast("ExpertsModule", module), spec, format, group_size, partitions)
-        ours = None
-        if lora is not None:  # where its base is, whatever torch's default device
-            ours = LoRA(spec.num_experts, spec.hidden_size, spec.intermediate_size, **{"device": "cpu", **lora})
-        made = ConvertedExperts(base, ours, spec=spec, expert_parallel=is_parallel(module), backend=backend)
-        _replace(model, path, made)
-        module._parameters.clear()  # whoever still holds the module does not hold its weights
+        module_lora = None
+        if lora is not None:  # on the base's device, whatever torch's default device is
+            module_lora = LoRA(spec.num_experts, spec.hidden_size, spec.intermediate_size, **{"device": "cpu", **lora})
+        converted = ConvertedExperts(base, module_lora, spec=spec, expert_parallel=is_parallel(module), backend=backend)
+        _replace(model, path, converted)
+        module._parameters.clear()  # frees the weights even if someone still holds the old module
         if progress is not None:
-            progress(done, len(found), path)
+            progress(done, len(modules), path)
     if source is not None:
-        load_rest(base_of(model), source)
+        load_other_weights(cast("PreTrainedModel", model), source)
     if lora is not None:
-        freeze_the_rest(model)
+        freeze_other_parameters(model)
     return model
 
 
-def _check_model(model: nn.Module, found: list[tuple[str, nn.Module]]) -> None:
+def _check_model(model: nn.Module, modules: list[tuple[str, nn.Module]]) -> None:
     kind = type(model).__name__
-    if not found:
+    if not modules:
         if converted_modules(model):
-            raise ValueError(f"goldsmith.hf.convert: the experts of this {kind} are converted already")
+            raise ValueError(f"goldsmith.hf.convert: the experts of this {kind} are already converted")
         raise ValueError(
             f"goldsmith.hf.convert: {kind} has no experts module that transformers dispatches (a class under "
             "@use_experts_implementation): there is nothing to convert"
         )
-    places = {parameter.device.type for _, module in found for parameter in module.parameters()} - {"cpu", "meta"}
-    if places:
+    devices = {parameter.device.type for _, module in modules for parameter in module.parameters()} - {"cpu", "meta"}
+    if devices:
         raise ValueError(
-            f"goldsmith.hf.convert: the experts are on {places.pop()}, and packed experts are computed on the CPU: "
-            'model.cpu() first; or leave them as they are and take experts_implementation="goldsmith"'
+            f"goldsmith.hf.convert: the experts are on {devices.pop()}, but packed experts run on the CPU: call "
+            'model.cpu() first, or keep the experts as they are and use experts_implementation="goldsmith"'
         )
-    wrapped = [path for path, _ in found if path.endswith("base_layer")]
+    wrapped = [path for path, _ in modules if path.endswith("base_layer")]
     if wrapped:
         raise ValueError(
             f"goldsmith.hf.convert: peft has wrapped the parameters of {wrapped[0]} (target_parameters). Convert the "
-            "plain model, then read the adapter with goldsmith.hf.load_adapter; or leave the wrapping and take "
+            "plain model, then load the adapter with goldsmith.hf.load_adapter; or keep the wrapping and use "
             'experts_implementation="goldsmith"'
         )
 
@@ -118,8 +122,8 @@ def _folder(model: nn.Module, checkpoint: str | Path | None) -> Path:
     name = checkpoint or getattr(model.config, "_name_or_path", None)
     if not name or not Path(name).is_dir():
         raise ValueError(
-            f"goldsmith.hf.convert: the model is on the meta device, and {str(name)!r} is no folder of a checkpoint: "
-            "give checkpoint=, the folder with its safetensors files"
+            f"goldsmith.hf.convert: the model is on the meta device, and {str(name)!r} is not a checkpoint folder: "
+            "pass checkpoint=, the folder with its safetensors files"
         )
     return Path(name)
 

@@ -1,4 +1,4 @@
-"""What `convert` puts in the place of an experts module."""
+"""ConvertedExperts: the module that `convert` puts in place of an experts module."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .experts_spec import ExpertsSpec
 
 
 class ConvertedExperts(Experts):
-    """`experts.Experts` under the call of transformers' experts modules: y = moe(x) over a packed base.
+    """`experts.Experts` with the signature of transformers' experts modules: y = moe(x) over packed weights.
 
-    forward(hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k]) -> [T, H] in the dtype of hidden_states. Its
-    parameters are the LoRA's alone. `spec` says how the model's own weights lay, which adapters in peft's files follow.
+    forward(hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k]) -> [T, H] in hidden_states' dtype. Only the
+    LoRA's tensors are parameters. `spec` describes the layout of the model's own weights, which peft's files use.
     """
 
     def __init__(
@@ -28,13 +28,13 @@ class ConvertedExperts(Experts):
         self._is_expert_parallel = expert_parallel
 
     def set_base(self, base: Sequence[Tensor | None], backend: str) -> None:
-        """The same experts as plain tensors, as `experts.moe` takes them, and the backend that computes with them."""
+        """Replaces the base by the same experts as plain tensors, and sets the backend that computes with them."""
         self._base = type(self._base)(base)
         self.backend = backend
 
     @property
-    def held(self) -> list[Tensor]:
-        """The tensors that the base is in."""
+    def base_tensors(self) -> list[Tensor]:
+        """The tensors that hold the base."""
         base = self.base
         if isinstance(base, PackedExperts):
             base = (base.gate_up, base.down, base.gate_up_bias, base.down_bias)
@@ -50,8 +50,8 @@ def converted_modules(model: nn.Module) -> dict[str, ConvertedExperts]:
     return {path: module for path, module in model.named_modules() if isinstance(module, ConvertedExperts)}
 
 
-def freeze_the_rest(model: nn.Module) -> None:
-    """Leaves the experts' LoRA, and what peft trains, as they are; all other parameters are no longer trained."""
+def freeze_other_parameters(model: nn.Module) -> None:
+    """Freezes every parameter except the experts' LoRA and peft's adapters, which stay as they are."""
     ours = {id(p) for module in converted_modules(model).values() for p in module.parameters()}
     for name, parameter in model.named_parameters():
         if id(parameter) not in ours and "lora_" not in name:

@@ -1,4 +1,4 @@
-"""Types of the objects that come from transformers: a model's text config, a tokenizer, an experts module."""
+"""Types of the objects from transformers: a model's text config, a tokenizer, an experts module."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class TextConfig(Protocol):
 
 
 def text_config(model: PreTrainedModel) -> TextConfig:
-    """The config of a model's text part: in a multimodal model it is a config within the config."""
+    """The config of the model's text part, which in a multimodal model is nested in the whole config."""
     return cast("TextConfig", model.config.get_text_config())
 
 
 def base_of(model: nn.Module) -> PreTrainedModel:
-    """The model of transformers, out of a PeftModel if it is in one."""
+    """The transformers model, unwrapped if it is a PeftModel."""
     return cast(
         "PreTrainedModel", cast("PeftModel", model).get_base_model() if hasattr(model, "get_base_model") else model
     )

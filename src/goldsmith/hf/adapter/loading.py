@@ -1,4 +1,4 @@
-"""load_adapter: an adapter of peft's, read into the LoRA of converted experts."""
+"""load_adapter: reads a peft adapter into a converted model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ...experts import LoRA
-from ..converted_experts import ConvertedExperts, converted_modules, freeze_the_rest
+from ..converted_experts import ConvertedExperts, converted_modules, freeze_other_parameters
 from ..model_types import base_of
 from . import layout
-from .coverage import check_beside, check_targets, lora_config, refuse_missing, saved_modules, shell, targeted
+from .coverage import check_peft_layers, check_targets, lora_config, refuse_missing, saved_modules, shell, targeted
 from .files import (
     CONFIG,
     DOWN,
@@ -23,30 +23,33 @@ from .files import (
     RANKS,
     REFUSED,
     ROOT,
-    SAVED,
     WEIGHTS,
+    WHOLE_MODULES,
     AdapterConfig,
-    is_plain_start,
-    pattern,
-    stripped,
+    keeps_base_weights,
+    pattern_value,
+    plain_path,
 )
 from .layout import Pair, PeftFactors
-from .peft_layers import adapter_of, keep, put_in, restore, take_off
+from .peft_layers import adapter_name_of, put_peft_layers, remember_overwritten, remove_peft_layers, restore_overwritten
 
 
 def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
-    """Reads an adapter of peft's into a converted model, its experts' part as `experts.LoRA`; returns the model.
+    """Loads a peft adapter into a converted model and returns the model; the experts' part becomes `experts.LoRA`.
 
-    Any adapter with `target_parameters` on the experts, ours or stock peft's, on a router too. It takes the place of
-    what the model has: afterwards the model computes what it would if this were its first adapter. A LoRA of the same
-    ranks and scalings, of a dtype that holds the file's numbers, is written in place, so that an optimizer keeps its
-    tensors; others are replaced (float32 is not rounded to bfloat16), and what this adapter does not cover is taken
-    off: make the optimizer afterwards. What targets other modules (attention) is put in by peft itself, trainable.
-    Weights under `modules_to_save` (a router) are written into the model's own, and those are back with the next
-    adapter. A model converted without `lora` gets its first LoRA here, and all else is frozen, as `convert` does it.
-    Raises ValueError for files that are not there, damaged, for another model, without tensors for something that their
-    config covers, or with what the experts cannot take; and for a model that has several adapters of peft's, or one
-    that is merged or no LoRA. The model is then as it was.
+    Accepts any adapter with `target_parameters` on the experts, written by goldsmith or stock peft, also with LoRA on
+    a router. The adapter replaces the one in the model: the result is the same as if it had been loaded first.
+
+    Experts: a LoRA with the same ranks and scalings, in a dtype that holds the file's numbers, is overwritten in place,
+    so an optimizer keeps its tensors. Otherwise it is replaced (float32 is never rounded to bfloat16), and targets that
+    this adapter does not cover lose their LoRA. Create the optimizer afterwards.
+    Other modules (attention): peft itself adds its layers, trainable.
+    `modules_to_save` (a router): their weights overwrite the model's own, which return when the next adapter is loaded.
+    A model converted without `lora` gets its first LoRA here; all other parameters are frozen, as `convert` does.
+
+    Raises ValueError, with the model unchanged, if files are missing or damaged, belong to another model, lack tensors
+    that the config covers, or use options that experts do not support; or if the model has several peft adapters, a
+    merged one, or one that is not LoRA.
     """
     modules = converted_modules(model)
     if not modules:
@@ -55,44 +58,44 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
             "peft.PeftModel.from_pretrained for the plain model"
         )
     folder = Path(directory)
-    before = adapter_of(model)
+    replaced = adapter_name_of(model)
     config, tensors, ranks = _read(folder)
     check_targets(folder / CONFIG, config, model)
     planned: dict[str, tuple[dict[str, Pair], dict[str, float], bool]] = {}
     used: set[str] = set()
     missing: list[str] = []
     for path, module in modules.items():
-        halves = _halves_of_file(folder, config, tensors, stripped(path), module, used, missing)
-        if halves:
-            planned[path] = _factors(module, halves, ranks.get(stripped(path)))
+        by_parameter = _factors_in_file(folder, config, tensors, plain_path(path), module, used, missing)
+        if by_parameter:
+            planned[path] = _factors(module, by_parameter, ranks.get(plain_path(path)))
     rest = {name: t for name, t in tensors.items() if name not in used}
-    strange = [name for name in rest if ".experts." in name]
-    if strange or not planned:
-        what = f"{strange[0]} has no place in this model" if strange else "it holds nothing for this model's experts"
-        raise ValueError(f"{folder}: {what}; its target_parameters are {config.get('target_parameters')}")
+    unknown = [name for name in rest if ".experts." in name]
+    if unknown or not planned:
+        problem = f"{unknown[0]} has no place in this model" if unknown else "it holds nothing for this model's experts"
+        raise ValueError(f"{folder}: {problem}; its target_parameters are {config.get('target_parameters')}")
     bare = shell(base_of(model))
-    take_off(bare)
-    saved = saved_modules(bare, folder / CONFIG, config, rest, missing)
-    beside = {name: t for name, t in rest.items() if name not in saved}
-    like = check_beside(bare, folder, config, beside, missing)
+    remove_peft_layers(bare)
+    whole_modules = saved_modules(bare, folder / CONFIG, config, rest, missing)
+    peft_tensors = {name: t for name, t in rest.items() if name not in whole_modules}
+    peft_shell = check_peft_layers(bare, folder, config, peft_tensors, missing)
     refuse_missing(folder, missing)
-    restore(model, bare)
-    keep(model, bare, rest)
-    if beside or before is not None:
-        put_in(model, like, lora_config(config, bare), beside, before)
+    restore_overwritten(model, bare)
+    remember_overwritten(model, bare, rest)
+    if peft_tensors or replaced is not None:
+        put_peft_layers(model, peft_shell, lora_config(config, bare), peft_tensors, replaced)
     with torch.no_grad():
-        for name, tensor in saved.items():
+        for name, tensor in whole_modules.items():
             tensor.copy_(rest[name])
     if config.get("modules_to_save"):
-        base_of(model).__dict__[SAVED] = config["modules_to_save"]
+        base_of(model).__dict__[WHOLE_MODULES] = config["modules_to_save"]
     had_none = all(module.lora is None for module in modules.values())
     for path, module in modules.items():
         if path in planned:
-            _put(module, *planned[path])
+            _write_factors(module, *planned[path])
         else:
             module.lora = None
     if had_none:
-        freeze_the_rest(model)
+        freeze_other_parameters(model)
     return model
 
 
@@ -106,15 +109,15 @@ def _read(folder: Path) -> tuple[AdapterConfig, dict[str, Tensor], dict[str, tup
         raise ValueError(f"{folder / CONFIG}: not JSON: {error}") from error
     _check_config(folder / CONFIG, config)
     if config.get("peft_type") != "LORA":
-        raise ValueError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; experts take 'LORA'")
+        raise ValueError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; experts support only 'LORA'")
     for key in REFUSED:
         if config.get(key):
-            raise ValueError(f"{folder / CONFIG}: {key} is set, which neither peft nor goldsmith has for experts")
-    if not is_plain_start(config.get("init_lora_weights")):
+            raise ValueError(f"{folder / CONFIG}: {key} is set, which neither peft nor goldsmith supports for experts")
+    if not keeps_base_weights(config.get("init_lora_weights")):
         how = config["init_lora_weights"]
         raise ValueError(
-            f"{folder / CONFIG}: init_lora_weights is {how!r}, which changes the weights under a LoRA; "
-            "peft cannot do that beside experts"
+            f"{folder / CONFIG}: init_lora_weights is {how!r}, which changes the base weights; "
+            "peft does not support that together with experts"
         )
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
@@ -126,25 +129,25 @@ def _read(folder: Path) -> tuple[AdapterConfig, dict[str, Tensor], dict[str, tup
 
 
 def _check_config(path: Path, config: object) -> None:
-    """ValueError for what is no peft config, with the key and what came."""
+    """Raises ValueError if this is not a valid peft config, naming the key and its value."""
     if not isinstance(config, dict):
-        raise ValueError(f"{path}: holds a {type(config).__name__}, wanted an object of peft's keys")
+        raise ValueError(f"{path}: holds a {type(config).__name__}, wanted a JSON object with peft's keys")
     for key, least in (("r", 1), ("lora_alpha", -math.inf)):
         if config.get("peft_type") == "LORA" and not _number(config.get(key), least):
             raise ValueError(f"{path}: {key} is {config.get(key)!r}, wanted a number{' above 0' * (key == 'r')}")
     for key, least in (("rank_pattern", 1), ("alpha_pattern", -math.inf)):
-        given = config.get(key) or {}
-        if not isinstance(given, dict) or not all(_number(value, least) for value in given.values()):
-            raise ValueError(f"{path}: {key} is {given!r}, wanted a number for each name")
-        for name in given:
+        value = config.get(key) or {}
+        if not isinstance(value, dict) or not all(_number(number, least) for number in value.values()):
+            raise ValueError(f"{path}: {key} is {value!r}, wanted a number for each name")
+        for name in value:
             try:
                 re.compile(name)
             except re.error as error:
-                raise ValueError(f"{path}: {key} has the pattern {name!r}, which cannot be read: {error}") from error
+                raise ValueError(f"{path}: {key} has the invalid pattern {name!r}: {error}") from error
     for key in ("target_parameters", "modules_to_save"):
-        given = config.get(key) or []
-        if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-            raise ValueError(f"{path}: {key} is {given!r}, wanted a list of names")
+        value = config.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise ValueError(f"{path}: {key} is {value!r}, wanted a list of names")
 
 
 def _number(value: object, least: float) -> bool:
@@ -152,14 +155,14 @@ def _number(value: object, least: float) -> bool:
 
 
 def _ranks(path: Path, text: str) -> dict[str, tuple[int, int]]:
-    """The ranks that gate and up had, from the file's metadata."""
+    """(rank of gate, rank of up) by layer, from the file's metadata."""
     try:
         return {name: (int(gate), int(up)) for name, (gate, up) in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: its metadata {RANKS} is damaged: {text!r:.80}") from error
+        raise ValueError(f"{path}: the metadata entry {RANKS} is damaged: {text!r:.80}") from error
 
 
-def _halves_of_file(
+def _factors_in_file(
     folder: Path,
     config: AdapterConfig,
     tensors: dict[str, Tensor],
@@ -168,12 +171,15 @@ def _halves_of_file(
     used: set[str],
     missing: list[str],
 ) -> dict[str, PeftFactors]:
-    """What the file has for the experts at `where`; the wrappers nest, gate_up_proj inside. What lacks: `missing`."""
+    """The file's LoRA for the experts at `where`, by parameter; tensors that the file lacks are added to `missing`.
+
+    With two parameters peft nests its wrappers: gate_up_proj is the inner one.
+    """
     outer, inner = f"{ROOT}{where}.", f"{ROOT}{where}.base_layer."
     covered = targeted(config, where)
-    found = dict(zip(covered, (inner, outer))) if len(covered) == 2 else dict.fromkeys(covered, outer)
-    spec, halves = module.spec, {}
-    for name, stem in found.items():
+    stems = dict(zip(covered, (inner, outer))) if len(covered) == 2 else dict.fromkeys(covered, outer)
+    spec, by_parameter = module.spec, {}
+    for name, stem in stems.items():
         pair = [f"{stem}lora_{which}.weight" for which in "AB"]
         if not any(tensor in tensors for tensor in pair):
             missing += pair
@@ -186,7 +192,7 @@ def _halves_of_file(
         a, b = (tensors.get(f"{stem}lora_{which}.weight") for which in "AB")
         if a is None or b is None:
             raise ValueError(
-                f"{folder / WEIGHTS}: {stem}lora_A.weight and lora_B.weight belong together, and one is missing"
+                f"{folder / WEIGHTS}: {stem}lora_A.weight and lora_B.weight belong together, but one is missing"
             )
         r = (a.shape[0] if a.dim() else 0) // spec.num_experts
         wanted = ([r * spec.num_experts, inputs], [outputs, r * spec.num_experts])
@@ -195,44 +201,46 @@ def _halves_of_file(
                 f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} and lora_B.weight {list(b.shape)} are for "
                 f"other experts; wanted [r*{spec.num_experts}, {inputs}] and [{outputs}, r*{spec.num_experts}]"
             )
-        said = pattern(config, "rank_pattern", f"{where}.{name}", config["r"])
-        if r != said:
+        rank_in_config = pattern_value(config, "rank_pattern", f"{where}.{name}", config["r"])
+        if r != rank_in_config:
             raise ValueError(
                 f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} has rank {r} with {spec.num_experts} "
-                f"experts, and {CONFIG} says {said}: it is for another number of experts"
+                f"experts, but {CONFIG} says {rank_in_config}: the adapter is for another number of experts"
             )
         for which, t in (("A", a), ("B", b)):
             if not t.is_floating_point() or not t.isfinite().all():
-                what = "NaN or Inf in it" if t.is_floating_point() else f"the dtype {str(t.dtype)[6:]}"
-                raise ValueError(f"{folder / WEIGHTS}: {stem}lora_{which}.weight has {what}, wanted finite floats")
+                problem = "NaN or Inf in it" if t.is_floating_point() else f"the dtype {str(t.dtype)[6:]}"
+                raise ValueError(f"{folder / WEIGHTS}: {stem}lora_{which}.weight has {problem}; wanted finite floats")
         used |= {f"{stem}lora_A.weight", f"{stem}lora_B.weight"}
-        halves[name] = PeftFactors(*layout.from_peft(a, b, spec.num_experts), _scaling(config, f"{where}.{name}", r))
-    return halves
+        by_parameter[name] = PeftFactors(
+            *layout.from_peft(a, b, spec.num_experts), _scaling(config, f"{where}.{name}", r)
+        )
+    return by_parameter
 
 
 def _scaling(config: AdapterConfig, name: str, rank: int) -> float:
     """alpha / r, or alpha / sqrt(r)."""
-    alpha = pattern(config, "alpha_pattern", name, config["lora_alpha"])
+    alpha = pattern_value(config, "alpha_pattern", name, config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _factors(
-    module: ConvertedExperts, halves: dict[str, PeftFactors], ranks: tuple[int, int] | None
+    module: ConvertedExperts, by_parameter: dict[str, PeftFactors], ranks: tuple[int, int] | None
 ) -> tuple[dict[str, Pair], dict[str, float], bool]:
     factors: dict[str, Pair] = {}
     scaling: dict[str, float] = {}
-    if GATE_UP in halves:
-        factors |= layout.split(halves[GATE_UP], ranks, interleaved=module.spec.interleaved)
-        scaling |= {name: halves[GATE_UP].scaling for name in factors}
+    if GATE_UP in by_parameter:
+        factors |= layout.split(by_parameter[GATE_UP], ranks, interleaved=module.spec.interleaved)
+        scaling |= {name: by_parameter[GATE_UP].scaling for name in factors}
     shared = "gate" in factors and "up" in factors and factors["gate"][0] is factors["up"][0]
-    if DOWN in halves:
-        factors["down"] = (halves[DOWN].a, halves[DOWN].b)
-        scaling["down"] = halves[DOWN].scaling
+    if DOWN in by_parameter:
+        factors["down"] = (by_parameter[DOWN].a, by_parameter[DOWN].b)
+        scaling["down"] = by_parameter[DOWN].scaling
     return factors, scaling, shared
 
 
-def _put(module: ConvertedExperts, factors: dict[str, Pair], scaling: dict[str, float], shared: bool) -> None:
-    """Into the LoRA that is there if it is of this kind; else a new one takes its place."""
+def _write_factors(module: ConvertedExperts, factors: dict[str, Pair], scaling: dict[str, float], shared: bool) -> None:
+    """Writes into the existing LoRA if ranks, scalings and dtype allow it, otherwise into a new one."""
     spec, old = module.spec, module.lora
     like = next(iter(factors.values()))[0]
     rank = {name: a.shape[1] for name, (a, _) in factors.items()}
@@ -254,7 +262,7 @@ def _put(module: ConvertedExperts, factors: dict[str, Pair], scaling: dict[str, 
             dropout=0.0 if old is None else old.dropout,
             shared_a=shared,
             dtype=like.dtype,
-            device=module.held[0].device,
+            device=module.base_tensors[0].device,
         )
         module.lora = old.train(module.training)
     if old is None:

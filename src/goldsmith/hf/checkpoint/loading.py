@@ -1,4 +1,4 @@
-"""All weights of a checkpoint that belong to no expert, loaded into a model on the meta device."""
+"""load_other_weights: loads all weights of a checkpoint outside the experts into a model on the meta device."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_rest(
-    model: PreTrainedModel, source: ModelCheckpoint, *, besides: Sequence[str] = (), progress: Progress | None = None
+def load_other_weights(
+    model: PreTrainedModel, source: ModelCheckpoint, *, skip: Sequence[str] = (), progress: Progress | None = None
 ) -> None:
-    """Loads every weight that is not an expert's, in the dtype that the model has on the meta device.
+    """Loads every weight outside the experts, in the dtype that the model has on the meta device.
 
-    progress   is told (bytes done, bytes in all, what)
+    skip       paths of modules that are left as they are
+    progress   called with (bytes done, bytes in total, description)
 
-    What transformers keeps in float32 in a model of half precision (DeepSeek-V3's e_score_correction_bias, which
-    chooses the experts) stays in float32, as `from_pretrained` loads it. Linear layers that a checkpoint stores as
-    codes are decoded. What lies below the paths in `besides` stays as it is.
-    Raises ValueError for what the files do not hold.
+    Weights that transformers keeps in float32 in a half-precision model (DeepSeek-V3's e_score_correction_bias, which
+    affects the choice of experts) stay in float32, as with `from_pretrained`. Linear layers that the checkpoint stores
+    as codes are decoded. Raises ValueError for weights that the files lack.
     """
-    left = tuple(f"{path}." for path in besides)
+    skipped = tuple(f"{path}." for path in skip)
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     missing: list[str] = []
     used: set[str] = set()
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    wanted = [(name, tensor) for name, tensor in named if tensor.is_meta and not name.startswith(left)]
+    wanted = [(name, tensor) for name, tensor in named if tensor.is_meta and not name.startswith(skipped)]
     done, total = 0, sum(tensor.nbytes for _, tensor in wanted)
     dtypes = _Dtypes(model)
     for name, tensor in wanted:
@@ -48,34 +48,34 @@ def load_rest(
                 f"{source.folder}: {name} is {list(value.shape)}, but the model's config says {list(tensor.shape)}"
             )
         if value is not None:
-            _set(model, name, value.to(dtypes.of(name, tensor.dtype)), tensor)
+            _assign(model, name, value.to(dtypes.of(name, tensor.dtype)), tensor)
         elif name not in tied and not _is_transient(model, name):
             missing.append(name)
     if missing:
         raise ValueError(
-            f"{source.folder}: {len(missing)} tensors of {type(model).__name__} are not there under a name that a "
-            f"renaming leads to, first {missing[0]}. Load the model with from_pretrained and convert it in memory"
+            f"{source.folder}: {len(missing)} tensors of {type(model).__name__} are missing, also under the names "
+            f"that transformers renames, first {missing[0]}. Load it with from_pretrained and convert it in memory"
         )
     model.tie_weights()
     fill_transient_buffers(model)
-    _say_unexpected(model, source, used, left)
+    _warn_unexpected(model, source, used, skipped)
     for holder in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
-        if hasattr(holder, "quantization_config"):  # what is in memory now is not that any more
+        if hasattr(holder, "quantization_config"):  # the weights in memory are no longer quantised
             del holder.quantization_config
 
 
 class _Dtypes:
-    """The dtype in which `from_pretrained` loads a tensor, by the rules of transformers' own plan for the model."""
+    """The dtype in which `from_pretrained` loads each tensor, by transformers' own plan for the model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._plans: dict[torch.dtype, list[tuple[re.Pattern[str], torch.dtype]]] = {}
 
     def of(self, name: str, dtype: torch.dtype) -> torch.dtype:
-        """`dtype`: what the tensor has on the meta device, where a plan does not count yet."""
+        """The dtype of tensor `name`, which has `dtype` on the meta device, where the plan is not yet applied."""
         if dtype not in self._plans:
             plan = self._model._get_dtype_plan(dtype) if hasattr(self._model, "_get_dtype_plan") else {}
-            # the names in a plan are patterns, with * for anything, found anywhere in a name
+            # names in a plan are patterns with * for anything, matched anywhere in a name
             self._plans[dtype] = [(re.compile(key.replace("*", ".*")), to) for key, to in plan.items()]
         return next((to for pattern, to in self._plans[dtype] if pattern.search(name)), dtype)
 
@@ -83,7 +83,7 @@ class _Dtypes:
 def _value(source: ModelCheckpoint, name: str, used: set[str]) -> Tensor | None:
     stem = name.removesuffix(".weight")
     parts = {part for part in quantisation.PARTS if f"{stem}.{part}" in source.names}
-    if name.endswith(".weight") and source.method and parts & quantisation.SIGNS:
+    if name.endswith(".weight") and source.method and parts & quantisation.CODED_PARTS:
         used.update(f"{stem}.{part}" for part in parts)
         return quantisation.decode(source.method, {part: source.get(f"{stem}.{part}") for part in parts}, name)
     if name not in source.names:
@@ -92,12 +92,12 @@ def _value(source: ModelCheckpoint, name: str, used: set[str]) -> Tensor | None:
     return source.get(name)
 
 
-def _set(model: nn.Module, name: str, value: Tensor, was: Tensor) -> None:
+def _assign(model: nn.Module, name: str, value: Tensor, old: Tensor) -> None:
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     if leaf in module._parameters:
-        # `to` gives the mapped file's own pages where the dtype is right: a copy, since a parameter may be written
-        module._parameters[leaf] = nn.Parameter(value.clone(), requires_grad=was.requires_grad)
+        # cloned: if the dtype is unchanged, `to` returns the mapped file's own pages, but parameters may be written
+        module._parameters[leaf] = nn.Parameter(value.clone(), requires_grad=old.requires_grad)
     else:
         module._buffers[leaf] = value.clone()
 
@@ -108,13 +108,13 @@ def _is_transient(model: nn.Module, name: str) -> bool:
 
 
 def fill_transient_buffers(model: PreTrainedModel) -> None:
-    """Buffers that no file holds (rotary frequencies) are computed again, as `from_pretrained` does it."""
+    """Recomputes buffers that no file holds (rotary frequencies), as `from_pretrained` does."""
     for path, module in model.named_modules():
         empty = {name: b for name, b in module._buffers.items() if b is not None and b.is_meta}
         if not empty:
             continue
         for parameter in module.parameters(recurse=False):
-            parameter.__dict__["_is_hf_initialized"] = True  # transformers then leaves it as it is
+            parameter.__dict__["_is_hf_initialized"] = True  # keeps transformers from initialising it again
         marks = {name: float("nan") if buffer.is_floating_point() else -1 for name, buffer in empty.items()}
         module._buffers |= {n: torch.full(b.shape, marks[n], dtype=b.dtype, device="cpu") for n, b in empty.items()}
         with torch.no_grad(), torch.device("cpu"):  # transformers computes on torch's default device
@@ -123,19 +123,19 @@ def fill_transient_buffers(model: PreTrainedModel) -> None:
         if lost:
             raise ValueError(
                 f"goldsmith.hf.convert: {path}.{lost[0]} is a buffer that no file holds, and {type(model).__name__} "
-                "does not compute it anew. Load the model with from_pretrained and convert it in memory"
+                "does not recompute it. Load the model with from_pretrained and convert it in memory"
             )
 
 
 def _written(buffer: Tensor | None, mark: float) -> bool:
-    """Whether nothing of the mark is left; a boolean cannot show it."""
+    """Whether every mark has been overwritten; a boolean buffer cannot show it and counts as not written."""
     if buffer is None or buffer.dtype == torch.bool:
         return False
     return not (buffer.isnan() if buffer.is_floating_point() else buffer == mark).any()
 
 
-def _say_unexpected(model: PreTrainedModel, source: ModelCheckpoint, used: set[str], left: tuple[str, ...]) -> None:
-    known = left + tuple(path + "." for path in converted_modules(model))
+def _warn_unexpected(model: PreTrainedModel, source: ModelCheckpoint, used: set[str], skipped: tuple[str, ...]) -> None:
+    known = skipped + tuple(path + "." for path in converted_modules(model))
     ignored = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), r"rotary_emb\.inv_freq"]
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     unknown = sorted(
@@ -148,7 +148,7 @@ def _say_unexpected(model: PreTrainedModel, source: ModelCheckpoint, used: set[s
     )
     if unknown:
         warnings.warn(
-            f"{source.folder}: {len(unknown)} tensors that {type(model).__name__} has no place for were left out, "
+            f"{source.folder}: ignored {len(unknown)} tensors that {type(model).__name__} has no place for, "
             f"first {unknown[0]}",
             stacklevel=4,
         )

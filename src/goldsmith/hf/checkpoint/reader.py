@@ -1,4 +1,4 @@
-"""A folder of safetensors files, read tensor by tensor under the names of a transformers model."""
+"""ModelCheckpoint: a folder of safetensors files, read tensor by tensor under the model's own names."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from . import quantisation
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# quant_method of config.json -> what an experts' importer is called for; formats as in `experts.pack`
+# quant_method in config.json -> the format of `experts.pack` that holds its codes
 METHODS = {"compressed-tensors": "int4", "awq": "int4_asym", "fp8": "fp8_block", "mxfp4": "mxfp4"}
 Progress = Callable[[int, int | None, str], None]
 
 
 class ModelCheckpoint:
-    """Tensors of a folder by the model's own names; nothing is read before it is asked for.
+    """The tensors of a checkpoint folder by the model's own names, each read when it is requested.
 
-    The names in the files go through transformers' renamings for this model (`.block_sparse_moe.` is `.mlp.`), and
-    with or without the base model's prefix. Raises ValueError for a folder without safetensors, a damaged file, a
-    missing shard, and a quantisation that is not read here.
+    File names are mapped by transformers' renamings for this model (`.block_sparse_moe.` becomes `.mlp.`), with or
+    without the base model's prefix. Raises ValueError for a folder without safetensors files, a damaged file, a missing
+    shard, or an unsupported quantisation.
     """
 
     def __init__(self, folder: Path, model: nn.Module) -> None:
@@ -39,41 +39,41 @@ class ModelCheckpoint:
         self._check_quantisation()
 
     def check_format(self, format: str) -> None:
-        own = METHODS.get(self.method or "")
-        if own and format not in ("auto", own):
+        stored = METHODS.get(self.method or "")
+        if stored and format not in ("auto", stored):
             raise ValueError(
-                f"goldsmith.hf.convert: format is {format!r}, but {self.folder} holds {own} codes ({self.method}), "
-                f'which are never quantised again: take format="auto" or {own!r}'
+                f"goldsmith.hf.convert: format is {format!r}, but {self.folder} holds {stored} codes ({self.method}), "
+                f'which are never requantised: use format="auto" or {stored!r}'
             )
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The model's name -> the file's name."""
+        """The model's name of each tensor -> its name in the files."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightRenaming
 
         renamings = [t for t in get_model_conversion_mapping(self._model) if isinstance(t, WeightRenaming)]
         prefix = self._model.base_model_prefix + "."
         top = {name.partition(".")[0] + "." for name, _ in self._model.named_children()}
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         for key in self._file_of:
             name = key
             for renaming in renamings:
                 name, _ = renaming.rename_source_key(name)
             if name.partition(".")[0] + "." not in top:
-                if prefix in top:  # the files are those of the base model
+                if prefix in top:  # the files hold the base model
                     name = prefix + name
                 elif name.startswith(prefix):  # the model is the base model
                     name = name.removeprefix(prefix)
-            found[name] = key
-        return found
+            names[name] = key
+        return names
 
     def below(self, path: str) -> set[str]:
-        """The names below a module's path, relative to it."""
+        """Names of the tensors below a module's path, relative to it."""
         return {name[len(path) + 1 :] for name in self.names if name.startswith(path + ".")}
 
     def get(self, name: str) -> Tensor:
-        """A tensor by the model's name."""
+        """The tensor with this name in the model."""
         key = self.names[name]
         try:
             return self._shard(self._file_of[key]).get_tensor(key)
@@ -96,33 +96,33 @@ class ModelCheckpoint:
             if missing:
                 raise ValueError(f"{self.folder}: {len(missing)} shards of its index are missing, first {missing[0]}")
             return files
-        found: dict[str, str] = {}
+        files_by_name: dict[str, str] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
             if path.name.startswith("adapter_"):
                 continue
             try:
-                found |= dict.fromkeys(self._shard(path.name).keys(), path.name)
+                files_by_name |= dict.fromkeys(self._shard(path.name).keys(), path.name)
             except (SafetensorError, OSError) as error:
                 raise ValueError(f"{path}: not a whole safetensors file: {error}") from error
-        if not found:
+        if not files_by_name:
             raise ValueError(f"{self.folder}: no safetensors file with weights here")
-        return found
+        return files_by_name
 
     def _check_quantisation(self) -> None:
         if self.method is None:
             return
         if self.method not in METHODS:
             raise ValueError(
-                f"{self.folder}: quantised with {self.method!r}; read here are {', '.join(METHODS)}, and plain weights"
+                f"{self.folder}: quantised with {self.method!r}; supported are {', '.join(METHODS)} and plain weights"
             )
-        reason = quantisation.refusal(self.method, self.quantisation)
+        reason = quantisation.unsupported_reason(self.method, self.quantisation)
         if reason:
             raise ValueError(f"{self.folder}: {reason}")
 
 
 def _quantisation(config: PreTrainedConfig) -> dict[str, Any]:
     for holder in (config, config.get_text_config()):
-        found = getattr(holder, "quantization_config", None)
-        if found is not None:
-            return dict(found if isinstance(found, dict) else found.to_dict())
+        settings = getattr(holder, "quantization_config", None)
+        if settings is not None:
+            return dict(settings if isinstance(settings, dict) else settings.to_dict())
     return {}

@@ -1,6 +1,6 @@
-"""What `goldsmith.offload` needs of transformers: a model's experts into a store, an engine in their place, and back.
+"""The transformers side of `goldsmith.offload`: puts a model's experts into a store and an engine in their place.
 
-`goldsmith.offload.offload` and `from_pretrained` find this by name.
+`goldsmith.offload.offload` and `from_pretrained` import this package by name.
 """
 
 from .attachment import Attached

@@ -1,4 +1,4 @@
-"""An engine in the place of a model's experts, and the model given back."""
+"""Attached: a model whose experts an engine computes; detaching gives the plain model back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Progress = Callable[[int, int | None, str], None]
 
 
 class LayerSource(Mapping[int, Weights | PackedExperts]):
-    """Layer -> its experts, made when they are asked for; `files` that they are read from, None: the memory."""
+    """A mapping from layer number to its experts, read on access; `files` are their source, None if it is memory."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class LayerSource(Mapping[int, Weights | PackedExperts]):
 
 
 class EngineCall:
-    """y = engine(layer, x, ids, weights): what transformers calls for experts whose weights are in a store."""
+    """y = engine(layer, x, ids, weights): the callable that stands in for one layer's experts."""
 
     def __init__(self, engine: Engine, layer: int) -> None:
         self.engine, self.layer = engine, layer
@@ -67,7 +67,7 @@ class EngineCall:
 
 
 class _KeepsDevice:
-    """In the place of a module's `_apply`: model.to(...) passes by experts whose numbers are in the store."""
+    """Replaces a module's `_apply`, so that model.to(...) skips experts whose weights are in the store."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -77,7 +77,7 @@ class _KeepsDevice:
 
 
 class Attached:
-    """A model whose experts an engine computes: what was changed in it, so that it can be undone."""
+    """A model whose experts an engine computes, with a record of every change, so that `detach` can undo them."""
 
     def __init__(
         self, model: PreTrainedModel, layers: list[ExpertsLayer], store: ExpertStore, owned: bool, home: torch.device
@@ -85,13 +85,13 @@ class Attached:
         self.model, self.layers, self.store, self.owned, self.home = model, layers, store, owned, home
         self.engine: Engine
         self._configs: dict[int, PreTrainedConfig] = {}
-        self._trained: list[str] = []  # by name: an expert's parameter is another one after it was released
+        self._trained: list[str] = []  # names, because releasing an expert's parameter replaces the object
         self._hooks: list[RemovableHandle] = []
         self._compile: bool | None = None
-        self._whole = self._within = False  # the whole model begins; the base is a part of that
+        self._whole = self._within = False  # whether the whole model is running; whether the base runs inside it
 
     def begin(self, options: dict[str, Any], batch: int = 1, max_length: int | None = None) -> None:
-        """Makes the engine, and then puts it in; an error before leaves the model as it was, at its home."""
+        """Creates the engine and installs it. If creating it fails, the model stays as it was, on its home device."""
         options = dict(options)
         device = chosen_device(options.get("device", "auto"))
         try:
@@ -108,12 +108,12 @@ class Attached:
         register()
         released: dict[int, nn.Parameter] = {}
         for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:  # inference only: x of the engine then needs no gradient, also outside no_grad
+            if parameter.requires_grad:  # inference only: the engine's x then needs no gradient, even outside no_grad
                 self._trained.append(name)
                 parameter.requires_grad_(False)
         for layer in self.layers:
             module = layer.module
-            # its own: whoever shares the model's config, or sets the model's implementation, does not change ours
+            # a copy, so that neither other users of the config nor set_experts_implementation change it
             self._configs[layer.index] = module.config
             module.config = copy.copy(module.config)
             module.config._experts_implementation_internal = NAME
@@ -125,35 +125,35 @@ class Attached:
             self.model.register_forward_hook(self._end_forward),
         ]
         base = getattr(self.model, "base_model", self.model)
-        if base is not self.model:  # it may be called alone, for its hidden states
+        if base is not self.model:  # the base may be called alone, for its hidden states
             self._hooks.append(base.register_forward_pre_hook(self._begin_base, with_kwargs=True))
             self._hooks.append(base.register_forward_hook(self._end_base))
         experts = {id(layer.module) for layer in self.layers}
-        for module in self.model.modules():  # whoever of these is asked has experts below
+        for module in self.model.modules():  # every module that contains experts
             if any(id(below) in experts for below in module.modules()):
                 self._hooks.append(module.register_state_dict_pre_hook(_no_state))
                 self._hooks.append(module.register_load_state_dict_pre_hook(_no_state))
         generation = getattr(self.model, "generation_config", None)
-        if generation is not None:  # `generate` compiles by itself on a GPU with a static cache, into CUDA graphs
+        if generation is not None:  # on a GPU with a static cache, `generate` compiles by itself, into CUDA graphs
             self._compile, generation.disable_compile = generation.disable_compile, True
 
     def __deepcopy__(self, memo: dict[int, object]) -> Attached:
-        return self  # a copied model's hooks tell the same engine
+        return self  # the hooks of a copied model use the same engine
 
     def __reduce__(self) -> NoReturn:
         raise not_sent()
 
     def _begin_forward(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Tells the engine which token a row of its calls is, for what the guard reports."""
+        """Tells the engine the batch size and length, so that the guard can report which token a row is."""
         self._whole = True
-        given = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]]
-        tokens = next((value for value in given if isinstance(value, Tensor)), None)
+        inputs = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]]
+        tokens = next((value for value in inputs if isinstance(value, Tensor)), None)
         if tokens is not None and tokens.dim() >= 2:
             self.engine.begin_forward(tokens.shape[0], tokens.shape[1])
 
-    def _end_forward(self, model: nn.Module, args: tuple[object, ...], made: object) -> None:
+    def _end_forward(self, model: nn.Module, args: tuple[object, ...], outputs: object) -> None:
         self._whole = False
-        self.engine.end_forward(_last(made))
+        self.engine.end_forward(_last(outputs))
 
     def _begin_base(self, base: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._within, self._whole = self._whole, False
@@ -161,16 +161,16 @@ class Attached:
             self._begin_forward(base, args, kwargs)
             self._whole = False
 
-    def _end_base(self, base: nn.Module, args: tuple[object, ...], made: object) -> None:
+    def _end_base(self, base: nn.Module, args: tuple[object, ...], outputs: object) -> None:
         if not self._within:
-            self._end_forward(base, args, made)
+            self._end_forward(base, args, outputs)
 
     def detach(self) -> PreTrainedModel:
-        """The plain model: experts out of the store, everything at its home."""
-        made: dict[int, nn.Parameter] = {}
+        """Returns the plain model: experts restored from the store, everything on its home device."""
+        parameters: dict[int, nn.Parameter] = {}
         for layer in self.layers:
             layer.module.__dict__.pop("_apply", None)
-            into_module(layer, self.store, self.home, made)
+            into_module(layer, self.store, self.home, parameters)
             layer.module.__dict__.pop(ENGINE, None)
             layer.module.config = self._configs[layer.index]
         for hook in self._hooks:
@@ -184,32 +184,32 @@ class Attached:
         return self.model
 
     def move(self, device: torch.device) -> None:
-        """All that is no expert, to the device."""
+        """Moves everything except the experts to the device."""
         experts = {id(layer.module) for layer in self.layers}
         for module in self.model.modules():
             if id(module) not in experts:
                 module._apply(lambda t: t if t.is_meta else t.to(device), recurse=False)
 
 
-def _last(made: object) -> Tensor | None:
-    """Of a model's output the logits, or without a head the states, of every row's last token."""
+def _last(outputs: object) -> Tensor | None:
+    """The logits of every row's last token, or its hidden state if the model has no head."""
     for name in ("logits", "last_hidden_state"):
-        found = getattr(made, name, None)
-        if isinstance(found, Tensor) and found.dim() == 3 and found.shape[1]:
-            return found[:, -1]
+        states = getattr(outputs, name, None)
+        if isinstance(states, Tensor) and states.dim() == 3 and states.shape[1]:
+            return states[:, -1]
     return None
 
 
 def _no_state(*_: object) -> None:
-    """Before anything is read or written: half of a model would be."""
+    """Refuses state_dict and load_state_dict, which would cover only half of the model."""
     raise RuntimeError(
-        "offload: the experts of this model are in a store and not in its parameters, so state_dict, save_pretrained "
-        "and load_state_dict cannot have them: detach() of what offload() returned gives the plain model back first"
+        "offload: the experts of this model are in a store, not in its parameters, so state_dict, save_pretrained and "
+        "load_state_dict would miss them: call detach() on what offload() returned to get the plain model back first"
     )
 
 
 def release(module: nn.Module, released: dict[int, nn.Parameter]) -> None:
-    """The module's parameters without their numbers; what layers share they share then too (`released`, by id)."""
+    """Replaces the module's parameters by empty ones; layers that share a parameter share its replacement."""
     for name, parameter in module._parameters.items():
         if parameter is not None and not parameter.is_meta:
             if id(parameter) not in released:
@@ -226,13 +226,13 @@ def open_store(
     exact: bool,
     progress: Progress | None,
 ) -> tuple[ExpertStore, bool]:
-    """The store of these weights, given or in the cache, and whether it was opened here."""
+    """The store of these weights (given, cached or newly built), and whether this call opened it."""
     options = layers[0].spec.options()
     for layer in layers:
         if layer.spec.options() != options:
             raise ValueError(
-                f"offload: layer {layer.index} applies {layer.spec.options()}, layer {layers[0].index} {options}: a "
-                "store has one activation"
+                f"offload: layer {layer.index} uses {layer.spec.options()}, but layer {layers[0].index} {options}: "
+                "a store has one activation"
             )
     if store is None:
         return cached_store(source, format=cpu_format, **options, progress=progress), True
@@ -241,22 +241,22 @@ def open_store(
         return store, False
     if not Path(store).exists():
         return ExpertStore.build(source, store, format=cpu_format, **options, progress=progress), True
-    found = ExpertStore.open(store)
+    opened = ExpertStore.open(store)
     try:
-        _check_given(found, source, cpu_format, exact, options)
+        _check_given(opened, source, cpu_format, exact, options)
     except BaseException:
-        found.close()
+        opened.close()
         raise
-    return found, True
+    return opened, True
 
 
 def _check_given(store: ExpertStore, source: LayerSource, cpu_format: str, exact: bool, options: SharedOptions) -> None:
     if exact and not store.exact:
         raise ValueError(
-            f"offload: the store {store.path} holds {store.format}, which is not exactly what the model's weights are: "
-            "give exact=False (--format of the command line), or name no store"
+            f"offload: the store {store.path} holds {store.format}, which is not exactly the model's weights: give "
+            "exact=False (--format of the command line), or no store"
         )
-    # "auto" takes a store of these weights in any format; whether a lossy one is allowed is said above
+    # "auto" accepts a store of these weights in any format; lossy ones were refused above
     format = None if cpu_format == "auto" else cpu_format
-    whole = source.files is None and store.exact  # soon the model's numbers are nowhere else
+    whole = source.files is None and store.exact  # the store will soon hold the only copy of the model's weights
     store.check_source(source, format=format, whole=whole, **options)

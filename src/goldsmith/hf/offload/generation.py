@@ -1,4 +1,4 @@
-"""From prompts to text through `model.generate`: piece by piece, each of whole characters."""
+"""Text generation from prompts with `model.generate`, reported piece by piece in whole characters."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..model_types import Tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder shows for the first bytes of a character
-CONTEXT = 8  # ids of the prompt that a piece is decoded with, so that its first blank is not taken for a beginning
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a decoder shows the first bytes of an incomplete character
+CONTEXT = 8  # prompt ids decoded together with a piece, so that its leading space is not dropped as a text's start
 OnPiece = Callable[[int, str], None]
 
 
 class NothingToDraw(ArithmeticError):
-    """What makes no probabilities, so that no token can be drawn; `scaled`: it is the temperature that does so."""
+    """The logits give no probabilities, so no token can be drawn; `scaled`: only after division by the temperature."""
 
     def __init__(self, text: str, *, scaled: bool) -> None:
         super().__init__(text)
@@ -34,7 +34,7 @@ class NothingToDraw(ArithmeticError):
 
 @dataclass
 class GeneratedText:
-    """What was made of one prompt; finish_reason is "stop", "length" or "interrupted"."""
+    """The text generated for one prompt; finish_reason is "stop", "length" or "interrupted"."""
 
     prompt: str
     text: str = ""
@@ -44,7 +44,7 @@ class GeneratedText:
 
 @dataclass
 class Generation:
-    """All outputs, and when: seconds from the call to the first token, and to the end."""
+    """All generated texts, with seconds from the call to the first token and to the end."""
 
     outputs: list[GeneratedText]
     first_token: float | None = None
@@ -56,7 +56,7 @@ class Generation:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of all rows together, after the first token of each."""
+        """Speed of all rows together, not counting each row's first token."""
         after, rows = self.tokens, sum(bool(output.tokens) for output in self.outputs)
         if self.first_token is None or after <= rows:
             return None
@@ -64,16 +64,17 @@ class Generation:
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
-    """Raises ValueError when there is none."""
+    """The tokenizer in a model's folder; raises ValueError if there is none."""
     from transformers import AutoTokenizer
 
     try:
-        found = cast("Tokenizer", AutoTokenizer.from_pretrained(folder))
+        tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(folder))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} has no tokenizer that can be read: {_first(error)}") from error
-    if set(found.get_vocab()) <= set(found.all_special_tokens):  # what transformers makes where the files are missing
+        raise ValueError(f"{folder} has no readable tokenizer: {_first(error)}") from error
+    # transformers creates an empty tokenizer if the files are missing
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise ValueError(f"{folder} has no tokenizer: its vocabulary is empty. Is tokenizer.json there?")
-    return found
+    return tokenizer
 
 
 def encoded(tokenizer: Tokenizer, prompts: Sequence[str], *, chat: bool = False) -> dict[str, Tensor]:
@@ -83,8 +84,8 @@ def encoded(tokenizer: Tokenizer, prompts: Sequence[str], *, chat: bool = False)
             raise ValueError("the tokenizer has no chat template; leave --chat out")
         rows = []
         for prompt in prompts:
-            said = [{"role": "user", "content": prompt}]
-            text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+            messages = [{"role": "user", "content": prompt}]
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             rows.append(tokenizer(text, add_special_tokens=False)["input_ids"])
     else:
         rows = [tokenizer(prompt)["input_ids"] for prompt in prompts]
@@ -92,7 +93,7 @@ def encoded(tokenizer: Tokenizer, prompts: Sequence[str], *, chat: bool = False)
         if not row and tokenizer.bos_token_id is not None:
             row.append(tokenizer.bos_token_id)
         if not row:
-            raise ValueError(f"prompt {number} is empty, and the tokenizer has no token for a beginning")
+            raise ValueError(f"prompt {number} is empty, and the tokenizer has no token that begins a text")
     width = max(map(len, rows))
     pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device="cpu")
@@ -101,7 +102,7 @@ def encoded(tokenizer: Tokenizer, prompts: Sequence[str], *, chat: bool = False)
 
 
 class IncrementalText:
-    """The text of one row as it grows: `add` returns what is certain, `end` the rest."""
+    """The text of one row as it grows: `add` returns the characters that are final, `end` the rest."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
         self._tokenizer, self._ids = tokenizer, list(before[-CONTEXT:])
@@ -130,27 +131,27 @@ class IncrementalText:
 
 
 class RowStreamer(BaseStreamer):
-    """What `generate` tells of every row, token by token."""
+    """Receives every row's tokens from `generate`, one at a time, and reports their text."""
 
     def __init__(
-        self, tokenizer: Tokenizer, made: Generation, prompt: dict[str, Tensor], stop: set[int], told: OnPiece
+        self, tokenizer: Tokenizer, generation: Generation, prompt: dict[str, Tensor], stop: set[int], on_piece: OnPiece
     ) -> None:
-        self._made, self._stop, self._told = made, stop, told
+        self._generation, self._stop, self._on_piece = generation, stop, on_piece
         rows = zip(prompt["input_ids"].tolist(), prompt["attention_mask"].tolist())
         self._pieces = [IncrementalText(tokenizer, [i for i, there in zip(*row) if there]) for row in rows]
-        self._began, self._open, self._prompt_came = time.perf_counter(), [True] * len(self._pieces), False
+        self._began, self._open, self._prompt_seen = time.perf_counter(), [True] * len(self._pieces), False
 
     def put(self, value: Tensor) -> None:
-        if not self._prompt_came:
-            self._prompt_came = True
+        if not self._prompt_seen:
+            self._prompt_seen = True
             return
-        if self._made.first_token is None:
-            self._made.first_token = time.perf_counter() - self._began
+        if self._generation.first_token is None:
+            self._generation.first_token = time.perf_counter() - self._began
         for row, token in enumerate(value.reshape(-1).tolist()):
             if self._open[row]:
-                output = self._made.outputs[row]
+                output = self._generation.outputs[row]
                 output.tokens.append(token)
-                self._say(row, self._pieces[row].add(token))
+                self._report(row, self._pieces[row].add(token))
                 if token in self._stop:
                     self._close(row, "stop")
 
@@ -158,27 +159,27 @@ class RowStreamer(BaseStreamer):
         self.close("length")
 
     def close(self, reason: str) -> None:
-        """The rest of every row that is not at its end."""
-        self._made.seconds = time.perf_counter() - self._began
+        """Finishes every open row and reports the rest of its text."""
+        self._generation.seconds = time.perf_counter() - self._began
         for row, is_open in enumerate(self._open):
             if is_open:
                 self._close(row, reason)
 
     def _close(self, row: int, reason: str) -> None:
         self._open[row] = False
-        self._made.outputs[row].finish_reason = reason
-        self._say(row, self._pieces[row].end())
+        self._generation.outputs[row].finish_reason = reason
+        self._report(row, self._pieces[row].end())
 
-    def _say(self, row: int, piece: str) -> None:
+    def _report(self, row: int, piece: str) -> None:
         if piece:
-            self._made.outputs[row].text += piece
-            self._told(row, piece)
+            self._generation.outputs[row].text += piece
+            self._on_piece(row, piece)
 
 
 class FiniteLogits(LogitsProcessor):
-    """Raises NothingToDraw for logits whose greatest is not finite, also when divided by the temperature
+    """Raises NothingToDraw if a row's largest logit is not finite, before or after division by the temperature.
 
-    The softmax of such a row is NaN, which torch.multinomial refuses: on a GPU by an assertion that ends its use.
+    The softmax of such a row is NaN. torch.multinomial refuses it; on a GPU its assertion makes the device unusable.
     """
 
     def __init__(self, temperature: float) -> None:
@@ -192,7 +193,7 @@ class FiniteLogits(LogitsProcessor):
                 what = f"the greatest logit of prompt {rows[0] + 1} is {float(most[rows[0]]):.4g}"
                 if scaled:
                     what += f", which divided by {self._temperature:.4g} does not fit float32"
-                raise NothingToDraw(f"{what}: there are no probabilities to draw a token by", scaled=scaled)
+                raise NothingToDraw(f"{what}: there are no probabilities to draw a token from", scaled=scaled)
         return scores
 
 
@@ -201,21 +202,21 @@ def generate(
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     *,
-    made: Generation,
+    generation: Generation,
     inputs: dict[str, Tensor],
     max_new_tokens: int,
     temperature: float = 0.0,
     top_p: float | None = None,
     top_k: int | None = None,
     seed: int = 0,
-    told: OnPiece = lambda row, piece: None,
+    on_piece: OnPiece = lambda row, piece: None,
 ) -> None:
-    """Goes on from each prompt, into `made`, which holds what there is also when this ends by an exception.
+    """Continues each prompt; fills `generation`, which also holds the partial texts if an exception ends the call.
 
     Temperature 0 is greedy. A row ends at an end token of the model's generation config or of the tokenizer. Raises
-    NothingToDraw where logits, as a guard that does not raise lets them pass, make no probabilities.
+    NothingToDraw if the logits give no probabilities, which only happens if the guard lets NaN or Inf pass.
     """
-    made.outputs[:] = [GeneratedText(prompt) for prompt in prompts]
+    generation.outputs[:] = [GeneratedText(prompt) for prompt in prompts]
     config = copy.deepcopy(model.generation_config)
     ends = config.eos_token_id
     stop = {i for i in (*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id) if i is not None}
@@ -227,7 +228,7 @@ def generate(
         (temperature, top_p or 1.0, top_k or 0) if temperature else (None,) * 3
     )
     torch.manual_seed(seed)
-    rows = RowStreamer(tokenizer, made, inputs, stop, told)
+    rows = RowStreamer(tokenizer, generation, inputs, stop, on_piece)
     try:
         cast("Callable[..., object]", model.generate)(
             **{name: t.to(model.device) for name, t in inputs.items()},
@@ -241,5 +242,5 @@ def generate(
 
 
 def _first(error: BaseException) -> str:
-    """The first paragraph of what another library says."""
+    """The first paragraph of another library's error message."""
     return " ".join(str(error).strip().partition("\n\n")[0].split()) or type(error).__name__

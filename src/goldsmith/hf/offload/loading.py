@@ -1,4 +1,4 @@
-"""A model from its folder: what is no expert to the device, the experts to a store, and neither twice."""
+"""Loading a model for offload: experts into a store, everything else onto the device, nothing read twice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...offload.engine import Engine
 from ...offload.settings import chosen_device, parse_budget
 from ...offload.store import ExpertStore
 from ..checkpoint.experts import packed_from
-from ..checkpoint.loading import load_rest
+from ..checkpoint.loading import load_other_weights
 from ..checkpoint.reader import ModelCheckpoint
 from ..dispatch import ENGINE
 from .attachment import Attached, LayerSource, Progress, open_store
@@ -42,20 +42,20 @@ def attach(
     progress: Progress | None = None,
     **options: Any,
 ) -> Attached:
-    """The experts of a model in memory into a store, and an engine in their place."""
-    _check_words(cpu_format, batch, max_length)
+    """Moves the experts of a model in memory into a store, and puts an engine in their place."""
+    _check_room(cpu_format, batch, max_length)
     _check_store(store)
     if not isinstance(model, nn.Module):
         raise TypeError(f"offload: model is {kind(model)}, wanted a model of transformers (torch.nn.Module)")
     layers = layers_of(model)
     if any(ENGINE in layer.module.__dict__ for layer in layers):
         raise ValueError(
-            "offload: this model's experts are in a store already: detach() of what offload() returned gives the plain "
-            "model back; after its close() the model is to be loaded anew"
+            "offload: this model's experts are already in a store: detach() on what offload() returned gives the plain "
+            "model back; after its close() the model must be loaded again"
         )
     if any(parameter.is_meta for layer in layers for parameter in layer.module.parameters()):
         raise ValueError(
-            "offload: the experts are on the meta device, without numbers: "
+            "offload: the experts are on the meta device, which holds no numbers: "
             "goldsmith.offload.from_pretrained(folder) reads them from the checkpoint"
         )
     home = next(layers[0].module.parameters()).device
@@ -75,41 +75,41 @@ def load(
     progress: Progress | None = None,
     **options: Any,
 ) -> Attached:
-    """The model of a folder of safetensors files, with an engine in the place of its experts."""
+    """Loads a model from its folder, with an engine in place of its experts."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    _check_words(cpu_format, batch, max_length)
+    _check_room(cpu_format, batch, max_length)
     _check_store(store)
     if dtype is not None and dtype not in EXACT:
         raise ValueError(
-            f"offload: dtype={dtype!r}, wanted one of {', '.join(map(str, EXACT))}, or None: the files' own"
+            f"offload: dtype={dtype!r}, wanted one of {', '.join(map(str, EXACT))}, or None for the files' own"
         )
     _checked(options)
-    place_of_it = folder(path)
-    config = AutoConfig.from_pretrained(place_of_it)
+    model_folder = folder(path)
+    config = AutoConfig.from_pretrained(model_folder)
     wanted = dtype or getattr(config.get_text_config(), "dtype", None) or torch.float32
-    if not any(place_of_it.glob("*.safetensors")):
+    if not any(model_folder.glob("*.safetensors")):
         return attach(
-            AutoModelForCausalLM.from_pretrained(place_of_it, dtype=wanted).eval(),
+            AutoModelForCausalLM.from_pretrained(model_folder, dtype=wanted).eval(),
             store=store, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress, **options,
         )  # fmt: skip
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=wanted)
     model.config._name_or_path = str(path)
     layers = layers_of(model)
-    checkpoint = ModelCheckpoint(place_of_it, model)
+    checkpoint = ModelCheckpoint(model_folder, model)
 
     def read(layer: ExpertsLayer) -> Weights | PackedExperts:
         if checkpoint.method is not None:
             return packed_from(checkpoint, layer.path, layer.spec, "auto", None, 1)
         return from_checkpoint(checkpoint, layer, wanted)
 
-    load_rest(model, checkpoint, besides=[layer.path for layer in layers], progress=progress)
+    load_other_weights(model, checkpoint, skip=[layer.path for layer in layers], progress=progress)
     model.eval()
-    if (place_of_it / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(place_of_it)
+    if (model_folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(model_folder)
     home = torch.device("cpu")
-    source = LayerSource(layers, read, files_of(place_of_it))
+    source = LayerSource(layers, read, files_of(model_folder))
     return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
 
 
@@ -122,25 +122,25 @@ def _begin(
     home: torch.device,
     progress: Progress | None,
     options: dict[str, Any],
-    room: tuple[int, int | None],
+    text_room: tuple[int, int | None],
 ) -> Attached:
     exact = options.get("exact", True)
     check_fits(model, _checked(options))
     if exact and not (isinstance(store, ExpertStore) or store is not None and Path(store).exists()):
         check_exact(source[layers[0].index], cpu_format)
-    found, owned = open_store(source, store, layers, cpu_format, exact, progress)
-    made = Attached(model, layers, found, owned, home)
+    expert_store, owned = open_store(source, store, layers, cpu_format, exact, progress)
+    attached = Attached(model, layers, expert_store, owned, home)
     try:
-        made.begin(options, *room)
+        attached.begin(options, *text_room)
     except BaseException:
         if owned:
-            found.close()
+            expert_store.close()
         raise
-    return made
+    return attached
 
 
 def _checked(options: dict[str, Any]) -> torch.device:
-    """The device; what is wrong with a keyword is said before a store is built, which may take minutes."""
+    """The device, after a check of all keywords: building a store first may take minutes."""
     known = list(inspect.signature(Engine).parameters)[1:]
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -154,8 +154,8 @@ def _check_store(store: object) -> None:
         raise TypeError(f"offload: store is {kind(store)}, wanted an ExpertStore, the path of one, or None")
 
 
-def _check_words(cpu_format: object, batch: object, max_length: object) -> None:
-    """The format, and for how much text room is kept on a GPU."""
+def _check_room(cpu_format: object, batch: object, max_length: object) -> None:
+    """Checks the format and the amount of text for which a GPU keeps memory free."""
     check_choice("offload", "cpu_format", cpu_format, ("auto", *FORMATS))
     for name, value in (("batch", batch), ("max_length", 1 if max_length is None else max_length)):
         if isinstance(value, bool) or not isinstance(value, int):
@@ -165,7 +165,7 @@ def _check_words(cpu_format: object, batch: object, max_length: object) -> None:
 
 
 def check_exact(weights: Weights | PackedExperts, cpu_format: str) -> None:
-    """ValueError when the format does not hold the weights' numbers as they are."""
+    """Raises ValueError if the format does not hold these weights exactly."""
     if cpu_format == "auto":
         return
     if not isinstance(weights, dict):  # the codes of a quantised checkpoint
@@ -176,27 +176,27 @@ def check_exact(weights: Weights | PackedExperts, cpu_format: str) -> None:
     if cpu_format not in allowed:
         raise ValueError(
             f'offload: cpu_format="{cpu_format}" does not hold these weights exactly ({" and ".join(allowed)} would): '
-            'give exact=False, which permits quantisation and nothing else, or cpu_format="auto"'
+            'give exact=False, which only permits quantisation, or cpu_format="auto"'
         )
 
 
 def folder(name: str | Path) -> Path:
-    """Where the model lies: the folder itself, or the hub's copy that this machine has. ValueError for neither."""
+    """The model's folder, or this machine's copy of a model from the hub; raises ValueError if there is neither."""
     if not isinstance(name, (str, os.PathLike)):
-        raise TypeError(f"offload: path is {kind(name)}, wanted the folder of a model, or its name on the hub")
+        raise TypeError(f"offload: path is {kind(name)}, wanted a model's folder, or its name on the hub")
     if str(name) and Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
-            raise ValueError(f"offload: {name} has no config.json: it is no folder of a transformers model")
+            raise ValueError(f"offload: {name} has no config.json: it is not the folder of a transformers model")
         return Path(name)
-    words = str(name)
-    if not words or words.startswith((".", "/", "~")) or words.count("/") > 1:
-        raise ValueError(f"offload: there is no folder {words!r}")
+    model_name = str(name)
+    if not model_name or model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
+        raise ValueError(f"offload: there is no folder {model_name!r}")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(words, local_files_only=True))
+        return Path(snapshot_download(model_name, local_files_only=True))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"offload: {words} is no folder here, and this machine has no copy of a model of this name from the hub: "
-            f"`hf download {words}` fetches it"
+            f"offload: {model_name} is not a folder here, and this machine has no copy of a hub model with that name: "
+            f"`hf download {model_name}` fetches it"
         ) from error

@@ -1,4 +1,4 @@
-"""What a fine-tuning run is asked for, and which of it alters the result."""
+"""The options of a fine-tuning run, checked."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .run.schedule import KINDS
 
 TARGETS = ("gate", "up", "down")
 DTYPES = ("fp32", "bf16")
-MOST_THREADS = 1024  # torch's own pool ends the process where the system refuses it a thread
+MOST_THREADS = 1024  # torch's thread pool aborts the process if the system refuses it a thread
 
 
 @dataclass(frozen=True)
 class Options:
-    """One field for each option of `goldsmith finetune`, with its meaning there."""
+    """One field for each option of `goldsmith finetune`, with the same meaning."""
 
     model: str
     data: str
@@ -55,7 +55,7 @@ class Options:
     resume: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, wanted, right in (
+        for name, wanted, valid in (
             ("output", "the name of a folder (. is this one)", bool(self.output)),
             ("targets", f"any of {', '.join(TARGETS)}, with commas between", self._targets_right()),
             ("dtype", " or ".join(DTYPES), self.dtype in DTYPES),
@@ -72,14 +72,14 @@ class Options:
             ("seed", "0 or more, below 2^63", 0 <= self.seed < 2**63),
             ("threads", f"1 to {MOST_THREADS:,}", self.threads is None or 1 <= self.threads <= MOST_THREADS),
         ):
-            if not right:
-                given = getattr(self, name)
-                shown = ",".join(given) if isinstance(given, tuple) else "empty" if given == "" else given
+            if not valid:
+                value = getattr(self, name)
+                shown = ",".join(value) if isinstance(value, tuple) else "empty" if value == "" else value
                 raise TrainingError(f"{flag(name)} is {shown}; expected {wanted}.")
         if self.steps is not None and self.epochs is not None:
             raise TrainingError("--steps and --epochs exclude one another; give one, or neither for one epoch.")
         if not (self.targets or self.lora_modules or self.train_router):
-            raise TrainingError("Nothing is to be trained: give --targets, --lora-modules or --train-router.")
+            raise TrainingError("There is nothing to train: give --targets, --lora-modules or --train-router.")
 
     def _targets_right(self) -> bool:
         return set(self.targets) <= set(TARGETS) and len(set(self.targets)) == len(self.targets)

@@ -1,4 +1,4 @@
-"""How documents in one row are kept from seeing one another, which each model is asked rather than trusted."""
+"""Keeps the documents in a packed row from attending to each other, verified on each model by a gradient."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ AttentionMask = Tensor | Mapping[str, object] | None  # one mask, or one for eac
 Masks = Callable[[Batch], AttentionMask]  # what a model takes for `attention_mask`
 
 
-def no_masks(given: Batch) -> None:
-    """The positions alone keep documents apart."""
+def no_masks(inputs: Batch) -> None:
+    """No mask: the positions alone keep documents apart."""
 
 
 def masks(model: PreTrainedModel) -> Masks:
-    """The attention masks that keep documents apart in this model; None where the positions do it, as they should.
+    """A function that makes the attention masks that keep documents apart in this model; None if positions suffice.
 
-    transformers finds in the positions where documents begin. Some models (gpt-oss) do not hand the positions on to
-    where masks are made: they get theirs from here. Raises TrainingError for a model in which neither helps.
+    transformers infers from the positions where documents begin. Some models (gpt-oss) do not pass the positions to the
+    code that makes masks, so they get their masks from here. Raises TrainingError if neither method works.
     """
-    if apart(model, no_masks):
+    if keeps_apart(model, no_masks):
         return no_masks
 
-    def by_layer(given: Batch) -> AttentionMask:
-        return _by_layer(model, given)
+    def by_layer(inputs: Batch) -> AttentionMask:
+        return _by_layer(model, inputs)
 
     kinds = getattr(text_config(model), "layer_types", None)
-    if kinds and set(kinds) <= _makers().keys() and apart(model, by_layer):
+    if kinds and set(kinds) <= _mask_functions().keys() and keeps_apart(model, by_layer):
         return by_layer
     raise TrainingError(
-        f"In {type(model).__name__} a document sees the one before it in its row, whatever its positions say: "
+        f"In {type(model).__name__} a document attends to the one before it in its row, whatever its positions are: "
         "give --no-pack."
     )
 
 
-def apart(model: PreTrainedModel, found: Masks) -> bool:
-    """Whether the loss of a document has a gradient of exactly zero with respect to the one before it."""
+def keeps_apart(model: PreTrainedModel, masks: Masks) -> bool:
+    """Whether the gradient of a document's loss with respect to the document before it is exactly zero."""
     vocabulary = text_config(model).vocab_size
-    some = [Document([k % vocabulary for k in range(first, first + 4)], [True] * 4) for first in (0, 4)]
-    probe, met = batch([some], pad=0).to(model.device), list[Tensor]()
+    documents = [Document([k % vocabulary for k in range(first, first + 4)], [True] * 4) for first in (0, 4)]
+    probe, embeddings = batch([documents], pad=0).to(model.device), list[Tensor]()
 
     def cut_off(module: nn.Module, arguments: object, out: Tensor) -> Tensor:
-        met.append(out.detach().requires_grad_())
-        return met[-1]
+        embeddings.append(out.detach().requires_grad_())
+        return embeddings[-1]
 
     handle = model.get_input_embeddings().register_forward_hook(cut_off)
     training = model.training
@@ -63,18 +63,18 @@ def apart(model: PreTrainedModel, found: Masks) -> bool:
             logits = model(
                 input_ids=probe.input_ids,
                 position_ids=probe.position_ids,
-                attention_mask=found(probe),
+                attention_mask=masks(probe),
                 use_cache=False,
             ).logits
-            (gradient,) = torch.autograd.grad(logits[:, 4:].float().square().sum(), met)
+            (gradient,) = torch.autograd.grad(logits[:, 4:].float().square().sum(), embeddings)
     finally:
         handle.remove()
         model.train(training)
-    seen = gradient[0, :4]
-    return not bool((seen.isfinite() & (seen != 0)).any())
+    leaked = gradient[0, :4]
+    return not bool((leaked.isfinite() & (leaked != 0)).any())
 
 
-def _makers() -> dict[str, Callable[..., object]]:
+def _mask_functions() -> dict[str, Callable[..., object]]:
     from transformers import masking_utils
 
     return {
@@ -84,10 +84,10 @@ def _makers() -> dict[str, Callable[..., object]]:
     }
 
 
-def _by_layer(model: PreTrainedModel, given: Batch) -> dict[str, object]:
-    """The masks of each kind of layer, made by transformers' own functions, with the positions."""
+def _by_layer(model: PreTrainedModel, inputs: Batch) -> dict[str, object]:
+    """The masks for each kind of layer, made from the positions by transformers' own functions."""
     config = text_config(model)
-    like = torch.empty(*given.input_ids.shape, 0, dtype=model.dtype, device=given.input_ids.device)
-    known: dict[str, object] = {"config": config, "inputs_embeds": like, "attention_mask": None}
-    known |= {"past_key_values": None, "position_ids": given.position_ids}
-    return {kind: _makers()[kind](**known) for kind in dict.fromkeys(config.layer_types)}
+    like = torch.empty(*inputs.input_ids.shape, 0, dtype=model.dtype, device=inputs.input_ids.device)
+    arguments: dict[str, object] = {"config": config, "inputs_embeds": like, "attention_mask": None}
+    arguments |= {"past_key_values": None, "position_ids": inputs.position_ids}
+    return {kind: _mask_functions()[kind](**arguments) for kind in dict.fromkeys(config.layer_types)}

@@ -1,4 +1,4 @@
-"""Documents side by side in rows, and rows in the order of training: a position in the data is one number."""
+"""Packs documents into rows, and orders rows for training; a position in the data is a single number."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 
 from .documents import Document
 
-UNTRAINED = -100  # a label that carries no loss, as torch's cross_entropy has it
+UNTRAINED = -100  # a label without loss, torch's default in cross_entropy
 
 
 @dataclass(frozen=True)
 class Batch:
-    """All [rows, length]. Positions begin anew with each document: that is what keeps documents apart."""
+    """Tensors [rows, length]. Positions restart with each document, which keeps documents apart."""
 
     input_ids: Tensor
     position_ids: Tensor
-    labels: Tensor  # the token itself where its prediction counts
-    tokens: int  # without the filling
+    labels: Tensor  # the token itself where its prediction has a loss, otherwise UNTRAINED
+    tokens: int  # without padding
 
     @property
     def targets(self) -> int:
-        """How many predictions count."""
+        """The number of predictions with a loss."""
         return int((self.labels != UNTRAINED).sum())
 
     def to(self, device: torch.device | str) -> Batch:
@@ -34,7 +34,7 @@ class Batch:
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
-    """Best fit, longest first: each document goes where the least room would be left. Returns indices by row."""
+    """Best fit, longest first: each document goes to the row that it leaves fullest. Returns indices by row."""
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (free places, row), sorted
     for number in sorted(range(len(lengths)), key=lambda k: (-lengths[k], k)):
@@ -53,7 +53,7 @@ def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
 
 
 def batch(rows: Sequence[Sequence[Document]], pad: int) -> Batch:
-    """Rows as tensors, filled up to the longest; the filling is a document of its own and carries no loss."""
+    """Rows as tensors, padded to the longest; the padding is a document of its own without loss."""
     sizes = [sum(map(len, row)) for row in rows]
     longest = max(sizes)
     ids, positions, labels = (torch.full((len(rows), longest), fill, device="cpu") for fill in (pad, 0, UNTRAINED))
@@ -72,7 +72,7 @@ def batch(rows: Sequence[Sequence[Document]], pad: int) -> Batch:
 
 
 class RowStream:
-    """Rows without end: each epoch in an order of its own, which the seed and the epoch's number decide."""
+    """An endless sequence of rows: each epoch has its own order, which depends only on seed and epoch."""
 
     def __init__(self, documents: Sequence[Document], seq_len: int, *, packed: bool, seed: int, pad: int = 0):
         self.documents, self.seed, self.pad = documents, seed, pad

@@ -1,1 +1,1 @@
-"""The model to train: loading it, its device, what gets LoRA beside the experts, the memory it takes."""
+"""The model to train: loading it, its device, LoRA outside the experts, the memory it takes."""

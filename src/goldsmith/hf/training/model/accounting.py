@@ -1,4 +1,4 @@
-"""What is trained and what it takes, before the first step: counted or measured, and said where it is an estimate."""
+"""Counts what is trained, and measures the memory that it takes, before the first step."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .loading import LoadedModel, checkpoint_layers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PROBE = 64  # tokens of the shorter row on which activations are measured
-SHARE = 0.8  # of the free memory that a proposal may take
+PROBE = 64  # tokens of the shorter of two rows on which activations are measured
+SHARE = 0.8  # of free memory that a proposed batch size may use
 
 
 @dataclass(frozen=True)
 class Accounting:
-    """Numbers of parameters, and bytes: `activations` of one batch at the chosen length, `free` what memory is left."""
+    """Numbers of parameters, and bytes. `activations`: of one batch; `free`: memory that is still available."""
 
     format: str
     trained: dict[str, int]
@@ -46,25 +46,25 @@ class Accounting:
 
     @property
     def needed(self) -> int:
-        """What training takes on top of what is loaded."""
+        """Bytes that training needs in addition to the loaded model."""
         return self.optimizer + self.activations
 
     def would_fit_alone(self, batch_size: int) -> bool:
-        """Whether one row of the batch fits, if it were not for gradients and moments of what is trained."""
+        """Whether one row of the batch would fit without gradients and optimizer moments."""
         return self.activations / batch_size <= SHARE * self.free
 
 
 def account(loaded: LoadedModel, options: Options, plan: TrainingPlan) -> Accounting:
-    """Raises TrainingError when what the model calls trainable is not what the optimizer gets."""
+    """The accounting; raises TrainingError if the optimizer's parameters are not the model's trainable ones."""
     from ....experts.packed import PackedExperts
     from ... import trainable_report
     from ...converted_experts import converted_modules
 
     report = trainable_report(loaded.model)
-    held = sum(p.numel() for p in loaded.parameters.values())
-    if held != report["trained_parameters"]["total"]:
+    in_optimizer = sum(p.numel() for p in loaded.parameters.values())
+    if in_optimizer != report["trained_parameters"]["total"]:
         raise TrainingError(
-            f"{held:,} parameters are in the optimizer, and {report['trained_parameters']} are counted."
+            f"The optimizer has {in_optimizer:,} parameters, but the model counts {report['trained_parameters']}."
         )
     row = row_bytes(loaded, options)
     size = sum(p.numel() * p.element_size() for p in loaded.parameters.values())
@@ -86,36 +86,36 @@ def account(loaded: LoadedModel, options: Options, plan: TrainingPlan) -> Accoun
 
 
 def propose(row: float, window: int, free: float) -> tuple[int, int] | None:
-    """(batch size, accumulation) with the same rows a step and the largest batch that fits; None when none does."""
+    """(batch size, accumulation) with the same rows per step and the largest batch that fits; None if none fits."""
     fitting = [size for size in range(1, window + 1) if window % size == 0 and size * row <= SHARE * free]
     return (fitting[-1], window // fitting[-1]) if fitting else None
 
 
 def row_bytes(loaded: LoadedModel, options: Options) -> float:
-    """Bytes that autograd keeps for one row of `seq_len` tokens: measured on short rows, and a L + b L^2 put through.
+    """Bytes that autograd keeps for a row of `seq_len` tokens: an estimate a L + b L^2 from measurements on short rows.
 
-    The square is attention's: each layer keeps its own copy of a packed row's mask. With gradient checkpointing a
-    layer's input each, and one layer whole.
+    b is attention's: each layer keeps its own copy of a packed row's mask. With gradient checkpointing, autograd keeps
+    every layer's input and all activations of one layer.
     """
     model, text, length = loaded.model, text_config(loaded.model), options.seq_len
-    some = max(1, min(PROBE, length // 2))
+    short_length = max(1, min(PROBE, length // 2))
     if options.checkpointing:
         checkpoint_layers(model, False)
-    short, long = (_kept(model, n, options.pack) for n in (some, 2 * some))
-    square = max(0.0, (long - 2 * short) / (2 * some * some))
-    whole = (short / some - square * some) * length + square * length * length
+    short, long = (_kept(model, n, options.pack) for n in (short_length, 2 * short_length))
+    quadratic = max(0.0, (long - 2 * short) / (2 * short_length * short_length))
+    all_layers = (short / short_length - quadratic * short_length) * length + quadratic * length * length
     if not options.checkpointing:
-        return whole
+        return all_layers
     checkpoint_layers(model)
     layers, vocabulary = max(1, text.num_hidden_layers), 4.0 * text.vocab_size * length
-    return vocabulary + (whole - vocabulary) / layers + layers * text.hidden_size * model.dtype.itemsize * length
+    return vocabulary + (all_layers - vocabulary) / layers + layers * text.hidden_size * model.dtype.itemsize * length
 
 
 def _kept(model: PreTrainedModel, length: int, packed: bool) -> int:
-    """Bytes of the tensors that autograd keeps for a row, bases and parameters left out."""
+    """Bytes of the tensors that autograd keeps for a row, without parameters and packed weights."""
     from ...converted_experts import converted_modules
 
-    bases = (module.held for module in converted_modules(model).values())
+    bases = (module.base_tensors for module in converted_modules(model).values())
     known = {t.untyped_storage().data_ptr() for some in (model.parameters(), *bases) for t in some}
     kept: dict[int, Tensor] = {}
 
@@ -138,7 +138,7 @@ def _kept(model: PreTrainedModel, length: int, packed: bool) -> int:
 
 
 def memory_free() -> int:
-    """Bytes that this machine can still give, by /proc/meminfo and the limit of the control group."""
+    """Bytes that this machine can still provide, from /proc/meminfo and the control group's limit."""
     free = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):

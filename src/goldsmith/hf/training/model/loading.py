@@ -1,4 +1,4 @@
-"""The model and its tokenizer from a folder or a hub name, with LoRA on its experts; and its adapter to a folder."""
+"""Loads a model and its tokenizer for training, with LoRA on its experts; saves its adapter."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model to be trained, and its trained parameters by name; each is in the optimizer once."""
+    """A model to train, and its trained parameters by name, each once."""
 
     model: PreTrainedModel
     parameters: dict[str, nn.Parameter]
 
     @property
     def embeddings(self) -> int:
-        """Rows of the table of embeddings: token ids must be below."""
+        """The number of rows of the embedding table: every token id must be below it."""
         return cast("nn.Embedding", self.model.get_input_embeddings()).num_embeddings
 
 
 @functools.cache
 def folder(name: str) -> Path:
-    """Where the model lies: the folder itself, or the hub's copy on this disk, which is fetched first.
+    """The model's folder: `name` itself, or the hub's copy on this disk, which is downloaded if missing.
 
-    Raises TrainingError when there is neither.
+    Raises TrainingError if there is neither.
     """
     if not name:
-        raise TrainingError("MODEL is empty; it is a folder, or the name of a model on the hub.")
+        raise TrainingError("MODEL is empty; give a folder, or the name of a model on the hub.")
     if Path(name).is_dir():
         return Path(name)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -62,25 +62,27 @@ def folder(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=FILES))
     except (OSError, ValueError) as error:
-        raise TrainingError(f"MODEL {name} is no folder here, and the hub does not give it: {_first(error)}") from error
+        raise TrainingError(
+            f"MODEL {name} is not a folder here, and fetching it from the hub failed: {_first(error)}"
+        ) from error
 
 
 def tokenizer(name: str) -> Tokenizer:
-    """Raises TrainingError when there is none."""
+    """The model's tokenizer; raises TrainingError if there is none."""
     from transformers import AutoTokenizer
 
-    place = folder(name)
+    path = folder(name)
     try:
-        found = cast("Tokenizer", AutoTokenizer.from_pretrained(place))
+        loaded = cast("Tokenizer", AutoTokenizer.from_pretrained(path))
     except (OSError, ValueError) as error:
-        raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
-    if set(found.get_vocab()) <= set(found.all_special_tokens):  # what transformers makes where the files are missing
+        raise TrainingError(f"MODEL {name} has no readable tokenizer: {_first(error)}") from error
+    if set(loaded.get_vocab()) <= set(loaded.all_special_tokens):  # transformers' empty tokenizer, if files are missing
         raise TrainingError(f"MODEL {name} has no tokenizer: its vocabulary is empty. Is tokenizer.json there?")
-    return found
+    return loaded
 
 
 def check(options: Options) -> None:
-    """TrainingError where --lora-modules or --train-router finds nothing in the model; no weight of it is read."""
+    """Raises TrainingError if --lora-modules or --train-router matches nothing in the model; reads no weights."""
     if not options.lora_modules and not options.train_router:
         return
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -95,16 +97,17 @@ def check(options: Options) -> None:
 
 
 def load(options: Options, progress: Progress | None = None) -> LoadedModel:
-    """Seeds torch, loads, packs the experts, attaches LoRA, and freezes all else. Raises TrainingError with the reason.
+    """Seeds torch, loads the model, packs its experts, adds LoRA, and freezes everything else.
 
-    A folder of safetensors files is streamed: no more than one layer's experts exist unpacked.
+    A folder of safetensors files is streamed: at most one layer's experts exist unpacked. Raises TrainingError with the
+    reason.
     """
     from ... import convert
 
-    place, device = folder(options.model), places.chosen(options)
+    path, device = folder(options.model), places.chosen(options)
 
-    def told(done: int, total: int, path: str) -> None:
-        if places.on_gpu(device):  # layer by layer, so that the host holds one of them
+    def report(done: int, total: int, path: str) -> None:
+        if places.on_gpu(device):  # layer by layer, so that host memory holds only one
             places.move_experts(cast("ConvertedExperts", bare.get_submodule(path)), device, options.model)
         if progress is not None:
             progress(done, total, path)
@@ -118,10 +121,11 @@ def load(options: Options, progress: Progress | None = None) -> LoadedModel:
         "shared_a": options.shared_a,
     }
     try:
-        bare, checkpoint = _skeleton(place, options)
+        bare, checkpoint = _skeleton(path, options)
         extra_targets.check(bare, options)
-        own = router_weights(bare) if options.train_router else {}
-        chosen = [name for name, p in own.items() if p.requires_grad]  # without a bias that nobody trains, as ERNIE's
+        router_parameters = router_weights(bare) if options.train_router else {}
+        # without parameters that the model does not train, such as ERNIE's bias
+        router_names = [name for name, p in router_parameters.items() if p.requires_grad]
         model = cast(
             "PreTrainedModel",
             convert(
@@ -131,15 +135,15 @@ def load(options: Options, progress: Progress | None = None) -> LoadedModel:
                 lora=lora,
                 partitions=options.partitions,
                 checkpoint=checkpoint,
-                progress=told,
+                progress=report,
             ),
         )
-        model.config._name_or_path = options.model  # the adapter names it as its base
-        extra_targets.put_on(model, options)
+        model.config._name_or_path = options.model  # the adapter refers to it as its base
+        extra_targets.add_lora(model, options)
         nn.Module.to(model, device)
     except (OSError, ValueError, TypeError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
-    for name in chosen:
+    for name in router_names:
         parameter = model.get_parameter(name)
         if parameter.dtype != torch.float32:
             raise TrainingError(f"--train-router trains {name} itself, in float32: give --dtype fp32 with it.")
@@ -150,7 +154,7 @@ def load(options: Options, progress: Progress | None = None) -> LoadedModel:
 
 
 def checkpoint_layers(model: PreTrainedModel, on: bool = True) -> None:
-    """Recompute each layer's activations in the backward, or no more."""
+    """Turns activation checkpointing on or off: each layer's activations are recomputed in the backward."""
     kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"  # before transformers 5.23
     if on:
         getattr(model, f"{kind}_checkpointing_enable")(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})
@@ -159,7 +163,7 @@ def checkpoint_layers(model: PreTrainedModel, on: bool = True) -> None:
 
 
 def _skeleton(place: Path, options: Options) -> tuple[PreTrainedModel, Path | None]:
-    """The model, and the folder that its weights are still to be read from, or None when they are in it."""
+    """The model, and the folder from which its weights are still to be read, None if they are loaded."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     dtype = DTYPES[options.dtype]
@@ -171,7 +175,7 @@ def _skeleton(place: Path, options: Options) -> tuple[PreTrainedModel, Path | No
 
 
 def save_adapter(loaded: LoadedModel, folder: Path) -> None:
-    """peft's two files, each whole or as it was before; a trained router stands in them under `modules_to_save`."""
+    """Writes peft's two files, each atomically; a trained router is under `modules_to_save`."""
     from ... import save_adapter as write
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -188,6 +192,6 @@ def save_adapter(loaded: LoadedModel, folder: Path) -> None:
 
 
 def _first(error: BaseException) -> str:
-    """The first paragraph of what another library says."""
+    """The first paragraph of another library's error message."""
     text = str(error).strip().partition("\n\n")[0]
     return " ".join(text.split()) or type(error).__name__

@@ -1,11 +1,11 @@
-"""Checkpoints that a kill at any moment, a full disk or a power cut leaves whole or absent, never half.
+"""Checkpoints that are complete or absent, even after a kill, a full disk or a power cut.
 
-A checkpoint is written to a folder with another name, every file and the folder itself are brought to the disk (fsync),
-and then the folder is renamed. What is removed is renamed first, too.
+A checkpoint is written to a temporary folder. Every file and the folder itself are synced to disk (fsync), and then the
+folder is renamed. A removed checkpoint is also renamed first.
 
-state.json has the checksum of the tensors' bytes, and under "check" one of all else that it says itself. Format 1 had
-no "check"; it is read as well: all that a run takes from its facts is held against the folder's name (the step), the
-tensors (bytes, sha256) or the command (identity), so that damage is found there or changes nothing.
+state.json holds the checksum of the tensors' bytes and, under "check", a checksum of its other entries. Format 1 has no
+"check" and is still read: everything that a run takes from its facts is compared with the folder's name (step), the
+tensors (bytes, sha256) or the command (identity), so damage is either found there or has no effect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KINDS = {"step": int, "bytes": int, "sha256": str, "identity": dict, "circumstan
 
 
 class CheckpointFacts(TypedDict):
-    """What state.json says."""
+    """The contents of state.json."""
 
     format: int
     step: int
@@ -46,7 +46,7 @@ class CheckpointFacts(TypedDict):
 
 @dataclass(frozen=True)
 class TrainingCheckpoint:
-    """What was read: the step, the tensors of `Trainer.state`, and facts about the run."""
+    """A checkpoint that has been read: the step, the tensors of `Trainer.state`, and facts about the run."""
 
     path: Path
     step: int
@@ -55,7 +55,7 @@ class TrainingCheckpoint:
 
 
 def write(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> Path:
-    """Write folder/step-000010; OSError (a full disk) leaves no trace of it, and the earlier ones as they are."""
+    """Writes folder/step-000010; after an OSError (a full disk) nothing of it remains, and older ones are unchanged."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"step-{step:06d}"
     target, temporary = folder / name, folder / f"{UNFINISHED}{name}"
@@ -64,9 +64,9 @@ def write(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping
     temporary.mkdir()
     try:
         raw = safetensors.torch.save(dict(tensors))
-        _store(temporary / TENSORS, raw)
-        said = {"format": FORMAT, "step": step, "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest(), **facts}
-        _store(temporary / FACTS, (json.dumps({**said, CHECK: _check_of(said)}, indent=1) + "\n").encode())
+        _write_synced(temporary / TENSORS, raw)
+        state = {"format": FORMAT, "step": step, "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest(), **facts}
+        _write_synced(temporary / FACTS, (json.dumps({**state, CHECK: _check_of(state)}, indent=1) + "\n").encode())
         sync_folder(temporary)
         if target.exists():
             _remove(target)
@@ -79,13 +79,13 @@ def write(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps of whole checkpoints in a folder, ascending."""
+    """The steps of all complete checkpoints in a folder, ascending."""
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
+    return sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)))
 
 
 def read(path: Path) -> TrainingCheckpoint:
-    """Raises TrainingError that says what is wrong with it."""
+    """Reads a checkpoint; raises TrainingError that says what is wrong with it."""
     try:
         facts = _facts(path)
         raw = (path / TENSORS).read_bytes()
@@ -95,7 +95,7 @@ def read(path: Path) -> TrainingCheckpoint:
             raise TrainingError(f"{path}: {TENSORS} is damaged (its checksum differs)")
         return TrainingCheckpoint(path, facts["step"], safetensors.torch.load(raw), facts)
     except FileNotFoundError as error:
-        raise TrainingError(f"{path} is no checkpoint: {Path(error.filename).name} is missing") from error
+        raise TrainingError(f"{path} is not a checkpoint: {Path(error.filename).name} is missing") from error
     except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise TrainingError(f"{path}: {FACTS} or {TENSORS} is damaged ({error})") from error
     except OSError as error:
@@ -103,50 +103,50 @@ def read(path: Path) -> TrainingCheckpoint:
 
 
 def _facts(path: Path) -> CheckpointFacts:
-    """What state.json says, with every key that a run takes from it; TrainingError when it is damaged."""
+    """The contents of state.json with all required keys; raises TrainingError if it is damaged."""
     facts = json.loads((path / FACTS).read_bytes())
     damaged = TrainingError(f"{path}: {FACTS} is damaged (its checksum differs)")
     if not isinstance(facts, dict):
         raise damaged
-    check, kind = facts.pop(CHECK, None), facts.get("format")
-    if check != _check_of(facts) and (check is not None or kind != WITHOUT_CHECK):
+    check, format = facts.pop(CHECK, None), facts.get("format")
+    if check != _check_of(facts) and (check is not None or format != WITHOUT_CHECK):
         raise damaged
-    if kind not in (FORMAT, WITHOUT_CHECK):
-        raise TrainingError(f"{path}: is of format {kind}; this goldsmith reads format {FORMAT}")
+    if format not in (FORMAT, WITHOUT_CHECK):
+        raise TrainingError(f"{path}: has format {format}; this goldsmith reads format {FORMAT}")
     for name, wanted in KINDS.items():
         if type(facts.get(name)) is not wanted:
-            raise TrainingError(f"{path}: {FACTS} is damaged ({name} is missing or is no {wanted.__name__})")
-    named = NAME.fullmatch(path.name)
-    if named and facts["step"] != int(named[1]):
+            raise TrainingError(f"{path}: {FACTS} is damaged ({name} is missing or not of type {wanted.__name__})")
+    match = NAME.fullmatch(path.name)
+    if match and facts["step"] != int(match[1]):
         raise TrainingError(f"{path}: {FACTS} is damaged (it says step {facts['step']})")
     return cast("CheckpointFacts", facts)
 
 
 def _check_of(facts: Mapping[str, object]) -> str:
-    """The checksum of what the facts say, however the file is laid out."""
+    """The checksum of the facts, independent of the file's layout."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def newest(folder: Path) -> tuple[TrainingCheckpoint | None, list[str]]:
-    """The last whole checkpoint, and what is wrong with those after it.
+    """The last complete checkpoint, and what is wrong with the ones after it.
 
-    Raises TrainingError when there are some and none is whole: nobody begins anew by accident.
+    Raises TrainingError if there are checkpoints but none is complete, so that no run starts over by accident.
     """
-    wrong: list[str] = []
+    problems: list[str] = []
     for step in reversed(steps(folder)):
         try:
-            return read(folder / f"step-{step:06d}"), wrong
+            return read(folder / f"step-{step:06d}"), problems
         except TrainingError as error:
-            wrong.append(str(error))
-    if wrong:
+            problems.append(str(error))
+    if problems:
         raise TrainingError(
-            f"No checkpoint can be read: {'; '.join(wrong)}. Put them back, or begin anew with --resume never."
+            f"No checkpoint can be read: {'; '.join(problems)}. Restore them, or start over with --resume never."
         )
-    return None, wrong
+    return None, problems
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the last `keep`, and what unfinished writes have left."""
+    """Removes all but the last `keep` checkpoints, and the remains of unfinished writes."""
     for entry in list(folder.iterdir()) if folder.is_dir() else []:
         if entry.name.startswith(UNFINISHED):
             shutil.rmtree(entry, ignore_errors=True)
@@ -155,10 +155,10 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def replace(path: Path, text: str | bytes) -> None:
-    """A file's new content, whole or not at all."""
+    """Replaces a file's content atomically."""
     temporary = path.with_name(f"{UNFINISHED}{path.name}")
     try:
-        _store(temporary, text.encode() if isinstance(text, str) else text)
+        _write_synced(temporary, text.encode() if isinstance(text, str) else text)
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -166,7 +166,7 @@ def replace(path: Path, text: str | bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring a folder's entries to the disk."""
+    """Syncs a folder's entries to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -182,7 +182,7 @@ def _remove(path: Path) -> None:
     shutil.rmtree(away)
 
 
-def _store(path: Path, raw: bytes) -> None:
+def _write_synced(path: Path, raw: bytes) -> None:
     with open(path, "wb") as file:
         file.write(raw)
         file.flush()

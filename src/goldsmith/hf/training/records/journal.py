@@ -1,4 +1,4 @@
-"""log.jsonl: a row for each step and each evaluation, none of them twice."""
+"""log.jsonl: one row for each step and each evaluation, without duplicates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import checkpoints
 
 
 class LogRow(TypedDict, total=False):
-    """A row of the log: of a step, or of an evaluation, which has step and eval_loss alone."""
+    """A row of the log: of a step, or of an evaluation, which has only step and eval_loss."""
 
     step: Required[int]
     loss: float
@@ -24,20 +24,20 @@ class LogRow(TypedDict, total=False):
 
 
 def rows(path: Path) -> list[LogRow]:
-    """What the log holds; a last line that a kill cut short is left out."""
-    found: list[LogRow] = []
+    """The rows of a log, without a last line that a kill cut short."""
+    log_rows: list[LogRow] = []
     for line in path.read_bytes().split(b"\n") if path.exists() else []:
         try:
             row = json.loads(line)
         except ValueError:
             continue
         if isinstance(row, dict) and isinstance(row.get("step"), int):
-            found.append(cast("LogRow", row))
-    return found
+            log_rows.append(cast("LogRow", row))
+    return log_rows
 
 
 class Journal:
-    """Goes on after step `done`: rows of later steps, which the checkpoint knows nothing of, are dropped first."""
+    """Appends to the log after step `done`; rows of later steps, which the checkpoint does not cover, are dropped."""
 
     def __init__(self, path: Path, done: int, earlier: list[LogRow] | None = None):
         kept = [row for row in (rows(path) if earlier is None else earlier) if row["step"] <= done]
@@ -46,13 +46,13 @@ class Journal:
         self._file = open(path, "ab")
 
     def add(self, row: LogRow) -> None:
-        """Write one row; it has left this process when this returns."""
+        """Writes one row and flushes it to the system."""
         self._file.write((json.dumps(row) + "\n").encode())
         self._file.flush()
         self.rows.append(row)
 
     def sync(self) -> None:
-        """Bring the rows to the disk, before a checkpoint says that they are there."""
+        """Syncs the rows to disk, before a checkpoint relies on them."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""loss.html: the course of a run as one page; no script, no network, the style of the project's reports."""
+"""loss.html: one page on the course of a run, in the style of the project's reports, without scripts or network."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Facts = Sequence[tuple[str, str]]
 
 
 def write(path: Path, rows: Sequence[LogRow], steps: int, *, title: str, trained: Facts, run: Facts) -> None:
-    """Write the page of a log; the file is whole at any moment. `trained` and `run` are tables of (name, value)."""
+    """Writes the page atomically. `trained` and `run` are tables of (name, value)."""
     replace(path, page(rows, steps, title=title, trained=trained, run=run))
 
 
 def page(rows: Sequence[LogRow], steps: int, *, title: str, trained: Facts, run: Facts) -> str:
-    """The page as text."""
+    """The page as HTML."""
     from ....assay.report.html.page import now, style
 
     loss = [(row["step"], row["loss"]) for row in rows if "loss" in row]
-    held = [(row["step"], row["eval_loss"]) for row in rows if "eval_loss" in row]
+    evaluations = [(row["step"], row["eval_loss"]) for row in rows if "eval_loss" in row]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -35,15 +35,15 @@ def page(rows: Sequence[LogRow], steps: int, *, title: str, trained: Facts, run:
         f"<style>{style()}{_style()}</style></head><body>"
         f'<header class="top"><p class="brand">goldsmith <span>finetune</span></p><p class="made">{now()}</p></header>'
         f'<main><section class="run"><p class="kicker">{escape(title)}</p><h1>{escape(headline(loss, steps))}</h1>'
-        f"{_lede(held)}{_facts(rows, steps)}</section>"
-        f"{_charts(rows, loss, held)}"
+        f"{_lede(evaluations)}{_facts(rows, steps)}</section>"
+        f"{_charts(rows, loss, evaluations)}"
         f'<section class="foot"><div class="columns">{_table("Trained parameters", trained)}{_table("The run", run)}'
         "</div></section></main></body></html>\n"
     )
 
 
 def headline(loss: Sequence[tuple[int, float]], steps: int) -> str:
-    """What became of the loss, in a sentence."""
+    """The course of the loss in one sentence."""
     if not loss:
         return f"No step of {steps:,} is done yet."
     first, last = ends(loss)
@@ -54,36 +54,40 @@ def headline(loss: Sequence[tuple[int, float]], steps: int) -> str:
 
 
 def ends(loss: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """The mean loss of the first and of the last tenth of the steps (at most 20 of them)."""
-    some = max(1, min(20, len(loss) // 10))
-    return sum(v for _, v in loss[:some]) / some, sum(v for _, v in loss[-some:]) / some
+    """The mean loss of the first and of the last tenth of the steps, at most 20 steps each."""
+    count = max(1, min(20, len(loss) // 10))
+    return sum(v for _, v in loss[:count]) / count, sum(v for _, v in loss[-count:]) / count
 
 
-def _lede(held: Sequence[tuple[int, float]]) -> str:
-    if not held:
+def _lede(evaluations: Sequence[tuple[int, float]]) -> str:
+    if not evaluations:
         return ""
-    best = min(held, key=lambda point: point[1])
-    text = f"On held-out text from {held[0][1]:.3f} to {held[-1][1]:.3f}"
-    if best[0] != held[-1][0]:
+    best = min(evaluations, key=lambda point: point[1])
+    text = f"On held-out text from {evaluations[0][1]:.3f} to {evaluations[-1][1]:.3f}"
+    if best[0] != evaluations[-1][0]:
         text += f"; the lowest, {best[1]:.3f}, was at step {best[0]:,}"
     return f'<p class="lede">{text}.</p>'
 
 
 def _facts(rows: Sequence[LogRow], steps: int) -> str:
-    taken = [row for row in rows if "loss" in row]
-    if not taken:
+    step_rows = [row for row in rows if "loss" in row]
+    if not step_rows:
         return ""
-    seconds, tokens = sum(row["seconds"] for row in taken), sum(row["tokens"] for row in taken)
-    facts = (f"{len(taken):,} of {steps:,} steps", f"{tokens:,} tokens", f"{tokens / max(seconds, 1e-9):,.0f} tokens/s")
+    seconds, tokens = sum(row["seconds"] for row in step_rows), sum(row["tokens"] for row in step_rows)
+    facts = (
+        f"{len(step_rows):,} of {steps:,} steps",
+        f"{tokens:,} tokens",
+        f"{tokens / max(seconds, 1e-9):,.0f} tokens/s",
+    )
     return f'<ul class="facts">{"".join(f"<li>{fact}</li>" for fact in facts)}</ul>'
 
 
-def _charts(rows: Sequence[LogRow], loss: list[tuple[int, float]], held: list[tuple[int, float]]) -> str:
+def _charts(rows: Sequence[LogRow], loss: list[tuple[int, float]], evaluations: list[tuple[int, float]]) -> str:
     if not loss:
         return ""
-    lines = [Line("raw", loss), Line("mean", smooth(loss)), Line("held", held, dots=True)]
+    lines = [Line("raw", loss), Line("mean", smooth(loss)), Line("held", evaluations, dots=True)]
     keys = '<span><b class="k-raw"></b>each step</span><span><b></b>running mean</span>'
-    keys += '<span><b class="k-held"></b>held-out text</span>' if held else ""
+    keys += '<span><b class="k-held"></b>held-out text</span>' if evaluations else ""
     text = f'<section><h2>Loss, nats per token</h2><p class="keys">{keys}</p>{chart("tall", "", lines)}'
     small = (
         ("lr", "learning rate"),

@@ -1,4 +1,4 @@
-"""What makes two runs the same run: the options, the model and the data that alter the result."""
+"""The identity of a run: everything in the options, the model and the data that affects the result."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from pathlib import Path
 from ..options import Options, flag
 from .plan import TrainingPlan
 
-ALTERING = (
+ALTERING = (  # options that affect the result
     *("document", "train_on", "format", "group_size", "rank", "alpha", "targets", "shared_a", "dropout"),
     *("lora_modules", "train_router", "dtype", "seq_len", "pack", "batch_size", "grad_accum", "lr", "schedule"),
     *("weight_decay", "max_grad_norm", "seed", "partitions"),
 )
 
 
-def identity(options: Options, found: TrainingPlan, folder: Path) -> dict[str, object]:
-    """Everything that alters the result, by the option's name; two runs with equal identities are the same run.
+def identity(options: Options, plan: TrainingPlan, folder: Path) -> dict[str, object]:
+    """Everything that affects the result, by option; two runs with equal identities are the same run.
 
-    A constant rate does not depend on how many steps there will be, so such a run may be made longer.
+    With a constant learning rate the number of steps does not matter, so such a run can be extended.
     """
     values: dict[str, object] = {flag(name): getattr(options, name) for name in ALTERING}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    values["--warmup"] = found.schedule.warmup
-    if options.schedule != "constant" or found.limit is not None:
-        values["--steps or --epochs"] = found.steps
+    values["--warmup"] = plan.schedule.warmup
+    if options.schedule != "constant" or plan.limit is not None:
+        values["--steps or --epochs"] = plan.steps
     values["MODEL"] = fingerprint(folder)
     values["--data"] = checksum(Path(options.data))
     return values
 
 
 def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """What differs, each as words for a reader."""
-    said = []
+    """The differences between two identities, in words."""
+    differences = []
     for name in [*now, *(name for name in before if name not in now)]:
         if before.get(name) == now.get(name):
             continue
         if name in ("MODEL", "--data"):
-            said.append(f"the content of {name} is another")
+            differences.append(f"the content of {name} has changed")
         elif name in before and name in now:
-            said.append(f"{name} was {_shown(before[name])} and is {_shown(now[name])}")
+            differences.append(f"{name} was {_shown(before[name])} and is {_shown(now[name])}")
         else:
-            said.append(f"{name} was {'given' if name in before else 'not given'} before")
-    return said
+            differences.append(f"{name} was {'given' if name in before else 'not given'} before")
+    return differences
 
 
 def _shown(value: object) -> str:
@@ -57,14 +57,14 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-READ = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")  # what transformers makes a model of
+READ = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")  # files from which transformers builds a model
 
 
 def fingerprint(folder: Path) -> str:
-    """What tells a model's files from another's: every byte, since another revision may differ in a few of them."""
+    """A checksum of every byte of a model's files, since two revisions may differ in only a few."""
     paths = sorted(path for path in folder.iterdir() if path.suffix in READ and path.is_file())
     digest = hashlib.sha256()
     with ThreadPoolExecutor(max(1, min(len(paths), os.cpu_count() or 1))) as readers:
-        for path, found in zip(paths, readers.map(checksum, paths), strict=True):
-            digest.update(f"{path.name} {found} ".encode())
+        for path, digest_of_file in zip(paths, readers.map(checksum, paths), strict=True):
+            digest.update(f"{path.name} {digest_of_file} ".encode())
     return digest.hexdigest()

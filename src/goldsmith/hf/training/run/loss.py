@@ -11,10 +11,10 @@ from ..data.packing import UNTRAINED, Batch
 
 
 def summed_loss(model: nn.Module, batch: Batch, masks: Masks = no_masks) -> Tensor:
-    """-sum log p(token i | tokens of its own document before i), over the tokens that count; a scalar.
+    """-sum log p(token i | earlier tokens of its document), over all trained tokens; a scalar.
 
-    `masks` keep documents apart where their positions alone do not (see `borders`). The vocabulary's logits are made
-    only at places where some row has a token that counts.
+    `masks` keep documents apart if their positions alone do not (see `attention_masks`). Logits are computed only at
+    places where at least one row has a trained token.
     """
     counts = batch.labels[:, 1:] != UNTRAINED
     places = counts.any(0).nonzero().flatten()

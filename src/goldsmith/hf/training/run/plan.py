@@ -1,4 +1,4 @@
-"""How many steps a run takes, and of how many rows each."""
+"""TrainingPlan: the number of steps of a run, and of rows in each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .schedule import Schedule, warmup_steps
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How much is trained on: `steps` windows of `grad_accum` batches of `batch_size` rows, `limit` rows at most."""
+    """`steps` steps of `grad_accum` batches of `batch_size` rows, at most `limit` rows in total."""
 
     steps: int
     batch_size: int
@@ -22,12 +22,12 @@ class TrainingPlan:
 
     @property
     def window(self) -> int:
-        """Rows of one step."""
+        """The number of rows of one step."""
         return self.batch_size * self.grad_accum
 
 
 def plan(options: Options, rows: int) -> TrainingPlan:
-    """How many steps that makes of so many rows."""
+    """The plan for this number of rows in the data."""
     limit = None
     if options.steps is not None:
         total = options.steps

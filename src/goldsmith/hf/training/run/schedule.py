@@ -10,9 +10,9 @@ KINDS = ("cosine", "linear", "constant")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warmup, then a half cosine or a line to zero, or nothing.
+    """The learning rate: a linear warmup, then a half cosine, a line to zero, or a constant.
 
-    steps 1 .. warmup rise to `lr`; the last of `steps` is the last above zero.
+    It rises to `lr` in steps 1 .. warmup; the last of `steps` is the last one above zero.
     """
 
     kind: str
@@ -21,7 +21,7 @@ class Schedule:
     steps: int
 
     def at(self, step: int) -> float:
-        """The rate of step 1, 2, .., steps."""
+        """The learning rate of step 1, 2, .., steps."""
         if step <= self.warmup:
             return self.lr * step / (self.warmup + 1)
         if self.kind == "constant":
@@ -30,6 +30,6 @@ class Schedule:
         return self.lr * (0.5 * (1 + math.cos(math.pi * done)) if self.kind == "cosine" else 1 - done)
 
 
-def warmup_steps(given: float, steps: int) -> int:
-    """Below 1 a share of all steps, otherwise a number of them."""
-    return min(steps - 1, round(given * steps) if given < 1 else round(given))
+def warmup_steps(warmup: float, steps: int) -> int:
+    """The number of warmup steps: a share of all steps if below 1, otherwise a number of steps."""
+    return min(steps - 1, round(warmup * steps) if warmup < 1 else round(warmup))

@@ -1,4 +1,4 @@
-"""One step after another: the window's loss, its gradient, the optimizer; and what stands in a checkpoint."""
+"""The training loop: each step's loss, gradient and optimizer update; the state that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..records.journal import LogRow
 from .loss import summed_loss
 from .plan import TrainingPlan
 
-STATE = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
+STATE = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 
 
 class Trainer:
     """Trains `parameters` (by their names in the model) on a stream of rows.
 
-    `done` steps are behind it, and the state is that of those alone: after `restore` of what `state` gave, every later
-    step has the same bits as without the interruption (on a CPU, at the same number of threads).
+    `done` counts the finished steps, and the state depends on nothing else. After `restore` of an earlier `state`,
+    every later step has the same bits as without the interruption (on a CPU with the same number of threads).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Trainer:
         self.done = 0
 
     def step(self) -> LogRow:
-        """The next step; returns its row of the log. Raises Diverged, with everything as before the step."""
+        """Runs the next step and returns its row of the log. Raises Diverged, with everything as before the step."""
         began, number = time.perf_counter(), self.done + 1
         self.model.train()
         for group in self.optimizer.param_groups:
@@ -61,7 +61,7 @@ class Trainer:
         norm = self._clipped() if math.isfinite(loss) else math.nan
         if not math.isfinite(norm):
             self.optimizer.zero_grad()
-            raise Diverged(self._why(number, loss, norm, window, seeds, targets))
+            raise Diverged(self._divergence(number, loss, norm, window, seeds, targets))
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.done = number
@@ -87,12 +87,12 @@ class Trainer:
             yield self.stream.batch(at, min(self.plan.batch_size, end - at))
 
     def _clipped(self) -> float:
-        """The norm of the whole gradient before it is clipped."""
+        """Clips the gradient, and returns its norm before that."""
         most = self.plan.max_grad_norm or math.inf
         return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), most))
 
     def evaluate(self, stream: RowStream) -> float:
-        """The mean loss over every token that counts, each row once; draws no random numbers."""
+        """The mean loss over all trained tokens, each row once; draws no random numbers."""
         self.model.eval()
         loss, targets = 0.0, 0
         with torch.no_grad():
@@ -103,41 +103,39 @@ class Trainer:
         self.model.train()
         return loss / targets
 
-    # what a checkpoint holds
-
     def state(self) -> dict[str, Tensor]:
         """Copies of everything that the next step depends on."""
-        found = {f"trained/{name}": p.detach() for name, p in self.parameters.items()}
+        tensors = {f"trained/{name}": p.detach() for name, p in self.parameters.items()}
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                found[f"optimizer/{name}/{key}"] = value
-        found |= {f"random/{k}": value for k, value in enumerate(self._random())}
-        return {name: tensor.cpu().contiguous().clone() for name, tensor in found.items()}
+                tensors[f"optimizer/{name}/{key}"] = value
+        tensors |= {f"random/{k}": value for k, value in enumerate(self._random())}
+        return {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
 
     def restore(self, state: Mapping[str, Tensor], done: int) -> None:
-        """Go on after step `done` with what `state` gave; ValueError when it belongs to another model."""
+        """Resumes after step `done` with the tensors of `state`; raises ValueError if they fit another model."""
         mine = {f"trained/{name}": tuple(p.shape) for name, p in self.parameters.items()}
         theirs = {name: tuple(t.shape) for name, t in state.items() if name.startswith("trained/")}
         for name in sorted(mine.keys() | theirs.keys()):
             if mine.get(name) != theirs.get(name):
-                said = f"{name.removeprefix('trained/')} is {theirs.get(name, 'not')} in it"
-                raise ValueError(f"{said}, and {mine.get(name, 'not')} in the model")
+                difference = f"{name.removeprefix('trained/')} is {theirs.get(name, 'missing')} in it"
+                raise ValueError(f"{difference}, but {mine.get(name, 'missing')} in the model")
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state[f"trained/{name}"])
-                kept = {key: state.get(f"optimizer/{name}/{key}") for key in STATE}
+                moments = {key: state.get(f"optimizer/{name}/{key}") for key in STATE}
                 self.optimizer.state.pop(parameter, None)
-                if kept["step"] is not None:
+                if moments["step"] is not None:
                     self.optimizer.state[parameter] = {
                         key: value.clone() if key == "step" else value.to(parameter.device)
-                        for key, value in kept.items()
+                        for key, value in moments.items()
                         if value is not None
                     }
         self._set_random([state[f"random/{k}"] for k in range(2) if f"random/{k}" in state])
         self.done = done
 
     def _random(self) -> list[Tensor]:
-        """The states of torch's generators: the CPU's, and the device's when it is another."""
+        """The states of torch's generators: the CPU's and, on a GPU, the GPU's."""
         on_cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         return [torch.get_rng_state(), *on_cuda]
 
@@ -146,11 +144,10 @@ class Trainer:
         if self.device.type == "cuda" and len(states) > 1:
             torch.cuda.set_rng_state(states[1], self.device)
 
-    # what has gone wrong
-
-    def _why(
+    def _divergence(
         self, number: int, loss: float, norm: float, window: list[Batch], seeds: list[list[Tensor]], targets: int
     ) -> str:
+        """An explanation of a non-finite step: repeats it with the same random numbers under `watch`."""
         from ....assay import NonFinite, watch  # only a run that diverges needs them
 
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
@@ -160,17 +157,17 @@ class Trainer:
                 self._set_random(seed)
                 with watch(self.model, norms=False, stop=True):
                     (self._loss(batch) / targets).backward()
-        except NonFinite as found:
-            event = found.event
+        except NonFinite as error:
+            event = error.event
         finally:
             self._set_random(seeds[0])
             self.optimizer.zero_grad()
         if event is None:
-            return f"Step {number}: {what}. Run again, the same batch gave finite values: the machine is to be doubted."
-        born = "out of finite numbers" if event.born else f"carried, from {event.source}"
+            return f"Step {number}: {what}. Repeated, the same batch gave finite values: suspect the machine."
+        origin = "from finite inputs" if event.born else f"carried over from {event.source}"
         name = {"nan": "NaN", "inf": "Inf"}[event.kind]
-        said = f"{name} in the {event.phase}, {event.tensor} of {event.op}, {born}"
+        cause = f"{name} in the {event.phase}, {event.tensor} of {event.op}, {origin}"
         if event.likely.id != "unknown":
-            said += f"; likely {event.likely.id}: {event.likely.evidence}"
+            cause += f"; likely {event.likely.id}: {event.likely.evidence}"
         where = event.module or "the loss itself"
-        return f"Step {number}: {what}. The first that is not finite is in {where}: {said}."
+        return f"Step {number}: {what}. The first non-finite value is in {where}: {cause}."
