@@ -118,7 +118,8 @@ class GenerateRun:
             self.made = text.Generation([])
             with self._trace(self.offloaded), self.show.text(self.prompts) as written:
                 text.generate(
-                    self.offloaded.model, tokenizer, self.prompts, generation=self.made, inputs=inputs, on_piece=written,
+                    self.offloaded.model, tokenizer, self.prompts, generation=self.made, inputs=inputs,
+                    on_piece=written,
                     max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature, top_p=arguments.top_p,
                     top_k=arguments.top_k, seed=arguments.seed,
                 )  # fmt: skip
