@@ -119,17 +119,17 @@ def test_a_spent_budget_certifies_nothing():
     "asked, said",
     [
         ({"name": "nosuch"}, "unknown operator 'nosuch'; known: experts.moe"),
-        ({"name": "mhc"}, "'mhc' is a family; one operator is diagnosed at a time: mhc.boundary, "),
+        ({"name": "mhc"}, "'mhc' is a family; name one of its operators: mhc.boundary, "),
         ({"name": "mhc.post", "backend": "cuda"}, "unknown backend 'cuda'; mhc.post has: triton, reference"),
         ({"name": "mhc.post", "case": "nosuch"}, "has no case 'nosuch'; there are: "),
-        ({"backend": "triton"}, "--backend triton: a target of your own has no backends."),
-        ({"name": "own_kernels:nosuch"}, "own_kernels has no 'nosuch'; targets there: "),
+        ({"backend": "triton"}, "--backend triton: only operators have backends"),
+        ({"name": "own_kernels:nosuch"}, "own_kernels has no 'nosuch'; its targets are: "),
         (
             {"name": "own_kernels:several"},
             "name one target; there are: own_kernels:several#1 (scaled)",
         ),
         ({"name": "own_kernels:several#3"}, "own_kernels:several#2 (prints)"),
-        ({"name": "own_kernels:not_a_target"}, "is int; it must be a goldsmith.assay.Target"),
+        ({"name": "own_kernels:not_a_target"}, "is int; expected a goldsmith.assay.Target"),
         ({"device": "cuda:99"}, "--device cuda:99: "),
     ],
 )
@@ -155,10 +155,10 @@ def test_a_target_of_a_list_is_chosen_by_its_number():
         (["diagnose", "no_such_module:target", "--out", f"{__file__}/x"], "cannot be written: Not a directory."),
         (
             ["diagnose", "x", "--replay", "b", "--case", "a"],
-            "--case a: a bundle is one case with its inputs; leave out",
+            "--case a does not go with --replay: a bundle is one case with its inputs",
         ),
-        (["diagnose", "x", "--replay", "b", "--dtype", "float32"], "--dtype float32: a bundle is one case"),
-        (["diagnose", "x", "--replay", "b", "--seed", "3"], "--seed 3: a bundle is one case"),
+        (["diagnose", "x", "--replay", "b", "--dtype", "float32"], "--dtype float32 does not go with --replay"),
+        (["diagnose", "x", "--replay", "b", "--seed", "3"], "--seed 3 does not go with --replay"),
     ],
 )
 def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, said):

@@ -214,7 +214,7 @@ WRONG = [
     (["--temperature", "1", "--top-p", "1.5"], "--top-p is 1.5; expected a share above 0 and at most 1"),
     (["--prefill", "soon"], "--prefill is soon; expected auto, cpu, stream, split or a number of tokens"),
     (["--cache", "static"], "give --profile FILE"),
-    (["--json", "--stream"], "leave --stream out"),
+    (["--json", "--stream"], "leave out --stream"),
     (["--device", "abacus"], "abacus"),
     (["--prompt-file", "nosuch"], "--prompt-file nosuch cannot be read: No such file"),
     (["--store", "nosuch/folder/s"], "nosuch/folder"),
@@ -255,7 +255,7 @@ def test_a_store_that_cannot_be_used_is_reported_with_a_remedy(model, tmp_path):
     assert run(model, "--prompt", "x", "--max-new-tokens", "1", "--store", str(sound)).exit_code == 0
     content = sound.read_bytes()
     other.write_bytes(content[:-100])
-    assert re.fullmatch(r"\S+/other is damaged: .*cut off.* Delete it: the next run makes it anew\.", said(other))
+    assert re.fullmatch(r"\S+/other is damaged: .*cut off.* Delete it: the next run builds a new one\.", said(other))
     other.write_bytes(content[:8] + bytes([content[8] + 1]) + content[9:])
     assert "other has version 2 of the file, and this goldsmith reads 1" in said(other) and "Delete" not in said(other)
     done = run(model, "--prompt", "x", "--format", "int8", "--store", str(sound))
@@ -299,7 +299,7 @@ def test_the_length_of_a_prompt_is_checked_before_it_runs(model):
     shape = SimpleNamespace(config=AutoConfig.from_pretrained(model))
     offloaded = SimpleNamespace(model=shape, engine=SimpleNamespace(store=SimpleNamespace(exact=True)))
     command._warn_about_differences(offloaded, 1)
-    assert said[0].startswith("A prompt has 1 token, and")
+    assert said[0].startswith("A prompt has 1 token: ")
 
 
 def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_path):

@@ -67,7 +67,7 @@ def test_a_wrong_kernel_and_one_that_crashes_do_not_affect_the_others(tmp_path):
     assert "2 of 3 proofs failed" in said
     assert "FAIL off case rows[T=1], probe values, CERTAIN y exceeds its rounding bound" in said
     assert "the process ended by signal 11 (SIGSEGV) while the candidate ran, in crashes" in said
-    assert "The process ended in 1 case: what was left of the probes there did not run." in said
+    assert "The process ended in 1 case; the remaining probes of these cases did not run." in said
     assert "its last line: 'about to fall over'" in said
     proofs = {p["operator"]: p for p in json.loads(results.read_text())["proofs"]}
     assert {name: p["verdict"] for name, p in proofs.items()} == {"off": "fail", "crashes": "fail", "scaled": "pass"}
@@ -98,8 +98,8 @@ def test_an_operator_is_proved_on_every_backend_and_the_output_says_how_and_what
         ("reference", "", "pass"),
     ]
     said = words(result.stderr)
-    assert "Triton kernels ran through Triton's interpreter on the CPU (as asked)" in said
-    assert "cases that --quick leaves out" in said
+    assert "Triton kernels ran in Triton's interpreter on the CPU (--interpret)" in said
+    assert "cases left out by --quick" in said
     if reason is None:
         assert "All proofs passed (2 proofs, 2 cases" in said
     else:
@@ -169,14 +169,14 @@ def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, said
     [
         ({"names": ["nosuch"]}, "unknown operator 'nosuch'; known: experts.moe"),
         ({"names": ["nosuch"]}, "families: experts, mhc, "),
-        ({"names": ["nosuch"]}, ". A target of your own is named package.module:target."),
-        ({"names": ["own_kernels.py"]}, "a module's dotted name, not a file"),
+        ({"names": ["nosuch"]}, ". Name a target of your own as package.module:target."),
+        ({"names": ["own_kernels.py"]}, "the module's dotted name, not its file"),
         ({"names": ["no_such_module:target"]}, "no module 'no_such_module' is in the current directory or installed"),
         (
             {"names": ["own_kernels:nosuch"]},
-            "own_kernels has no 'nosuch'; targets there: aborting, at_fault, colourful, crashing",
+            "own_kernels has no 'nosuch'; its targets are: aborting, at_fault, colourful, crashing",
         ),
-        ({"names": ["own_kernels:not_a_target"]}, "is int; it must be a goldsmith.assay.Target, or a list of them."),
+        ({"names": ["own_kernels:not_a_target"]}, "is int; expected a goldsmith.assay.Target or a list of them."),
         ({"names": ["mhc"], "backend": "cuda"}, "unknown backend 'cuda'; known: reference, triton"),
         ({"names": ["mhc"], "device": "tpu"}, "'tpu' is not a device; use cpu, cuda or cuda:1"),
         ({"names": ["mhc"], "device": "cuda:99"}, "--device cuda:99: "),
@@ -200,7 +200,7 @@ def test_a_worker_that_cannot_start_is_reported_with_its_last_line(monkeypatch):
     monkeypatch.setattr(pool.sys, "executable", "/bin/false")
     result = run("mhc.expand")
     assert result.exit_code == 2
-    assert "ended with status 1. It said nothing more." in words(result.stderr)
+    assert "ended with status 1. It printed nothing more." in words(result.stderr)
 
 
 def test_a_backend_that_cannot_run_is_a_row_with_its_reason():
@@ -271,7 +271,7 @@ def test_cases_left_out_are_counted_over_all_proofs():
 def test_the_backend_option_is_rejected_for_a_users_target():
     result = run("own_kernels:several", "--backend", "triton")
     assert result.exit_code == 2
-    assert "--backend triton chooses among the backends of our operators" in words(result.stderr)
+    assert "--backend triton selects a backend of goldsmith's operators" in words(result.stderr)
 
 
 def test_a_syntax_error_in_a_module_is_reported_with_its_line(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from .proof import INTERRUPTED, PROCESS, Proof
 
 WORDS = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "reference_fault": "[bold red]REFERENCE[/]"}
 WORDS |= {"partial": "[yellow]not finished[/]", "absent": "[dim]cannot run here[/]"}
-MISDECLARED = "[yellow]wrong declaration[/]"
+MISDECLARED = "[yellow]declared wrongly[/]"
 CASES_SHOWN = 3
 
 
@@ -196,7 +196,7 @@ def conclusion(outcome: VerifyOutcome) -> str:
     if absent and not unfinished:
         counted += f"; {count(absent, 'proof')} cannot run on this machine"
     if misdeclared:
-        counted += f"; {count(misdeclared, 'target')} with a wrong declaration"
+        counted += f"; {count(misdeclared, 'target')} declared wrongly"
     if outcome.interrupted:
         counted += "; interrupted"
     elif outcome.broken:
