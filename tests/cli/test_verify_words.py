@@ -124,7 +124,7 @@ def test_a_run_that_ended_early_does_not_claim_that_all_proofs_passed():
 
 def test_files_are_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_path):
     proof = Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
-    machine = {"cpu": "a", "cores": 2, "torch": "2"}
+    machine = {"cpu": "a", "cores": 2, "torch": "2", "triton": None, "gpus": []}
     monkeypatch.setattr(command, "verify", lambda request, err: command.VerifyOutcome([proof], machine))
 
     def closed(*arguments):
