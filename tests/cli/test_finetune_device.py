@@ -82,7 +82,7 @@ def test_on_a_gpu_the_loss_falls_and_the_same_command_continues(place, tmp_path)
     words = ("--device", "cuda", "--lora-modules", "q_proj", "--schedule", "constant", "--warmup", "1")
     assert run(place, tmp_path, *words).exit_code == 0
     result = run(place, tmp_path, *words, "--steps", "16", "--json")
-    assert result.exit_code == 0 and "Continuing after step 4 of 16" in result.output, result.output
+    assert result.exit_code == 0 and "Resuming after step 4 of 16" in result.output, result.output
     said = json.loads(result.stdout)
     assert said["status"] == "trained" and said["loss"]["last"] < said["loss"]["first"] - 0.1
     assert all(t.isfinite().all() for t in load_file(tmp_path / "adapter_model.safetensors").values())

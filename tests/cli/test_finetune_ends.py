@@ -71,7 +71,7 @@ def test_a_folder_inside_the_models_folder_is_accepted_as_output(place, tmp_path
         more = ("--schedule", "constant", "--warmup", "0", "--steps", steps)
         result, text = run(place, tmp_path / "model" / "tuned", *more, model=tmp_path / "model")
         assert result.exit_code == 0, text
-    assert "Continuing after step 2 of 4" in text
+    assert "Resuming after step 2 of 4" in text
 
 
 def test_an_empty_output_name_does_not_mean_the_current_directory(place, tmp_path, monkeypatch):
@@ -237,7 +237,7 @@ def test_out_of_memory_in_a_step_is_one_paragraph_and_the_same_command_continues
     assert (ended["status"], ended["step"]) == ("failed", 3) and ended["error"].startswith(said)
     monkeypatch.undo()
     result, text = run(place, tmp_path / "out", "--checkpointing")
-    assert result.exit_code == 0 and "Continuing after step 2 of 4" in text, text
+    assert result.exit_code == 0 and "Resuming after step 2 of 4" in text, text
     assert (tmp_path / "out" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
 
 
@@ -257,7 +257,7 @@ def test_the_out_of_memory_message_names_a_command_that_continues(tmp_path):
     assert said.count("--checkpointing") == 0 and "when more memory is free, the same command resumes" in said
     said = paragraph_after(tmp_path / "before", resume="never", begun=False)
     assert "checkpoint of step" not in said and "resumes" not in said
-    assert "of step 2 is whole" in paragraph_after(tmp_path / "later", begun=False)
+    assert "of step 2 is complete" in paragraph_after(tmp_path / "later", begun=False)
 
 
 def test_a_full_disk_and_an_interrupt_name_the_command_that_continues(tmp_path, capsys):
@@ -269,7 +269,7 @@ def test_a_full_disk_and_an_interrupt_name_the_command_that_continues(tmp_path, 
     show = FinetuneDisplay(console(), console())
     interrupted = {"status": "interrupted", "step": 1, "loss": None, "eval_loss": None}
     show.ended(interrupted, 2, tmp_path, again(tmp_path, "A/b"))
-    assert "The same command without --resume A/b continues" in " ".join(capsys.readouterr().out.split())
+    assert "The same command without --resume A/b resumes" in " ".join(capsys.readouterr().out.split())
 
 
 def test_out_of_memory_before_the_first_checkpoint_and_before_the_model(place, tmp_path, monkeypatch):
@@ -280,7 +280,7 @@ def test_out_of_memory_before_the_first_checkpoint_and_before_the_model(place, t
     result, text = run(place, tmp_path / "out", "--checkpointing", "--format", "int4")
     assert result.exit_code == 2 and not (tmp_path / "out" / "run.json").exists()
     assert text.endswith(
-        "--device cpu has too little memory. Less takes a smaller --batch-size (with a larger --grad-accum), "
+        "--device cpu has too little memory. These take less: a smaller --batch-size (with a larger --grad-accum), "
         "a smaller --seq-len or --rank."
     )
     (tmp_path / "out" / "run.json").write_text('{"result": {"status": "running"}}')  # as a kill leaves it

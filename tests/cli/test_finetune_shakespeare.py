@@ -111,7 +111,7 @@ def test_a_play_is_learnt_despite_kill_9_and_stock_peft_generates_it(text, tmp_p
         text, tmp_path / "cut", *more, when=lambda: log.exists() and any("loss" in row for row in rows(log)[3:])
     )
     assert how == signal.SIGKILL
-    assert "Continuing after step" in finished(text, tmp_path / "cut", *more)
+    assert "Resuming after step" in finished(text, tmp_path / "cut", *more)
     whole, cut = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("whole", "cut"))
     assert whole == cut
 

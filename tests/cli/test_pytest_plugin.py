@@ -157,7 +157,7 @@ def test_the_marker_requests_a_diagnosis_and_the_folder_can_be_chosen(pytester):
 
 
 @pytest.mark.parametrize(
-    "folder, why", [("test_kernels.py", "it is no folder"), ("test_kernels.py/in", "Not a directory")]
+    "folder, why", [("test_kernels.py", "it is not a folder"), ("test_kernels.py/in", "Not a directory")]
 )
 def test_a_bundle_folder_that_cannot_be_written_is_a_usage_error_before_the_tests(pytester, folder, why):
     result = run(pytester, "--assay-bundles", folder, WRONG)

@@ -126,7 +126,7 @@ class FinetuneDisplay:
         elif done == steps:
             self.note(f"All {steps:,} steps are done already.")
         elif done:
-            self.note(f"Continuing after step {done:,} of {steps:,}.")
+            self.note(f"Resuming after step {done:,} of {steps:,}.")
 
     @contextmanager
     def progress(self, steps: int, done: int) -> Iterator[None]:
@@ -166,8 +166,8 @@ class FinetuneDisplay:
             self._print(f"step {self._last:,} of {self._steps:,}: {text}")
 
     def stopped(self, again: str) -> None:
-        """Say that the run was interrupted in the middle of a step; `again` describes the command that continues it."""
-        text = f"Stopped at once; {again} continues from the last checkpoint." if self._steps else NOTHING
+        """Say that the run was interrupted in the middle of a step; `again` describes the command that resumes it."""
+        text = f"Stopped at once; {again} resumes from the last checkpoint." if self._steps else NOTHING
         self.note(text)
 
     def _print(self, text: str) -> None:
@@ -186,7 +186,7 @@ class FinetuneDisplay:
             self.out.print(f"{word:8}{output / name}", markup=False, soft_wrap=True)
         if result["status"] == "interrupted":
             command = again[0].upper() + again[1:]
-            self.note(f"Stopped after step {result['step']:,} of {steps:,}. {command} continues from there.")
+            self.note(f"Stopped after step {result['step']:,} of {steps:,}. {command} resumes from there.")
 
 
 def size(number: int) -> str:

@@ -143,7 +143,7 @@ def finetune(
     resume: Annotated[
         str,
         typer.Option(
-            help="auto: continue from the last checkpoint in --output, if there is one; never: start over, and move "
+            help="auto: resume from the last checkpoint in --output, if there is one; never: start over, and move "
             "earlier files aside; or the folder of a checkpoint.",
             metavar="auto|never|PATH",
         ),
@@ -158,7 +158,7 @@ def finetune(
     """Fine-tune the experts of a mixture-of-experts model with LoRA; writes an adapter for peft.
 
     On the CPU, frozen experts are kept in memory once, in any of the formats. After Ctrl-C, a crash or kill -9 the same
-    command continues from the last checkpoint and ends with the same bits as an uninterrupted run. Exit status: 0
+    command resumes from the last checkpoint and ends with the same bits as an uninterrupted run. Exit status: 0
     trained to the end, 1 the loss became NaN or Inf, 2 the command could not run, 130 interrupted.
     """
     spin_briefly()
