@@ -1,4 +1,4 @@
-"""Times that goldsmith promises, each held to its limit: `python benchmarks/promises.py [plan] [generate]`.
+"""Times that goldsmith promises, each held to its limit: `python -m benchmarks.promises [plan] [generate]`.
 
     plan       a plan of 256 experts, on this processor's core: the quickest of many                    50 us
     generate   `goldsmith generate` of the model in examples/, from the shell, with every import         10 s
@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src")]
 
 PLANS = 10_000
 GENERATE = ("generate", str(ROOT / "examples" / "shakespeare-moe"), "--device", "cpu", "--prompt", "O",

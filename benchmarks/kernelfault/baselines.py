@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from baselines_names import RULES
 from torch import Tensor
 
 from goldsmith.assay.run import How, Run, execute
 from goldsmith.assay.session import Session
+
+from .baseline_names import RULES
 
 _SEED = 0
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import library
+from . import native_library
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -213,7 +213,7 @@ def copy(host: Host, backend: str, fault: Fault | None, folder: Path) -> Path:
             path = folder / (path.relative_to("src") if path.parts[0] == "src" else path)
             path.write_text(applied(path.read_text(encoding="utf-8"), fault), encoding="utf-8")
         if backend == NATIVE:
-            library.put_into(folder / "goldsmith", folder / NATIVE_SOURCES, ROOT / "build" / "kernelfault")
+            native_library.put_into(folder / "goldsmith", folder / NATIVE_SOURCES, ROOT / "build" / "kernelfault")
         return folder
     source = ROOT / host.backends[backend]
     text = source.read_text(encoding="utf-8")

@@ -8,11 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import catalogue
-from baselines_names import RULES
-from catalogue import Fault
-
-from intervals import wilson
+from ..intervals import wilson
+from . import catalogue
+from .baseline_names import RULES
+from .catalogue import Fault
 
 AUTHOR = "Faults by one author are not an estimate of how often bugs occur, nor of which ones do."
 NONE = "(none)"

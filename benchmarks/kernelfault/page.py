@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jinja2
-import show
-from baselines_names import RULES
-from catalogue import HERE, ROOT
+
+from . import terminal
+from .baseline_names import RULES
+from .catalogue import HERE, ROOT
 
 STYLE = ROOT / "src" / "goldsmith" / "assay" / "html" / "style.css"
 
@@ -21,7 +22,7 @@ def render(summary: dict[str, Any]) -> str:
     return environment.get_template("page.html.j2").render(
         s=summary, c=summary["conditions"], style=STYLE.read_text(encoding="utf-8"), all=whole,
         rates=[
-            (name, {**r, "cells": [(title, show.percent(r[k])) for k, title in show.TITLES.items() if r[k]["of"]]})
+            (name, {**r, "cells": [(t, terminal.percent(r[k])) for k, t in terminal.TITLES.items() if r[k]["of"]]})
             for name, r in rates.items()
         ],
         **{k: _of(whole[k]) for k in ("detected", "stage", "top1")},
@@ -38,8 +39,8 @@ def rows_of_right(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Alarms on what is right."""
     accused = summary["accused"]
     return [
-        ("right kernels drawn at random, failed", show.percent(summary["clean"])),
-        ("the hosts without a fault, failed", show.percent(summary["twins"])),
+        ("right kernels drawn at random, failed", terminal.percent(summary["clean"])),
+        ("the hosts without a fault, failed", terminal.percent(summary["twins"])),
         ("ties, goldens at fault and right rewritings, accused all the same", f"{accused['hits']} of {accused['of']}"),
     ]
 
@@ -65,10 +66,14 @@ def rows_of_baselines(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The assay's own row first."""
     if not summary["baselines"]:
         return []
-    ours = ("goldsmith.assay", show.percent(summary["rates"]["all"]["detected"]), show.percent(summary["twins"]))
+    ours = (
+        "goldsmith.assay",
+        terminal.percent(summary["rates"]["all"]["detected"]),
+        terminal.percent(summary["twins"]),
+    )
     told = summary["baselines"]
     return [ours] + [
-        (show.RULE_TITLES[r], show.percent(told[r]["faults"]), show.percent(told[r]["right_kernels"]))
+        (terminal.RULE_TITLES[r], terminal.percent(told[r]["faults"]), terminal.percent(told[r]["right_kernels"]))
         for r in RULES if r in told
     ]  # fmt: skip
 

@@ -19,7 +19,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 BUDGET = 240.0  # seconds for a diagnosis: four times what it has by itself, since others use the machine, too
 TOGETHER = "all cases"
 
@@ -28,7 +28,7 @@ def main() -> int:
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a kernel prints is not a row
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: what it cuts short is no row
-    sys.path[:0] = [str(HERE), str(HERE.parent)]
+    sys.path[:1] = [str(ROOT)]  # instead of this folder, whose file names are not for import
     for line in sys.stdin:
         with tempfile.TemporaryDirectory(prefix="kernelfault-") as folder:
             for row in rows(json.loads(line), Path(folder)):
@@ -39,11 +39,11 @@ def main() -> int:
 
 def rows(job: dict, folder: Path) -> Iterator[dict]:
     """The job's rows; before each one, what is about to be run, and after the last one an end."""
-    import catalogue
+    from benchmarks.kernelfault import catalogue
 
     done = {(case, seed) for case, seed in job["done"]}
     if job["kind"] == "clean":
-        import_from(HERE.parents[1] / "src")
+        import_from(ROOT / "src")
         _quiet()
         finished = {seed for _, seed in done}
         for seed in (s for s in job["draws"] if s not in finished):
@@ -54,11 +54,11 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
     host = catalogue.hosts()[job["host"]]
     fault = next((f for f in catalogue.faults() if f.key == job["fault"]), None)
     path = catalogue.copy(host, job["backend"], fault, folder)
-    import_from(path if host.package else HERE.parents[1] / "src")
+    import_from(path if host.package else ROOT / "src")
     _quiet()
-    import loading
+    from benchmarks.kernelfault import targets
 
-    make = loading.factory(host, job["backend"], path)
+    make = targets.factory(host, job["backend"], path)
     cases = list(fault.cases if fault is not None and fault.cases else cases_of(make))
     if fault is not None and fault.together:
         cases = [TOGETHER]
@@ -75,9 +75,9 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
         found = examine(make, case, seed, fault.dtype, device) if fault is not None else twin(make, case, seed, device)
         row |= found
         if job["baselines"] and case != TOGETHER:
-            import baselines
+            from benchmarks.kernelfault import baselines
 
-            op = loading.operator(host) if host.package else None
+            op = targets.operator(host) if host.package else None
             dtype, interpreted = fault.dtype if fault is not None else "", job["backend"] == "triton"
             row["baselines"] = baselines.rejected(make, case, seed, dtype, op, interpreted=interpreted)
         yield {**row, "load": round(os.getloadavg()[0], 1)}
@@ -190,12 +190,12 @@ def clean(seed: int) -> dict:
     """A right kernel, drawn at random with its order of sums, layout, dtype and threads, under all probes."""
     import torch
 
-    import assay_clean
+    from benchmarks.assay.right_kernels import draws
     from goldsmith import assay
 
     threads = 1 + seed % 3
     torch.set_num_threads(threads)
-    target, words = assay_clean.draw(seed)
+    target, words = draws.draw(seed)
     report = assay.check(target, seed=seed, raises=False)
     return {
         "kind": "clean", "host": words.split()[0], "backend": "torch", "case": words, "seed": seed, "threads": threads,

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cli.test_bench import Clock, rows, run, words
 from goldsmith.cli import app
-from goldsmith.cli.bench import command, proofs, prove
+from goldsmith.cli.bench import command, proof_files, prover
 from goldsmith.core.device import machine
 from goldsmith.core.op import Op
 
@@ -18,7 +18,7 @@ from goldsmith.core.op import Op
 def _without_a_clock(monkeypatch):
     monkeypatch.setattr(command, "machine", lambda: replace(machine(), interpreter=False))
     monkeypatch.setattr(command, "clock", lambda device: Clock())
-    monkeypatch.setattr(prove.verify.os, "sched_getaffinity", lambda process: {0})  # a second worker only loads torch
+    monkeypatch.setattr(prover.verify.os, "sched_getaffinity", lambda process: {0})  # a second worker only loads torch
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def changed(proof, tmp_path, **what):
 
 
 def test_a_proof_from_a_file_stands_for_one_in_the_run(monkeypatch, proof):
-    monkeypatch.setattr(prove.verify, "verify", lambda *_: pytest.fail("it is proved already"))
+    monkeypatch.setattr(prover.verify, "verify", lambda *_: pytest.fail("it is proved already"))
     for more in ((), ("--no-verify",)):
         result = timed(proof, more=more)
         assert result.exit_code == 0, result.output
@@ -113,8 +113,8 @@ def test_the_backend_that_is_proved_is_a_fast_one_if_it_takes_any_small_case(mon
         return "cuda_grouped" if tensors[0].shape[-1] % 8 == 0 and tensors[0].numel() else "reference"
 
     monkeypatch.setattr(Op, "choose", choose)
-    assert prove._backend(op, torch.bfloat16, "cpu", "auto") == "cuda_grouped" and tried[0][-1] % 8
-    assert prove._backend(Op.get("mhc.expand"), torch.bfloat16, "cpu", "reference")
+    assert prover._backend(op, torch.bfloat16, "cpu", "auto") == "cuda_grouped" and tried[0][-1] % 8
+    assert prover._backend(Op.get("mhc.expand"), torch.bfloat16, "cpu", "reference")
 
 
 def test_what_was_made_in_a_hurry_is_no_proof(proof, tmp_path):
@@ -125,10 +125,10 @@ def test_what_was_made_in_a_hurry_is_no_proof(proof, tmp_path):
 def test_a_proof_of_native_kernels_is_that_of_a_level(proof, tmp_path, monkeypatch):
     (made,) = json.loads(proof.read_text())["proofs"]
     file = changed(proof, tmp_path, proofs=[made | {"backend": "native"}], isa="scalar")
-    monkeypatch.setattr(proofs.native, "isa", lambda: "avx2")
+    monkeypatch.setattr(proof_files.native, "isa", lambda: "avx2")
     result = timed(file)
     assert result.exit_code == 2 and "was made at level scalar, and avx2 is in use here" in words(result.stderr)
-    monkeypatch.setattr(proofs.native, "isa", lambda: "scalar")
+    monkeypatch.setattr(proof_files.native, "isa", lambda: "scalar")
     assert timed(file).exit_code == 0
 
 

@@ -171,13 +171,6 @@ def operators() -> str:
 
 
 def _unknown(name: str) -> str:
-    from .bench.composites import ALL as MODULES
-
-    if name in MODULES:
-        return (
-            f"{name!r} is no operator but a module made of several, which `goldsmith bench {name}` proves before it "
-            f"times it; operators are: {operators()}."
-        )
     text = f"no operator {name!r}; there are: {operators()}."
     if name.endswith(".py") or "." in name:
         return text + " A target of your own is named package.module:target (a module's dotted name, not a file)."

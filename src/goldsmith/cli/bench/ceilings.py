@@ -62,12 +62,12 @@ class Ceilings:
 
     def _measured(self, what: str, threads: int) -> float:
         try:
-            return native.measure(what, threads=threads, seconds=0.1, megabytes=_beyond_caches()) / 1e6
+            return native.measure(what, threads=threads, seconds=0.1, megabytes=megabytes_beyond_caches()) / 1e6
         except native.BackendUnavailable:
             return 0.0
 
 
-def _beyond_caches() -> int:
+def megabytes_beyond_caches() -> int:
     """Megabytes to read through: four times the largest cache."""
     sizes = [path.read_text().strip() for path in CACHES.glob("index*/size")]
     kib = [int(size[:-1]) for size in sizes if size.endswith("K")]

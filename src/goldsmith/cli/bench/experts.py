@@ -20,7 +20,7 @@ COMPARED = 4  # tokens: a whole layer in float64 takes longer than all timings o
 ROWS = ("x", "topk_ids", "topk_weights")
 
 
-class Experts(Subject):
+class ExpertSubject(Subject):
     public: Callable[..., Tensor]
 
     @property
@@ -76,7 +76,7 @@ class Experts(Subject):
         return self.op, self.options
 
 
-class Moe(Experts):
+class MoeSubject(ExpertSubject):
     compute = "float"
 
     def ours(self, backend: str) -> Variant:
@@ -94,7 +94,7 @@ class Moe(Experts):
         return Variant(OURS, self.in_turn(tensors, call), leaves, backend)
 
 
-class MoeInt8(Moe):
+class MoeInt8Subject(MoeSubject):
     """Its error is that against products of the activations as they are: what rounding them to 8 bits costs."""
 
     compute = "int8"
@@ -103,7 +103,7 @@ class MoeInt8(Moe):
         return Op.get("experts.moe"), self.options | {"save": False}
 
 
-class Slots(Experts):
+class SlotsSubject(ExpertSubject):
     def ours(self, backend: str) -> Variant:
         base = self.base
 

@@ -25,7 +25,7 @@ def load() -> float | None:
 
 
 @dataclass(frozen=True)
-class Row:
+class TimingRow:
     """One timing. `share_of_ceiling` is the floor, at the rates measured in the same run, over the median.
 
     The floor is the time of the bytes (at the copy rate, or the rate of reading) or that of the FLOPs, whichever is
@@ -69,10 +69,10 @@ class Row:
     schema: int = field(default=SCHEMA)
 
     def to_json(self) -> dict[str, Any]:
-        return {k: _rounded(v) for k, v in asdict(self).items()}
+        return {k: rounded(v) for k, v in asdict(self).items()}
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 

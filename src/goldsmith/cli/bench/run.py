@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,9 +14,9 @@ from rich.console import Console
 
 from ...core.device import BackendUnavailable
 from .ceilings import Ceiling, Ceilings
-from .prove import Prover, Verdict, golden_result, relative_error
-from .rows import NOT_TIMED, Conditions, Row, timed
-from .subject import OURS, Subject, Variant
+from .prover import Prover, Verdict, golden_result, relative_error
+from .rows import NOT_TIMED, Conditions, TimingRow, timed
+from .subject import OURS, Peer, Subject, Variant
 from .timing import FLUSH_BYTES, Call, CpuClock, CudaClock, Timing
 
 GRAPH_CALLS = 20
@@ -29,7 +29,7 @@ def in_rotation(calls: list[Call]) -> Call:
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """What was asked for on the command line."""
 
     names: tuple[str, ...] = ()
@@ -59,19 +59,19 @@ class Request:
 class Bench:
     """One run: the clock, the peers, the proofs, and the rows so far."""
 
-    request: Request
+    request: BenchRequest
     conditions: Conditions
     clock: CudaClock | CpuClock
-    peers: dict[str, Any]
+    peers: dict[str, Peer]
     prover: Prover
     say: Console
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TimingRow] = field(default_factory=list)
     ceilings: Ceilings = field(init=False)
 
     def __post_init__(self) -> None:
         self.ceilings = Ceilings(self.clock)
 
-    def run(self, makers: Iterable[Callable[[], Subject]]) -> Iterator[Row]:
+    def run(self, makers: Iterable[Callable[[], Subject]]) -> Iterator[TimingRow]:
         """Inputs are drawn for one subject at a time: two large ones need not fit the card together."""
         for make in makers:
             subject = make()
@@ -97,7 +97,7 @@ class Bench:
         finally:
             torch.set_num_threads(before)
 
-    def _subject(self, subject: Subject, threads: int | None) -> Iterator[Row]:
+    def _subject(self, subject: Subject, threads: int | None) -> Iterator[TimingRow]:
         try:
             backend = subject.choose(self.request.backend or "auto")
         except BackendUnavailable as error:
@@ -176,9 +176,9 @@ class Bench:
         figures: dict[str, Any],
         ceiling: Ceiling,
         threads: int | None,
-    ) -> Row:
+    ) -> TimingRow:
         mine = variant.peer == OURS
-        return Row(
+        return TimingRow(
             op=subject.name,
             case=subject.entry.name,
             sizes=dict(subject.entry.sizes),
@@ -233,11 +233,11 @@ class Bench:
             calls[peer] = torch.no_grad()(in_rotation([variant.forward for variant in made]))
         return calls
 
-    def _compare(self, subject: Subject, what: str, calls: dict[str, Call]) -> dict[str, Timing]:
+    def _compare(self, subject: Subject, what: str, calls: Mapping[str, Call]) -> dict[str, Timing]:
         with self.say.status(f"[dim]timing {subject.name} {subject.entry.name}, {what}[/]"):
             return self.clock.compare(calls, self.request.seconds)
 
-    def _graphs(self, clock: CudaClock, calls: dict[str, Call]) -> dict[str, Call]:
+    def _graphs(self, clock: CudaClock, calls: Mapping[str, Call]) -> dict[str, Call]:
         replays = {}
         for name, call in calls.items():
             try:

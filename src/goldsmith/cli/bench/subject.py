@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from ...core.op import Op
 from ..targets import op_target
 
 OURS = "goldsmith"
+T = TypeVar("T")
 Tensors = Mapping[str, Tensor | None]
-Call = Callable[[], Any]
+Options = dict[str, Any]  # what an operator takes beside its tensors: numbers, words and flags
+Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Prepared:
     before: Call
     call: Call
 
-    def __call__(self) -> Any:
+    def __call__(self) -> object:
         self.before()
         return self.call()
 
@@ -40,7 +42,7 @@ class Variant:
     """
 
     peer: str
-    forward: Callable[[], Any]
+    forward: Callable[[], Tensor | tuple[Tensor, ...] | list[Tensor]]
     leaves: list[Tensor]
     backend: str = ""
     note: str = ""
@@ -51,7 +53,7 @@ class Variant:
         out = self.forward()
         return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
-    def backward(self) -> Callable[[], Any]:
+    def backward(self) -> Call:
         """The gradients of all leaves, repeatable: the graph is built once, outside the clock."""
         if self.gradients is not None:
             return self.gradients()
@@ -82,13 +84,13 @@ class Subject:
 
     def __init__(self, op: Op, entry: BenchCase, device: str) -> None:
         self.op, self.entry, self.device, self.name = op, entry, device, op.name
-        given = entry.build(dtype=entry.dtype, device=device, seed=0, make=MakeThere)
+        given: dict[str, Any] = entry.build(dtype=entry.dtype, device=device, seed=0, make=MakeThere)
         given |= dict.fromkeys(name for name in op.optional if name not in entry.optional)
         self.turns = {name: given[name].unbind(0) for name in entry.rotated}
         self.turn = 0
         given |= {name: values[0] for name, values in self.turns.items()}
         self.tensors: dict[str, Tensor | None] = {name: given.get(name) for name in op.inputs}
-        self.options = {name: given[name] for name in op.options}
+        self.options: Options = {name: given[name] for name in op.options}
         self.grads = op.grads
 
     def fresh_leaves(self) -> dict[str, Tensor | None]:
@@ -98,13 +100,13 @@ class Subject:
             for name, t in self.tensors.items()
         }
 
-    def in_turn(self, tensors: Tensors, call: Callable[[dict[str, Any]], Any]) -> Call:
+    def in_turn(self, tensors: Tensors, call: Callable[[dict[str, Tensor | None]], T]) -> Callable[[], T]:
         """call(tensors), at each call with the next of the inputs that rotate; `rewind` goes back to the first."""
         fixed = dict(tensors)
         if not self.turns:
             return lambda: call(fixed)
 
-        def in_turn() -> Any:
+        def in_turn() -> T:
             turn = {name: values[self.turn % len(values)] for name, values in self.turns.items()}
             self.turn += 1
             return call(fixed | turn)
@@ -157,3 +159,26 @@ class Subject:
 
     def target(self, backend: str) -> Target:
         return op_target(self.op, backend, device=self.device, dtype=self.entry.dtype)
+
+
+class ModuleSubject(Subject):
+    """A module made of several operators, timed as a model calls it. benchmarks/ of the repository has some."""
+
+    def __init__(self, entry: BenchCase, device: str) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def entries(cls) -> list[BenchCase]:
+        raise NotImplementedError
+
+
+class Peer(Protocol):
+    """Another way to compute a subject, by another library. benchmarks/peers of the repository has them."""
+
+    NAME: str
+
+    def missing(self) -> str | None:
+        """Why it cannot run here; None where it can."""
+
+    def prepare(self, subject: Subject) -> Variant | None:
+        """The subject as this peer computes it; None where the peer does not offer the operator."""

@@ -1,0 +1,1 @@
+"""Memory and time of experts.moe beside what the processor reaches."""

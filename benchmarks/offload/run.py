@@ -1,0 +1,198 @@
+"""The cases of `python -m benchmarks.offload`, one after the other; rows are written as they come."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from goldsmith.cli.bench.command import INTERRUPTED, device_name, open_rows
+from goldsmith.cli.bench.rows import Conditions
+from goldsmith.cli.say import Problem, console
+from goldsmith.core import native
+from goldsmith.core.device import machine
+from goldsmith.experts.formats import FORMATS
+from goldsmith.offload.calibrate import Calibration, calibrate
+
+from . import calls, guard, steps, store, tables
+from .rows import OffloadRow
+from .shapes import SHAPES, Layers
+
+PARTS = ("calls", "steps", "guard", "memory", "store")
+TOKENS = {"cuda": (1, 512, 4096), "cpu": (1, 32)}
+BUSY = 1.5  # processes that are running or waiting, on average over a minute
+SHORT = 1024  # of steps, and of the guard unless tokens are asked for: longer prompts are timed as calls alone
+
+
+@dataclass(frozen=True)
+class OffloadRequest:
+    """What was asked for on the command line; empty: the defaults of the device."""
+
+    parts: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    layers: int = 4
+    tokens: tuple[int, ...] = ()
+    cached: tuple[float, ...] = (0.0, 0.5)
+    format: str = "auto"
+    device: str | None = None
+    threads: int | None = None
+    seconds: float = 0.5
+    limit: float | None = None
+    peers: bool = True
+    folder: Path | None = None
+    commit: str = ""
+
+
+Case = tuple[str, Callable[[], Iterable[OffloadRow]]]
+
+
+def run(request: OffloadRequest, out: str | None) -> int:
+    """The whole command; returns the exit status."""
+    err = console(stderr=True)
+    device = torch.device(device_name(request.device))
+    _check(request)
+    target = open_rows(out)
+    stream = console() if out != "-" else err
+    conditions = Conditions.here(str(device), request.commit)
+    host = f"{machine().cpu}, {machine().cores} cores"
+    named = f"{machine().gpus[device.index or 0]['name']}; {host}" if device.type == "cuda" else host
+    stream.print(f"[dim]{named} | {conditions}[/]")
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        err.print(f"[yellow]Others use this machine (load {load:.1f}): the CPU's lane, CPU peers and the calibration "
+                  "are those of a busy machine.[/]")  # fmt: skip
+    status, shown, began = 0, 0, time.monotonic()
+    shapes = request.shapes or (("qwen3", "v2-lite") if device.type == "cuda" else ("tiny",))
+    try:
+        for name in shapes:
+            if _late(request, began):
+                break
+            err.print(f"[dim]{name}: drawing {request.layers} layers and writing their store[/]")
+            with _layers(request, name, device) as layers:
+                layers.say = partial(_said, err, began)
+                for what, make in _cases(request, layers, partial(_calibrated, request, layers)):
+                    if _late(request, began):
+                        err.print(f"[yellow]The limit of {request.limit:.0f} s is over: {what} and what follows "
+                                  "is left out.[/]")  # fmt: skip
+                        break
+                    layers.say(what)
+                    came = [row.under(conditions, named, load) for row in _kept(make, what, err)]
+                    for row in came:
+                        if target is not None:
+                            target.write(json.dumps(row.to_json()) + "\n")
+                            target.flush()
+                        status = max(status, int(row.verified is False))
+                    shown += len(came)
+                    stream.print(tables.table(came))
+    except KeyboardInterrupt:
+        err.print("[yellow]Interrupted: the rows so far are kept.[/]")
+        status = INTERRUPTED
+    finally:
+        if target is not None and target is not sys.stdout:
+            target.close()
+    if shown:
+        stream.print(tables.LEGEND)
+    return status or (0 if shown else 2)
+
+
+def _layers(request: OffloadRequest, name: str, device: torch.device) -> Layers:
+    try:
+        return Layers(SHAPES[name], request.layers, device, request.format, request.folder)
+    except (OSError, MemoryError, torch.OutOfMemoryError) as error:
+        said = str(error).splitlines()[0] or type(error).__name__
+        raise Problem(f"{request.layers} layers of {name} found no room: {said}. Give --layers or --folder.") from error
+
+
+def _said(err: Console, began: float, text: str) -> None:
+    err.print(f"[dim]{time.monotonic() - began:.0f} s: {text}[/]")
+
+
+def _kept(make: Callable[[], Iterable[OffloadRow]], what: str, err: Console) -> Iterator[OffloadRow]:
+    """Rows of a case; one that has no memory left ends with those that it had."""
+    try:
+        yield from make()
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        err.print(f"[yellow]{what} ended: {str(error).splitlines()[0][:200]}[/]")
+    finally:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def _late(request: OffloadRequest, began: float) -> bool:
+    return request.limit is not None and time.monotonic() - began > request.limit
+
+
+def _calibrated(request: OffloadRequest, layers: Layers, case: str) -> tuple[Calibration, OffloadRow]:
+    """The costs of this machine, measured anew, and a row that says how long that took."""
+    layers.say("calibrating")
+    began = time.perf_counter()
+    found = calibrate(layers.store, device=layers.device, threads=request.threads, force=True)
+    figures = {"calibrate_s": time.perf_counter() - began}
+    shape, others = layers.shape, found.others
+    return found, OffloadRow(
+        "offload.calibrate", shape.name, case,
+        {"H": shape.H, "I": shape.I, "E": shape.E, "k": shape.k, "layers": layers.count}, "bfloat16",
+        layers.store.format, calls.OURS, figures=figures, threads=request.threads,
+        note="seconds" + ("" if others is None else f"; others took {others:.0%} of the processors' time meanwhile"),
+    )  # fmt: skip
+
+
+def _cases(
+    request: OffloadRequest, layers: Layers, measure: Callable[[str], tuple[Calibration, OffloadRow]]
+) -> Iterator[Case]:
+    """Decoding first, since most hangs on it, and calibrated for each: others of a shared host come and go."""
+    parts = request.parts or PARTS
+    if "store" in parts:
+        yield f"{layers.shape.name}: store", partial(store.rows, layers)
+    if set(parts) <= {"store"}:
+        return
+    found, row = measure("first, with what a process compiles and imports once")
+    yield f"{layers.shape.name}: calibration", partial(list, [row])
+    common: dict[str, Any] = {"seconds": request.seconds, "calibration": found, "threads": request.threads}
+    name, cases = layers.shape.name, 0
+    for tokens in sorted(request.tokens or TOKENS[layers.device.type]):
+        shares = request.cached if tokens == 1 else (0.0,)
+        for share in shares if "calls" in parts else ():
+            if tokens == 1 and cases and layers.device.type == "cuda":
+                common["calibration"], row = measure("again")
+                yield f"{name}: calibration", partial(list, [row])
+            cases += 1
+            make = partial(calls.rows, layers, tokens, share, peers=request.peers, **common)
+            yield f"{name}: calls of {tokens} tokens, {share:.0%} cached", make
+        if tokens <= SHORT and "steps" in parts:
+            make = partial(steps.rows, layers, tokens, peers=request.peers, **common)
+            yield f"{name}: steps of {tokens} tokens", make
+        if "guard" in parts and (tokens <= SHORT or request.tokens):
+            yield f"{name}: guard at {tokens} tokens", partial(guard.rows, layers, tokens, 0.5, **common)
+    if "memory" in parts:
+        yield (
+            f"{name}: memory",
+            partial(guard.memory, layers, calibration=common["calibration"], threads=request.threads),
+        )
+
+
+def _check(request: OffloadRequest) -> None:
+    if machine().interpreter:
+        raise Problem("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
+    if native.reason() is not None:
+        raise Problem(f"benchmarks.offload needs the CPU's kernels: {native.reason()}.")
+    for given, known, what in (
+        (request.parts, PARTS, "part"), (request.shapes, tuple(SHAPES), "shape"),
+        ((request.format,), ("auto", *FORMATS), "format"),
+    ):  # fmt: skip
+        for word in given:
+            if word not in known:
+                raise Problem(f"no {what} {word!r}; there are: {', '.join(known)}.")
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise Problem(f"benchmarks.offload takes models of transformers: {error}. pip install goldsmith[hf]") from None
